@@ -1,0 +1,520 @@
+# ruff: noqa: B905, PLR0917
+"""The runtime of an emitted program: the mesh, shards, and collectives on local tensors.
+
+This file is copied beside every emitted program and needs only torch. A program says
+
+    import runtime as rt
+    y = rt.all_reduce(rt_mesh, y, "sum", ("tp",))
+
+* An axis is a mesh axis' name, or `(name, pre, size)`: the axis seen as [pre, size, rest], major to
+  minor, of which the middle is meant. Axes are given as a tuple, major to minor.
+* A group is the ranks that differ only in those axes, in row-major order of the axes as listed; a
+  `root`, `source` or `target` is a position in that order.
+* A dimension of size N over n ranks has shards of c = ceil(N / n): rank k holds rows
+  [min(k*c, N), min((k+1)*c, N)). The last shards may be short or empty; no collective minds.
+* What a function returns may be its argument, or a view of it. Only `donate=True` writes into one.
+* A group of one rank never communicates.
+"""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Axis = str | tuple[str, int, int]
+Axes = tuple[Axis, ...]
+
+# torch 2.13 has new names for these two; 2.11 has only the old ones.
+_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def main(functions: dict[str, Callable], single: bool = False) -> None:
+    """Runs the functions of plan.json (see runtime_main.py); `single`: on one device, unsplit."""
+    import runtime_main
+
+    runtime_main.main(functions, single)
+
+
+# ---- shards ----------------------------------------------------------------------------------
+
+
+def shard_size(total: int, count: int) -> int:
+    """The size of the largest shard, which is that of all but the last ones."""
+    return -(-total // count)
+
+
+def bounds(total: int, count: int, index: int) -> tuple[int, int]:
+    """Rows [start, stop) of shard `index` where `total` rows are split into `count` shards."""
+    size = shard_size(total, count)
+    return min(index * size, total), min((index + 1) * size, total)
+
+
+# ---- the mesh --------------------------------------------------------------------------------
+
+
+class Group:
+    """The ranks that communicate with this one over some axes."""
+
+    def __init__(self, ranks: Sequence[int], rank: int, process_group: Any):
+        self.ranks = tuple(ranks)  # in the order of the axes as listed
+        self.size = len(self.ranks)
+        self.index = self.ranks.index(rank)
+        self.process_group = process_group
+        # torch orders the ranks of a group by number: order[i] is the place of our member i.
+        by_number = sorted(self.ranks)
+        self.order = tuple(by_number.index(r) for r in self.ranks)
+        self.in_order = by_number == list(self.ranks)
+
+
+class Mesh:
+    """Where this rank stands among all ranks: rank = row-major index over the named axes."""
+
+    def __init__(self, axes: Sequence[tuple[str, int]], rank: int = 0, device: Any = "cpu"):
+        self.axes = {name: size for name, size in axes}
+        self.size = math.prod(self.axes.values())
+        self.rank = rank
+        self.device = torch.device(device)
+        self._step = {}  # how far in rank one step along an axis is
+        step = self.size
+        for name, size in self.axes.items():
+            step //= size
+            self._step[name] = step
+        self._groups: dict[Axes, Group] = {}
+        self._process_groups: dict[tuple, list] = {}
+        self._sends: deque = deque()  # unfinished sends: the work, and the tensor it reads
+        self._to_self: dict[tuple, deque] = {}  # what this rank has sent to itself
+
+    def _size_and_step(self, axis: Axis) -> tuple[int, int]:
+        name, pre, size = (axis, 1, self.axes[axis]) if isinstance(axis, str) else axis
+        return size, self._step[name] * (self.axes[name] // (pre * size))
+
+    def count(self, axes: Axes) -> int:
+        """Number of ranks in a group over these axes."""
+        return math.prod(self._size_and_step(axis)[0] for axis in axes)
+
+    def index(self, axes: Axes) -> int:
+        """This rank's position in its group over these axes."""
+        position = 0
+        for size, step in map(self._size_and_step, axes):
+            position = position * size + self.rank // step % size
+        return position
+
+    def bounds(self, total: int, axes: Axes) -> tuple[int, int]:
+        """This rank's rows of a dimension of size `total` that these axes split."""
+        return bounds(total, self.count(axes), self.index(axes))
+
+    def members(self, axes: Axes, rank: int) -> list[int]:
+        """The ranks that differ from `rank` only in these axes, in the axes' order."""
+        sizes_steps = [self._size_and_step(axis) for axis in axes]
+        base = rank - sum(rank // step % size * step for size, step in sizes_steps)
+        offsets = ([k * step for k in range(size)] for size, step in sizes_steps)
+        return [base + sum(offset) for offset in itertools.product(*offsets)]
+
+    def group(self, axes: Axes) -> Group:
+        """This rank's group. All ranks must ask for a new one at the same time: main() does."""
+        found = self._groups.get(axes)
+        if found is None:
+            ranks = self.members(axes, self.rank)
+            process_group = self._process_group(axes) if len(ranks) > 1 else None
+            found = self._groups[axes] = Group(ranks, self.rank, process_group)
+        return found
+
+    def _process_group(self, axes: Axes) -> Any:
+        """Every rank makes all groups over these axes, in one order: torch wants it so."""
+        partition = tuple(sorted({tuple(sorted(self.members(axes, r))) for r in range(self.size)}))
+        if len(partition) == 1:
+            return dist.group.WORLD
+        if partition not in self._process_groups:
+            made = [dist.new_group(ranks) for ranks in partition]
+            self._process_groups[partition] = made
+            if self.device.type == "cuda":  # NCCL connects a group in its first collective, where
+                mine = next(g for g, ranks in zip(made, partition) if self.rank in ranks)
+                dist.all_reduce(torch.zeros(1, device=self.device), group=mine)  # all must be
+        groups = self._process_groups[partition]
+        return next(g for g, ranks in zip(groups, partition) if self.rank in ranks)
+
+    def wait(self) -> None:
+        """Waits until everything that this rank sent has left it."""
+        while self._sends:
+            self._sends.popleft()[0].wait()
+
+
+# ---- helpers ---------------------------------------------------------------------------------
+
+
+def _wire(x: Tensor) -> Tensor:
+    """The tensor as the back ends know it: they have no booleans."""
+    return x.view(torch.uint8) if x.dtype == torch.bool else x
+
+
+def _with_size(shape: Sequence[int], dim: int, size: int) -> list[int]:
+    return [*shape[:dim], size, *shape[dim + 1 :]]
+
+
+def _padded(x: Tensor, dim: int, size: int) -> Tensor:
+    """x, contiguous, with zeros behind it up to `size`."""
+    if x.shape[dim] == size:
+        return x.contiguous()
+    padded = x.new_zeros(_with_size(x.shape, dim, size))
+    padded.narrow(dim, 0, x.shape[dim]).copy_(x)
+    return padded
+
+
+def _is_major(x: Tensor, dim: int) -> bool:
+    """Whether blocks along `dim` lie behind each other in memory."""
+    return math.prod(x.shape[:dim]) == 1 and x.is_contiguous()
+
+
+def _per_dtype(tensors: Sequence[Tensor], run: Callable[[list[int]], list[Tensor]]) -> list[Tensor]:
+    """Runs one fused collective for each dtype; `run` gets the places in the list."""
+    results: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        results.update(zip(places, run(places)))
+    return [results[i] for i in range(len(tensors))]
+
+
+def _for_each(value: Any, tensors: Sequence[Tensor]) -> list:
+    """One value for each tensor of a list: a list as it is, a single one repeated."""
+    return list(value) if isinstance(value, list | tuple) else [value] * len(tensors)
+
+
+# ---- reductions ------------------------------------------------------------------------------
+
+
+def all_reduce(mesh: Mesh, x: Any, op: str, axes: Axes, donate: bool = False) -> Any:
+    """The sum, max, min or mean over the group, on each of its ranks.
+
+    A list of tensors is reduced as one flat buffer. donate: x itself may be overwritten.
+    """
+    group = mesh.group(axes)
+    if group.size == 1:
+        return x
+    if isinstance(x, Tensor):
+        out = x if donate and x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
+        return _reduce_in_place(group, out, op)
+
+    def fused(places: list[int]) -> list[Tensor]:
+        flat = torch.cat([x[i].reshape(-1) for i in places])
+        parts = _reduce_in_place(group, flat, op).split([x[i].numel() for i in places])
+        return [part.view(x[i].shape) for part, i in zip(parts, places)]
+
+    return _per_dtype(x, fused)
+
+
+def _reduce_in_place(group: Group, x: Tensor, op: str) -> Tensor:
+    dist.all_reduce(_wire(x), _reduction(x, op), group=group.process_group)
+    return x.div_(group.size) if op == "mean" else x
+
+
+def _reduction(x: Tensor, op: str) -> Any:
+    """torch's name of the reduction. A mean is a sum, divided after; a sum of booleans is `or`."""
+    if op == "mean" and not x.is_floating_point():
+        raise TypeError(f"the mean of {x.dtype} tensors is not one; convert them first")
+    if x.dtype == torch.bool and op == "sum":
+        op = "max"
+    ops = dist.ReduceOp
+    return {"sum": ops.SUM, "mean": ops.SUM, "max": ops.MAX, "min": ops.MIN}[op]
+
+
+def reduce_scatter(mesh: Mesh, x: Any, op: str, dim: Any, axes: Axes) -> Any:
+    """This rank's shard, along `dim`, of the reduction over the group.
+
+    A list of tensors (with one dim, or a list of them) is reduced as one flat buffer.
+    """
+    group = mesh.group(axes)
+    if group.size == 1:
+        return x
+    if isinstance(x, Tensor):
+        return _reduce_scatter(group, [x], op, [dim])[0]
+    dims = _for_each(dim, x)
+    return _per_dtype(
+        x, lambda at: _reduce_scatter(group, [x[i] for i in at], op, [dims[i] for i in at])
+    )
+
+
+def _reduce_scatter(group: Group, xs: list[Tensor], op: str, dims: list[int]) -> list[Tensor]:
+    n = group.size
+    shapes = [_with_size(x.shape, dim, shard_size(x.shape[dim], n)) for x, dim in zip(xs, dims)]
+    sizes = [math.prod(shape) for shape in shapes]
+    first, even = xs[0], all(x.shape[dim] % n == 0 for x, dim in zip(xs, dims))
+    if len(xs) == 1 and even and group.in_order and _is_major(first, dims[0]):
+        blocks = first.view(n, -1) if first.numel() else first.new_empty(n, 0)
+    else:
+        blocks = (first.new_empty if even else first.new_zeros)(n, sum(sizes))
+        for k in range(n):
+            row = blocks[group.order[k]].split(sizes)
+            for x, dim, shape, part in zip(xs, dims, shapes, row):
+                start, stop = bounds(x.shape[dim], n, k)
+                into = part.view(shape).narrow(dim, 0, stop - start)
+                into.copy_(x.narrow(dim, start, stop - start))
+    flat = first.new_empty(sum(sizes))
+    if sum(sizes):
+        _reduce_blocks(group, flat, blocks, op)
+    results = []
+    for x, dim, shape, part in zip(xs, dims, shapes, flat.split(sizes)):
+        start, stop = bounds(x.shape[dim], n, group.index)
+        results.append(part.view(shape).narrow(dim, 0, stop - start))
+    return results
+
+
+def _reduce_blocks(group: Group, out: Tensor, blocks: Tensor, op: str) -> None:
+    """out = the reduction of the row of `blocks` that is this rank's."""
+    if op in ("sum", "mean") and out.dtype != torch.bool:
+        _scatter_into(out, blocks.view(-1), _reduction(out, op), group=group.process_group)
+        if op == "mean":
+            out.div_(group.size)
+        return
+    received = torch.empty_like(blocks)  # Gloo scatters no other reduction: exchange, then reduce
+    dist.all_to_all_single(_wire(received), _wire(blocks), group=group.process_group)
+    reduce = torch.amin if op == "min" else torch.amax
+    out.copy_(reduce(_wire(received), dim=0))
+
+
+# ---- gathering and splitting -----------------------------------------------------------------
+
+
+def all_gather(mesh: Mesh, x: Any, dim: Any, axes: Axes, total: Any = None) -> Any:
+    """The group's shards, concatenated along `dim`, on each of its ranks.
+
+    total: size of `dim` after gathering, needed where shards are uneven. A list of tensors (dim and
+    total: one, or a list of them) is gathered as one flat buffer.
+    """
+    group = mesh.group(axes)
+    if group.size == 1:
+        return x
+    if isinstance(x, Tensor):
+        return _all_gather(group, [x], [dim], [total])[0]
+    dims, totals = _for_each(dim, x), _for_each(total, x)
+    return _per_dtype(
+        x,
+        lambda at: _all_gather(
+            group, [x[i] for i in at], [dims[i] for i in at], [totals[i] for i in at]
+        ),
+    )
+
+
+def _all_gather(group: Group, xs: list[Tensor], dims: list[int], totals: list) -> list[Tensor]:
+    n = group.size
+    totals = [n * x.shape[d] if t is None else t for x, d, t in zip(xs, dims, totals)]
+    xs = [_padded(x, dim, shard_size(total, n)) for x, dim, total in zip(xs, dims, totals)]
+    sizes = [x.numel() for x in xs]
+    flat = xs[0].view(-1) if len(xs) == 1 else torch.cat([x.view(-1) for x in xs])
+    blocks = flat.new_empty(n, flat.numel())
+    if flat.numel():
+        _gather_into(_wire(blocks).view(-1), _wire(flat), group=group.process_group)
+    if len(xs) == 1 and group.in_order and _is_major(xs[0], dims[0]):
+        x, dim, total = xs[0], dims[0], totals[0]
+        return [blocks.view(_with_size(x.shape, dim, n * x.shape[dim])).narrow(dim, 0, total)]
+    columns = blocks.split(sizes, dim=1)
+    return [
+        _joined([column[k].view(x.shape) for k in group.order], dim, total)
+        for x, dim, total, column in zip(xs, dims, totals, columns)
+    ]
+
+
+def _joined(blocks: list[Tensor], dim: int, total: int) -> Tensor:
+    """The blocks, without what they were padded with, as one tensor."""
+    spans = [bounds(total, len(blocks), k) for k in range(len(blocks))]
+    return torch.cat([b.narrow(dim, 0, t - s) for b, (s, t) in zip(blocks, spans)], dim)
+
+
+def slice(mesh: Mesh, x: Tensor, dim: int, axes: Axes) -> Tensor:
+    """This rank's shard of x along `dim`: a view, no communication."""
+    start, stop = mesh.bounds(x.shape[dim], axes)
+    return x.narrow(dim, start, stop - start)
+
+
+def all_to_all(
+    mesh: Mesh, x: Tensor, split_dim: int, concat_dim: int, axes: Axes,
+    concat_total: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Splits `split_dim` over the group and puts `concat_dim` together.
+
+    concat_total: size of `concat_dim` afterwards, needed where its shards are uneven.
+    """
+    group = mesh.group(axes)
+    n = group.size
+    if n == 1:
+        return x
+    total = n * x.shape[concat_dim] if concat_total is None else concat_total
+    even = x.shape[split_dim] % n == 0 and total % n == 0
+    if even and group.in_order and _is_major(x, split_dim):
+        flat = x.view(-1)
+        sends = None
+    else:
+        pieces = [x.narrow(split_dim, s, t - s) for s, t in _all_bounds(x.shape[split_dim], n)]
+        pieces = _to_torch_order(group, pieces)
+        flat = torch.cat([piece.reshape(-1) for piece in pieces])
+        sends = None if even else [piece.numel() for piece in pieces]
+    start, stop = bounds(x.shape[split_dim], n, group.index)
+    shape = _with_size(x.shape, split_dim, stop - start)
+    shapes = [_with_size(shape, concat_dim, t - s) for s, t in _all_bounds(total, n)]
+    sizes = [math.prod(s) for s in _to_torch_order(group, shapes)]
+    out = flat.new_empty(sum(sizes))
+    dist.all_to_all_single(
+        _wire(out), _wire(flat), None if even else sizes, sends, group=group.process_group
+    )
+    parts = out.split(sizes)
+    blocks = [parts[place].view(shapes[k]) for k, place in enumerate(group.order)]
+    if group.in_order and math.prod(shape[:concat_dim]) == 1:
+        return out.view(_with_size(shape, concat_dim, total))
+    return torch.cat(blocks, concat_dim)
+
+
+def _all_bounds(total: int, count: int) -> list[tuple[int, int]]:
+    return [bounds(total, count, k) for k in range(count)]
+
+
+def _to_torch_order(group: Group, items: list) -> list:
+    """One item for each member, from the order of the axes to torch's."""
+    ordered = list(items)
+    for item, place in zip(items, group.order):
+        ordered[place] = item
+    return ordered
+
+
+# ---- from one, to one ------------------------------------------------------------------------
+
+
+def broadcast(mesh: Mesh, x: Tensor, root: int, axes: Axes) -> Tensor:
+    """The root's x on each rank of the group."""
+    group = mesh.group(axes)
+    if group.size == 1:
+        return x
+    out = x.contiguous() if group.index == root else torch.empty_like(x).contiguous()
+    dist.broadcast(_wire(out), group.ranks[root], group=group.process_group)
+    return out
+
+
+def gather(
+    mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes, total: int | None = None
+) -> Tensor:
+    """The group's shards, concatenated along `dim`, on the root; zeros of that shape elsewhere."""
+    group = mesh.group(axes)
+    if group.size == 1:
+        return x
+    total = group.size * x.shape[dim] if total is None else total
+    x = _padded(x, dim, shard_size(total, group.size))
+    at_root = group.index == root
+    blocks = [torch.empty_like(x) for _ in group.ranks] if at_root else None
+    wires = None if blocks is None else [_wire(block) for block in blocks]
+    if x.numel():
+        dist.gather(_wire(x), wires, group.ranks[root], group=group.process_group)
+    if blocks is None:
+        return x.new_zeros(_with_size(x.shape, dim, total))
+    return _joined([blocks[k] for k in group.order], dim, total)
+
+
+def scatter(mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes) -> Tensor:
+    """This rank's shard, along `dim`, of the root's x; elsewhere only the shape of x counts."""
+    group = mesh.group(axes)
+    if group.size == 1:
+        return x
+    size = shard_size(x.shape[dim], group.size)
+    start, stop = bounds(x.shape[dim], group.size, group.index)
+    out = x.new_empty(_with_size(x.shape, dim, size))
+    wires = None
+    if group.index == root:
+        spans = _all_bounds(x.shape[dim], group.size)
+        blocks = [_padded(x.narrow(dim, s, t - s), dim, size) for s, t in spans]
+        wires = [_wire(block) for block in _to_torch_order(group, blocks)]
+    if out.numel():
+        dist.scatter(_wire(out), wires, group.ranks[root], group=group.process_group)
+    return out.narrow(dim, 0, stop - start)
+
+
+def permute(
+    mesh: Mesh, x: Tensor, pairs: Sequence[tuple[int, int]], axes: Axes,
+    shape: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """x of the rank that is paired as source with this one as target; zeros where there is none.
+
+    shape: of what this rank receives, where that differs from x (uneven shards).
+    """
+    group = mesh.group(axes)
+    me = group.index
+    source = next((s for s, t in pairs if t == me), None)
+    if source == me:
+        out = x
+    else:
+        make = torch.zeros if source is None else torch.empty
+        out = make(x.shape if shape is None else shape, dtype=x.dtype, device=x.device)
+    transfers = []
+    if source is not None and source != me:
+        transfers.append((dist.irecv, out, source))
+    if any(s == me != t for s, t in pairs):
+        x = x.contiguous()
+        transfers += [(dist.isend, x, t) for s, t in pairs if s == me != t]
+    transfers = [
+        dist.P2POp(call, _wire(tensor), group.ranks[peer], group.process_group)
+        for call, tensor, peer in transfers
+        if tensor.numel()
+    ]
+    for work in dist.batch_isend_irecv(transfers) if transfers else ():
+        work.wait()
+    return out
+
+
+def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
+    """Sends x from one rank of the group to another; nothing on all others.
+
+    It does not wait for the receiver, so two ranks may send to each other first and receive then.
+    """
+    group = mesh.group(axes)
+    if group.index != source:
+        return
+    x = x.clone(memory_format=torch.contiguous_format)  # the program may overwrite its own
+    if source == target:
+        mesh._to_self.setdefault(group.ranks, deque()).append(x)
+        return
+    while mesh._sends and mesh._sends[0][0].is_completed():
+        mesh._sends.popleft()
+    if x.numel():
+        work = dist.isend(_wire(x), group.ranks[target], group=group.process_group)
+        mesh._sends.append((work, x))
+
+
+def recv(
+    mesh: Mesh, shape: Sequence[int], dtype: torch.dtype, source: int, target: int, axes: Axes
+) -> Tensor:
+    """What `source` sent, on the target; zeros on all other ranks."""
+    group = mesh.group(axes)
+    if group.index != target:
+        return torch.zeros(tuple(shape), dtype=dtype, device=mesh.device)
+    if source == target:
+        return mesh._to_self[group.ranks].popleft()
+    out = torch.empty(tuple(shape), dtype=dtype, device=mesh.device)
+    if out.numel():
+        dist.recv(_wire(out), group.ranks[source], group=group.process_group)
+    return out
+
+
+# ---- whole values ----------------------------------------------------------------------------
+
+
+def local_bounds(mesh: Mesh, shape: Sequence[int], dims: Sequence[Axes]) -> list[tuple[int, int]]:
+    """Rows [start, stop) of each dimension that this rank holds of a value split by `dims`."""
+    return [mesh.bounds(size, axes) for size, axes in zip(shape, dims)]
+
+
+def gather_global(
+    mesh: Mesh, x: Tensor, dims: Sequence[Axes], partial: tuple[str, Axes] | None,
+    shape: Sequence[int],
+) -> Tensor:  # fmt: skip
+    """The whole value on every rank, from what each holds of it.
+
+    dims: the axes that split each dimension; partial: the reduction still due, and its axes.
+    """
+    if partial is not None:
+        x = all_reduce(mesh, x, partial[0], partial[1])
+    for dim, axes in enumerate(dims):
+        if axes:
+            x = all_gather(mesh, x, dim, axes, total=shape[dim])
+    return x
