@@ -1,0 +1,296 @@
+"""How the dimensions of an op relate: the one rule that layouts follow from.
+
+    matmul   (i, k), (k, j) -> (i, j)          k is reduced
+    reshape  (a, b) -> (a b)                    the result's dimension holds two factors
+
+A factor is an index of the calculation. Splitting the calculation along a factor splits every
+dimension that holds it; an operand's factor that a result lacks leaves that result partial; a
+factor in `replicate` must be whole on every device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+from math import gcd
+from typing import NamedTuple
+
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.redistribution import received
+
+Dims = tuple[tuple[str, ...], ...]
+FactorAxes = dict[str, Axes]
+
+MAX_CHOICES = 256
+"""How many placements of one op are compared when its values' layouts disagree."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors of one op; `sizes` in order of appearance."""
+
+    sizes: tuple[tuple[str, int], ...]
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    replicate: frozenset[str] = frozenset()
+    reduction: str = "sum"
+    linear: str = ""
+    """Which partial operands the op maps to a partial result of the same axes: "sum" when it is
+    linear in all operands together (add, transpose), "any" when it only moves data (one operand),
+    "" when operands must be complete."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.sizes, self.operands, self.results, self.replicate, self.reduction))
+
+    def __str__(self) -> str:
+        def dims(d: Dims) -> str:
+            return f"({', '.join(' '.join(f) or '1' for f in d)})"
+
+        reduced = [f for f, _ in self.sizes if f in self.reduced]
+        kinds = f" reduce {self.reduction} {', '.join(reduced)}" if reduced else ""
+        whole = f" replicate {', '.join(sorted(self.replicate))}" if self.replicate else ""
+        return (
+            f"{', '.join(map(dims, self.operands))} -> {', '.join(map(dims, self.results))} "
+            f"{{{', '.join(f'{f}={n}' for f, n in self.sizes)}}}{kinds}{whole}"
+        )
+
+    @staticmethod
+    def of(
+        operands: Sequence[Sequence[str]],
+        results: Sequence[Sequence[str]],
+        shapes: Sequence[Shape],
+        *,
+        replicate: Sequence[str] = (),
+        reduction: str = "sum",
+        linear: str = "",
+    ) -> "Factors":
+        """Factors from one string per dimension ("i", "a b", or "" where nothing can split).
+
+        `shapes` are those of the operands, then of the results. The sizes of the factors of a
+        merged dimension come from the side on which they stand alone.
+        """
+        dims = tuple(tuple(tuple(d.split()) for d in v) for v in (*operands, *results))
+        sizes: dict[str, int] = {}
+        for value in dims:
+            for d in value:
+                for f in d:
+                    sizes.setdefault(f, 0)
+        for value, shape in zip(dims, shapes, strict=True):
+            for d, n in zip(value, shape, strict=True):
+                if len(d) == 1:
+                    sizes[d[0]] = n
+        return Factors(
+            tuple(sizes.items()), dims[: len(operands)], dims[len(operands) :],
+            frozenset(replicate), reduction, linear,
+        )  # fmt: skip
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    def size(self, factor: str) -> int:
+        return self._sizes[factor]
+
+    @cached_property
+    def reduced(self) -> frozenset[str]:
+        """The factors of the operands that some result lacks."""
+        ours = {f for v in self.operands for d in v for f in d}
+        return frozenset(
+            f for f in ours for v in self.results if all(f not in d for d in v)
+        )
+
+    @cached_property
+    def per_result(self) -> tuple[tuple[str, ...], ...]:
+        """For each result, the operands' factors that it lacks, in order."""
+        ours = {f for v in self.operands for d in v for f in d}
+        return tuple(
+            tuple(f for f, _ in self.sizes if f in ours and all(f not in d for d in v))
+            for v in self.results
+        )
+
+    def assign(self, dim: tuple[str, ...], axes: Axes, mesh: Mesh) -> tuple[FactorAxes, bool]:
+        """The axes of each factor of a dimension split over `axes`, and whether that is all.
+
+        A merged dimension fills its major factor first; only when that is cut to the last element
+        can the next one be split. Axes are cut into sub-axes where that lets them fit.
+        """
+        if len(dim) == 1:
+            return {dim[0]: axes}, True
+        if not dim:
+            return {}, mesh.extent(axes) == 1
+        out: FactorAxes = {}
+        todo = list(axes)
+        for f in dim:
+            left, mine = self._sizes[f], []
+            while todo and left > 1:
+                n = mesh.extent((todo[0],))
+                part = gcd(n, left)
+                if part == 1:
+                    break
+                if part == n:
+                    mine.append(todo.pop(0))
+                else:
+                    major, todo[0] = mesh.split(todo[0], part)
+                    mine.append(major)
+                left //= part
+            out[f] = mesh.simplify(tuple(mine))
+            if left > 1:
+                break
+        return out, not todo
+
+    def compose(self, dim: tuple[str, ...], chosen: FactorAxes, mesh: Mesh) -> Axes | None:
+        """The axes of a dimension whose factors are split as `chosen`; None if no layout says so."""
+        if len(dim) == 1:
+            return chosen.get(dim[0], ())
+        out: list = []
+        open_before = False
+        for f in dim:
+            axes = chosen.get(f, ())
+            if axes and open_before:
+                return None
+            n, size = mesh.extent(axes), self._sizes[f]
+            if size % n:
+                return None
+            open_before = open_before or n < size
+            out += axes
+        return mesh.simplify(tuple(out))
+
+
+class Placement(NamedTuple):
+    """How one op is calculated: the axes of its factors, the layouts that its operands must have,
+    and those that its results come out with."""
+
+    axes: FactorAxes
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+
+
+def placed(
+    factors: Factors, chosen: FactorAxes, mesh: Mesh, partial: Layout | None = None
+) -> Placement | None:
+    """The placement that splits factors as `chosen`; None when an axis would be used twice or a
+    merged dimension can't be split so. `partial`: the partial axes that all operands keep."""
+    used = [a for axes in chosen.values() for a in axes]
+    kept = partial.partial if partial is not None else ()
+    for i, a in enumerate(used):
+        if any(mesh.overlap(a, b) for b in (*used[:i], *kept)):
+            return None
+    operands, results = [], []
+    for dims in factors.operands:
+        axes = [factors.compose(d, chosen, mesh) for d in dims]
+        if None in axes:
+            return None
+        layout = Layout(mesh.name, tuple(axes))  # type: ignore[arg-type]
+        operands.append(layout.with_partial(kept, partial.reduction) if partial else layout)
+    for dims, lacking in zip(factors.results, factors.per_result, strict=True):
+        axes = [factors.compose(d, chosen, mesh) for d in dims]
+        if None in axes:
+            return None
+        reduced = [a for f in lacking for a in chosen.get(f, ())]
+        reduced = mesh.simplify(tuple(sorted((*reduced, *kept), key=mesh.order)))
+        reduction = partial.reduction if partial is not None else factors.reduction
+        if kept and reduced != kept and partial.reduction != factors.reduction:  # type: ignore
+            return None
+        layout = Layout(mesh.name, tuple(axes))  # type: ignore[arg-type]
+        results.append(layout.with_partial(reduced, reduction))
+    return Placement(chosen, tuple(operands), tuple(results))
+
+
+@lru_cache(maxsize=65536)
+def place(
+    factors: Factors,
+    operands: tuple[Layout, ...],
+    hints: tuple[Layout | None, ...],
+    mesh: Mesh,
+    shapes: tuple[Shape, ...],
+) -> Placement:
+    """The cheapest placement of an op.
+
+    Args:
+        operands: the layouts that the operands have now.
+        hints: per result, the layout that is wanted, or None.
+        shapes: global shapes of the operands, then of the results.
+
+    Where all layouts agree on every factor, that is the placement. Otherwise the combinations of
+    what they propose are compared by the elements that redistribution would move, operands to
+    what the op needs and results to what is wanted (a partial result with no wish: until it is
+    complete); ties go to the most finely split.
+    """
+    partial = _kept_partial(factors, operands)
+    wanted: dict[str, list[Axes]] = {f: [] for f, _ in factors.sizes}
+    values = [(d, l) for d, l in zip(factors.operands, operands, strict=True)]
+    values += [
+        (d, l) for d, l in zip(factors.results, hints, strict=True) if l is not None
+    ]
+    for dims, layout in values:
+        for dim, axes in zip(dims, layout.dims, strict=True):
+            mine, _ = factors.assign(dim, axes, mesh)
+            for f in dim:
+                proposal = () if f in factors.replicate else mine.get(f, ())
+                if proposal not in wanted[f]:
+                    wanted[f].append(proposal)
+    if all(len(w) <= 1 for w in wanted.values()):
+        found = placed(factors, {f: w[0] for f, w in wanted.items() if w and w[0]}, mesh, partial)
+        if found is not None:
+            return found
+    return _cheapest(factors, operands, hints, mesh, shapes, wanted, partial)
+
+
+def _kept_partial(factors: Factors, operands: tuple[Layout, ...]) -> Layout | None:
+    """The partial axes that pass through the op, as a layout that has them."""
+    if not factors.linear or not operands or not operands[0].partial:
+        return None
+    first = operands[0]
+    alike = all(
+        o.partial == first.partial and o.reduction == first.reduction for o in operands
+    )
+    if alike and (first.reduction == "sum" or factors.linear == "any"):
+        return first
+    return None
+
+
+def _cheapest(
+    factors: Factors,
+    operands: tuple[Layout, ...],
+    hints: tuple[Layout | None, ...],
+    mesh: Mesh,
+    shapes: tuple[Shape, ...],
+    wanted: dict[str, list[Axes]],
+    partial: Layout | None,
+) -> Placement:
+    choices: dict[str, list[Axes]] = {}
+    count = 1
+    for f, proposals in wanted.items():
+        options = sorted({*proposals, ()}, key=lambda a: (-mesh.extent(a), a))
+        if f in factors.replicate or count * len(options) > MAX_CHOICES:
+            options = options[:1] if f not in factors.replicate else [()]
+        choices[f] = options
+        count *= len(options)
+    best: tuple[tuple[int, int, int], Placement] | None = None
+    for combo in product(*choices.values()):
+        chosen = {f: a for f, a in zip(choices, combo, strict=True) if a}
+        for keep in {partial, None}:
+            found = placed(factors, chosen, mesh, keep)
+            if found is None:
+                continue
+            moved = count = 0
+            pairs = list(zip(operands, found.operands, shapes, strict=False))
+            for result, hint, shape in zip(
+                found.results, hints, shapes[len(operands) :], strict=True
+            ):
+                pairs.append((result, hint or result.complete, shape))
+            for source, target, shape in pairs:
+                if source != target:
+                    n, steps = received(shape, mesh, source, target)
+                    moved, count = moved + n, count + steps
+            split = mesh.extent(tuple(a for axes in chosen.values() for a in axes))
+            key = (moved, count, -split)
+            if best is None or key < best[0]:
+                best = key, found
+    assert best is not None, "nothing split is always a placement"
+    return best[1]

@@ -1,0 +1,180 @@
+"""Meshes and their axes: how ranks are numbered, and which of them form a group.
+
+A mesh has named axes, major to minor, and a rank is the row-major index of its coordinates. A
+sub-axis `d:(pre)size` is one digit of an axis: with `n` the size of `d`, the coordinate along `d`
+is read as three digits `[pre, size, n / (pre * size)]`, major to minor, and the middle one is
+meant. `d` alone is the whole axis.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd, prod
+from typing import NamedTuple
+
+from shardir.algebra.errors import ShardirError
+
+
+class Axis(NamedTuple):
+    """An axis, or the digit of it that `pre` and `size` select; `size` 0 is the whole axis."""
+
+    name: str
+    pre: int = 1
+    size: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}:({self.pre}){self.size}" if self.size else self.name
+
+
+Axes = tuple[Axis, ...]
+
+
+def axes_text(axes: Axes) -> str:
+    return "{" + ", ".join(map(str, axes)) + "}"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """`@name <a = 2, b = 4>`: axis names and sizes, major to minor."""
+
+    name: str
+    axes: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        return f"@{self.name} <{', '.join(f'{n} = {s}' for n, s in self.axes)}>"
+
+    @property
+    def size(self) -> int:
+        return prod(s for _, s in self.axes)
+
+    @property
+    def names(self) -> Axes:
+        """All axes, major to minor."""
+        return tuple(Axis(n) for n, _ in self.axes)
+
+    def full(self, name: str) -> int:
+        """The size of the axis `name`.
+
+        Raises:
+            ShardirError: the mesh has no such axis.
+        """
+        for n, s in self.axes:
+            if n == name:
+                return s
+        raise ShardirError(
+            f"mesh @{self.name} has no axis {name}; it has {', '.join(n for n, _ in self.axes)}"
+        )
+
+    def extent(self, axes: Axes) -> int:
+        """The number of positions along `axes`."""
+        n = 1
+        for a in axes:
+            n *= a.size or self.full(a.name)
+        return n
+
+    def digit(self, axis: Axis) -> tuple[int, int]:
+        """Where an axis' digit lies within its axis: the half-open range [pre, pre * size)."""
+        return axis.pre, axis.pre * (axis.size or self.full(axis.name))
+
+    def overlap(self, a: Axis, b: Axis) -> bool:
+        """Whether two axes share devices' coordinates."""
+        if a.name != b.name:
+            return False
+        (a0, a1), (b0, b1) = self.digit(a), self.digit(b)
+        return a0 < b1 and b0 < a1
+
+    def check_axis(self, axis: Axis) -> None:
+        """Raises ShardirError when the axis, or the digit, does not exist."""
+        full = self.full(axis.name)
+        if axis.size and (axis.pre < 1 or axis.size < 1 or full % (axis.pre * axis.size)):
+            raise ShardirError(
+                f"sub-axis {axis}: {axis.pre} * {axis.size} does not divide {full}, "
+                f"the size of axis {axis.name}"
+            )
+
+    def order(self, axis: Axis) -> tuple[int, int]:
+        """A sort key: mesh order, then major digit first."""
+        return [n for n, _ in self.axes].index(axis.name), axis.pre
+
+    def simplify(self, axes: Axes) -> Axes:
+        """Normal form: digits that stand side by side are one, a whole axis has no digits,
+        and digits of size 1 are left out."""
+        out: list[Axis] = []
+        for a in axes:
+            pre, end = self.digit(a)
+            if end == pre:
+                continue
+            if out and out[-1].name == a.name and self.digit(out[-1])[1] == pre:
+                pre = out.pop().pre
+            whole = pre == 1 and end == self.full(a.name)
+            out.append(Axis(a.name) if whole else Axis(a.name, pre, end // pre))
+        return tuple(out)
+
+    def coordinate(self, rank: int, axis: Axis) -> int:
+        """The coordinate of `rank` along `axis`."""
+        below = 1
+        for n, s in reversed(self.axes):
+            if n == axis.name:
+                along = rank // below % s
+                size = axis.size or s
+                return along // (s // (axis.pre * size)) % size
+            below *= s
+        raise ShardirError(f"mesh @{self.name} has no axis {axis.name}")
+
+    def index(self, rank: int, axes: Axes) -> int:
+        """The row-major index of `rank` along `axes`, in the order in which they stand."""
+        i = 0
+        for a in axes:
+            i = i * self.extent((a,)) + self.coordinate(rank, a)
+        return i
+
+    def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that differ in `axes` alone, each in row-major order of `axes`."""
+        return _groups(self, axes)
+
+    def split(self, axis: Axis, first: int) -> tuple[Axis, Axis]:
+        """An axis as two digits, the major one of size `first` (which must divide it)."""
+        pre, end = self.digit(axis)
+        size = end // pre
+        return Axis(axis.name, pre, first), Axis(axis.name, pre * first, size // first)
+
+    def take(self, counts: tuple[int, ...]) -> tuple[Axes, ...] | None:
+        """Axes for each count of slices, the mesh's devices dealt out major first.
+
+        This is the documents' device matrix: what is left over repeats the calculation on the
+        minor side. None when the axes' sizes can't be cut so.
+        """
+        rest = list(self.names)
+        taken: list[Axes] = []
+        for count in counts:
+            mine: list[Axis] = []
+            while count > 1:
+                if not rest:
+                    return None
+                size = self.extent((rest[0],))
+                part = gcd(size, count)
+                if part == size:
+                    mine.append(rest.pop(0))
+                elif part == count:
+                    major, rest[0] = self.split(rest[0], part)
+                    mine.append(major)
+                else:
+                    return None
+                count //= part
+            taken.append(self.simplify(tuple(mine)))
+        return tuple(taken)
+
+
+@lru_cache(maxsize=4096)
+def _groups(mesh: Mesh, axes: Axes) -> tuple[tuple[int, ...], ...]:
+    members: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for rank in range(mesh.size):
+        key = []
+        for n, s in mesh.axes:
+            along = mesh.coordinate(rank, Axis(n))
+            for a in axes:
+                if a.name == n:
+                    unit = s // (a.pre * (a.size or s))
+                    along -= mesh.coordinate(rank, a) * unit
+            key.append(along)
+        members.setdefault(tuple(key), []).append((mesh.index(rank, axes), rank))
+    return tuple(tuple(r for _, r in sorted(m)) for m in members.values())

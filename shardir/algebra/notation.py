@@ -1,0 +1,134 @@
+"""The one notation of layouts, axes, meshes and strategies: text -> value, by a Lark grammar.
+
+Both parsers of the IR (ours and xDSL's own) hand the text between `<` and `>` to these functions;
+`str` of the value is its text again.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lark import Lark, Transformer, UnexpectedInput
+from lark.exceptions import VisitError
+
+from shardir.algebra.errors import NotationError
+from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
+from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.strategy import Strategy
+
+STARTS = ["layout", "local", "axes", "mesh", "strategy", "numbers"]
+
+
+class _Values(Transformer):
+    """Parse tree -> values; `c` is the list of a rule's children."""
+
+    def axis(self, c: list[Any]) -> Axis:
+        name, pre, size = c
+        return Axis(str(name)) if pre is None else Axis(str(name), int(pre), int(size))
+
+    def axes(self, c: list[Any]) -> Axes:
+        return tuple(a for a in c if a is not None)
+
+    axis_set = axes
+
+    def dims(self, c: list[Any]) -> tuple[Axes, ...]:
+        return tuple(d for d in c if d is not None)
+
+    def layout(self, c: list[Any]) -> Layout:
+        mesh, dims, reduction, partial = c
+        if reduction is None:
+            return Layout(str(mesh), dims)
+        if reduction not in REDUCTIONS:
+            raise NotationError(
+                f"no reduction {reduction}; there are {', '.join(REDUCTIONS)}", reduction.start_pos
+            )
+        return Layout(str(mesh), dims).with_partial(partial, str(reduction))
+
+    def local(self, c: list[Any]) -> LocalLayout:
+        return LocalLayout(c[0], c[1])
+
+    def ints(self, c: list[Any]) -> tuple[int, ...]:
+        return tuple(int(n) for n in c if n is not None)
+
+    numbers = ints
+
+    def size(self, c: list[Any]) -> tuple[Any, int]:
+        return c[0], int(c[1])
+
+    def mesh(self, c: list[Any]) -> tuple[tuple[str, int], ...]:
+        for i, (name, size) in enumerate(c):
+            if size < 1:
+                raise NotationError(f"axis {name} has size {size}; at least 1", name.start_pos)
+            if any(name == n for n, _ in c[:i]):
+                raise NotationError(f"axis {name} stands twice in the mesh", name.start_pos)
+        return tuple((str(n), s) for n, s in c)
+
+    def count(self, c: list[Any]) -> int:
+        if int(c[0]) < 1:
+            raise NotationError("a number of slices is at least 1", c[0].start_pos)
+        return int(c[0])
+
+    def cut(self, c: list[Any]) -> tuple[Any, ...]:
+        return tuple(e for e in c if e is not None)
+
+    cuts = cut
+
+    def strategy(self, c: list[Any]) -> Strategy:
+        mesh, operands, results = c
+        return Strategy(None if mesh is None else str(mesh), operands, results)
+
+
+@cache
+def _lark() -> Lark:
+    text = (Path(__file__).parent / "notation.lark").read_text()
+    return Lark(text, parser="lalr", start=STARTS, maybe_placeholders=True)
+
+
+def _parse(text: str, start: str, what: str) -> Any:
+    try:
+        return _Values().transform(_lark().parse(text, start=start))
+    except UnexpectedInput as e:
+        at = len(text) if e.pos_in_stream is None or e.pos_in_stream < 0 else e.pos_in_stream
+        token = getattr(e, "token", None)
+        if token is not None and token.type == "$END":
+            at = len(text)
+        got = repr(text[at]) if at < len(text) else "the end"
+        raise NotationError(f"unexpected {got} in {what}", at) from None
+    except VisitError as e:
+        if isinstance(e.orig_exc, NotationError):
+            raise e.orig_exc from None
+        raise NotationError(f"bad number in {what}: {e.orig_exc}") from None
+
+
+def parse_layout(text: str) -> Layout:
+    """`@m, [{dp}, {tp:(2)4}], partial sum {x}` -> Layout. Raises NotationError."""
+    return _parse(text, "layout", "a layout: @mesh, [{axis, ...}, ...], partial sum {axis, ...}")
+
+
+def parse_local(text: str) -> LocalLayout:
+    """A layout, then perhaps `, of [10, 16]`, the global shape. Raises NotationError."""
+    return _parse(text, "local", "a local layout: @mesh, [{axis, ...}, ...], of [size, ...]")
+
+
+def parse_axes(text: str) -> Axes:
+    """`dp, tp:(2)4` -> axes. Raises NotationError."""
+    return _parse(text, "axes", "a list of axes: dp, tp, d:(2)4")
+
+
+def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
+    """`dp = 2, tp = 4` -> names and sizes. Raises NotationError."""
+    return _parse(text, "mesh", "a mesh: name = size, ...")
+
+
+def parse_strategy(text: str) -> Strategy:
+    """`((2, 4), (4, 1))`, `@m, ((2, {tp}), ...) -> ((...))` -> Strategy. Raises NotationError."""
+    return _parse(text, "strategy", "a strategy: ((2, 4), (4, 1)) or (({dp}, {tp}), ({tp}, {}))")
+
+
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """`1, 0` -> (1, 0). Raises NotationError."""
+    return _parse(text, "numbers", "a list of integers")
+
+
+def mesh_of(name: str, text: str) -> Mesh:
+    return Mesh(name, parse_mesh(text))

@@ -1,0 +1,202 @@
+"""Builds tensor ops inside passes: types inferred, layouts too, redistributions where needed.
+
+The same gradient code serves the plain program, where no value has a layout, and the laid-out
+one, where each new op is placed at least cost and its operands are brought to where it needs them.
+"""
+
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects.builtin import (
+    DenseIntOrFPElementsAttr,
+    LocationAttr,
+    StringAttr,
+    TensorType,
+)
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from shardir.algebra.factors import place
+from shardir.algebra.layout import Layout, Shape, replicated
+from shardir.algebra.mesh import Mesh
+from shardir.dialects import nn
+from shardir.dialects.dist import (
+    RedistributeOp,
+    laid_out,
+    layout_of,
+    tensor,
+    with_layout,
+)
+from shardir.dialects.nn.base import TensorOp, dims_attr, plain, rule_of
+from shardir.dialects.text import word
+
+
+class Builder:
+    """Makes ops and hands each to `insert`."""
+
+    def __init__(self, mesh: Mesh | None, insert: Callable[[Operation], object]):
+        self.mesh, self.insert = mesh, insert
+        self.location: LocationAttr | None = None
+        self.name_hint: str | None = None
+        self._moved: dict[tuple[SSAValue, Layout], SSAValue] = {}
+
+    def op(
+        self,
+        kind: type[TensorOp],
+        *operands: SSAValue,
+        props: dict[str, Attribute] | None = None,
+        result: TensorType | None = None,
+        like: SSAValue | Layout | None = None,
+    ) -> TensorOp:
+        """A new op.
+
+        `result` states the type where it can't be inferred (its layout is ignored); `like` is the
+        layout to aim at where the operands do not decide: a layout, or a value that has it.
+        """
+        props = props or {}
+        types = [plain(v) for v in operands]
+        outs = [tensor(result.element_type, result.get_shape())] if result is not None else (
+            kind.result_types(types, props)
+        )  # fmt: skip
+        if self.mesh is not None:
+            operands, outs = self._place(kind, operands, types, outs, props, like)
+        new = kind.create(
+            operands=operands, result_types=outs, properties=props, location=self.location
+        )
+        if self.name_hint is not None:
+            new.results[0].name_hint = self.name_hint
+        self.insert(new)
+        return new
+
+    def _place(
+        self,
+        kind: type[TensorOp],
+        operands: Sequence[SSAValue],
+        types: Sequence[TensorType],
+        outs: Sequence[TensorType],
+        props: dict[str, Attribute],
+        like: SSAValue | Layout | None,
+    ) -> tuple[tuple[SSAValue, ...], list[TensorType]]:
+        assert self.mesh is not None
+        factors = rule_of(kind, tuple(types), tuple(outs), props)
+        layouts = tuple(self.layout(v) for v in operands)
+        hint = like if isinstance(like, Layout) or like is None else self.layout(like)
+        hints = tuple(
+            hint.complete if hint is not None and len(hint.dims) == len(t.get_shape()) else None
+            for t in outs
+        )
+        if not operands and hint is None:
+            hints = tuple(replicated(self.mesh.name, len(t.get_shape())) for t in outs)
+        shapes = tuple(t.get_shape() for t in (*types, *outs))
+        placement = place(factors, layouts, hints, self.mesh, shapes)
+        moved = tuple(
+            self.redistribute(v, want) for v, want in zip(operands, placement.operands, strict=True)
+        )
+        return moved, [
+            laid_out(t.element_type, t.get_shape(), l)
+            for t, l in zip(outs, placement.results, strict=True)
+        ]
+
+    def layout(self, value: SSAValue) -> Layout:
+        """The layout of a value; replicated when it has none."""
+        assert self.mesh is not None
+        return layout_of(value) or replicated(self.mesh.name, len(plain(value).get_shape()))
+
+    def redistribute(self, value: SSAValue, layout: Layout) -> SSAValue:
+        """The value in another layout; the same redistribution is made once."""
+        if self.mesh is None or self.layout(value) == layout:
+            return value
+        if (found := self._moved.get((value, layout))) is not None:
+            return found
+        type = with_layout(plain(value), layout)
+        new = RedistributeOp.create(
+            operands=[value], result_types=[type], location=self.location
+        )
+        new.out.name_hint = value.name_hint
+        self.insert(new)
+        self._moved[value, layout] = new.out
+        return new.out
+
+    def value(self, kind: type[TensorOp], *operands: SSAValue, **options: object) -> SSAValue:
+        """The only result of a new op; see `op`."""
+        return self.op(kind, *operands, **options).results[0]  # type: ignore[arg-type]
+
+    # ---- spellings ----
+
+    def add(self, x: SSAValue, y: SSAValue) -> SSAValue:
+        return self.value(nn.AddOp, x, y)
+
+    def sub(self, x: SSAValue, y: SSAValue) -> SSAValue:
+        return self.value(nn.SubOp, x, y)
+
+    def mul(self, x: SSAValue, y: SSAValue) -> SSAValue:
+        return self.value(nn.MulOp, x, y)
+
+    def div(self, x: SSAValue, y: SSAValue) -> SSAValue:
+        return self.value(nn.DivOp, x, y)
+
+    def neg(self, x: SSAValue) -> SSAValue:
+        return self.value(nn.NegOp, x)
+
+    def constant(self, number: float, element: Attribute) -> SSAValue:
+        """A scalar constant."""
+        type = tensor(element, ())
+        data = DenseIntOrFPElementsAttr.from_list(type, [number])  # type: ignore[arg-type]
+        return self.value(nn.ConstantOp, props={"value": data}, result=type)
+
+    def scale(self, x: SSAValue, number: float) -> SSAValue:
+        """x times a number."""
+        return self.mul(x, self.constant(number, plain(x).element_type))
+
+    def reduce(
+        self, x: SSAValue, kind: str, dims: Sequence[int], keep: bool = False
+    ) -> SSAValue:
+        props: dict[str, Attribute] = {
+            "kind": word(nn.ReductionKindAttr, kind),
+            "dims": dims_attr(*dims),
+        }
+        if keep:
+            props["keep"] = nn.UNIT
+        return self.value(nn.ReduceOp, x, props=props)
+
+    def broadcast(
+        self, x: SSAValue, dims: Sequence[int], shape: Shape, like: SSAValue | None = None
+    ) -> SSAValue:
+        """x with its dimensions at `dims` of `shape`, repeated along the others."""
+        return self.value(
+            nn.BroadcastOp, x, props={"dims": dims_attr(*dims)},
+            result=tensor(plain(x).element_type, shape), like=like,
+        )  # fmt: skip
+
+    def reshape(self, x: SSAValue, shape: Shape, like: SSAValue | None = None) -> SSAValue:
+        if plain(x).get_shape() == shape:
+            return x
+        return self.value(
+            nn.ReshapeOp, x, result=tensor(plain(x).element_type, shape), like=like
+        )
+
+    def transpose(self, x: SSAValue, perm: Sequence[int]) -> SSAValue:
+        return self.value(nn.TransposeOp, x, props={"perm": dims_attr(*perm)})
+
+    def einsum(self, equation: str, x: SSAValue, y: SSAValue) -> SSAValue:
+        return self.value(nn.EinsumOp, x, y, props={"equation": StringAttr(equation)})
+
+    def convert(self, x: SSAValue, element: Attribute) -> SSAValue:
+        t = plain(x)
+        if t.element_type == element:
+            return x
+        return self.value(nn.ConvertOp, x, result=tensor(element, t.get_shape()))
+
+    def compare(self, how: str, x: SSAValue, y: SSAValue) -> SSAValue:
+        return self.value(nn.CompareOp, x, y, props={"how": word(nn.ComparisonAttr, how)})
+
+    def sum_to(self, x: SSAValue, like: SSAValue) -> SSAValue:
+        """The gradient of numpy's broadcasting: sums over the dimensions that `like` lacks."""
+        have, want = plain(x).get_shape(), plain(like).get_shape()
+        if have == want:
+            return x
+        extra = len(have) - len(want)
+        ones = [
+            extra + i for i, n in enumerate(want) if n == 1 and have[extra + i] != 1
+        ]
+        dims = [*range(extra), *ones]
+        summed = self.reduce(x, "sum", dims) if dims else x
+        return self.reshape(summed, want)

@@ -1,0 +1,667 @@
+"""The `dist` dialect: meshes, layouts, redistribution, and the collectives of the local view.
+
+    dist.mesh @m <dp = 2, tp = 4>
+    %y = dist.redistribute %x : (tensor<8x8xf32, #dist.layout<@m, [{dp}, {}]>>)
+                              -> tensor<8x8xf32, #dist.layout<@m, [{}, {}]>>
+    %b = dist.all_gather %a dim 0 over <dp> : (tensor<4x8xf32, #dist.local<@m, [{dp}, {}]>>)
+                                            -> tensor<8x8xf32, #dist.local<@m, [{}, {}]>>
+
+A global value has the global shape and a `#dist.layout`; a local one has the shape of a device's
+shard and a `#dist.local`, which keeps over which axes it is split, replicated or partial.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import lru_cache
+
+from xdsl.dialects.builtin import (
+    ModuleOp,
+    NoneAttr,
+    StringAttr,
+    SymbolNameConstraint,
+    TensorType,
+    i64,
+)
+from xdsl.dialects.builtin import IntegerAttr as Int
+from xdsl.ir import Attribute, Dialect, Operation, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.traits import Pure, SymbolOpInterface
+from xdsl.utils.exceptions import VerifyException
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout, Shape
+from shardir.algebra.mesh import Axes, Mesh, axes_text
+from shardir.algebra.notation import (
+    parse_axes,
+    parse_layout,
+    parse_local,
+    parse_mesh,
+    parse_strategy,
+)
+from shardir.algebra.strategy import Strategy
+from shardir.dialects.text import IntsAttr, TextAttr, WordAttr
+
+# ---- attributes ----
+
+
+@irdl_attr_definition
+class MeshAttr(TextAttr[tuple[tuple[str, int], ...]]):
+    """`<dp = 2, tp = 4>`: axis names and sizes, major to minor."""
+
+    name = "dist.axis_sizes"
+    from_text = staticmethod(parse_mesh)
+
+    @classmethod
+    def to_text(cls, data: tuple[tuple[str, int], ...]) -> str:
+        return ", ".join(f"{n} = {s}" for n, s in data)
+
+
+@irdl_attr_definition
+class LayoutAttr(TextAttr[Layout]):
+    """`<@m, [{dp}, {tp}], partial sum {x}>`: the layout of a global value."""
+
+    name = "dist.layout"
+    from_text = staticmethod(parse_layout)
+
+
+@irdl_attr_definition
+class LocalAttr(TextAttr[LocalLayout]):
+    """`<@m, [{dp}, {tp}], of [10, 16]>`: the layout of a local value; `of` gives the global shape
+    where shards are uneven."""
+
+    name = "dist.local"
+    from_text = staticmethod(parse_local)
+
+
+@irdl_attr_definition
+class AxesAttr(TextAttr[Axes]):
+    """`<dp, tp:(1)2>`: the axes over which a collective goes, major to minor."""
+
+    name = "dist.axes"
+    from_text = staticmethod(parse_axes)
+
+    @classmethod
+    def to_text(cls, data: Axes) -> str:
+        return ", ".join(map(str, data))
+
+
+@irdl_attr_definition
+class StrategyAttr(TextAttr[Strategy]):
+    """`<((2, 4), (4, 1))>`: how often each dimension of an op's operands is cut."""
+
+    name = "dist.strategy"
+    from_text = staticmethod(parse_strategy)
+
+
+@irdl_attr_definition
+class ReductionAttr(WordAttr):
+    """`<sum>`, `<max>`, `<min>` or `<mean>`."""
+
+    name = "dist.reduction"
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        return tuple(r for r in REDUCTIONS if r != "any")
+
+
+@irdl_attr_definition
+class PairsAttr(IntsAttr):
+    """`<0, 1, 1, 0>`: source and target positions in the group, one pair after the other."""
+
+    name = "dist.pairs"
+
+
+# ---- meshes, and the layouts of values ----
+
+
+@irdl_op_definition
+class MeshOp(IRDLOperation):
+    """Named axes, major to minor; a rank is the row-major index of its coordinates."""
+
+    name = "dist.mesh"
+    sym_name = prop_def(SymbolNameConstraint())
+    axes = prop_def(MeshAttr)
+    traits = traits_def(SymbolOpInterface())
+    assembly_format = "$sym_name $axes attr-dict"
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(self.sym_name.data, self.axes.data)
+
+    def verify_(self) -> None:
+        if not self.axes.data:
+            raise VerifyException("[M1] a mesh has at least one axis: <dp = 2>")
+
+
+def module_of(op: Operation) -> Operation:
+    """The outermost op around `op`."""
+    while (parent := op.parent_op()) is not None:
+        op = parent
+    return op
+
+
+def meshes_of(module: Operation) -> dict[str, Mesh]:
+    """The meshes that a module declares, by name."""
+    if not isinstance(module, ModuleOp):
+        return {}
+    return {op.sym_name.data: op.mesh for op in module.body.ops if isinstance(op, MeshOp)}
+
+
+def find_mesh(op: Operation, name: str) -> Mesh:
+    """The mesh `name` as seen from `op`.
+
+    Raises:
+        VerifyException: the module declares no such mesh.
+    """
+    module = module_of(op)
+    if isinstance(module, ModuleOp):
+        for other in module.body.ops:
+            if isinstance(other, MeshOp) and other.sym_name.data == name:
+                return other.mesh
+    raise VerifyException(f"[M2] no mesh @{name}; declare it: dist.mesh @{name} <dp = 2>")
+
+
+def layout_of(value: SSAValue) -> Layout | None:
+    """The layout of a value in either view; None when it has none."""
+    return type_layout(value.type)
+
+
+def type_layout(type: Attribute) -> Layout | None:
+    if isinstance(type, TensorType):
+        if isinstance(type.encoding, LayoutAttr):
+            return type.encoding.data
+        if isinstance(type.encoding, LocalAttr):
+            return type.encoding.data.layout
+    return None
+
+
+def is_local(type: Attribute) -> bool:
+    """Whether the type is that of a local value."""
+    return isinstance(type, TensorType) and isinstance(type.encoding, LocalAttr)
+
+
+def global_shape(type: TensorType, mesh: Mesh | None) -> Shape:
+    """The shape of the whole value, of a type in either view."""
+    if isinstance(type.encoding, LocalAttr):
+        assert mesh is not None
+        return type.encoding.data.global_shape(mesh, type.get_shape())
+    return type.get_shape()
+
+
+@lru_cache(maxsize=65536)
+def tensor(element: Attribute, shape: Shape) -> TensorType:
+    """A tensor type without a layout, made once."""
+    return TensorType(element, shape)
+
+
+@lru_cache(maxsize=65536)
+def laid_out(element: Attribute, shape: Shape, layout: Layout) -> TensorType:
+    """The global view's type, made once."""
+    return TensorType(element, shape, LayoutAttr(layout))
+
+
+@lru_cache(maxsize=65536)
+def local(element: Attribute, shape: Shape, layout: Layout, mesh: Mesh) -> TensorType:
+    """The local view's type of a value of global `shape`, made once."""
+    here = layout.local_shape(mesh, shape)
+    return TensorType(element, here, LocalAttr(LocalLayout.of(layout, mesh, shape)))
+
+
+def with_layout(type: TensorType, layout: Layout | None) -> TensorType:
+    """A global type with another layout, or with none."""
+    if layout is None:
+        return tensor(type.element_type, type.get_shape())
+    return laid_out(type.element_type, type.get_shape(), layout)
+
+
+def check_type(op: Operation, type: Attribute, what: str) -> None:
+    """Raises VerifyException when the layout in a type breaks an invariant (docs/language.md)."""
+    layout = type_layout(type)
+    if layout is None:
+        return
+    assert isinstance(type, TensorType)
+    mesh = find_mesh(op, layout.mesh)
+    try:
+        _check(mesh, type.encoding, type.get_shape())
+    except ShardirError as e:
+        raise VerifyException(f"{what}: {e}") from None
+
+
+@lru_cache(maxsize=65536)
+def _check(mesh: Mesh, encoding: LayoutAttr | LocalAttr, shape: Shape) -> None:
+    if isinstance(encoding, LayoutAttr):
+        encoding.data.check(mesh, len(shape))
+        return
+    here = encoding.data
+    here.layout.check(mesh, len(shape))
+    if here.shape is not None:
+        if len(here.shape) != len(shape):
+            raise ShardirError(
+                f"[L1] `of` has {len(here.shape)} dimensions, the tensor has {len(shape)}"
+            )
+        expected = here.layout.local_shape(mesh, here.shape)
+        if expected != shape:
+            raise ShardirError(
+                f"[L5] the largest shard of {list(here.shape)} is {list(expected)}, "
+                f"the type says {list(shape)}"
+            )
+
+
+def check_types(op: Operation) -> None:
+    """Every layout of an op's operands and results names a mesh and axes that exist."""
+    for i, v in enumerate(op.operands):
+        if isinstance(v.type, TensorType) and not isinstance(v.type.encoding, NoneAttr):
+            check_type(op, v.type, f"operand {i}")
+    for i, v in enumerate(op.results):
+        if isinstance(v.type, TensorType) and not isinstance(v.type.encoding, NoneAttr):
+            check_type(op, v.type, f"result {i}")
+
+
+# ---- the global view ----
+
+
+@irdl_op_definition
+class RedistributeOp(IRDLOperation):
+    """The same value in another layout."""
+
+    name = "dist.redistribute"
+    value = operand_def(TensorType)
+    out = result_def(TensorType)
+    traits = traits_def(Pure())
+    assembly_format = "$value attr-dict `:` functional-type(operands, results)"
+
+    def verify_(self) -> None:
+        check_types(self)
+        have, want = self.value.type, self.out.type
+        assert isinstance(have, TensorType) and isinstance(want, TensorType)
+        a, b = layout_of(self.value), layout_of(self.out)
+        if a is None or b is None or is_local(have) or is_local(want):
+            raise VerifyException("[R1] a redistribution goes from one #dist.layout to another")
+        if have.get_shape() != want.get_shape() or have.element_type != want.element_type:
+            raise VerifyException("[R2] a redistribution keeps the shape and the element type")
+        if a.mesh != b.mesh:
+            raise VerifyException(f"[R3] from mesh @{a.mesh} to mesh @{b.mesh}: one mesh only")
+
+
+# ---- the local view: collectives ----
+
+
+class Collective(IRDLOperation, ABC):
+    """What the devices of each group of `axes` do together, or one does for itself.
+
+    Several values in one collective travel in one flat buffer.
+    """
+
+    values = var_operand_def(TensorType)
+    axes = prop_def(AxesAttr)
+    outs = var_result_def(TensorType)
+    traits = traits_def(Pure())
+
+    @abstractmethod
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        """The layout of a result, from that of its value. Raises ShardirError."""
+
+    def verify_(self) -> None:
+        check_types(self)
+        if len(self.values) != len(self.outs) or not self.values:
+            raise VerifyException("[C1] a collective has a result for each value, and one at least")
+        for value, out in zip(self.values, self.outs, strict=True):
+            self._verify_one(value, out)
+
+    def _verify_one(self, value: SSAValue, out: SSAValue) -> None:
+        have, want = value.type, out.type
+        assert isinstance(have, TensorType) and isinstance(want, TensorType)
+        if not (is_local(have) and is_local(want)):
+            raise VerifyException(
+                "[C2] a collective works on local values; give them a #dist.local layout"
+            )
+        layout = type_layout(have)
+        assert layout is not None
+        mesh = find_mesh(self, layout.mesh)
+        try:
+            for a in self.axes.data:
+                mesh.check_axis(a)
+            expected = self.after(layout, mesh)
+        except ShardirError as e:
+            raise VerifyException(str(e)) from None
+        got = type_layout(want)
+        assert got is not None
+        if normal(got, mesh) != normal(expected, mesh):
+            raise VerifyException(f"[C3] the result's layout is [{expected}], not [{got}]")
+        shapes = global_shape(have, mesh), global_shape(want, mesh)
+        if shapes[0] != shapes[1] or have.element_type != want.element_type:
+            raise VerifyException(
+                f"[C4] the whole value is {list(shapes[0])} of {have.element_type} before, "
+                f"{list(shapes[1])} of {want.element_type} after"
+            )
+
+
+@lru_cache(maxsize=65536)
+def normal(layout: Layout, mesh: Mesh) -> Layout:
+    """The one spelling of a layout: adjoining sub-axes joined, partial axes in mesh order."""
+    partial = mesh.simplify(tuple(sorted(layout.partial, key=mesh.order)))
+    return Layout(layout.mesh, tuple(map(mesh.simplify, layout.dims))).with_partial(
+        partial, layout.reduction
+    )
+
+
+def _drop_partial(layout: Layout, axes: Axes, reduction: str) -> Layout:
+    lacking = [a for a in axes if a not in layout.partial]
+    if lacking:
+        raise ShardirError(
+            f"[C5] the value is not partial over {axes_text(tuple(lacking))}: "
+            "there is nothing to reduce"
+        )
+    if layout.reduction != reduction:
+        raise ShardirError(
+            f"[C5] the value is a partial {layout.reduction}, the collective takes the {reduction}"
+        )
+    kept = tuple(a for a in layout.partial if a not in axes)
+    return layout.with_partial(kept, layout.reduction)
+
+
+def _check_dim(layout: Layout, dim: int) -> None:
+    if not 0 <= dim < len(layout.dims):
+        raise ShardirError(f"[C6] no dimension {dim} in a tensor of {len(layout.dims)}")
+
+
+def _gathered(layout: Layout, dim: int, axes: Axes) -> Layout:
+    _check_dim(layout, dim)
+    have = layout.dims[dim]
+    n = len(axes)
+    if n == 0 or have[len(have) - n :] != axes:
+        raise ShardirError(
+            f"[C7] dimension {dim} is split over {axes_text(have)}, "
+            f"whose minor end is not {axes_text(axes)}"
+        )
+    return layout.with_dim(dim, have[: len(have) - n])
+
+
+def _split(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
+    _check_dim(layout, dim)
+    for a in axes:
+        if any(mesh.overlap(a, b) for b in layout.used):
+            raise ShardirError(f"[C8] axis {a} is in use in the layout [{layout}]")
+    return layout.with_dim(dim, layout.dims[dim] + axes)
+
+
+@irdl_op_definition
+class AllReduceOp(Collective):
+    """Contributions become the value, on every device."""
+
+    name = "dist.all_reduce"
+    reduction = prop_def(ReductionAttr)
+    fusion = opt_prop_def(Int.constr(type=i64))
+    assembly_format = (
+        "$reduction $values `over` $axes (`fusion` $fusion^)? attr-dict "
+        "`:` functional-type(operands, results)"
+    )
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        return _drop_partial(layout, self.axes.data, self.reduction.data)
+
+
+@irdl_op_definition
+class ReduceScatterOp(Collective):
+    """Contributions become the value, each device getting its part along `dim`."""
+
+    name = "dist.reduce_scatter"
+    reduction = prop_def(ReductionAttr)
+    dim = prop_def(Int.constr(type=i64))
+    fusion = opt_prop_def(Int.constr(type=i64))
+    assembly_format = (
+        "$reduction $values `dim` $dim `over` $axes (`fusion` $fusion^)? attr-dict "
+        "`:` functional-type(operands, results)"
+    )
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        rest = _drop_partial(layout, self.axes.data, self.reduction.data)
+        return _split(rest, self.dim.value.data, self.axes.data, mesh)
+
+
+class _AlongDim(Collective, ABC):
+    """A move of the split of one dimension."""
+
+    dim = prop_def(Int.constr(type=i64))
+    assembly_format = (
+        "$values `dim` $dim `over` $axes attr-dict `:` functional-type(operands, results)"
+    )
+
+
+@irdl_op_definition
+class AllGatherOp(Collective):
+    """Every device gets the parts along `dim` of all devices."""
+
+    name = "dist.all_gather"
+    dim = prop_def(Int.constr(type=i64))
+    fusion = opt_prop_def(Int.constr(type=i64))
+    assembly_format = (
+        "$values `dim` $dim `over` $axes (`fusion` $fusion^)? attr-dict "
+        "`:` functional-type(operands, results)"
+    )
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        return _gathered(layout, self.dim.value.data, self.axes.data)
+
+
+@irdl_op_definition
+class SliceOp(_AlongDim):
+    """Each device keeps its part along `dim` of a value that it holds whole. No communication."""
+
+    name = "dist.slice"
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        return _split(layout, self.dim.value.data, self.axes.data, mesh)
+
+
+@irdl_op_definition
+class AllToAllOp(Collective):
+    """The split moves from `concat` to `split`: each device sends a part to each other one."""
+
+    name = "dist.all_to_all"
+    split = prop_def(Int.constr(type=i64))
+    concat = prop_def(Int.constr(type=i64))
+    assembly_format = (
+        "$values `split` $split `concat` $concat `over` $axes attr-dict "
+        "`:` functional-type(operands, results)"
+    )
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        rest = _gathered(layout, self.concat.value.data, self.axes.data)
+        return _split(rest, self.split.value.data, self.axes.data, mesh)
+
+
+@irdl_op_definition
+class ContributeOp(Collective):
+    """A complete value becomes partial: the first device of each group keeps it, the others
+    contribute nothing (sum) or the same (max, min, mean). No communication."""
+
+    name = "dist.contribute"
+    reduction = prop_def(ReductionAttr)
+    assembly_format = (
+        "$reduction $values `over` $axes attr-dict `:` functional-type(operands, results)"
+    )
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        for a in self.axes.data:
+            if any(mesh.overlap(a, b) for b in layout.used):
+                raise ShardirError(f"[C8] axis {a} is in use in the layout [{layout}]")
+        return layout.with_partial(layout.partial + self.axes.data, self.reduction.data)
+
+
+class _Rooted(Collective, ABC):
+    """A collective with a root: a position in the group, row-major over `axes`."""
+
+    root = prop_def(Int.constr(type=i64))
+
+    def check_root(self, mesh: Mesh) -> None:
+        n = mesh.extent(self.axes.data)
+        if not 0 <= self.root.value.data < n:
+            raise ShardirError(
+                f"[C9] no position {self.root.value.data} in a group of {n} devices"
+            )
+
+
+def _drop_any(layout: Layout, axes: Axes) -> Layout:
+    kept = tuple(a for a in layout.partial if a not in axes)
+    return layout.with_partial(kept, layout.reduction)
+
+
+@irdl_op_definition
+class BroadcastOp(_Rooted):
+    """Every device gets the root's value."""
+
+    name = "dist.broadcast"
+    assembly_format = (
+        "$values `from` $root `over` $axes attr-dict `:` functional-type(operands, results)"
+    )
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        self.check_root(mesh)
+        return _drop_any(layout, self.axes.data)
+
+
+@irdl_op_definition
+class GatherOp(_Rooted):
+    """The root gets all parts along `dim`, the other devices zeros: a partial sum."""
+
+    name = "dist.gather"
+    dim = prop_def(Int.constr(type=i64))
+    assembly_format = (
+        "$values `dim` $dim `to` $root `over` $axes attr-dict "
+        "`:` functional-type(operands, results)"
+    )
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        self.check_root(mesh)
+        rest = _gathered(layout, self.dim.value.data, self.axes.data)
+        return rest.with_partial(rest.partial + self.axes.data, "sum")
+
+
+@irdl_op_definition
+class ScatterOp(_Rooted):
+    """Each device gets its part along `dim` of the root's value."""
+
+    name = "dist.scatter"
+    dim = prop_def(Int.constr(type=i64))
+    assembly_format = (
+        "$values `dim` $dim `from` $root `over` $axes attr-dict "
+        "`:` functional-type(operands, results)"
+    )
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        self.check_root(mesh)
+        rest = _drop_any(layout, self.axes.data)
+        return _split(rest, self.dim.value.data, self.axes.data, mesh)
+
+
+@irdl_op_definition
+class PermuteOp(Collective):
+    """Position `pairs[2 i]` of each group sends to position `pairs[2 i + 1]`; who receives
+    nothing gets zeros."""
+
+    name = "dist.permute"
+    pairs = prop_def(PairsAttr)
+    assembly_format = (
+        "$values `pairs` $pairs `over` $axes attr-dict `:` functional-type(operands, results)"
+    )
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        pairs, n = self.pairs.data, mesh.extent(self.axes.data)
+        if len(pairs) % 2 or any(not 0 <= p < n for p in pairs):
+            raise ShardirError(f"[C9] pairs of positions from 0 to {n - 1} are wanted")
+        for side, verb in ((pairs[::2], "sends"), (pairs[1::2], "receives")):
+            if len(set(side)) != len(side):
+                raise ShardirError(f"[C10] a position {verb} twice")
+        return layout
+
+    def source_target(self) -> Iterator[tuple[int, int]]:
+        return zip(self.pairs.data[::2], self.pairs.data[1::2], strict=True)
+
+
+class _PointToPoint(IRDLOperation, ABC):
+    """One position of each group sends to another; the other devices take no part."""
+
+    source = prop_def(Int.constr(type=i64))
+    target = prop_def(Int.constr(type=i64))
+    axes = prop_def(AxesAttr)
+
+    def check_ends(self, type: Attribute) -> None:
+        check_types(self)
+        layout = type_layout(type)
+        if layout is None or not is_local(type):
+            raise VerifyException(
+                "[C2] a collective works on local values; give them a #dist.local layout"
+            )
+        mesh = find_mesh(self, layout.mesh)
+        try:
+            for a in self.axes.data:
+                mesh.check_axis(a)
+        except ShardirError as e:
+            raise VerifyException(str(e)) from None
+        n = mesh.extent(self.axes.data)
+        for p in (self.source.value.data, self.target.value.data):
+            if not 0 <= p < n:
+                raise VerifyException(f"[C9] no position {p} in a group of {n} devices")
+        if self.source.value.data == self.target.value.data:
+            raise VerifyException("[C9] a device does not send to itself")
+
+
+@irdl_op_definition
+class SendOp(_PointToPoint):
+    """The device at `from` sends its value to the one at `to`, which runs the matching recv."""
+
+    name = "dist.send"
+    value = operand_def(TensorType)
+    assembly_format = "$value `from` $source `to` $target `over` $axes attr-dict `:` type($value)"
+
+    def verify_(self) -> None:
+        self.check_ends(self.value.type)
+
+
+@irdl_op_definition
+class RecvOp(_PointToPoint):
+    """The device at `to` gets what the one at `from` sent; the others have zeros. Sends and
+    receives between the same two devices match in program order."""
+
+    name = "dist.recv"
+    out = result_def(TensorType)
+    assembly_format = "`from` $source `to` $target `over` $axes attr-dict `:` type($out)"
+
+    def verify_(self) -> None:
+        self.check_ends(self.out.type)
+        layout = layout_of(self.out)
+        assert layout is not None
+        lacking = tuple(a for a in self.axes.data if a not in layout.partial)
+        if lacking:
+            raise VerifyException(
+                f"[C3] what is received differs over {axes_text(self.axes.data)}: "
+                f"its layout is partial sum (or any) over them"
+            )
+
+
+
+
+COLLECTIVES = (
+    AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ContributeOp,
+    BroadcastOp, GatherOp, ScatterOp, PermuteOp,
+)  # fmt: skip
+
+Dist = Dialect(
+    "dist",
+    [MeshOp, RedistributeOp, *COLLECTIVES, SendOp, RecvOp],
+    [
+        MeshAttr, LayoutAttr, LocalAttr, AxesAttr, StrategyAttr, ReductionAttr, PairsAttr,
+    ],  # fmt: skip
+)
