@@ -1,0 +1,318 @@
+"""One rank of test_runtime.py: every collective against numpy slicing on the whole array.
+
+python collectives_rank.py MESH RANK STORE: MESH as `dp=2,tp=2`. It prints the cases that failed.
+"""
+
+import itertools
+import math
+import sys
+import traceback
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from shardir.backend import runtime as rt
+
+DTYPES = ["float32", "float64", "bfloat16", "float16", "int32", "int64", "bool"]
+REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "mean": np.mean}
+
+
+def members_by_reshape(mesh_axes, axes, rank):
+    """The group of `rank`, by viewing all ranks as an array of all sub-axes and transposing it."""
+    cuts = {name: {1, size} for name, size in mesh_axes}
+    spans = []
+    for axis in axes:
+        name, pre, size = (axis, 1, dict(mesh_axes)[axis]) if isinstance(axis, str) else axis
+        cuts[name] |= {pre, pre * size}
+        spans.append((name, pre, pre * size))
+    pieces = []  # (axis name, from, to) of each piece of each axis, in mesh order
+    for name, _ in mesh_axes:
+        pieces += [(name, a, b) for a, b in itertools.pairwise(sorted(cuts[name]))]
+    ranks = np.arange(math.prod(s for _, s in mesh_axes)).reshape([b // a for _, a, b in pieces])
+    chosen = [
+        i
+        for name, low, high in spans
+        for i, (piece, a, b) in enumerate(pieces)
+        if piece == name and low <= a and b <= high
+    ]
+    rest = [i for i in range(len(pieces)) if i not in chosen]
+    count = math.prod(ranks.shape[i] for i in chosen)
+    groups = ranks.transpose(rest + chosen).reshape(-1, count)
+    return next(list(map(int, g)) for g in groups if rank in g)
+
+
+def shards(array, dim, count):
+    size = -(-array.shape[dim] // count)
+    cuts = [min(k * size, array.shape[dim]) for k in range(1, count)]
+    return np.split(array, cuts, axis=dim)
+
+
+def numbers(seed, shape, dtype="float32"):
+    """Small whole numbers: their sums are exact in every type."""
+    high = 2 if dtype == "bool" else 8
+    return np.random.default_rng(seed).integers(0, high, shape).astype(np.int64)
+
+
+def tensor(array, dtype="float32"):
+    return torch.tensor(np.array(array)).to(getattr(torch, dtype))
+
+
+def check(got, want, dtype="float32"):
+    assert got.dtype == getattr(torch, dtype), f"{got.dtype} instead of {dtype}"
+    assert list(got.shape) == list(np.shape(want)), f"{list(got.shape)} not {np.shape(want)}"
+    rounded = tensor(want, dtype)
+    assert torch.equal(got, rounded), f"{got.tolist()} instead of {rounded.tolist()}"
+
+
+class Cases:
+    """The cases for one choice of axes; `self.values(shape)` are one array for each member."""
+
+    def __init__(self, mesh, mesh_axes, axes):
+        self.mesh, self.axes = mesh, axes
+        self.ranks = members_by_reshape(mesh_axes, axes, mesh.rank)
+        self.n, self.me = len(self.ranks), self.ranks.index(mesh.rank)
+        self.seed = min(self.ranks)
+
+    def each(self, shape, dtype="float32"):
+        return [numbers([self.seed, r], shape, dtype) for r in self.ranks]
+
+    def whole(self, shape, dtype="float32"):
+        return numbers([self.seed, 99], shape, dtype)
+
+    def group(self):
+        group = self.mesh.group(self.axes)
+        assert list(group.ranks) == self.ranks, f"{group.ranks} instead of {self.ranks}"
+        assert (group.index, group.size) == (self.me, self.n)
+        assert (self.mesh.index(self.axes), self.mesh.count(self.axes)) == (self.me, self.n)
+
+    def all_reduce(self):
+        for dtype, op in itertools.product(DTYPES, REDUCE):
+            if op == "mean" and dtype not in ("float32", "float64", "bfloat16", "float16"):
+                continue
+            for shape in [(3, 5), (), (0, 4), (4096,)]:
+                each = self.each(shape, dtype)
+                x = tensor(each[self.me], dtype)
+                want = REDUCE[op](np.stack(each), axis=0)
+                check(rt.all_reduce(self.mesh, x, op, self.axes), want, dtype)
+                check(x, each[self.me], dtype)  # untouched
+
+    def all_reduce_in_place(self):
+        each = self.each((4, 3))
+        x = tensor(each[self.me])
+        out = rt.all_reduce(self.mesh, x, "sum", self.axes, donate=True)
+        assert out.data_ptr() == x.data_ptr()
+        check(out, sum(each))
+        rows = tensor(each[self.me]).t()
+        check(rt.all_reduce(self.mesh, rows, "sum", self.axes, donate=True), sum(each).T)
+
+    def all_reduce_fused(self):
+        shapes = [((3, 2), "float32"), ((), "int64"), ((0,), "float32"), ((5,), "float32")]
+        each = [self.each(shape, dtype) for shape, dtype in shapes]
+        xs = [tensor(e[self.me], dtype) for e, (_, dtype) in zip(each, shapes, strict=True)]
+        outs = rt.all_reduce(self.mesh, xs, "sum", self.axes)
+        for out, e, (_, dtype) in zip(outs, each, shapes, strict=True):
+            check(out, sum(e), dtype)
+
+    def all_gather(self):
+        for dtype, size, dim in itertools.product(["float32", "bool"], [8, 10, 2, 1, 0], [0, 1, 2]):
+            shape = [2, 3, 2]
+            shape[dim] = size
+            whole = self.whole(shape, dtype)
+            x = tensor(shards(whole, dim, self.n)[self.me], dtype)
+            out = rt.all_gather(self.mesh, x, dim, self.axes, total=size)
+            check(out, whole, dtype)
+        whole = self.whole((self.n, 70_000))  # above the size of small ones
+        x = tensor(whole[self.me : self.me + 1])
+        check(rt.all_gather(self.mesh, x, 0, self.axes), whole)
+        x = tensor(self.whole((8, 2)))[:2].t()  # not contiguous
+        check(rt.all_gather(self.mesh, x, 1, self.axes), np.tile(x.numpy(), (1, self.n)))
+        for dtype in DTYPES:
+            whole = self.whole((self.n, 3), dtype)
+            x = tensor(whole[self.me : self.me + 1], dtype)
+            check(rt.all_gather(self.mesh, x, 0, self.axes), whole, dtype)
+
+    def all_gather_fused(self):
+        given = [((6, 3), 0, "float32"), ((2, 10), 1, "float32"), ((0, 2), 0, "float32"),
+                 ((3, 8), 1, "int32")]  # fmt: skip
+        wholes = [self.whole(shape, dtype) for shape, _, dtype in given]
+        xs = [
+            tensor(shards(w, dim, self.n)[self.me], dtype)
+            for w, (_, dim, dtype) in zip(wholes, given, strict=True)
+        ]
+        dims, totals = [g[1] for g in given], [g[0][g[1]] for g in given]
+        outs = rt.all_gather(self.mesh, xs, dims, self.axes, totals)
+        for out, whole, (_, _, dtype) in zip(outs, wholes, given, strict=True):
+            check(out, whole, dtype)
+
+    def reduce_scatter(self):
+        for op, size, dim in itertools.product(REDUCE, [8, 10, 2, 0], [0, 1, 2]):
+            shape = [2, 3, 2]
+            shape[dim] = size
+            each = self.each(shape)
+            x = tensor(each[self.me])
+            want = shards(REDUCE[op](np.stack(each), axis=0), dim, self.n)[self.me]
+            check(rt.reduce_scatter(self.mesh, x, op, dim, self.axes), want)
+        for dtype, op in itertools.product(DTYPES, ["sum", "max", "min"]):
+            each = self.each((2 * self.n + 1, 2), dtype)
+            want = shards(REDUCE[op](np.stack(each), axis=0), 0, self.n)[self.me]
+            x = tensor(each[self.me], dtype)
+            check(rt.reduce_scatter(self.mesh, x, op, 0, self.axes), want, dtype)
+
+    def reduce_scatter_fused(self):
+        given = [((8, 3), 0, "float32"), ((2, 10), 1, "float32"), ((8,), 0, "int64")]
+        each = [self.each(shape, dtype) for shape, _, dtype in given]
+        xs = [tensor(e[self.me], dtype) for e, (_, _, dtype) in zip(each, given, strict=True)]
+        outs = rt.reduce_scatter(self.mesh, xs, "sum", [g[1] for g in given], self.axes)
+        for out, e, (_, dim, dtype) in zip(outs, each, given, strict=True):
+            check(out, shards(sum(e), dim, self.n)[self.me], dtype)
+
+    def all_to_all(self):
+        for split, concat in itertools.permutations(range(3), 2):
+            for split_size, concat_size in itertools.product([8, 10, 2], [8, 10, 2]):
+                shape = [3, 3, 3]
+                shape[split], shape[concat] = split_size, concat_size
+                whole = self.whole(shape)
+                x = tensor(shards(whole, concat, self.n)[self.me])
+                out = rt.all_to_all(self.mesh, x, split, concat, self.axes, concat_size)
+                check(out, shards(whole, split, self.n)[self.me])
+        for dtype in DTYPES:
+            whole = self.whole((2 * self.n, self.n), dtype)
+            x = tensor(shards(whole, 1, self.n)[self.me], dtype)
+            out = rt.all_to_all(self.mesh, x, 0, 1, self.axes)
+            check(out, shards(whole, 0, self.n)[self.me], dtype)
+
+    def slice(self):
+        for size, dim in itertools.product([8, 10, 2, 0], [0, 1]):
+            whole = self.whole((size, 3) if dim == 0 else (3, size))
+            out = rt.slice(self.mesh, tensor(whole), dim, self.axes)
+            check(out, shards(whole, dim, self.n)[self.me])
+
+    def broadcast(self):
+        for dtype, root in itertools.product(DTYPES, range(self.n)):
+            for shape in [(3, 2), (), (0,)]:
+                each = self.each(shape, dtype)
+                x = tensor(each[self.me], dtype)
+                check(rt.broadcast(self.mesh, x, root, self.axes), each[root], dtype)
+
+    def gather(self):
+        for root, size, dim in itertools.product(range(self.n), [8, 10, 1, 0], [0, 1]):
+            whole = self.whole((size, 3) if dim == 0 else (3, size))
+            x = tensor(shards(whole, dim, self.n)[self.me])
+            out = rt.gather(self.mesh, x, dim, root, self.axes, total=size)
+            check(out, whole if self.me == root else np.zeros_like(whole))
+
+    def scatter(self):
+        for dtype, root, size, dim in itertools.product(
+            ["float32", "bool"], range(self.n), [8, 10, 1, 0], [0, 1]
+        ):
+            each = self.each((size, 3) if dim == 0 else (3, size), dtype)
+            x = tensor(each[self.me], dtype)
+            out = rt.scatter(self.mesh, x, dim, root, self.axes)
+            check(out, shards(each[root], dim, self.n)[self.me], dtype)
+
+    def permute(self):
+        ring = [(k, (k + 1) % self.n) for k in range(self.n)]
+        swap = [(0, self.n - 1), (self.n - 1, 0)] if self.n > 1 else [(0, 0)]
+        for pairs in [ring, swap, [(0, self.n - 1)], [(k, k) for k in range(self.n)], []]:
+            for dtype in ["float32", "bool", "bfloat16"]:
+                each = self.each((2, 3), dtype)
+                out = rt.permute(self.mesh, tensor(each[self.me], dtype), pairs, self.axes)
+                source = {t: s for s, t in pairs}.get(self.me)
+                check(out, np.zeros((2, 3)) if source is None else each[source], dtype)
+        pieces = shards(self.whole((5, 2)), 0, self.n)  # uneven: the shape changes hands too
+        mine, theirs = pieces[self.me], pieces[(self.me - 1) % self.n]
+        out = rt.permute(self.mesh, tensor(mine), ring, self.axes, shape=theirs.shape)
+        check(out, theirs)
+
+    def send_recv(self):
+        last = self.n - 1
+        for shape in [(40, 3), (), (0,), (200_000,)]:
+            each = self.each(shape)
+            x = tensor(each[self.me])
+            rt.send(self.mesh, x, 0, last, self.axes)  # both first send, and then receive
+            rt.send(self.mesh, x, last, 0, self.axes)
+            x.zero_()
+            there = rt.recv(self.mesh, shape, torch.float32, 0, last, self.axes)
+            back = rt.recv(self.mesh, shape, torch.float32, last, 0, self.axes)
+            check(there, each[0] if self.me == last else np.zeros(shape))
+            check(back, each[last] if self.me == 0 else np.zeros(shape))
+        self.mesh.wait()
+
+    def gather_global(self):
+        for size in [8, 10, 1]:
+            whole = self.whole((size, 3))
+            x = tensor(shards(whole, 0, self.n)[self.me])
+            check(rt.gather_global(self.mesh, x, [self.axes, ()], None, [size, 3]), whole)
+        each = self.each((2, 3))
+        out = rt.gather_global(
+            self.mesh, tensor(each[self.me]), [(), ()], ("sum", self.axes), [2, 3]
+        )
+        check(out, sum(each))
+
+
+NAMES = [
+    name for name, value in vars(Cases).items() if not name.startswith("_") and callable(value)
+]
+NAMES = [name for name in NAMES if name not in ("each", "whole")]
+
+
+def main(mesh_text, rank, store):
+    torch.set_num_threads(1)
+    mesh_axes = [(name, int(n)) for name, n in (a.split("=") for a in mesh_text.split(","))]
+    world = math.prod(size for _, size in mesh_axes)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(store, world),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=30),
+    )
+    mesh = rt.Mesh(mesh_axes, rank)
+    failures = []
+    if "d" in mesh.axes:
+        for axes in [(("d", 2, 2),), (("d", 2, 4),), ("d",), (("d", 1, 2), ("d", 4, 2))][
+            : world // 2
+        ]:
+            Cases(mesh, mesh_axes, axes).group()
+    for axes in choices(mesh_axes):
+        cases = Cases(mesh, mesh_axes, axes)
+        for name in NAMES:
+            try:
+                getattr(cases, name)()
+            except Exception:  # all failures are wanted, not only the first
+                failures.append(f"rank {rank}, {axes}, {name}: {traceback.format_exc(limit=-2)}")
+    two_axes(mesh, mesh_axes, failures)
+    print("\n".join(failures) or f"rank {rank}: all passed")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def choices(mesh_axes):
+    """Groups worth a try: one axis, several, in both orders, and sub-axes."""
+    return {
+        "d=2": [("d",)],
+        "dp=2,tp=2": [("dp",), ("dp", "tp"), ("tp", "dp")],
+        "dp=3,tp=2": [("dp",)],
+        "d=8": [(("d", 4, 2), ("d", 1, 2))],
+    }[",".join(f"{name}={size}" for name, size in mesh_axes)]
+
+
+def two_axes(mesh, mesh_axes, failures):
+    """A value split over two dimensions, uneven in both, is put together again."""
+    if len(mesh_axes) != 2:
+        return
+    (a, _), (b, _) = mesh_axes
+    whole = numbers([7], (5, 7))
+    for dims in [((a,), (b,)), ((b,), (a,)), ((a, b), ()), ((b, a), ())]:
+        local = [mesh.bounds(s, axes) for s, axes in zip(whole.shape, dims, strict=True)]
+        x = tensor(whole[tuple(np.s_[s:t] for s, t in local)])
+        try:
+            check(rt.gather_global(mesh, x, dims, None, whole.shape), whole)
+        except Exception:
+            failures.append(f"rank {mesh.rank}, {dims}: {traceback.format_exc(limit=-2)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
