@@ -16,7 +16,11 @@ from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.strategy import Strategy
 
-STARTS = ["layout", "local", "axes", "mesh", "strategy", "numbers"]
+STARTS = ["layout", "local", "axes", "mesh", "strategy", "numbers", "options"]
+
+Value = int | float | str
+Options = tuple[str, tuple[tuple[str, Value], ...]]
+"""A word, then names with values."""
 
 
 class _Values(Transformer):
@@ -73,6 +77,28 @@ class _Values(Transformer):
 
     cuts = cut
 
+    def option(self, c: list[Any]) -> tuple[Any, Value]:
+        return c[0], c[1]
+
+    def int(self, c: list[Any]) -> int:
+        return int(c[0])
+
+    def float(self, c: list[Any]) -> float:
+        return float(c[0])
+
+    def string(self, c: list[Any]) -> str:
+        return str(c[0])[1:-1]
+
+    def word(self, c: list[Any]) -> str:
+        return str(c[0])
+
+    def options(self, c: list[Any]) -> Options:
+        names = [n for n, _ in c[1:]]
+        for i, n in enumerate(names):
+            if n in names[:i]:
+                raise NotationError(f"option {n} stands twice", n.start_pos)
+        return str(c[0]), tuple((str(n), v) for n, v in c[1:])
+
     def strategy(self, c: list[Any]) -> Strategy:
         mesh, operands, results = c
         return Strategy(None if mesh is None else str(mesh), operands, results)
@@ -128,6 +154,21 @@ def parse_strategy(text: str) -> Strategy:
 def parse_numbers(text: str) -> tuple[int, ...]:
     """`1, 0` -> (1, 0). Raises NotationError."""
     return _parse(text, "numbers", "a list of integers")
+
+
+def parse_options(text: str) -> Options:
+    """`normal, mean = 0.0, std = 0.02` -> ("normal", (("mean", 0.0), ...)). Raises NotationError."""
+    return _parse(text, "options", "options: word, name = value, ...")
+
+
+def options_text(options: Options) -> str:
+    """The text of options again."""
+    word, pairs = options
+
+    def value(v: Value) -> str:
+        return f'"{v}"' if isinstance(v, str) else repr(v)
+
+    return ", ".join([word, *(f"{n} = {value(v)}" for n, v in pairs)])
 
 
 def mesh_of(name: str, text: str) -> Mesh:

@@ -74,9 +74,9 @@ class TensorOp(IRDLOperation, ABC):
     strategy = opt_prop_def(StrategyAttr)
     traits = traits_def(Pure())
 
-    inferred: ClassVar[bool] = True
+    INFERRED: ClassVar[bool] = True
     """Whether the result types follow from the operands; otherwise the text states them."""
-    multilinear: ClassVar[bool] = False
+    MULTILINEAR: ClassVar[bool] = False
     """Whether one partial operand (a sum) among complete ones gives a partial result."""
 
     @classmethod
@@ -110,7 +110,7 @@ class TensorOp(IRDLOperation, ABC):
         operands = [plain(v) for v in self.operands]
         results = [plain(v) for v in self.results]
         try:
-            if self.inferred:
+            if self.INFERRED:
                 expected = self.result_types(operands, self.properties)
                 for i, (want, have) in enumerate(zip(expected, results, strict=True)):
                     if want is not have and want != have:
@@ -124,7 +124,7 @@ class TensorOp(IRDLOperation, ABC):
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
-        """Raises ShardirError when stated result types do not fit (ops with `inferred` False)."""
+        """Raises ShardirError when stated result types do not fit (ops with `INFERRED` False)."""
 
     def factors(self, mesh: Mesh | None = None) -> Factors:
         """The op's factors on its global shapes."""
@@ -156,7 +156,7 @@ class TensorOp(IRDLOperation, ABC):
         mesh = find_mesh(self, first.mesh)
         n = len(self.operands)
         message = agreement(
-            self.factors(mesh), tuple(layouts[:n]), tuple(layouts[n:]), mesh, self.multilinear  # type: ignore[arg-type]
+            self.factors(mesh), tuple(layouts[:n]), tuple(layouts[n:]), mesh, self.MULTILINEAR  # type: ignore[arg-type]
         )
         if message:
             raise VerifyException(f"[T3] not computable where its operands lie: {message}")

@@ -1,0 +1,151 @@
+"""Contractions of two tensors: one family, an einsum equation says which.
+
+    %c = nn.einsum "bik,bkj->bij" %a, %b : (tensor<8x4x5xf32>, tensor<8x5x6xf32>) -> tensor<8x4x6xf32>
+    %c = nn.matmul %a, %b : (tensor<4x5xf32>, tensor<5x6xf32>) -> tensor<4x6xf32>
+
+Each letter is a factor. A letter of both operands that the result lacks is summed over.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import StringAttr, TensorType
+from xdsl.ir import SSAValue
+from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    plain,
+    same_element,
+)
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+EQUATION = re.compile(r"([a-zA-Z]*),([a-zA-Z]*)->([a-zA-Z]*)")
+
+
+def split_equation(equation: str) -> tuple[str, str, str]:
+    """The letters of the operands and of the result.
+
+    Raises:
+        ShardirError: the text is not an equation of two operands, a letter stands twice in one of
+            them, or a letter stands in one of the three alone.
+    """
+    m = EQUATION.fullmatch(equation.replace(" ", ""))
+    if m is None:
+        raise ShardirError(f'[T7] {equation!r} is not an equation such as "ik,kj->ij"')
+    x, y, z = m.groups()
+    for part in (x, y, z):
+        if len(set(part)) != len(part):
+            raise ShardirError(f"[T7] a letter stands twice in {part!r} of {equation!r}")
+    for c in x + y + z:
+        if (c in x) + (c in y) + (c in z) < 2:
+            raise ShardirError(
+                f"[T7] {c!r} stands once only in {equation!r}; nn.reduce or nn.broadcast does that"
+            )
+    return x, y, z
+
+
+class Contraction(TensorOp, ABC):
+    """Products of elements of two tensors, summed over the letters that the result lacks."""
+
+    lhs = operand_def(TensorType)
+    rhs = operand_def(TensorType)
+    out = result_def(TensorType)
+    MULTILINEAR: ClassVar[bool] = True
+
+    @classmethod
+    @abstractmethod
+    def equation_of(cls, operands: Types, props: Props) -> str:
+        """The einsum equation."""
+
+    @property
+    def letters(self) -> tuple[str, str, str]:
+        types = plain(self.lhs), plain(self.rhs)
+        return split_equation(self.equation_of(types, self.properties))
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        x, y, z = split_equation(cls.equation_of(operands, props))
+        sizes: dict[str, int] = {}
+        for i, (letters, t) in enumerate(zip((x, y), operands, strict=True)):
+            shape = t.get_shape()
+            if len(shape) != len(letters):
+                raise ShardirError(
+                    f"[T7] operand {i} has {len(shape)} dimensions, its letters are {letters!r}"
+                )
+            for c, n in zip(letters, shape, strict=True):
+                if sizes.setdefault(c, n) != n:
+                    raise ShardirError(
+                        f"[T7] dimension {letters.index(c)} of operand {i} has size {n}, "
+                        f"the dimension that it meets has {sizes[c]}"
+                    )
+        return [tensor(same_element(operands), tuple(sizes[c] for c in z))]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        x, y, z = split_equation(cls.equation_of(operands, props))
+        return Factors.of([list(x), list(y)], [list(z)], [
+            t.get_shape() for t in (*operands, *results)
+        ])  # fmt: skip
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x, y, z = self.letters
+        return np.asarray(np.einsum(f"{x},{y}->{z}", *arrays, optimize=True))
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        dy = cotangents[0]
+        assert dy is not None
+        x, y, z = self.letters
+        return b.einsum(f"{z},{y}->{x}", dy, self.rhs), b.einsum(f"{x},{z}->{y}", self.lhs, dy)
+
+
+@irdl_op_definition
+class EinsumOp(Contraction):
+    """The contraction that its equation states."""
+
+    name = "nn.einsum"
+    equation = prop_def(StringAttr)
+    assembly_format = f"$equation $lhs `,` $rhs {STRATEGY}"
+
+    @classmethod
+    def equation_of(cls, operands: Types, props: Props) -> str:
+        equation = props["equation"]
+        assert isinstance(equation, StringAttr)
+        return equation.data
+
+
+@irdl_op_definition
+class MatmulOp(Contraction):
+    """Matrix product of the last two dimensions; leading ones are a batch. A matrix on the right
+    serves all of the batch."""
+
+    name = "nn.matmul"
+    assembly_format = f"$lhs `,` $rhs {STRATEGY}"
+
+    @classmethod
+    def equation_of(cls, operands: Types, props: Props) -> str:
+        m, n = (len(t.get_shape()) for t in operands)
+        if m < 2 or (n not in (2, m)):
+            raise ShardirError(
+                "[T7] nn.matmul multiplies (..., i, k) by (k, j) or by (..., k, j) "
+                "of the same batch dimensions"
+            )
+        batch = "abcdefgh"[: m - 2]
+        right = batch if n == m else ""
+        return f"{batch}ik,{right}kj->{batch}ij"
+
+
+OPS = [EinsumOp, MatmulOp]

@@ -1,0 +1,84 @@
+"""Ops without operands."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    DenseIntOrFPElementsAttr,
+    IntegerType,
+    TensorType,
+)
+from xdsl.ir import SSAValue
+from xdsl.irdl import irdl_op_definition, prop_def, result_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.dialects.nn.base import Array, Place, Props, TensorOp, Types, letters
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+
+def dense_values(attr: DenseIntOrFPElementsAttr[Any]) -> Array:
+    """The numbers of a dense attribute, in its type's (global) shape; bf16 as float32."""
+    values = attr.get_values()
+    element = attr.get_element_type()
+    if isinstance(element, IntegerType):
+        kind: Any = bool if element.width.data == 1 else np.int64
+    else:
+        kind = np.float32 if isinstance(element, BFloat16Type) else np.float64
+    flat = np.array(values, dtype=kind)
+    shape = attr.get_shape()
+    return np.broadcast_to(flat, shape) if flat.size == 1 else flat.reshape(shape)
+
+
+@irdl_op_definition
+class ConstantOp(TensorOp):
+    """Numbers that the text gives. A device holds its part of them.
+
+    %c = nn.constant dense<[[1.0, 2.0], [3.0, 4.0]]> : tensor<2x2xf32> -> tensor<2x2xf32>
+    """
+
+    name = "nn.constant"
+    value = prop_def(DenseIntOrFPElementsAttr)
+    out = result_def(TensorType)
+    INFERRED: ClassVar[bool] = False
+    assembly_format = "$value (`strategy` $strategy^)? attr-dict `->` type($out)"
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError("nn.constant states its result type")
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        shape = results[0].get_shape()
+        return Factors.of([], [letters(len(shape))], [shape])
+
+    def verify_(self) -> None:
+        super().verify_()
+        from xdsl.utils.exceptions import VerifyException
+
+        from shardir.dialects.dist import find_mesh, global_shape, type_layout
+
+        t = self.out.type
+        layout = type_layout(t)
+        mesh = find_mesh(self, layout.mesh) if layout is not None else None
+        if (
+            self.value.get_shape() != global_shape(t, mesh)
+            or self.value.get_element_type() != t.element_type
+        ):
+            raise VerifyException(f"[T1] the numbers are {self.value.type}, the result is {t}")
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        shape = place.shape(self.out)
+        starts = [place.start(self.out, d) for d in range(len(shape))]
+        part = tuple(slice(a, a + n) for a, n in zip(starts, shape, strict=True))
+        return dense_values(self.value)[part]
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        return ()
+
+
+OPS = [ConstantOp]

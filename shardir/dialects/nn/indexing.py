@@ -1,0 +1,243 @@
+"""Ops that take by index: gather (embedding) and pick, and what their gradients add up.
+
+A dimension that is taken from can be split: a device gives zeros for indices of other shards, and
+the results are a partial sum.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import IntegerAttr, IntegerType, TensorType, i64
+from xdsl.ir import SSAValue
+from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Shape
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    axis_of,
+    letters,
+    plain,
+)
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+
+def needs_indices(t: TensorType) -> None:
+    e = t.element_type
+    if not isinstance(e, IntegerType) or e.width.data not in (32, 64):
+        raise ShardirError(f"[T5] indices are i32 or i64, not {e}")
+
+
+def local_indices(ids: Array, start: int, size: int, total: int) -> tuple[Array, Array]:
+    """Indices into a shard of `size` rows from `start` on, and which of them lie in it.
+
+    Raises:
+        ShardirError: an index lies outside of the whole, 0 to `total` - 1.
+    """
+    if ids.size and (ids.min() < 0 or ids.max() >= total):
+        bad = int(ids.min() if ids.min() < 0 else ids.max())
+        raise ShardirError(f"index {bad} is out of range: there are {total} rows")
+    here = ids.astype(np.int64) - start
+    inside = (here >= 0) & (here < size)
+    return np.where(inside, here, 0), inside
+
+
+def _taken(table: Shape, ids: Shape, axis: int) -> Shape:
+    return (*table[:axis], *ids, *table[axis + 1 :])
+
+
+@irdl_op_definition
+class GatherGradOp(TensorOp):
+    """Zeros of the table's shape, to which the rows of dy are added at their indices."""
+
+    name = "nn.gather_grad"
+    ids = operand_def(TensorType)
+    dy = operand_def(TensorType)
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    out = result_def(TensorType)
+    INFERRED: ClassVar[bool] = False
+    assembly_format = f"$ids `,` $dy `axis` $axis {STRATEGY}"
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError("nn.gather_grad states its result type")
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        needs_indices(operands[0])
+        axis = axis_of(props, "axis", len(results[0].get_shape()))
+        expected = _taken(results[0].get_shape(), operands[0].get_shape(), axis)
+        if operands[1].get_shape() != expected:
+            raise ShardirError(f"[T1] dy is {operands[1]}, its shape is to be {list(expected)}")
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        table = results[0].get_shape()
+        axis = axis_of(props, "axis", len(table))
+        t, i = letters(len(table), "t"), letters(len(operands[0].get_shape()), "i")
+        return Factors.of(
+            [i, [*t[:axis], *i, *t[axis + 1 :]]], [t],
+            [v.get_shape() for v in (*operands, *results)],
+        )  # fmt: skip
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        ids, dy = arrays
+        shape = place.shape(self.out)
+        axis = axis_of(self.properties, "axis", len(shape))
+        start, total = place.start(self.out, axis), place.whole(self.out)[axis]
+        here, inside = local_indices(ids, start, shape[axis], total)
+        out = np.zeros(shape, dy.dtype)
+        rows = np.moveaxis(dy, range(axis, axis + ids.ndim), range(ids.ndim))
+        if shape[axis]:
+            np.add.at(np.moveaxis(out, axis, 0), here[inside], rows[inside])
+        return out
+
+
+@irdl_op_definition
+class GatherOp(TensorOp):
+    """Rows of a table at the indices: table.shape[:axis] + ids.shape + table.shape[axis + 1:].
+
+    An embedding is a gather at axis 0.
+    """
+
+    name = "nn.gather"
+    table = operand_def(TensorType)
+    ids = operand_def(TensorType)
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    out = result_def(TensorType)
+    assembly_format = f"$table `,` $ids `axis` $axis {STRATEGY}"
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        table, ids = operands
+        needs_indices(ids)
+        axis = axis_of(props, "axis", len(table.get_shape()))
+        return [tensor(table.element_type, _taken(table.get_shape(), ids.get_shape(), axis))]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        table, ids = operands
+        axis = axis_of(props, "axis", len(table.get_shape()))
+        t, i = letters(len(table.get_shape()), "t"), letters(len(ids.get_shape()), "i")
+        return Factors.of(
+            [t, i], [[*t[:axis], *i, *t[axis + 1 :]]],
+            [v.get_shape() for v in (*operands, *results)],
+        )  # fmt: skip
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        table, ids = arrays
+        axis = axis_of(self.properties, "axis", table.ndim)
+        start, total = place.start(self.table, axis), place.whole(self.table)[axis]
+        here, inside = local_indices(ids, start, table.shape[axis], total)
+        shape = _taken(table.shape, ids.shape, axis)
+        if table.shape[axis] == 0:
+            return np.zeros(shape, table.dtype)
+        rows = np.take(table, here, axis=axis)
+        mask = inside.reshape((1,) * axis + ids.shape + (1,) * (table.ndim - axis - 1))
+        return np.where(mask, rows, np.zeros((), table.dtype))
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        d = b.value(
+            GatherGradOp, self.ids, cotangents[0],
+            props={"axis": self.axis}, result=plain(self.table), like=self.table,
+        )  # fmt: skip
+        return d, None
+
+
+@irdl_op_definition
+class PickGradOp(TensorOp):
+    """Zeros with one more dimension, where dy stands at the index along it."""
+
+    name = "nn.pick_grad"
+    ids = operand_def(TensorType)
+    dy = operand_def(TensorType)
+    out = result_def(TensorType)
+    INFERRED: ClassVar[bool] = False
+    assembly_format = f"$ids `,` $dy {STRATEGY}"
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError("nn.pick_grad states its result type")
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        needs_indices(operands[0])
+        for t in operands:
+            if t.get_shape() != results[0].get_shape()[:-1]:
+                raise ShardirError(f"[T1] {t} does not have the result's leading dimensions")
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        names = letters(len(operands[0].get_shape()))
+        return Factors.of(
+            [names, names], [[*names, "c"]], [v.get_shape() for v in (*operands, *results)]
+        )
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        ids, dy = arrays
+        shape = place.shape(self.out)
+        last = len(shape) - 1
+        here, inside = local_indices(
+            ids, place.start(self.out, last), shape[-1], place.whole(self.out)[last]
+        )
+        out = np.zeros(shape, dy.dtype)
+        if shape[-1]:
+            value = np.where(inside, dy, np.zeros((), dy.dtype))
+            np.put_along_axis(out, here[..., None], value[..., None], axis=-1)
+        return out
+
+
+@irdl_op_definition
+class PickOp(TensorOp):
+    """One element of the last dimension for each of the leading ones: x[..., ids[...]]."""
+
+    name = "nn.pick"
+    x = operand_def(TensorType)
+    ids = operand_def(TensorType)
+    out = result_def(TensorType)
+    assembly_format = f"$x `,` $ids {STRATEGY}"
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        x, ids = operands
+        needs_indices(ids)
+        if not x.get_shape() or ids.get_shape() != x.get_shape()[:-1]:
+            raise ShardirError(f"[T1] the indices of {x} have its shape but the last dimension")
+        return [tensor(x.element_type, ids.get_shape())]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        names = letters(len(operands[1].get_shape()))
+        return Factors.of(
+            [[*names, "c"], names], [names], [v.get_shape() for v in (*operands, *results)]
+        )
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x, ids = arrays
+        last = x.ndim - 1
+        here, inside = local_indices(
+            ids, place.start(self.x, last), x.shape[-1], place.whole(self.x)[last]
+        )
+        if x.shape[-1] == 0:
+            return np.zeros(ids.shape, x.dtype)
+        taken = np.take_along_axis(x, here[..., None], axis=-1)[..., 0]
+        return np.where(inside, taken, np.zeros((), x.dtype))
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        d = b.value(PickGradOp, self.ids, cotangents[0], result=plain(self.x), like=self.x)
+        return d, None
+
+
+OPS: list[Any] = [GatherOp, GatherGradOp, PickOp, PickGradOp]

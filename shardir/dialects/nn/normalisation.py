@@ -1,0 +1,376 @@
+"""Ops over whole rows: softmax, log-softmax, layer norm, cross entropy.
+
+Where the row is split they are calculated by other ops, whose partial maxima and sums are what
+is communicated (`decompose`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f64, i64
+from xdsl.ir import SSAValue
+from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    axis_of,
+    float_of,
+    letters,
+    plain,
+    same_element,
+)
+from shardir.dialects.nn.elementwise import (
+    ExpOp,
+    LogOp,
+    SqrtOp,
+    StopGradientOp,
+    needs_float,
+)
+from shardir.dialects.nn.indexing import PickOp, needs_indices
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+
+class _RowOp(TensorOp, ABC):
+    """Operands and result of one shape; the dimension `axis` is whole on every device."""
+
+    axis = prop_def(IntegerAttr.constr(type=i64))
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        element = needs_float(cls.name, operands)
+        shape = operands[0].get_shape()
+        axis_of(props, "axis", len(shape))
+        for t in operands:
+            if t.get_shape() != shape:
+                raise ShardirError(f"[T6] shapes {list(shape)} and {list(t.get_shape())} differ")
+        return [tensor(element, shape)]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        shape = results[0].get_shape()
+        names = letters(len(shape))
+        return Factors.of(
+            [names] * len(operands), [names], [shape] * (len(operands) + 1),
+            replicate=[names[axis_of(props, "axis", len(shape))]],
+        )  # fmt: skip
+
+
+class _RowGrad(_RowOp, ABC):
+    """The cotangent of x, from the result y and its cotangent."""
+
+    y = operand_def(TensorType)
+    dy = operand_def(TensorType)
+    out = result_def(TensorType)
+    assembly_format = f"$y `,` $dy `axis` $axis {STRATEGY}"
+
+
+class _RowMap(_RowOp, ABC):
+    x = operand_def(TensorType)
+    out = result_def(TensorType)
+    assembly_format = f"$x `axis` $axis {STRATEGY}"
+    GRAD: ClassVar[type[_RowGrad]]
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        return (b.value(self.GRAD, self.out, cotangents[0], props={"axis": self.axis}),)
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        axis = axis_of(self.properties, "axis", len(plain(self.x).get_shape()))
+        shifted, exps, total = shifted_exp(b, self.x, axis)
+        return (self.finish(b, shifted, exps, total),)
+
+    @abstractmethod
+    def finish(
+        self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue
+    ) -> SSAValue:
+        """The result, from x - max, its exponential, and the sum of that."""
+
+
+def shifted_exp(b: "Builder", x: SSAValue, axis: int) -> tuple[SSAValue, SSAValue, SSAValue]:
+    """x - max, e to that, and its sum, along `axis`.
+
+    The greatest is taken only against overflow: the results do not depend on it, so no cotangent
+    goes through it.
+    """
+    top = b.value(StopGradientOp, b.reduce(x, "max", [axis], keep=True))
+    shifted = b.sub(x, top)
+    exps = b.value(ExpOp, shifted)
+    return shifted, exps, b.reduce(exps, "sum", [axis], keep=True)
+
+
+def _softmax(x: Array, axis: int) -> Array:
+    e = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
+    return e / e.sum(axis=axis, keepdims=True)
+
+
+@irdl_op_definition
+class SoftmaxGradOp(_RowGrad):
+    """(dy - sum(y dy)) y"""
+
+    name = "nn.softmax_grad"
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        y, dy = arrays
+        axis = axis_of(self.properties, "axis", y.ndim)
+        return (dy - (y * dy).sum(axis=axis, keepdims=True)) * y
+
+
+@irdl_op_definition
+class SoftmaxOp(_RowMap):
+    """e^x over its sum along `axis`"""
+
+    name = "nn.softmax"
+    GRAD: ClassVar[type[_RowGrad]] = SoftmaxGradOp
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        return _softmax(arrays[0], axis_of(self.properties, "axis", arrays[0].ndim))
+
+    def finish(
+        self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue
+    ) -> SSAValue:
+        return b.div(exps, total)
+
+
+@irdl_op_definition
+class LogSoftmaxGradOp(_RowGrad):
+    """dy - e^y sum(dy)"""
+
+    name = "nn.log_softmax_grad"
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        y, dy = arrays
+        axis = axis_of(self.properties, "axis", y.ndim)
+        return dy - np.exp(y) * dy.sum(axis=axis, keepdims=True)
+
+
+@irdl_op_definition
+class LogSoftmaxOp(_RowMap):
+    """The logarithm of softmax"""
+
+    name = "nn.log_softmax"
+    GRAD: ClassVar[type[_RowGrad]] = LogSoftmaxGradOp
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x = arrays[0]
+        axis = axis_of(self.properties, "axis", x.ndim)
+        z = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
+        return z - np.log(np.exp(z).sum(axis=axis, keepdims=True))
+
+    def finish(
+        self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue
+    ) -> SSAValue:
+        return b.sub(shifted, b.value(LogOp, total))
+
+
+# ---- cross entropy ----
+
+
+class _LossOp(TensorOp, ABC):
+    logits = operand_def(TensorType)
+    labels = operand_def(TensorType)
+
+    @classmethod
+    def check(cls, operands: Types) -> tuple[Any, tuple[int, ...]]:
+        logits, labels = operands[:2]
+        needs_indices(labels)
+        if not logits.get_shape() or labels.get_shape() != logits.get_shape()[:-1]:
+            raise ShardirError(
+                f"[T1] the labels of {logits} have its shape but the last dimension, the classes"
+            )
+        return needs_float(cls.name, operands[:1]), logits.get_shape()
+
+    @classmethod
+    def names(cls, operands: Types) -> list[str]:
+        return letters(len(operands[1].get_shape()))
+
+
+@irdl_op_definition
+class CrossEntropyGradOp(_LossOp):
+    """(softmax(logits) - one_hot(labels)) dy"""
+
+    name = "nn.cross_entropy_grad"
+    dy = operand_def(TensorType)
+    out = result_def(TensorType)
+    assembly_format = f"$logits `,` $labels `,` $dy {STRATEGY}"
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        element, shape = cls.check(operands)
+        return [tensor(element, shape)]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        n = cls.names(operands)
+        return Factors.of(
+            [[*n, "c"], n, n], [[*n, "c"]], [t.get_shape() for t in (*operands, *results)],
+            replicate=["c"],
+        )  # fmt: skip
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        logits, labels, dy = arrays
+        p = _softmax(logits, -1)
+        hot = np.arange(logits.shape[-1]) == labels[..., None]
+        return ((p - hot) * dy[..., None]).astype(logits.dtype)
+
+
+@irdl_op_definition
+class CrossEntropyOp(_LossOp):
+    """-log softmax(logits)[label], one loss per label; classes are the last dimension."""
+
+    name = "nn.cross_entropy"
+    out = result_def(TensorType)
+    assembly_format = f"$logits `,` $labels {STRATEGY}"
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        element, shape = cls.check(operands)
+        return [tensor(element, shape[:-1])]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        n = cls.names(operands)
+        return Factors.of(
+            [[*n, "c"], n], [n], [t.get_shape() for t in (*operands, *results)], replicate=["c"]
+        )
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        logits, labels = arrays
+        classes = logits.shape[-1]
+        if labels.size and (labels.min() < 0 or labels.max() >= classes):
+            raise ShardirError(f"a label is out of range: there are {classes} classes")
+        z = logits - logits.max(axis=-1, keepdims=True, initial=-np.inf)
+        picked = np.take_along_axis(z, labels[..., None].astype(np.int64), axis=-1)[..., 0]
+        return np.log(np.exp(z).sum(axis=-1)) - picked
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        return b.value(CrossEntropyGradOp, self.logits, self.labels, cotangents[0]), None
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        shape = plain(self.logits).get_shape()
+        shifted, _, total = shifted_exp(b, self.logits, len(shape) - 1)
+        log_total = b.value(LogOp, b.reshape(total, shape[:-1]))
+        return (b.sub(log_total, b.value(PickOp, shifted, self.labels)),)
+
+
+# ---- layer norm ----
+
+
+@irdl_op_definition
+class LayerNormGradOp(TensorOp):
+    """The cotangents of x, weight and bias of a layer norm."""
+
+    name = "nn.layer_norm_grad"
+    x = operand_def(TensorType)
+    weight = operand_def(TensorType)
+    dy = operand_def(TensorType)
+    eps = prop_def(FloatAttr.constr(type=f64))
+    dx = result_def(TensorType)
+    dweight = result_def(TensorType)
+    dbias = result_def(TensorType)
+    assembly_format = f"$x `,` $weight `,` $dy `eps` $eps {STRATEGY}"
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        x, weight, _ = operands
+        return [x, weight, weight]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        x, w, _ = (t.get_shape() for t in operands)
+        names = letters(len(x))
+        tail = names[len(x) - len(w) :]
+        return Factors.of(
+            [names, tail, names], [names, tail, tail],
+            [t.get_shape() for t in (*operands, *results)], replicate=tail,
+        )  # fmt: skip
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        x, weight, dy = arrays
+        dims = tuple(range(x.ndim - weight.ndim, x.ndim))
+        lead = tuple(range(x.ndim - weight.ndim))
+        c = x - x.mean(axis=dims, keepdims=True)
+        r = 1 / np.sqrt((c * c).mean(axis=dims, keepdims=True) + float_of(self, "eps"))
+        h = c * r
+        g = dy * weight
+        dx = r * (
+            g - g.mean(axis=dims, keepdims=True) - h * (g * h).mean(axis=dims, keepdims=True)
+        )
+        return dx.astype(x.dtype), (dy * h).sum(axis=lead), dy.sum(axis=lead)
+
+
+@irdl_op_definition
+class LayerNormOp(TensorOp):
+    """(x - mean) / sqrt(var + eps) * weight + bias, over the trailing dimensions that weight and
+    bias have."""
+
+    name = "nn.layer_norm"
+    x = operand_def(TensorType)
+    weight = operand_def(TensorType)
+    bias = operand_def(TensorType)
+    eps = prop_def(FloatAttr.constr(type=f64))
+    out = result_def(TensorType)
+    assembly_format = f"$x `,` $weight `,` $bias `eps` $eps {STRATEGY}"
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        x, weight, bias = (t.get_shape() for t in operands)
+        needs_float(cls.name, operands)
+        if not weight or x[len(x) - len(weight) :] != weight or weight != bias:
+            raise ShardirError(
+                f"[T6] weight {list(weight)} and bias {list(bias)} must both have "
+                f"the trailing dimensions of {list(x)}"
+            )
+        return [tensor(same_element(operands), x)]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        x, w, _ = (t.get_shape() for t in operands)
+        names = letters(len(x))
+        tail = names[len(x) - len(w) :]
+        return Factors.of(
+            [names, tail, tail], [names], [t.get_shape() for t in (*operands, *results)],
+            replicate=tail,
+        )  # fmt: skip
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x, weight, bias = arrays
+        dims = tuple(range(x.ndim - weight.ndim, x.ndim))
+        c = x - x.mean(axis=dims, keepdims=True)
+        var = (c * c).mean(axis=dims, keepdims=True)
+        return (c / np.sqrt(var + float_of(self, "eps")) * weight + bias).astype(x.dtype)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        op = b.op(
+            LayerNormGradOp, self.x, self.weight, cotangents[0], props={"eps": self.eps}
+        )
+        return op.results
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        t = plain(self.x)
+        rank, norm = len(t.get_shape()), len(plain(self.weight).get_shape())
+        dims = range(rank - norm, rank)
+        centred = b.sub(self.x, b.reduce(self.x, "mean", dims, keep=True))
+        var = b.reduce(b.mul(centred, centred), "mean", dims, keep=True)
+        eps = b.constant(float_of(self, "eps"), t.element_type)
+        normed = b.div(centred, b.value(SqrtOp, b.add(var, eps)))
+        return (b.add(b.mul(normed, self.weight), self.bias),)
+
+
+OPS = [
+    SoftmaxOp, SoftmaxGradOp, LogSoftmaxOp, LogSoftmaxGradOp, CrossEntropyOp, CrossEntropyGradOp,
+    LayerNormOp, LayerNormGradOp,
+]  # fmt: skip

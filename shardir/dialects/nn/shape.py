@@ -1,0 +1,246 @@
+"""Ops that move elements and calculate nothing: reshape, transpose, broadcast."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import SSAValue
+from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Shape
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    DimsAttr,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    dims_of,
+    letters,
+    plain,
+)
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+
+def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
+    """Which dimensions of `old` become which of `new`: the finest groups of equal products.
+
+    Dimensions of size 1 belong to no group.
+    """
+    xs = [d for d, n in enumerate(old) if n != 1]
+    ys = [d for d, n in enumerate(new) if n != 1]
+    groups = []
+    while xs or ys:
+        a, b = [xs.pop(0)], [ys.pop(0)]
+        p, q = old[a[0]], new[b[0]]
+        while p != q:
+            if p < q:
+                a.append(xs.pop(0))
+                p *= old[a[-1]]
+            else:
+                b.append(ys.pop(0))
+                q *= new[b[-1]]
+        groups.append((a, b))
+    return groups
+
+
+@irdl_op_definition
+class ReshapeOp(TensorOp):
+    """The same elements in row-major order, in another shape.
+
+    Dimensions that merge or split keep a layout: the major factors of a merged dimension can be
+    split, and stay so.
+    """
+
+    name = "nn.reshape"
+    x = operand_def(TensorType)
+    out = result_def(TensorType)
+    INFERRED: ClassVar[bool] = False
+    assembly_format = f"$x {STRATEGY}"
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        old, new = operands[0], results[0]
+        if old.element_type != new.element_type:
+            raise ShardirError("[T1] nn.reshape keeps the element type")
+        if prod(old.get_shape()) != prod(new.get_shape()):
+            raise ShardirError(
+                f"[T9] {list(old.get_shape())} has {prod(old.get_shape())} elements, "
+                f"{list(new.get_shape())} has {prod(new.get_shape())}"
+            )
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError("nn.reshape states its result type")
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        old, new = operands[0].get_shape(), results[0].get_shape()
+        ins, outs = [""] * len(old), [""] * len(new)
+        if prod(old) == 0:
+            return Factors.of([ins], [outs], [old, new], linear="any")
+        sizes: dict[str, int] = {}
+        for i, (a, b) in enumerate(reshape_groups(old, new)):
+            _refine(f"g{i}", [old[d] for d in a], [new[d] for d in b], a, b, ins, outs, sizes)
+        factors = Factors.of([ins], [outs], [old, new], linear="any")
+        return Factors(
+            tuple((f, sizes[f]) for f, _ in factors.sizes), factors.operands, factors.results,
+            factors.replicate, factors.reduction, factors.linear,
+        )  # fmt: skip
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        return arrays[0].reshape(place.shape(self.out))
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        return (b.reshape(cotangents[0], plain(self.x).get_shape(), like=self.x),)
+
+
+def _refine(
+    name: str,
+    old: list[int],
+    new: list[int],
+    a: list[int],
+    b: list[int],
+    ins: list[str],
+    outs: list[str],
+    sizes: dict[str, int],
+) -> None:
+    """Name the common factors of one group, major to minor: sizes at which both sides can be cut.
+
+    8 x 6 -> 4 x 12 has the cuts 8 | 48 and 4 | 48: factors 4, 2, 6. Where the cuts of the sides do
+    not divide each other (6 x 4 -> 4 x 6) the rest of the group is one factor that stays whole.
+    """
+    cuts = sorted({prod(old[: i + 1]) for i in range(len(old))} | {
+        prod(new[: i + 1]) for i in range(len(new))
+    })  # fmt: skip
+    at, factors = 1, []
+    for cut in cuts:
+        if cut % at:
+            break
+        factors.append((at, cut))
+        at = cut
+    for sides, dims, names in ((old, a, ins), (new, b, outs)):
+        low = 1
+        for n, d in zip(sides, dims, strict=True):
+            mine = [
+                f"{name}_{lo}" for lo, hi in factors if low <= lo and hi <= low * n
+            ]
+            whole = prod(hi // lo for lo, hi in factors if low <= lo and hi <= low * n) == n
+            names[d] = " ".join(mine) if whole else ""
+            low *= n
+    for lo, hi in factors:
+        sizes[f"{name}_{lo}"] = hi // lo
+
+
+@irdl_op_definition
+class TransposeOp(TensorOp):
+    """Dimension i of the result is dimension perm[i] of the operand."""
+
+    name = "nn.transpose"
+    x = operand_def(TensorType)
+    perm = prop_def(DimsAttr)
+    out = result_def(TensorType)
+    assembly_format = f"$x `perm` $perm {STRATEGY}"
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        shape = operands[0].get_shape()
+        perm = dims_of(props, "perm", len(shape))
+        if len(perm) != len(shape):
+            raise ShardirError(f"[T4] perm {list(perm)} does not name each of {len(shape)} dimensions")
+        return [tensor(operands[0].element_type, tuple(shape[d] for d in perm))]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        names = letters(len(operands[0].get_shape()))
+        perm = dims_of(props, "perm", len(names))
+        return Factors.of(
+            [names], [[names[d] for d in perm]],
+            [operands[0].get_shape(), results[0].get_shape()], linear="any",
+        )  # fmt: skip
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        return np.transpose(arrays[0], dims_of(self.properties, "perm", arrays[0].ndim))
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        perm = dims_of(self.properties, "perm", len(plain(self.x).get_shape()))
+        return (b.transpose(cotangents[0], [perm.index(d) for d in range(len(perm))]),)
+
+
+@irdl_op_definition
+class BroadcastOp(TensorOp):
+    """The operand's dimension i stands at `dims[i]` of the result; along the others it repeats.
+
+    An operand's dimension of size 1 repeats too.
+    """
+
+    name = "nn.broadcast"
+    x = operand_def(TensorType)
+    dims = prop_def(DimsAttr)
+    out = result_def(TensorType)
+    INFERRED: ClassVar[bool] = False
+    assembly_format = f"$x `dims` $dims {STRATEGY}"
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        old, new = operands[0], results[0]
+        if old.element_type != new.element_type:
+            raise ShardirError("[T1] nn.broadcast keeps the element type")
+        dims = dims_of(props, "dims", len(new.get_shape()))
+        if len(dims) != len(old.get_shape()):
+            raise ShardirError(
+                f"[T4] dims {list(dims)} does not place each of {len(old.get_shape())} dimensions"
+            )
+        for i, d in enumerate(dims):
+            n, m = old.get_shape()[i], new.get_shape()[d]
+            if n not in (1, m):
+                raise ShardirError(f"[T6] dimension {i} of size {n} can't repeat to {m}")
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError("nn.broadcast states its result type")
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        old, new = operands[0].get_shape(), results[0].get_shape()
+        names = letters(len(new))
+        dims = dims_of(props, "dims", len(new))
+        ins = [names[d] if n == new[d] else "" for n, d in zip(old, dims, strict=True)]
+        return Factors.of([ins], [names], [old, new], linear="any")
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        shape = place.shape(self.out)
+        dims = dims_of(self.properties, "dims", len(shape))
+        order = sorted(range(len(dims)), key=lambda i: dims[i])
+        x = np.transpose(arrays[0], order)
+        view = [1] * len(shape)
+        for i in order:
+            view[dims[i]] = arrays[0].shape[i]
+        return np.broadcast_to(x.reshape(view), shape)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        dy = cotangents[0]
+        assert dy is not None
+        old, new = plain(self.x).get_shape(), plain(self.out).get_shape()
+        dims = dims_of(self.properties, "dims", len(new))
+        kept = [d for i, d in enumerate(dims) if old[i] == new[d]]
+        gone = [d for d in range(len(new)) if d not in kept]
+        summed = b.reduce(dy, "sum", gone) if gone else dy
+        order = sorted(kept)
+        perm = [order.index(d) for d in kept]
+        if perm != sorted(perm):
+            summed = b.transpose(summed, perm)
+        return (b.reshape(summed, old),)
+
+
+OPS = [ReshapeOp, TransposeOp, BroadcastOp]

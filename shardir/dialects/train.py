@@ -1,0 +1,286 @@
+"""The `train` dialect: what to differentiate, how parameters start and how they are updated.
+
+    func.func @loss(%x: tensor<8x4xf32> {train.input = #train.init<normal, mean = 0.0, std = 1.0>},
+                    %w: tensor<4x2xf32> {train.parameter = "w", train.init = #train.init<...>})
+        -> tensor<f32> { ... }
+    train.step @step of @loss <momentum, lr = 0.1, momentum = 0.9>
+
+`distributed-autodiff` turns a `train.step` into a function from inputs, parameters and states to
+the loss and the updated parameters and states.
+"""
+
+from abc import ABC
+from typing import Any, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import (
+    DictionaryAttr,
+    FloatAttr,
+    StringAttr,
+    SymbolNameConstraint,
+    SymbolRefAttr,
+    TensorType,
+    f64,
+)
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Dialect
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    prop_def,
+    result_def,
+    traits_def,
+)
+from xdsl.traits import SymbolOpInterface
+from xdsl.utils.exceptions import VerifyException
+
+from shardir.algebra.errors import NotationError
+from shardir.algebra.notation import Options, options_text, parse_options
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    DimsAttr,
+    Place,
+    Props,
+    Types,
+    float_of,
+)
+from shardir.dialects.nn.elementwise import Elementwise
+from shardir.dialects.text import TextAttr
+
+# ---- attributes: words with named values ----
+
+
+class OptionsAttr(TextAttr[Options], ABC):
+    """A word of KINDS with its named values; each value has a type, and a default or is needed."""
+
+    KINDS: ClassVar[dict[str, dict[str, type | float]]]
+
+    @classmethod
+    def from_text(cls, text: str) -> Options:
+        word, given = parse_options(text)
+        if word not in cls.KINDS:
+            raise NotationError(f"unknown {cls.name} {word!r}; there are {', '.join(cls.KINDS)}")
+        wanted, values = cls.KINDS[word], dict(given)
+        for n in values:
+            if n not in wanted:
+                raise NotationError(
+                    f"{word} has no option {n}; it has {', '.join(wanted)}", text.find(n)
+                )
+        out: list[tuple[str, Any]] = []
+        for n, kind in wanted.items():
+            if n not in values and isinstance(kind, type):
+                raise NotationError(f"{word} needs {n} = ...", len(text))
+            value = values.get(n, kind)
+            expected = kind if isinstance(kind, type) else float
+            if expected is float and isinstance(value, int):
+                value = float(value)
+            if not isinstance(value, expected):
+                raise NotationError(
+                    f"{n} is a {expected.__name__}, not {value!r}", text.find(n)
+                )
+            out.append((n, value))
+        return word, tuple(out)
+
+    @classmethod
+    def to_text(cls, data: Options) -> str:
+        return options_text(data)
+
+    @property
+    def kind(self) -> str:
+        return self.data[0]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return dict(self.data[1])
+
+
+@irdl_attr_definition
+class InitAttr(OptionsAttr):
+    """How a value starts: drawn by its global position, so that every mesh draws the same, or read
+    from an array of an .npz file, in rows."""
+
+    name = "train.init"
+    KINDS: ClassVar[dict[str, dict[str, type | float]]] = {
+        "normal": {"mean": 0.0, "std": 1.0},
+        "uniform": {"low": 0.0, "high": 1.0},
+        "integers": {"low": int, "high": int},
+        "constant": {"value": float},
+        "file": {"path": str, "array": str},
+    }
+
+
+@irdl_attr_definition
+class OptimizerAttr(OptionsAttr):
+    """The optimizer of a train step, with its numbers."""
+
+    name = "train.optimizer"
+    KINDS: ClassVar[dict[str, dict[str, type | float]]] = {
+        "sgd": {"lr": float, "weight_decay": 0.0},
+        "momentum": {"lr": float, "momentum": float, "weight_decay": 0.0},
+    }
+
+
+# ---- what to differentiate ----
+
+
+class _OfFunction(IRDLOperation, ABC):
+    sym_name = prop_def(SymbolNameConstraint())
+    function = prop_def(SymbolRefAttr)
+
+    def find(self) -> FuncOp:
+        """The function. Raises VerifyException when there is none of that name with a body."""
+        wanted = self.function.root_reference.data
+        module = self.parent_op()
+        if module is not None:
+            for op in module.regions[0].block.ops:
+                if isinstance(op, FuncOp) and op.sym_name.data == wanted:
+                    if not op.body.blocks:
+                        raise VerifyException(f"[G1] function @{wanted} has no body")
+                    return op
+        raise VerifyException(f"[G1] no function @{wanted}")
+
+
+@irdl_op_definition
+class StepOp(_OfFunction):
+    """A training step: the function's loss, and its parameters updated by the optimizer."""
+
+    name = "train.step"
+    optimizer = prop_def(OptimizerAttr)
+    traits = traits_def(SymbolOpInterface())
+    assembly_format = "$sym_name `of` $function $optimizer attr-dict"
+
+    def verify_(self) -> None:
+        f = self.find()
+        outs = f.function_type.outputs.data
+        if len(outs) != 1 or not isinstance(outs[0], TensorType) or outs[0].get_shape() != ():
+            raise VerifyException(
+                f"[G2] @{f.sym_name.data} must return one scalar, the loss; reduce it"
+            )
+        if not any("train.parameter" in a for a in arg_attrs(f)):
+            raise VerifyException(
+                f"[G3] @{f.sym_name.data} has no parameter; mark arguments with "
+                '{train.parameter = "name", train.init = #train.init<...>}'
+            )
+
+
+@irdl_op_definition
+class GradientOp(_OfFunction):
+    """A function from the arguments (and, for each result that is no scalar, its cotangent) to
+    the results and the cotangents of the arguments `wrt`."""
+
+    name = "train.gradient"
+    wrt = prop_def(DimsAttr)
+    traits = traits_def(SymbolOpInterface())
+    assembly_format = "$sym_name `of` $function `wrt` $wrt attr-dict"
+
+    def verify_(self) -> None:
+        f = self.find()
+        n = len(f.function_type.inputs)
+        for i in self.wrt.data:
+            if not 0 <= i < n:
+                raise VerifyException(f"[G4] @{f.sym_name.data} has no argument {i}")
+
+
+@irdl_op_definition
+class BackwardOp(IRDLOperation):
+    """Where the forward part of a function ends and its backward part begins."""
+
+    name = "train.backward"
+    assembly_format = "attr-dict"
+
+
+def arg_attrs(f: FuncOp) -> list[dict[str, Any]]:
+    """The attributes of each argument."""
+    n = len(f.function_type.inputs)
+    if f.arg_attrs is None:
+        return [{} for _ in range(n)]
+    return [dict(d.data) for d in f.arg_attrs]
+
+
+def set_arg_attrs(f: FuncOp, attrs: list[dict[str, Any]]) -> None:
+    from xdsl.dialects.builtin import ArrayAttr
+
+    f.properties["arg_attrs"] = ArrayAttr(DictionaryAttr(a) for a in attrs)
+
+
+def text_attr(attrs: dict[str, Any], name: str) -> str | None:
+    """The string of a string attribute, or None."""
+    attr = attrs.get(name)
+    return attr.data if isinstance(attr, StringAttr) else None
+
+
+# ---- optimizers ----
+
+
+class Update(Elementwise, ABC):
+    """A parameter and its states after one step, from its gradient; all of one shape."""
+
+    @classmethod
+    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+        return [t for i, t in enumerate(operands) if i != 1]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props):
+        one = super().rule(operands, results[:1], props)
+        from dataclasses import replace
+
+        return replace(one, results=one.results * len(results))
+
+
+@irdl_op_definition
+class SgdOp(Update):
+    """w - lr (g + weight_decay w)"""
+
+    name = "train.sgd"
+    w = operand_def(TensorType)
+    g = operand_def(TensorType)
+    lr = prop_def(FloatAttr.constr(type=f64))
+    weight_decay = prop_def(FloatAttr.constr(type=f64))
+    new_w = result_def(TensorType)
+    assembly_format = f"$w `,` $g `lr` $lr `weight_decay` $weight_decay {STRATEGY}"
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        w, g = arrays
+        g = g + float_of(self, "weight_decay") * w
+        return (w - float_of(self, "lr") * g).astype(w.dtype)
+
+
+@irdl_op_definition
+class MomentumOp(Update):
+    """v' = momentum v + g + weight_decay w; w' = w - lr v'"""
+
+    name = "train.momentum"
+    w = operand_def(TensorType)
+    g = operand_def(TensorType)
+    v = operand_def(TensorType)
+    lr = prop_def(FloatAttr.constr(type=f64))
+    momentum = prop_def(FloatAttr.constr(type=f64))
+    weight_decay = prop_def(FloatAttr.constr(type=f64))
+    new_w = result_def(TensorType)
+    new_v = result_def(TensorType)
+    assembly_format = (
+        "$w `,` $g `,` $v `lr` $lr `momentum` $momentum `weight_decay` $weight_decay " + STRATEGY
+    )
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        w, g, v = arrays
+        v = float_of(self, "momentum") * v + g + float_of(self, "weight_decay") * w
+        v = np.asarray(v, dtype=w.dtype)
+        return (w - float_of(self, "lr") * v).astype(w.dtype), v
+
+
+OPTIMIZERS: dict[str, tuple[type[Update], tuple[str, ...]]] = {
+    "sgd": (SgdOp, ()),
+    "momentum": (MomentumOp, ("momentum",)),
+}
+"""The update op of each optimizer, and the names of its states (all start at zero)."""
+
+Train = Dialect(
+    "train",
+    [StepOp, GradientOp, BackwardOp, SgdOp, MomentumOp],
+    [InitAttr, OptimizerAttr],
+)
+
