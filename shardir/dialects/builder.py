@@ -54,7 +54,7 @@ class Builder:
         props = props or {}
         types = [plain(v) for v in operands]
         outs = [tensor(result.element_type, result.get_shape())] if result is not None else (
-            kind.result_types(types, props)
+            kind.infer(types, props)
         )  # fmt: skip
         if self.mesh is not None:
             operands, outs = self._place(kind, operands, types, outs, props, like)

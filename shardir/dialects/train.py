@@ -219,7 +219,7 @@ class Update(Elementwise, ABC):
     """A parameter and its states after one step, from its gradient; all of one shape."""
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         return [t for i, t in enumerate(operands) if i != 1]
 
     @classmethod

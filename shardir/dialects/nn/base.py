@@ -1,6 +1,6 @@
 """What every tensor op states of itself, once.
 
-An op is one class. From its types and properties alone follow `result_types` (inference), `rule`
+An op is one class. From its types and properties alone follow `infer` (the result types), `rule`
 (the factors that layouts follow from), `evaluate` (numpy, the reference) and `gradient`. An op
 that needs a dimension whole may also state how it is calculated when that dimension is split:
 `decompose`.
@@ -81,7 +81,7 @@ class TensorOp(IRDLOperation, ABC):
 
     @classmethod
     @abstractmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         """The results' shapes and element types. Raises ShardirError on operands that do not fit."""
 
     @classmethod
@@ -111,7 +111,7 @@ class TensorOp(IRDLOperation, ABC):
         results = [plain(v) for v in self.results]
         try:
             if self.INFERRED:
-                expected = self.result_types(operands, self.properties)
+                expected = self.infer(operands, self.properties)
                 for i, (want, have) in enumerate(zip(expected, results, strict=True)):
                     if want is not have and want != have:
                         raise ShardirError(f"[T1] result {i} is {want}, the type says {have}")

@@ -77,7 +77,7 @@ class Contraction(TensorOp, ABC):
         return split_equation(self.equation_of(types, self.properties))
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         x, y, z = split_equation(cls.equation_of(operands, props))
         sizes: dict[str, int] = {}
         for i, (letters, t) in enumerate(zip((x, y), operands, strict=True)):

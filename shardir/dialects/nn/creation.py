@@ -48,7 +48,7 @@ class ConstantOp(TensorOp):
     assembly_format = "$value (`strategy` $strategy^)? attr-dict `->` type($out)"
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         raise ShardirError("nn.constant states its result type")
 
     @classmethod

@@ -62,7 +62,7 @@ class Elementwise(TensorOp, ABC):
         return same_element(operands)
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         shape = broadcast_shape([t.get_shape() for t in operands])
         return [tensor(cls.element(operands, props), shape)]
 
@@ -460,7 +460,7 @@ class ConvertOp(Unary):
             raise ShardirError("[T1] nn.convert keeps the shape")
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         raise ShardirError("nn.convert states its result type")
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:

@@ -69,7 +69,7 @@ class GatherGradOp(TensorOp):
     assembly_format = f"$ids `,` $dy `axis` $axis {STRATEGY}"
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         raise ShardirError("nn.gather_grad states its result type")
 
     @classmethod
@@ -118,7 +118,7 @@ class GatherOp(TensorOp):
     assembly_format = f"$table `,` $ids `axis` $axis {STRATEGY}"
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         table, ids = operands
         needs_indices(ids)
         axis = axis_of(props, "axis", len(table.get_shape()))
@@ -167,7 +167,7 @@ class PickGradOp(TensorOp):
     assembly_format = f"$ids `,` $dy {STRATEGY}"
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         raise ShardirError("nn.pick_grad states its result type")
 
     @classmethod
@@ -209,7 +209,7 @@ class PickOp(TensorOp):
     assembly_format = f"$x `,` $ids {STRATEGY}"
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         x, ids = operands
         needs_indices(ids)
         if not x.get_shape() or ids.get_shape() != x.get_shape()[:-1]:

@@ -48,7 +48,7 @@ class _RowOp(TensorOp, ABC):
     axis = prop_def(IntegerAttr.constr(type=i64))
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         element = needs_float(cls.name, operands)
         shape = operands[0].get_shape()
         axis_of(props, "axis", len(shape))
@@ -206,7 +206,7 @@ class CrossEntropyGradOp(_LossOp):
     assembly_format = f"$logits `,` $labels `,` $dy {STRATEGY}"
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         element, shape = cls.check(operands)
         return [tensor(element, shape)]
 
@@ -234,7 +234,7 @@ class CrossEntropyOp(_LossOp):
     assembly_format = f"$logits `,` $labels {STRATEGY}"
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         element, shape = cls.check(operands)
         return [tensor(element, shape[:-1])]
 
@@ -283,7 +283,7 @@ class LayerNormGradOp(TensorOp):
     assembly_format = f"$x `,` $weight `,` $dy `eps` $eps {STRATEGY}"
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         x, weight, _ = operands
         return [x, weight, weight]
 
@@ -325,7 +325,7 @@ class LayerNormOp(TensorOp):
     assembly_format = f"$x `,` $weight `,` $bias `eps` $eps {STRATEGY}"
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         x, weight, bias = (t.get_shape() for t in operands)
         needs_float(cls.name, operands)
         if not weight or x[len(x) - len(weight) :] != weight or weight != bias:

@@ -69,7 +69,7 @@ class ReduceOp(TensorOp):
     assembly_format = f"$kind $x `dims` $dims (`keep` $keep^)? {STRATEGY}"
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         (t,) = operands
         shape = t.get_shape()
         dims = dims_of(props, "dims", len(shape))

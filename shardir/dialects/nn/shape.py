@@ -78,7 +78,7 @@ class ReshapeOp(TensorOp):
             )
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         raise ShardirError("nn.reshape states its result type")
 
     @classmethod
@@ -152,7 +152,7 @@ class TransposeOp(TensorOp):
     assembly_format = f"$x `perm` $perm {STRATEGY}"
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         shape = operands[0].get_shape()
         perm = dims_of(props, "perm", len(shape))
         if len(perm) != len(shape):
@@ -207,7 +207,7 @@ class BroadcastOp(TensorOp):
                 raise ShardirError(f"[T6] dimension {i} of size {n} can't repeat to {m}")
 
     @classmethod
-    def result_types(cls, operands: Types, props: Props) -> list[TensorType]:
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         raise ShardirError("nn.broadcast states its result type")
 
     @classmethod
