@@ -1,0 +1,120 @@
+# ruff: noqa: PLR0917
+"""Numbers that depend on nothing but a key and their place: numpy's twin of the torch runtime's.
+
+Bit for bit what shardir/backend/runtime_random.py makes on the ranks (its docstring says how), so
+that the interpreter and the emitted program start from the same parameters and inputs.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_LOG = [2.0 / k for k in range(15, 0, -2)]
+_SIN = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(8, -1, -1)]
+_HALF_EXPONENT = 0x3FF0000000000000 >> 1  # of 1.0
+
+
+def seed_of(key: str) -> int:
+    """64 bits from a text (FNV-1a)."""
+    state = 0xCBF29CE484222325
+    for byte in key.encode():
+        state = (state ^ byte) * 0x100000001B3 & _MASK
+    return state
+
+
+def _bits(seed: int, index: np.ndarray) -> np.ndarray:
+    """splitmix64's outputs number `index`."""
+    z = index.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64((seed + _GOLDEN) & _MASK)
+    for shift, factor in _MIX:
+        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
+    return z ^ (z >> np.uint64(31))
+
+
+def _polynomial(coefficients: list[float], x: np.ndarray) -> np.ndarray:
+    result = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        result = result * x + coefficient
+    return result
+
+
+def _root(x: np.ndarray) -> np.ndarray:
+    """The square root by Newton's iteration, from half the exponent as a first guess."""
+    root = ((x.view(np.int64) >> 1) + _HALF_EXPONENT).view(np.float64)
+    for _ in range(4):
+        root = (root + x / root) * 0.5
+    return root
+
+
+def _normal(bits: np.ndarray) -> np.ndarray:
+    """Box and Muller's transform of the two halves: sqrt(-2 ln u) cos(2 pi v)."""
+    u = (bits >> np.uint64(32)).astype(np.float64) + 0.5
+    mantissa, exponent = np.frexp(u)
+    low = mantissa < math.sqrt(0.5)
+    mantissa = np.where(low, mantissa * 2, mantissa)
+    exponent = (exponent.astype(np.int64) - low - 32).astype(np.float64)
+    s = (mantissa - 1) / (mantissa + 1)
+    log = _polynomial(_LOG, s * s) * s + exponent * math.log(2.0)
+    v = (bits & np.uint64(0xFFFFFFFF)).astype(np.float64) * 2.0**-32
+    y = (np.abs(v - 0.5) - 0.25) * (2 * math.pi)
+    return _root(log * -2.0) * (_polynomial(_SIN, y * y) * y)
+
+
+def fill(
+    kind: str,
+    params: Mapping[str, Any],
+    shape: Sequence[int],
+    slices: Sequence[tuple[int, int]] | None,
+    key: str,
+    dtype: Any = np.float32,
+) -> np.ndarray:
+    """The part [start, stop) x ... (None: all) of the tensor of this shape that `key` names.
+
+    kind: normal (mean, std), uniform (low, high), integers (low, high), constant (value),
+    values (data, flat or nested).
+    """
+    slices = [(0, size) for size in shape] if slices is None else slices
+    window = tuple(np.s_[start:stop] for start, stop in slices)
+    local = [stop - start for start, stop in slices]
+    if kind == "constant":
+        return np.full(local, params["value"], dtype=dtype)
+    if kind == "values":
+        return np.array(params["data"], dtype=dtype).reshape(tuple(shape))[window]
+    place, stride = np.zeros(local, dtype=np.int64), 1
+    for dim in reversed(range(len(local))):
+        across = [1] * len(local)
+        across[dim] = -1
+        place += (np.arange(*slices[dim], dtype=np.int64) * stride).reshape(across)
+        stride *= shape[dim]
+    bits = _bits(seed_of(key), place)
+    if kind == "uniform":
+        low, high = float(params.get("low", 0.0)), float(params.get("high", 1.0))
+        values = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53 * (high - low) + low
+    elif kind == "normal":
+        values = _normal(bits) * float(params.get("std", 1.0)) + float(params.get("mean", 0.0))
+    elif kind == "integers":  # high is not among them
+        low, high = int(params.get("low", 0)), int(params["high"])
+        values = (bits >> np.uint64(1)).astype(np.int64) % (high - low) + low
+    else:
+        raise ValueError(f"no such kind of random numbers: {kind!r}")
+    if np.dtype(dtype).itemsize == 2:
+        values = values.astype(np.float32)  # rounded in two steps, as everywhere
+    return values.astype(dtype)
+
+
+def epoch_order(rows: int, epoch: int, seed: int) -> np.ndarray:
+    """The order in which an epoch visits the rows of a file: sorted by random numbers."""
+    bits = _bits(seed_of(f"{seed}/epoch {epoch}"), np.arange(rows))
+    return np.argsort(bits >> np.uint64(1), kind="stable")
+
+
+def batch_rows(rows: int, step: int, batch: int, seed: int) -> np.ndarray:
+    """The rows of the batch at a step (from 0); a new order begins where the rows run out."""
+    first, last = step * batch // rows, ((step + 1) * batch - 1) // rows
+    orders = np.concatenate([epoch_order(rows, epoch, seed) for epoch in range(first, last + 1)])
+    start = step * batch - first * rows
+    return orders[start : start + batch]
