@@ -1,0 +1,105 @@
+"""The collectives of the local view, in numpy, on all ranks at once.
+
+Each function maps the parts of all ranks to the parts of all ranks; `group` at a time, in
+row-major order of the axes. This is the meaning that the emitted programs are tested against.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from xdsl.ir import Operation
+
+from shardir.algebra.layout import shard_bounds
+from shardir.algebra.mesh import Mesh
+from shardir.dialects import dist
+from shardir.interpret.values import Array, reduce_parts
+
+Parts = list[Array]
+
+
+def _shard(x: Array, dim: int, parts: int, k: int) -> Array:
+    start, stop = shard_bounds(x.shape[dim], parts, k)
+    return x[(slice(None),) * dim + (slice(start, stop),)]
+
+
+def _all_reduce(op: dist.AllReduceOp, group: Parts) -> Parts:
+    return [reduce_parts(group, op.reduction.data)] * len(group)
+
+
+def _all_gather(op: dist.AllGatherOp, group: Parts) -> Parts:
+    return [np.concatenate(group, axis=op.dim.value.data)] * len(group)
+
+
+def _reduce_scatter(op: dist.ReduceScatterOp, group: Parts) -> Parts:
+    total = reduce_parts(group, op.reduction.data)
+    return [_shard(total, op.dim.value.data, len(group), k) for k in range(len(group))]
+
+
+def _slice(op: dist.SliceOp, group: Parts) -> Parts:
+    return [_shard(x, op.dim.value.data, len(group), k) for k, x in enumerate(group)]
+
+
+def _all_to_all(op: dist.AllToAllOp, group: Parts) -> Parts:
+    n = len(group)
+    return [
+        np.concatenate(
+            [_shard(x, op.split.value.data, n, k) for x in group], axis=op.concat.value.data
+        )
+        for k in range(n)
+    ]
+
+
+def _contribute(op: dist.ContributeOp, group: Parts) -> Parts:
+    if op.reduction.data != "sum":
+        return group
+    return [group[0], *(np.zeros_like(x) for x in group[1:])]
+
+
+def _broadcast(op: dist.BroadcastOp, group: Parts) -> Parts:
+    return [group[op.root.value.data]] * len(group)
+
+
+def _gather(op: dist.GatherOp, group: Parts) -> Parts:
+    whole = np.concatenate(group, axis=op.dim.value.data)
+    return [whole if k == op.root.value.data else np.zeros_like(whole) for k in range(len(group))]
+
+
+def _scatter(op: dist.ScatterOp, group: Parts) -> Parts:
+    x = group[op.root.value.data]
+    return [_shard(x, op.dim.value.data, len(group), k) for k in range(len(group))]
+
+
+def _permute(op: dist.PermuteOp, group: Parts) -> Parts:
+    out = [np.zeros_like(x) for x in group]
+    for source, target in op.source_target():
+        out[target] = group[source]
+    return out
+
+
+COLLECTIVES: dict[type[Operation], Callable[..., Parts]] = {
+    dist.AllReduceOp: _all_reduce,
+    dist.AllGatherOp: _all_gather,
+    dist.ReduceScatterOp: _reduce_scatter,
+    dist.SliceOp: _slice,
+    dist.AllToAllOp: _all_to_all,
+    dist.ContributeOp: _contribute,
+    dist.BroadcastOp: _broadcast,
+    dist.GatherOp: _gather,
+    dist.ScatterOp: _scatter,
+    dist.PermuteOp: _permute,
+}
+
+
+def run_collective(op: dist.Collective, values: list[Parts], mesh: Mesh) -> list[Parts]:
+    """Each value's parts on all ranks, after the collective."""
+    apply = COLLECTIVES[type(op)]
+    results = []
+    for parts in values:
+        out: Parts = list(parts)
+        for group in mesh.groups(op.axes.data):
+            for rank, x in zip(group, apply(op, [parts[r] for r in group]), strict=True):
+                out[rank] = x
+        results.append(out)
+    return results
+
+

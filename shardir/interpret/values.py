@@ -1,0 +1,117 @@
+"""Numbers of the interpreters: element types in numpy, parts of a value on each rank.
+
+numpy has no bf16, and few machines calculate in f16: values of both are held as float32, rounded
+to what the type can hold after each op.
+"""
+
+from typing import Any
+
+import numpy as np
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    Float16Type,
+    Float32Type,
+    Float64Type,
+    IntegerType,
+    TensorType,
+)
+from xdsl.ir import Attribute
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Mesh
+
+Array = np.ndarray[Any, Any]
+
+
+def storage(element: Attribute) -> type:
+    """The numpy type that holds an element type."""
+    if isinstance(element, Float64Type):
+        return np.float64
+    if isinstance(element, Float32Type | BFloat16Type | Float16Type):
+        return np.float32
+    if isinstance(element, IntegerType):
+        kinds: dict[int, type] = {1: np.bool_, 32: np.int32, 64: np.int64}
+        if element.width.data in kinds:
+            return kinds[element.width.data]
+    raise ShardirError(f"no tensor of {element}; there are f64, f32, bf16, f16, i64, i32 and i1")
+
+
+def rounded(array: Any, element: Attribute) -> Array:
+    """The array in the storage type, with no more precision than the element type has."""
+    kind = storage(element)
+    out = np.asarray(array)
+    if isinstance(element, IntegerType) and kind is not np.bool_ and out.dtype.kind == "f":
+        out = np.trunc(out)
+    out = out.astype(kind, copy=False)
+    if isinstance(element, Float16Type):
+        with np.errstate(over="ignore"):
+            return out.astype(np.float16).astype(np.float32)
+    if isinstance(element, BFloat16Type):
+        bits = np.ascontiguousarray(out).view(np.uint32)
+        nearest = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        short = (nearest & np.uint32(0xFFFF0000)).view(np.float32)
+        return np.where(np.isnan(out), out, short).reshape(out.shape)
+    return out
+
+
+def split(array: Array, layout: Layout, mesh: Mesh) -> list[Array]:
+    """What each rank holds of a value. Over partial axes the first rank of a group holds it (sum)
+    or all do (max, min, mean)."""
+    parts = []
+    for rank in range(mesh.size):
+        part = array[layout.slices(mesh, array.shape, rank)]
+        if layout.reduction in ("sum", "any") and mesh.index(rank, layout.partial) > 0:
+            part = np.zeros_like(part)
+        parts.append(part)
+    return parts
+
+
+def assemble(parts: list[Array], layout: Layout, mesh: Mesh, shape: Shape) -> Array:
+    """The value of which each rank holds a part: contributions reduced, shards put together.
+
+    Raises:
+        ShardirError: ranks that should hold the same part hold different ones.
+    """
+    out = np.zeros(shape, parts[0].dtype)
+    seen: dict[tuple[tuple[int, int], ...], Array] = {}
+    for group in mesh.groups(layout.partial):
+        total = reduce_parts([parts[r] for r in group], layout.reduction)
+        where = layout.slices(mesh, shape, group[0])
+        key = tuple((s.start, s.stop) for s in where)
+        if key in seen:
+            if not np.array_equal(seen[key], total, equal_nan=total.dtype.kind == "f"):
+                far = np.max(np.abs(seen[key].astype(float) - total.astype(float)))
+                if not np.allclose(seen[key], total, rtol=1e-5, atol=1e-6, equal_nan=True):
+                    raise ShardirError(
+                        f"ranks {group} hold a replica that differs from the others' by {far:.3g}"
+                    )
+        else:
+            seen[key] = total
+            if out[where].shape != total.shape:
+                raise ShardirError(
+                    f"rank {group[0]} holds shape {list(total.shape)}, "
+                    f"its part is {list(out[where].shape)}"
+                )
+            out[where] = total
+    return out
+
+
+def reduce_parts(parts: list[Array], reduction: str) -> Array:
+    """Contributions -> value."""
+    match reduction:
+        case "sum":
+            return np.asarray(sum(parts[1:], parts[0]) if parts[0].dtype != bool else any(parts))
+        case "mean":
+            return np.asarray(sum(parts[1:], parts[0]) / len(parts), dtype=parts[0].dtype)
+        case "max":
+            return np.maximum.reduce(parts)
+        case "min":
+            return np.minimum.reduce(parts)
+        case _:
+            return parts[0]
+
+
+def tensor_type(t: Attribute) -> TensorType:
+    assert isinstance(t, TensorType)
+    return t
