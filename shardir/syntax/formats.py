@@ -1,0 +1,316 @@
+"""Lark rules for ops, made from the `assembly_format` that each op declares.
+
+That one declaration gives xDSL's printer, xDSL's parser and this rule. Every directive becomes a
+piece of a rule and one setter for each child that the piece yields; `[...]` always yields its
+children (None when absent), so that a child's place says what it is. Ops of equal format share
+a rule: a dialect of a hundred ops has a dozen rules.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import xdsl.irdl.declarative_assembly_format as fmt
+from xdsl.dialects.builtin import DenseArrayBase, StringAttr, UnitAttr, i32
+from xdsl.dialects.utils.enum_attribute import EnumAttribute
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    AttrSizedRegionSegments,
+    AttrSizedResultSegments,
+    IRDLOperation,
+    VerificationContext,
+)
+from xdsl.irdl.declarative_assembly_format import FormatProgram, ParsingState
+from xdsl.irdl.operations import AttrSizedSegments, VarIRConstruct
+from xdsl.utils.exceptions import VerifyException
+
+from shardir.algebra.errors import ShardirError
+from shardir.syntax.lexer import Token
+
+Setter = Callable[[ParsingState, Any], None]
+Piece = tuple[str, list[Setter]]
+
+
+class Misfit(ShardirError):
+    """Children of a rule that do not make an op; `at` is the token to blame, if any."""
+
+    def __init__(self, message: str, at: Token | None = None):
+        super().__init__(message)
+        self.at = at
+
+
+class Rules:
+    """Helper rules that the formats share, by their text."""
+
+    def __init__(self, read: "Reader"):
+        self.read = read
+        self.names: dict[str, str] = {}
+
+    def name(self, prefix: str, text: str) -> str:
+        return self.names.setdefault(text, f"{prefix}_{len(self.names)}")
+
+    def lines(self) -> list[str]:
+        return [
+            f"{'!' if name.startswith('word') else ''}{name}: {text}"
+            for text, name in self.names.items()
+        ]
+
+
+class Reader(Protocol):
+    """What formats need of the parser: tokens -> values, errors located."""
+
+    def body(self, base: type[Attribute], t: Token) -> Attribute: ...
+    def typed(self, base: type[Any], type: Attribute, t: Token) -> Attribute: ...
+    def array(self, element: Any, t: Token) -> Attribute: ...
+    def symbol(self, t: Token) -> str: ...
+    def block_named(self, t: Token) -> Block: ...
+
+
+def piece(d: fmt.FormatDirective, rules: Rules, *, first: bool = False) -> Piece:
+    """The rule text of a directive; `first` in an optional group, where it must not be empty."""
+
+    def maybe(text: str) -> str:
+        return text if first else f"[{text}]"
+
+    read = rules.read
+    match d:
+        case fmt.WhitespaceDirective():
+            return "", []
+        case fmt.PunctuationDirective(text) | fmt.KeywordDirective(text):
+            return f'"{text}"', []
+        case fmt.OperandVariable():
+            return "SSA_ID", [d.set]
+        case fmt.OptionalOperandVariable():
+            return maybe("SSA_ID"), [d.set]
+        case fmt.VariadicOperandVariable():
+            return maybe("operands"), [lambda s, v: d.set(s, v or ())]
+        case fmt.OperandsDirective():
+            return maybe("operands"), [lambda s, v: set_operands(d, s, v or ())]
+        case fmt.TypeDirective(inner) if isinstance(inner, fmt.OptionalVariable):
+            return maybe("type"), [lambda s, v: d.set(s, () if v is None else (v,))]
+        case fmt.TypeDirective(inner) if inner.is_variadic_like():
+            return maybe("types"), [lambda s, v: d.set(s, v or ())]
+        case fmt.TypeDirective():
+            return "type", [lambda s, v: d.set(s, (v,))]
+        case fmt.FunctionalTypeDirective():
+
+            def set_types(s: ParsingState, v: Any) -> None:
+                set_side(d.operand_typeable_directive, s, v.inputs.data, "operand")
+                set_side(d.result_typeable_directive, s, v.outputs.data, "result")
+
+            return "FN_TYPE", [set_types]
+        case fmt.AttrDictDirective():
+            keyword = '"attributes" ' if d.with_keyword else ""
+            return maybe(f"{keyword}BRACES"), [lambda s, v: set_dict(d, s, v)]
+        case fmt.RegionVariable():
+            return "region", [d.set]
+        case fmt.OptionalRegionVariable():
+            return maybe("region"), [d.set]
+        case fmt.VariadicRegionVariable():
+            return rules.name("many", "region+" if first else "region*"), [d.set]
+        case fmt.SuccessorVariable():
+            return "BLOCK_ID", [lambda s, t: d.set(s, read.block_named(t))]
+        case fmt.OptionalSuccessorVariable():
+            return maybe("BLOCK_ID"), [lambda s, t: d.set(s, t and read.block_named(t))]
+        case fmt.VariadicSuccessorVariable():
+            return maybe("successors"), [lambda s, v: d.set(s, v or ())]
+        case fmt.OptionalUnitAttrVariable():
+            return "", []  # its group sets it
+        case fmt.SymbolNameAttributeVariable():
+            return optional(d, "SYMBOL", first), [
+                setter(d, lambda t: StringAttr(read.symbol(t)))
+            ]
+        case fmt.DenseArrayAttributeVariable():
+            return optional(d, "SQUARES", first), [setter(d, lambda t: read.array(d.elt_type, t))]
+        case fmt.TypedAttributeVariable():
+            token = "DENSE" if "dense" in d.unique_base.name else "NUMBER"
+            return token, [setter(d, lambda t: read.typed(d.unique_base, d.unique_type, t))]
+        case fmt.UniqueBaseAttributeVariable() if issubclass(d.unique_base, EnumAttribute):
+            base = d.unique_base
+            words = {str(w.value): base(w) for w in base.enum_type}
+            rule = rules.name("word", " | ".join(f'"{w}"' for w in sorted(words)))
+            return rule, [setter(d, lambda c: words[c[0].value])]
+        case fmt.UniqueBaseAttributeVariable():
+            return "ANGLES", [setter(d, lambda t: read.body(d.unique_base, t))]
+        case fmt.AttributeVariable():
+            return optional(d, "ATTR", first), [setter(d, lambda v: v)]
+        case fmt.OptionalGroupDirective():
+            return group(d, rules)
+        case _:
+            raise NotImplementedError(f"no Lark rule for {type(d).__name__}")
+
+
+def optional(d: fmt.AttributeVariable, token: str, first: bool) -> str:
+    return f"[{token}]" if d.is_optional and not first else token
+
+
+def setter(d: fmt.AttributeVariable, read: Callable[[Any], Attribute]) -> Setter:
+    def set_attribute(s: ParsingState, v: Any) -> None:
+        if v is not None:
+            d.set(s, read(v))
+
+    return set_attribute
+
+
+def group(d: fmt.OptionalGroupDirective, rules: Rules) -> Piece:
+    """`(...)?`: a rule of its own, so that a group of keywords alone says whether it is there."""
+    texts, then = sequence((d.then_first, *d.then_elements), rules, first=True)
+    other_text, other = sequence(d.else_elements, rules)
+    name = rules.name("group", texts)
+    units = [e for e in d.then_elements if isinstance(e, fmt.OptionalUnitAttrVariable)]
+
+    def set_group(s: ParsingState, v: Any) -> None:
+        if v is not None:
+            apply(then, s, v)
+            for unit in units:
+                unit.set(s, UnitAttr())
+            for e in d.else_elements:
+                e.set_empty(s)
+        else:
+            for e in (d.then_first, *d.then_elements):
+                if not isinstance(e, fmt.OptionalUnitAttrVariable):
+                    e.set_empty(s)
+
+    if not d.else_elements:
+        return f"[{name}]", [set_group]
+    else_name = rules.name("group", other_text)
+
+    def set_either(s: ParsingState, v: Any) -> None:
+        is_then, children = v
+        if is_then:
+            set_group(s, children)
+        else:
+            set_group(s, None)
+            apply(other, s, children)
+
+    either = rules.name("either", f"{name} -> then_part | {else_name} -> else_part")
+    return either, [set_either]
+
+
+def apply(setters: Sequence[Setter], s: ParsingState, children: Sequence[Any]) -> None:
+    for f, child in zip(setters, children, strict=True):
+        f(s, child)
+
+
+def sequence(
+    directives: Sequence[fmt.FormatDirective], rules: Rules, *, first: bool = False
+) -> Piece:
+    texts: list[str] = []
+    setters: list[Setter] = []
+    for d in directives:
+        text, found = piece(d, rules, first=first)
+        first = first and isinstance(d, fmt.WhitespaceDirective)
+        texts.append(text)
+        setters += found
+    return " ".join(t for t in texts if t), setters
+
+
+def set_operands(d: fmt.OperandsDirective, s: ParsingState, tokens: Sequence[Token]) -> None:
+    try:
+        d._set_using_variadic_index(
+            s.op_type, s.operands, VarIRConstruct.OPERAND, "operand", tokens
+        )  # type: ignore[arg-type]
+    except VerifyException as e:
+        raise Misfit(str(e), tokens[0] if tokens else None) from None
+
+
+def set_side(
+    side: fmt.TypeableDirective, s: ParsingState, types: Sequence[Attribute], what: str
+) -> None:
+    single = not side.is_variadic_like() and not side.is_optional_like()
+    if single and len(types) != 1:
+        raise Misfit(f"expected 1 {what} type, got {len(types)}")
+    if isinstance(side, fmt.OptionalVariable) and len(types) > 1:
+        raise Misfit(f"expected at most 1 {what} type, got {len(types)}")
+    try:
+        side.set_types(s, types)
+    except VerifyException as e:
+        raise Misfit(str(e)) from None
+
+
+def set_dict(d: fmt.AttrDictDirective, s: ParsingState, v: dict[str, Attribute] | None) -> None:
+    if not v:
+        return
+    if twice := sorted(d.reserved_attr_names & v.keys()):
+        raise Misfit(f"attribute {twice[0]} has its own place in the syntax of {s.op_type.name}")
+    for name, value in v.items():
+        (s.properties if name in d.expected_properties else s.attributes)[name] = value
+
+
+class Parts(ParsingState):
+    """xDSL's record of what was read of an op, made from known lengths."""
+
+    def __init__(self, f: "OpFormat"):
+        self.op_type = f.op
+        self.operands = [None] * f.operands
+        self.operand_types = [None] * f.operands
+        self.result_types = [None] * f.results
+        self.regions = [None] * f.regions
+        self.successors = [None] * f.successors
+        self.attributes = {}
+        self.properties = {}
+
+
+class OpFormat:
+    """How one op is made from the children of its rule."""
+
+    def __init__(self, op: type[IRDLOperation], rules: Rules):
+        self.op = op
+        self.op_def = op.get_irdl_definition()
+        assert self.op_def.assembly_format is not None
+        self.program = FormatProgram.from_str(self.op_def.assembly_format, self.op_def)
+        self.rhs, self.setters = sequence(self.program.stmts, rules)
+        self.operands, self.results = len(self.op_def.operands), len(self.op_def.results)
+        self.regions, self.successors = len(self.op_def.regions), len(self.op_def.successors)
+        self.segments = [o for o in self.op_def.options if isinstance(o, AttrSizedSegments)]
+        self.inferred: dict[Any, Any] = {}
+
+    def types(self, s: Parts) -> tuple[Sequence[Sequence[Attribute]], Sequence[Sequence[Attribute]]]:
+        """All types of the op, those that the text leaves out being inferred, once per case."""
+        if None not in s.operand_types and None not in s.result_types:
+            return s.operand_types, s.result_types  # type: ignore[return-value]
+        given = [t for ts in (*s.operand_types, *s.result_types) for t in (ts or (None,))]
+        held = [*given, *s.properties.values(), *s.attributes.values()]
+        key = (
+            tuple(map(id, held)), tuple(s.properties), tuple(s.attributes),
+            tuple(-1 if o is None else len(o) for o in s.operands),
+            tuple(-1 if t is None else len(t) for t in (*s.operand_types, *s.result_types)),
+        )  # fmt: skip
+        if (found := self.inferred.get(key)) is None:
+            s.context = VerificationContext()
+            try:
+                self.program.resolve_constraint_variables(s, self.op_def)
+                operands = self.program.resolve_operand_types(s, self.op_def)
+                results = self.program.resolve_result_types(s, self.op_def)
+            except (VerifyException, ValueError, KeyError) as e:
+                raise Misfit(str(e)) from None
+            if len(self.inferred) > 10_000:
+                self.inferred.clear()
+            found = self.inferred[key] = operands, results, held
+        return found[0], found[1]
+
+    def segment_sizes(self, s: Parts) -> None:
+        """The attribute that says how operands or results are divided, where the op has one."""
+        for option in self.segments:
+            if isinstance(option, AttrSizedOperandSegments):
+                parts: Sequence[Any] = s.operands
+            elif isinstance(option, AttrSizedResultSegments):
+                parts = s.result_types
+            elif isinstance(option, AttrSizedRegionSegments):
+                parts = s.regions
+            else:
+                parts = s.successors
+            sizes = DenseArrayBase.from_list(i32, [len(p or ()) for p in parts])
+            (s.properties if option.as_property else s.attributes)[option.attribute_name] = sizes
+
+    def make(
+        self, s: Parts, operands: Sequence[SSAValue], results: Sequence[Attribute], location: Any
+    ) -> Operation:
+        if self.segments:
+            self.segment_sizes(s)
+        regions: list[Region] = [r for rs in s.regions for r in (rs or ())]
+        successors: list[Block] = [b for bs in s.successors for b in (bs or ())]
+        return self.op.create(
+            operands=operands, result_types=results, properties=s.properties,
+            attributes=s.attributes, location=location, successors=successors, regions=regions,
+        )  # fmt: skip

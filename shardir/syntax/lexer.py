@@ -1,0 +1,267 @@
+"""Lark's LALR(1) tables and terminals, run by one tight loop with a lexer for each parser state.
+
+Lark reads the grammar, resolves it and computes the tables; its own loop and lexer keep line
+counts and token objects that cost half of the time of a large module. This loop keeps offsets
+only, drops punctuation, and turns leaf tokens into values as it shifts them. It also owns its
+stacks, which is what error recovery needs.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from lark import Lark, Transformer
+from lark.lexer import PatternStr, TerminalDef
+from lark.parsers.lalr_analysis import Shift
+
+SKIP = r"(?:\s++|//[^\n]*+)*+"
+_skip = re.compile(SKIP, re.ASCII)
+ODD = re.compile(r'[A-Za-z_][\w$.]*|%[\w$.-]+|[@#!^][\w$.-]+|"[^"\n]*"|\d+|->|.', re.ASCII | re.S)
+
+STRING = r'"(?:[^"\\\n]++|\\.)*+"'
+
+
+def balanced(opens: str, closes: str, depth: int) -> str:
+    """A regex for text between brackets that nest up to `depth` levels.
+
+    `->` is not a bracket, strings and comments hide theirs, and no type or attribute holds a `%`,
+    so that a bracket which is never closed stops at the next value instead of the end of the file.
+    """
+    plain = rf'[^\{opens}\{closes}"%/-]++|->|-|//[^\n]*+|/|{STRING}'
+    regex = rf"\{opens}(?:{plain})*+\{closes}"
+    for _ in range(depth - 1):
+        regex = rf"\{opens}(?:{plain}|{regex})*+\{closes}"
+    return regex
+
+
+ANGLES, PARENS = balanced("<", ">", 8), balanced("(", ")", 5)
+SQUARES, BRACES = balanced("[", "]", 6), balanced("{", "}", 6)
+SYMBOL = rf"@(?:[A-Za-z_][\w$.]*|{STRING})"
+NUMBER = r"-?(?:0x[0-9a-fA-F]+|\d+(?:\.\d*(?:[eE][-+]?\d+)?)?)"
+NAME = r"[A-Za-z_][\w$.]*"
+TYPE = rf"(?:![A-Za-z_$][\w.$-]*|{NAME})(?:{ANGLES}|(?!\s*<))"
+FN_TYPE = rf"{PARENS}\s*->\s*(?:{PARENS}|{TYPE})"
+LOC = rf"loc\s*{PARENS}"
+DENSE = rf"dense(?:_resource)?{ANGLES}"
+
+TERMINALS = {
+    "LOC.3": LOC,
+    "FN_TYPE.2": FN_TYPE,
+    "TYPE": TYPE,
+    "ATTR": rf"{STRING}|{NUMBER}(?:\s*:\s*{TYPE})?|{SYMBOL}(?:::{SYMBOL})*|{SQUARES}|{BRACES}"
+    rf"|#[A-Za-z_$][\w.$-]*(?:{ANGLES})?|{LOC}|{DENSE}\s*:\s*{TYPE}|{FN_TYPE}|{TYPE}",
+    "DENSE.2": DENSE,
+    "NUMBER": rf"{NUMBER}|true|false",
+    "SQUARES": SQUARES,
+    "BRACES.2": BRACES,
+    "ANGLES": ANGLES,
+    "STRING": STRING,
+    "SYMBOL": SYMBOL,
+    "SSA_ID": r"%(?:\d+|[a-zA-Z$._-][\w$.-]*)(?:#\d+)?",
+    "BLOCK_ID": r"\^(?:\d+|[a-zA-Z$._-][\w$.-]*)",
+    "ALIAS_ID": r"[#!][A-Za-z_$][\w$-]*(?=\s*=)",
+    "OP_NAME": NAME,
+    "COUNT": r"\d+",
+}
+
+
+def lark_terminals(names: str) -> str:
+    """The definitions of some of the terminals above, as Lark reads them."""
+    wanted = names.split()
+    return "\n".join(
+        f"{name}: /{regex.replace('/', chr(92) + '/')}/"
+        for name, regex in TERMINALS.items()
+        if name.split(".")[0] in wanted
+    )
+
+
+class Token:
+    """A terminal that carries information."""
+
+    __slots__ = ("end", "start", "value")
+
+    def __init__(self, value: str, start: int, end: int):
+        self.value, self.start, self.end = value, start, end
+
+
+class Unexpected(Exception):
+    """A terminal that no rule has in this place."""
+
+    def __init__(self, start: int, end: int, got: str, expected: list[str]):
+        super().__init__(got)
+        self.start, self.end, self.got, self.expected = start, end, got, expected
+
+
+class Row:
+    """What can happen in one state."""
+
+    __slots__ = ("goto", "match", "number", "reduce", "shift", "words")
+
+    def __init__(self, number: int):
+        self.number = number
+        self.shift: dict[str, tuple[Row, Callable[[str, int, int], Any] | None]] = {}
+        self.reduce: dict[str, tuple[Callable[[list[Any]], Any], int, str]] = {}
+        self.goto: dict[str, Row] = {}
+        self.match: Any = None
+        self.words: dict[str, dict[str, str]] = {}
+
+    @property
+    def kinds(self) -> list[str]:
+        return [*self.shift, *self.reduce]
+
+
+class NoLexer:
+    """Lark's lexers are never used: they are not built either."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+
+class Machine:
+    """A grammar with its actions, ready to run.
+
+    `convert`: leaf terminals -> value, made as they are shifted.
+    `words`: spellings of one terminal that are terminals of their own, such as names of ops.
+    """
+
+    def __init__(
+        self,
+        grammar: str,
+        starts: list[str],
+        actions: Transformer[Any, Any],
+        convert: dict[str, Callable[[str, int, int], Any]] | None = None,
+        words: dict[str, dict[str, str]] | None = None,
+    ):
+        self.lark = Lark(
+            grammar, parser="lalr", start=starts, transformer=actions, maybe_placeholders=True,
+            _plugins={"ContextualLexer": NoLexer},
+        )  # fmt: skip
+        self.words = words or {}
+        self.terminals: dict[str, TerminalDef] = {t.name: t for t in self.lark.terminals}
+        self.literals = {
+            t.name: t.pattern.value for t in self.lark.terminals if isinstance(t.pattern, PatternStr)
+        }
+        self._rows(convert or {})
+
+    def _rows(self, convert: dict[str, Callable[[str, int, int], Any]]) -> None:
+        frontend: Any = self.lark.parser
+        table, calls = frontend.parser._parse_table, frontend.parser_conf.callbacks
+        kept = {
+            symbol.name
+            for rule in self.lark.rules
+            for symbol in rule.expansion
+            if symbol.is_term and (rule.options.keep_all_tokens or not symbol.filter_out)
+        }
+        rows = {number: Row(number) for number in table.states}
+        reductions: dict[Any, tuple[Any, int, str]] = {}
+        for number, actions in table.states.items():
+            row = rows[number]
+            for name, (action, arg) in actions.items():
+                if action is not Shift:
+                    if arg not in reductions:
+                        reductions[arg] = calls[arg], len(arg.expansion), arg.origin.name
+                    row.reduce[name] = reductions[arg]
+                elif name.isupper() or name[0] == "$":
+                    row.shift[name] = rows[arg], convert.get(name, Token) if name in kept else None
+                else:
+                    row.goto[name] = rows[arg]
+        self.first = {s: rows[n] for s, n in table.start_states.items()}
+        self.final = {s: rows[n] for s, n in table.end_states.items()}
+
+    def _prepare(self, row: Row) -> Any:
+        """The regex of a state, made on its first use: most states are never lexed in."""
+        defs = [self.terminals[k] for k in row.kinds if k in self.terminals]
+        regexes = [t for t in defs if t.name not in self.literals]
+        words: dict[str, dict[str, str]] = {}
+        for r in regexes:
+            if r.name in self.words:
+                words[r.name] = dict(self.words[r.name])
+            for t in defs:
+                if t.name in self.literals and re.fullmatch(
+                    r.pattern.value, self.literals[t.name], re.ASCII
+                ):
+                    words.setdefault(r.name, {})[self.literals[t.name]] = t.name
+        inner = {name for w in words.values() for name in w.values()}
+        defs = [t for t in defs if t.name not in inner]
+        defs.sort(key=lambda t: (-t.priority, t.name in self.literals, -len(t.pattern.value), t.name))
+        parts = []
+        for t in defs:
+            text = self.literals.get(t.name)
+            if text is None:
+                regex = t.pattern.value
+            else:
+                regex = re.escape(text) + (r"(?![\w$.])" if re.fullmatch(NAME, text) else "")
+            parts.append(f"(?P<{t.name}>{regex})")
+        row.words = words
+        row.match = re.compile(SKIP + f"(?:{'|'.join(parts) or '(?!)'})", re.ASCII).match
+        return row.match
+
+    def run(
+        self,
+        text: str,
+        start: str,
+        pos: int = 0,
+        end: int | None = None,
+        recover: Callable[[list[Row], list[Any], Unexpected], int] | None = None,
+    ) -> Any:
+        """The value of `text[pos:end]`; `recover` mends the stacks and says where to go on."""
+        stop = len(text) if end is None else end
+        row, final = self.first[start], self.final[start]
+        stack, values = [row], []
+        while True:
+            m = (row.match or self._prepare(row))(text, pos, stop)
+            if m is None:
+                kind, value = "", ""
+                begin = finish = _skip.match(text, pos, stop).end()  # type: ignore[union-attr]
+                if begin >= stop:
+                    kind = "$END"
+            else:
+                kind = m.lastgroup
+                value, begin, finish = m[kind], m.start(kind), m.end()
+                if kind in row.words:
+                    kind = row.words[kind].get(value, kind)
+            while True:
+                if (shift := row.shift.get(kind)) is not None:
+                    row, make = shift
+                    stack.append(row)
+                    values.append(None if make is None else make(value, begin, finish))
+                    pos = finish
+                    break
+                if (reduce := row.reduce.get(kind)) is None:
+                    error = self._unexpected(text, begin, stop, stack)
+                    if recover is None:
+                        raise error
+                    pos = recover(stack, values, error)
+                    row = stack[-1]
+                    break
+                call, size, origin = reduce
+                if size:
+                    children = values[-size:]
+                    del values[-size:], stack[-size:]
+                else:
+                    children = []
+                row = stack[-1].goto[origin]
+                stack.append(row)
+                values.append(call(children))
+                if row is final and kind == "$END":
+                    return values[-1]
+
+    def _unexpected(self, text: str, begin: int, stop: int, stack: list[Row]) -> Unexpected:
+        m = ODD.match(text, begin, stop)
+        expected = [k for k in dict.fromkeys(stack[-1].kinds) if self.accepts(stack, k)]
+        if m is None:
+            return Unexpected(stop, stop + 1, "", expected)
+        return Unexpected(begin, m.end(), m[0], expected)
+
+    def accepts(self, stack: list[Row], kind: str) -> bool:
+        """Whether a terminal can really follow: reductions may end where it cannot."""
+        rows = list(stack)
+        while kind not in rows[-1].shift:
+            if (reduce := rows[-1].reduce.get(kind)) is None:
+                return rows[-1] in self.final.values() and kind == "$END"
+            _, size, origin = reduce
+            if size:
+                del rows[-size:]
+            if origin not in rows[-1].goto:
+                return kind == "$END"
+            rows.append(rows[-1].goto[origin])
+        return True

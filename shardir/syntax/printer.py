@@ -1,0 +1,148 @@
+"""Module -> text: xDSL's printer with each attribute's text made once, and layouts as aliases.
+
+    #layout0 = #dist.layout<@m, [{dp}, {}]>
+    ...
+    %y = nn.relu %x : (tensor<8x8xf32, #layout0>) -> tensor<8x8xf32, #layout0>
+
+What is printed parses again, by our parser and by xDSL's own, to an equal module.
+"""
+
+from collections import Counter
+from io import StringIO
+
+from xdsl.dialects.builtin import ModuleOp, NoneAttr, TensorType
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.printer import Printer
+
+
+class FastPrinter(Printer):
+    """xDSL's printer; attributes are printed once, and names stay as they were written."""
+
+    def __init__(
+        self, stream: StringIO, aliases: dict[Attribute, str] | None = None, **options: bool
+    ):
+        super().__init__(stream=stream, **options)
+        self.aliases = aliases or {}
+        self.texts: dict[int, tuple[Attribute, str]] = {}
+        self.taken: set[str] = set()
+
+    def print_string(self, text: str, *, indent: int | None = None) -> None:
+        if "\n" in text:
+            super().print_string(text, indent=indent)
+        else:
+            self.stream.write(text)  # type: ignore[union-attr]
+
+    def print_attribute(self, attribute: Attribute) -> None:
+        if (found := self.texts.get(id(attribute))) is None:
+            text = self.aliases.get(attribute)
+            if text is None:
+                if self.printing_location:  # its text depends on what is around it
+                    super().print_attribute(attribute)
+                    return
+                stream, self.stream = self.stream, StringIO()
+                try:
+                    super().print_attribute(attribute)
+                    text = self.stream.getvalue()
+                finally:
+                    self.stream = stream
+            found = self.texts[id(attribute)] = attribute, text  # the reference keeps the id valid
+        self.stream.write(found[1])  # type: ignore[union-attr]
+
+    def print_ssa_value(self, value: SSAValue) -> str:
+        if (name := self._ssa_values.get(value)) is None:
+            name = self._ssa_values[value] = self.new_name(value.name_hint)
+        self.stream.write(f"%{name}")  # type: ignore[union-attr]
+        return name
+
+    def new_name(self, hint: str | None) -> str:
+        """The value's own name if it is free here, or the name with the next free number."""
+        names = self.ssa_names
+        if not hint:
+            while (name := self._get_new_valid_name_id()) in names:
+                pass
+        elif hint not in names:
+            name = hint
+        else:
+            while (name := f"{hint}_{names[hint]}") in names:
+                names[hint] += 1
+            names[hint] += 1
+        names[name] = 1
+        return name
+
+    def print_op(self, op: Operation) -> None:
+        if isinstance(op, FuncOp) and op.is_declaration and op.res_attrs is not None:
+            self.print_declaration(op)
+        else:
+            super().print_op(op)
+
+    def print_declaration(self, op: FuncOp) -> None:
+        """A declaration whose results have attributes: xDSL's printer drops those."""
+        if self.print_generic_format:
+            super().print_op(op)
+            return
+        assert op.res_attrs is not None
+        visibility = f" {op.sym_visibility.data}" if op.sym_visibility else ""
+        self.print_string(f"func.func{visibility} ")
+        self.print_symbol_name(op.sym_name.data)
+        with self.in_parens():
+            self.print_list(op.function_type.inputs, self.print_attribute)
+        self.print_string(" -> ")
+        with self.in_parens():
+            for i, (type, attrs) in enumerate(
+                zip(op.function_type.outputs, op.res_attrs, strict=True)
+            ):
+                self.print_string(", " if i else "")
+                self.print_attribute(type)
+                self.print_op_attributes(attrs.data)
+        self.print_op_attributes(op.attributes, print_keyword=True)
+        if self.print_debuginfo:
+            self.print_string(" ")
+            self.print_attribute(op.location)
+
+
+def encoding_aliases(module: Operation) -> dict[Attribute, str]:
+    """A name for each tensor encoding that at least two values have."""
+    uses: Counter[int] = Counter()
+    types: dict[int, Attribute] = {}
+    for op in module.walk():
+        values = [*op.results, *(a for r in op.regions for b in r.blocks for a in b.args)]
+        for v in values:
+            uses[id(v.type)] += 1
+            types[id(v.type)] = v.type
+    seen: Counter[Attribute] = Counter()
+    for key, t in types.items():
+        if isinstance(t, TensorType) and not isinstance(t.encoding, NoneAttr):
+            seen[t.encoding] += uses[key]
+    aliases: dict[Attribute, str] = {}
+    numbers: Counter[str] = Counter()
+    for encoding, n in seen.items():
+        if n > 1:
+            word = encoding.name.rpartition(".")[2]
+            aliases[encoding] = f"#{word}{numbers[word]}"
+            numbers[word] += 1
+    return aliases
+
+
+def print_module(
+    module: ModuleOp,
+    *,
+    generic: bool = False,
+    aliases: bool = True,
+    locations: bool = False,
+    properties_as_attributes: bool = False,
+) -> str:
+    """The module's text, after one line for each layout that is used twice or more."""
+    out = StringIO()
+    names = encoding_aliases(module) if aliases else {}
+    plain = FastPrinter(out)
+    for attribute, name in names.items():
+        out.write(f"{name} = ")
+        plain.print_attribute(attribute)
+        out.write("\n")
+    printer = FastPrinter(
+        out, names, print_generic_format=generic, print_debuginfo=locations,
+        print_properties_as_attributes=properties_as_attributes,
+    )  # fmt: skip
+    printer.print_op(module)
+    return out.getvalue() + "\n"

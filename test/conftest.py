@@ -1,0 +1,45 @@
+"""Every `.ir`/`.mlir` file with RUN lines below test/ is a test; see runlines.py."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from runlines import RunFailed, run, run_lines
+
+
+class RunLine(pytest.Item):
+    """One RUN line."""
+
+    def __init__(self, *, command: str, line: int, **kwargs: object):
+        super().__init__(**kwargs)  # type: ignore[arg-type]
+        self.command, self.line = command, line
+
+    def runtest(self) -> None:
+        factory: pytest.TempPathFactory = self.config._tmp_path_factory  # type: ignore[attr-defined]
+        run(self.command, self.path, factory.mktemp("run"))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None):  # type: ignore[override]
+        if isinstance(excinfo.value, RunFailed):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, self.line - 1, f"{self.path.name}:{self.line}"
+
+
+class RunFile(pytest.File):
+    """The RUN lines of one file."""
+
+    def collect(self) -> Iterator[RunLine]:
+        for line, command in run_lines(self.path):
+            yield RunLine.from_parent(self, name=f"RUN:{line}", command=command, line=line)
+
+
+def pytest_collect_file(parent: pytest.Collector, file_path: Path) -> RunFile | None:
+    if file_path.suffix in (".ir", ".mlir"):
+        return RunFile.from_parent(parent, path=file_path)
+    return None

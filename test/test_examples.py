@@ -1,0 +1,16 @@
+"""The RUN lines of docs/examples/*.ir."""
+
+from pathlib import Path
+
+import pytest
+from runlines import run, run_lines
+
+EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+CASES = [(p, line, c) for p in sorted(EXAMPLES.glob("*.ir")) for line, c in run_lines(p)]
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), [(p, c) for p, _, c in CASES], ids=[f"{p.stem}:{n}" for p, n, _ in CASES]
+)
+def test_example(path: Path, command: str, tmp_path: Path) -> None:
+    run(command, path, tmp_path)

@@ -1,0 +1,422 @@
+"""`shard-opt`: reads a program, runs passes over it, prints it or emits what runs.
+
+    shard-opt input.ir --pass-pipeline "propagate-strategies,insert-redistributions"
+    shard-opt input.ir -p train -t torch -o out/
+
+It is xDSL's driver with our frontend, and with every fault shown at its place. Exit codes: 0, 1 for
+faults of the input, 2 for a wrong command line, 70 for a fault of the compiler itself.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import inspect
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import Builtin, ModuleOp
+from xdsl.dialects.func import Func
+from xdsl.ir import Attribute
+from xdsl.parser import Parser
+from xdsl.passes import ModulePass
+from xdsl.universe import Universe
+from xdsl.utils.exceptions import DiagnosticException, ParseError
+from xdsl.utils.target import Target
+from xdsl.xdsl_opt_main import _empty_post_init, xDSLOptMain
+
+from shardir.algebra.errors import ShardirError
+from shardir.syntax.diagnostics import (
+    Diagnostic,
+    Failure,
+    ParseErrors,
+    Source,
+    collect_warnings,
+    did_you_mean,
+    verify_all,
+)
+from shardir.syntax.parser import IRParser, no_gc
+from shardir.syntax.printer import print_module
+from shardir.tools.expected import compare
+from shardir.tools.pipelines import UsageError, build, checked, describe, spec_of
+
+SEPARATOR = "// -----"
+BUG = (
+    "this is a fault of shardir, not of the input; please report it with the input "
+    "(--traceback shows where)"
+)
+
+
+class InternalError(Exception):
+    """Something of ours raised what it should not have."""
+
+
+class Driver(xDSLOptMain):
+    """Dialects, passes and targets come from the installed universes, ours included."""
+
+    def __init__(self, args: Sequence[str] | None = None):
+        self.available_frontends = {}
+        self.available_passes = {}
+        self.available_targets = {}
+        self.ctx = Context()
+        self.register_all_frontends()
+        self.register_all_passes()
+        self.register_all_targets()
+        parser = argparse.ArgumentParser(
+            "shard-opt", description="Runs passes over a sharding program.", allow_abbrev=False
+        )
+        self.register_all_arguments(parser)
+        self.args = parser.parse_args(args)
+        self.timing: list[tuple[str, float]] = []
+
+    # ---- the command line ----
+    def register_all_frontends(self) -> None:
+        self.available_frontends = {"ir": ours, "mlir": ours, "xdsl": ours}
+
+    def register_all_passes(self) -> None:
+        self.available_passes.update(multiverse().all_passes)
+
+    def register_all_targets(self) -> None:
+        self.available_targets.update(multiverse().all_targets)
+
+    def register_all_arguments(self, arg_parser: argparse.ArgumentParser) -> None:
+        super().register_all_arguments(arg_parser)
+        for action in arg_parser._actions:
+            if action.dest == "frontend":
+                action.help = "ir (and mlir): shardir's parser, the default; xdsl: xDSL's own"
+            elif action.dest == "passes":
+                action.help = "the passes to run: a,b{x=1 y=2}; a pipeline's name stands for its"
+            elif action.dest == "target":
+                action.help = "what to emit: mlir (the default), torch, ..."
+            elif action.dest == "output_file":
+                action.help = "where to: a file, or a directory for -t torch"
+            elif action.dest == "verify_diagnostics":
+                action.help = "check the faults against // expected-error {{...}} in the input"
+            elif action.dest == "time_passes":
+                action.help = "how long each pass took, to stderr"
+        add = arg_parser.add_argument
+        add("--pass-pipeline", dest="passes", help="the same; builtin.module(...) is allowed too")
+        add("--verify-each", action="store_true", help="verify after every pass, not only at the end")
+        add("--check-equivalence", action="store_true",
+            help="run the program before and after each pass on random inputs, and compare")  # fmt: skip
+        add("--print-ir-after-all", action="store_true", help="the IR after each pass, to stderr")
+        add("--list-passes", action="store_true", help="the passes and their options")
+        add("--no-aliases", action="store_true", help="print layouts in full, not as #layoutN")
+        add("--traceback", action="store_true", help="the Python trace of an internal error")
+
+    # ---- the run ----
+    def main(self) -> int:
+        """The exit code; faults go to stderr."""
+        if self.args.list_passes:
+            from shardir.passes import PASSES, PIPELINES
+
+            print(describe(PASSES, PIPELINES))
+            return 0
+        self.passes = build(self.args.passes or "", self.available_passes, pipelines())
+        self.target = self.make_target()
+        if self.args.disable_verify:
+            Attribute.__post_init__ = _empty_post_init
+        self.name, text = self.read_input()
+        chunks = split_chunks(text) if self.args.split_input_file else [text]
+        outputs: list[str] = []
+        failed = False
+        for chunk in chunks:
+            output, faults = self.process(Source(chunk, self.name))
+            if self.args.verify_diagnostics:
+                for line in compare(self.name, chunk, faults):
+                    print(line, file=sys.stderr)
+                    failed = True
+            else:
+                for fault in faults:
+                    print(fault, file=sys.stderr)
+                failed |= any(f.severity == "error" for f in faults)
+            if output is not None:
+                outputs.append(output)
+        if self.args.time_passes:
+            self.print_times()
+        if not failed:
+            self.write(f"{SEPARATOR}\n".join(outputs))
+        elif not self.args.output_file:
+            sys.stdout.write(f"{SEPARATOR}\n".join(outputs))
+        return int(failed)
+
+    def process(self, source: Source) -> tuple[str | None, list[Diagnostic]]:
+        """One program: what is printed of it, and the faults that it has."""
+        with collect_warnings() as warnings:
+            try:
+                output = self.compile(source)
+                errors: list[Diagnostic] = []
+            except ParseErrors as e:
+                output, errors = None, e.errors
+            except Failure as e:
+                output, errors = None, e.diagnostics(source)
+            except (ShardirError, DiagnosticException) as e:
+                if isinstance(e, UsageError):
+                    raise
+                message = str(e).split("\n")[0] if isinstance(e, DiagnosticException) else str(e)
+                output, errors = None, [Diagnostic(message, source.name)]
+        said = [
+            dataclasses.replace(source.at_op(op, message), severity="warning")
+            for op, message in warnings
+        ]
+        return output, said + errors
+
+    def compile(self, source: Source) -> str:
+        module = self.timed("parse", lambda: self.parse(source))
+        self.verify(module, source)
+        target = self.target
+        original = module.clone() if hasattr(target, "emit_directory") else None
+        for i, p in enumerate(self.passes):
+            self.apply(p, module, source)
+            last = i == len(self.passes) - 1
+            if self.args.verify_each or last:
+                self.verify(module, source, p.name)
+            if self.args.print_ir_after_all:
+                print(f"// -----// IR Dump After {p} //----- //", file=sys.stderr)
+                print(self.text_of(module), file=sys.stderr)
+            if self.args.print_between_passes and not last:
+                print(f"IR after {p.name}:\n{self.text_of(module)}\n")
+        return self.timed("print", lambda: self.emit(module, original))
+
+    def parse(self, source: Source) -> ModuleOp:
+        parser = shared_parser(self.args.allow_unregistered_dialect)
+        self.ctx = parser.ctx
+        if self.args.frontend != "xdsl":
+            return parser.parse_source(source)
+        try:
+            return Parser(parser.ctx, source.text, source.name).parse_module(
+                not self.args.no_implicit_module
+            )
+        except ParseError as e:
+            raise ParseErrors([source.at(e.span.start, e.span.end, e.msg)]) from None
+
+    def verify(self, module: ModuleOp, source: Source, after: str | None = None) -> None:
+        if self.args.disable_verify:
+            return
+        if faults := self.timed("verify", lambda: verify_all(module, source)):
+            note = () if after is None else (f"found after pass {after}",)
+            raise ParseErrors([dataclasses.replace(f, notes=(*f.notes, *note)) for f in faults])
+
+    def apply(self, p: ModulePass, module: ModuleOp, source: Source) -> None:
+        before = module.clone() if self.args.check_equivalence else None
+        with self.internal(f"pass {p.name}"):
+            self.timed(p.name, lambda: p.apply(self.ctx, module))
+        if before is not None:
+            from shardir.interpret.equivalence import check_pass
+
+            with self.internal(f"the check of pass {p.name}"):
+                self.timed("check-equivalence", lambda: check_pass(before, module, p.name))
+
+    @contextlib.contextmanager
+    def internal(self, what: str) -> Iterator[None]:
+        """What is no fault of the user becomes one line."""
+        try:
+            yield
+        except (ShardirError, DiagnosticException):
+            raise
+        except RecursionError:
+            raise InternalError(f"{what}: the program nests too deeply") from None
+        except Exception as e:
+            if self.args.traceback:
+                traceback.print_exc()
+            first = str(e).split("\n")[0]
+            raise InternalError(f"{what}: {type(e).__name__}: {first}") from e
+
+    def timed(self, name: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.timing.append((name, time.perf_counter() - start))
+
+    def print_times(self) -> None:
+        total = sum(s for _, s in self.timing) or 1.0
+        width = max(len(n) for n, _ in self.timing) if self.timing else 0
+        lines = [f"{'pass':<{width}}  {'seconds':>9}  share"]
+        lines += [f"{n:<{width}}  {s:9.4f}  {s / total:5.1%}" for n, s in self.timing]
+        lines.append(f"{'total':<{width}}  {total:9.4f}")
+        print("\n".join(lines), file=sys.stderr)
+
+    # ---- input and output ----
+    def read_input(self) -> tuple[str, str]:
+        name = self.args.input_file
+        if name in (None, "-"):
+            name, data = "<stdin>", sys.stdin.buffer.read()
+        else:
+            try:
+                data = Path(name).read_bytes()
+            except IsADirectoryError:
+                raise UsageError(f"{name} is a directory, not a program") from None
+            except (OSError, ValueError) as e:
+                raise UsageError(f"cannot read {name}: {why(e)}") from None
+        try:
+            return name, data.decode()
+        except UnicodeDecodeError as e:
+            line = data.count(b"\n", 0, e.start) + 1
+            raise UsageError(
+                f"{name}:{line}: this is not UTF-8 text (byte 0x{data[e.start]:02x})"
+            ) from None
+
+    def make_target(self) -> Target | Callable[..., None] | None:
+        """The target, or None for printing the module."""
+        spec = spec_of(self.args.target, "target")
+        if spec.name == "mlir" and not spec.parameters and not self.args.syntax_highlight:
+            return None
+        if spec.name not in self.available_targets:
+            hint = did_you_mean(spec.name, self.available_targets)
+            known = ", ".join(self.available_targets)
+            raise UsageError(f"there is no target {spec.name}{hint or f'; there are {known}'}")
+        entry: Any = self.available_targets[spec.name]
+        if inspect.signature(entry).parameters:
+            return entry
+        try:
+            cls = entry()
+        except ImportError as e:
+            raise UsageError(f"target {spec.name} needs what is not installed: {e}") from None
+        return checked("target", cls, spec)
+
+    def text_of(self, module: ModuleOp) -> str:
+        return print_module(
+            module, generic=self.args.print_op_generic, aliases=not self.args.no_aliases,
+            locations=self.args.print_debuginfo,
+            properties_as_attributes=self.args.print_no_properties,
+        )  # fmt: skip
+
+    def emit(self, module: ModuleOp, original: ModuleOp | None) -> str:
+        target: Any = self.target
+        if target is None:
+            return self.text_of(module)
+        if original is not None and self.args.output_file:
+            with self.internal(f"target {target.name}"):
+                self.emit_directory(target, module, original, Path(self.args.output_file))
+            return ""
+        out = StringIO()
+        with self.internal(f"target {self.args.target}"):
+            if isinstance(target, Target):
+                target.emit(self.ctx, module, out)
+            else:
+                target(module, out)
+        return out.getvalue()
+
+    def emit_directory(self, target: Any, module: ModuleOp, original: ModuleOp, out: Path) -> None:
+        """Written beside its place and moved there, so that an error leaves nothing half done."""
+        if out.exists() and not out.is_dir():
+            raise UsageError(f"{out} is a file; -t {target.name} writes a directory")
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        except OSError as e:
+            raise UsageError(f"cannot write {out}: {why(e)}") from None
+        try:
+            fresh.chmod(0o755)
+            target.emit_directory(self.ctx, module, original, fresh)
+            try:
+                move_into(fresh, out)
+            except OSError as e:
+                raise UsageError(f"cannot write {out}: {why(e)}") from None
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def write(self, text: str) -> None:
+        name = self.args.output_file
+        if name in (None, "-"):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            return
+        if hasattr(self.target, "emit_directory"):
+            return
+        path = Path(name)
+        if path.is_dir():
+            raise UsageError(f"{name} is a directory; -o wants a file here")
+        try:
+            handle, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            with os.fdopen(handle, "w") as f:
+                f.write(text)
+            os.chmod(fresh, 0o644)
+            os.replace(fresh, path)
+        except OSError as e:
+            raise UsageError(f"cannot write {name}: {why(e)}") from None
+
+
+def why(e: Exception) -> str:
+    return (e.strerror if isinstance(e, OSError) else None) or str(e)
+
+
+def move_into(fresh: Path, out: Path) -> None:
+    if not out.exists():
+        os.replace(fresh, out)
+        return
+    for path in sorted(fresh.rglob("*")):
+        place = out / path.relative_to(fresh)
+        if path.is_dir():
+            place.mkdir(exist_ok=True)
+        else:
+            os.replace(path, place)
+
+
+def split_chunks(text: str) -> list[str]:
+    """The programs between `// -----` lines, each at its own line numbers."""
+    chunks: list[list[str]] = [[]]
+    for number, line in enumerate(text.split("\n")):
+        if line.strip() == SEPARATOR:
+            chunks.append([""] * (number + 1))
+        else:
+            chunks[-1].append(line)
+    return ["\n".join(lines) for lines in chunks]
+
+
+def ours(_: Any) -> ModuleOp:
+    raise NotImplementedError  # Driver.parse reads; the table only names what there is
+
+
+@cache
+def multiverse() -> Universe:
+    return Universe.get_multiverse()
+
+
+def pipelines() -> dict[str, str]:
+    from shardir.passes import PIPELINES
+
+    return PIPELINES
+
+
+@cache
+def shared_parser(allow_unregistered: bool = False) -> IRParser:
+    """One grammar a process: tests call `main` hundreds of times."""
+    from shardir.dialects import DIALECTS
+
+    ctx = Context(allow_unregistered=allow_unregistered)
+    for name, make in multiverse().all_dialects.items():
+        ctx.register_dialect(name, make)
+    for name in ("builtin", "func", *DIALECTS):
+        ctx.get_dialect(name) if name in ctx.registered_dialect_names else None
+    return IRParser([Builtin, Func, *(make() for make in DIALECTS.values())], ctx)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """The exit code of `shard-opt`."""
+    try:
+        with no_gc():
+            return Driver(args).main()
+    except UsageError as e:
+        print(f"shard-opt: error: {e}", file=sys.stderr)
+        return 2
+    except InternalError as e:
+        print(f"shard-opt: internal error in {e}\n{BUG}", file=sys.stderr)
+        return 70
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
