@@ -1,8 +1,31 @@
 """Floor 4: one file a pass, each found through this table, and the named pipelines."""
 
 from collections.abc import Callable
+from importlib import import_module
 
 from xdsl.passes import ModulePass
 
-PASSES: dict[str, Callable[[], type[ModulePass]]] = {}
-PIPELINES: dict[str, str] = {}
+
+def _pass(file: str, name: str) -> Callable[[], type[ModulePass]]:
+    return lambda: getattr(import_module(f"shardir.passes.{file}"), name)
+
+
+PASSES: dict[str, Callable[[], type[ModulePass]]] = {
+    "propagate-strategies": _pass("propagate_strategies", "PropagateStrategies"),
+    "insert-redistributions": _pass("insert_redistributions", "InsertRedistributions"),
+    "distributed-autodiff": _pass("distributed_autodiff", "DistributedAutodiff"),
+    "recompute": _pass("recompute", "Recompute"),
+    "lower-to-spmd": _pass("lower_to_spmd", "LowerToSpmd"),
+    "simplify-communication": _pass("simplify_communication", "SimplifyCommunication"),
+    "fuse-communication": _pass("fuse_communication", "FuseCommunication"),
+    "strip-layouts": _pass("strip_layouts", "StripLayouts"),
+}
+
+PIPELINES: dict[str, str] = {
+    "train": (
+        "propagate-strategies,insert-redistributions,distributed-autodiff,recompute,"
+        "lower-to-spmd,simplify-communication,fuse-communication"
+    ),
+    "single-device": "strip-layouts,distributed-autodiff,recompute",
+}
+"""Names for sequences of passes, to be used like a pass."""

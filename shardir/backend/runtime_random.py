@@ -8,6 +8,7 @@ libraries and devices differ in the last bit (torch's root is not numpy's). nump
 file is shardir/interpret/random.py.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -147,6 +148,7 @@ def _places(
     return place
 
 
+@functools.lru_cache(maxsize=4)
 def epoch_order(rows: int, epoch: int, seed: int) -> Tensor:
     """The order in which an epoch visits the rows of a file: sorted by random numbers."""
     bits = _bits(seed_of(f"{seed}/epoch {epoch}"), torch.arange(rows))

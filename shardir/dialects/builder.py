@@ -106,13 +106,16 @@ class Builder:
             return value
         if (found := self._moved.get((value, layout))) is not None:
             return found
+        new = self.redistribution(value, layout)
+        self._moved[value, layout] = new
+        return new
+
+    def redistribution(self, value: SSAValue, layout: Layout) -> SSAValue:
+        """A new redistribution of the value."""
         type = with_layout(plain(value), layout)
-        new = RedistributeOp.create(
-            operands=[value], result_types=[type], location=self.location
-        )
+        new = RedistributeOp.create(operands=[value], result_types=[type], location=self.location)
         new.out.name_hint = value.name_hint
         self.insert(new)
-        self._moved[value, layout] = new.out
         return new.out
 
     def value(self, kind: type[TensorOp], *operands: SSAValue, **options: object) -> SSAValue:

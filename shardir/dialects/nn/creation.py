@@ -31,7 +31,7 @@ def dense_values(attr: DenseIntOrFPElementsAttr[Any]) -> Array:
         kind = np.float32 if isinstance(element, BFloat16Type) else np.float64
     flat = np.array(values, dtype=kind)
     shape = attr.get_shape()
-    return np.broadcast_to(flat, shape) if flat.size == 1 else flat.reshape(shape)
+    return np.full(shape, flat[0]) if flat.size == 1 else flat.reshape(shape)
 
 
 @irdl_op_definition

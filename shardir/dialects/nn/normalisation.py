@@ -178,9 +178,6 @@ class LogSoftmaxOp(_RowMap):
 
 
 class _LossOp(TensorOp, ABC):
-    logits = operand_def(TensorType)
-    labels = operand_def(TensorType)
-
     @classmethod
     def check(cls, operands: Types) -> tuple[Any, tuple[int, ...]]:
         logits, labels = operands[:2]
@@ -201,6 +198,8 @@ class CrossEntropyGradOp(_LossOp):
     """(softmax(logits) - one_hot(labels)) dy"""
 
     name = "nn.cross_entropy_grad"
+    logits = operand_def(TensorType)
+    labels = operand_def(TensorType)
     dy = operand_def(TensorType)
     out = result_def(TensorType)
     assembly_format = f"$logits `,` $labels `,` $dy {STRATEGY}"
@@ -230,6 +229,8 @@ class CrossEntropyOp(_LossOp):
     """-log softmax(logits)[label], one loss per label; classes are the last dimension."""
 
     name = "nn.cross_entropy"
+    logits = operand_def(TensorType)
+    labels = operand_def(TensorType)
     out = result_def(TensorType)
     assembly_format = f"$logits `,` $labels {STRATEGY}"
 

@@ -1,0 +1,335 @@
+"""distributed-autodiff: what `train.step` and `train.gradient` name -> a function with its backward
+part.
+
+    train.step @step of @loss <sgd, lr = 0.1>
+ -> func.func @step(%x, %w) -> (loss, new %w) {
+      forward part of @loss
+      train.backward
+      %d_w = ...                    cotangents, laid out
+      %w_1 = train.sgd %w, %d_w
+    }
+
+It works on the plain program and on the laid-out one, before or after insert-redistributions.
+
+1. A cotangent's layout is not chosen: it follows from the factors of the op that makes it, partial
+   over each axis that splits a factor which the operand does not have.
+2. Contributions to one cotangent are added while partial, and reduced once, where an op uses them,
+   to the layout of the primal value.
+3. A redistribution hands the cotangent of its result on as that of its operand, in whatever layout
+   it is: an all-gather pairs with a reduce-scatter or a slice, an all-to-all with its reverse, the
+   sum that ends a partial value with nothing.
+4. A private function that is differentiated is consumed; a public one stays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    ArrayAttr,
+    DictionaryAttr,
+    FunctionType,
+    ModuleOp,
+    StringAttr,
+    TensorType,
+    UnitAttr,
+)
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+
+from shardir.algebra.errors import ShardirError
+from shardir.dialects.builder import Builder
+from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
+from shardir.dialects.nn.base import TensorOp, float_attr, plain
+from shardir.dialects.train import (
+    OPTIMIZERS,
+    BackwardOp,
+    GradientOp,
+    InitAttr,
+    StepOp,
+    arg_attrs,
+    set_arg_attrs,
+    text_attr,
+)
+from shardir.passes.functions import has_layouts, is_local_body, mesh_of, name_of
+from shardir.syntax.diagnostics import Failure
+
+
+@dataclass(frozen=True)
+class DistributedAutodiff(ModulePass):
+    """Differentiates functions, laid out or not, and adds the optimizer's updates."""
+
+    name = "distributed-autodiff"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        faults: list[tuple[Operation | None, str]] = []
+        wanted = [o for o in op.body.ops if isinstance(o, StepOp | GradientOp)]
+        uses = [o.function.root_reference.data for o in wanted]
+        for request in wanted:
+            source = request.find()
+            uses.remove(name_of(source))
+            private = source.sym_visibility is not None and source.sym_visibility.data == "private"
+            consumed = private and name_of(source) not in uses and not _called(op, source)
+            try:
+                made = _Differentiation(request, source, op, consumed).run()
+            except Failure as e:
+                faults += e.faults
+                continue
+            op.body.block.insert_op_before(made, request)
+            request.detach()
+            request.erase()
+            if consumed:
+                source.detach()
+                source.erase()
+        if faults:
+            raise Failure(faults)
+
+
+def _called(module: ModuleOp, f: FuncOp) -> bool:
+    return any(
+        isinstance(op, CallOp) and op.callee.root_reference.data == name_of(f)
+        for g in module.body.ops
+        if isinstance(g, FuncOp)
+        for op in g.walk()
+    )
+
+
+class _Differentiation:
+    """One function and its gradient, in one new function."""
+
+    def __init__(
+        self, request: StepOp | GradientOp, source: FuncOp, module: ModuleOp, consumed: bool
+    ):
+        self.request, self.source = request, source
+        if is_local_body(source.body.block):
+            raise Failure(
+                [(request, f"@{name_of(source)} is in the local view; differentiate it before "
+                  "lower-to-spmd")]
+            )  # fmt: skip
+        mesh = mesh_of(source, module)
+        self.attrs = arg_attrs(source)
+        region = source.body.clone() if not consumed else source.detach_region(source.body)
+        if consumed:
+            source.add_region(Region(Block(arg_types=source.function_type.inputs)))
+        self.block = region.block
+        self.region = region
+        self.builder = Builder(
+            mesh if mesh is not None and has_layouts(self.block) else None, self.block.add_op
+        )
+        self.contributions: dict[SSAValue, list[SSAValue]] = {}
+        self.varying: set[SSAValue] = set()
+
+    def run(self) -> FuncOp:
+        last = self.block.last_op
+        assert isinstance(last, ReturnOp)
+        self.returned = list(last.operands)
+        last.detach()
+        last.erase()
+        self.forward = list(self.block.ops)
+        self.builder.location = self.request.location
+        self.block.add_op(BackwardOp.create(location=self.request.location))
+        n = len(self.block.args)
+        if isinstance(self.request, StepOp):
+            wrt = [i for i, a in enumerate(self.attrs) if "train.parameter" in a]
+        else:
+            wrt = list(self.request.wrt.data)
+        self._check(wrt)
+        self.mark(wrt)
+        self.seed()
+        self.backward()
+        gradients = {i: self.gradient_of(self.block.args[i]) for i in wrt if i < n}
+        if isinstance(self.request, StepOp):
+            results, marks = self.update(gradients)
+        else:
+            results = [*self.returned, *(self.or_zero(i, g) for i, g in gradients.items())]
+            marks = [{} for _ in results]
+        self.block.add_op(ReturnOp(*results))
+        self.sweep()
+        return self.function(results, marks)
+
+    def _check(self, wrt: Sequence[int]) -> None:
+        for i in wrt:
+            t = self.block.args[i].type
+            if not (isinstance(t, TensorType) and isinstance(t.element_type, AnyFloat)):
+                raise Failure(
+                    [(self.request, f"argument {i} of @{name_of(self.source)} is {t}: "
+                      "only float tensors have a gradient")]
+                )  # fmt: skip
+
+    # ---- which values depend on what is differentiated ----
+
+    def mark(self, wrt: Sequence[int]) -> None:
+        self.varying.update(self.block.args[i] for i in wrt)
+        for op in self.forward:
+            if any(v in self.varying for v in op.operands):
+                self.varying.update(v for v in op.results if is_float(v))
+
+    def seed(self) -> None:
+        """The cotangents of what is returned: 1 for a scalar, an argument for anything else."""
+        for v in list(self.returned):
+            if not is_float(v):
+                continue
+            if plain(v).get_shape() == ():
+                if v in self.varying:
+                    one = self.builder.constant(1.0, plain(v).element_type)
+                    self.contributions.setdefault(v, []).append(one)
+                if isinstance(self.request, StepOp):
+                    continue
+            else:
+                arg = self.block.insert_arg(v.type, len(self.block.args))
+                arg.name_hint = f"d_{v.name_hint or 'result'}"
+                self.attrs.append({})
+                self.contributions.setdefault(v, []).append(arg)
+
+    # ---- backward ----
+
+    def backward(self) -> None:
+        faults: list[tuple[Operation | None, str]] = []
+        for op in reversed(self.forward):
+            if not any(v in self.varying for v in op.operands):
+                continue
+            if not any(v in self.contributions for v in op.results):
+                continue
+            self.builder.location = op.location
+            if isinstance(op, RedistributeOp):
+                self.contributions.setdefault(op.value, []).extend(
+                    self.contributions.pop(op.out)
+                )
+                continue
+            if not isinstance(op, TensorOp):
+                faults.append((op, f"{op.name} can't be differentiated"))
+                continue
+            try:
+                cotangents = [self.cotangent(v) for v in op.results]
+                found = op.gradient(self.builder, *cotangents)
+            except ShardirError as e:
+                faults.append((op, str(e)))
+                continue
+            for v, d in zip(op.operands, found, strict=True):
+                if d is not None and v in self.varying:
+                    if d.name_hint is None and v.name_hint is not None:
+                        d.name_hint = f"d_{v.name_hint}"
+                    self.contributions.setdefault(v, []).append(d)
+        if faults:
+            raise Failure(faults)
+
+    def cotangent(self, v: SSAValue) -> SSAValue | None:
+        """The sum of the contributions, in the primal's layout."""
+        if v not in self.contributions:
+            return None
+        total = self.total(v)
+        layout = layout_of(v)
+        if self.builder.mesh is None or layout is None:
+            return total
+        return self.builder.redistribute(total, layout.complete)
+
+    def total(self, v: SSAValue) -> SSAValue:
+        """The sum of the contributions; those of one layout first, still partial."""
+        by_layout: dict[object, SSAValue] = {}
+        for d in self.contributions.pop(v):
+            key = layout_of(d)
+            by_layout[key] = self.builder.add(by_layout[key], d) if key in by_layout else d
+        totals = list(by_layout.values())
+        if len(totals) > 1:
+            layout = self.builder.layout(v).complete
+            totals = [self.builder.redistribute(t, layout) for t in totals]
+        total = totals[0]
+        for t in totals[1:]:
+            total = self.builder.add(total, t)
+        if total.name_hint is None and v.name_hint is not None:
+            total.name_hint = f"d_{v.name_hint}"
+        return total
+
+    def gradient_of(self, arg: SSAValue) -> SSAValue | None:
+        return self.cotangent(arg)
+
+    def or_zero(self, i: int, gradient: SSAValue | None) -> SSAValue:
+        """The gradient of argument i; zeros where nothing depends on it."""
+        if gradient is not None:
+            return gradient
+        arg = self.block.args[i]
+        t = plain(arg)
+        zero = self.builder.constant(0.0, t.element_type)
+        zeros = self.builder.broadcast(zero, [], t.get_shape(), like=arg)
+        layout = layout_of(arg)
+        return zeros if layout is None else self.builder.redistribute(zeros, layout)
+
+    # ---- the optimizer ----
+
+    def update(
+        self, gradients: dict[int, SSAValue | None]
+    ) -> tuple[list[SSAValue], list[dict[str, Attribute]]]:
+        assert isinstance(self.request, StepOp)
+        kind, states = OPTIMIZERS[self.request.optimizer.kind]
+        numbers = {n: float_attr(x) for n, x in self.request.optimizer.values.items()}
+        self.builder.location = self.request.location
+        results: list[SSAValue] = list(self.returned)
+        marks: list[dict[str, Attribute]] = [{} for _ in results]
+        for i, g in gradients.items():
+            w, key = self.block.args[i], text_attr(self.attrs[i], "train.parameter")
+            assert key is not None
+            kept = [self.state(w, f"{key}.{s}") for s in states] if g is not None else []
+            if g is None:
+                new: Sequence[SSAValue] = [w]
+            else:
+                types = [with_layout(plain(v), layout_of(v)) for v in (w, *kept)]
+                op = kind.create(
+                    operands=[w, g, *kept], result_types=types, properties=dict(numbers),
+                    location=self.request.location,
+                )  # fmt: skip
+                self.block.add_op(op)
+                new = op.results
+            for v, old, name in zip(
+                new, (w, *kept), (key, *(f"{key}.{s}" for s in states)), strict=False
+            ):
+                v.name_hint = v.name_hint or old.name_hint
+                results.append(v)
+                marks.append({"train.updates": StringAttr(name)})
+        return results, marks
+
+    def state(self, w: SSAValue, name: str) -> SSAValue:
+        """A new argument like `w` that starts at zero."""
+        arg = self.block.insert_arg(w.type, len(self.block.args))
+        hint = f"{w.name_hint or 'w'}_{name.rsplit('.', 1)[-1]}"
+        arg.name_hint = hint if SSAValue.is_valid_name(hint) else None
+        init = InitAttr(("constant", (("value", 0.0),)))
+        self.attrs.append({"train.state": StringAttr(name), "train.init": init})
+        return arg
+
+    # ---- the function ----
+
+    def sweep(self) -> None:
+        """Remove backward ops whose results nobody uses, such as the cotangents of inputs."""
+        op = self.block.last_op
+        while op is not None and not isinstance(op, BackwardOp):
+            before = op.prev_op
+            if op.results and all(v.first_use is None for v in op.results):
+                op.detach()
+                op.erase()
+            op = before
+
+    def function(
+        self, results: Sequence[SSAValue], marks: list[dict[str, Attribute]]
+    ) -> FuncOp:
+        self.region.detach_block(self.block) if self.region.parent is None else None
+        region = Region(self.block)
+        f = FuncOp(
+            self.request.sym_name.data,
+            FunctionType.from_lists([a.type for a in self.block.args], [v.type for v in results]),
+            region,
+        )
+        f.location = self.request.location
+        if any(self.attrs):
+            set_arg_attrs(f, self.attrs)
+        if any(marks):
+            f.properties["res_attrs"] = ArrayAttr(DictionaryAttr(m) for m in marks)
+        if isinstance(self.request, StepOp):
+            f.attributes["train.step"] = UnitAttr()
+        return f
+
+
+def is_float(v: SSAValue) -> bool:
+    """Whether cotangents go through the value."""
+    return isinstance(v.type, TensorType) and isinstance(v.type.element_type, AnyFloat)

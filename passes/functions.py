@@ -1,0 +1,94 @@
+"""What several passes do with functions: walk those that have layouts, set types, read arguments."""
+
+from collections.abc import Iterator
+
+from xdsl.dialects.builtin import FunctionType, ModuleOp, NoneAttr, StringAttr, TensorType
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.dialects.dist import is_local, layout_of, meshes_of
+from shardir.dialects.nn.base import TensorOp
+from shardir.syntax.diagnostics import Failure
+
+
+def bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Block]]:
+    """The functions that have a body. Control flow between blocks is not part of the language."""
+    for op in module.body.ops:
+        if isinstance(op, FuncOp) and op.body.blocks:
+            if len(op.body.blocks) > 1:
+                raise Failure([(op, "a function of the sharding passes has one block")])
+            yield op, op.body.block
+
+
+def values(block: Block) -> Iterator[SSAValue]:
+    """Arguments, then results in order."""
+    yield from block.args
+    for op in block.ops:
+        yield from op.results
+
+
+def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
+    """The mesh of a function: the one that its layouts or strategies name, else the module's only
+    one; None when there is none.
+
+    Raises:
+        Failure: the function uses two meshes, one that is not declared, or does not say which of
+            several.
+    """
+    meshes = meshes_of(module)
+    named: dict[str, Operation] = {}
+    for op in f.body.block.ops:
+        for v in op.results:
+            if (layout := layout_of(v)) is not None:
+                named.setdefault(layout.mesh, op)
+        if isinstance(op, TensorOp) and op.strategy is not None and op.strategy.data.mesh:
+            named.setdefault(op.strategy.data.mesh, op)
+    for v in f.body.block.args:
+        if (layout := layout_of(v)) is not None:
+            named.setdefault(layout.mesh, f)
+    if len(named) > 1:
+        names = ", ".join(f"@{n}" for n in named)
+        raise Failure([(f, f"@{f.sym_name.data} uses the meshes {names}; one function, one mesh")])
+    for name, op in named.items():
+        if name not in meshes:
+            raise Failure([(op, f"[M2] no mesh @{name}; declare it: dist.mesh @{name} <dp = 2>")])
+        return meshes[name]
+    return next(iter(meshes.values())) if len(meshes) == 1 else None
+
+
+def has_layouts(block: Block) -> bool:
+    """Whether a global layout stands on some value."""
+    return any(layout_of(v) is not None and not is_local(v.type) for v in values(block))
+
+
+def is_local_body(block: Block) -> bool:
+    """Whether the function is in the local view."""
+    return any(is_local(v.type) for v in values(block))
+
+
+def set_type(value: SSAValue, type: Attribute) -> None:
+    """Another type for a value, in place: building ops anew costs twenty times as much."""
+    value._type = type  # pyright: ignore[reportPrivateUsage]
+
+
+def update_signature(f: FuncOp) -> None:
+    """The function's type from its arguments and what it returns."""
+    block = f.body.block
+    last = block.last_op
+    outs = [v.type for v in last.operands] if isinstance(last, ReturnOp) else []
+    f.properties["function_type"] = FunctionType.from_lists([a.type for a in block.args], outs)
+
+
+def unlaid(block: Block) -> Operation | None:
+    """An op (or, for an argument, the function) of which a tensor has no layout."""
+    for v in values(block):
+        if isinstance(v.type, TensorType) and isinstance(v.type.encoding, NoneAttr):
+            return v.owner if isinstance(v.owner, Operation) else block.parent_op()
+    return None
+
+
+def name_of(f: FuncOp) -> str:
+    name = f.sym_name
+    assert isinstance(name, StringAttr)
+    return name.data

@@ -1,0 +1,105 @@
+"""fuse-communication: small collectives of a kind become one on a flat buffer.
+
+    %a1 = dist.all_reduce <sum> %a over <dp>
+    %b1 = dist.all_reduce <sum> %b over <dp>
+ -> %a1, %b1 = dist.all_reduce <sum> %a, %b over <dp>
+
+1. Only collectives of one kind, over the same axes, of one element type, go together.
+2. The fused one stands where the last of them stood, and before the first use of any result.
+3. Collectives with a `fusion` index go with those of the same index, whatever their size; the
+   others fill buffers of `max_bytes` (0: none of them are fused).
+"""
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.ir import Attribute, Block, Operation
+from xdsl.passes import ModulePass
+
+from shardir.dialects import dist
+from shardir.passes.functions import bodies, is_local_body
+
+FUSIBLE = (dist.AllReduceOp, dist.ReduceScatterOp, dist.AllGatherOp)
+
+
+@dataclass(frozen=True)
+class FuseCommunication(ModulePass):
+    """Puts collectives of a kind into one flat buffer, by index and by size."""
+
+    name = "fuse-communication"
+    max_bytes: int = 1 << 26
+    """How large a buffer grows, in bytes on one device; 0 fuses by index alone."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for _, block in bodies(op):
+            if is_local_body(block):
+                _fuse(block, self.max_bytes)
+
+
+def local_bytes(t: Attribute) -> int:
+    """What a local value occupies on one device."""
+    assert isinstance(t, TensorType)
+    n = (t.element_type.bitwidth + 7) // 8  # type: ignore[attr-defined]
+    for s in t.get_shape():
+        n *= s
+    return n
+
+
+@dataclass
+class _Bucket:
+    ops: list[dist.Collective]
+    first_use: int
+    bytes: int
+
+
+def _fuse(block: Block, max_bytes: int) -> None:
+    at = {op: i for i, op in enumerate(block.ops)}
+    buckets: dict[tuple[object, ...], _Bucket] = {}
+    done: list[_Bucket] = []
+    for op, i in at.items():
+        if not isinstance(op, FUSIBLE):
+            continue
+        size = sum(local_bytes(v.type) for v in op.values)
+        if op.fusion is None and size > max_bytes:
+            continue
+        uses = [at[u.operation] for v in op.results for u in v.uses]
+        first_use = min(uses, default=len(at))
+        element = op.values[0].type.element_type  # type: ignore[union-attr]
+        props = tuple(sorted((k, str(v)) for k, v in op.properties.items()))
+        key = (type(op), props, element)
+        bucket = buckets.get(key)
+        full = bucket is not None and op.fusion is None and bucket.bytes + size > max_bytes
+        if bucket is None or bucket.first_use <= i or full:
+            if bucket is not None:
+                done.append(bucket)
+            buckets[key] = _Bucket([op], first_use, size)
+        else:
+            bucket.ops.append(op)
+            bucket.first_use = min(bucket.first_use, first_use)
+            bucket.bytes += size
+    for bucket in (*done, *buckets.values()):
+        if len(bucket.ops) > 1:
+            _merge(block, bucket.ops)
+
+
+def _merge(block: Block, ops: list[dist.Collective]) -> None:
+    last = ops[-1]
+    results = [v for op in ops for v in op.results]
+    new = type(last).create(
+        operands=[v for op in ops for v in op.values],
+        result_types=[v.type for v in results],
+        properties=dict(last.properties),
+        location=last.location,
+    )
+    block.insert_op_before(new, last)
+    for old, out in zip(results, new.results, strict=True):
+        out.name_hint = old.name_hint
+        old.replace_all_uses_with(out)
+    for op in ops:
+        _erase(op)
+
+
+def _erase(op: Operation) -> None:
+    op.detach()
+    op.erase()

@@ -1,0 +1,146 @@
+"""insert-redistributions: where layouts differ across an edge, a `dist.redistribute`.
+
+    %z = nn.matmul %y, %v : (y over [{d}, {}], v over [{}, {d}]) -> z over [{}, {d}]
+ -> %y_0 = dist.redistribute %y : [{d}, {}] -> [{}, {}]
+    %z   = nn.matmul %y_0, %v
+
+1. Every value has a layout before (propagate-strategies gives it).
+2. Afterwards every op is computable where its operands lie: their layouts agree with its factors.
+3. An op with a strategy is placed by it; any other at least cost (`algebra.factors.place`).
+4. An op whose results come out partial, or otherwise than wanted, is followed by a redistribution.
+5. A softmax, loss or norm whose row is split becomes the ops that calculate it in parts.
+6. The same redistribution of a value is made once.
+"""
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Placement, place
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Mesh
+from shardir.dialects.builder import Builder
+from shardir.dialects.dist import layout_of, with_layout
+from shardir.dialects.nn.base import TensorOp, plain
+from shardir.passes.functions import (
+    bodies,
+    has_layouts,
+    is_local_body,
+    mesh_of,
+    name_of,
+    set_type,
+    unlaid,
+)
+from shardir.passes.propagate_strategies import strategy_placement
+from shardir.syntax.diagnostics import Failure
+
+
+@dataclass(frozen=True)
+class InsertRedistributions(ModulePass):
+    """Puts a redistribution on each edge whose layouts differ."""
+
+    name = "insert-redistributions"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for f, block in bodies(op):
+            mesh = mesh_of(f, op)
+            if mesh is None or is_local_body(block) or not has_layouts(block):
+                continue
+            if (lacking := unlaid(block)) is not None:
+                raise Failure(
+                    [(lacking, f"a value in @{name_of(f)} has no layout; run propagate-strategies")]
+                )
+            _insert(block, mesh)
+
+
+def _insert(block: Block, mesh: Mesh) -> None:
+    cursor: list[Operation] = []
+    builder = Builder(mesh, lambda new: block.insert_op_before(new, cursor[0]))
+    faults: list[tuple[Operation | None, str]] = []
+    for op in list(block.ops):
+        if not isinstance(op, TensorOp):
+            continue
+        cursor[:] = [op]
+        builder.location = op.location
+        try:
+            if row_is_split(op, mesh):
+                _decompose(op, builder)
+            else:
+                _place(op, builder, mesh)
+        except ShardirError as e:
+            faults.append((op, str(e)))
+    if faults:
+        raise Failure(faults)
+
+
+def wanted(op: TensorOp, mesh: Mesh) -> Placement:
+    """How an op is to be placed: by its strategy, or at least cost."""
+    if op.strategy is not None:
+        return strategy_placement(op, mesh)
+    operands = tuple([_layout(v) for v in op.operands])
+    results = tuple([_layout(v) for v in op.results])
+    return place(op.factors(), operands, results, mesh, op.shapes())
+
+
+def _layout(v: SSAValue) -> Layout:
+    layout = layout_of(v)
+    assert layout is not None
+    return layout
+
+
+def _place(op: TensorOp, builder: Builder, mesh: Mesh) -> None:
+    placement = wanted(op, mesh)
+    op.properties.pop("strategy", None)
+    for i, want in enumerate(placement.operands):
+        operand = op.operands[i]
+        if layout_of(operand) != want:
+            op.operands[i] = builder.redistribute(operand, want)
+    for v, natural in zip(op.results, placement.results, strict=True):
+        if (assigned := _layout(v)) != natural:
+            set_type(v, with_layout(plain(v), natural))
+            _redistribute_after(op, v, assigned)
+
+
+def _redistribute_after(op: TensorOp, v: SSAValue, layout: Layout) -> None:
+    block = op.parent
+    assert block is not None
+    after = Builder(None, lambda new: block.insert_op_after(new, op))
+    after.location = op.location
+    new = after.redistribution(v, layout)
+    v.replace_uses_with_if(new, lambda use: use.operation is not new.owner)
+
+
+def row_is_split(op: TensorOp, mesh: Mesh) -> bool:
+    """Whether an op that wants a dimension whole has it split, and can be calculated in parts."""
+    if type(op).decompose is TensorOp.decompose:
+        return False
+    factors = op.factors()
+    layouts = (
+        strategy_placement(op, mesh).operands
+        if op.strategy is not None
+        else [_layout(v) for v in op.operands]
+    )
+    return any(
+        axes and any(f in factors.replicate for f in dim)
+        for dims, layout in zip(factors.operands, layouts, strict=True)
+        for dim, axes in zip(dims, layout.dims, strict=True)
+    )
+
+
+def _decompose(op: TensorOp, builder: Builder) -> None:
+    if op.strategy is not None:
+        assert builder.mesh is not None
+        for i, want in enumerate(strategy_placement(op, builder.mesh).operands):
+            op.operands[i] = builder.redistribute(op.operands[i], want)
+    parts = op.decompose(builder)
+    assert parts is not None
+    for v, new in zip(op.results, parts, strict=True):
+        out = builder.redistribute(new, _layout(v).complete)
+        out.name_hint = v.name_hint
+        v.replace_all_uses_with(out)
+    op.detach()
+    op.erase()

@@ -1,0 +1,152 @@
+"""lower-to-spmd: global view -> local view: local shapes, and redistributions as collectives.
+
+    %z = dist.redistribute %y : (tensor<8x6xf32, #dist.layout<@m, [{d}, {}]>>)
+                              -> tensor<8x6xf32, #dist.layout<@m, [{}, {}]>>
+ -> %z = dist.all_gather %y dim 0 over <d> : (tensor<2x6xf32, #dist.local<@m, [{d}, {}]>>)
+                                           -> tensor<8x6xf32, #dist.local<@m, [{}, {}]>>
+
+1. Every op is computable where its operands lie; otherwise each that is not gets an error.
+2. A local type keeps over which axes the value is split or partial, and the global shape where
+   shards are uneven.
+3. Functions without layouts stay as they are.
+"""
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.redistribution import Step, plan
+from shardir.dialects import dist
+from shardir.dialects.nn.base import TensorOp, agreement, int_attr
+from shardir.dialects.text import word
+from shardir.passes.functions import (
+    bodies,
+    has_layouts,
+    is_local_body,
+    mesh_of,
+    name_of,
+    set_type,
+    unlaid,
+    update_signature,
+    values,
+)
+from shardir.syntax.diagnostics import Failure
+
+
+@dataclass(frozen=True)
+class LowerToSpmd(ModulePass):
+    """Turns global values into one device's shards, and redistributions into collectives."""
+
+    name = "lower-to-spmd"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        faults: list[tuple[Operation | None, str]] = []
+        todo: list[tuple[Block, Mesh]] = []
+        for f, block in bodies(op):
+            mesh = mesh_of(f, op)
+            if mesh is None or is_local_body(block) or not has_layouts(block):
+                continue
+            if (lacking := unlaid(block)) is not None:
+                faults.append(
+                    (lacking, f"a value in @{name_of(f)} has no layout; run propagate-strategies")
+                )
+                continue
+            faults += _not_computable(block, mesh)
+            todo.append((block, mesh))
+        if faults:
+            raise Failure(faults)
+        for block, mesh in todo:
+            _lower(block, mesh)
+        for f, _ in bodies(op):
+            update_signature(f)
+
+
+def _layout(v: SSAValue) -> Layout:
+    layout = dist.layout_of(v)
+    assert layout is not None
+    return layout
+
+
+def _not_computable(block: Block, mesh: Mesh) -> list[tuple[Operation | None, str]]:
+    faults: list[tuple[Operation | None, str]] = []
+    for op in block.ops:
+        if isinstance(op, TensorOp):
+            operands = tuple([_layout(v) for v in op.operands])
+            results = tuple([_layout(v) for v in op.results])
+            message = agreement(op.factors(), operands, results, mesh, op.MULTILINEAR)
+            if message:
+                faults.append((op, f"[T3] {op.name}: {message}"))
+    return faults
+
+
+def _lower(block: Block, mesh: Mesh) -> None:
+    locals: dict[int, tuple[Attribute, Attribute]] = {}
+
+    def localise(v: SSAValue) -> None:
+        t = v.type
+        found = locals.get(id(t))
+        if found is None:
+            assert isinstance(t, TensorType)
+            found = locals[id(t)] = t, dist.local(t.element_type, t.get_shape(), _layout(v), mesh)
+        set_type(v, found[1])
+
+    for op in list(block.ops):
+        if isinstance(op, dist.RedistributeOp):
+            _plan(op, block, mesh)
+    for v in values(block):
+        if not dist.is_local(v.type):
+            localise(v)
+
+
+def _plan(op: dist.RedistributeOp, block: Block, mesh: Mesh) -> None:
+    """Replace a redistribution by its steps; global types still, but where a step makes a local
+    value."""
+    t = op.out.type
+    assert isinstance(t, TensorType)
+    shape, target = t.get_shape(), _layout(op.out)
+    steps = plan(shape, mesh, _layout(op.value), target)
+    value = op.value
+    for i, step in enumerate(steps):
+        layout = target if i == len(steps) - 1 else step.layout
+        type = dist.local(t.element_type, shape, layout, mesh)
+        new = _collective(step, value, type)
+        new.location = op.location
+        new.results[0].name_hint = op.out.name_hint
+        block.insert_op_before(new, op)
+        value = new.results[0]
+    op.out.replace_all_uses_with(value)
+    op.detach()
+    op.erase()
+
+
+def _collective(step: Step, value: SSAValue, type: Attribute) -> Operation:
+    axes: dict[str, Attribute] = {"axes": dist.AxesAttr(step.axes)}
+    layout = _layout(value)
+    reduction = {"reduction": word(dist.ReductionAttr, layout.reduction)} if (
+        layout.partial and layout.reduction != "any"
+    ) else {}  # fmt: skip
+    kind: type[Operation]
+    props: dict[str, Attribute]
+    match step.kind:
+        case "all_reduce":
+            kind, props = dist.AllReduceOp, axes | reduction
+        case "reduce_scatter":
+            kind, props = dist.ReduceScatterOp, axes | reduction | {"dim": int_attr(step.dim)}
+        case "all_gather":
+            kind, props = dist.AllGatherOp, axes | {"dim": int_attr(step.dim)}
+        case "slice":
+            kind, props = dist.SliceOp, axes | {"dim": int_attr(step.dim)}
+        case "all_to_all":
+            ends = {"split": int_attr(step.dim), "concat": int_attr(step.concat)}
+            kind, props = dist.AllToAllOp, axes | ends
+        case "broadcast":
+            kind, props = dist.BroadcastOp, axes | {"root": int_attr(0)}
+        case _:
+            given = {"reduction": word(dist.ReductionAttr, step.layout.reduction)}
+            kind, props = dist.ContributeOp, axes | given
+    return kind.create(operands=[value], result_types=[type], properties=props)

@@ -1,0 +1,68 @@
+"""recompute: what is marked is calculated again in the backward part instead of being kept.
+
+    %h = nn.gelu %x {recompute} : ...            %h   = nn.gelu %x : ...
+    train.backward                               train.backward
+    %d = nn.mul %g, %h : ...                 ->  %h_0 = nn.gelu %x : ...
+                                                 %d   = nn.mul %g, %h_0 : ...
+
+1. A marked op's results are not used after `train.backward`, but by its own repetition.
+2. What a repetition needs of other marked ops is repeated too; unmarked values are kept.
+3. Collectives are never repeated unless they are marked themselves.
+4. A repetition stands right before its first use.
+"""
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from shardir.dialects.train import BackwardOp
+from shardir.passes.functions import bodies
+
+MARK = "recompute"
+
+
+@dataclass(frozen=True)
+class Recompute(ModulePass):
+    """Calculates marked activations again in the backward part."""
+
+    name = "recompute"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for _, block in bodies(op):
+            _repeat_marked(block)
+
+
+def _repeat_marked(block: Block) -> None:
+    ops = list(block.ops)
+    start = next((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), None)
+    if start is None:
+        return
+    marked = {op for op in ops[:start] if MARK in op.attributes}
+    if not marked:
+        return
+    again: dict[SSAValue, SSAValue] = {}
+
+    def value(v: SSAValue, before: Operation) -> SSAValue:
+        """The repetition of `v`, if a marked op made it; `v` otherwise."""
+        if not isinstance(v.owner, Operation) or v.owner not in marked:
+            return v
+        if v not in again:
+            source = v.owner
+            copy = source.clone()
+            del copy.attributes[MARK]
+            copy.operands = [value(o, before) for o in source.operands]
+            for old, new in zip(source.results, copy.results, strict=True):
+                new.name_hint = old.name_hint
+                again[old] = new
+            block.insert_op_before(copy, before)
+        return again[v]
+
+    for op in ops[start + 1 :]:
+        for i, v in enumerate(op.operands):
+            if (new := value(v, op)) is not v:
+                op.operands[i] = new
+    for op in marked:
+        del op.attributes[MARK]

@@ -1,0 +1,151 @@
+"""simplify-communication: fewer and smaller collectives for the same values.
+
+    all_reduce, then slice           -> reduce_scatter
+    all_gather, then slice           -> nothing, where the slice takes back what was gathered
+    all_reduce a + all_reduce b      -> all_reduce (a + b)
+    the same collective twice        -> once
+    a collective that nobody uses    -> nothing
+
+1. Never more bytes and never more collectives.
+2. Running it twice changes nothing the second time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Operation
+from xdsl.passes import ModulePass
+
+from shardir.dialects import dist, nn
+from shardir.passes.functions import bodies, is_local_body, set_type
+
+
+@dataclass(frozen=True)
+class SimplifyCommunication(ModulePass):
+    """Merges, shrinks and removes collectives."""
+
+    name = "simplify-communication"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for _, block in bodies(op):
+            if not is_local_body(block):
+                continue
+            while any([rule(block) for rule in RULES]):
+                pass
+
+
+def _erase(op: Operation) -> None:
+    op.detach()
+    op.erase()
+
+
+def _dead(block: Block) -> bool:
+    changed = False
+    op = block.last_op
+    while op is not None:
+        before = op.prev_op
+        if isinstance(op, dist.Collective) and all(v.first_use is None for v in op.results):
+            _erase(op)
+            changed = True
+        op = before
+    return changed
+
+
+def _equal(block: Block) -> bool:
+    """The same collective of the same values: the first one serves."""
+    seen: dict[tuple[object, ...], dist.Collective] = {}
+    changed = False
+    for op in list(block.ops):
+        if not isinstance(op, dist.Collective):
+            continue
+        props = tuple(sorted((k, str(v)) for k, v in op.properties.items() if k != "fusion"))
+        key = (type(op), tuple(op.operands), props)
+        first = seen.setdefault(key, op)
+        if first is not op:
+            for old, new in zip(op.results, first.results, strict=True):
+                old.replace_all_uses_with(new)
+            _erase(op)
+            changed = True
+    return changed
+
+
+def _scatter(block: Block) -> bool:
+    """all_reduce + slice over the same axes -> reduce_scatter."""
+    changed = False
+    for op in list(block.ops):
+        if not isinstance(op, dist.AllReduceOp) or len(op.values) != 1:
+            continue
+        user = op.results[0].get_user_of_unique_use()
+        if not isinstance(user, dist.SliceOp) or user.axes != op.axes:
+            continue
+        props = {k: v for k, v in op.properties.items()} | {"dim": user.dim}
+        new = dist.ReduceScatterOp.create(
+            operands=list(op.values), result_types=[user.results[0].type], properties=props,
+            location=op.location,
+        )  # fmt: skip
+        new.results[0].name_hint = user.results[0].name_hint
+        block.insert_op_before(new, user)
+        user.results[0].replace_all_uses_with(new.results[0])
+        _erase(user)
+        _erase(op)
+        changed = True
+    return changed
+
+
+def _undone(block: Block) -> bool:
+    """A slice that takes back what an all-gather brought together."""
+    changed = False
+    for op in list(block.ops):
+        if not isinstance(op, dist.SliceOp):
+            continue
+        source = op.values[0].owner
+        if (
+            isinstance(source, dist.AllGatherOp)
+            and len(source.values) == 1
+            and source.axes == op.axes
+            and source.dim == op.dim
+        ):
+            op.results[0].replace_all_uses_with(source.values[0])
+            _erase(op)
+            changed = True
+    return changed
+
+
+def _sums(block: Block) -> bool:
+    """The sum of two reduced values -> the reduced sum of both."""
+    changed = False
+    for op in list(block.ops):
+        if not isinstance(op, nn.AddOp):
+            continue
+        a, b = op.lhs.owner, op.rhs.owner
+        if a is b or not (isinstance(a, _Summed) and isinstance(b, _Summed)):
+            continue
+        alike = type(a) is type(b) and a.properties == b.properties and a.reduction.data == "sum"
+        if not alike or len(a.values) != 1 or len(b.values) != 1:
+            continue
+        if op.lhs.get_user_of_unique_use() is not op or op.rhs.get_user_of_unique_use() is not op:
+            continue
+        if a.values[0].type != b.values[0].type or op.lhs.type != op.out.type:
+            continue
+        after = op.out.type
+        new = type(a).create(
+            operands=[op.out], result_types=[after], properties=dict(a.properties),
+            location=op.location,
+        )  # fmt: skip
+        new.results[0].name_hint = op.out.name_hint
+        op.out.replace_all_uses_with(new.results[0])
+        op.operands[0], op.operands[1] = a.values[0], b.values[0]
+        new.operands[0] = op.out
+        set_type(op.out, a.values[0].type)
+        block.insert_op_after(new, op)
+        _erase(a)
+        _erase(b)
+        changed = True
+    return changed
+
+
+_Summed = dist.AllReduceOp | dist.ReduceScatterOp
+
+RULES: tuple[Callable[[Block], bool], ...] = (_dead, _equal, _undone, _scatter, _sums)

@@ -1,0 +1,43 @@
+"""strip-layouts: the same program for one device: no layouts, strategies or redistributions.
+
+    %y = dist.redistribute %x : (tensor<8xf32, #dist.layout<@m, [{d}]>>) -> tensor<8xf32, ...>
+    %z = nn.relu %y strategy<((4,),)> : ...
+ -> %z = nn.relu %x : (tensor<8xf32>) -> tensor<8xf32>
+"""
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+
+from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of
+from shardir.dialects.nn.base import plain
+from shardir.passes.functions import bodies, is_local_body, name_of, set_type, update_signature, values
+from shardir.syntax.diagnostics import Failure
+
+
+@dataclass(frozen=True)
+class StripLayouts(ModulePass):
+    """Turns a laid-out program back into one for a single device."""
+
+    name = "strip-layouts"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for f, block in bodies(op):
+            if is_local_body(block):
+                message = f"@{name_of(f)} is in the local view; there is no single-device form of it"
+                raise Failure([(f, message)])
+            for inner in list(block.ops):
+                inner.properties.pop("strategy", None)
+                if isinstance(inner, RedistributeOp):
+                    inner.out.replace_all_uses_with(inner.value)
+                    inner.detach()
+                    inner.erase()
+            for v in values(block):
+                if layout_of(v) is not None:
+                    set_type(v, plain(v))
+            update_signature(f)
+        for mesh in [m for m in op.body.ops if isinstance(m, MeshOp)]:
+            mesh.detach()
+            mesh.erase()
