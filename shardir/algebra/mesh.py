@@ -137,6 +137,47 @@ class Mesh:
         size = end // pre
         return Axis(axis.name, pre, first), Axis(axis.name, pre * first, size // first)
 
+    def without_minor(self, axes: Axes, minor: Axes) -> Axes | None:
+        """`axes` less `minor` at its minor end, cutting an axis at a digit where that is needed;
+        None when it does not end so."""
+        have, gone = list(axes), list(minor)
+        while gone:
+            if not have or have[-1].name != gone[-1].name:
+                return None
+            (h0, h1), (g0, g1) = self.digit(have[-1]), self.digit(gone[-1])
+            if h1 != g1:
+                return None
+            name = have[-1].name
+            if g0 >= h0:
+                gone.pop()
+            else:
+                gone[-1] = Axis(name, g0, h0 // g0)
+            have.pop()
+            if g0 > h0:
+                if g0 % h0:
+                    return None
+                have.append(Axis(name, h0, g0 // h0))
+        return self.simplify(tuple(have))
+
+    def without(self, axes: Axes, gone: Axes) -> Axes | None:
+        """`axes`, as a set, less `gone`; None when `gone` is not a part of it."""
+        cuts: dict[str, set[int]] = {}
+        for a in (*axes, *gone):
+            cuts.setdefault(a.name, set()).update(self.digit(a))
+
+        def fine(a: Axis) -> list[Axis]:
+            start, end = self.digit(a)
+            at = [start, *sorted(c for c in cuts[a.name] if start < c < end), end]
+            return [Axis(a.name, lo, hi // lo) for lo, hi in zip(at, at[1:], strict=False)]
+
+        have = [d for a in axes for d in fine(a)]
+        for a in gone:
+            for d in fine(a):
+                if d not in have:
+                    return None
+                have.remove(d)
+        return self.simplify(tuple(sorted(have, key=self.order)))
+
     def take(self, counts: tuple[int, ...]) -> tuple[Axes, ...] | None:
         """Axes for each count of slices, the mesh's devices dealt out major first.
 

@@ -356,18 +356,17 @@ def normal(layout: Layout, mesh: Mesh) -> Layout:
     )
 
 
-def _drop_partial(layout: Layout, axes: Axes, reduction: str) -> Layout:
-    lacking = [a for a in axes if a not in layout.partial]
-    if lacking:
+def _drop_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> Layout:
+    kept = mesh.without(layout.partial, axes)
+    if kept is None:
         raise ShardirError(
-            f"[C5] the value is not partial over {axes_text(tuple(lacking))}: "
-            "there is nothing to reduce"
+            f"[C5] the value is partial over {axes_text(layout.partial)}, "
+            f"not over {axes_text(axes)}: there is nothing to reduce"
         )
     if layout.reduction != reduction:
         raise ShardirError(
             f"[C5] the value is a partial {layout.reduction}, the collective takes the {reduction}"
         )
-    kept = tuple(a for a in layout.partial if a not in axes)
     return layout.with_partial(kept, layout.reduction)
 
 
@@ -376,16 +375,15 @@ def _check_dim(layout: Layout, dim: int) -> None:
         raise ShardirError(f"[C6] no dimension {dim} in a tensor of {len(layout.dims)}")
 
 
-def _gathered(layout: Layout, dim: int, axes: Axes) -> Layout:
+def _gathered(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
     _check_dim(layout, dim)
-    have = layout.dims[dim]
-    n = len(axes)
-    if n == 0 or have[len(have) - n :] != axes:
+    rest = mesh.without_minor(layout.dims[dim], axes) if axes else None
+    if rest is None:
         raise ShardirError(
-            f"[C7] dimension {dim} is split over {axes_text(have)}, "
+            f"[C7] dimension {dim} is split over {axes_text(layout.dims[dim])}, "
             f"whose minor end is not {axes_text(axes)}"
         )
-    return layout.with_dim(dim, have[: len(have) - n])
+    return layout.with_dim(dim, rest)
 
 
 def _split(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
@@ -409,7 +407,7 @@ class AllReduceOp(Collective):
     )
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
-        return _drop_partial(layout, self.axes.data, self.reduction.data)
+        return _drop_partial(layout, self.axes.data, self.reduction.data, mesh)
 
 
 @irdl_op_definition
@@ -426,7 +424,7 @@ class ReduceScatterOp(Collective):
     )
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
-        rest = _drop_partial(layout, self.axes.data, self.reduction.data)
+        rest = _drop_partial(layout, self.axes.data, self.reduction.data, mesh)
         return _split(rest, self.dim.value.data, self.axes.data, mesh)
 
 
@@ -452,7 +450,7 @@ class AllGatherOp(Collective):
     )
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
-        return _gathered(layout, self.dim.value.data, self.axes.data)
+        return _gathered(layout, self.dim.value.data, self.axes.data, mesh)
 
 
 @irdl_op_definition
@@ -478,7 +476,7 @@ class AllToAllOp(Collective):
     )
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
-        rest = _gathered(layout, self.concat.value.data, self.axes.data)
+        rest = _gathered(layout, self.concat.value.data, self.axes.data, mesh)
         return _split(rest, self.split.value.data, self.axes.data, mesh)
 
 
@@ -513,9 +511,10 @@ class _Rooted(Collective, ABC):
             )
 
 
-def _drop_any(layout: Layout, axes: Axes) -> Layout:
-    kept = tuple(a for a in layout.partial if a not in axes)
-    return layout.with_partial(kept, layout.reduction)
+def _picked(layout: Layout, axes: Axes, mesh: Mesh) -> Layout:
+    """The layout of what a root holds: no longer partial over `axes`, if it was."""
+    kept = mesh.without(layout.partial, axes)
+    return layout if kept is None else layout.with_partial(kept, layout.reduction)
 
 
 @irdl_op_definition
@@ -529,7 +528,7 @@ class BroadcastOp(_Rooted):
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         self.check_root(mesh)
-        return _drop_any(layout, self.axes.data)
+        return _picked(layout, self.axes.data, mesh)
 
 
 @irdl_op_definition
@@ -545,7 +544,7 @@ class GatherOp(_Rooted):
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         self.check_root(mesh)
-        rest = _gathered(layout, self.dim.value.data, self.axes.data)
+        rest = _gathered(layout, self.dim.value.data, self.axes.data, mesh)
         return rest.with_partial(rest.partial + self.axes.data, "sum")
 
 
@@ -562,7 +561,7 @@ class ScatterOp(_Rooted):
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         self.check_root(mesh)
-        rest = _drop_any(layout, self.axes.data)
+        rest = _picked(layout, self.axes.data, mesh)
         return _split(rest, self.dim.value.data, self.axes.data, mesh)
 
 
