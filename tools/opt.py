@@ -171,7 +171,8 @@ class Driver(xDSLOptMain):
         return output, said + errors
 
     def compile(self, source: Source) -> str:
-        module = self.timed("parse", lambda: self.parse(source))
+        with self.internal("the parser"):
+            module = self.timed("parse", lambda: self.parse(source))
         self.verify(module, source)
         target = self.target
         original = module.clone() if hasattr(target, "emit_directory") else None
@@ -202,7 +203,9 @@ class Driver(xDSLOptMain):
     def verify(self, module: ModuleOp, source: Source, after: str | None = None) -> None:
         if self.args.disable_verify:
             return
-        if faults := self.timed("verify", lambda: verify_all(module, source)):
+        with self.internal("the verifier"):
+            faults = self.timed("verify", lambda: verify_all(module, source))
+        if faults:
             note = () if after is None else (f"found after pass {after}",)
             raise ParseErrors([dataclasses.replace(f, notes=(*f.notes, *note)) for f in faults])
 

@@ -40,6 +40,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def one_of(names: Iterable[str]) -> str:
+    """`a`, `a or b`, `a, b or c`; words before punctuation."""
+    *most, last = sorted(set(names), key=lambda n: (n[0] == "'", n))
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 @dataclass(frozen=True)
 class Diagnostic:
     """One fault and where it is; line 0 when no place is known."""
@@ -230,13 +236,22 @@ def verify_all(
     faults: list[tuple[Operation, str, tuple[str, ...]]] = []
 
     def report(op: Operation, message: str, *notes: str) -> None:
-        if op not in lost.ops and not any(f"@{s}" in message for s in lost.symbols):
+        if op not in lost.ops and not any(
+            re.search(rf"@{re.escape(s)}(?![\w$.])", message) for s in lost.symbols
+        ):
             faults.append((op, message, notes))
 
+    around: set[Operation] = set()  # they walk over their bodies, where values are missing
+    for op in lost.ops:
+        while (parent := op.parent_op()) is not None and parent not in around:
+            around.add(parent)
+            op = parent
     for op in module.walk():
         if (message := structure_fault(op, lost)) is not None:
             report(op, message)
         check_symbols(op, source, report)
+        if op in lost.ops or op in around:
+            continue
         try:
             op.verify_()
         except VerifyException as e:

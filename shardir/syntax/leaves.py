@@ -40,7 +40,7 @@ from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from shardir.algebra.errors import NotationError, ShardirError
 from shardir.dialects.text import TextAttr
-from shardir.syntax.diagnostics import did_you_mean
+from shardir.syntax.diagnostics import did_you_mean, one_of
 from shardir.syntax.lexer import ANGLES, DENSE, STRING, SYMBOL, TYPE, Machine, Token, Unexpected
 from shardir.syntax.lexer import TERMINALS as LEXER_TERMINALS
 
@@ -183,8 +183,13 @@ class Leaves(Transformer[Any, Any]):
             raise LeafError(*self.explain(e, end)) from None
 
     def explain(self, e: Unexpected, end: int) -> tuple[int, int, str]:
-        words = [self.human(k) for k in e.expected]
-        expected = " or ".join(sorted({w for w in words if w}))
+        kinds = set(e.expected)
+        names = {self.human(k) for k in kinds} - {""}
+        if {"STRING", "INT", "SYMBOL"} <= kinds:
+            names = {"an attribute"} | {n for n in names if n in ("']'", "'}'")}
+        elif {"SCALAR", "DIALECT_TYPE"} <= kinds:
+            names = {"a type"} | {n for n in names if n in ("')'", "'>'", "a dimension")}
+        expected = one_of(names or {"nothing more"})
         got = repr(e.got) if e.start < end else "the end of it"
         return min(e.start, end - 1), e.end, f"expected {expected}, got {got}"
 

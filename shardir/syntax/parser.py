@@ -2,9 +2,10 @@
 
     module = parse(text, "digits.ir")        # raises ParseErrors with everything that is wrong
 
-    mlir.lark    statements              parser.py   their reductions, scopes, error recovery
-    leaves.lark  types and attributes    leaves.py   their reductions, cached by spelling
-    lexer.py     terminals, the loop     formats.py  one rule for each assembly_format
+    mlir.lark    statements              builder.py   their reductions, names, scopes
+    leaves.lark  types and attributes    leaves.py    their reductions, cached by spelling
+    lexer.py     terminals, the loop     formats.py   one rule for each assembly_format
+                                         recovery.py  what happens after a syntax error
 
 A fault does not stop the reading. A wrong leaf or operand loses its op only; a syntax error skips
 to the next line that starts a statement, and the body of an op whose head is wrong is still read.
@@ -12,54 +13,29 @@ Uses of what was lost are silent, and what was not lost is verified, so that one
 """
 
 import gc
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from lark import Transformer
 from xdsl.context import Context
 from xdsl.dialects import get_all_dialects
-from xdsl.dialects.builtin import (
-    ArrayAttr,
-    Builtin,
-    DictionaryAttr,
-    FunctionType,
-    ModuleOp,
-    StringAttr,
-)
-from xdsl.dialects.func import Func, FuncOp
-from xdsl.ir import Attribute, Block, Dialect, Operation, Region, SSAValue
+from xdsl.dialects.builtin import Builtin, ModuleOp
+from xdsl.dialects.func import Func
+from xdsl.ir import Dialect
 from xdsl.irdl import IRDLOperation
-from xdsl.parser.core import ForwardDeclaredValue
 
-from shardir.algebra.errors import ShardirError
-from shardir.syntax.diagnostics import (
-    Broken,
-    Diagnostic,
-    ParseErrors,
-    Source,
-    did_you_mean,
-    verify_all,
-)
-from shardir.syntax.formats import Misfit, OpFormat, Parts, Rules
-from shardir.syntax.leaves import LeafError, Leaves, Silent, text_of
-from shardir.syntax.lexer import Machine, Row, Token, Unexpected, lark_terminals
+from shardir.syntax.builder import Builder, Stop
+from shardir.syntax.diagnostics import ParseErrors, Source, verify_all
+from shardir.syntax.formats import OpFormat, Rules
+from shardir.syntax.leaves import Leaves
+from shardir.syntax.lexer import Machine, lark_terminals
+from shardir.syntax.recovery import Recovery
 
 HERE = Path(__file__).parent
-MAX_ERRORS = 50
-MAX_NESTING = 100
-MAX_DIGITS = 6
-RESULTS = re.compile(r"\s*((?:%[\w$.-]+(?:\s*:\s*\d+)?\s*,?\s*)+)=(?!=)", re.ASCII)
-ARGUMENT = re.compile(r"(%[\w$.-]+)\s*:", re.ASCII)
-STATEMENT = re.compile(
-    r"[^\S\n]*(?:(?:%[\w$.-]+(?:\s*:\s*\d+)?\s*,?\s*)+=|[A-Za-z_]\w*\.[\w.]+(?![\w.]|\s*=)"
-    r'|"[^"\n]*"\s*\(|[}^]|[#!][\w$-]+\s*=|module\b|return\b)',
-    re.ASCII,
-)
+LEAVES = ("TYPE", "FN_TYPE", "ATTR", "BRACES", "LOC")
 SHORT = {"module": "builtin.module", "return": "func.return", "call": "func.call"}
+HANDWRITTEN = {"builtin.module": "MODULE", "func.func": "FUNC"}
 
 
 @contextmanager
@@ -72,525 +48,6 @@ def no_gc() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-class TooMany(Exception):
-    """There are so many errors that more would not help."""
-
-
-class Scope:
-    """The names of one region. Lookups go on in the enclosing region, unless it is closed off."""
-
-    __slots__ = ("blocks", "forward", "isolated", "lenient", "lost", "parent", "pending", "values")
-
-    def __init__(self, parent: "Scope | None", isolated: bool = False, lenient: bool = False):
-        self.parent, self.isolated = parent, isolated
-        self.lenient = lenient or (parent is not None and parent.lenient and not isolated)
-        self.values: dict[str, tuple[Sequence[SSAValue], Token] | None] = {}
-        self.blocks: dict[str, tuple[Block, Token]] = {}
-        self.pending: dict[str, tuple[Block, Token]] = {}
-        self.forward: dict[str, tuple[ForwardDeclaredValue[Attribute], Token]] = {}
-        self.lost = False
-
-
-class Builder(Transformer[Any, Any]):
-    """The reductions of mlir.lark; `c` is the list of a rule's children."""
-
-    def __init__(self, ctx: Context, leaves: Leaves):
-        super().__init__(visit_tokens=False)
-        self.ctx, self.leaves = ctx, leaves
-        self.formats: dict[str, OpFormat] = {}
-        self.known: list[str] = []
-        self.begin(Source(""))
-
-    def begin(self, source: Source) -> None:
-        self.source = source
-        self.leaves.begin(source.text)
-        self.errors: list[Diagnostic] = []
-        self.broken = Broken()
-        self.scope = Scope(None)
-        self.depth = 0
-        self.arguments: list[tuple[Token, Attribute | None, Any]] | None = None
-        self.lenient = False
-        self.bad = False
-        self.tainted = False
-
-    # ---- errors ----
-    def report(self, start: int, end: int, message: str, *notes: str) -> None:
-        """An error. What is being read goes on, and is dropped when it ends."""
-        found = self.source.at(start, end, message, notes)
-        self.errors.append(found)
-        if len(self.errors) >= MAX_ERRORS:
-            raise TooMany
-
-    def blame(self, t: Token, message: str, *notes: str) -> None:
-        self.report(t.start, t.end, message, *notes)
-
-    def leaf(self, kind: str) -> Callable[[str, int, int], Any]:
-        """The value of a leaf token; None, and a bad op, when it has an error."""
-        read = self.leaves.read
-        cache_of = self.leaves
-
-        def convert(value: str, start: int, end: int) -> Any:
-            if (found := cache_of.cache.get((kind, value))) is not None:
-                return found
-            try:
-                return read(kind, value, start, end)
-            except LeafError as e:
-                self.bad = True
-                self.report(e.start, e.end, e.message)
-            except Silent:
-                self.bad = True
-            return None
-
-        return convert
-
-    def guarded(self, make: Callable[[], Any]) -> Any:
-        try:
-            return make()
-        except LeafError as e:
-            self.bad = True
-            self.report(e.start, e.end, e.message)
-        except Silent:
-            self.bad = True
-        return None
-
-    # ---- what formats.py reads with ----
-    def body(self, base: type[Attribute], t: Token) -> Any:
-        return self.guarded(lambda: self.leaves.body(base, t))
-
-    def typed(self, base: type[Any], type: Attribute, t: Token) -> Any:
-        return self.guarded(lambda: self.leaves.typed(base, type, t))
-
-    def array(self, element: Any, t: Token) -> Any:
-        return self.guarded(lambda: self.leaves.array(element, t))
-
-    def symbol(self, t: Token) -> Any:
-        return self.guarded(lambda: text_of(t)) or ""
-
-    def block_named(self, t: Token) -> Block:
-        """A successor, which may stand before its block."""
-        scope = self.scope
-        if t.value in scope.blocks:
-            return scope.blocks[t.value][0]
-        if t.value not in scope.pending:
-            scope.pending[t.value] = self.new_block(t), t
-        return scope.pending[t.value][0]
-
-    def new_block(self, t: Token) -> Block:
-        block, name = Block(), t.value[1:]
-        if Block.is_valid_name(name) and not Block.is_default_block_name(name):
-            block.name_hint = name
-        return block
-
-    # ---- values ----
-    def operand(self, t: Token, type: Attribute) -> SSAValue:
-        name, _, index = t.value.partition("#")
-        scope: Scope | None = self.scope
-        while name not in scope.values:  # type: ignore[union-attr]
-            if scope.isolated or scope.parent is None:  # type: ignore[union-attr]
-                return self.forward(t, type)
-            scope = scope.parent  # type: ignore[union-attr]
-        entry = scope.values[name]  # type: ignore[union-attr]
-        if entry is None:
-            self.tainted = True
-            return ForwardDeclaredValue(type)
-        found, defined = entry
-        i = int(index[:MAX_DIGITS]) if index else 0
-        if i >= len(found):
-            raise Misfit(f"{name} has {len(found)} results, so there is no {t.value}", t)
-        value = found[i]
-        if value.type is not type and value.type != type:
-            line = self.source.line_column(defined.start)[0]
-            self.blame(
-                t, f"{t.value} has type {value.type}, but is used here with type {type}",
-                f"{name} is defined on line {line}",
-            )  # fmt: skip
-            self.tainted = True
-            return ForwardDeclaredValue(type)
-        return value
-
-    def forward(self, t: Token, type: Attribute) -> SSAValue:
-        scope = self.scope
-        if scope.lenient:
-            self.tainted = True
-            return ForwardDeclaredValue(type)
-        if (found := scope.forward.get(t.value)) is None:
-            scope.forward[t.value] = found = ForwardDeclaredValue(type), t
-        elif found[0].type != type:
-            self.blame(t, f"{t.value} is used here with type {type}, "
-                       f"but earlier with type {found[0].type}")  # fmt: skip
-            self.tainted = True
-            return ForwardDeclaredValue(type)
-        return found[0]
-
-    def define(self, t: Token, values: Sequence[SSAValue]) -> None:
-        name, scope = t.value, self.scope
-        outer: Scope | None = scope
-        while outer is not None:
-            if outer.values.get(name) is not None:
-                first = outer.values[name][1]  # type: ignore[index]
-                line = self.source.line_column(first.start)[0]
-                self.blame(t, f"{name} is already defined", f"first on line {line}")
-                return
-            outer = None if outer.isolated else outer.parent
-        scope.values[name] = values, t
-        hint = name[1:]
-        if not hint[0].isdigit():
-            for v in values:
-                v._name = hint  # not the setter: it drops a trailing `_1`
-        if scope.forward:
-            self.resolve(name, values)
-
-    def resolve(self, name: str, values: Sequence[SSAValue]) -> None:
-        for i, v in enumerate(values):
-            for key in (f"{name}#{i}", *([name] if i == 0 else [])):
-                if (found := self.scope.forward.pop(key, None)) is None:
-                    continue
-                placeholder, use = found
-                if placeholder.type != v.type:
-                    self.blame(use, f"{key} is used with type {placeholder.type}, "
-                               f"but its definition has type {v.type}")  # fmt: skip
-                    self.broken.ops |= {u.operation for u in placeholder.uses}
-                else:
-                    placeholder.replace_all_uses_with(v)
-
-    def poison(self, names: Iterable[str]) -> None:
-        """Uses of these names, before or after, say nothing: their definition was lost."""
-        for name in names:
-            self.scope.values.setdefault(name, None)
-            for key in [k for k in self.scope.forward if k.partition("#")[0] == name]:
-                placeholder, _ = self.scope.forward.pop(key)
-                self.broken.ops |= {u.operation for u in placeholder.uses}
-
-    # ---- operations ----
-    def op(self, c: list[Any]) -> Operation | None:
-        results, op, loc = c
-        bad, self.bad = self.bad, False
-        if op is None or bad:
-            self.lose(results)
-            if op is not None:
-                self.lose_symbol(op)
-            return None
-        if loc is not None:
-            self.source.places[op] = self.source_pos(op)
-            op.location = loc
-        if results is not None:
-            i, have = 0, op.results
-            for t, n in results:
-                i += n
-            if i != len(have):
-                self.blame(results[0][0], f"{op.name} has {len(have)} results, but {i} are named")
-                self.lose(results)
-                return None
-            i = 0
-            for t, n in results:
-                self.define(t, have[i : i + n] if n != 1 else (have[i],))
-                i += n
-        return op
-
-    def source_pos(self, op: Operation) -> int:
-        loc: Any = op.location
-        return self.source.starts[loc.line.data - 1] + loc.column.data - 1
-
-    def lose(self, results: list[tuple[Token, int]] | None) -> None:
-        self.scope.lost = True
-        if results is not None:
-            self.poison(t.value for t, _ in results)
-
-    def lose_symbol(self, op: Operation) -> None:
-        name = op.get_attr_or_prop("sym_name")
-        if isinstance(name, StringAttr):
-            self.broken.symbols.add(name.data)
-
-    def recovered(self, c: list[Any]) -> None:
-        """The body of an op whose head has an error: it was read for its own errors only."""
-        self.bad = False
-        self.scope.lost = True
-
-    def result(self, c: list[Any]) -> tuple[Token, int]:
-        t, n = c
-        if "#" in t.value:
-            self.blame(t, f"{t.value} names one of several results; write {t.value.split('#')[0]}:N")
-            self.bad = True
-        return t, 1 if n is None else int(n.value[:MAX_DIGITS])
-
-    def generic(self, c: list[Any]) -> Operation | None:
-        name, operands, successors, props, regions, attrs, type = c
-        word = name.value[1:-1]
-        op_type = self.ctx.get_optional_op(word)
-        if op_type is None:
-            self.unregistered(name, word)
-            return None
-        properties = {}
-        if props is not None:
-            properties = self.guarded(
-                lambda: self.leaves.read("ANGLES", props.value, props.start, props.end)
-            )
-        if type is None or self.bad:
-            return None
-        operands, types, attrs = operands or (), type.inputs.data, dict(attrs or {})
-        if len(operands) != len(types):
-            self.blame(name, f"{len(operands)} operands, but {len(types)} operand types")
-            return None
-        if issubclass(op_type, IRDLOperation) and attrs:
-            known = op_type.get_irdl_definition().properties
-            properties = dict(properties)
-            for k in [k for k in attrs if k in known and k not in properties]:
-                properties[k] = attrs.pop(k)
-        return self.finish(name, lambda: op_type.create(
-            operands=[self.operand(t, ty) for t, ty in zip(operands, types, strict=True)],
-            result_types=type.outputs.data, properties=properties, attributes=attrs,
-            location=self.source.location(name.start), successors=successors or (),
-            regions=regions or (),
-        ))  # fmt: skip
-
-    def declared(self, c: list[Any]) -> Operation | None:
-        """An op in the syntax of its assembly_format."""
-        name = c[0]
-        f = self.formats[name.value]
-        return None if self.bad else self.finish(name, lambda: self.make(f, name, c))
-
-    def make(self, f: OpFormat, name: Token, c: list[Any]) -> Operation | None:
-        parts = Parts(f)
-        for i, put in enumerate(f.setters, 1):
-            put(parts, c[i])
-        if self.bad:
-            return None
-        types, results = f.types(parts)
-        operands: list[SSAValue] = []
-        for tokens, kinds in zip(parts.operands, types, strict=True):
-            if len(tokens or ()) != len(kinds):
-                raise Misfit(f"{f.op.name}: {len(tokens or ())} operands, but {len(kinds)} types")
-            operands += [self.operand(t, k) for t, k in zip(tokens or (), kinds, strict=True)]  # type: ignore[arg-type]
-        flat = [t for ts in results for t in ts]
-        return f.make(parts, operands, flat, self.source.location(name.start))
-
-    def finish(self, name: Token, make: Callable[[], Operation | None]) -> Operation | None:
-        self.tainted = False
-        try:
-            op = make()
-        except Misfit as e:
-            self.blame(e.at or name, str(e))
-            return None
-        except (ShardirError, ValueError) as e:
-            self.blame(name, str(e).split("\n")[0])
-            return None
-        if self.tainted and op is not None:
-            self.broken.ops.add(op)
-        return op
-
-    def pretty(self, c: list[Any]) -> Operation | None:
-        return c[0]
-
-    def unregistered(self, t: Token, word: str) -> None:
-        self.blame(t, self.unregistered_text(word))
-
-    def unregistered_text(self, word: str) -> str:
-        dialect, dot, _ = word.partition(".")
-        if dot and self.ctx.get_optional_op(word) is not None:
-            return f'{word} is no op of shardir: write it in the generic form "{word}"(...)'
-        hint = did_you_mean(word, self.known)
-        if not hint and dot:
-            dialects = sorted({name.split(".")[0] for name in self.known})
-            if dialect not in dialects:
-                near = did_you_mean(dialect, dialects)
-                return f"operation {word} is not registered: there is no dialect {dialect}{near}"
-        return f"operation {word} is not registered{hint}"
-
-    def children(self, c: list[Any]) -> list[Any]:
-        return c
-
-    results = operands = types = block_args = params = func_result_list = children
-    visibility = children
-
-    def successors(self, c: list[Token]) -> list[Block]:
-        return [self.block_named(t) for t in c]
-
-    def regions(self, c: list[Any]) -> list[Region]:
-        return c
-
-    # ---- regions ----
-    def open(self, c: list[Any]) -> Block | None:
-        """`{`: a mid-rule action, so that the names of a region exist before its ops are made."""
-        params, self.arguments = self.arguments, None
-        self.scope = Scope(self.scope, params is not None, self.lenient)
-        self.lenient = False
-        self.depth += 1
-        if params is None:
-            return None
-        block = Block()
-        self.define_args(block, params)
-        return block
-
-    def define_args(self, block: Block, args: list[tuple[Token, Attribute | None, Any]]) -> None:
-        for t, type, loc in args:
-            if type is None:
-                self.poison([t.value])
-                self.scope.lost = True
-                continue
-            arg = block.insert_arg(type, len(block.args), loc or self.source.location(t.start))
-            self.define(t, (arg,))
-
-    def region(self, c: list[Any]) -> Region:
-        self.depth -= 1
-        scope = self.close()
-        entry, *rest = c
-        first = next((i for i, x in enumerate(rest) if isinstance(x, Block)), len(rest))
-        blocks = rest[first:]
-        ops = [x for x in rest[:first] if x is not None]
-        if ops or entry is not None or (scope.lost and not blocks):
-            block = entry or Block()
-            block.add_ops(ops)
-            blocks.insert(0, block)
-        if scope.lost:
-            self.broken.blocks |= set(blocks)
-        if self.depth > MAX_NESTING:
-            self.bad = True
-        return Region(blocks)
-
-    def close(self) -> Scope:
-        """Ends a scope: what it used and never defined belongs to the next one, or to nobody."""
-        scope = self.scope
-        for name, (_, t) in scope.pending.items():
-            if name not in scope.blocks and not scope.lost:
-                self.blame(t, f"{name} is no block of this region")
-        if scope.parent is None or scope.isolated:
-            for name, (value, use) in scope.forward.items():
-                self.broken.ops |= {u.operation for u in value.uses}
-                if name not in scope.values:
-                    known = [n for n, v in scope.values.items() if v is not None]
-                    hint = did_you_mean(name, known)
-                    self.blame(use, f"{name} is used, but not defined{hint}")
-        else:
-            for name, (value, use) in scope.forward.items():
-                kept = scope.parent.forward.setdefault(name, (value, use))
-                if kept[0] is not value:
-                    value.replace_all_uses_with(kept[0])
-        self.scope = scope.parent or scope
-        return scope
-
-    def block(self, c: list[Any]) -> Block:
-        block, *ops = c
-        block.add_ops([x for x in ops if x is not None])
-        return block
-
-    def label(self, c: list[Any]) -> Block:
-        t, args = c
-        scope = self.scope
-        if t.value in scope.blocks:
-            self.blame(t, f"block {t.value} is already defined")
-            block = Block()
-        else:
-            block = scope.pending[t.value][0] if t.value in scope.pending else self.new_block(t)
-            scope.blocks[t.value] = block, t
-        self.define_args(block, args or [])
-        self.bad = False
-        return block
-
-    def block_arg(self, c: list[Any]) -> tuple[Token, Attribute | None, Any]:
-        self.bad = False
-        return c[0], c[1], c[2]
-
-    # ---- what no assembly_format can declare ----
-    def builtin_module(self, c: list[Any]) -> Operation | None:
-        name, symbol, attrs, region = c
-        if not region.blocks:
-            region.add_block(Block())
-        if self.bad:
-            return None
-        op = ModuleOp(region, attrs or {}, None if symbol is None else StringAttr(text_of(symbol)))
-        op.location = self.source.location(name.start)
-        return op
-
-    def param(self, c: list[Any]) -> tuple[Token, Attribute | None, Any, Any]:
-        """(name, type, location, attributes): a bad type loses the argument, not the function."""
-        t, type, attrs, loc = c
-        if self.bad:
-            self.head_lost = True
-        self.bad = False
-        return t, type, loc, attrs
-
-    def unnamed(self, c: list[Any]) -> tuple[None, Attribute | None, Any, Any]:
-        type, attrs, loc = c
-        return None, type, loc, attrs
-
-    def func_result(self, c: list[Any]) -> list[tuple[Attribute, None]]:
-        return [(c[0], None)]
-
-    def listed_result(self, c: list[Any]) -> tuple[Attribute, Any]:
-        return c[0], c[1]
-
-    def func_results(self, c: list[Any]) -> list[Any]:
-        return c[0] or []
-
-    def func_head(self, c: list[Any]) -> tuple[Any, ...]:
-        name, visibility, symbol, params, results, attrs = c
-        params = params or []
-        named = [p for p in params if p[0] is not None]
-        if named and len(named) != len(params):
-            self.blame(symbol, "either all arguments are named, or none")
-            self.bad = True
-        bad, self.bad = self.bad or self.head_lost, False
-        self.head_lost = False
-        if bad:
-            self.broken.symbols.add(self.symbol(symbol))
-        self.arguments = [(t, type, loc) for t, type, loc, _ in named]
-        return bad, name, visibility, symbol, params, results or [], attrs or {}
-
-    head_lost = False
-
-    def func_func(self, c: list[Any]) -> Operation | None:
-        (bad, name, visibility, symbol, params, results, attrs), region = c
-        self.arguments = None
-        if bad or self.bad:
-            return None
-        type = FunctionType.from_lists([p[1] for p in params], [t for t, _ in results])
-        op = FuncOp(
-            self.symbol(symbol), type, region or Region(),
-            None if visibility is None else visibility[0].value,
-            arg_attrs=dictionaries([p[3] for p in params]) if region is not None else None,
-            res_attrs=dictionaries([a for _, a in results]),
-        )  # fmt: skip
-        if reserved := sorted(attrs.keys() & {"sym_name", "function_type", "sym_visibility"}):
-            self.blame(name, f"attribute {reserved[0]} has its own place in the syntax of func.func")
-            return None
-        op.attributes.update(attrs)
-        op.location = self.source.location(name.start)
-        return op
-
-    # ---- the whole ----
-    def alias_def(self, c: list[Any]) -> None:
-        self.bad = False
-
-    def module(self, c: list[Any]) -> ModuleOp:
-        scope = self.close()
-        ops = [x for x in c if isinstance(x, Operation)]
-        if len(ops) == 1 and isinstance(ops[0], ModuleOp) and not scope.lost:
-            return ops[0]
-        found = ModuleOp(ops)
-        if scope.lost:
-            self.broken.blocks.add(found.body.block)
-        return found
-
-
-def dictionaries(entries: Sequence[dict[str, Attribute] | None]) -> ArrayAttr[Any] | None:
-    if not any(entries):
-        return None
-    return ArrayAttr([DictionaryAttr(e or {}) for e in entries])
-
-
-LEAVES = ("TYPE", "FN_TYPE", "ATTR", "BRACES", "LOC")
-HANDWRITTEN = {"builtin.module": "MODULE", "func.func": "FUNC"}
-NAMES = {
-    "SSA_ID": "a value", "BLOCK_ID": "a block name", "STRING": "a string", "SYMBOL": "a symbol",
-    "TYPE": "a type", "FN_TYPE": "a function type", "ATTR": "an attribute",
-    "BRACES": "an attribute dictionary", "LOC": "", "DENSE": "dense<...>", "NUMBER": "a number",
-    "SQUARES": "a list in '[...]'", "ANGLES": "'<...>'", "COUNT": "a number of results",
-    "ALIAS_ID": "", "OP_NAME": "an operation", "MODULE": "an operation", "FUNC": "an operation",
-    "RECOVER": "", "NEVER": "", "$END": "the end of the file",
-}  # fmt: skip
-STARTERS = {"SSA_ID", "STRING", "OP_NAME"}
 
 
 class IRParser:
@@ -640,24 +97,22 @@ class IRParser:
             self.grammar, ["module"], builder,
             {k: builder.leaf(k) for k in LEAVES}, {"OP_NAME": words},
         )  # fmt: skip
+        self.recovery = Recovery(builder, self.machine)
 
     def parse(self, text: str, name: str = "<input>", *, verify: bool = False) -> ModuleOp:
         """The module. Raises ParseErrors; with `verify`, what verification finds is in it too."""
         return self.parse_source(Source(text, name), verify=verify)
 
     def parse_source(self, source: Source, *, verify: bool = False) -> ModuleOp:
+        """The same, of a text whose places the caller wants to name later."""
         builder = self.builder
         builder.begin(source)
-        self.last = -1
         module: ModuleOp | None = None
         with no_gc():
             try:
                 for start, end, message in self.leaves.twice:
                     builder.report(start, end, message)
-                module = self.machine.run(source.text, "module", recover=self.recover)
-            except TooMany:
-                builder.errors.append(Diagnostic("too many errors; the rest is not shown",
-                                                 source.name))  # fmt: skip
+                module = self.machine.run(source.text, "module", recover=self.recovery.recover)
             except Stop:
                 pass
             errors, broken = builder.errors, builder.broken
@@ -666,164 +121,9 @@ class IRParser:
         builder.begin(Source(""))
         if errors:
             errors.sort(key=lambda d: (d.line or 1 << 30, d.column))
-            raise ParseErrors(errors[: MAX_ERRORS + 1])
+            raise ParseErrors(errors)
         assert module is not None
         return module
-
-    # ---- recovery ----
-    def recover(self, stack: list[Row], values: list[Any], e: Unexpected) -> int:
-        """Panic mode: drop the statement that is being read, and go on at the next one."""
-        builder, text = self.builder, self.builder.source.text
-        start = e.start
-        unknown: Token | None = values[-1] if "NEVER" in stack[-1].shift else None
-        while "op" not in stack[-1].goto:
-            if len(stack) == 1:
-                raise Stop
-            stack.pop()
-            if (t := first_token(values.pop())) is not None:
-                start = min(start, t.start)
-        builder.bad = False
-        builder.arguments, builder.head_lost = None, False
-        nxt, opened = self.next_statement(text, start)
-        if unknown is not None:
-            builder.unregistered(unknown, unknown.value)
-        else:
-            self.say(e, text, start, nxt)
-        if e.start >= len(text.rstrip()) and nxt >= len(text):
-            raise Stop
-        line_end = text.find("\n", start)
-        head = text[start : opened if opened >= 0 else (line_end if line_end >= 0 else len(text))]
-        builder.scope.lost = True
-        if m := RESULTS.match(text, start):
-            builder.poison(re.findall(r"%[\w$.-]+", m[1]))
-        if head.startswith("^"):
-            builder.poison(ARGUMENT.findall(head))
-        builder.broken.symbols |= {
-            s.strip('"') for s in re.findall(r'@([A-Za-z_][\w$.]*|"[^"\n]*")', head)[:1]
-        }
-        self.last = start
-        if opened >= 0:
-            row, _ = stack[-1].shift["RECOVER"]
-            stack.append(row)
-            values.append(None)
-            builder.lenient = True
-            return opened
-        return nxt
-
-    def next_statement(self, text: str, start: int) -> tuple[int, int]:
-        """Where the statement after `start` begins; and the `{` of its body, if that is still to
-        be read, else -1."""
-        open_at: list[int] = []
-        pos = start
-        for m in BRACKET.finditer(text, start):
-            pos = m.start()
-            if m[0] == "\n":
-                line = m.end()
-                if line <= start or not STATEMENT.match(text, line):
-                    continue
-                while open_at and not ends_line(text, open_at[-1]):
-                    open_at.pop()  # an attribute dictionary that was never closed
-                if not open_at:
-                    return line, -1
-                return open_at[-1], open_at[-1]
-            elif m[0] == "{":
-                open_at.append(pos)
-            elif m[0] == "}":
-                if not open_at:
-                    if pos > start or text[start] == "}":
-                        after = pos if pos > start else pos + 1
-                        return after, -1
-                else:
-                    open_at.pop()
-        return len(text), -1
-
-    def say(self, e: Unexpected, text: str, start: int, nxt: int) -> None:
-        builder = self.builder
-        word = e.got
-        if not word:
-            self.unfinished(e, text)
-            return
-        line = text.rfind("\n", 0, e.start) + 1
-        if start < line and STATEMENT.match(text, line) and nxt <= line:
-            last = len(text[:line].rstrip())
-            builder.report(max(start, last - 1), last, "this operation is not complete: "
-                           + self.expected(e) if not text[line : e.start].strip()
-                           else "this operation is not complete")  # fmt: skip
-            return
-        if word[0] in "<({[" and self.unclosed(text, e.start):
-            builder.report(e.start, e.start + 1, f"this '{word[0]}' is never closed, or nests too "
-                           "deeply")  # fmt: skip
-            return
-        if word[0] == '"' and len(word) == 1:
-            builder.report(e.start, e.end, "this string is never closed")
-            return
-        hint = did_you_mean(word, [self.machine.literals[k] for k in e.expected
-                                   if k in self.machine.literals])  # fmt: skip
-        builder.report(e.start, e.end, f"{self.expected(e)}, got {shown(word)}{hint}")
-
-    def unfinished(self, e: Unexpected, text: str) -> None:
-        end = max(len(text.rstrip()), 1)
-        notes = []
-        depth = self.builder.scope
-        if depth.parent is not None and "RBRACE" in e.expected:
-            notes.append("a '{' before this is never closed")
-        self.builder.report(
-            end - 1, end, f"{self.expected(e)}, got the end of the file", *notes
-        )
-
-    def unclosed(self, text: str, at: int) -> bool:
-        """Whether the bracket at `at` has no partner before the next value or statement."""
-        depth = 0
-        opens, closes = text[at], {"<": ">", "(": ")", "{": "}", "[": "]"}[text[at]]
-        for m in re.finditer(r'->|"(?:[^"\\\n]|\\.)*"|//[^\n]*|[<>(){}\[\]%]', text[at:]):
-            if m[0] == opens:
-                depth += 1
-            elif m[0] == closes:
-                depth -= 1
-                if depth == 0:
-                    return False
-            elif m[0] == "%":
-                return opens != "("
-        return True
-
-    def expected(self, e: Unexpected) -> str:
-        kinds = [k for k in e.expected if k != "RECOVER"]
-        names = {self.human(k) for k in kinds} - {""}
-        if "an operation" in names:
-            names -= {"a value", "a string", "a function type"}
-        return "expected " + " or ".join(sorted(names, key=lambda n: (n[0] == "'", n)))
-
-    def human(self, kind: str) -> str:
-        if kind in NAMES:
-            return NAMES[kind]
-        if kind.startswith("OPS"):
-            return "an operation"
-        return f"'{self.machine.literals.get(kind, kind)}'"
-
-
-BRACKET = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|[{}\n]')
-
-
-class Stop(Exception):
-    """Nothing is left to read."""
-
-
-def ends_line(text: str, brace: int) -> bool:
-    """Whether nothing but a comment stands behind a `{`: it opens a region."""
-    return re.match(r"\{[^\S\n]*(?://[^\n]*)?\n", text[brace : brace + 400]) is not None
-
-
-def shown(word: str) -> str:
-    if word == "\0":
-        return "a NUL byte"
-    return repr(word if len(word) < 40 else word[:37] + "...")
-
-
-def first_token(value: Any) -> Token | None:
-    """The first token in what a rule made, if it kept any."""
-    while isinstance(value, list | tuple) and value:
-        value = next((v for v in value if isinstance(v, Token | list | tuple)), None)
-    return value if isinstance(value, Token) else None
 
 
 def context_of(dialects: Iterable[Dialect]) -> Context:

@@ -1,0 +1,189 @@
+"""After a syntax error: what is said, what is lost, and where the reading goes on."""
+
+import re
+from typing import Any
+
+from xdsl.ir import Region
+
+from shardir.syntax.builder import Builder, Stop
+from shardir.syntax.diagnostics import did_you_mean, one_of
+from shardir.syntax.lexer import Machine, Row, Token, Unexpected
+
+BLANK = r"[^\S\n]*+"
+RESULT_LIST = rf"{BLANK}(?:%[\w$.-]++{BLANK}(?::{BLANK}\d++{BLANK})?,?{BLANK})++=(?!=)"
+RESULTS = re.compile(RESULT_LIST, re.ASCII)
+STATEMENT = re.compile(
+    rf"{RESULT_LIST}|{BLANK}(?:[A-Za-z_]\w*+\.[\w.]++(?!{BLANK}=)"
+    rf'|"[^"\n]*+"{BLANK}\(|[}}^]|[#!][\w$-]++{BLANK}=|(?:module|return|call)\b)',
+    re.ASCII,
+)
+ARGUMENT = re.compile(r"(%[\w$.-]+)\s*:", re.ASCII)
+DEFINED_SYMBOL = re.compile(
+    r"\s*(?!func\.call|call)[A-Za-z_][\w.]*\s+(?:(?:private|public|nested)\s+)?"
+    r'@([A-Za-z_][\w$.]*|"[^"\n]*")',
+    re.ASCII,
+)
+BRACKET = re.compile(r'"(?:[^"\\\n]|\\.)*+"|//[^\n]*|[{}\n]')
+ANY_BRACKET = re.compile(r'->|"(?:[^"\\\n]|\\.)*+"|//[^\n]*|[<>(){}\[\]%]')
+CLOSES = {"<": ">", "(": ")", "{": "}", "[": "]"}
+NAMES = {
+    "SSA_ID": "a value", "BLOCK_ID": "a block name", "STRING": "a string", "SYMBOL": "a symbol",
+    "TYPE": "a type", "FN_TYPE": "a function type", "ATTR": "an attribute",
+    "BRACES": "an attribute dictionary", "LOC": "", "DENSE": "dense<...>", "NUMBER": "a number",
+    "SQUARES": "a list in '[...]'", "ANGLES": "'<...>'", "COUNT": "a number of results",
+    "ALIAS_ID": "", "OP_NAME": "an operation", "MODULE": "an operation", "FUNC": "an operation",
+    "RECOVER": "", "NEVER": "", "$END": "the end of the file",
+}  # fmt: skip
+
+
+class Recovery:
+    """Panic mode for one parser: drop the statement that is being read, go on at the next one."""
+
+    def __init__(self, builder: Builder, machine: Machine):
+        self.builder, self.machine = builder, machine
+
+    def recover(self, stack: list[Row], values: list[Any], e: Unexpected) -> int:
+        """Mends the stacks; where to go on."""
+        builder, text = self.builder, self.builder.source.text
+        unknown: Token | None = values[-1] if "NEVER" in stack[-1].shift else None
+        start = scan = e.start
+        read_body = False
+        while "op" not in stack[-1].goto:
+            if len(stack) == 1:
+                raise Stop
+            stack.pop()
+            value = values.pop()
+            read_body = read_body or isinstance(value, Region) or (
+                isinstance(value, list) and any(isinstance(v, Region) for v in value)
+            )
+            if (t := first_token(value)) is not None:
+                start = min(start, t.start)
+        builder.bad = builder.head_lost = False
+        builder.arguments = None
+        if not read_body:
+            scan = start
+        following, body = next_statement(text, scan)
+        if unknown is not None:
+            builder.unregistered(unknown, unknown.value)
+        else:
+            self.say(e, text, start, following)
+        if not e.got:
+            raise Stop
+        self.lose(text, start, body if body >= 0 else following)
+        if body < 0:
+            return following
+        row, _ = stack[-1].shift["RECOVER"]
+        stack.append(row)
+        values.append(None)
+        builder.lenient = True
+        return body
+
+    def lose(self, text: str, start: int, end: int) -> None:
+        """What the lost statement may have defined: uses of it will say nothing."""
+        builder = self.builder
+        builder.scope.lost = True
+        head = text[start:end]
+        if m := RESULTS.match(head):
+            builder.poison(re.findall(r"%[\w$.-]+", m[0]))
+        if head.startswith("^"):
+            builder.poison(ARGUMENT.findall(head))
+        if m := DEFINED_SYMBOL.match(head):
+            builder.broken.symbols.add(m[1].strip('"'))
+
+    # ---- what is said ----
+    def say(self, e: Unexpected, text: str, start: int, following: int) -> None:
+        report = self.builder.report
+        if not e.got:
+            self.say_end(e, text)
+            return
+        line = text.rfind("\n", 0, e.start) + 1
+        if start < line and following <= line and STATEMENT.match(text, line):
+            last = start + len(text[start:line].rstrip())
+            message = "this operation is not complete"
+            if not text[line : e.start].strip():
+                message += f": {self.expected(e)}"
+            report(max(start, last - 1), last, message)
+        elif e.got in CLOSES and unclosed(text, e.start):
+            report(e.start, e.start + 1, f"this '{e.got}' is never closed, or nests too deeply")
+        elif e.got == '"':
+            report(e.start, e.end, "this string is never closed")
+        else:
+            literals = self.machine.literals
+            hint = did_you_mean(e.got, [literals[k] for k in e.expected if k in literals])
+            report(e.start, e.end, f"{self.expected(e)}, got {shown(e.got)}{hint}")
+
+    def say_end(self, e: Unexpected, text: str) -> None:
+        end = max(len(text.rstrip()), 1)
+        notes = []
+        if (opened := self.builder.scope.opened) is not None:
+            line = self.builder.source.line_column(opened.start)[0]
+            notes.append(f"the '{{' on line {line} is not closed")
+        self.builder.report(end - 1, end, f"{self.expected(e)}, got the end of the file", *notes)
+
+    def expected(self, e: Unexpected) -> str:
+        names = {self.human(k) for k in e.expected} - {""}
+        if "an operation" in names:
+            names -= {"a value", "a string"}
+        return "expected " + one_of(names or {"nothing more"})
+
+    def human(self, kind: str) -> str:
+        if kind in NAMES:
+            return NAMES[kind]
+        if kind.startswith("OPS"):
+            return "an operation"
+        return f"'{self.machine.literals.get(kind, kind)}'"
+
+
+def next_statement(text: str, start: int) -> tuple[int, int]:
+    """Where the statement after `start` begins; and the `{` of the body that is still to be read
+    before it, else -1."""
+    opened: list[int] = []
+    for m in BRACKET.finditer(text, start):
+        pos = m.start()
+        if m[0] == "\n":
+            if not STATEMENT.match(text, m.end()):
+                continue
+            while opened and not ends_line(text, opened[-1]):
+                opened.pop()  # an attribute dictionary that was never closed
+            return (m.end(), -1) if not opened else (opened[-1], opened[-1])
+        if m[0] == "{":
+            opened.append(pos)
+        elif m[0] == "}":
+            if opened:
+                opened.pop()
+            else:
+                return (pos if pos > start else pos + 1), -1
+    return len(text), -1
+
+
+def ends_line(text: str, brace: int) -> bool:
+    """Whether nothing but a comment stands behind a `{`: it opens a region."""
+    return re.compile(r"\{[^\S\n]*+(?://[^\n]*+)?\n").match(text, brace) is not None
+
+
+def unclosed(text: str, at: int) -> bool:
+    """Whether the bracket at `at` has no partner before the next value."""
+    depth, opens = 0, text[at]
+    for m in ANY_BRACKET.finditer(text, at):
+        if m[0] == opens:
+            depth += 1
+        elif m[0] == CLOSES[opens]:
+            depth -= 1
+            if depth == 0:
+                return False
+        elif m[0] == "%":
+            return opens != "("
+    return True
+
+
+def shown(word: str) -> str:
+    if word == "\0":
+        return "a NUL byte"
+    return repr(word if len(word) < 40 else word[:37] + "...")
+
+
+def first_token(value: Any) -> Token | None:
+    """The first token in what a rule made, if it kept any."""
+    while isinstance(value, list | tuple) and value:
+        value = next((v for v in value if isinstance(v, Token | list | tuple)), None)
+    return value if isinstance(value, Token) else None
