@@ -24,6 +24,7 @@ from shardir.dialects.nn.contraction import (
 )
 from shardir.dialects.nn.creation import (
     ConstantOp as ConstantOp,
+    IotaOp as IotaOp,
 )
 from shardir.dialects.nn.elementwise import (
     AddOp as AddOp,

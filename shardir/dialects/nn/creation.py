@@ -7,15 +7,17 @@ import numpy as np
 from xdsl.dialects.builtin import (
     BFloat16Type,
     DenseIntOrFPElementsAttr,
+    IntegerAttr,
     IntegerType,
     TensorType,
+    i64,
 )
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, prop_def, result_def
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
-from shardir.dialects.nn.base import Array, Place, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import Array, Place, Props, TensorOp, Types, axis_of, letters
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
@@ -81,4 +83,42 @@ class ConstantOp(TensorOp):
         return ()
 
 
-OPS = [ConstantOp]
+@irdl_op_definition
+class IotaOp(TensorOp):
+    """0, 1, 2, ... along `dim`, the same along the others.
+
+    %i = nn.iota dim 1 -> tensor<4x4xi32>
+    """
+
+    name = "nn.iota"
+    dim = prop_def(IntegerAttr.constr(type=i64))
+    out = result_def(TensorType)
+    INFERRED: ClassVar[bool] = False
+    assembly_format = "`dim` $dim (`strategy` $strategy^)? attr-dict `->` type($out)"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError("nn.iota states its result type")
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        axis_of(props, "dim", len(results[0].get_shape()))
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        shape = results[0].get_shape()
+        return Factors.of([], [letters(len(shape))], [shape])
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        shape = place.shape(self.out)
+        dim = axis_of(self.properties, "dim", len(shape))
+        start = place.start(self.out, dim)
+        column = [1] * len(shape)
+        column[dim] = shape[dim]
+        return np.broadcast_to(np.arange(start, start + shape[dim]).reshape(column), shape)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        return ()
+
+
+OPS = [ConstantOp, IotaOp]
