@@ -161,7 +161,7 @@ class Ranks:
     def _start(self, rank: int, events: int, store: socket.socket) -> None:
         environment = {
             "OMP_NUM_THREADS": "1" if self.options.backend == "gloo" else "4",
-            "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "",
+            **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
             **os.environ,
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -173,7 +173,6 @@ class Ranks:
             "SHARDIR_LAUNCHER": str(os.getpid()),
             "SHARDIR_STORE_FD": str(store.fileno()),
         }
-        environment = {name: value for name, value in environment.items() if value}
         with (self.logs / str(rank)).open("wb") as log:
             self.processes.append(
                 subprocess.Popen(

@@ -420,6 +420,7 @@ def _sentence(event: dict[str, Any]) -> str:
     if kind == "trained":
         return f"{event['function']}: {event['steps_per_second']:.1f} steps/s"
     if kind == "result":
-        value = event["value"]
-        return f"{event['function']}: {event['name']} = {'(large)' if value is None else value}"
+        shape, value = list(event["shape"]), event["value"]
+        text = f"{event['dtype']} {shape}" if shape else f"{value:.6g}"
+        return f"{event['function']}: {event['name']} = {text}"
     return ""

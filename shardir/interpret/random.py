@@ -29,10 +29,11 @@ def seed_of(key: str) -> int:
 
 def _bits(seed: int, index: np.ndarray) -> np.ndarray:
     """splitmix64's outputs number `index`."""
-    z = index.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64((seed + _GOLDEN) & _MASK)
-    for shift, factor in _MIX:
-        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
-    return z ^ (z >> np.uint64(31))
+    with np.errstate(over="ignore"):  # wrapping around is meant
+        z = index.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64((seed + _GOLDEN) & _MASK)
+        for shift, factor in _MIX:
+            z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
+        return z ^ (z >> np.uint64(31))
 
 
 def _polynomial(coefficients: list[float], x: np.ndarray) -> np.ndarray:

@@ -1,0 +1,338 @@
+"""shard-run on real ranks: what it computes, and how it ends when something goes wrong."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import sample
+
+pytest.importorskip("torch")
+
+from shardir.backend import launch, report
+from shardir.backend.launch import LaunchError, Options, RunError, read_plan
+from shardir.backend.runtime_plan import PlanError, load_plan
+from shardir.interpret.random import batch_rows, fill
+from shardir.tools import run as tool
+
+ENVIRONMENT = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+
+
+def shard_run(*arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, tool.__file__, *map(str, arguments)],
+        env={**ENVIRONMENT, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def in_numpy(directory, steps, seed):
+    """The same training by hand: losses, states, predictions."""
+    x_all, t_all = np.load(directory / "data/x.npy"), np.load(directory / "data/t.npy")
+    states = {
+        key: fill("normal", sample.NORMAL, shape, None, f"{seed}/{key}", np.float64)
+        for key, shape in [("w1", (8, 9)), ("w2", (9, 3))]
+    }
+    w1, w2, m1, losses = states["w1"], states["w2"], 0.0, []
+    for step in range(steps):
+        rows = batch_rows(40, step, 15, seed)
+        x, t = x_all[rows].astype(np.float64), t_all[rows]
+        h = x @ w1
+        d = np.maximum(h, 0) @ w2 - t
+        losses.append((d * d).sum() / 45)
+        dy = d * (2 / 45)
+        m1 = 0.5 * m1 + x.T @ ((dy @ w2.T) * (h > 0))
+        w1, w2 = w1 - 0.1 * m1, w2 - 0.1 * np.maximum(h, 0).T @ dy
+    return losses, {"w1": w1, "w2": w2, "w1.momentum": m1}, np.maximum(x_all[:16] @ w1, 0) @ w2
+
+
+def test_training_equals_numpy_and_one_device(tmp_path):
+    directory, dump = sample.write(tmp_path / "dir"), tmp_path / "all.npz"
+    options = ["--nproc", 4, "--steps", 30, "--seed", 3, "--log-every", 10, "--timeout", 60]
+    process = shard_run(directory, "--check", "--dump", dump, *options)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert "step: step 20/30  loss " in out
+    assert "one device: step: step 30/30  loss " in out
+    assert "4 ranks on gloo" in out
+    assert "check: step's losses in the first 20 steps" in out
+    assert out.count(": agree") == 4
+    losses, states, predicted = in_numpy(directory, 30, 3)
+    with np.load(dump) as got:
+        np.testing.assert_allclose(got["losses/step"], losses, rtol=1e-4)
+        for key, state in states.items():
+            np.testing.assert_allclose(got[f"states/{key}"], state, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(got["results/predict/0"], predicted, rtol=1e-3, atol=1e-5)
+        total = predicted.sum()
+        np.testing.assert_allclose(got["results/predict/1"], total, rtol=1e-3)
+
+
+def test_torchrun_starts_it_too(tmp_path):
+    directory = sample.write(tmp_path / "dir")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    ran = subprocess.run(
+        [*torchrun, directory / "program.py", "--steps", "5"],
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    losses, _, _ = in_numpy(directory, 5, 0)
+    assert f"step: step 5, loss {losses[-1]:.4g}" in ran.stdout
+    assert "predict: y = f32 [16, 3]" in ran.stdout
+
+
+def test_alone_it_says_how_many_ranks_it_needs(tmp_path):
+    directory = sample.write(tmp_path / "dir")
+    ran = subprocess.run(
+        [sys.executable, directory / "program.py"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert "compiled for 4 ranks (mesh @m <dp = 2, tp = 2>), but was started on 1" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_disagreement_is_an_error(tmp_path):
+    """A mesh of one rank needs no launcher; here its `single` has another learning rate."""
+    one = json.loads(json.dumps(sample.plan()).replace('["dp", 2], ["tp", 2]', '["dp", 1]'))
+    one["groups"] = []
+    for function in one["functions"].values():
+        for v in function["args"] + function["results"]:
+            v.update(dims=[[] for _ in v["dims"]], **({"partial": None} if "partial" in v else {}))
+    program = sample.SINGLE.replace(", single=True", "").replace("0.5 * m1", "0.51 * m1")
+    directory = sample.write(tmp_path / "dir", program, **one)
+    process = shard_run(directory, "--check", "--steps", 10, "--timeout", 60)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "DISAGREE" in out
+    assert "1 rank on gloo" in out
+
+
+# ---- ranks that fail -------------------------------------------------------------------------
+
+
+def pids(folder):
+    return [int((folder / str(rank)).read_text()) for rank in range(2)]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(folder, seconds):
+    until = time.time() + seconds
+    while any(map(alive, pids(folder))):
+        assert time.time() < until, "a rank is still alive"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("fault", "timeout", "message"),
+    [
+        ("kill", 60, "rank 1 was killed by SIGKILL"),
+        ("raise", 60, "rank 1 failed: ValueError: no such luck"),
+        ("exit", 60, "rank 1 ended with exit code 7"),
+        ("stop", 2, "rank 1 is stopped: the others waited for it for 2 s"),
+        ("hang", 2, "rank 1 is alive but does not answer"),
+    ],
+)
+def test_a_failing_rank_ends_the_run(tmp_path, monkeypatch, fault, timeout, message):
+    directory = sample.write(tmp_path / "dir", sample.COUNTDOWN, **sample.countdown_plan())
+    monkeypatch.setenv("PIDS", str(tmp_path))
+    monkeypatch.setenv("FAULT", fault)
+    monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", raising=False)
+    with pytest.raises(RunError) as caught:
+        launch.run(directory, Options(steps=10, timeout=timeout))
+    ended = time.time()
+    assert not any(map(alive, pids(tmp_path)))
+    assert str(caught.value).startswith(message), caught.value
+    assert ended - float((tmp_path / "fault").read_text()) < (5 if timeout == 60 else timeout + 5)
+    if fault == "raise":
+        assert "program.py" in str(caught.value)  # the place in the program
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143),
+                                              (signal.SIGKILL, -9)])  # fmt: skip
+def test_no_rank_outlives_the_launcher(tmp_path, number, code):
+    directory = sample.write(tmp_path / "dir", sample.COUNTDOWN, **sample.countdown_plan())
+    process = shard_run(directory, "--steps", 10_000, PIDS=str(tmp_path), FAULT="")
+    until = time.time() + 40
+    while not (tmp_path / "fault").exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.time() < until
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert "Traceback" not in out
+    wait_until_gone(tmp_path, 5)
+
+
+# ---- what cannot be started ------------------------------------------------------------------
+
+
+def broken(tmp_path, change):
+    """A directory of which `change` breaks the plan."""
+    directory = sample.write(tmp_path / "dir")
+    plan = json.loads((directory / "plan.json").read_text())
+    change(plan)
+    (directory / "plan.json").write_text(json.dumps(plan))
+    return directory
+
+
+def first_arg(plan):
+    return plan["functions"]["step"]["args"][0]
+
+
+CHANGES = {
+    "'version' is missing": lambda p: p.pop("version"),
+    "version 2 is not known": lambda p: p.update(version=2),
+    "mesh.axes[0][1]: an integer is expected": lambda p: p["mesh"]["axes"][0].__setitem__(1, "2"),
+    "mesh.axes[1][0]: the axis 'dp' stands there twice": lambda p: p["mesh"]["axes"][1].__setitem__(
+        0, "dp"
+    ),
+    "functions.step.args[0].dtype: one of f32, f64, bf16, f16, i64, i32, i1 is": lambda p: (
+        first_arg(p).update(dtype="f8")
+    ),
+    "the mesh has no axis 'pp'; it has dp, tp": lambda p: first_arg(p).update(dims=[["pp"], []]),
+    "2 * 2 does not divide the axis 'dp'": lambda p: first_arg(p).update(dims=[[["dp", 2, 2]], []]),
+    "dims: 1 entries for a shape of 2": lambda p: first_arg(p).update(dims=[[]]),
+    "there is no file 'data/z.npy'": lambda p: first_arg(p)["init"].update(file="data/z.npy"),
+    "is outside the directory": lambda p: first_arg(p)["init"].update(file="../../etc/passwd"),
+    "the file's shape [40, 8] does not fit the shape [15, 7]": lambda p: first_arg(p).update(
+        shape=[15, 7]
+    ),
+    "no argument of the function has the state 'w9'": lambda p: p["functions"]["step"]["results"][
+        1
+    ].update(updates="w9"),
+    "a step needs a loss": lambda p: p["functions"]["step"]["results"].pop(0),
+    "the state 'w1' has another shape": lambda p: p["functions"]["predict"]["args"][1].update(
+        init={"kind": "constant", "value": 1}
+    ),
+    "single: there is no file 'none.py'": lambda p: p.update(single="none.py"),
+}
+
+
+@pytest.mark.parametrize("message", CHANGES)
+def test_a_bad_plan_is_one_clear_message(tmp_path, capsys, message):
+    assert tool.main([str(broken(tmp_path, CHANGES[message]))]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: no such directory"),
+        (["nowhere.ir"], "nowhere.ir: no such file"),
+        (["empty"], "empty has no plan.json: it is not a compiled program"),
+        (["garbled"], "garbled/plan.json cannot be read: "),
+        (["list"], "list/plan.json: the whole: an object is expected, not [1]"),
+        (["dir", "--nproc", "3"],
+         "--nproc is 3, but dir is compiled for 4 ranks (mesh @m <dp = 2, tp = 2>)"),
+        (["npy"], "not an .npy file"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_started_is_one_clear_message(
+    tmp_path, monkeypatch, capsys, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    for name, text in [("garbled", '{"version": 1,'), ("list", "[1]")]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.json").write_text(text)
+    (tmp_path / "empty").mkdir()
+    sample.write(tmp_path / "dir")
+    (sample.write(tmp_path / "npy") / "data/x.npy").write_text("1, 2, 3")
+    assert tool.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_torch_is_asked_for(tmp_path, monkeypatch, capsys):
+    find = launch.importlib.util.find_spec
+    monkeypatch.setattr(
+        launch.importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
+    )
+    assert tool.main([str(sample.write(tmp_path / "dir"))]) == 2
+    assert "pip install 'shardir[torch]'" in capsys.readouterr().err
+
+
+def test_mutated_plans_never_show_a_traceback(tmp_path):
+    """Every value replaced in turn by things of other kinds: a plan is read, or a PlanError."""
+    directory, chance = sample.write(tmp_path / "dir"), random.Random(0)
+    text = json.dumps(sample.plan())
+    for _ in range(400):
+        plan = json.loads(text)
+        holder = plan
+        while True:
+            places = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+            place = chance.choice(places)
+            below = holder[place]
+            if not isinstance(below, dict | list) or not below or chance.random() < 0.2:
+                break
+            holder = below
+        if chance.random() < 0.2:
+            del holder[place]
+        else:
+            choices = [
+                None,
+                True,
+                -1,
+                0,
+                1.5,
+                "",
+                "dp",
+                [],
+                {},
+                [["dp", 1, 2]],
+                [[]],
+                {"kind": "x"},
+            ]
+            holder[place] = chance.choice(choices)
+        (directory / "plan.json").write_text(json.dumps(plan))
+        try:
+            load_plan(directory)
+        except PlanError as error:
+            assert str(error)
+
+
+# ---- the comparison --------------------------------------------------------------------------
+
+
+def test_comparison(tmp_path):
+    plan = read_plan(sample.write(tmp_path / "dir"))
+    curve = np.linspace(2, 1, 30)
+    late = np.where(np.arange(30) < 20, curve, 7)  # after the steps that count
+
+    def losses(ours, theirs):
+        return report.compare(plan, {"losses/step": ours}, {"losses/step": theirs}, 30)[0]
+
+    assert losses(curve, curve * (1 + 5e-5)).agrees
+    assert not losses(curve, curve * (1 + 2e-4)).agrees
+    assert losses(curve, late).agrees
+    assert not losses(curve, curve * np.nan).agrees
+    assert "DISAGREE" in str(losses(curve, 2 * curve))
+
+
+def test_check_needs_a_program_for_one_device(tmp_path, capsys):
+    directory = broken(tmp_path, lambda p: p.update(single=None))
+    assert tool.main([str(directory), "--check"]) == 2
+    assert "no program for one device" in capsys.readouterr().err
+
+
+def test_embedders_get_a_launch_error(tmp_path):
+    with pytest.raises(LaunchError, match="no such directory"):
+        launch.run(tmp_path / "nowhere")

@@ -1,0 +1,152 @@
+# ruff: noqa: E402
+"""The runtime of emitted programs: collectives on real Gloo ranks, shards, and random numbers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from shardir.backend import runtime as rt
+from shardir.backend import runtime_random
+from shardir.interpret import random as numpy_random
+
+
+@pytest.mark.parametrize("mesh", ["d=2", "dp=2,tp=2", "d=3", "d=8"])
+def test_collectives_equal_slices_of_the_whole(mesh, tmp_path):
+    """Every collective, type, uneven and empty shard, order of axes and sub-axis in one run."""
+    world = np.prod([int(axis.split("=")[1]) for axis in mesh.split(",")])
+    environment = {
+        **os.environ,
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    program = Path(__file__).parent / "collectives_rank.py"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, program, mesh, str(rank), tmp_path / "store"],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    try:
+        for number, rank in enumerate(ranks):
+            out, _ = rank.communicate(timeout=100)
+            assert f"rank {number}: all passed" in out, out
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def test_bounds():
+    assert [rt.bounds(10, 4, k) for k in range(4)] == [(0, 3), (3, 6), (6, 9), (9, 10)]
+    assert [rt.bounds(5, 4, k) for k in range(4)] == [(0, 2), (2, 4), (4, 5), (5, 5)]
+    assert rt.bounds(0, 4, 2) == (0, 0)
+
+
+def test_one_rank_never_communicates():
+    mesh = rt.Mesh([("dp", 1), ("tp", 1)])  # no process group exists: any message would fail
+    x, axes = torch.ones(4, 2), ("dp", "tp")
+    for out in [
+        rt.all_reduce(mesh, x, "mean", axes),
+        *rt.all_reduce(mesh, [x, x], "sum", axes),
+        rt.all_gather(mesh, x, 1, axes, total=2),
+        rt.reduce_scatter(mesh, x, "max", 0, axes),
+        rt.all_to_all(mesh, x, 0, 1, axes),
+        rt.slice(mesh, x, 0, axes),
+        rt.broadcast(mesh, x, 0, axes),
+        rt.gather(mesh, x, 0, 0, axes),
+        rt.scatter(mesh, x, 0, 0, axes),
+        rt.permute(mesh, x, [(0, 0)], axes),
+        rt.gather_global(mesh, x, [axes, ()], ("sum", axes), [4, 2]),
+    ]:
+        assert torch.equal(out, x)
+    assert torch.equal(rt.permute(mesh, x, [], axes), torch.zeros(4, 2))
+    rt.send(mesh, x, 0, 0, axes)
+    assert torch.equal(rt.recv(mesh, (4, 2), torch.float32, 0, 0, axes), x)
+
+
+def test_a_mean_of_integers_is_refused():
+    mesh = rt.Mesh([("d", 2)])
+    mesh._groups["d",] = rt.Group([0, 1], 0, None)
+    with pytest.raises(TypeError, match=r"mean of torch\.int64"):
+        rt.all_reduce(mesh, torch.ones(2, dtype=torch.int64), "mean", ("d",))
+
+
+# ---- random numbers --------------------------------------------------------------------------
+
+KINDS = {
+    "normal": ("normal", {"mean": 0.1, "std": 0.02}, "float32"),
+    "normal in f64": ("normal", {"mean": 0.0, "std": 1.0}, "float64"),
+    "normal in f16": ("normal", {"mean": 0.0, "std": 1.0}, "float16"),
+    "uniform": ("uniform", {"low": -1.0, "high": 2.0}, "float32"),
+    "uniform in f64": ("uniform", {"low": -1.0, "high": 2.0}, "float64"),
+    "integers": ("integers", {"low": -3, "high": 1000}, "int64"),
+    "integers in i32": ("integers", {"low": 0, "high": 10}, "int32"),
+    "booleans": ("integers", {"low": 0, "high": 2}, "bool"),
+    "constant": ("constant", {"value": 1.5}, "float32"),
+    "values": ("values", {"data": list(range(30 * 70 * 11))}, "int64"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_any_part_has_the_same_bits_in_torch_and_numpy(name):
+    kind, params, dtype = KINDS[name]
+    shape, of_torch, of_numpy = (30, 70, 11), getattr(torch, dtype), np.dtype(dtype)
+    whole = numpy_random.fill(kind, params, shape, None, "0/w", of_numpy)
+    assert whole.dtype == of_numpy
+    for slices in [
+        [(0, 30), (0, 70), (0, 11)],
+        [(7, 30), (33, 69), (2, 11)],
+        [(3, 3), (0, 70), (1, 2)],
+    ]:
+        want = whole[tuple(np.s_[a:b] for a, b in slices)]
+        ours = runtime_random.fill(kind, params, shape, slices, "0/w", of_torch)
+        assert ours.numpy().tobytes() == want.tobytes()
+        again = numpy_random.fill(kind, params, shape, slices, "0/w", of_numpy)
+        assert again.tobytes() == want.tobytes()
+
+
+def test_the_numbers_are_what_they_are_called():
+    normal = numpy_random.fill("normal", {"mean": 0, "std": 1}, (200_000,), None, "k", np.float64)
+    moments = [(normal**power).mean() for power in (1, 2, 3, 4)]
+    np.testing.assert_allclose(moments, [0, 1, 0, 3], atol=0.05)
+    assert abs(np.corrcoef(normal[:-1], normal[1:])[0, 1]) < 0.01
+    inside = [(np.abs(normal) < width).mean() for width in (1, 2, 3)]
+    np.testing.assert_allclose(inside, [0.6827, 0.9545, 0.9973], atol=0.004)
+    integers = numpy_random.fill("integers", {"low": 2, "high": 5}, (9000,), None, "k", np.int64)
+    assert np.bincount(integers)[:2].sum() == 0
+    assert np.bincount(integers)[2:].min() > 2800
+    other = numpy_random.fill("normal", {"mean": 0, "std": 1}, (200_000,), None, "l", np.float64)
+    assert abs(np.corrcoef(normal, other)[0, 1]) < 0.01
+
+
+def test_scalars_extremes_and_bf16():
+    scalar = runtime_random.fill("normal", {"mean": 0, "std": 1}, (), [], "k")
+    twin = numpy_random.fill("normal", {"mean": 0, "std": 1}, (), None, "k")
+    assert scalar.item() == twin.item()
+    bits = np.array([0, 2**64 - 1, 2**32 - 1, 2**64 - 2**32], dtype=np.uint64)
+    extremes = numpy_random._normal(bits)
+    assert np.isfinite(extremes).all()
+    assert np.abs(extremes).max() < 7
+    assert runtime_random._normal(torch.tensor(bits.view(np.int64))).tolist() == extremes.tolist()
+    small = runtime_random.fill(
+        "normal", {"mean": 0, "std": 1}, (64,), [(0, 64)], "k", torch.bfloat16
+    )
+    large = runtime_random.fill("normal", {"mean": 0, "std": 1}, (64,), [(0, 64)], "k")
+    assert torch.equal(small, large.bfloat16())
+
+
+def test_batches_visit_every_row_in_each_epoch():
+    drawn = np.concatenate([numpy_random.batch_rows(10, step, 4, seed=1) for step in range(5)])
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert list(drawn[:10]) != list(drawn[10:])
+    ours = torch.cat([runtime_random.batch_rows(10, step, 4, seed=1) for step in range(5)])
+    assert ours.tolist() == drawn.tolist()
+    assert len(numpy_random.batch_rows(3, 1, 8, 0)) == 8  # larger than the file

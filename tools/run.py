@@ -1,0 +1,90 @@
+"""shard-run: runs a compiled directory, or compiles an .ir file and runs it."""
+
+import argparse
+import signal
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from shardir.backend.launch import LaunchError, Options, read_plan, run
+from shardir.backend.report import Progress, run_and_check, summary
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit codes: 0 fine, 1 a rank failed or --check disagreed, 2 nothing could be started."""
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        with ExitStack() as stack:
+            directory = options.program
+            if not directory.is_dir() and directory.suffix in (".ir", ".mlir"):
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shard-run-"))
+                directory = _compiled(directory, options.pass_pipeline, Path(folder))
+            return _run(directory, options)
+    except LaunchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; all ranks are ended", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="shard-run", description=__doc__)
+    add = parser.add_argument
+    add("program", type=Path, help="a directory that shard-opt wrote, or an .ir file")
+    add("--nproc", type=int, help="number of ranks (default: the mesh's)")
+    add("--steps", type=_positive, default=100, help="training steps (100)")
+    add("--check", action="store_true", help="compare with the same program on one device")
+    add("--backend", choices=("gloo", "nccl"), default="gloo", help="CPU or GPU (gloo)")
+    add("--log-every", type=_positive, metavar="K", help="without a terminal: a line each K steps")
+    add("--timeout", type=float, default=300.0, metavar="S", help="longest wait for a rank (300)")
+    add("--threads", type=int, default=0, help="threads of each rank (gloo: 1)")
+    add("--dump", type=Path, metavar="FILE", help="write all states and results to an .npz")
+    add("--seed", type=int, default=0, help="of parameters and batches (0)")
+    add("--pass-pipeline", default="train", metavar="P", help="for an .ir file (train)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1 is expected")
+    return value
+
+
+def _compiled(path: Path, pipeline: str, directory: Path) -> Path:
+    """Compiles an .ir file into the directory."""
+    if not path.is_file():
+        raise LaunchError(f"{path}: no such file")
+    from shardir.api import compile_file
+
+    compile_file(path, pipeline).save(directory)
+    return directory
+
+
+def _run(directory: Path, arguments: argparse.Namespace) -> int:
+    plan = read_plan(directory, arguments.nproc)
+    options = Options(
+        steps=arguments.steps,
+        backend=arguments.backend,
+        seed=arguments.seed,
+        timeout=arguments.timeout,
+        threads=arguments.threads,
+        dump=arguments.dump,
+    )
+    log_every = arguments.log_every or max(1, arguments.steps // 10)
+    progress = Progress("", arguments.steps, log_every)
+    differences = []
+    if arguments.check:
+        report, differences = run_and_check(plan, options, progress)
+    else:
+        with progress.shown():
+            report = run(directory, options, on_event=progress)
+    print(*summary(report), *differences, sep="\n", flush=True)
+    return 0 if all(difference.agrees for difference in differences) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
