@@ -194,9 +194,7 @@ class _Differentiation:
                 continue
             self.builder.location = op.location
             if isinstance(op, RedistributeOp):
-                self.contributions.setdefault(op.value, []).extend(
-                    self.contributions.pop(op.out)
-                )
+                self.contributions.setdefault(op.value, []).extend(self.contributions.pop(op.out))
                 continue
             if not isinstance(op, TensorOp):
                 faults.append((op, f"{op.name} can't be differentiated"))
@@ -310,9 +308,7 @@ class _Differentiation:
                 op.erase()
             op = before
 
-    def function(
-        self, results: Sequence[SSAValue], marks: list[dict[str, Attribute]]
-    ) -> FuncOp:
+    def function(self, results: Sequence[SSAValue], marks: list[dict[str, Attribute]]) -> FuncOp:
         self.region.detach_block(self.block) if self.region.parent is None else None
         region = Region(self.block)
         f = FuncOp(

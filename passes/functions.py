@@ -1,4 +1,4 @@
-"""What several passes do with functions: walk those that have layouts, set types, read arguments."""
+"""What several passes do with functions: walk them, find their mesh, set types."""
 
 from collections.abc import Iterator
 

@@ -130,7 +130,7 @@ def _collective(step: Step, value: SSAValue, type: Attribute) -> Operation:
     reduction = {"reduction": word(dist.ReductionAttr, layout.reduction)} if (
         layout.partial and layout.reduction != "any"
     ) else {}  # fmt: skip
-    kind: type[Operation]
+    kind: type[dist.Collective]
     props: dict[str, Attribute]
     match step.kind:
         case "all_reduce":

@@ -1,4 +1,4 @@
-"""propagate-strategies: layouts on some values and strategies on some ops -> a layout on every value.
+"""propagate-strategies: layouts on some values, strategies on some ops -> a layout on every value.
 
     %h = nn.matmul %x, %w : (tensor<8x4xf32, #dist.layout<@m, [{dp}, {}]>>,
                              tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>>) -> tensor<8x6xf32>
@@ -173,9 +173,7 @@ class _Propagation:
     def split_inputs(self) -> None:
         """Data parallel for the inputs that nothing reaches."""
         used = [a for dims in self.known.values() for axes in dims for a in axes or ()]
-        free = tuple(
-            a for a in self.mesh.names if not any(self.mesh.overlap(a, b) for b in used)
-        )
+        free = tuple(a for a in self.mesh.names if not any(self.mesh.overlap(a, b) for b in used))
         changed: list[Operation] = []
         for v in self.block.args:
             if v in self.fixed or v in self.parameters or not self.known.get(v):
@@ -252,5 +250,3 @@ def _proposals(
         if f not in chosen and not any(mesh.overlap(a, b) for a in axes for b in taken):
             chosen[f] = axes
     return chosen
-
-

@@ -1,8 +1,8 @@
 """strip-layouts: the same program for one device: no layouts, strategies or redistributions.
 
-    %y = dist.redistribute %x : (tensor<8xf32, #dist.layout<@m, [{d}]>>) -> tensor<8xf32, ...>
-    %z = nn.relu %y strategy<((4,),)> : ...
- -> %z = nn.relu %x : (tensor<8xf32>) -> tensor<8xf32>
+   %y = dist.redistribute %x : (tensor<8xf32, #dist.layout<@m, [{d}]>>) -> tensor<8xf32, ...>
+   %z = nn.relu %y strategy<((4,),)> : ...
+-> %z = nn.relu %x : (tensor<8xf32>) -> tensor<8xf32>
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,14 @@ from xdsl.passes import ModulePass
 
 from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of
 from shardir.dialects.nn.base import plain
-from shardir.passes.functions import bodies, is_local_body, name_of, set_type, update_signature, values
+from shardir.passes.functions import (
+    bodies,
+    is_local_body,
+    name_of,
+    set_type,
+    update_signature,
+    values,
+)
 from shardir.syntax.diagnostics import Failure
 
 
@@ -26,8 +33,8 @@ class StripLayouts(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for f, block in bodies(op):
             if is_local_body(block):
-                message = f"@{name_of(f)} is in the local view; there is no single-device form of it"
-                raise Failure([(f, message)])
+                message = "is in the local view; there is no single-device form of it"
+                raise Failure([(f, f"@{name_of(f)} {message}")])
             for inner in list(block.ops):
                 inner.properties.pop("strategy", None)
                 if isinstance(inner, RedistributeOp):

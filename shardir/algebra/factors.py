@@ -100,9 +100,7 @@ class Factors:
     def reduced(self) -> frozenset[str]:
         """The factors of the operands that some result lacks."""
         ours = {f for v in self.operands for d in v for f in d}
-        return frozenset(
-            f for f in ours for v in self.results if all(f not in d for d in v)
-        )
+        return frozenset(f for f in ours for v in self.results if all(f not in d for d in v))
 
     @cached_property
     def per_result(self) -> tuple[tuple[str, ...], ...]:
@@ -144,7 +142,7 @@ class Factors:
         return out, not todo
 
     def compose(self, dim: tuple[str, ...], chosen: FactorAxes, mesh: Mesh) -> Axes | None:
-        """The axes of a dimension whose factors are split as `chosen`; None if no layout says so."""
+        """The axes of a dimension whose factors are split so; None if no layout says that."""
         if len(dim) == 1:
             return chosen.get(dim[0], ())
         out: list = []
@@ -224,9 +222,7 @@ def place(
     partial = _kept_partial(factors, operands)
     wanted: dict[str, list[Axes]] = {f: [] for f, _ in factors.sizes}
     values = [(d, l) for d, l in zip(factors.operands, operands, strict=True)]
-    values += [
-        (d, l) for d, l in zip(factors.results, hints, strict=True) if l is not None
-    ]
+    values += [(d, l) for d, l in zip(factors.results, hints, strict=True) if l is not None]
     for dims, layout in values:
         for dim, axes in zip(dims, layout.dims, strict=True):
             mine, _ = factors.assign(dim, axes, mesh)
@@ -246,9 +242,7 @@ def _kept_partial(factors: Factors, operands: tuple[Layout, ...]) -> Layout | No
     if not factors.linear or not operands or not operands[0].partial:
         return None
     first = operands[0]
-    alike = all(
-        o.partial == first.partial and o.reduction == first.reduction for o in operands
-    )
+    alike = all(o.partial == first.partial and o.reduction == first.reduction for o in operands)
     if alike and (first.reduction == "sum" or factors.linear == "any"):
         return first
     return None

@@ -8,6 +8,7 @@ meant. `d` alone is the whole axis.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -168,7 +169,7 @@ class Mesh:
         def fine(a: Axis) -> list[Axis]:
             start, end = self.digit(a)
             at = [start, *sorted(c for c in cuts[a.name] if start < c < end), end]
-            return [Axis(a.name, lo, hi // lo) for lo, hi in zip(at, at[1:], strict=False)]
+            return [Axis(a.name, lo, hi // lo) for lo, hi in pairwise(at)]
 
         have = [d for a in axes for d in fine(a)]
         for a in gone:

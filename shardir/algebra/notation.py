@@ -157,7 +157,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def parse_options(text: str) -> Options:
-    """`normal, mean = 0.0, std = 0.02` -> ("normal", (("mean", 0.0), ...)). Raises NotationError."""
+    """`normal, mean = 0.0` -> ("normal", (("mean", 0.0),)). Raises NotationError."""
     return _parse(text, "options", "options: word, name = value, ...")
 
 

@@ -7,6 +7,7 @@ then what keeps its size (all-to-all), then what grows it (all-gather).
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
@@ -97,11 +98,11 @@ class _Planner:
             for a in axes:
                 start, end = mesh.digit(a)
                 at = [start, *sorted(c for c in cuts[a.name] if start < c < end), end]
-                if any(hi % lo for lo, hi in zip(at, at[1:], strict=False)):
+                if any(hi % lo for lo, hi in pairwise(at)):
                     at = [start, end]
                 whole = len(at) == 2
                 out += [a] if whole else [
-                    type(a)(a.name, lo, hi // lo) for lo, hi in zip(at, at[1:], strict=False)
+                    type(a)(a.name, lo, hi // lo) for lo, hi in pairwise(at)
                 ]  # fmt: skip
             return tuple(out)
 
@@ -141,9 +142,7 @@ class _Planner:
             if self.prefix(dim) != len(have) or now.reduction == "any":
                 continue
             axes = want[len(have) :]
-            while axes and not (
-                set(axes) <= set(left) and self.steps_in(dim, have, have + axes)
-            ):
+            while axes and not (set(axes) <= set(left) and self.steps_in(dim, have, have + axes)):
                 axes = axes[:-1]
             if axes and (self.divides(dim, have + axes) or have + axes == want):
                 left = tuple(a for a in left if a not in axes)

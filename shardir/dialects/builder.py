@@ -149,9 +149,7 @@ class Builder:
         """x times a number."""
         return self.mul(x, self.constant(number, plain(x).element_type))
 
-    def reduce(
-        self, x: SSAValue, kind: str, dims: Sequence[int], keep: bool = False
-    ) -> SSAValue:
+    def reduce(self, x: SSAValue, kind: str, dims: Sequence[int], keep: bool = False) -> SSAValue:
         props: dict[str, Attribute] = {
             "kind": word(nn.ReductionKindAttr, kind),
             "dims": dims_attr(*dims),
@@ -172,9 +170,7 @@ class Builder:
     def reshape(self, x: SSAValue, shape: Shape, like: SSAValue | None = None) -> SSAValue:
         if plain(x).get_shape() == shape:
             return x
-        return self.value(
-            nn.ReshapeOp, x, result=tensor(plain(x).element_type, shape), like=like
-        )
+        return self.value(nn.ReshapeOp, x, result=tensor(plain(x).element_type, shape), like=like)
 
     def transpose(self, x: SSAValue, perm: Sequence[int]) -> SSAValue:
         return self.value(nn.TransposeOp, x, props={"perm": dims_attr(*perm)})
@@ -197,9 +193,7 @@ class Builder:
         if have == want:
             return x
         extra = len(have) - len(want)
-        ones = [
-            extra + i for i, n in enumerate(want) if n == 1 and have[extra + i] != 1
-        ]
+        ones = [extra + i for i, n in enumerate(want) if n == 1 and have[extra + i] != 1]
         dims = [*range(extra), *ones]
         summed = self.reduce(x, "sum", dims) if dims else x
         return self.reshape(summed, want)

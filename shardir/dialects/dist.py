@@ -14,15 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import lru_cache
 
+from xdsl.dialects.builtin import IntegerAttr as Int
 from xdsl.dialects.builtin import (
     ModuleOp,
     NoneAttr,
-    StringAttr,
     SymbolNameConstraint,
     TensorType,
     i64,
 )
-from xdsl.dialects.builtin import IntegerAttr as Int
 from xdsl.ir import Attribute, Dialect, Operation, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
@@ -60,7 +59,10 @@ class MeshAttr(TextAttr[tuple[tuple[str, int], ...]]):
     """`<dp = 2, tp = 4>`: axis names and sizes, major to minor."""
 
     name = "dist.axis_sizes"
-    from_text = staticmethod(parse_mesh)
+
+    @classmethod
+    def from_text(cls, text: str) -> tuple[tuple[str, int], ...]:
+        return parse_mesh(text)
 
     @classmethod
     def to_text(cls, data: tuple[tuple[str, int], ...]) -> str:
@@ -72,7 +74,10 @@ class LayoutAttr(TextAttr[Layout]):
     """`<@m, [{dp}, {tp}], partial sum {x}>`: the layout of a global value."""
 
     name = "dist.layout"
-    from_text = staticmethod(parse_layout)
+
+    @classmethod
+    def from_text(cls, text: str) -> Layout:
+        return parse_layout(text)
 
 
 @irdl_attr_definition
@@ -81,7 +86,10 @@ class LocalAttr(TextAttr[LocalLayout]):
     where shards are uneven."""
 
     name = "dist.local"
-    from_text = staticmethod(parse_local)
+
+    @classmethod
+    def from_text(cls, text: str) -> LocalLayout:
+        return parse_local(text)
 
 
 @irdl_attr_definition
@@ -89,7 +97,10 @@ class AxesAttr(TextAttr[Axes]):
     """`<dp, tp:(1)2>`: the axes over which a collective goes, major to minor."""
 
     name = "dist.axes"
-    from_text = staticmethod(parse_axes)
+
+    @classmethod
+    def from_text(cls, text: str) -> Axes:
+        return parse_axes(text)
 
     @classmethod
     def to_text(cls, data: Axes) -> str:
@@ -101,7 +112,10 @@ class StrategyAttr(TextAttr[Strategy]):
     """`<((2, 4), (4, 1))>`: how often each dimension of an op's operands is cut."""
 
     name = "dist.strategy"
-    from_text = staticmethod(parse_strategy)
+
+    @classmethod
+    def from_text(cls, text: str) -> Strategy:
+        return parse_strategy(text)
 
 
 @irdl_attr_definition
@@ -506,9 +520,7 @@ class _Rooted(Collective, ABC):
     def check_root(self, mesh: Mesh) -> None:
         n = mesh.extent(self.axes.data)
         if not 0 <= self.root.value.data < n:
-            raise ShardirError(
-                f"[C9] no position {self.root.value.data} in a group of {n} devices"
-            )
+            raise ShardirError(f"[C9] no position {self.root.value.data} in a group of {n} devices")
 
 
 def _picked(layout: Layout, axes: Axes, mesh: Mesh) -> Layout:
@@ -650,8 +662,6 @@ class RecvOp(_PointToPoint):
             )
 
 
-
-
 COLLECTIVES = (
     AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ContributeOp,
     BroadcastOp, GatherOp, ScatterOp, PermuteOp,
@@ -660,7 +670,5 @@ COLLECTIVES = (
 Dist = Dialect(
     "dist",
     [MeshOp, RedistributeOp, *COLLECTIVES, SendOp, RecvOp],
-    [
-        MeshAttr, LayoutAttr, LocalAttr, AxesAttr, StrategyAttr, ReductionAttr, PairsAttr,
-    ],  # fmt: skip
+    [MeshAttr, LayoutAttr, LocalAttr, AxesAttr, StrategyAttr, ReductionAttr, PairsAttr],
 )

@@ -112,9 +112,7 @@ class WordAttr(TextAttr[str], ABC):
     def from_text(cls, text: str) -> str:
         word = text.strip()
         if word not in cls.words():
-            raise NotationError(
-                f"unknown #{cls.name} {word!r}; there are {', '.join(cls.words())}"
-            )
+            raise NotationError(f"unknown #{cls.name} {word!r}; there are {', '.join(cls.words())}")
         return word
 
 

@@ -78,9 +78,7 @@ class OptionsAttr(TextAttr[Options], ABC):
             if expected is float and isinstance(value, int):
                 value = float(value)
             if not isinstance(value, expected):
-                raise NotationError(
-                    f"{n} is a {expected.__name__}, not {value!r}", text.find(n)
-                )
+                raise NotationError(f"{n} is a {expected.__name__}, not {value!r}", text.find(n))
             out.append((n, value))
         return word, tuple(out)
 
@@ -283,4 +281,3 @@ Train = Dialect(
     [StepOp, GradientOp, BackwardOp, SgdOp, MomentumOp],
     [InitAttr, OptimizerAttr],
 )
-

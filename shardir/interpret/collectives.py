@@ -101,5 +101,3 @@ def run_collective(op: dist.Collective, values: list[Parts], mesh: Mesh) -> list
                 out[rank] = x
         results.append(out)
     return results
-
-

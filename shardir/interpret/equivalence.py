@@ -7,7 +7,7 @@ by the interpreters of both views, and the results are compared.
 from typing import Any
 
 import numpy as np
-from xdsl.dialects.builtin import IntegerType, ModuleOp
+from xdsl.dialects.builtin import IntegerType, ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp
 
 from shardir.algebra.errors import ShardirError
@@ -19,7 +19,7 @@ TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "bf16": 4e-2, "f16": 1e-2}
 """Relative to the largest element of the result; sums are taken in another order on more ranks."""
 
 
-class NotEquivalent(ShardirError):
+class NotEquivalentError(ShardirError):
     """A pass changed what a function computes."""
 
 
@@ -49,21 +49,25 @@ def random_arguments(f: FuncOp, module: ModuleOp, seed: int = 0) -> list[Array]:
 def functions(module: ModuleOp) -> dict[str, FuncOp]:
     """The functions with a body, by name."""
     return {
-        op.sym_name.data: op
-        for op in module.body.ops
-        if isinstance(op, FuncOp) and op.body.blocks
+        op.sym_name.data: op for op in module.body.ops if isinstance(op, FuncOp) and op.body.blocks
     }
 
 
+def signature(f: FuncOp, module: ModuleOp) -> list[TensorType]:
+    """The global types of a function's arguments and results."""
+    types = (*f.function_type.inputs, *f.function_type.outputs)
+    return [global_type(t, dist.meshes_of(module)) for t in types]
+
+
 def compare(name: str, i: int, before: Array, after: Array, element: str) -> None:
-    """Raises NotEquivalent when two results differ by more than their type's precision."""
+    """Raises NotEquivalentError when two results differ by more than their type's precision."""
     if before.shape != after.shape:
-        raise NotEquivalent(
+        raise NotEquivalentError(
             f"result {i} of @{name} has shape {list(after.shape)}, before {list(before.shape)}"
         )
     if before.dtype.kind != "f":
         if not np.array_equal(before, after):
-            raise NotEquivalent(f"result {i} of @{name} differs")
+            raise NotEquivalentError(f"result {i} of @{name} differs")
         return
     scale = max(1.0, float(np.max(np.abs(before), initial=0, where=np.isfinite(before))))
     close = np.isclose(
@@ -71,29 +75,26 @@ def compare(name: str, i: int, before: Array, after: Array, element: str) -> Non
     )
     if not close.all():
         at = tuple(int(k) for k in np.argwhere(~close)[0])
-        raise NotEquivalent(
+        raise NotEquivalentError(
             f"result {i} of @{name} differs at {list(at)}: "
             f"{before[at]:.6g} before, {after[at]:.6g} after"
         )
 
 
 def check_pass(before: ModuleOp, after: ModuleOp, name: str) -> None:
-    """Raises NotEquivalent when the pass `name` changed what a function computes."""
+    """Raises NotEquivalentError when the pass `name` changed what a function computes."""
     old, new = functions(before), functions(after)
     for f in old:
         if f not in new:
             continue
-        signatures = [
-            [global_type(t, dist.meshes_of(m)) for t in (*g.function_type.inputs, *g.function_type.outputs)]
-            for g, m in ((old[f], before), (new[f], after))
-        ]  # fmt: skip
+        signatures = [signature(old[f], before), signature(new[f], after)]
         if signatures[0] != signatures[1]:
-            raise NotEquivalent(f"{name}: @{f} has another signature afterwards")
+            raise NotEquivalentError(f"{name}: @{f} has another signature afterwards")
         arguments = random_arguments(old[f], before)
         a, b = run(before, f, arguments), run(after, f, arguments)
         outs = signatures[0][len(arguments) :]
         for i, (x, y, t) in enumerate(zip(a, b, outs, strict=True)):
             try:
                 compare(f, i, x, y, str(t.element_type))
-            except NotEquivalent as e:
-                raise NotEquivalent(f"after {name}: {e}") from None
+            except NotEquivalentError as e:
+                raise NotEquivalentError(f"after {name}: {e}") from None

@@ -1,4 +1,3 @@
-# ruff: noqa: PLR0917
 """Numbers that depend on nothing but a key and their place: numpy's twin of the torch runtime's.
 
 Bit for bit what shardir/backend/runtime_random.py makes on the ranks (its docstring says how), so

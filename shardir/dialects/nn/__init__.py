@@ -18,62 +18,136 @@ from shardir.dialects.nn import (
 from shardir.dialects.nn.base import DimsAttr as DimsAttr
 from shardir.dialects.nn.base import TensorOp as TensorOp
 from shardir.dialects.nn.contraction import (
-    EinsumOp as EinsumOp,
-    MatmulOp as MatmulOp,
     Contraction as Contraction,
+)
+from shardir.dialects.nn.contraction import (
+    EinsumOp as EinsumOp,
+)
+from shardir.dialects.nn.contraction import (
+    MatmulOp as MatmulOp,
 )
 from shardir.dialects.nn.creation import (
     ConstantOp as ConstantOp,
+)
+from shardir.dialects.nn.creation import (
     IotaOp as IotaOp,
 )
 from shardir.dialects.nn.elementwise import (
     AddOp as AddOp,
-    SubOp as SubOp,
-    MulOp as MulOp,
-    DivOp as DivOp,
-    MaxOp as MaxOp,
-    NegOp as NegOp,
-    ExpOp as ExpOp,
-    LogOp as LogOp,
-    SqrtOp as SqrtOp,
-    ReluOp as ReluOp,
-    ReluGradOp as ReluGradOp,
-    TanhOp as TanhOp,
-    TanhGradOp as TanhGradOp,
-    SigmoidOp as SigmoidOp,
-    SigmoidGradOp as SigmoidGradOp,
-    GeluOp as GeluOp,
-    GeluGradOp as GeluGradOp,
+)
+from shardir.dialects.nn.elementwise import (
     CompareOp as CompareOp,
-    SelectOp as SelectOp,
-    ConvertOp as ConvertOp,
-    StopGradientOp as StopGradientOp,
+)
+from shardir.dialects.nn.elementwise import (
     ComparisonAttr as ComparisonAttr,
+)
+from shardir.dialects.nn.elementwise import (
+    ConvertOp as ConvertOp,
+)
+from shardir.dialects.nn.elementwise import (
+    DivOp as DivOp,
+)
+from shardir.dialects.nn.elementwise import (
+    ExpOp as ExpOp,
+)
+from shardir.dialects.nn.elementwise import (
+    GeluGradOp as GeluGradOp,
+)
+from shardir.dialects.nn.elementwise import (
+    GeluOp as GeluOp,
+)
+from shardir.dialects.nn.elementwise import (
+    LogOp as LogOp,
+)
+from shardir.dialects.nn.elementwise import (
+    MaxOp as MaxOp,
+)
+from shardir.dialects.nn.elementwise import (
+    MulOp as MulOp,
+)
+from shardir.dialects.nn.elementwise import (
+    NegOp as NegOp,
+)
+from shardir.dialects.nn.elementwise import (
+    ReluGradOp as ReluGradOp,
+)
+from shardir.dialects.nn.elementwise import (
+    ReluOp as ReluOp,
+)
+from shardir.dialects.nn.elementwise import (
+    SelectOp as SelectOp,
+)
+from shardir.dialects.nn.elementwise import (
+    SigmoidGradOp as SigmoidGradOp,
+)
+from shardir.dialects.nn.elementwise import (
+    SigmoidOp as SigmoidOp,
+)
+from shardir.dialects.nn.elementwise import (
+    SqrtOp as SqrtOp,
+)
+from shardir.dialects.nn.elementwise import (
+    StopGradientOp as StopGradientOp,
+)
+from shardir.dialects.nn.elementwise import (
+    SubOp as SubOp,
+)
+from shardir.dialects.nn.elementwise import (
+    TanhGradOp as TanhGradOp,
+)
+from shardir.dialects.nn.elementwise import (
+    TanhOp as TanhOp,
+)
+from shardir.dialects.nn.indexing import (
+    GatherGradOp as GatherGradOp,
 )
 from shardir.dialects.nn.indexing import (
     GatherOp as GatherOp,
-    GatherGradOp as GatherGradOp,
-    PickOp as PickOp,
+)
+from shardir.dialects.nn.indexing import (
     PickGradOp as PickGradOp,
+)
+from shardir.dialects.nn.indexing import (
+    PickOp as PickOp,
+)
+from shardir.dialects.nn.normalisation import (
+    CrossEntropyGradOp as CrossEntropyGradOp,
+)
+from shardir.dialects.nn.normalisation import (
+    CrossEntropyOp as CrossEntropyOp,
+)
+from shardir.dialects.nn.normalisation import (
+    LayerNormGradOp as LayerNormGradOp,
+)
+from shardir.dialects.nn.normalisation import (
+    LayerNormOp as LayerNormOp,
+)
+from shardir.dialects.nn.normalisation import (
+    LogSoftmaxGradOp as LogSoftmaxGradOp,
+)
+from shardir.dialects.nn.normalisation import (
+    LogSoftmaxOp as LogSoftmaxOp,
+)
+from shardir.dialects.nn.normalisation import (
+    SoftmaxGradOp as SoftmaxGradOp,
 )
 from shardir.dialects.nn.normalisation import (
     SoftmaxOp as SoftmaxOp,
-    SoftmaxGradOp as SoftmaxGradOp,
-    LogSoftmaxOp as LogSoftmaxOp,
-    LogSoftmaxGradOp as LogSoftmaxGradOp,
-    CrossEntropyOp as CrossEntropyOp,
-    CrossEntropyGradOp as CrossEntropyGradOp,
-    LayerNormOp as LayerNormOp,
-    LayerNormGradOp as LayerNormGradOp,
 )
 from shardir.dialects.nn.reduction import (
     ReduceOp as ReduceOp,
+)
+from shardir.dialects.nn.reduction import (
     ReductionKindAttr as ReductionKindAttr,
 )
 from shardir.dialects.nn.shape import (
-    ReshapeOp as ReshapeOp,
-    TransposeOp as TransposeOp,
     BroadcastOp as BroadcastOp,
+)
+from shardir.dialects.nn.shape import (
+    ReshapeOp as ReshapeOp,
+)
+from shardir.dialects.nn.shape import (
+    TransposeOp as TransposeOp,
 )
 
 UNIT = UnitAttr()

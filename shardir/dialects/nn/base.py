@@ -82,7 +82,7 @@ class TensorOp(IRDLOperation, ABC):
     @classmethod
     @abstractmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        """The results' shapes and element types. Raises ShardirError on operands that do not fit."""
+        """The results' shapes and element types. Raises ShardirError where operands do not fit."""
 
     @classmethod
     @abstractmethod
@@ -156,7 +156,11 @@ class TensorOp(IRDLOperation, ABC):
         mesh = find_mesh(self, first.mesh)
         n = len(self.operands)
         message = agreement(
-            self.factors(mesh), tuple(layouts[:n]), tuple(layouts[n:]), mesh, self.MULTILINEAR  # type: ignore[arg-type]
+            self.factors(mesh),
+            tuple(layouts[:n]),
+            tuple(layouts[n:]),
+            mesh,
+            self.MULTILINEAR,  # type: ignore[arg-type]
         )
         if message:
             raise VerifyException(f"[T3] not computable where its operands lie: {message}")
@@ -186,8 +190,13 @@ def agreement(
 ) -> str:
     """Why an op can't be calculated with these layouts; empty when it can."""
     chosen: dict[str, tuple] = {}
-    sides = [(f"operand {i}", d, l) for i, (d, l) in enumerate(zip(factors.operands, operands))]
-    sides += [(f"result {i}", d, l) for i, (d, l) in enumerate(zip(factors.results, results))]
+    sides = [
+        (f"operand {i}", d, l)
+        for i, (d, l) in enumerate(zip(factors.operands, operands, strict=True))
+    ]
+    sides += [
+        (f"result {i}", d, l) for i, (d, l) in enumerate(zip(factors.results, results, strict=True))
+    ]
     for what, dims, layout in sides:
         for i, (dim, axes) in enumerate(zip(dims, layout.dims, strict=True)):
             mine, whole = factors.assign(dim, axes, mesh)
@@ -233,9 +242,7 @@ class BySignature(dict[Any, Any]):
 
     LIMIT = 100_000
 
-    def get_or(
-        self, key_parts: tuple[Any, ...], make: Callable[[], _Value]
-    ) -> _Value:
+    def get_or(self, key_parts: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
         key = tuple(map(id, key_parts))
         found = self.get(key)
         if found is None:
@@ -249,7 +256,10 @@ _rules = BySignature()
 
 
 def rule_of(
-    op: type[TensorOp], operands: tuple[TensorType, ...], results: tuple[TensorType, ...], props: Props
+    op: type[TensorOp],
+    operands: tuple[TensorType, ...],
+    results: tuple[TensorType, ...],
+    props: Props,
 ) -> Factors:
     """The factors of an op of this signature, made once."""
     parts = (op, *operands, None, *results, None, *props.values())

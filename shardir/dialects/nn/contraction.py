@@ -1,6 +1,7 @@
 """Contractions of two tensors: one family, an einsum equation says which.
 
-    %c = nn.einsum "bik,bkj->bij" %a, %b : (tensor<8x4x5xf32>, tensor<8x5x6xf32>) -> tensor<8x4x6xf32>
+    %c = nn.einsum "bik,bkj->bij" %a, %b : (tensor<8x4x5xf32>, tensor<8x5x6xf32>)
+                                         -> tensor<8x4x6xf32>
     %c = nn.matmul %a, %b : (tensor<4x5xf32>, tensor<5x6xf32>) -> tensor<4x6xf32>
 
 Each letter is a factor. A letter of both operands that the result lacks is summed over.

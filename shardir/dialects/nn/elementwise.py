@@ -107,9 +107,7 @@ class Binary(Elementwise, ABC):
     assembly_format = f"$lhs `,` $rhs {STRATEGY}"
 
     @abstractmethod
-    def partials(
-        self, b: "Builder", dy: SSAValue
-    ) -> tuple[SSAValue, SSAValue]:
+    def partials(self, b: "Builder", dy: SSAValue) -> tuple[SSAValue, SSAValue]:
         """The operands' cotangents, before they are summed to the operands' shapes."""
 
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:

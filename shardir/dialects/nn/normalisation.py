@@ -92,9 +92,7 @@ class _RowMap(_RowOp, ABC):
         return (self.finish(b, shifted, exps, total),)
 
     @abstractmethod
-    def finish(
-        self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue
-    ) -> SSAValue:
+    def finish(self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue) -> SSAValue:
         """The result, from x - max, its exponential, and the sum of that."""
 
 
@@ -137,9 +135,7 @@ class SoftmaxOp(_RowMap):
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         return _softmax(arrays[0], axis_of(self.properties, "axis", arrays[0].ndim))
 
-    def finish(
-        self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue
-    ) -> SSAValue:
+    def finish(self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue) -> SSAValue:
         return b.div(exps, total)
 
 
@@ -168,9 +164,7 @@ class LogSoftmaxOp(_RowMap):
         z = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
         return z - np.log(np.exp(z).sum(axis=axis, keepdims=True))
 
-    def finish(
-        self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue
-    ) -> SSAValue:
+    def finish(self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue) -> SSAValue:
         return b.sub(shifted, b.value(LogOp, total))
 
 
@@ -306,9 +300,7 @@ class LayerNormGradOp(TensorOp):
         r = 1 / np.sqrt((c * c).mean(axis=dims, keepdims=True) + float_of(self, "eps"))
         h = c * r
         g = dy * weight
-        dx = r * (
-            g - g.mean(axis=dims, keepdims=True) - h * (g * h).mean(axis=dims, keepdims=True)
-        )
+        dx = r * (g - g.mean(axis=dims, keepdims=True) - h * (g * h).mean(axis=dims, keepdims=True))
         return dx.astype(x.dtype), (dy * h).sum(axis=lead), dy.sum(axis=lead)
 
 
@@ -355,9 +347,7 @@ class LayerNormOp(TensorOp):
 
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         assert cotangents[0] is not None
-        op = b.op(
-            LayerNormGradOp, self.x, self.weight, cotangents[0], props={"eps": self.eps}
-        )
+        op = b.op(LayerNormGradOp, self.x, self.weight, cotangents[0], props={"eps": self.eps})
         return op.results
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:

@@ -1,7 +1,7 @@
 """Reductions over dimensions.
 
-    %s = nn.reduce <sum> %x dims <1> : (tensor<4x8xf32>) -> tensor<4xf32>
-    %m = nn.reduce <mean> %x dims <0, 1> keep : (tensor<4x8xf32>) -> tensor<1x1xf32>
+%s = nn.reduce <sum> %x dims <1> : (tensor<4x8xf32>) -> tensor<4xf32>
+%m = nn.reduce <mean> %x dims <0, 1> keep : (tensor<4x8xf32>) -> tensor<1x1xf32>
 """
 
 from collections.abc import Sequence

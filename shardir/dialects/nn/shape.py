@@ -131,9 +131,7 @@ def _refine(
     for sides, dims, names in ((old, a, ins), (new, b, outs)):
         low = 1
         for n, d in zip(sides, dims, strict=True):
-            mine = [
-                f"{name}_{lo}" for lo, hi in factors if low <= lo and hi <= low * n
-            ]
+            mine = [f"{name}_{lo}" for lo, hi in factors if low <= lo and hi <= low * n]
             whole = prod(hi // lo for lo, hi in factors if low <= lo and hi <= low * n) == n
             names[d] = " ".join(mine) if whole else ""
             low *= n
@@ -156,7 +154,9 @@ class TransposeOp(TensorOp):
         shape = operands[0].get_shape()
         perm = dims_of(props, "perm", len(shape))
         if len(perm) != len(shape):
-            raise ShardirError(f"[T4] perm {list(perm)} does not name each of {len(shape)} dimensions")
+            raise ShardirError(
+                f"[T4] perm {list(perm)} does not name each of {len(shape)} dimensions"
+            )
         return [tensor(operands[0].element_type, tuple(shape[d] for d in perm))]
 
     @classmethod

@@ -1,0 +1,31 @@
+# `make demo` and `make test` are all that a fresh machine needs: each makes .venv when there is none.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+STEPS ?= 240
+
+.PHONY: demo test lint clean
+
+# torch is named before the project, so that its range does not draw a newer (and larger) build.
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[torch,examples,test,lint]"
+	touch $@
+
+demo: $(VENV)/ready  ## compile docs/examples/digits.ir, train it on 4 ranks, compare with one device
+	$(BIN)/python docs/examples/make_digits.py
+	$(BIN)/shard-run docs/examples/digits.ir --steps $(STEPS) --check
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+test: lint  ## the checks of the source, then every test
+	$(BIN)/python docs/examples/make_digits.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+clean:
+	rm -rf $(VENV) build *.egg-info
