@@ -124,7 +124,7 @@ def _plan(op: dist.RedistributeOp, block: Block, mesh: Mesh) -> None:
     op.erase()
 
 
-def _collective(step: Step, value: SSAValue, type: Attribute) -> Operation:
+def _collective(step: Step, value: SSAValue, out: Attribute) -> Operation:
     axes: dict[str, Attribute] = {"axes": dist.AxesAttr(step.axes)}
     layout = _layout(value)
     reduction = {"reduction": word(dist.ReductionAttr, layout.reduction)} if (
@@ -149,4 +149,4 @@ def _collective(step: Step, value: SSAValue, type: Attribute) -> Operation:
         case _:
             given = {"reduction": word(dist.ReductionAttr, step.layout.reduction)}
             kind, props = dist.ContributeOp, axes | given
-    return kind.create(operands=[value], result_types=[type], properties=props)
+    return kind.create(operands=[value], result_types=[out], properties=props)
