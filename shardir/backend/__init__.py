@@ -1,4 +1,6 @@
 """The torch backend: what a compiled program looks like on disk, and how its ranks are started."""
 
 # Copied beside every emitted program; they need Python and torch, not shardir.
-RUNTIME_FILES = ("runtime.py", "runtime_main.py", "runtime_plan.py", "runtime_random.py")
+RUNTIME_FILES = (
+    "runtime.py", "runtime_main.py", "runtime_plan.py", "runtime_random.py", "ops_runtime.py",
+)  # fmt: skip

@@ -1,0 +1,87 @@
+"""Contractions as an expert writes them: `x @ w`, `x.mT @ dy`, and torch.einsum for the rest.
+
+The letters of a contraction are of four kinds: batch (in both operands and the result), left and
+right (in one operand and the result), and summed (in both operands only). Where the letters of
+each kind stand side by side, in one order everywhere, they can be flattened into one, and what
+is left is a product of matrices.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The letters of each kind, in the order in which they stand."""
+
+    batch: str
+    left: str
+    right: str
+    summed: str
+
+
+def kinds_of(x: str, y: str, z: str) -> Kinds:
+    def chosen(text: str, a: str, b: str) -> str:
+        return "".join(c for c in text if (c in a) and (c in b))
+
+    batch = "".join(c for c in z if c in x and c in y)
+    return Kinds(
+        batch,
+        "".join(c for c in z if c in x and c not in y),
+        "".join(c for c in z if c in y and c not in x),
+        "".join(c for c in chosen(x, x, y) if c not in z),
+    )
+
+
+def contraction(
+    equation: tuple[str, str, str], names: tuple[str, str], sizes: dict[str, str]
+) -> str:
+    """The expression for x, y -> z; `sizes` are the texts of the letters' local sizes."""
+    x, y, z = equation
+    kinds = kinds_of(x, y, z)
+    if kinds.left and z.endswith(kinds.left) and kinds.right:
+        made = _product(Kinds(kinds.batch, kinds.right, kinds.left, kinds.summed),
+                        (y, x, z), (names[1], names[0]), sizes)  # fmt: skip
+    else:
+        made = _product(kinds, equation, names, sizes)
+    return made or f'torch.einsum("{x},{y}->{z}", {names[0]}, {names[1]})'
+
+
+def _product(
+    kinds: Kinds, equation: tuple[str, str, str], names: tuple[str, str], sizes: dict[str, str]
+) -> str | None:
+    """`a @ b` with what the operands and the result need; None when it is no product."""
+    x, y, z = equation
+    batch, left, right, summed = kinds.batch, kinds.left, kinds.right, kinds.summed
+    if not summed or not left or z != batch + left + right:
+        return None
+    if not right and (batch or len(left) > 1 and x != left + summed):
+        return None
+    # A matrix on the right serves all leading dimensions of the left: no flattening is needed.
+    wide = not batch and len(summed) == 1 and x == left + summed
+    a = names[0] if wide else _operand(names[0], x, batch, left, summed)
+    b = _operand(names[1], y, batch, summed, right)
+    if a is None or b is None:
+        return None
+    product = f"{a} @ {b}"
+    unflatten = []
+    if len(right) > 1:
+        unflatten.append(f".unflatten(-1, ({', '.join(sizes[c] for c in right)}))")
+    if len(left) > 1 and not wide:
+        sized = ", ".join(sizes[c] for c in left)
+        unflatten.append(f".unflatten({len(batch)}, ({sized}))")
+    return f"({product}){''.join(unflatten)}" if unflatten else product
+
+
+def _operand(name: str, letters: str, batch: str, rows: str, columns: str) -> str | None:
+    """The operand as batch of matrices of rows x columns; None when it is not one."""
+    if letters == batch + rows + columns:
+        return name + _flatten(len(batch), len(rows), len(columns))
+    if letters == batch + columns + rows and rows and columns:
+        return name + _flatten(len(batch), len(columns), len(rows)) + ".mT"
+    return None
+
+
+def _flatten(batch: int, first: int, second: int) -> str:
+    text = f".flatten({batch}, {batch + first - 1})" if first > 1 else ""
+    at = batch + min(first, 1)
+    return text + (f".flatten({at}, {at + second - 1})" if second > 1 else "")

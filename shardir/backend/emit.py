@@ -1,0 +1,555 @@
+"""Program text: a module in the local view -> Python on torch that a person can read.
+
+    %y = nn.matmul %x, %w : ...            h = x @ w
+    %z = dist.all_reduce <sum> %y over <tp> : ...
+                                        -> # all-reduce sum over tp (2 ranks), 2.0 KiB: nn.matmul
+                                           #   %y at mlp.ir:12 leaves partial sums
+                                           h = rt.all_reduce(mesh, h, "sum", ("tp",), donate=True)
+
+1. Names of values survive; a value that follows from one of its name which dies takes its variable.
+2. Every collective says why it is there, over how many ranks it goes, and its bytes per device.
+3. A train step deletes what it needs no more, and updates parameters in place.
+4. Nothing of the input becomes code: see names.py.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from xdsl.dialects.builtin import ModuleOp, NoneAttr, TensorType
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
+
+from shardir.algebra.layout import Layout, Shape, shard_bounds
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.backend import names
+from shardir.backend.names import Names, axes_text, comment, docstring, joined, tuple_text
+from shardir.backend.storage import Storages, live_ops
+from shardir.dialects import dist, train
+from shardir.dialects.dist import global_shape, layout_of, meshes_of
+from shardir.dialects.nn.base import TensorOp
+from shardir.syntax.diagnostics import Failure, file_place
+
+DTYPES = {
+    "f32": "torch.float32",
+    "f64": "torch.float64",
+    "bf16": "torch.bfloat16",
+    "f16": "torch.float16",
+    "i64": "torch.int64",
+    "i32": "torch.int32",
+    "i1": "torch.bool",
+}
+
+Entry = Any
+"""What makes an op's text: (scope, op) -> an expression, the value that the result is, or None
+when it has written its own lines."""
+
+
+def table() -> dict[type[Operation], Entry]:
+    from shardir.backend.torch_dist import TORCH_DIST
+    from shardir.backend.torch_ops import TORCH
+
+    return {**TORCH, **TORCH_DIST}
+
+
+# ---- what is emitted ----
+
+
+def public_functions(module: ModuleOp) -> list[FuncOp]:
+    """The functions that become part of a program: those with a body that are not private."""
+    return [
+        op
+        for op in module.body.ops
+        if isinstance(op, FuncOp)
+        and op.body.blocks
+        and (op.sym_visibility is None or op.sym_visibility.data != "private")
+    ]
+
+
+def mesh_of(module: ModuleOp) -> Mesh | None:
+    """The one mesh of a program: the one that its layouts name, else the only one declared.
+
+    Raises:
+        Failure: there are two, or the module is not ready to be emitted.
+    """
+    meshes = meshes_of(module)
+    used: dict[str, Operation] = {}
+    for f in public_functions(module):
+        for v, owner in _values(f):
+            layout = layout_of(v)
+            if layout is None:
+                continue
+            if not dist.is_local(v.type):
+                message = "the program is still in the global view: run the pipeline `train` first"
+                raise Failure.at(owner, message)
+            used.setdefault(layout.mesh, owner)
+    if len(used) > 1:
+        both = " and ".join(f"@{n}" for n in used)
+        raise Failure.at(list(used.values())[-1], f"a program has one mesh; this one uses {both}")
+    if used:
+        return meshes[next(iter(used))]
+    return next(iter(meshes.values())) if len(meshes) == 1 else None
+
+
+def _values(f: FuncOp) -> Any:
+    for a in f.body.block.args:
+        yield a, f
+    for op in f.body.block.ops:
+        for r in op.results:
+            yield r, op
+
+
+def source_of(module: ModuleOp) -> str | None:
+    """The file that the module was read from."""
+    for op in module.body.ops:
+        if (place := file_place(op.location)) is not None:
+            return place[0]
+    return None
+
+
+def function_names(functions: Sequence[FuncOp]) -> dict[FuncOp, str]:
+    """What each function is called in the program."""
+    given = Names()
+    return {f: given.new(f.sym_name.data, "function") for f in functions}
+
+
+def program_text(module: ModuleOp, rank: int | None = None, single: bool = False) -> str:
+    """The program: for all ranks, or with everything about one rank folded in.
+
+    Raises:
+        Failure: the module holds what the backend has no text for.
+    """
+    mesh = mesh_of(module)
+    functions = public_functions(module)
+    if not functions:
+        raise Failure("there is no function to emit: a program needs a public one with a body")
+    for op in module.body.ops:
+        if isinstance(op, train.StepOp | train.GradientOp):
+            message = f"{op.name} is not differentiated yet: run the pipeline `train` first"
+            raise Failure.at(op, message)
+    called = function_names(functions)
+    program = Program(mesh, rank)
+    bodies = [Scope(program, f, called[f]).text() for f in functions]
+    lines = [_docstring(module, mesh, rank, single), ""]
+    for ours in (False, True):
+        wanted = sorted(i for i in program.imports if i.startswith("torch") != ours)
+        lines += ["", *(f"import {i}" for i in wanted)] if ours else [f"import {i}" for i in wanted]
+    if program.aten:
+        lines += ["", "aten = torch.ops.aten"]
+    for name, literal in program.constants.items():
+        lines += ["", *joined(f"{name} = (", literal, ")", 0)]
+    for body in bodies:
+        lines += ["", "", *body]
+    lines += ["", "", 'if __name__ == "__main__":']
+    entries = [f"{names.literal(f.sym_name.data)}: {called[f]}" for f in functions]
+    end = "}, single=True)" if single else "})"
+    line = "    rt.main({" + ", ".join(entries) + end
+    if len(line) <= names.WIDTH:
+        lines.append(line)
+    else:
+        lines += ["    rt.main({", *(f"        {e}," for e in entries), f"    {end}"]
+    return "\n".join(lines) + "\n"
+
+
+def _docstring(module: ModuleOp, mesh: Mesh | None, rank: int | None, single: bool) -> str:
+    source = source_of(module)
+    origin = f"Compiled by shardir from {PurePath(source).name if source else 'a module'}"
+    if single:
+        return docstring(f"{origin} for one device: what all ranks together are to compute.",
+                         "python single.py")  # fmt: skip
+    if mesh is None:
+        return docstring(f"{origin} for one device.", "python program.py")
+    where = f"{origin} for mesh {mesh} ({mesh.size} ranks, numbered row-major)"
+    start = f"torchrun --nproc-per-node {mesh.size} program.py, or shard-run with this directory."
+    if rank is not None:
+        at = ", ".join(f"{n} = {mesh.coordinate(rank, a)}" for (n, _), a in
+                       zip(mesh.axes, mesh.names, strict=True))  # fmt: skip
+        return docstring(f"{where}: rank {rank} ({at}) alone. To read; what runs is program.py.")
+    return docstring(f"{where}. Every rank runs this file on its own shards.", start)
+
+
+class Program:
+    """What the functions of one file share."""
+
+    def __init__(self, mesh: Mesh | None, rank: int | None):
+        self.mesh, self.rank = mesh, rank
+        self.imports = {"torch", "runtime as rt"}
+        self.aten = False
+        self.constants: dict[str, list[str]] = {}
+        self.table = table()
+
+    def constant(self, numbers: list[str]) -> str:
+        """The name of a tuple of numbers at the head of the file."""
+        name = f"NUMBERS_{len(self.constants)}"
+        self.constants[name] = numbers
+        return name
+
+
+class Variable:
+    """A name in the text, and the values that it holds one after the other, or at once."""
+
+    def __init__(self, name: str, value: SSAValue):
+        self.name, self.values = name, [value]
+
+
+class Scope:
+    """One function on its way to text: names, lines, and what ops ask of their surroundings."""
+
+    def __init__(self, program: Program, f: FuncOp, name: str):
+        self.program, self.f, self.name = program, f, name
+        self.mesh, self.rank = program.mesh, program.rank
+        self.is_step = "train.step" in f.attributes
+        if len(f.body.blocks) > 1:
+            raise Failure.at(f, "the torch backend emits functions of one block")
+        self.block: Block = f.body.block
+        self.ops = live_ops(list(self.block.ops))
+        self.storages = Storages(self.ops, self.mesh)
+        self.names = Names()
+        self.variables: dict[SSAValue, Variable] = {}
+        self.lines: list[str] = []
+        self.place: str | None = None
+        self.backward = False
+
+    # ---- the whole ----
+
+    def text(self) -> list[str]:
+        hints = [a.name_hint or f"arg{i}" for i, a in enumerate(self.block.args)]
+        given = [self.define(a, h).name for a, h in zip(self.block.args, hints, strict=True)]
+        head = joined(f"def {self.name}(", ["mesh", *given], "):", 0)
+        for a in self.block.args:
+            self.lines += comment(f"{self.variables[a].name}: {self.describe(a)}", 4)
+        for op in self.ops:
+            if isinstance(op, ReturnOp):
+                self.finish(op)
+            else:
+                self.emit(op)
+                if self.is_step:
+                    self.delete(op)
+        return [*head, *self.lines]
+
+    def emit(self, op: Operation) -> None:
+        entry = self.program.table.get(type(op))
+        if entry is None:
+            raise Failure.at(op, f"the torch backend has no text for {op.name}")
+        if isinstance(op, TensorOp) and len(op.results) == 1 and self.number(op.results[0]) is not None:
+            return  # it becomes part of the lines that use it
+        if isinstance(op, train.Update) and self.backward:
+            self.head("update")
+        if not isinstance(op, dist.Collective | train.BackwardOp):
+            self.say_where(op)
+        made = entry(self, op)
+        if made is None:
+            return
+        if isinstance(made, SSAValue):
+            self.same(op.results[0], made)
+            return
+        self.let(op, made)
+
+    def finish(self, op: ReturnOp) -> None:
+        self.line("")
+        returned: set[SSAValue] = set()
+        out = []
+        marks = result_attributes(self.f)
+        for v, marked in zip(op.operands, marks, strict=True):
+            text, root = self.operand(v), self.storages.root(v)
+            kept = "train.updates" in marked
+            foreign = isinstance(root, BlockArgument) and self.role(root) == "input"
+            if kept and (root in returned or foreign):
+                text += ".clone()"
+            returned.add(root)
+            out.append(text)
+        text = f"return {', '.join(out) or '()'}"
+        self.lines += [f"    {text}"] if len(text) < 97 else joined("return (", out, ")", 4)
+
+    def delete(self, op: Operation) -> None:
+        """Frees what no later op reads. Arguments belong to the caller; scalars weigh nothing."""
+        at, dead = self.storages.at[op], []
+        if at + 2 >= len(self.ops):
+            return
+        for v in dict.fromkeys((*op.operands, *op.results)):
+            var = self.variables.get(v)
+            if var is None or var.name in dead or not self.shape_of(v):
+                continue
+            argument = any(isinstance(x, BlockArgument) for x in var.values)
+            if not argument and all(self.storages.last.get(x, -1) <= at for x in var.values):
+                dead.append(var.name)
+        if dead:
+            self.line(f"del {', '.join(dead)}")
+
+    # ---- lines ----
+
+    def line(self, text: str) -> None:
+        self.lines.append(f"    {text}" if text else "")
+
+    def note(self, text: str) -> None:
+        """A comment."""
+        self.lines += comment(text, 4)
+
+    def head(self, text: str) -> None:
+        """The head of a part of the function."""
+        self.line("")
+        self.note(f"---- {text} ----")
+        self.place, self.backward = None, text == "backward"
+
+    def say_where(self, op: Operation) -> None:
+        """The source line of what follows, when it is another than before."""
+        place = self.where(op)
+        if place and place != self.place:
+            self.note(f"{place}, backward" if self.backward else place)
+            self.place = place
+
+    def let(self, op: Operation, expression: str) -> None:
+        """`names = expression` for the results of an op."""
+        left = [self.result(r, op).name if self.is_read(r) else "_" for r in op.results]
+        self.line(f"{', '.join(left)} = {expression}" if left else expression)
+
+    def use(self, what: str) -> None:
+        """Something that the file must import."""
+        if what == "aten":
+            self.program.aten = True
+        else:
+            self.program.imports.add(what)
+
+    # ---- names ----
+
+    def define(self, v: SSAValue, hint: str | None) -> Variable:
+        var = self.variables[v] = Variable(self.names.new(hint), v)
+        return var
+
+    def same(self, v: SSAValue, other: SSAValue) -> None:
+        """`v` is what `other` is, in the same variable."""
+        var = self.variables[other]
+        var.values.append(v)
+        self.variables[v] = var
+
+    def result(self, v: SSAValue, op: Operation) -> Variable:
+        """The variable of a result: that of an operand of its name which dies here, or a new
+        one."""
+        hint = v.name_hint
+        if hint is not None:
+            for x in op.operands:
+                var = self.variables.get(x)
+                if var is None or x.name_hint is None or _base(x.name_hint) != _base(hint):
+                    continue
+                free = not any(isinstance(y, BlockArgument) for y in var.values)
+                if free and all(
+                    self.storages.last.get(y, -1) <= self.storages.at[op] for y in var.values
+                ):
+                    var.values.append(v)
+                    self.variables[v] = var
+                    return var
+        return self.define(v, hint or op.name.rpartition(".")[2])
+
+    def is_read(self, v: SSAValue) -> bool:
+        return v in self.storages.last
+
+    def operand(self, v: SSAValue) -> str:
+        """The variable of a value. A number that no line has made so far is made now."""
+        if v not in self.variables:
+            number = self.number(v)
+            assert number is not None, f"{v} is used before it is defined"
+            self.line(f"{self.define(v, v.name_hint or 'number').name} = {self.full((), v)}")
+        return self.variables[v].name
+
+    def role(self, v: SSAValue) -> str | None:
+        """Whether an argument is an input, a parameter or a state."""
+        if not isinstance(v, BlockArgument) or v.owner is not self.block:
+            return None
+        attrs = train.arg_attrs(self.f)[v.index]
+        return next((r for r in ("parameter", "state") if f"train.{r}" in attrs), "input")
+
+    def may_update(self, v: SSAValue, op: Operation) -> bool:
+        """Whether `op` may write its result into the memory of `v`: a state or the step's own,
+        which nothing reads afterwards."""
+        root = self.storages.root(v)
+        ours = self.storages.is_ours(v) or self.role(root) in ("parameter", "state")
+        return (
+            self.is_step and ours and v in self.variables
+            and self.storages.is_last(v, op) and not self.storages.shared(v, op)
+        )  # fmt: skip
+
+    # ---- numbers ----
+
+    def number(self, v: SSAValue) -> float | int | None:
+        """The value of a scalar that is known now."""
+        from shardir.backend.torch_ops import known_number
+
+        return known_number(v)
+
+    def scalar(self, v: SSAValue) -> str | None:
+        """A known scalar, not a truth value, as a literal that means the same beside a tensor of
+        its type."""
+        number = self.number(v)
+        if number is None or isinstance(number, bool):
+            return None
+        text = number_text(number, self.element(v))
+        return f"({text})" if text.startswith("-") else text
+
+    def full(self, shape: Sequence[str], v: SSAValue) -> str:
+        number = self.number(v)
+        assert number is not None
+        text = number_text(number, self.element(v))
+        return (
+            f"torch.full({tuple_text(list(shape))}, {text}, dtype={self.dtype(v)}, "
+            "device=mesh.device)"
+        )
+
+    # ---- types ----
+
+    def type(self, v: SSAValue) -> TensorType:
+        assert isinstance(v.type, TensorType)
+        return v.type
+
+    def element(self, v: SSAValue) -> str:
+        return str(self.type(v).element_type)
+
+    def dtype(self, v: SSAValue) -> str:
+        element = self.element(v)
+        if element not in DTYPES:
+            owner = v.owner if isinstance(v.owner, Operation) else self.f
+            raise Failure.at(owner, f"the torch backend has no element type {element}")
+        return DTYPES[element]
+
+    def is_float(self, v: SSAValue) -> bool:
+        return "f" in self.element(v)
+
+    def shape_of(self, v: SSAValue) -> Shape:
+        """The shape in the type: that of the largest shard."""
+        return self.type(v).get_shape()
+
+    def whole(self, v: SSAValue) -> Shape:
+        """The global shape."""
+        return global_shape(self.type(v), self.mesh)
+
+    def axes(self, v: SSAValue, dim: int) -> Axes:
+        """The axes that split a dimension."""
+        layout = layout_of(v)
+        return layout.dims[dim] if layout is not None else ()
+
+    def parts(self, v: SSAValue, dim: int) -> int:
+        """Into how many shards a dimension is split."""
+        return self.mesh.extent(self.axes(v, dim)) if self.mesh is not None else 1
+
+    def is_even(self, v: SSAValue, dim: int) -> bool:
+        return self.whole(v)[dim] % self.parts(v, dim) == 0
+
+    def bounds(self, v: SSAValue, dim: int) -> tuple[int, int]:
+        """The rows of a dimension on the rank that is folded in."""
+        assert self.mesh is not None and self.rank is not None
+        axes = self.axes(v, dim)
+        return shard_bounds(self.whole(v)[dim], self.parts(v, dim), self.mesh.index(self.rank, axes))
+
+    def size(self, v: SSAValue, dim: int) -> str:
+        """The size of a dimension here."""
+        if self.is_even(v, dim):
+            return str(self.shape_of(v)[dim])
+        return self.rows(self.whole(v)[dim], self.axes(v, dim))
+
+    def rows(self, total: int, axes: Axes) -> str:
+        """How many of so many rows split over these axes lie here."""
+        if self.mesh is None or not axes:
+            return str(total)
+        n = self.mesh.extent(axes)
+        if total % n == 0:
+            return str(total // n)
+        if self.rank is not None:
+            start, stop = shard_bounds(total, n, self.mesh.index(self.rank, axes))
+            return str(stop - start)
+        self.use("ops_runtime as ops")
+        return f"ops.size(mesh, {total}, {axes_text(axes)})"
+
+    def sizes(self, v: SSAValue) -> list[str]:
+        return [self.size(v, d) for d in range(len(self.shape_of(v)))]
+
+    def start(self, v: SSAValue, dim: int) -> str:
+        """The global index of the first row along a dimension here."""
+        if self.parts(v, dim) == 1:
+            return "0"
+        if self.rank is not None:
+            return str(self.bounds(v, dim)[0])
+        axes = axes_text(self.axes(v, dim))
+        if self.is_even(v, dim):
+            return f"mesh.index({axes}) * {self.shape_of(v)[dim]}"
+        self.use("ops_runtime as ops")
+        return f"ops.start(mesh, {self.whole(v)[dim]}, {axes})"
+
+    # ---- words for people ----
+
+    def where(self, op: Operation) -> str:
+        """File and line of an op."""
+        place = file_place(op.location)
+        return f"{PurePath(place[0]).name}:{place[1]}" if place else ""
+
+    def called(self, v: SSAValue) -> str:
+        """A value and what made it: nn.matmul %logits at digits.ir:15."""
+        if isinstance(v, BlockArgument):
+            return f"the argument %{v.name_hint or f'arg{v.index}'}"
+        assert isinstance(v.owner, Operation)
+        name = f" %{v.name_hint}" if v.name_hint else ""
+        place = self.where(v.owner)
+        return f"{v.owner.name}{name}{f' at {place}' if place else ''}"
+
+    def describe(self, v: SSAValue) -> str:
+        """The type of an argument: f32 [4, 8] of [8, 8], split {dp}, {}."""
+        shape, layout = list(self.shape_of(v)), layout_of(v)
+        text = f"{self.element(v)} {shape}"
+        if layout is None or not layout.used:
+            return text
+        return f"{text} of {list(self.whole(v))}, {layout_text(layout)}"
+
+    def bytes_of(self, v: SSAValue) -> int:
+        element = self.type(v).element_type
+        bits = 8 if self.element(v) == "i1" else int(re.sub(r"\D", "", str(element)) or 32)
+        return int(np.prod(self.shape_of(v), dtype=np.int64)) * bits // 8
+
+
+def layout_text(layout: Layout) -> str:
+    """[{dp}, {tp}], partial sum {x}"""
+    return str(layout).partition(", ")[2]
+
+
+def _base(hint: str) -> str:
+    return re.sub(r"_\d+$", "", hint)
+
+
+def result_attributes(f: FuncOp) -> list[dict[str, Attribute]]:
+    """The attributes of each result."""
+    n = len(f.function_type.outputs)
+    if f.res_attrs is None:
+        return [{} for _ in range(n)]
+    return [dict(d.data) for d in f.res_attrs]
+
+
+def is_unsplit(v: SSAValue) -> bool:
+    return isinstance(v.type, TensorType) and isinstance(v.type.encoding, NoneAttr)
+
+
+def number_text(number: float | int, element: str) -> str:
+    """A number as a literal of Python, rounded as a tensor of the element type holds it."""
+    if isinstance(number, bool) or element == "i1":
+        return str(bool(number))
+    if element.startswith("i"):
+        return str(int(number))
+    if np.isnan(number) or np.isinf(number):
+        return f'float("{float(number)}")'
+    if element == "f32":
+        with np.errstate(over="ignore"):
+            single = np.float32(number)
+        return f'float("{single}")' if np.isinf(single) else str(single)
+    return repr(round_to(float(number), element))
+
+
+def round_to(number: float, element: str) -> float:
+    """The number as the element type holds it."""
+    with np.errstate(over="ignore"):
+        if element == "f16":
+            return float(np.float16(number))
+        if element == "f32":
+            return float(np.float32(number))
+        if element == "bf16" and np.isfinite(number):
+            bits = int(np.float32(number).view(np.uint32))
+            bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+            return float(np.uint32(bits).view(np.float32))
+    return number

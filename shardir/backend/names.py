@@ -1,0 +1,110 @@
+"""What from the input may stand in program text, and in which form.
+
+Nothing of the input becomes code: names are rebuilt from ASCII letters, digits and underscores,
+strings are literals, comments stay on one line and keep to printable characters.
+"""
+
+import builtins
+import json
+import keyword
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from itertools import count
+
+WIDTH = 100
+MAX_NAME = 60
+MAX_COMMENT = 600
+
+RESERVED = frozenset(
+    [*keyword.kwlist, *keyword.softkwlist, *dir(builtins)]
+    + ["torch", "rt", "ops", "aten", "F", "mesh", "NUMBERS"]
+)
+"""What no value or function of a program is called: what its text uses, and Python's own names."""
+
+
+def identifier(text: str | None, default: str) -> str:
+    """The text as an ASCII name of Python, as like it as that can be."""
+    name = re.sub(r"[^0-9A-Za-z]+", "_", text or "").strip("_")[:MAX_NAME]
+    if not name:
+        name = default
+    return f"v{name}" if name[0].isdigit() else name
+
+
+class Names:
+    """Gives out names, each once."""
+
+    def __init__(self, taken: Iterable[str] = ()):
+        self._taken = {*RESERVED, *taken}
+
+    def new(self, text: str | None, default: str = "v") -> str:
+        """A name that is free: the wanted one, or with a number behind it."""
+        wanted = identifier(text, default)
+        if wanted in self._taken:
+            wanted = next(n for i in count(1) if (n := f"{wanted}_{i}") not in self._taken)
+        self._taken.add(wanted)
+        return wanted
+
+
+def literal(text: str) -> str:
+    """A string as a literal in double quotes; pure ASCII."""
+    # json's escapes are Python's, but for pairs of surrogates, which Python would not join.
+    return json.dumps(text) if text.isascii() else ascii(text)
+
+
+def printable(text: str) -> str:
+    """The text on one line: everything that a printer would not show is escaped."""
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
+    return shown if len(shown) <= MAX_COMMENT else shown[: MAX_COMMENT - 3] + "..."
+
+
+def comment(text: str, indent: int = 0) -> list[str]:
+    """The lines of a comment."""
+    space = " " * indent
+    return textwrap.wrap(
+        printable(text), WIDTH, initial_indent=f"{space}# ", subsequent_indent=f"{space}#   ",
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def docstring(*paragraphs: str) -> str:
+    """A module's docstring with these paragraphs."""
+    text = "\n\n".join(textwrap.fill(printable(p), WIDTH - 3) for p in paragraphs)
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"""{escaped}\n"""'
+
+
+def joined(head: str, items: Sequence[str], tail: str, indent: int) -> list[str]:
+    """`head` + items with commas + `tail`, in as many lines as it takes. The head ends with an
+    opening bracket, or the tail is empty and the whole is a statement on one line."""
+    space = " " * indent
+    line = f"{space}{head}{', '.join(items)}{tail}"
+    if len(line) <= WIDTH or not tail:
+        return [line]
+    body = textwrap.wrap(
+        ", ".join(items) + ",", WIDTH, initial_indent=f"{space}    ",
+        subsequent_indent=f"{space}    ", break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return [f"{space}{head}", *body, f"{space}{tail}"]
+
+
+def axes_text(axes: Iterable[object]) -> str:
+    """A tuple of axes as the runtime takes it: names and (name, pre, size)."""
+    items = []
+    for name, pre, size in axes:  # type: ignore[misc]
+        items.append(f"({literal(name)}, {pre}, {size})" if size else literal(name))
+    return tuple_text(items)
+
+
+def tuple_text(items: Sequence[str]) -> str:
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def size_text(number: int) -> str:
+    """Bytes, for people."""
+    for unit, above in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if number >= above:
+            return f"{number / above:.1f} {unit}"
+    return f"{number} B"

@@ -1,0 +1,175 @@
+# ruff: noqa: PLR0917
+"""Tensor ops of an emitted program that torch has no single call for, or that depend on where a
+shard lies. Copied beside every program; needs only torch.
+
+`start` is the global index of the first row that this rank holds along the dimension in question,
+`total` the number of rows of all ranks.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def size(mesh: Any, total: int, axes: tuple) -> int:
+    """How many of `total` rows this rank holds where these axes split them."""
+    start, stop = mesh.bounds(total, axes)
+    return stop - start
+
+
+def start(mesh: Any, total: int, axes: tuple) -> int:
+    """The first of `total` rows that this rank holds where these axes split them."""
+    return mesh.bounds(total, axes)[0]
+
+
+# ---- by index --------------------------------------------------------------------------------
+
+
+def in_range(ids: Tensor, total: int) -> Tensor:
+    """The indices as int64; an error where one is not in 0 .. total - 1."""
+    if ids.numel() == 0:
+        return ids.long()
+    if ids.device.type == "cuda":  # the error comes later, but the host need not wait
+        inside = ((ids >= 0) & (ids < total)).all()
+        torch._assert_async(inside, f"an index is out of range: there are {total} rows")
+    else:
+        low, high = (int(x) for x in torch.aminmax(ids))
+        if low < 0 or high >= total:
+            bad = low if low < 0 else high
+            raise IndexError(f"index {bad} is out of range: there are {total} rows")
+    return ids.long()
+
+
+def local_ids(ids: Tensor, start: int, rows: int, total: int) -> tuple[Tensor, Tensor | None]:
+    """Indices into this rank's rows, and where they lie there (None: everywhere); 0 elsewhere."""
+    ids = in_range(ids, total)
+    if rows == total:
+        return ids, None
+    here = ids - start
+    inside = (here >= 0) & (here < rows)
+    return here.where(inside, 0), inside
+
+
+def take(table: Tensor, ids: Tensor, axis: int, start: int, total: int) -> Tensor:
+    """Rows of the table, along `axis`, at the indices; zeros where another rank holds them."""
+    rows = table.shape[axis]
+    here, inside = local_ids(ids, start, rows, total)
+    shape = [*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :]]
+    if rows == 0:
+        return table.new_zeros(shape)
+    out = table.index_select(axis, here.flatten()).view(shape)
+    if inside is None:
+        return out
+    mask = inside.view([*ids.shape, *[1] * (table.ndim - axis - 1)])
+    return out.mul_(mask) if not out.is_floating_point() else out.where(mask, 0.0)
+
+
+def take_grad(
+    ids: Tensor, dy: Tensor, shape: Sequence[int], axis: int, start: int, total: int
+) -> Tensor:
+    """Zeros of the table's shape, to which the rows of dy are added at their indices."""
+    out = dy.new_zeros(tuple(shape))
+    here, inside = local_ids(ids, start, out.shape[axis], total)
+    if out.shape[axis] == 0:
+        return out
+    rows = dy.reshape([*dy.shape[:axis], ids.numel(), *out.shape[axis + 1 :]])
+    here = here.flatten()
+    if inside is not None:
+        mine = inside.flatten().nonzero().flatten()
+        here, rows = here[mine], rows.index_select(axis, mine)
+    return out.index_add_(axis, here, rows)
+
+
+def pick(x: Tensor, ids: Tensor, start: int, total: int) -> Tensor:
+    """x[..., ids[...]]; zeros where another rank holds them."""
+    here, inside = local_ids(ids, start, x.shape[-1], total)
+    if x.shape[-1] == 0:
+        return x.new_zeros(ids.shape)
+    out = x.gather(-1, here.unsqueeze(-1)).squeeze(-1)
+    return out if inside is None else out.where(inside, torch.zeros_like(out))
+
+
+def pick_grad(ids: Tensor, dy: Tensor, rows: int, start: int, total: int) -> Tensor:
+    """Zeros with one more dimension of `rows`, where dy stands at the index along it."""
+    here, inside = local_ids(ids, start, rows, total)
+    out = dy.new_zeros([*ids.shape, rows])
+    if rows == 0:
+        return out
+    value = dy if inside is None else dy.where(inside, torch.zeros_like(dy))
+    return out.scatter_(-1, here.unsqueeze(-1), value.unsqueeze(-1))
+
+
+# ---- rows ------------------------------------------------------------------------------------
+
+
+def cross_entropy_grad(logits: Tensor, labels: Tensor, dy: Tensor) -> Tensor:
+    """(softmax(logits) - one_hot(labels)) dy"""
+    out = logits.softmax(-1)
+    at = labels.long().unsqueeze(-1)  # scatter_add_ itself checks them
+    out.scatter_add_(-1, at, out.new_full((), -1.0).expand(at.shape))
+    return out.mul_(dy.unsqueeze(-1))
+
+
+def layer_norm_grad(
+    x: Tensor, weight: Tensor, dy: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The cotangents of x, weight and bias. The forward kernel is the fastest way to the
+    statistics."""
+    shape = weight.shape
+    _, mean, rstd = aten.native_layer_norm(x, shape, weight, None, eps)
+    return aten.native_layer_norm_backward(
+        dy.contiguous(), x, shape, mean, rstd, weight, weight, [True, True, True]
+    )
+
+
+def greatest(x: Tensor, dims: Sequence[int], keep: bool = False) -> Tensor:
+    """The greatest over dims, of which this rank may hold nothing."""
+    return _extreme(x, dims, keep, torch.amax, least=True)
+
+
+def least(x: Tensor, dims: Sequence[int], keep: bool = False) -> Tensor:
+    """The least over dims, of which this rank may hold nothing."""
+    return _extreme(x, dims, keep, torch.amin, least=False)
+
+
+def _extreme(x: Tensor, dims: Sequence[int], keep: bool, take: Any, least: bool) -> Tensor:
+    if all(x.shape[d] for d in dims):
+        return take(x, tuple(dims), keepdim=keep)
+    if x.is_floating_point():
+        end = float("-inf" if least else "inf")
+    elif x.dtype == torch.bool:
+        end = not least
+    else:
+        end = torch.iinfo(x.dtype).min if least else torch.iinfo(x.dtype).max
+    shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keep or d not in dims]
+    return x.new_full(shape, end)
+
+
+# ---- other -----------------------------------------------------------------------------------
+
+
+def contribute(mesh: Any, x: Tensor, axes: tuple) -> Tensor:
+    """x on the first rank of each group, zeros on the others: a sum over the group is x."""
+    return x if mesh.index(axes) == 0 else torch.zeros_like(x)
+
+
+_constants: dict[tuple, Tensor] = {}
+
+
+def constant(
+    mesh: Any, numbers: tuple, shape: Sequence[int], dtype: torch.dtype,
+    part: Sequence[tuple[int, int]] | None = None,
+) -> Tensor:  # fmt: skip
+    """The numbers (row-major, a tuple of the program's) as a tensor, made once; only `part`,
+    [start, stop) of each dimension, where this rank holds no more."""
+    key = (id(numbers), mesh.device, None if part is None else tuple(part))
+    if key not in _constants:
+        whole = torch.tensor(numbers, dtype=dtype).view(tuple(shape))
+        for dim, (begin, end) in enumerate(part or ()):
+            whole = whole.narrow(dim, begin, end - begin)
+        _constants[key] = whole.contiguous().to(mesh.device)
+    return _constants[key]

@@ -1,0 +1,114 @@
+"""When values die, and which of them share memory: what decides on `del`, in-place updates, and
+collectives that may write into their operand.
+
+A storage is a piece of memory with all values that are views of it, or of parts of it. Two values
+that may share memory count as sharing it.
+"""
+
+from collections.abc import Iterator
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.dialects import dist, nn
+from shardir.dialects.nn.base import TensorOp
+
+VIEWS: tuple[type[Operation], ...] = (
+    nn.ReshapeOp,
+    nn.TransposeOp,
+    nn.BroadcastOp,
+    nn.StopGradientOp,
+    dist.SliceOp,
+    dist.ContributeOp,
+    dist.BroadcastOp,
+    dist.PermuteOp,
+)
+"""Ops whose result may be their operand, or a view of it."""
+
+
+def live_ops(ops: list[Operation]) -> list[Operation]:
+    """The ops whose results somebody needs; sends, receives and collectives always are."""
+    needed: set[SSAValue] = set()
+    kept = []
+    for op in reversed(ops):
+        if isinstance(op, TensorOp) and not any(r in needed for r in op.results):
+            continue
+        kept.append(op)
+        needed.update(op.operands)
+    return kept[::-1]
+
+
+class Storages:
+    """The storages of one function, by the index of its (live) ops."""
+
+    def __init__(self, ops: list[Operation], mesh: Mesh | None):
+        self.at = {op: i for i, op in enumerate(ops)}
+        self._mesh = mesh
+        self._root: dict[SSAValue, SSAValue] = {}
+        self._members: dict[SSAValue, list[SSAValue]] = {}
+        self._last: dict[SSAValue, int] = {}
+        self._pinned: set[SSAValue] = set()
+        self.last: dict[SSAValue, int] = {}
+        for i, op in enumerate(ops):
+            for v in op.operands:
+                self.last[v] = i
+            for result, operand in self._views(op):
+                self._add(result, self.root(operand))
+        for v, i in self.last.items():
+            root = self.root(v)
+            self._last[root] = max(i, self._last.get(root, -1))
+
+    def _views(self, op: Operation) -> Iterator[tuple[SSAValue, SSAValue]]:
+        if isinstance(op, VIEWS) or self._moves_nothing(op):
+            yield from zip(op.results, op.operands, strict=True)
+
+    def _moves_nothing(self, op: Operation) -> bool:
+        match op:
+            case dist.Collective():
+                return self._mesh is None or self._mesh.extent(op.axes.data) == 1
+            case nn.ConvertOp():
+                return _element(op.x) == _element(op.out)
+            case nn.ReduceOp():
+                return not op.dims.data
+            case _:
+                return False
+
+    def root(self, v: SSAValue) -> SSAValue:
+        """The value that stands for a value's storage."""
+        return self._root.get(v, v)
+
+    def _add(self, v: SSAValue, root: SSAValue) -> None:
+        self._root[v] = root
+        self._members.setdefault(root, []).append(v)
+
+    def join(self, v: SSAValue, operand: SSAValue) -> None:
+        """`v` was made in the memory of `operand`: no op before this one needs to know."""
+        mine, other = self.root(v), self.root(operand)
+        if mine is other:
+            return
+        for value in (mine, *self._members.pop(mine, [])):
+            self._add(value, other)
+        self._last[other] = max(self._last.get(other, -1), self._last.pop(mine, -1))
+
+    def pin(self, v: SSAValue) -> None:
+        """The memory of `v` outlives the function's call: nobody writes into it."""
+        self._pinned.add(self.root(v))
+
+    def is_last(self, v: SSAValue, op: Operation) -> bool:
+        """Whether nothing reads the memory of `v` after `op`."""
+        return self._last.get(self.root(v), -1) <= self.at[op]
+
+    def is_ours(self, v: SSAValue) -> bool:
+        """Whether the memory of `v` was made by the function."""
+        root = self.root(v)
+        return not isinstance(root, BlockArgument) and root not in self._pinned
+
+    def shared(self, v: SSAValue, op: Operation) -> bool:
+        """Whether another operand of `op` lies in the memory of `v`."""
+        return sum(self.root(x) is self.root(v) for x in op.operands) > 1
+
+
+def _element(v: SSAValue) -> object:
+    assert isinstance(v.type, TensorType)
+    return v.type.element_type
