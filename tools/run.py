@@ -7,6 +7,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from shardir.algebra.errors import ShardirError
 from shardir.backend.launch import LaunchError, Options, read_plan, run
 from shardir.backend.report import Progress, run_and_check, summary
 
@@ -58,9 +59,13 @@ def _compiled(path: Path, pipeline: str, directory: Path) -> Path:
     """Compiles an .ir file into the directory."""
     if not path.is_file():
         raise LaunchError(f"{path}: no such file")
+
     from shardir.api import compile_file
 
-    compile_file(path, pipeline).save(directory)
+    try:
+        compile_file(path, pipeline).save(directory)
+    except ShardirError as error:
+        raise LaunchError(str(error)) from None
     return directory
 
 

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardir.backend.runtime_plan import Plan, PlanError, load_plan
+from shardir.backend.runtime_plan import START_SECONDS, Plan, PlanError, load_plan
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 0.5  # for the other ranks' messages after the first failure
 TERM_SECONDS = 2.0  # between asking a rank to end and killing it
-TAIL_LINES = 15
+TAIL_LINES, TAIL_BYTES = 15, 1 << 14
 
 
 class LaunchError(Exception):
@@ -125,8 +125,7 @@ def run(
         if on_event:
             on_event(event)
 
-    with tempfile.TemporaryDirectory(prefix="shard-run-") as logs:
-        Ranks(plan.directory / program, ranks, options, Path(logs)).run(take)
+    Ranks(plan.directory / program, ranks, options).run(take)
     if not report.finished:
         raise RunError(f"{program} ended without a report; it must call rt.main(...)")
     return report
@@ -135,9 +134,10 @@ def run(
 class Ranks:
     """The processes of one run."""
 
-    def __init__(self, program: Path, count: int, options: Options, logs: Path):
-        self.program, self.count, self.options, self.logs = program, count, options, logs
+    def __init__(self, program: Path, count: int, options: Options):
+        self.program, self.count, self.options = program, count, options
         self.processes: list[subprocess.Popen] = []
+        self.logs: list[Any] = []  # what each rank prints: files without a name
         self.errors: dict[int, dict[str, Any]] = {}  # the error event of each rank that sent one
         self._unread = b""
         self._ended = False  # no rank holds the other end of the events' pipe any more
@@ -157,6 +157,8 @@ class Ranks:
                     os.close(events)
                 self.stop()
                 os.close(self._events)
+                for log in self.logs:
+                    log.close()
 
     def _start(self, rank: int, events: int, store: socket.socket) -> None:
         environment = {
@@ -173,21 +175,21 @@ class Ranks:
             "SHARDIR_LAUNCHER": str(os.getpid()),
             "SHARDIR_STORE_FD": str(store.fileno()),
         }
-        with (self.logs / str(rank)).open("wb") as log:
-            self.processes.append(
-                subprocess.Popen(
-                    [self.options.python, str(self.program), *self.options.arguments()],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(events, store.fileno()) if rank == 0 else (events,),
-                    start_new_session=True,
-                )
+        self.logs.append(tempfile.TemporaryFile())  # noqa: SIM115 - run() closes it
+        self.processes.append(
+            subprocess.Popen(
+                [self.options.python, str(self.program), *self.options.arguments()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self.logs[rank],
+                stderr=subprocess.STDOUT,
+                pass_fds=(events, store.fileno()) if rank == 0 else (events,),
+                start_new_session=True,
             )
+        )
 
     def _watch(self, on_event: Callable[[dict[str, Any]], None]) -> None:
-        last_sign = time.monotonic()
+        last_sign = time.monotonic() + START_SECONDS
         while True:
             states = [process.poll() for process in self.processes]
             events = self._read()
@@ -290,7 +292,9 @@ class Ranks:
         return names.get(state, "is alive but does not answer")
 
     def _tail(self, rank: int) -> list[str]:
-        text = (self.logs / str(rank)).read_text(errors="replace")
+        log = self.logs[rank].fileno()
+        size = os.fstat(log).st_size
+        text = os.pread(log, TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
         return [line for line in text.splitlines() if line.strip()][-TAIL_LINES:]
 
     # ---- the end ----

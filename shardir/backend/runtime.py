@@ -1,4 +1,4 @@
-# ruff: noqa: B905, PLR0917
+# ruff: noqa: B905
 """The runtime of an emitted program: the mesh, shards, and collectives on local tensors.
 
 This file is copied beside every emitted program and needs only torch. A program says
@@ -454,6 +454,11 @@ def scatter(mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes) -> Tensor:
     if out.numel():
         dist.scatter(_wire(out), wires, group.ranks[root], group=group.process_group)
     return out.narrow(dim, 0, stop - start)
+
+
+def contribute(mesh: Mesh, x: Tensor, op: str, axes: Axes) -> Tensor:
+    """A contribution, to the reduction over the group, of an x that all its ranks have."""
+    return x if op != "sum" or mesh.index(axes) == 0 else torch.zeros_like(x)
 
 
 def permute(

@@ -32,7 +32,16 @@ import runtime as rt
 import runtime_random
 import torch
 import torch.distributed as dist
-from runtime_plan import Argument, Function, Plan, PlanError, Value, load_plan, npy_header
+from runtime_plan import (
+    START_SECONDS,
+    Argument,
+    Function,
+    Plan,
+    PlanError,
+    Value,
+    load_plan,
+    npy_header,
+)
 from torch import Tensor
 
 DTYPES = {
@@ -145,7 +154,7 @@ def _start(plan: Plan, options: argparse.Namespace) -> rt.Mesh:
         timeout = timedelta(seconds=options.timeout)
         dist.init_process_group(
             options.backend, rank=rank, world_size=plan.size, timeout=timeout,
-            store=_launchers_store(rank, plan.size, timeout),
+            store=_launchers_store(rank, plan.size),
         )  # fmt: skip
     mesh = rt.Mesh(plan.axes, rank, device)
     for axes in plan.groups:
@@ -153,12 +162,14 @@ def _start(plan: Plan, options: argparse.Namespace) -> rt.Mesh:
     return mesh
 
 
-def _launchers_store(rank: int, size: int, timeout: timedelta) -> Any:
-    """Rank 0 serves the store on the socket that the launcher opened, so no port can be taken."""
+def _launchers_store(rank: int, size: int) -> Any:
+    """Where all ranks meet, however late the last one is. Rank 0 serves it on the socket that the
+    launcher opened, so that nobody can have taken the port."""
     socket = os.environ.get("SHARDIR_STORE_FD")
     if socket is None:
         return None  # torchrun: from the environment
     store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    timeout = timedelta(seconds=START_SECONDS)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank == 0:
         return store(host, port, size, True, timeout, master_listen_fd=int(socket))

@@ -31,6 +31,7 @@ from typing import Any
 
 DTYPES = ("f32", "f64", "bf16", "f16", "i64", "i32", "i1")
 NPY_TYPES = ("<f4", "<f8", "<f2", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")
+START_SECONDS = 60.0  # beside the time-out: to import torch and to meet, on a busy machine
 _NUMBER = (int, float)
 # What each kind of initial value must say, and of which type.
 _INITS: dict[str, dict[str, Any]] = {

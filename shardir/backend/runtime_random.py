@@ -1,4 +1,3 @@
-# ruff: noqa: PLR0917
 """Numbers that depend on nothing but a key and their place: the same bits on every mesh.
 
 Element i (row-major, in the whole tensor) of the tensor named by `key` is made from the i-th output

@@ -14,6 +14,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+if sys.argv[1] == "d=3":  # as torch 2.11, which has only the older names
+    for newer in ("all_gather_single", "reduce_scatter_single"):
+        if hasattr(dist, newer):
+            delattr(dist, newer)
+
 from shardir.backend import runtime as rt
 
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int32", "int64", "bool"]
@@ -241,6 +246,12 @@ class Cases:
             check(back, each[last] if self.me == 0 else np.zeros(shape))
         self.mesh.wait()
 
+    def contribute(self):
+        x = tensor(self.whole((3, 2)))
+        for op in REDUCE:
+            parts = rt.contribute(self.mesh, x, op, self.axes)
+            check(rt.all_reduce(self.mesh, parts, op, self.axes), x.numpy())
+
     def gather_global(self):
         for size in [8, 10, 1]:
             whole = self.whole((size, 3))
@@ -257,6 +268,9 @@ NAMES = [
     name for name, value in vars(Cases).items() if not name.startswith("_") and callable(value)
 ]
 NAMES = [name for name in NAMES if name not in ("each", "whole")]
+# On 8 ranks: what depends on how the members of a group lie among all ranks.
+FEWER = [name for name in NAMES if name.endswith("_fused")]
+FEWER += ["group", "slice", "all_to_all", "scatter", "permute", "send_recv", "gather_global"]
 
 
 def main(mesh_text, rank, store):
@@ -278,7 +292,7 @@ def main(mesh_text, rank, store):
             Cases(mesh, mesh_axes, axes).group()
     for axes in choices(mesh_axes):
         cases = Cases(mesh, mesh_axes, axes)
-        for name in NAMES:
+        for name in NAMES if world < 8 else FEWER:
             try:
                 getattr(cases, name)()
             except Exception:  # all failures are wanted, not only the first

@@ -144,8 +144,8 @@ def wait_until_gone(folder, seconds):
         ("kill", 60, "rank 1 was killed by SIGKILL"),
         ("raise", 60, "rank 1 failed: ValueError: no such luck"),
         ("exit", 60, "rank 1 ended with exit code 7"),
-        ("stop", 2, "rank 1 is stopped: the others waited for it for 2 s"),
-        ("hang", 2, "rank 1 is alive but does not answer"),
+        ("stop", 3, "rank 1 is stopped: the others waited for it for 3 s"),
+        ("hang", 3, "rank 1 is alive but does not answer"),
     ],
 )
 def test_a_failing_rank_ends_the_run(tmp_path, monkeypatch, fault, timeout, message):
