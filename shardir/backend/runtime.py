@@ -456,11 +456,6 @@ def scatter(mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes) -> Tensor:
     return out.narrow(dim, 0, stop - start)
 
 
-def contribute(mesh: Mesh, x: Tensor, op: str, axes: Axes) -> Tensor:
-    """A contribution, to the reduction over the group, of an x that all its ranks have."""
-    return x if op != "sum" or mesh.index(axes) == 0 else torch.zeros_like(x)
-
-
 def permute(
     mesh: Mesh, x: Tensor, pairs: Sequence[tuple[int, int]], axes: Axes,
     shape: Sequence[int] | None = None,

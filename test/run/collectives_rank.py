@@ -246,12 +246,6 @@ class Cases:
             check(back, each[last] if self.me == 0 else np.zeros(shape))
         self.mesh.wait()
 
-    def contribute(self):
-        x = tensor(self.whole((3, 2)))
-        for op in REDUCE:
-            parts = rt.contribute(self.mesh, x, op, self.axes)
-            check(rt.all_reduce(self.mesh, parts, op, self.axes), x.numpy())
-
     def gather_global(self):
         for size in [8, 10, 1]:
             whole = self.whole((size, 3))
