@@ -54,7 +54,7 @@ def _product(
     batch, left, right, summed = kinds.batch, kinds.left, kinds.right, kinds.summed
     if not summed or not left or z != batch + left + right:
         return None
-    if not right and (batch or len(left) > 1 and x != left + summed):
+    if not right and (batch or (len(left) > 1 and x != left + summed)):
         return None
     # A matrix on the right serves all leading dimensions of the left: no flattening is needed.
     wide = not batch and len(summed) == 1 and x == left + summed

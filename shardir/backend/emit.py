@@ -18,7 +18,7 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
-from xdsl.dialects.builtin import ModuleOp, NoneAttr, TensorType
+from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
@@ -27,9 +27,9 @@ from shardir.algebra.mesh import Axes, Mesh
 from shardir.backend import names
 from shardir.backend.names import Names, axes_text, comment, docstring, joined, tuple_text
 from shardir.backend.storage import Storages, live_ops
-from shardir.dialects import dist, train
+from shardir.dialects import dist, nn, train
 from shardir.dialects.dist import global_shape, layout_of, meshes_of
-from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.creation import dense_values
 from shardir.syntax.diagnostics import Failure, file_place
 
 DTYPES = {
@@ -42,6 +42,7 @@ DTYPES = {
     "i1": "torch.bool",
 }
 
+Number = float | int | bool
 Entry = Any
 """What makes an op's text: (scope, op) -> an expression, the value that the result is, or None
 when it has written its own lines."""
@@ -208,6 +209,7 @@ class Scope:
         self.storages = Storages(self.ops, self.mesh)
         self.names = Names()
         self.variables: dict[SSAValue, Variable] = {}
+        self.numbers: dict[SSAValue, Number] = {}
         self.lines: list[str] = []
         self.place: str | None = None
         self.backward = False
@@ -233,8 +235,10 @@ class Scope:
         entry = self.program.table.get(type(op))
         if entry is None:
             raise Failure.at(op, f"the torch backend has no text for {op.name}")
-        if isinstance(op, TensorOp) and len(op.results) == 1 and self.number(op.results[0]) is not None:
-            return  # it becomes part of the lines that use it
+        number = fold(op, self.numbers)
+        if number is not None:
+            self.numbers[op.results[0]] = number  # it becomes part of the lines that use it
+            return
         if isinstance(op, train.Update) and self.backward:
             self.head("update")
         if not isinstance(op, dist.Collective | train.BackwardOp):
@@ -372,11 +376,9 @@ class Scope:
 
     # ---- numbers ----
 
-    def number(self, v: SSAValue) -> float | int | None:
+    def number(self, v: SSAValue) -> Number | None:
         """The value of a scalar that is known now."""
-        from shardir.backend.torch_ops import known_number
-
-        return known_number(v)
+        return self.numbers.get(v)
 
     def scalar(self, v: SSAValue) -> str | None:
         """A known scalar, not a truth value, as a literal that means the same beside a tensor of
@@ -439,7 +441,8 @@ class Scope:
         """The rows of a dimension on the rank that is folded in."""
         assert self.mesh is not None and self.rank is not None
         axes = self.axes(v, dim)
-        return shard_bounds(self.whole(v)[dim], self.parts(v, dim), self.mesh.index(self.rank, axes))
+        index = self.mesh.index(self.rank, axes)
+        return shard_bounds(self.whole(v)[dim], self.parts(v, dim), index)
 
     def size(self, v: SSAValue, dim: int) -> str:
         """The size of a dimension here."""
@@ -522,8 +525,31 @@ def result_attributes(f: FuncOp) -> list[dict[str, Attribute]]:
     return [dict(d.data) for d in f.res_attrs]
 
 
-def is_unsplit(v: SSAValue) -> bool:
-    return isinstance(v.type, TensorType) and isinstance(v.type.encoding, NoneAttr)
+FOLDED = (nn.ConstantOp, nn.MulOp, nn.NegOp, nn.ConvertOp, nn.ReshapeOp, nn.StopGradientOp)
+
+
+def fold(op: Operation, known: dict[SSAValue, Number]) -> Number | None:
+    """The value of a scalar that follows from constants, rounded as its type holds it."""
+    if not isinstance(op, FOLDED):
+        return None
+    out = op.results[0].type
+    if not isinstance(out, TensorType) or out.get_shape():
+        return None
+    element = str(out.element_type)
+    if isinstance(op, nn.ConstantOp):
+        number = dense_values(op.value).reshape(-1)[0].item()
+        return round_to(number, element) if isinstance(number, float) else number
+    numbers = [known.get(v) for v in op.operands]
+    if element.startswith("i") or not all(isinstance(n, float) for n in numbers):
+        return None
+    a, *rest = (float(n) for n in numbers if n is not None)
+    match op:
+        case nn.MulOp():
+            return round_to(a * rest[0], element)
+        case nn.NegOp():
+            return -a
+        case _:
+            return round_to(a, element)
 
 
 def number_text(number: float | int, element: str) -> str:

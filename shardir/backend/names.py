@@ -17,8 +17,8 @@ MAX_NAME = 60
 MAX_COMMENT = 600
 
 RESERVED = frozenset(
-    [*keyword.kwlist, *keyword.softkwlist, *dir(builtins)]
-    + ["torch", "rt", "ops", "aten", "F", "mesh", "NUMBERS"]
+    {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
+    | {"torch", "rt", "ops", "aten", "F", "mesh"}
 )
 """What no value or function of a program is called: what its text uses, and Python's own names."""
 

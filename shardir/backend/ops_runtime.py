@@ -1,4 +1,3 @@
-# ruff: noqa: PLR0917
 """Tensor ops of an emitted program that torch has no single call for, or that depend on where a
 shard lies. Copied beside every program; needs only torch.
 
@@ -35,7 +34,7 @@ def in_range(ids: Tensor, total: int) -> Tensor:
         return ids.long()
     if ids.device.type == "cuda":  # the error comes later, but the host need not wait
         inside = ((ids >= 0) & (ids < total)).all()
-        torch._assert_async(inside, f"an index is out of range: there are {total} rows")
+        aten._assert_async.msg(inside, f"an index is out of range: there are {total} rows")
     else:
         low, high = (int(x) for x in torch.aminmax(ids))
         if low < 0 or high >= total:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.backend.emit import (
@@ -41,6 +41,8 @@ class Data:
 
     base: Path | None
     files: dict[str, Array] = field(default_factory=dict)
+    inits: dict[str, InitAttr] = field(default_factory=dict)
+    """How each parameter and state starts: said once, in one of the functions that use it."""
     _names: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, path: Path, array: str) -> str:
@@ -89,7 +91,7 @@ def plan_of(module: ModuleOp, base_dir: Path | None = None) -> tuple[dict[str, A
     """
     mesh, functions = mesh_of(module), public_functions(module)
     called = function_names(functions)
-    data = Data(base_dir)
+    data = Data(base_dir, inits=_inits(functions))
     ops = [op for f in functions for op in f.body.block.ops]
     plan = {
         "version": 1,
@@ -103,6 +105,24 @@ def plan_of(module: ModuleOp, base_dir: Path | None = None) -> tuple[dict[str, A
         },
     }
     return plan, data
+
+
+def _inits(functions: list[FuncOp]) -> dict[str, InitAttr]:
+    found: dict[str, InitAttr] = {}
+    for f in functions:
+        for attrs in arg_attrs(f):
+            key, init = _key(attrs), attrs.get("train.init")
+            if key is None or not isinstance(init, InitAttr):
+                continue
+            if found.setdefault(key, init) != init:
+                message = f"{key!r} starts as [{init.data}] here, as [{found[key].data}] elsewhere"
+                raise Failure.at(f, message)
+    return found
+
+
+def _key(attrs: dict[str, Attribute]) -> str | None:
+    """The name of a parameter or state."""
+    return text_attr(attrs, "train.parameter") or text_attr(attrs, "train.state")
 
 
 def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
@@ -145,14 +165,16 @@ def _value(v: SSAValue, name: str, at: Operation, mesh: Mesh | None) -> dict[str
 
 
 def _argument(
-    f: FuncOp, v: SSAValue, attrs: dict[str, Attribute], kind: str, mesh: Mesh | None, data: Data
-) -> dict[str, Any]:
-    name = v.name_hint or f"arg{list(f.body.block.args).index(v)}"
-    key, role = name, "input"
-    for word in ("parameter", "state"):
-        if (text := text_attr(attrs, f"train.{word}")) is not None:
-            key, role = text, word
-    init = attrs.get("train.input" if role == "input" else "train.init") or attrs.get("train.init")
+    f: FuncOp, v: BlockArgument, attrs: dict[str, Attribute], kind: str, mesh: Mesh | None,
+    data: Data,
+) -> dict[str, Any]:  # fmt: skip
+    name = v.name_hint or f"arg{v.index}"
+    key, role, init = _key(attrs), "parameter", None
+    if key is None:
+        key, role, init = name, "input", attrs.get("train.input", attrs.get("train.init"))
+    else:
+        role = "state" if "train.state" in attrs else role
+        init = data.inits.get(key)
     value = _value(v, name, f, mesh)
     layout = layout_of(v)
     if layout is not None and layout.partial:

@@ -25,6 +25,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.backend import RUNTIME_FILES
 from shardir.backend.emit import mesh_of, program_text
 from shardir.backend.plan import Data, plan_of
+from shardir.syntax.diagnostics import warn
 
 SINGLE_DEVICE = "single-device"
 """The pipeline from the program as written to the program of one device."""
@@ -93,16 +94,23 @@ def single_text(
 ) -> str | None:
     """The program of one device; None where there is none, as of a program written per device."""
     from shardir.passes import PASSES, PIPELINES
+    from shardir.passes.functions import bodies, is_local_body
 
     module = original.clone()
+    if any(is_local_body(block) for _, block in bodies(module)):
+        return None
     try:
         for name in PIPELINES[SINGLE_DEVICE].split(","):
             PASSES[name]()().apply(ctx, module)
         mine, _ = plan_of(module, base_dir)
         text = program_text(module, single=True)
-    except ShardirError:
+    except ShardirError as error:
+        warn(None, f"there is no single.py to compare with: {error}")
         return None
-    return text if _interface(mine) == _interface(plan) else None
+    if _interface(mine) != _interface(plan):
+        warn(None, "there is no single.py to compare with: it would take or give other values")
+        return None
+    return text
 
 
 def _interface(plan: dict[str, Any]) -> dict[str, Any]:

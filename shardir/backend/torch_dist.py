@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.algebra.layout import shard_bounds
 from shardir.algebra.mesh import Axes, Mesh
@@ -51,8 +51,8 @@ def _cause(v: SSAValue) -> SSAValue:
     """The value behind views and other collectives."""
     passing = (nn.ReshapeOp, nn.TransposeOp, nn.BroadcastOp, nn.ConvertOp, nn.StopGradientOp)
     while isinstance(v.owner, (*passing, dist.Collective)):
-        index = list(v.owner.results).index(v)
-        v = v.owner.operands[index]
+        assert isinstance(v, OpResult)
+        v = v.owner.operands[v.index]
     return v
 
 
@@ -75,10 +75,6 @@ def _readers(s: Scope, v: SSAValue) -> Iterator[str]:
             yield s.called(user.results[0])
         else:
             yield user.name
-
-
-def _dim_text(op: Operation, dim: int) -> str:
-    return f"dimension {dim}"
 
 
 # ---- shards that lie within shards ----
@@ -320,8 +316,9 @@ def _ends(s: Scope, op: dist.SendOp | dist.RecvOp) -> str:
 
 def _send(s: Scope, op: dist.SendOp) -> Text:
     number = size_text(s.bytes_of(op.value))
-    s.note(f"send from position {op.source.value.data} to {op.target.value.data} "
-           f"{_over(s, op.axes.data)}, {number}: {s.called(_cause(op.value))} is used there")  # fmt: skip
+    ends = f"from position {op.source.value.data} to {op.target.value.data}"
+    cause = s.called(_cause(op.value))
+    s.note(f"send {ends} {_over(s, op.axes.data)}, {number}: {cause} is used there")
     s.line(f"rt.send(mesh, {s.operand(op.value)}, {_ends(s, op)})")
     s.place = None
     return None
@@ -340,9 +337,12 @@ def groups_of(mesh: Mesh | None, ops: Iterator[Operation]) -> list[Axes]:
     """The axes of all collectives, each once, in the order of the program."""
     found: dict[Axes, None] = {}
     for op in ops:
-        if isinstance(op, dist.Collective | dist.SendOp | dist.RecvOp) and mesh is not None:
-            if not isinstance(op, dist.SliceOp | dist.ContributeOp) and mesh.extent(op.axes.data) > 1:
-                found.setdefault(op.axes.data)
+        if isinstance(op, dist.SliceOp | dist.ContributeOp) or mesh is None:
+            continue
+        if isinstance(op, dist.Collective | dist.SendOp | dist.RecvOp):
+            axes = op.axes.data
+            if mesh.extent(axes) > 1:
+                found.setdefault(axes)
     return list(found)
 
 

@@ -5,50 +5,18 @@ result is already (the same variable), or None when it has written its own lines
 """
 
 from collections.abc import Callable
-from math import prod
+from math import isnan, prod
 
-import numpy as np
-from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.einsum import contraction
-from shardir.backend.emit import Scope, number_text, round_to
-from shardir.backend.names import tuple_text
+from shardir.backend.emit import Scope, number_text
+from shardir.backend.names import axes_text, tuple_text
 from shardir.dialects import nn, train
 from shardir.dialects.nn.base import axis_of, dims_of, float_of
 from shardir.dialects.nn.creation import dense_values
 
 Text = str | SSAValue | None
-
-
-# ---- numbers that are known now ----
-
-
-def known_number(v: SSAValue) -> float | int | bool | None:
-    """The value of a scalar that follows from constants, rounded as its type holds it."""
-    op = v.owner
-    if not isinstance(op, _FOLDED) or not isinstance(v.type, TensorType) or v.type.get_shape():
-        return None
-    element = str(v.type.element_type)
-    if isinstance(op, nn.ConstantOp):
-        number = dense_values(op.value).reshape(-1)[0].item()
-        return number if not isinstance(number, float) else round_to(number, element)
-    if element.startswith("i"):
-        return None
-    numbers = [known_number(x) for x in op.operands]
-    if any(n is None or not isinstance(n, float) for n in numbers):
-        return None
-    a, *rest = (float(n) for n in numbers if n is not None)
-    match op:
-        case nn.MulOp():
-            return round_to(a * rest[0], element)
-        case nn.NegOp():
-            return -a
-        case _:
-            return round_to(a, element)
-
-
-_FOLDED = (nn.ConstantOp, nn.MulOp, nn.NegOp, nn.ConvertOp, nn.ReshapeOp, nn.StopGradientOp)
 
 
 # ---- elementwise ----
@@ -86,7 +54,7 @@ def _div(s: Scope, op: nn.DivOp) -> Text:
 def _max(s: Scope, op: nn.MaxOp) -> Text:
     for x, y in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
         number = s.number(y)
-        if s.scalar(y) is not None and number == number:
+        if s.scalar(y) is not None and not isnan(number or 0):
             return f"{s.operand(x)}.clamp(min={number_text(number or 0, s.element(y))})"
     return f"torch.maximum({s.operand(op.lhs)}, {s.operand(op.rhs)})"
 
@@ -367,8 +335,6 @@ def _part(s: Scope, v: SSAValue) -> str:
         elif s.rank is not None:
             bounds.append(str(s.bounds(v, d)))
         else:
-            from shardir.backend.names import axes_text
-
             bounds.append(f"mesh.bounds({n}, {axes_text(s.axes(v, d))})")
     return tuple_text(bounds)
 

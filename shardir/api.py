@@ -1,0 +1,147 @@
+"""What Python people and embedders use: parse, compile, save, run.
+
+    import shardir
+
+    compiled = shardir.compile_file("mlp.ir")     # or compile(text), or compile(module)
+    print(compiled.text)                          # the IR after all passes
+    print(compiled.program)                       # the Python that every rank runs
+    compiled.save("out")                          # torchrun --nproc-per-node 4 out/program.py
+    report = compiled.run(steps=100)              # or here and now, on local processes
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+from shardir.passes import PASSES, PIPELINES
+from shardir.syntax import diagnostics
+from shardir.syntax.diagnostics import Failure, ParseErrors, Source
+from shardir.syntax.parser import default_parser, no_gc
+from shardir.syntax.parser import parse as _parse
+
+if TYPE_CHECKING:
+    from shardir.backend.launch import Report
+
+PIPELINE = "train"
+
+
+def parse(text: str, name: str = "<input>") -> ModuleOp:
+    """Text -> a verified module. Raises ParseErrors with everything that is wrong."""
+    return _parse(text, name, verify=True)
+
+
+def compile(
+    text_or_module: str | ModuleOp,
+    pipeline: str = PIPELINE,
+    name: str = "<input>",
+    *,
+    base_dir: str | Path | None = None,
+) -> "Compiled":
+    """Runs a pipeline (the names of passes, with options in braces) over a program.
+
+    A module that is given stays as it is. `name` is what errors and comments call the source;
+    `base_dir` is where the paths of data files count from, if not from the folder of `name`.
+
+    Raises:
+        ShardirError: what is wrong with the program or the pipeline, with its place.
+    """
+    from shardir.tools.pipelines import build
+
+    passes = build(pipeline, PASSES, PIPELINES)
+    with no_gc():
+        if isinstance(text_or_module, str):
+            source = Source(text_or_module, name)
+            original = parse(text_or_module, name)
+        else:
+            source, original = Source("", name), text_or_module.clone()
+            diagnostics.verify(original, source)
+        module, context = original.clone(), default_parser().ctx
+
+        def work() -> None:
+            for p in passes:
+                p.apply(context, module)
+            diagnostics.verify(module, source)
+
+        located(source, work)
+    base = Path(base_dir) if base_dir is not None else None
+    return Compiled(module, original, source, base, context)
+
+
+def compile_file(path: str | Path, pipeline: str | None = None) -> "Compiled":
+    """Compiles an .ir file. Raises ShardirError; a file that is not UTF-8 counts as one."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise Failure(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise Failure(f"{path} cannot be read: {error.strerror or error}") from None
+    return compile(text, pipeline or PIPELINE, str(path))
+
+
+def located(source: Source, work: Callable[[], Any]) -> Any:
+    """What a pass or the emitter finds wrong, with its place in the source."""
+    try:
+        return work()
+    except Failure as failure:
+        raise ParseErrors(failure.diagnostics(source)) from None
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A program after its passes, ready to be read, saved and run."""
+
+    module: ModuleOp
+    original: ModuleOp
+    source: Source
+    base_dir: Path | None
+    context: Context
+
+    @property
+    def text(self) -> str:
+        """The IR after all passes."""
+        return str(self.module)
+
+    @property
+    def program(self) -> str:
+        """The Python that every rank runs."""
+        from shardir.backend.emit import program_text
+
+        return located(self.source, lambda: program_text(self.module))
+
+    def save(self, directory: str | Path, *, per_rank: bool = False) -> Path:
+        """Writes a directory that needs only Python and torch; `per_rank`: also one file for
+        each rank, to read."""
+        from shardir.backend.target import TorchTarget
+
+        target = TorchTarget(per_rank=per_rank)
+        located(
+            self.source,
+            lambda: target.emit_directory(
+                self.context, self.module, self.original, directory, self.base_dir
+            ),
+        )
+        return Path(directory)
+
+    def run(self, **options: Any) -> "Report":
+        """Runs it on processes of this machine, one for each rank: steps=, seed=, backend=,
+        timeout=, ... as in shardir.backend.launch.Options."""
+        from shardir.backend.launch import Options, run
+
+        with tempfile.TemporaryDirectory(prefix="shardir-") as folder:
+            return run(self.save(Path(folder) / "program"), Options(**options))
+
+
+def run(program: "str | Path | Compiled", **options: Any) -> "Report":
+    """Runs a directory that was saved, an .ir file, or what compile gave."""
+    from shardir.backend.launch import Options
+    from shardir.backend.launch import run as launch
+
+    if isinstance(program, Compiled):
+        return program.run(**options)
+    path = Path(program)
+    return launch(path, Options(**options)) if path.is_dir() else compile_file(path).run(**options)
