@@ -4,7 +4,7 @@ Both parsers of the IR (ours and xDSL's own) hand the text between `<` and `>` t
 `str` of the value is its text again.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,7 @@ def _lark() -> Lark:
     return Lark(text, parser="lalr", start=STARTS, maybe_placeholders=True)
 
 
+@lru_cache(maxsize=65536)
 def _parse(text: str, start: str, what: str) -> Any:
     try:
         return _Values().transform(_lark().parse(text, start=start))

@@ -1,0 +1,40 @@
+"""Compiling: each pass of the train pipeline, on a transformer of 5,000, 10,000 and 20,000 ops.
+
+CPU seconds of one run each; `ops` counts what the pass left. The growth from one size to the next
+shows whether a pass is linear.
+"""
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+from programs import OPS_PER_LAYER, transformer
+from xdsl.context import Context
+
+from shardir.passes import PASSES, PIPELINES
+from shardir.syntax.parser import parse
+
+SIZES = (5_000, 10_000, 20_000)
+
+
+def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
+    """One record per size and pass, `total` last: input_ops, pass, ops, seconds."""
+    out = []
+    for size in SIZES:
+        module = parse(transformer(layers=-(-size // OPS_PER_LAYER)))
+        before = sum(1 for _ in module.walk())
+        gc.collect()
+        gc.disable()
+        total = 0.0
+        for name in PIPELINES["train"].split(","):
+            start = time.process_time()
+            PASSES[name]()().apply(Context(), module)
+            seconds = time.process_time() - start
+            total += seconds
+            ops = sum(1 for _ in module.walk())
+            out.append({"input_ops": before, "pass": name, "ops": ops, "seconds": seconds})
+        gc.enable()
+        out.append({"input_ops": before, "pass": "total", "ops": ops, "seconds": total})
+        log(f"{before} ops: {total:.2f} s")
+    return out

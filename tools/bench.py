@@ -1,0 +1,87 @@
+"""shard-bench: the project's benchmarks by name; a table for people, records for programs."""
+
+import argparse
+import json
+import sys
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Record = dict[str, Any]
+
+FOLDER = Path(__file__).resolve().parent.parent / "test" / "bench"
+"""Where benchmarks lie: a file each, with a docstring and `records(log)`."""
+
+
+def names() -> dict[str, str]:
+    """The benchmarks and the first line of what each says of itself."""
+    found = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        text = path.read_text()
+        if "\ndef records(" in text:
+            found[path.stem] = text.split('"""')[1].strip().splitlines()[0]
+    return found
+
+
+def load(name: str) -> ModuleType:
+    """A benchmark's module; its folder is on the path, since benchmarks share programs."""
+    spec = util.spec_from_file_location(f"shard_bench_{name}", FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    sys.path.insert(0, str(FOLDER))
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def show(name: str, records: list[Record], console: Console) -> None:
+    """One table: a row per record."""
+    columns = list(dict.fromkeys(key for r in records for key in r))
+    table = Table(title=f"shard-bench {name}")
+    for column in columns:
+        numeric = any(isinstance(r.get(column), int | float) for r in records)
+        table.add_column(column, justify="right" if numeric else "left")
+    for r in records:
+        table.add_row(*(_text(r.get(column)) for column in columns))
+    console.print(table)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.3f}" if isinstance(value, float) else str(value)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit codes: 0 fine, 2 no such benchmark, or a file that can't be written."""
+    known = names()
+    listing = "\n".join(f"  {n:12} {says}" for n, says in known.items())
+    parser = argparse.ArgumentParser(
+        prog="shard-bench",
+        description=__doc__,
+        epilog=f"benchmarks:\n{listing or '  none: they come with the source tree, in test/bench'}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=list(known), help="which benchmark to run")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the records as JSON")
+    options = parser.parse_args(arguments)
+    if options.json is not None and not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
+    progress = Console(stderr=True)
+    try:
+        records = load(options.name).records(lambda line: progress.print(line, style="dim"))
+    except ImportError as e:
+        missing = "pip install 'shardir[torch]'"
+        print(f"error: {options.name} needs {e.name}: {missing}", file=sys.stderr)
+        return 2
+    show(options.name, records, Console(width=None if sys.stdout.isatty() else 120))
+    if options.json is not None:
+        options.json.write_text(json.dumps(records, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
