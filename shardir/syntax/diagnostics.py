@@ -8,6 +8,7 @@
 import re
 import warnings
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,6 +32,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.errors import ShardirError
 
+MISSING = re.compile(r"\bno (?:mesh|function|symbol) @")
 WORD = re.compile(r'"[^"\n]*"|[\w.$]+')
 
 
@@ -227,13 +229,16 @@ class Broken:
 # ---- verification -------------------------------------------------------------------------------
 
 
+Fault = tuple[Operation, str, tuple[str, ...]]
+
+
 def verify_all(
     module: Operation, source: Source | None = None, broken: Broken | None = None
 ) -> list[Diagnostic]:
     """Every fault of a module, each at its op: xDSL's checks, symbols, and dominance."""
     source = source or Source("", "<module>")
     lost = broken or Broken()
-    faults: list[tuple[Operation, str, tuple[str, ...]]] = []
+    faults: list[Fault] = []
 
     def report(op: Operation, message: str, *notes: str) -> None:
         if op not in lost.ops and not any(
@@ -260,8 +265,19 @@ def verify_all(
         except ShardirError as e:
             report(op, str(e))
     check_dominance(module, report)
-    found = [source.at_op(op, message, notes) for op, message, notes in faults]
+    found = [source.at_op(op, message, notes) for op, message, notes in one_for_all(faults)]
     return sorted(found, key=lambda d: (d.line, d.column))
+
+
+def one_for_all(faults: Sequence[Fault]) -> Iterator[Fault]:
+    """A mesh or function that is missing is one fault, however many ops feel it."""
+    felt = Counter(message for _, message, _ in faults if MISSING.search(message))
+    for op, message, notes in faults:
+        n = felt.get(message, 1)
+        if n > 0:
+            yield op, message, (*notes, f"{n - 1} more ops name it") if n > 1 else notes
+        if message in felt:
+            felt[message] = 0
 
 
 def structure_fault(op: Operation, lost: Broken) -> str | None:

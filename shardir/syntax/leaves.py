@@ -325,6 +325,7 @@ class Leaves(Transformer[Any, Any]):
             raise Silent
         if name not in self.alias_at:
             hint = did_you_mean(name, self.alias_at)
+            self.failed.add(name)
             raise LeafError(t.start, t.end, f"{name} is not defined{hint}")
         if name in self.pending:
             raise LeafError(t.start, t.end, f"{name} is defined by itself")

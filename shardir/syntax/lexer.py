@@ -155,10 +155,11 @@ class Machine:
         reductions: dict[Any, tuple[Any, int, str]] = {}
         for number, actions in table.states.items():
             row = rows[number]
-            for name, (action, arg) in actions.items():
+            for symbol, (action, arg) in actions.items():
+                name = str(symbol)  # Lark's own strings compare slowly
                 if action is not Shift:
                     if arg not in reductions:
-                        reductions[arg] = calls[arg], len(arg.expansion), arg.origin.name
+                        reductions[arg] = calls[arg], len(arg.expansion), str(arg.origin.name)
                     row.reduce[name] = reductions[arg]
                 elif name.isupper() or name[0] == "$":
                     row.shift[name] = rows[arg], convert.get(name, Token) if name in kept else None

@@ -107,6 +107,7 @@ class IRParser:
         """The same, of a text whose places the caller wants to name later."""
         builder = self.builder
         builder.begin(source)
+        self.recovery.unopened = 0
         module: ModuleOp | None = None
         with no_gc():
             try:

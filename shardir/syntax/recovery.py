@@ -25,6 +25,7 @@ DEFINED_SYMBOL = re.compile(
 )
 BRACKET = re.compile(r'"(?:[^"\\\n]|\\.)*+"|//[^\n]*|[{}\n]')
 ANY_BRACKET = re.compile(r'->|"(?:[^"\\\n]|\\.)*+"|//[^\n]*|[<>(){}\[\]%]')
+CLOSING = re.compile(rf"}}{BLANK}(?:\n|\Z|//|\)|}}|:|loc\b|\{{|,{BLANK}\{{{BLANK}\n)")
 CLOSES = {"<": ">", "(": ")", "{": "}", "[": "]"}
 NAMES = {
     "SSA_ID": "a value", "BLOCK_ID": "a block name", "STRING": "a string", "SYMBOL": "a symbol",
@@ -41,6 +42,7 @@ class Recovery:
 
     def __init__(self, builder: Builder, machine: Machine):
         self.builder, self.machine = builder, machine
+        self.unopened = 0
 
     def recover(self, stack: list[Row], values: list[Any], e: Unexpected) -> int:
         """Mends the stacks; where to go on."""
@@ -48,6 +50,7 @@ class Recovery:
         unknown: Token | None = values[-1] if "NEVER" in stack[-1].shift else None
         start = scan = e.start
         read_body = False
+        enter_region(stack, values)
         while "op" not in stack[-1].goto:
             if len(stack) == 1:
                 raise Stop
@@ -58,18 +61,23 @@ class Recovery:
             )
             if (t := first_token(value)) is not None:
                 start = min(start, t.start)
+        said = builder.bad or builder.head_lost
         builder.bad = builder.head_lost = False
         builder.arguments = None
         if not read_body:
             scan = start
         following, body = next_statement(text, scan)
-        if unknown is not None:
+        if e.got == "}" and start == e.start and self.unopened:
+            self.unopened -= 1
+        elif said or self.same_line(text, start):
+            pass  # what is left of a statement whose error was said
+        elif unknown is not None:
             builder.unregistered(unknown, unknown.value)
         else:
             self.say(e, text, start, following)
         if not e.got:
             raise Stop
-        self.lose(text, start, body if body >= 0 else following)
+        self.lose(text, start, body + 1 if body >= 0 else following)
         if body < 0:
             return following
         row, _ = stack[-1].shift["RECOVER"]
@@ -77,6 +85,13 @@ class Recovery:
         values.append(None)
         builder.lenient = True
         return body
+
+    def same_line(self, text: str, start: int) -> bool:
+        """Whether `start` stands in the middle of a line in which an error was said before."""
+        errors = self.builder.errors
+        line = text.rfind("\n", 0, start) + 1
+        number = self.builder.source.line_column(start)[0]
+        return bool(errors) and errors[-1].line == number and bool(text[line:start].strip())
 
     def lose(self, text: str, start: int, end: int) -> None:
         """What the lost statement may have defined: uses of it will say nothing."""
@@ -89,6 +104,9 @@ class Recovery:
             builder.poison(ARGUMENT.findall(head))
         if m := DEFINED_SYMBOL.match(head):
             builder.broken.symbols.add(m[1].strip('"'))
+        if "{" not in head[-2:] and head.startswith(("func.func", "builtin.module")):
+            builder.scope.lenient = True  # the `{` is what is missing: its body follows
+            self.unopened += 1
 
     # ---- what is said ----
     def say(self, e: Unexpected, text: str, start: int, following: int) -> None:
@@ -134,6 +152,16 @@ class Recovery:
         return f"'{self.machine.literals.get(kind, kind)}'"
 
 
+def enter_region(stack: list[Row], values: list[Any]) -> None:
+    """Ends the `open` that waits for a token which can follow it: its region is there."""
+    for call, size, origin in stack[-1].reduce.values():
+        if origin == "open" and size == 1:
+            del stack[-1]
+            values.append(call([values.pop()]))
+            stack.append(stack[-1].goto[origin])
+            return
+
+
 def next_statement(text: str, start: int) -> tuple[int, int]:
     """Where the statement after `start` begins; and the `{` of the body that is still to be read
     before it, else -1."""
@@ -151,8 +179,10 @@ def next_statement(text: str, start: int) -> tuple[int, int]:
         elif m[0] == "}":
             if opened:
                 opened.pop()
-            else:
-                return (pos if pos > start else pos + 1), -1
+            elif pos == start:
+                return pos + 1, -1
+            elif CLOSING.match(text, pos):
+                return pos, -1
     return len(text), -1
 
 
