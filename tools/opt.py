@@ -341,6 +341,9 @@ class Driver(xDSLOptMain):
         if path.is_dir():
             raise UsageError(f"{name} is a directory; -o wants a file here")
         try:
+            if path.exists() and not path.is_file():  # a device or a pipe is not to be replaced
+                path.write_text(text)
+                return
             handle, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
             with os.fdopen(handle, "w") as f:
                 f.write(text)
