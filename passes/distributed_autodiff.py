@@ -18,7 +18,8 @@ It works on the plain program and on the laid-out one, before or after insert-re
 3. A redistribution hands the cotangent of its result on as that of its operand, in whatever layout
    it is: an all-gather pairs with a reduce-scatter or a slice, an all-to-all with its reverse, the
    sum that ends a partial value with nothing.
-4. A private function that is differentiated is consumed; a public one stays.
+4. The redistribution of a parameter's gradient has the parameter's `train.fusion` index.
+5. A private function that is differentiated is consumed; a public one stays.
 """
 
 from collections.abc import Sequence
@@ -139,7 +140,7 @@ class _Differentiation:
         self.mark(wrt)
         self.seed()
         self.backward()
-        gradients = {i: self.gradient_of(self.block.args[i]) for i in wrt if i < n}
+        gradients = {i: self.gradient_of(i) for i in wrt if i < n}
         if isinstance(self.request, StepOp):
             results, marks = self.update(gradients)
         else:
@@ -240,8 +241,14 @@ class _Differentiation:
             total.name_hint = f"d_{v.name_hint}"
         return total
 
-    def gradient_of(self, arg: SSAValue) -> SSAValue | None:
-        return self.cotangent(arg)
+    def gradient_of(self, i: int) -> SSAValue | None:
+        """The gradient of argument i, to be communicated with those of its `train.fusion`."""
+        gradient = self.cotangent(self.block.args[i])
+        index = self.attrs[i].get("train.fusion")
+        if gradient is not None and index is not None:
+            if isinstance(gradient.owner, RedistributeOp):
+                gradient.owner.properties["fusion"] = index
+        return gradient
 
     def or_zero(self, i: int, gradient: SSAValue | None) -> SSAValue:
         """The gradient of argument i; zeros where nothing depends on it."""

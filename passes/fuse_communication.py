@@ -20,9 +20,6 @@ from xdsl.passes import ModulePass
 from shardir.dialects import dist
 from shardir.passes.functions import bodies, is_local_body
 
-FUSIBLE = (dist.AllReduceOp, dist.ReduceScatterOp, dist.AllGatherOp)
-
-
 @dataclass(frozen=True)
 class FuseCommunication(ModulePass):
     """Puts collectives of a kind into one flat buffer, by index and by size."""
@@ -58,7 +55,7 @@ def _fuse(block: Block, max_bytes: int) -> None:
     buckets: dict[tuple[object, ...], _Bucket] = {}
     done: list[_Bucket] = []
     for op, i in at.items():
-        if not isinstance(op, FUSIBLE):
+        if not isinstance(op, dist.FUSIBLE):
             continue
         size = sum(local_bytes(v.type) for v in op.values)
         if op.fusion is None and size > max_bytes:

@@ -8,7 +8,8 @@
 1. Every op is computable where its operands lie; otherwise each that is not gets an error.
 2. A local type keeps over which axes the value is split or partial, and the global shape where
    shards are uneven.
-3. Functions without layouts stay as they are.
+3. The collectives of a redistribution have its `fusion` index.
+4. Functions without layouts stay as they are.
 """
 
 from dataclasses import dataclass
@@ -115,6 +116,8 @@ def _plan(op: dist.RedistributeOp, block: Block, mesh: Mesh) -> None:
         layout = target if i == len(steps) - 1 else step.layout
         type = dist.local(t.element_type, shape, layout, mesh)
         new = _collective(step, value, type)
+        if op.fusion is not None and isinstance(new, dist.FUSIBLE):
+            new.properties["fusion"] = op.fusion
         new.location = op.location
         new.results[0].name_hint = op.out.name_hint
         block.insert_op_before(new, op)

@@ -287,13 +287,17 @@ def check_types(op: Operation) -> None:
 
 @irdl_op_definition
 class RedistributeOp(IRDLOperation):
-    """The same value in another layout."""
+    """The same value in another layout. What it needs to communicate travels with all else that
+    has the same `fusion` index."""
 
     name = "dist.redistribute"
     value = operand_def(TensorType)
+    fusion = opt_prop_def(Int.constr(type=i64))
     out = result_def(TensorType)
     traits = traits_def(Pure())
-    assembly_format = "$value attr-dict `:` functional-type(operands, results)"
+    assembly_format = (
+        "$value (`fusion` $fusion^)? attr-dict `:` functional-type(operands, results)"
+    )
 
     def verify_(self) -> None:
         check_types(self)
@@ -666,6 +670,9 @@ COLLECTIVES = (
     AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ContributeOp,
     BroadcastOp, GatherOp, ScatterOp, PermuteOp,
 )  # fmt: skip
+
+FUSIBLE = (AllReduceOp, ReduceScatterOp, AllGatherOp)
+"""The collectives that have a `fusion` index."""
 
 Dist = Dialect(
     "dist",

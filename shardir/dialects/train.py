@@ -5,6 +5,9 @@
         -> tensor<f32> { ... }
     train.step @step of @loss <momentum, lr = 0.1, momentum = 0.9>
 
+A parameter may say `train.fusion = 2 : i64`: its gradient is communicated in one buffer with those
+of the other parameters of that index.
+
 `distributed-autodiff` turns a `train.step` into a function from inputs, parameters and states to
 the loss and the updated parameters and states.
 """
@@ -16,11 +19,13 @@ import numpy as np
 from xdsl.dialects.builtin import (
     DictionaryAttr,
     FloatAttr,
+    IntegerAttr,
     StringAttr,
     SymbolNameConstraint,
     SymbolRefAttr,
     TensorType,
     f64,
+    i64,
 )
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Dialect
@@ -162,6 +167,13 @@ class StepOp(_OfFunction):
                 f"[G3] @{f.sym_name.data} has no parameter; mark arguments with "
                 '{train.parameter = "name", train.init = #train.init<...>}'
             )
+        for i, attrs in enumerate(arg_attrs(f)):
+            index = attrs.get("train.fusion")
+            if index is not None and not (isinstance(index, IntegerAttr) and index.type == i64):
+                raise VerifyException(
+                    f"[G5] train.fusion of argument {i} of @{f.sym_name.data} is an index "
+                    f"such as 2 : i64, not {index}"
+                )
 
 
 @irdl_op_definition
