@@ -326,6 +326,22 @@ def _constant(s: Scope, op: nn.ConstantOp) -> Text:
     return f"ops.constant({given}, {_part(s, op.out)})"
 
 
+def _iota(s: Scope, op: nn.IotaOp) -> Text:
+    """Counted in one dimension; the others only repeat it."""
+    sizes = s.sizes(op.out)
+    dim = axis_of(op.properties, "dim", len(sizes))
+    start = s.start(op.out, dim)
+    stop = sizes[dim] if start == "0" else f"{start} + {sizes[dim]}"
+    given = stop if start == "0" else f"{start}, {stop}"
+    text = f"torch.arange({given}, dtype={s.dtype(op.out)}, device=mesh.device)"
+    if len(sizes) == 1:
+        return text
+    column = ["1"] * len(sizes)
+    column[dim] = sizes[dim]
+    s.storages.pin(op.out)
+    return f"{text}.view({tuple_text(column)}).expand({tuple_text(sizes)})"
+
+
 def _part(s: Scope, v: SSAValue) -> str:
     """The rows [start, stop) of each dimension of a constant that this rank holds."""
     bounds = []
@@ -427,6 +443,7 @@ TORCH: dict[type[Operation], Callable[..., Text]] = {
     nn.LayerNormOp: _layer_norm,
     nn.LayerNormGradOp: _layer_norm_grad,
     nn.ConstantOp: _constant,
+    nn.IotaOp: _iota,
     train.BackwardOp: _backward,
     train.SgdOp: _sgd,
     train.MomentumOp: _momentum,

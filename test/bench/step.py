@@ -1,0 +1,89 @@
+"""A training step of a 2-layer transformer on 4 ranks: emitted, hand-written, and DTensor.
+
+One process group, all variants in the same four processes, in turns of a few steps each, so that
+the ratios hold while the machine's speed drifts. Every variant starts from the same parameters and
+batch, and every loss must agree with the single-device one.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from programs import transformer
+
+from shardir.api import compile
+
+RANKS = 4
+MESHES = {"2x2": (2, 2), "1x4": (1, 4), "4x1": (4, 1)}
+TIMEOUT = 600
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def measure(mesh: str, hidden: int) -> list[dict[str, Any]]:
+    """The records of all variants on one mesh."""
+    text = transformer(layers=2, hidden=hidden, mesh=MESHES[mesh])
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "program"
+        compile(text, name="transformer.ir").save(program)
+        out = Path(folder) / "records.json"
+        environment = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": str(RANKS),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        worker = Path(__file__).parent / "step_rank.py"
+        dp, tp = MESHES[mesh]
+        command = [sys.executable, str(worker), str(program), str(out), str(dp), str(tp)]
+        ranks = [
+            subprocess.Popen([*command, str(hidden)], env={**environment, "RANK": str(r)})
+            for r in range(RANKS)
+        ]
+        try:
+            codes = [p.wait(TIMEOUT) for p in ranks]
+        finally:
+            for p in ranks:
+                p.kill()
+        if any(codes):
+            raise SystemExit(f"error: step: ranks ended with {codes}")
+        found = json.loads(out.read_text())
+    hand = statistics.median(found["hand"]["ms"])
+    return [
+        {
+            "mesh": mesh,
+            "hidden": hidden,
+            "variant": name,
+            "median_ms": statistics.median(v["ms"]),
+            "ratio_to_hand": statistics.median(v["ms"]) / hand,
+            "collectives": v["collectives"],
+            "bytes": v["bytes"],
+            "loss_error": v["loss_error"],
+        }
+        for name, v in found.items()
+    ]
+
+
+def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
+    """One record per mesh, size and variant: variant, median_ms, ratio_to_hand, collectives, bytes
+    (of each collective's larger side on one rank), loss_error (relative, against one device)."""
+    out = []
+    for mesh, hidden in (("2x2", 256), ("2x2", 512), ("1x4", 256), ("4x1", 256)):
+        out += measure(mesh, hidden)
+        ratios = ", ".join(f"{r['variant']} {r['ratio_to_hand']:.2f}" for r in out[-3:])
+        log(f"{mesh}, hidden {hidden}: {ratios}")
+    return out
