@@ -26,6 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except ShardirError as error:  # of the compiler, which has put places before its messages
+        text = str(error)
+        print(text if ": error: " in text else f"error: {text}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted; all ranks are ended", file=sys.stderr)
         return 130
@@ -59,13 +63,13 @@ def _compiled(path: Path, pipeline: str, directory: Path) -> Path:
     """Compiles an .ir file into the directory."""
     if not path.is_file():
         raise LaunchError(f"{path}: no such file")
-
     from shardir.api import compile_file
+    from shardir.syntax.diagnostics import collect_warnings
 
-    try:
+    with collect_warnings() as warnings:
         compile_file(path, pipeline).save(directory)
-    except ShardirError as error:
-        raise LaunchError(str(error)) from None
+    for op, message in warnings:
+        print(f"warning: {message}" + (f" ({op.name})" if op else ""), file=sys.stderr)
     return directory
 
 

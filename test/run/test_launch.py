@@ -101,6 +101,27 @@ def test_alone_it_says_how_many_ranks_it_needs(tmp_path):
     assert "Traceback" not in ran.stderr
 
 
+def test_an_ir_file_is_compiled_and_run():
+    examples = Path(__file__).parents[2] / "docs/examples"
+    process = shard_run(examples / "digits.ir", "--check", "--steps", 20, "--timeout", 60)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert "4 ranks on gloo" in out
+    assert out.count(": agree") == 2
+
+
+def test_faults_of_an_ir_file_have_their_places(tmp_path, capsys):
+    path = tmp_path / "bad.ir"
+    path.write_text("func.func @f(%x: tensor<2xf32>) {\n  %y = nn.ex %x : tensor<2xf32>\n}\n")
+    assert tool.main([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"{path}:2:")
+    assert "error:" in error
+    path.write_bytes(b"\xff\xfe")
+    assert tool.main([str(path)]) == 2
+    assert "is not UTF-8" in capsys.readouterr().err
+
+
 def test_a_disagreement_is_an_error(tmp_path):
     """A mesh of one rank needs no launcher; here its `single` has another learning rate."""
     one = json.loads(json.dumps(sample.plan()).replace('["dp", 2], ["tp", 2]', '["dp", 1]'))
