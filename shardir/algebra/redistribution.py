@@ -122,6 +122,11 @@ class _Planner:
         divide the dimension; otherwise only from or to the unsplit dimension."""
         return not coarse or (self.divides(dim, coarse) and self.divides(dim, fine))
 
+    def leads(self, dim: int, axes: Axes) -> bool:
+        """Whether shards over `axes`, a prefix of the target's, can stay on the way there."""
+        want = self.target.dims[dim]
+        return axes == want or self.steps_in(dim, axes, want)
+
     def prefix(self, dim: int) -> int:
         """How many leading axes of a dimension stay: none when the shards would not nest."""
         have, want = self.now.dims[dim], self.target.dims[dim]
@@ -144,7 +149,7 @@ class _Planner:
             axes = want[len(have) :]
             while axes and not (set(axes) <= set(left) and self.steps_in(dim, have, have + axes)):
                 axes = axes[:-1]
-            if axes and (self.divides(dim, have + axes) or have + axes == want):
+            if axes and self.leads(dim, have + axes):
                 left = tuple(a for a in left if a not in axes)
                 kept = tuple(a for a in self.now.partial if a not in axes)
                 layout = self.now.with_dim(dim, have + axes).with_partial(kept, now.reduction)
@@ -167,7 +172,7 @@ class _Planner:
             axes = want[len(have) :]
             while axes and not (self.free(axes) and self.steps_in(dim, have, have + axes)):
                 axes = axes[:-1]
-            if not axes or not (self.divides(dim, have + axes) or have + axes == want):
+            if not axes or not self.leads(dim, have + axes):
                 continue
             self.go("slice", axes, self.now.with_dim(dim, have + axes), dim)
             return True
@@ -188,7 +193,7 @@ class _Planner:
                         and want[len(have) : len(have) + n] == axes
                         and self.steps_in(source, rest, theirs)
                         and self.steps_in(dim, have, have + axes)
-                        and (self.divides(dim, have + axes) or have + axes == want)
+                        and self.leads(dim, have + axes)
                     ):
                         layout = self.now.with_dim(source, rest).with_dim(dim, have + axes)
                         self.go("all_to_all", axes, layout, dim, source)
