@@ -77,6 +77,8 @@ class Builder(Transformer[Any, Any]):
     def report(self, start: int, end: int, message: str, *notes: str) -> None:
         """An error. What is being read goes on, and is dropped when it ends."""
         found = self.source.at(start, end, message, notes)
+        if found in self.errors:
+            return
         self.errors.append(found)
         if len(self.errors) == MAX_ERRORS:
             self.errors.append(
@@ -519,6 +521,8 @@ class Builder(Transformer[Any, Any]):
 
     # ---- the whole ----
     def alias_def(self, c: list[Any]) -> None:
+        if (e := self.leaves.unsaid.pop(c[0].value, None)) is not None:
+            self.report(e.start, e.end, e.message)
         self.bad = False
 
     def module(self, c: list[Any]) -> ModuleOp:

@@ -26,11 +26,13 @@ from xdsl.dialects.builtin import (
     NameLoc,
     StringAttr,
 )
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator, SymbolOpInterface, SymbolTable
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.errors import ShardirError
+from shardir.dialects.dist import check_type
 
 MISSING = re.compile(r"\bno (?:mesh|function|symbol) @")
 WORD = re.compile(r'"[^"\n]*"|[\w.$]+')
@@ -259,6 +261,7 @@ def verify_all(
             continue
         try:
             op.verify_()
+            check_signature(op)
         except VerifyException as e:
             if not str(e).startswith("Redefinition of symbol"):  # said above, at each redefinition
                 report(op, str(e))
@@ -278,6 +281,13 @@ def one_for_all(faults: Sequence[Fault]) -> Iterator[Fault]:
             yield op, message, (*notes, f"{n - 1} more ops name it") if n > 1 else notes
         if message in felt:
             felt[message] = 0
+
+
+def check_signature(op: Operation) -> None:
+    """Layouts of a function's arguments, which perhaps no op uses. Raises VerifyException."""
+    if isinstance(op, FuncOp):
+        for i, t in enumerate(op.function_type.inputs):
+            check_type(op, t, f"argument {i}")
 
 
 def structure_fault(op: Operation, lost: Broken) -> str | None:

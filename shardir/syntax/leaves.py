@@ -152,6 +152,7 @@ class Leaves(Transformer[Any, Any]):
         self.aliases: dict[str, Attribute] = {}
         self.pending: set[str] = set()
         self.failed: set[str] = set()
+        self.unsaid: dict[str, LeafError] = {}
         self.twice: list[tuple[int, int, str]] = []
         self.used_alias = False
         if "=" in text and ("#" in text or "!" in text):
@@ -336,8 +337,9 @@ class Leaves(Transformer[Any, Any]):
         self.pending.add(name)
         try:
             return self.define_alias(name, m[0], m.start(), m.end())
-        except LeafError:
-            raise Silent from None  # the definition itself is reported where it stands
+        except LeafError as e:
+            self.unsaid[name] = e  # it is said where the definition stands
+            raise Silent from None
         finally:
             self.pending.discard(name)
 
