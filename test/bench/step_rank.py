@@ -1,6 +1,7 @@
 """One rank of the step benchmark: `step_rank.py PROGRAM OUT DP TP HIDDEN`, as step.py starts it."""
 
 import json
+import logging
 import os
 import sys
 import time
@@ -175,7 +176,8 @@ def dtensor(w: Tensors, x: torch.Tensor, y: torch.Tensor, mesh: Any, plan: Any) 
     def spread(t: torch.Tensor, dims: list[Any]) -> torch.Tensor:
         placements: list[Any] = [Replicate(), Replicate()]
         for d, axes in enumerate(dims):
-            for name, *_ in axes:
+            for axis in axes:
+                name = axis if isinstance(axis, str) else axis[0]
                 placements[("dp", "tp").index(name)] = Shard(d)
         return distribute_tensor(t, mesh, placements, src_data_rank=None)
 
@@ -263,6 +265,7 @@ class Emitted:
 
 def main() -> None:
     program, out, dp, tp, hidden = sys.argv[1:]
+    logging.getLogger("torch").setLevel(logging.ERROR)  # DTensor warns of what it falls back to
     torch.set_num_threads(1)
     if hasattr(os, "SCHED_BATCH"):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
