@@ -100,8 +100,10 @@ def assemble(parts: list[Array], layout: Layout, mesh: Mesh, shape: Shape) -> Ar
 def reduce_parts(parts: list[Array], reduction: str) -> Array:
     """Contributions -> value."""
     match reduction:
+        case "sum" if parts[0].dtype == bool:
+            return np.logical_or.reduce(parts)
         case "sum":
-            return np.asarray(sum(parts[1:], parts[0]) if parts[0].dtype != bool else any(parts))
+            return np.asarray(sum(parts[1:], parts[0]))
         case "mean":
             return np.asarray(sum(parts[1:], parts[0]) / len(parts), dtype=parts[0].dtype)
         case "max":

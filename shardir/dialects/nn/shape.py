@@ -128,13 +128,25 @@ def _refine(
             break
         factors.append((at, cut))
         at = cut
-    for sides, dims, names in ((old, a, ins), (new, b, outs)):
-        low = 1
-        for n, d in zip(sides, dims, strict=True):
-            mine = [f"{name}_{lo}" for lo, hi in factors if low <= lo and hi <= low * n]
-            whole = prod(hi // lo for lo, hi in factors if low <= lo and hi <= low * n) == n
-            names[d] = " ".join(mine) if whole else ""
+
+    def spelled(sides: list[int]) -> list[list[tuple[int, int]]]:
+        """The factors of each dimension; none where they do not make up the whole dimension."""
+        low, out = 1, []
+        for n in sides:
+            mine = [(lo, hi) for lo, hi in factors if low <= lo and hi <= low * n]
+            out.append(mine if prod(hi // lo for lo, hi in mine) == n else [])
             low *= n
+        return out
+
+    while True:
+        found = spelled(old), spelled(new)
+        first, second = ({f for dim in side for f in dim} for side in found)
+        if (shared := first & second) == set(factors):
+            break
+        factors = [f for f in factors if f in shared]
+    for side, dims, names in ((found[0], a, ins), (found[1], b, outs)):
+        for mine, d in zip(side, dims, strict=True):
+            names[d] = " ".join(f"{name}_{lo}" for lo, _ in mine)
     for lo, hi in factors:
         sizes[f"{name}_{lo}"] = hi // lo
 
