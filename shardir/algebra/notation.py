@@ -39,17 +39,23 @@ class _Values(Transformer):
         return tuple(d for d in c if d is not None)
 
     def layout(self, c: list[Any]) -> Layout:
-        mesh, dims, reduction, partial = c
-        if reduction is None:
-            return Layout(str(mesh), dims)
+        mesh, dims, partial = c
+        layout = Layout(str(mesh), dims)
+        return layout if partial is None else layout.with_partial(*partial)
+
+    def partial(self, c: list[Any]) -> tuple[Axes, str]:
+        reduction, axes = c
         if reduction not in REDUCTIONS:
             raise NotationError(
                 f"no reduction {reduction}; there are {', '.join(REDUCTIONS)}", reduction.start_pos
             )
-        return Layout(str(mesh), dims).with_partial(partial, str(reduction))
+        return axes, str(reduction)
 
     def local(self, c: list[Any]) -> LocalLayout:
-        return LocalLayout(c[0], c[1])
+        return LocalLayout(self.layout(c[:3]), c[3])
+
+    def of(self, c: list[Any]) -> tuple[int, ...]:
+        return c[0]
 
     def ints(self, c: list[Any]) -> tuple[int, ...]:
         return tuple(int(n) for n in c if n is not None)
@@ -119,7 +125,7 @@ def _parse(text: str, start: str, what: str) -> Any:
         token = getattr(e, "token", None)
         if token is not None and token.type == "$END":
             at = len(text)
-        got = repr(text[at]) if at < len(text) else "the end"
+        got = repr(text[at]) if at < len(text) else "end"
         raise NotationError(f"unexpected {got} in {what}", at) from None
     except VisitError as e:
         if isinstance(e.orig_exc, NotationError):
