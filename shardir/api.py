@@ -7,6 +7,8 @@
     print(compiled.program)                       # the Python that every rank runs
     compiled.save("out")                          # torchrun --nproc-per-node 4 out/program.py
     report = compiled.run(steps=100)              # or here and now, on local processes
+
+What is wrong with a program is a ShardirError that says where.
 """
 
 import tempfile

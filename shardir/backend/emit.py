@@ -252,7 +252,6 @@ class Scope:
         self.let(op, made)
 
     def finish(self, op: ReturnOp) -> None:
-        self.line("")
         returned: set[SSAValue] = set()
         out = []
         marks = result_attributes(self.f)
@@ -264,6 +263,7 @@ class Scope:
                 text += ".clone()"
             returned.add(root)
             out.append(text)
+        self.line("")
         text = f"return {', '.join(out) or '()'}"
         self.lines += [f"    {text}"] if len(text) < 97 else joined("return (", out, ")", 4)
 
@@ -558,13 +558,10 @@ def number_text(number: float | int, element: str) -> str:
         return str(bool(number))
     if element.startswith("i"):
         return str(int(number))
-    if np.isnan(number) or np.isinf(number):
-        return f'float("{float(number)}")'
-    if element == "f32":
-        with np.errstate(over="ignore"):
-            single = np.float32(number)
-        return f'float("{single}")' if np.isinf(single) else str(single)
-    return repr(round_to(float(number), element))
+    held = round_to(float(number), element)
+    if not np.isfinite(held):
+        return f'float("{held}")'
+    return str(np.float32(held)) if element == "f32" else repr(held)
 
 
 def round_to(number: float, element: str) -> float:

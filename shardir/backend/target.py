@@ -5,6 +5,8 @@
     plan.json        what the functions take and give
     data/*.npy       the arrays that the program is fed with
     runtime*.py ...  copied from this package
+
+It is written beside its place and moved there, so that an error leaves nothing half done.
 """
 
 import json
