@@ -96,7 +96,7 @@ def read_plan(directory: str | Path, nproc: int | None = None) -> Plan:
         raise LaunchError(f"{directory} has no program.py: it is not a compiled program")
     if nproc is not None and nproc != plan.size:
         raise LaunchError(
-            f"--nproc is {nproc}, but {directory} is compiled for {plan.size} ranks"
+            f"--nproc is {nproc}, but the program is compiled for {plan.size} ranks"
             f" ({plan.mesh_text()})"
         )
     return plan

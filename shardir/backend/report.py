@@ -121,7 +121,7 @@ def run_and_check(
     """Runs on all ranks and on one device, and compares losses and results."""
     if plan.single is None:
         raise LaunchError(
-            f"{plan.directory} has no program for one device to check against: it was compiled"
+            "--check: there is no program for one device to check against: this one was compiled"
             " from a program that is already written per rank"
         )
     with tempfile.TemporaryDirectory(prefix="shard-check-") as folder:

@@ -264,7 +264,7 @@ def test_a_bad_plan_is_one_clear_message(tmp_path, capsys, message):
         (["garbled"], "garbled/plan.json cannot be read: "),
         (["list"], "list/plan.json: the whole: an object is expected, not [1]"),
         (["dir", "--nproc", "3"],
-         "--nproc is 3, but dir is compiled for 4 ranks (mesh @m <dp = 2, tp = 2>)"),
+         "--nproc is 3, but the program is compiled for 4 ranks (mesh @m <dp = 2, tp = 2>)"),
         (["npy"], "not an .npy file"),
     ],
 )  # fmt: skip
