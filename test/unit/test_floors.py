@@ -1,0 +1,95 @@
+"""The floors hold: a room imports from lower floors, from itself, and nothing from above.
+
+Every import counts, those within functions and under TYPE_CHECKING too: a lazy import is there to
+be light, not to reach up.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+FLOORS = {
+    "algebra": 1,
+    "dialects": 2,
+    "syntax": 3, "interpret": 3, "cost": 3,
+    "passes": 4,
+    "frontends": 5, "backend": 5,
+    "api": 6, "tools": 6, "universe": 6, "__init__": 6,
+}  # fmt: skip
+"""docs/architecture.md says what is in each."""
+
+TOP = 6
+LIBRARIES = {
+    "algebra": {"lark"},
+    "dialects": {"numpy", "xdsl"},
+    "syntax": {"lark", "xdsl"},
+    "interpret": {"numpy", "xdsl"},
+    "passes": {"xdsl"},
+}
+"""What else the lower rooms may import, beside Python's own library."""
+
+RUNTIME = ("runtime", "runtime_main", "runtime_plan", "runtime_random", "ops_runtime")
+"""The files of the backend that are copied beside a program."""
+
+KNOWN = {"lark", "numpy", "xdsl", "torch", "rich", "jax", "highspy", "sklearn", "safetensors"}
+
+
+def files() -> Iterator[tuple[str, Path]]:
+    """Each file with the name of its room."""
+    for path in sorted((ROOT / "shardir").glob("*.py")):
+        yield path.stem, path
+    for folder in (*sorted((ROOT / "shardir").iterdir()), ROOT / "passes", ROOT / "tools"):
+        if folder.is_dir() and not folder.is_symlink() and folder.name != "__pycache__":
+            for path in sorted(folder.rglob("*.py")):
+                yield folder.name, path
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """The dotted names that a file imports, with their lines."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            if node.module == "shardir":
+                yield from ((node.lineno, f"shardir.{a.name}") for a in node.names)
+            else:
+                yield node.lineno, node.module or ""
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, a.name) for a in node.names)
+
+
+FILES = [pytest.param(room, path, id=str(path.relative_to(ROOT))) for room, path in files()]
+
+
+@pytest.mark.parametrize(("room", "path"), FILES)
+def test_imports_run_downwards(room: str, path: Path) -> None:
+    assert room in FLOORS, f"{room} is on no floor; say in FLOORS which"
+    if path.stem in RUNTIME:
+        return
+    for line, name in imports(path):
+        first, *rest = name.split(".")
+        if first in ("passes", "tools"):
+            pytest.fail(f"{path}:{line}: import shardir.{name}, not {name}: one module, one name")
+        if first == "shardir":
+            other = rest[0] if rest else "__init__"
+            below = FLOORS[other] < FLOORS[room]
+            assert below or other == room or FLOORS[room] == TOP, (
+                f"{path}:{line}: {room} (floor {FLOORS[room]}) imports "
+                f"{name} (floor {FLOORS[other]})"
+            )
+        elif first in KNOWN and room in LIBRARIES:
+            assert first in LIBRARIES[room], f"{path}:{line}: {room} does without {first}"
+
+
+@pytest.mark.parametrize("stem", RUNTIME)
+def test_what_is_copied_beside_programs_needs_torch_only(stem: str) -> None:
+    from shardir.backend import RUNTIME_FILES
+
+    assert f"{stem}.py" in RUNTIME_FILES and len(RUNTIME_FILES) == len(RUNTIME)
+    path = ROOT / "shardir" / "backend" / f"{stem}.py"
+    for line, name in imports(path):
+        first = name.split(".")[0]
+        assert first not in (KNOWN | {"shardir"}) - {"torch"}, f"{path}:{line}: {name}"
