@@ -414,9 +414,11 @@ class Builder(Transformer[Any, Any]):
     def close(self) -> Scope:
         """Ends a scope: what it used and never defined belongs to the next one, or to nobody."""
         scope = self.scope
-        for name, (_, t) in scope.pending.items():
-            if name not in scope.blocks and not scope.lost:
-                self.blame(t, f"{name} is no block of this region")
+        for name, (block, t) in scope.pending.items():
+            if name not in scope.blocks:
+                self.broken.ops |= {u.operation for u in block.uses}
+                if not scope.lost:
+                    self.blame(t, f"{name} is no block of this region")
         if scope.parent is None or scope.isolated:
             for name, (value, use) in scope.forward.items():
                 self.broken.ops |= {u.operation for u in value.uses}

@@ -443,7 +443,7 @@ class Leaves(Transformer[Any, Any]):
         return [builtin.DYNAMIC_INDEX if t.value == "?x" else decimal(t.value[:-1], t) for t in c]
 
     def tuple_type(self, c: list[Any]) -> Attribute:
-        return TupleType(c[0] or [])
+        return TupleType(ArrayAttr(tuple(c[0] or ())))
 
     def types(self, c: list[Any]) -> list[Attribute]:
         return c

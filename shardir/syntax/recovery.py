@@ -24,8 +24,9 @@ DEFINED_SYMBOL = re.compile(
     re.ASCII,
 )
 BRACKET = re.compile(r'"(?:[^"\\\n]|\\.)*+"|//[^\n]*|[{}\n]')
-ANY_BRACKET = re.compile(r'->|"(?:[^"\\\n]|\\.)*+"|//[^\n]*|[<>(){}\[\]%]')
+ANY_BRACKET = re.compile(r'->|"(?:[^"\\\n]|\\.)*+"|//[^\n]*|[<>(){}\[\]%"]')
 CLOSING = re.compile(rf"}}{BLANK}(?:\n|\Z|//|\)|}}|:|loc\b|\{{|,{BLANK}\{{{BLANK}\n)")
+OPENED = re.compile(r"(?:[A-Za-z_#!][\w.$-]*+\s*+(?=<))?[<({\[]", re.ASCII)
 CLOSES = {"<": ">", "(": ")", "{": "}", "[": "]"}
 NAMES = {
     "SSA_ID": "a value", "BLOCK_ID": "a block name", "STRING": "a string", "SYMBOL": "a symbol",
@@ -121,8 +122,8 @@ class Recovery:
             if not text[line : e.start].strip():
                 message += f": {self.expected(e)}"
             report(max(start, last - 1), last, message)
-        elif e.got in CLOSES and unclosed(text, e.start):
-            report(e.start, e.start + 1, f"this '{e.got}' is never closed, or nests too deeply")
+        elif (m := OPENED.match(text, e.start)) and (why := unclosed(text, m.end() - 1)):
+            report(m.end() - 1, m.end(), why)
         elif e.got == '"':
             report(e.start, e.end, "this string is never closed")
         else:
@@ -142,6 +143,8 @@ class Recovery:
         names = {self.human(k) for k in e.expected} - {""}
         if "an operation" in names:
             names -= {"a value", "a string"}
+        if "a type" in names:
+            names -= {"a function type"}
         return "expected " + one_of(names or {"nothing more"})
 
     def human(self, kind: str) -> str:
@@ -191,8 +194,8 @@ def ends_line(text: str, brace: int) -> bool:
     return re.compile(r"\{[^\S\n]*+(?://[^\n]*+)?\n").match(text, brace) is not None
 
 
-def unclosed(text: str, at: int) -> bool:
-    """Whether the bracket at `at` has no partner before the next value."""
+def unclosed(text: str, at: int) -> str:
+    """Why the bracket at `at` has no partner before the next value; empty where it has one."""
     depth, opens = 0, text[at]
     for m in ANY_BRACKET.finditer(text, at):
         if m[0] == opens:
@@ -200,10 +203,14 @@ def unclosed(text: str, at: int) -> bool:
         elif m[0] == CLOSES[opens]:
             depth -= 1
             if depth == 0:
-                return False
+                return ""
+        elif m[0] == '"':
+            return f"a string behind this '{opens}' is never closed"
         elif m[0] == "%":
-            return opens != "("
-    return True
+            if opens == "(":
+                return ""
+            break
+    return f"this '{opens}' is never closed, or nests too deeply"
 
 
 def shown(word: str) -> str:
