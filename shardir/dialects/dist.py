@@ -151,11 +151,16 @@ class MeshOp(IRDLOperation):
 
     @property
     def mesh(self) -> Mesh:
-        return Mesh(self.sym_name.data, self.axes.data)
+        return _mesh(self.sym_name.data, self.axes.data)
 
     def verify_(self) -> None:
         if not self.axes.data:
             raise VerifyException("[M1] a mesh has at least one axis: <dp = 2>")
+
+
+@lru_cache(maxsize=1024)
+def _mesh(name: str, axes: tuple[tuple[str, int], ...]) -> Mesh:
+    return Mesh(name, axes)
 
 
 def module_of(op: Operation) -> Operation:

@@ -106,6 +106,14 @@ class TensorOp(IRDLOperation, ABC):
         return None
 
     def verify_(self) -> None:
+        types = [v.type for v in (*self.operands, *self.results)]
+        names = {l.mesh for t in types if (l := type_layout(t)) is not None}
+        meshes = [find_mesh(self, n) for n in sorted(names)]
+        parts = (type(self), *meshes, None, *types, *self.properties.values())
+        _verified.get_or((*parts, len(self.operands)), self.check)
+
+    def check(self) -> None:
+        """What `verify_` does, once for each signature."""
         check_types(self)
         operands = [plain(v) for v in self.operands]
         results = [plain(v) for v in self.results]
@@ -253,6 +261,7 @@ class BySignature(dict[Any, Any]):
 
 
 _rules = BySignature()
+_verified = BySignature()
 
 
 def rule_of(

@@ -58,8 +58,8 @@ class ConstantOp(TensorOp):
         shape = results[0].get_shape()
         return Factors.of([], [letters(len(shape))], [shape])
 
-    def verify_(self) -> None:
-        super().verify_()
+    def check(self) -> None:
+        super().check()
         from xdsl.utils.exceptions import VerifyException
 
         from shardir.dialects.dist import find_mesh, global_shape, type_layout
