@@ -1,0 +1,173 @@
+"""The tables of the documentation, from the code: `python docs/tables.py nn|dist|train|passes`.
+
+`python test/unit/test_docs.py --regenerate` puts them into the pages.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import product
+
+from xdsl.dialects.builtin import (
+    DenseIntOrFPElementsAttr,
+    FloatAttr,
+    IntegerAttr,
+    StringAttr,
+    SymbolRefAttr,
+    TensorType,
+    UnitAttr,
+    f32,
+    i1,
+    i32,
+)
+from xdsl.ir import Attribute
+from xdsl.irdl import IRDLOperation
+
+from shardir.algebra.errors import ShardirError
+from shardir.dialects import dist, nn, train
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.text import TextAttr
+from shardir.passes import PASSES
+from shardir.syntax.parser import parse
+
+TAIL = re.compile(r"\s*(\(`strategy` \$strategy\^\)\? )?attr-dict.*$")
+
+EXAMPLES = """
+nn.einsum "bik,bkj->bij" %0, %1 : (tensor<8x4x5xf32>, tensor<8x5x6xf32>) -> tensor<8x4x6xf32>
+nn.matmul %0, %1 : (tensor<4x5xf32>, tensor<5x6xf32>) -> tensor<4x6xf32>
+nn.convert %0 : (tensor<4x8xi32>) -> tensor<4x8xf32>
+nn.compare <lt> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xi1>
+nn.select %0, %1, %2 : (tensor<4x8xi1>, tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.reduce <sum> %0 dims <1> : (tensor<4x8xf32>) -> tensor<4xf32>
+nn.reshape %0 : (tensor<4x6xf32>) -> tensor<2x12xf32>
+nn.transpose %0 perm <1, 0> : (tensor<4x8xf32>) -> tensor<8x4xf32>
+nn.broadcast %0 dims <1> : (tensor<8xf32>) -> tensor<4x8xf32>
+nn.gather %0, %1 axis 0 : (tensor<9x4xf32>, tensor<5x3xi32>) -> tensor<5x3x4xf32>
+nn.gather_grad %0, %1 axis 0 : (tensor<5x3xi32>, tensor<5x3x4xf32>) -> tensor<9x4xf32>
+nn.pick %0, %1 : (tensor<4x8xf32>, tensor<4xi32>) -> tensor<4xf32>
+nn.pick_grad %0, %1 : (tensor<4xi32>, tensor<4xf32>) -> tensor<4x8xf32>
+nn.softmax %0 axis 1 : (tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.softmax_grad %0, %1 axis 1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.log_softmax %0 axis 1 : (tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.log_softmax_grad %0, %1 axis 1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.cross_entropy %0, %1 : (tensor<4x8xf32>, tensor<4xi32>) -> tensor<4xf32>
+nn.cross_entropy_grad %0, %1, %2 : (tensor<4x8xf32>, tensor<4xi32>, tensor<4xf32>) -> tensor<4x8xf32>
+nn.layer_norm %0, %1, %2 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>) -> tensor<4x8xf32>
+nn.layer_norm_grad %0, %1, %2 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>, tensor<4x8xf32>) -> (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>)
+nn.constant dense<0.0> : tensor<4x8xf32> -> tensor<4x8xf32>
+nn.iota dim 1 -> tensor<4x8xi32>
+"""  # noqa: E501
+"""One of each op whose operands are not simply matrices of one shape."""
+
+
+def syntax(op: type[IRDLOperation]) -> str:
+    """What is written between the results and the types, from the `assembly_format`."""
+    definition = op.get_irdl_definition()
+    text = definition.assembly_format
+    assert text is not None
+    text = TAIL.sub("", text)
+    text = re.sub(r"\((`\w+`) \$(\w+)\^\)\?", lambda m: _optional(op, m[1], m[2]), text)
+    text = re.sub(r"\$(\w+)", lambda m: _variable(op, m[1]), text)
+    return f"{op.name} {text.replace(' `,`', ',').replace('`', '')}".rstrip()
+
+
+def _optional(op: type[IRDLOperation], keyword: str, name: str) -> str:
+    constraint = op.get_irdl_definition().properties[name].constr
+    unit = UnitAttr in (constraint.get_bases() or ())
+    return f"[{keyword}]" if unit else f"[{keyword} ${name}]"
+
+
+KINDS: dict[type[Attribute], str] = {
+    IntegerAttr: "N", FloatAttr: "X", StringAttr: '"..."', DenseIntOrFPElementsAttr: "dense<...>",
+    SymbolRefAttr: "@function",
+}  # fmt: skip
+"""What stands for a value of each kind."""
+
+
+def _variable(op: type[IRDLOperation], name: str) -> str:
+    definition = op.get_irdl_definition()
+    if any(name == n for n, _ in definition.operands):
+        return f"%{name}"
+    if name == "sym_name":
+        return "@name"
+    bases = definition.properties[name].constr.get_bases() or ()
+    if any(issubclass(b, TextAttr) for b in bases):
+        return f"<{name}>"
+    return next((shown for kind, shown in KINDS.items() if kind in bases), name)
+
+
+def says(op: type) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((op.__doc__ or "").split("\n\n")[0].split()).rstrip(".")
+
+
+def _from_text(line: str) -> TensorOp:
+    head = line.split(" ", 1)[0]
+    types = line.partition(" : (")[2].partition(") -> ")[0]
+    operands = ", ".join(f"%{i}: {t}" for i, t in enumerate(types.split(", ")) if t)
+    module = parse(f"func.func @f({operands}) {{\n  {_results(line)} = {line}\n  func.return\n}}")
+    return next(o for o in module.walk() if o.name == head and isinstance(o, TensorOp))
+
+
+def _results(line: str) -> str:
+    out = line.rsplit("-> ", 1)[1]
+    return f"%r:{out.count('tensor<')}" if out.startswith("(") else "%r"
+
+
+def factors(op: type[TensorOp], lines: dict[str, str]) -> str:
+    """The factors of the op on an example; of matrices of one shape where there is none."""
+    if op.name in lines:
+        text = str(_from_text(lines[op.name]).factors())
+    else:
+        n = len(op.get_irdl_definition().operands)
+        text = ""
+        for kinds in product((f32, i32, i1), repeat=n):
+            types = [TensorType(k, (4, 8)) for k in kinds]
+            try:
+                text = str(op.rule(types, op.infer(types, {}), {}))
+                break
+            except (ShardirError, KeyError):
+                continue
+    return re.sub(r" \{[^}]*\}", "", text).strip()
+
+
+def rows(ops: list[type[IRDLOperation]], *, with_factors: bool) -> Iterator[str]:
+    lines = {line.split(" ", 1)[0]: line for line in EXAMPLES.strip().splitlines()}
+    yield "| op | what it is |" + (" factors on an example |" if with_factors else "")
+    yield "| --- | --- |" + (" --- |" if with_factors else "")
+    for op in ops:
+        row = f"| `{syntax(op)}` | {says(op).replace('|', chr(92) + '|')} |"
+        if with_factors:
+            shown = factors(op, lines) if issubclass(op, TensorOp) else ""
+            row += f" `{shown}` |" if shown else " |"
+        yield row
+
+
+def passes() -> Iterator[str]:
+    yield "| pass | from -> to | file |"
+    yield "| --- | --- | --- |"
+    for name, make in PASSES.items():
+        module = make().__module__
+        first = (import_module(module).__doc__ or "").split("\n\n")[0]
+        sentence = " ".join(first.split()).partition(": ")[2].rstrip(".")
+        yield f"| `{name}` | {sentence} | passes/{module.rpartition('.')[2]}.py |"
+
+
+def table(name: str) -> str:
+    """The lines of one table."""
+    match name:
+        case "nn":
+            return "\n".join(rows(list(nn.Nn.operations), with_factors=True))
+        case "dist":
+            return "\n".join(rows(list(dist.Dist.operations), with_factors=False))
+        case "train":
+            return "\n".join(rows(list(train.Train.operations), with_factors=False))
+        case "passes":
+            return "\n".join(passes())
+        case _:
+            raise SystemExit(f"no table {name}; there are nn, dist, train, passes")
+
+
+if __name__ == "__main__":
+    print(table(sys.argv[1] if len(sys.argv) > 1 else ""))

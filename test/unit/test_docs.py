@@ -1,0 +1,297 @@
+"""The documentation is true: its programs parse, its outputs are current, its walk-throughs work.
+
+What a page may hold, and what is checked of it:
+
+    ```mlir ... ```                      parses and verifies; with `// expected-error {{...}}` it
+                                         fails so, on that line
+    ```sh ... ```                        its tools and their flags exist
+    <!-- file: NAME -->, then a block    the block is that file, for the commands of the page
+    <!-- from: COMMAND -->               what follows, up to <!-- end -->, is what it prints
+    <!-- edit: PATH, ... -->             a step of a walk-through (see Step)
+
+`python test/unit/test_docs.py --regenerate` writes what commands print into the pages.
+"""
+
+import importlib.util
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import chdir
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from shardir.syntax.diagnostics import Failure, ParseErrors, Source, verify_all
+from shardir.syntax.parser import default_parser
+from shardir.tools.expected import announced, compare
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+FILE = re.compile(r"^<!-- file: (\S+) -->\n```\w*\n(.*?)^```$", re.M | re.S)
+MADE = re.compile(r"(^<!-- from: (.*?) -->\n)(.*?)(^<!-- end -->$)", re.M | re.S)
+EDIT = re.compile(r"^<!-- edit: (\S+?)(?:, (\w+): (.*?))? -->\n```\w*\n(.*?)^```$", re.M | re.S)
+CODE = re.compile(r"\[([A-Z]\d+)\]")
+LIMIT_SECONDS = 240
+
+
+def ids(path: Path) -> str:
+    return path.name
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """The code blocks of a language, each with the line of its first line."""
+    text = page.read_text()
+    return [
+        (text.count("\n", 0, m.start(2)) + 1, m[2])
+        for m in BLOCK.finditer(text)
+        if m[1] == language
+    ]
+
+
+# ---- programs and shell lines ----
+
+PROGRAMS = [
+    pytest.param(text, id=f"{page.name}:{line}")
+    for page in PAGES
+    for line, text in blocks(page, "mlir")
+]
+
+
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_program_parses_and_verifies(text: str) -> None:
+    source = Source(text, "page")
+    try:
+        module = default_parser().parse_source(source)
+        faults = verify_all(module, source)
+    except (ParseErrors, Failure) as e:
+        faults = e.errors if isinstance(e, ParseErrors) else e.diagnostics(source)
+    assert not compare("page", text, faults), "\n".join(map(str, faults))
+
+
+def run_tool(argv: list[str], stdin: bytes) -> tuple[int, str, str]:
+    sys.path.insert(0, str(ROOT / "test"))  # where pytest has it already
+    import runlines
+
+    return runlines.run_tool(argv, stdin)
+
+
+@cache
+def usage(tool: str) -> str:
+    return run_tool([tool, "--help"], b"")[1]
+
+
+def shell_lines() -> Iterator[object]:
+    for page in PAGES:
+        for first, text in blocks(page, "sh"):
+            for i, line in enumerate(text.replace("\\\n", " ").splitlines()):
+                if line.strip() and not line.startswith("#"):
+                    yield pytest.param(line, id=f"{page.name}:{first + i}")
+
+
+OTHER_TOOLS = ("make", "torchrun", "xdsl-opt", "python", "git", "cd", "pip")
+
+
+@pytest.mark.parametrize("line", list(shell_lines()))
+def test_shell_line_names_what_exists(line: str) -> None:
+    for part in re.split(r"\||&&|;", line.partition(" #")[0]):
+        tool, *words = shlex.split(part)
+        if tool == "shard-bench":
+            assert all((ROOT / "test" / "bench" / f"{w}.py").is_file() for w in words[:1])
+        elif tool.startswith("shard-"):
+            known = usage(tool)
+            for w in words:
+                flag = w.split("=")[0]
+                missing = flag.startswith("-") and not re.search(rf"(?<![\w-]){flag}\b", known)
+                assert not missing, f"{tool} has no {flag}"
+        elif tool == "make":
+            targets = (ROOT / "Makefile").read_text()
+            assert all(f"\n{w}:" in targets for w in words if "=" not in w)
+        elif tool == "python":
+            assert all((ROOT / w).is_file() for w in words if w.endswith(".py"))
+        else:
+            assert tool in OTHER_TOOLS, f"no tool {tool}"
+
+
+# ---- what commands print ----
+
+
+def _between(text: str, words: list[str]) -> str:
+    """The lines from the first with words[0] to the next one with words[1]."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if words[0] in line)
+    end = next(i for i, line in enumerate(lines[start:], start) if words[1] in line)
+    return "\n".join(lines[start : end + 1])
+
+
+def printed(command: str) -> str:
+    """What a pipeline of our tools prints, errors included."""
+    text = ""
+    for part in command.split(" | "):
+        tool, *words = shlex.split(part)
+        if tool == "tables":
+            text = _tables()(words[0])
+        elif tool == "between":
+            text = _between(text, words)
+        else:
+            _, out, err = run_tool([tool, *words], text.encode())
+            text = err + out
+    return text.rstrip()
+
+
+@cache
+def _tables() -> Callable[[str], str]:
+    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs" / "tables.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.table
+
+
+def regenerated(page: Path, folder: Path) -> str:
+    """The page's text with what its commands print now."""
+    text = page.read_text()
+    for name, content in FILE.findall(text):
+        (folder / name).write_text(content)
+
+    def made(m: re.Match[str]) -> str:
+        fence = re.match(r"```\w*\n", m[3])
+        out = printed(m[2])
+        return f"{m[1]}{fence[0]}{out}\n```\n{m[4]}" if fence else f"{m[1]}\n{out}\n\n{m[4]}"
+
+    with chdir(folder):
+        return MADE.sub(made, text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_outputs_are_current(page: Path, tmp_path: Path) -> None:
+    told = "run: python test/unit/test_docs.py --regenerate, and read the difference"
+    assert regenerated(page, tmp_path) == page.read_text(), told
+
+
+# ---- the invariants ----
+
+
+def code_files() -> Iterator[Path]:
+    for folder in ("shardir", "passes", "tools"):
+        yield from (ROOT / folder).rglob("*.py")
+
+
+def test_each_code_of_an_error_is_explained_once() -> None:
+    raised = {c for path in code_files() for c in CODE.findall(path.read_text())}
+    rows = re.findall(r"^\| \[([A-Z]\d+)\] \|", (ROOT / "docs" / "language.md").read_text(), re.M)
+    assert sorted(rows) == sorted(set(rows)), "a code stands twice"
+    assert set(rows) == raised
+    for letter in {c[0] for c in rows}:
+        numbers = sorted(int(c[1:]) for c in rows if c[0] == letter)
+        assert numbers == list(range(1, len(numbers) + 1)), f"[{letter}..] has a hole"
+
+
+def test_codes_that_pages_name_exist() -> None:
+    raised = {c for path in code_files() for c in CODE.findall(path.read_text())}
+    for page in PAGES:
+        assert set(CODE.findall(page.read_text())) <= raised, page.name
+
+
+def test_pages_name_files_that_exist() -> None:
+    made = {step.path for page in PAGES for step in steps(page)}
+    for page in PAGES:
+        text = BLOCK.sub("", page.read_text())
+        for name in re.findall(r"`((?:shardir|passes|tools|test|docs)/[\w./-]+\.\w+)`", text):
+            assert name in made or (ROOT / name).exists(), f"{page.name}: {name}"
+        for name in re.findall(r"\]\((?!http)([^)#]+)", text):
+            assert (page.parent / name).exists(), f"{page.name}: {name}"
+
+
+# ---- the walk-throughs ----
+
+
+@dataclass(frozen=True)
+class Step:
+    """`<!-- edit: PATH -->`: the block is that new file. With `, before: LINE` or `, after: LINE`
+    the block goes before or behind the first line that begins so; with `, replace: LINE` it takes
+    the line's place."""
+
+    path: str
+    how: str
+    line: str
+    text: str
+
+    def apply(self, root: Path) -> None:
+        path = root / self.path
+        if not self.how:
+            assert not path.exists(), f"{self.path} is there already"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.text)
+            return
+        lines = path.read_text().splitlines(keepends=True)
+        at = next((i for i, x in enumerate(lines) if x.strip().startswith(self.line)), None)
+        assert at is not None, f"{self.path} has no line that begins with {self.line}"
+        start, stop = {"before": (at, at), "after": (at + 1, at + 1), "replace": (at, at + 1)}[
+            self.how
+        ]
+        lines[start:stop] = [self.text]
+        path.write_text("".join(lines))
+
+
+def steps(page: Path) -> list[Step]:
+    return [Step(*m) for m in EDIT.findall(page.read_text())]
+
+
+WALKS = [page for page in PAGES if steps(page)]
+
+
+@pytest.mark.parametrize("page", WALKS, ids=ids)
+def test_walk_through_works(page: Path, tmp_path: Path) -> None:
+    """Its steps are done to a copy of the tree; then the tests that it adds are run there."""
+    root = tmp_path / "copy"
+    root.mkdir()
+    leave = shutil.ignore_patterns("__pycache__", "*.npz", ".*")
+    for name in ("shardir", "passes", "tools", "test", "docs"):
+        shutil.copytree(ROOT / name, root / name, symlinks=True, ignore=leave)
+    for name in ("pyproject.toml", "README.md", "Makefile"):
+        shutil.copyfile(ROOT / name, root / name)
+    todo = steps(page)
+    for step in todo:
+        step.apply(root)
+    tests = [s.path for s in todo if s.path.startswith("test/") and not s.how]
+    assert tests, "a walk-through ends with a test"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_walk_throughs_are_found() -> None:
+    names = {page.name for page in WALKS}
+    assert {"how-to-add-an-op.md", "how-to-add-a-pass.md"} <= names
+
+
+def test_expected_errors_are_written_as_the_tool_reads_them() -> None:
+    for page in PAGES:
+        for _, text in blocks(page, "mlir"):
+            assert len(announced(text)) == text.count("expected-error")
+
+
+def main() -> None:
+    """Writes what the pages' commands print into the pages."""
+    import tempfile
+
+    for page in PAGES:
+        with tempfile.TemporaryDirectory() as folder:
+            text = regenerated(page, Path(folder))
+        if text != page.read_text():
+            page.write_text(text)
+            print(f"{page.relative_to(ROOT)}: changed")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--regenerate"]:
+        raise SystemExit("usage: python test/unit/test_docs.py --regenerate")
+    main()
