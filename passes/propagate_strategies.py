@@ -54,11 +54,10 @@ class PropagateStrategies(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         faults: list[tuple[Operation | None, str]] = []
         for f, block in bodies(op):
-            mesh = mesh_of(f, op)
-            if mesh is None or is_local_body(block):
-                continue
             try:
-                _Propagation(f, block, mesh).run()
+                mesh = mesh_of(f, op)
+                if mesh is not None and not is_local_body(block):
+                    _Propagation(f, block, mesh).run()
             except Failure as e:
                 faults += e.faults
         if faults:
