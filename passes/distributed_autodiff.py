@@ -244,10 +244,9 @@ class _Differentiation:
     def gradient_of(self, i: int) -> SSAValue | None:
         """The gradient of argument i, to be communicated with those of its `train.fusion`."""
         gradient = self.cotangent(self.block.args[i])
-        index = self.attrs[i].get("train.fusion")
-        if gradient is not None and index is not None:
-            if isinstance(gradient.owner, RedistributeOp):
-                gradient.owner.properties["fusion"] = index
+        moved = gradient.owner if gradient is not None else None
+        if isinstance(moved, RedistributeOp) and "train.fusion" in self.attrs[i]:
+            moved.properties["fusion"] = self.attrs[i]["train.fusion"]
         return gradient
 
     def or_zero(self, i: int, gradient: SSAValue | None) -> SSAValue:

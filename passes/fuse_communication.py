@@ -20,6 +20,7 @@ from xdsl.passes import ModulePass
 from shardir.dialects import dist
 from shardir.passes.functions import bodies, is_local_body
 
+
 @dataclass(frozen=True)
 class FuseCommunication(ModulePass):
     """Puts collectives of a kind into one flat buffer, by index and by size."""

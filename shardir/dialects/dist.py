@@ -300,9 +300,7 @@ class RedistributeOp(IRDLOperation):
     fusion = opt_prop_def(Int.constr(type=i64))
     out = result_def(TensorType)
     traits = traits_def(Pure())
-    assembly_format = (
-        "$value (`fusion` $fusion^)? attr-dict `:` functional-type(operands, results)"
-    )
+    assembly_format = "$value (`fusion` $fusion^)? attr-dict `:` functional-type(operands, results)"
 
     def verify_(self) -> None:
         check_types(self)
