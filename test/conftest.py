@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from runlines import RunFailed, run, run_lines
+from runlines import RunError, run, run_lines
 
 
 class RunLine(pytest.Item):
@@ -23,7 +23,7 @@ class RunLine(pytest.Item):
         run(self.command, self.path, factory.mktemp("run"))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None):  # type: ignore[override]
-        if isinstance(excinfo.value, RunFailed):
+        if isinstance(excinfo.value, RunError):
             return str(excinfo.value)
         return super().repr_failure(excinfo)
 

@@ -1,8 +1,8 @@
 """RUN lines in this process: `// RUN: shard-opt %s --pass-pipeline "a" | filecheck %s`.
 
 A command is a pipeline of our own tools, the output of one going to the next. It is no shell:
-it knows `|`, `&&`, `;`, `not`, `2>&1`, `> file`, `< file`, and the names `%s` (this file), `%S` (its
-folder), `%t` (a fresh path) and `%T` (a fresh folder). `lit test` runs the same files.
+it knows `|`, `&&`, `;`, `not`, `2>&1`, `> file`, `< file`, and the names `%s` (this file), `%S`
+(its folder), `%t` (a fresh path) and `%T` (a fresh folder). `lit test` runs the same files.
 """
 
 import io
@@ -21,7 +21,7 @@ from xdsl.ir import Attribute
 RUN = re.compile(r"^\s*//\s*RUN:\s*(.*?)\s*$")
 
 
-class RunFailed(Exception):
+class RunError(Exception):
     """A command that did not end as it should."""
 
 
@@ -85,12 +85,17 @@ def run_lines(path: Path) -> Iterator[tuple[int, str]]:
 def run_tool(argv: list[str], stdin: bytes) -> tuple[int, str, str]:
     """Exit code, output and errors of one tool."""
     if argv[0] not in TOOLS:
-        raise RunFailed(f"no tool {argv[0]}; there are {', '.join(TOOLS)} and not")
+        raise RunError(f"no tool {argv[0]}; there are {', '.join(TOOLS)} and not")
     out, err = io.StringIO(), io.StringIO()
     buffer = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
     # `--disable-verify` switches Attribute.__post_init__ off for the whole process: put it back.
     verified = mock.patch.object(Attribute, "__post_init__", Attribute.__post_init__)
-    with redirect_stdout(out), redirect_stderr(err), mock.patch.object(sys, "stdin", buffer), verified:
+    with (
+        redirect_stdout(out),
+        redirect_stderr(err),
+        mock.patch.object(sys, "stdin", buffer),
+        verified,
+    ):
         try:
             result = TOOLS[argv[0]](argv)
             code = result if isinstance(result, int) else 0
@@ -121,7 +126,7 @@ def run_stage(words: list[str], stdin: bytes, where: str) -> bytes:
     argv = argv[expect_failure:]
     code, out, err = run_tool(argv, stdin)
     if (code != 0) != expect_failure:
-        raise RunFailed(f"{where}\n`{shlex.join(argv)}` exited with {code}\n{err}{out[:4000]}")
+        raise RunError(f"{where}\n`{shlex.join(argv)}` exited with {code}\n{err}{out[:4000]}")
     if merge:
         out = err + out
     if target is not None:
@@ -131,7 +136,7 @@ def run_stage(words: list[str], stdin: bytes, where: str) -> bytes:
 
 
 def run(command: str, path: Path, tmp: Path) -> None:
-    """Runs one RUN line of `path`, with fresh files below `tmp`. Raises RunFailed."""
+    """Runs one RUN line of `path`, with fresh files below `tmp`. Raises RunError."""
     names = {"%s": path, "%S": path.parent, "%t": tmp / "t", "%T": tmp}
     text = re.sub(r"%[sStT]\b", lambda m: shlex.quote(str(names[m[0]])), command)
     where = f"{path}\nRUN: {command}"

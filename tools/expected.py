@@ -1,4 +1,4 @@
-"""`// expected-error {{text}}`: the faults that a test file announces, on the lines that cause them.
+"""`// expected-error {{text}}`: faults that a test file announces on the lines that cause them.
 
 `@+1`, `@-1`, `@below` and `@above` move the line; `@unknown` is a fault without a place.
 """

@@ -105,9 +105,12 @@ class Driver(xDSLOptMain):
                 action.help = "how long each pass took, to stderr"
         add = arg_parser.add_argument
         add("--pass-pipeline", dest="passes", help="the same; builtin.module(...) is allowed too")
-        add("--verify-each", action="store_true", help="verify after every pass, not only at the end")
-        add("--check-equivalence", action="store_true",
-            help="run the program before and after each pass on random inputs, and compare")  # fmt: skip
+        add("--verify-each", action="store_true", help="verify after every pass, not just the last")
+        add(
+            "--check-equivalence",
+            action="store_true",
+            help="run the program before and after each pass on random inputs, and compare",
+        )
         add("--print-ir-after-all", action="store_true", help="the IR after each pass, to stderr")
         add("--list-passes", action="store_true", help="the passes and their options")
         add("--no-aliases", action="store_true", help="print layouts in full, not as #layoutN")
@@ -232,7 +235,8 @@ class Driver(xDSLOptMain):
             if self.args.traceback:
                 traceback.print_exc()
             first = str(e).split("\n")[0]
-            raise InternalError(f"{what}: {type(e).__name__}: {first}") from e
+            notes = "".join(f" ({n})" for n in getattr(e, "__notes__", ()) if "\n" not in n)
+            raise InternalError(f"{what}: {type(e).__name__}: {first}{notes}") from e
 
     def timed(self, name: str, work: Callable[[], Any]) -> Any:
         start = time.perf_counter()

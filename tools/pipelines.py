@@ -41,7 +41,9 @@ def split(text: str, what: str) -> Iterator[str]:
     yield text[start:].strip()
 
 
-def specs(text: str, pipelines: Mapping[str, str], inside: tuple[str, ...] = ()) -> Iterator[ArgSpec]:
+def specs(
+    text: str, pipelines: Mapping[str, str], inside: tuple[str, ...] = ()
+) -> Iterator[ArgSpec]:
     """The passes that a pipeline names, with their options."""
     if not text.strip():
         return
@@ -132,7 +134,8 @@ def describe(passes: Factories, pipelines: Mapping[str, str]) -> str:
                 default = str(f.default_factory())
             else:
                 default = "required"
-            lines.append(f"      {f.name.replace('_', '-')}: {type_text(hints[f.name])} = {default}")
+            shown = f.name.replace("_", "-")
+            lines.append(f"      {shown}: {type_text(hints[f.name])} = {default}")
     if pipelines:
         lines += ["", "pipelines:"]
         lines += [f"  {name} = {text}" for name, text in pipelines.items()]

@@ -13,8 +13,8 @@ from xdsl.parser.core import ForwardDeclaredValue
 
 from shardir.algebra.errors import ShardirError
 from shardir.syntax.diagnostics import Broken, Diagnostic, Source, did_you_mean
-from shardir.syntax.formats import Misfit, OpFormat, Parts
-from shardir.syntax.leaves import LeafError, Leaves, Silent, text_of
+from shardir.syntax.formats import MisfitError, OpFormat, Parts
+from shardir.syntax.leaves import LeafError, Leaves, SilentError, text_of
 from shardir.syntax.lexer import Token
 
 MAX_ERRORS = 50
@@ -22,7 +22,7 @@ MAX_NESTING = 100
 MAX_DIGITS = 6
 
 
-class Stop(Exception):
+class StopError(Exception):
     """Nothing that is worth reading is left."""
 
 
@@ -84,7 +84,7 @@ class Builder(Transformer[Any, Any]):
             self.errors.append(
                 Diagnostic("too many errors; the rest is not shown", self.source.name)
             )
-            raise Stop
+            raise StopError
 
     def blame(self, t: Token, message: str, *notes: str) -> None:
         self.report(t.start, t.end, message, *notes)
@@ -102,7 +102,7 @@ class Builder(Transformer[Any, Any]):
             except LeafError as e:
                 self.bad = True
                 self.report(e.start, e.end, e.message)
-            except Silent:
+            except SilentError:
                 self.bad = True
             return None
 
@@ -114,7 +114,7 @@ class Builder(Transformer[Any, Any]):
         except LeafError as e:
             self.bad = True
             self.report(e.start, e.end, e.message)
-        except Silent:
+        except SilentError:
             self.bad = True
         return None
 
@@ -149,19 +149,19 @@ class Builder(Transformer[Any, Any]):
     # ---- values ----
     def operand(self, t: Token, type: Attribute) -> SSAValue:
         name, _, index = t.value.partition("#")
-        scope: Scope | None = self.scope
-        while name not in scope.values:  # type: ignore[union-attr]
-            if scope.isolated or scope.parent is None:  # type: ignore[union-attr]
+        scope = self.scope
+        while name not in scope.values:
+            if scope.isolated or scope.parent is None:
                 return self.forward(t, type)
-            scope = scope.parent  # type: ignore[union-attr]
-        entry = scope.values[name]  # type: ignore[union-attr]
+            scope = scope.parent
+        entry = scope.values[name]
         if entry is None:
             self.tainted = True
             return ForwardDeclaredValue(type)
         found, defined = entry
         i = int(index[:MAX_DIGITS]) if index else 0
         if i >= len(found):
-            raise Misfit(f"{name} has {len(found)} results, so there is no {t.value}", t)
+            raise MisfitError(f"{name} has {len(found)} results, so there is no {t.value}", t)
         value = found[i]
         if value.type is not type and value.type != type:
             line = self.source.line_column(defined.start)[0]
@@ -191,9 +191,8 @@ class Builder(Transformer[Any, Any]):
         name, scope = t.value, self.scope
         outer: Scope | None = scope
         while outer is not None:
-            if outer.values.get(name) is not None:
-                first = outer.values[name][1]  # type: ignore[index]
-                line = self.source.line_column(first.start)[0]
+            if (first := outer.values.get(name)) is not None:
+                line = self.source.line_column(first[1].start)[0]
                 self.blame(t, f"{name} is already defined", f"first on line {line}")
                 return
             outer = None if outer.isolated else outer.parent
@@ -239,9 +238,8 @@ class Builder(Transformer[Any, Any]):
             self.source.places[op] = self.source_pos(op)
             op.location = loc
         if results is not None:
-            i, have = 0, op.results
-            for t, n in results:
-                i += n
+            have = op.results
+            i = sum(n for _, n in results)
             if i != len(have):
                 self.blame(results[0][0], f"{op.name} has {len(have)} results, but {i} are named")
                 self.lose(results)
@@ -274,7 +272,9 @@ class Builder(Transformer[Any, Any]):
     def result(self, c: list[Any]) -> tuple[Token, int]:
         t, n = c
         if "#" in t.value:
-            self.blame(t, f"{t.value} names one of several results; write {t.value.split('#')[0]}:N")
+            self.blame(
+                t, f"{t.value} names one of several results; write {t.value.split('#')[0]}:N"
+            )
             self.bad = True
         return t, 1 if n is None else int(n.value[:MAX_DIGITS])
 
@@ -322,10 +322,11 @@ class Builder(Transformer[Any, Any]):
             return None
         types, results = f.types(parts)
         operands: list[SSAValue] = []
-        for tokens, kinds in zip(parts.operands, types, strict=True):
-            if len(tokens or ()) != len(kinds):
-                raise Misfit(f"{f.op.name}: {len(tokens or ())} operands, but {len(kinds)} types")
-            operands += [self.operand(t, k) for t, k in zip(tokens or (), kinds, strict=True)]  # type: ignore[arg-type]
+        given: list[Sequence[Any]] = [tokens or () for tokens in parts.operands]
+        for tokens, kinds in zip(given, types, strict=True):
+            if len(tokens) != len(kinds):
+                raise MisfitError(f"{f.op.name}: {len(tokens)} operands, but {len(kinds)} types")
+            operands += [self.operand(t, k) for t, k in zip(tokens, kinds, strict=True)]
         flat = [t for ts in results for t in ts]
         return f.make(parts, operands, flat, self.source.location(name.start))
 
@@ -333,7 +334,7 @@ class Builder(Transformer[Any, Any]):
         self.tainted = False
         try:
             op = make()
-        except Misfit as e:
+        except MisfitError as e:
             self.blame(e.at or name, str(e))
             return None
         except (ShardirError, ValueError) as e:
@@ -381,7 +382,7 @@ class Builder(Transformer[Any, Any]):
         self.lenient = False
         if self.scope.depth > MAX_NESTING:
             self.blame(c[0], f"regions nest more than {MAX_NESTING} deep")
-            raise Stop
+            raise StopError
         if params is None:
             return None
         block = Block()
@@ -515,7 +516,9 @@ class Builder(Transformer[Any, Any]):
             res_attrs=dictionaries([a for _, a in results]),
         )  # fmt: skip
         if reserved := sorted(attrs.keys() & {"sym_name", "function_type", "sym_visibility"}):
-            self.blame(name, f"attribute {reserved[0]} has its own place in the syntax of func.func")
+            self.blame(
+                name, f"attribute {reserved[0]} has its own place in the syntax of func.func"
+            )
             return None
         op.attributes.update(attrs)
         op.location = self.source.location(name.start)

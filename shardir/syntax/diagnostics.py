@@ -1,8 +1,8 @@
 """What is said to the user about a program: places, carets, several faults in one run.
 
-    source = Source(text, "digits.ir")
-    for fault in verify_all(module, source):
-        print(fault)          # digits.ir:12:8: error: ... , the line, and a caret below it
+source = Source(text, "digits.ir")
+for fault in verify_all(module, source):
+    print(fault)          # digits.ir:12:8: error: ... , the line, and a caret below it
 """
 
 import re
@@ -28,7 +28,13 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
-from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator, SymbolOpInterface, SymbolTable
+from xdsl.traits import (
+    IsolatedFromAbove,
+    IsTerminator,
+    NoTerminator,
+    SymbolOpInterface,
+    SymbolTable,
+)
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.errors import ShardirError
@@ -165,7 +171,7 @@ def file_place(loc: LocationAttr | Attribute) -> tuple[str, int, int] | None:
             return None
 
 
-class Failure(ShardirError):
+class Failure(ShardirError):  # noqa: N818
     """What a pass found wrong in the user's program: all faults of one run, each with its op."""
 
     def __init__(self, faults: Sequence[tuple[Operation | None, str]] | str):
@@ -208,7 +214,7 @@ def warn(op: Operation | None, message: str) -> None:
         warnings.warn(f"{place}{message}", stacklevel=2)
 
 
-class ParseErrors(ShardirError):
+class ParseErrors(ShardirError):  # noqa: N818
     """Everything that is wrong in one text."""
 
     def __init__(self, errors: Sequence[Diagnostic]):
@@ -267,6 +273,9 @@ def verify_all(
                 report(op, str(e))
         except ShardirError as e:
             report(op, str(e))
+        except Exception as e:
+            e.add_note(f"while verifying {op.name}")
+            raise
     check_dominance(module, report)
     found = [source.at_op(op, message, notes) for op, message, notes in one_for_all(faults)]
     return sorted(found, key=lambda d: (d.line, d.column))
@@ -299,12 +308,17 @@ def structure_fault(op: Operation, lost: Broken) -> str | None:
             return f"{op.name} branches, so it must end its block"
         if any(s.parent is not region for s in op.successors):
             return f"{op.name} branches to a block of another region"
-    if block is not None and region is not None and block.last_op is op and block not in lost.blocks:
+    if (
+        block is not None
+        and region is not None
+        and block.last_op is op
+        and block not in lost.blocks
+    ):
         parent = region.parent
         several = region.first_block is not region.last_block
         wants = several or (parent is not None and not parent.has_trait(NoTerminator))
         if wants and not op.has_trait(IsTerminator):
-            return f"a block must end with a terminator such as func.return, but ends with {op.name}"
+            return f"a block ends with a terminator such as func.return, not with {op.name}"
     for r in op.regions:
         first = r.first_block
         if (
@@ -365,9 +379,7 @@ def undominated(op: Operation, i: int, value: SSAValue) -> str:
     return f"{name} is used where its definition does not dominate it"
 
 
-def blocks_with_scope(
-    region: Region, outer: Iterable[int]
-) -> Iterable[tuple[Block, set[int]]]:
+def blocks_with_scope(region: Region, outer: Iterable[int]) -> Iterable[tuple[Block, set[int]]]:
     """The blocks of a region, each with what it may use, filled in as the caller goes on."""
     if (first := region.first_block) is None:
         return

@@ -29,9 +29,10 @@ from shardir.syntax.lexer import Token
 
 Setter = Callable[[ParsingState, Any], None]
 Piece = tuple[str, list[Setter]]
+TypeLists = Sequence[Sequence[Attribute]]
 
 
-class Misfit(ShardirError):
+class MisfitError(ShardirError):
     """Children of a rule that do not make an op; `at` is the token to blame, if any."""
 
     def __init__(self, message: str, at: Token | None = None):
@@ -117,9 +118,7 @@ def piece(d: fmt.FormatDirective, rules: Rules, *, first: bool = False) -> Piece
         case fmt.OptionalUnitAttrVariable():
             return "", []  # its group sets it
         case fmt.SymbolNameAttributeVariable():
-            return optional(d, "SYMBOL", first), [
-                setter(d, lambda t: StringAttr(read.symbol(t)))
-            ]
+            return optional(d, "SYMBOL", first), [setter(d, lambda t: StringAttr(read.symbol(t)))]
         case fmt.DenseArrayAttributeVariable():
             return optional(d, "SQUARES", first), [setter(d, lambda t: read.array(d.elt_type, t))]
         case fmt.TypedAttributeVariable():
@@ -205,13 +204,13 @@ def sequence(
     return " ".join(t for t in texts if t), setters
 
 
-def set_operands(d: fmt.OperandsDirective, s: ParsingState, tokens: Sequence[Token]) -> None:
+def set_operands(d: fmt.OperandsDirective, s: ParsingState, tokens: Sequence[Any]) -> None:
     try:
         d._set_using_variadic_index(
             s.op_type, s.operands, VarIRConstruct.OPERAND, "operand", tokens
-        )  # type: ignore[arg-type]
+        )
     except VerifyException as e:
-        raise Misfit(str(e), tokens[0] if tokens else None) from None
+        raise MisfitError(str(e), tokens[0] if tokens else None) from None
 
 
 def set_side(
@@ -219,20 +218,22 @@ def set_side(
 ) -> None:
     single = not side.is_variadic_like() and not side.is_optional_like()
     if single and len(types) != 1:
-        raise Misfit(f"expected 1 {what} type, got {len(types)}")
+        raise MisfitError(f"expected 1 {what} type, got {len(types)}")
     if isinstance(side, fmt.OptionalVariable) and len(types) > 1:
-        raise Misfit(f"expected at most 1 {what} type, got {len(types)}")
+        raise MisfitError(f"expected at most 1 {what} type, got {len(types)}")
     try:
         side.set_types(s, types)
     except VerifyException as e:
-        raise Misfit(str(e)) from None
+        raise MisfitError(str(e)) from None
 
 
 def set_dict(d: fmt.AttrDictDirective, s: ParsingState, v: dict[str, Attribute] | None) -> None:
     if not v:
         return
     if twice := sorted(d.reserved_attr_names & v.keys()):
-        raise Misfit(f"attribute {twice[0]} has its own place in the syntax of {s.op_type.name}")
+        raise MisfitError(
+            f"attribute {twice[0]} has its own place in the syntax of {s.op_type.name}"
+        )
     for name, value in v.items():
         (s.properties if name in d.expected_properties else s.attributes)[name] = value
 
@@ -265,7 +266,7 @@ class OpFormat:
         self.segments = [o for o in self.op_def.options if isinstance(o, AttrSizedSegments)]
         self.inferred: dict[Any, Any] = {}
 
-    def types(self, s: Parts) -> tuple[Sequence[Sequence[Attribute]], Sequence[Sequence[Attribute]]]:
+    def types(self, s: Parts) -> tuple[TypeLists, TypeLists]:
         """All types of the op, those that the text leaves out being inferred, once per case."""
         if None not in s.operand_types and None not in s.result_types:
             return s.operand_types, s.result_types  # type: ignore[return-value]
@@ -283,7 +284,7 @@ class OpFormat:
                 operands = self.program.resolve_operand_types(s, self.op_def)
                 results = self.program.resolve_result_types(s, self.op_def)
             except (VerifyException, ValueError, KeyError) as e:
-                raise Misfit(str(e)) from None
+                raise MisfitError(str(e)) from None
             if len(self.inferred) > 10_000:
                 self.inferred.clear()
             found = self.inferred[key] = operands, results, held

@@ -41,40 +41,68 @@ from xdsl.utils.mlir_lexer import MLIRTokenKind
 from shardir.algebra.errors import NotationError, ShardirError
 from shardir.dialects.text import TextAttr
 from shardir.syntax.diagnostics import did_you_mean, one_of
-from shardir.syntax.lexer import ANGLES, DENSE, STRING, SYMBOL, TYPE, Machine, Token, Unexpected
-from shardir.syntax.lexer import TERMINALS as LEXER_TERMINALS
+from shardir.syntax.lexer import (
+    ANGLES,
+    DENSE,
+    STRING,
+    SYMBOL,
+    TYPE,
+    Machine,
+    Token,
+    UnexpectedError,
+    lark_regexes,
+)
+from shardir.syntax.lexer import TERMINALS as STATEMENT_TERMINALS
 
 HERE = Path(__file__).parent
 START = {
     "ATTR": "attr", "TYPE": "type", "FN_TYPE": "fn_type", "BRACES": "entries", "LOC": "loc",
     "ANGLES": "props",
 }  # fmt: skip
-ATTR = re.compile(LEXER_TERMINALS["ATTR"], re.ASCII)
+ATTR = re.compile(STATEMENT_TERMINALS["ATTR"], re.ASCII)
 ALIAS = re.compile(r"^([#!][A-Za-z_$][\w$-]*)\s*=[^\S\n]*", re.M | re.ASCII)
 DIALECT = r"[A-Za-z_$][\w$-]*\.[\w.$-]+"
-TERMINALS = rf"""
-STRING: /{STRING}/
-SYMBOL: /{SYMBOL}/
-HEX.3: /-?0x[0-9a-fA-F]+/
-FLOAT.2: /-?\d+\.\d*(?:[eE][-+]?\d+)?/
-INT.1: /-?\d+/
-DIM.2: /(?:\d+|\?)x/
-DIALECT_ATTR: /#{DIALECT}(?:{ANGLES})?/
-DIALECT_TYPE: /!{DIALECT}(?:{ANGLES})?/
-HASH_ALIAS: /#[A-Za-z_$][\w$-]*(?![\w.$<-])/
-BANG_ALIAS: /![A-Za-z_$][\w$-]*(?![\w.$<-])/
-OPAQUE_ATTR.3: /{DENSE}\s*:\s*{TYPE.replace("/", chr(92) + "/")}|(?:affine_map|affine_set|array|strided|opaque){ANGLES}/
-OPAQUE_TYPE.3: /(?:vector|memref|complex){ANGLES}|tensor<\s*\*(?:[^<>"]|{ANGLES})*>/
-SCALAR: /[A-Za-z_]\w*/
-KEY: /[A-Za-z_][\w.$]*/
-%ignore /\s+/
-""".replace(ANGLES, ANGLES.replace("/", chr(92) + "/"))
+BY_XDSL = "affine_map|affine_set|array|strided|opaque"
+TERMINALS = lark_regexes(
+    {
+        "STRING": STRING,
+        "SYMBOL": SYMBOL,
+        "HEX.3": r"-?0x[0-9a-fA-F]+",
+        "FLOAT.2": r"-?\d+\.\d*(?:[eE][-+]?\d+)?",
+        "INT.1": r"-?\d+",
+        "DIM.2": r"(?:\d+|\?)x",
+        "DIALECT_ATTR": rf"#{DIALECT}(?:{ANGLES})?",
+        "DIALECT_TYPE": rf"!{DIALECT}(?:{ANGLES})?",
+        "HASH_ALIAS": r"#[A-Za-z_$][\w$-]*(?![\w.$<-])",
+        "BANG_ALIAS": r"![A-Za-z_$][\w$-]*(?![\w.$<-])",
+        "OPAQUE_ATTR.3": rf"{DENSE}\s*:\s*{TYPE}|(?:{BY_XDSL}){ANGLES}",
+        "OPAQUE_TYPE.3": rf'(?:vector|memref|complex){ANGLES}|tensor<\s*\*(?:[^<>"]|{ANGLES})*>',
+        "SCALAR": r"[A-Za-z_]\w*",
+        "KEY": r"[A-Za-z_][\w.$]*",
+    }
+)
 FLOATS: dict[str, Attribute] = {
     name: getattr(builtin, name)
-    for name in (
-        "bf16 f16 f32 f64 f80 f128 tf32 f8E5M2 f8E4M3 f8E4M3FN f8E5M2FNUZ f8E4M3FNUZ "
-        "f8E4M3B11FNUZ f8E3M4 f8E8M0FNU f6E2M3FN f6E3M2FN f4E2M1FN"
-    ).split()
+    for name in [
+        "bf16",
+        "f16",
+        "f32",
+        "f64",
+        "f80",
+        "f128",
+        "tf32",
+        "f8E5M2",
+        "f8E4M3",
+        "f8E4M3FN",
+        "f8E5M2FNUZ",
+        "f8E4M3FNUZ",
+        "f8E4M3B11FNUZ",
+        "f8E3M4",
+        "f8E8M0FNU",
+        "f6E2M3FN",
+        "f6E3M2FN",
+        "f4E2M1FN",
+    ]
 }
 SCALARS = FLOATS | {"index": builtin.IndexType(), "none": builtin.NoneType()}
 SIGNS = {"i": Signedness.SIGNLESS, "si": Signedness.SIGNED, "ui": Signedness.UNSIGNED}
@@ -91,7 +119,7 @@ class LeafError(Exception):
         self.start, self.end, self.message = start, end, message
 
 
-class Silent(Exception):
+class SilentError(Exception):
     """A use of something whose definition has an error that was said already."""
 
 
@@ -163,7 +191,7 @@ class Leaves(Transformer[Any, Any]):
                     self.alias_at[m[1]] = m.end()
 
     def read(self, kind: str, value: str, start: int, end: int) -> Any:
-        """The attribute that a leaf token means. Raises LeafError or Silent."""
+        """The attribute that a leaf token means. Raises LeafError or SilentError."""
         key = (kind, value)
         found = self.cache.get(key)
         if found is None and (found := self.kept.get(key)) is None:
@@ -180,10 +208,10 @@ class Leaves(Transformer[Any, Any]):
     def parse(self, start: str, pos: int, end: int) -> Any:
         try:
             return self.machine.run(self.text, start, pos, end)
-        except Unexpected as e:
+        except UnexpectedError as e:
             raise LeafError(*self.explain(e, end)) from None
 
-    def explain(self, e: Unexpected, end: int) -> tuple[int, int, str]:
+    def explain(self, e: UnexpectedError, end: int) -> tuple[int, int, str]:
         kinds = set(e.expected)
         names = {self.human(k) for k in kinds} - {""}
         if {"STRING", "INT", "SYMBOL"} <= kinds:
@@ -204,7 +232,7 @@ class Leaves(Transformer[Any, Any]):
         """Whatever a constructor raises becomes an error of the leaf."""
         try:
             return make()
-        except (LeafError, Silent):
+        except (LeafError, SilentError):
             raise
         except NotationError as e:
             at = min(start + e.offset, end - 1)
@@ -259,8 +287,8 @@ class Leaves(Transformer[Any, Any]):
         """`[1, 2]` of a dense array whose element type the op's format knows."""
         key = (f"array {element}", t.value)
         if (found := self.kept.get(key)) is None:
-            found = self.by_xdsl(f"array<{element}: {t.value[1:-1]}>" if t.value[1:-1].strip()
-                                 else f"array<{element}>", t)  # fmt: skip
+            values = t.value[1:-1].strip()
+            found = self.by_xdsl(f"array<{element}{': ' if values else ''}{values}>", t)
             assert isinstance(found, DenseArrayBase)
             self.kept[key] = found
         return found
@@ -286,7 +314,9 @@ class Leaves(Transformer[Any, Any]):
             at = min(max(t.start, t.start + e.span.start - shift), t.end - 1)
             raise LeafError(at, min(at + max(1, len(e.span)), t.end), e.msg) from None
         except (VerifyException, ValueError, OverflowError, TypeError, AssertionError) as e:
-            message = str(e).split("\n")[0] or f"this is not a valid {text.split('<')[0]}"
+            message = (
+                str(e).split("\n")[0] or f"this is not a valid {text.split('<', maxsplit=1)[0]}"
+            )
             raise LeafError(t.start, t.end, message) from None
 
     def dialect_attr(self, c: list[Token]) -> Attribute:
@@ -323,7 +353,7 @@ class Leaves(Transformer[Any, Any]):
         if (found := self.aliases.get(name)) is not None:
             return found
         if name in self.failed:
-            raise Silent
+            raise SilentError
         if name not in self.alias_at:
             hint = did_you_mean(name, self.alias_at)
             self.failed.add(name)
@@ -333,20 +363,20 @@ class Leaves(Transformer[Any, Any]):
         m = ATTR.match(self.text, self.alias_at[name])
         if m is None or m.end() == m.start():
             self.failed.add(name)  # the definition itself is reported where it stands
-            raise Silent
+            raise SilentError
         self.pending.add(name)
         try:
             return self.define_alias(name, m[0], m.start(), m.end())
         except LeafError as e:
             self.unsaid[name] = e  # it is said where the definition stands
-            raise Silent from None
+            raise SilentError from None
         finally:
             self.pending.discard(name)
 
     def define_alias(self, name: str, value: str, start: int, end: int) -> Attribute:
         try:
             found = self.aliases[name] = self.read("ATTR", value, start, end)
-        except (LeafError, Silent):
+        except (LeafError, SilentError):
             self.failed.add(name)
             raise
         return found
@@ -426,9 +456,7 @@ class Leaves(Transformer[Any, Any]):
         if (found := SCALARS.get(word)) is not None:
             return found
         if m := re.fullmatch(r"(i|si|ui)(\d{1,8})", word):
-            found = self.guarded(
-                c[0].start, c[0].end, lambda: IntegerType(int(m[2]), SIGNS[m[1]])
-            )
+            found = self.guarded(c[0].start, c[0].end, lambda: IntegerType(int(m[2]), SIGNS[m[1]]))
             SCALARS[word] = found
             return found
         near = get_close_matches(word, [*SCALARS, "tensor", "i1", "i32", "i64"], 1, 0.5)

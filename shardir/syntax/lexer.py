@@ -65,14 +65,10 @@ TERMINALS = {
 }
 
 
-def lark_terminals(names: str) -> str:
-    """The definitions of some of the terminals above, as Lark reads them."""
-    wanted = names.split()
-    return "\n".join(
-        f"{name}: /{regex.replace('/', chr(92) + '/')}/"
-        for name, regex in TERMINALS.items()
-        if name.split(".")[0] in wanted
-    )
+def lark_regexes(terminals: dict[str, str]) -> str:
+    """Definitions of terminals, as Lark reads them."""
+    slash = chr(92) + "/"
+    return "".join(f"{name}: /{r.replace('/', slash)}/\n" for name, r in terminals.items())
 
 
 class Token:
@@ -84,7 +80,7 @@ class Token:
         self.value, self.start, self.end = value, start, end
 
 
-class Unexpected(Exception):
+class UnexpectedError(Exception):
     """A terminal that no rule has in this place."""
 
     def __init__(self, start: int, end: int, got: str, expected: list[str]):
@@ -138,7 +134,9 @@ class Machine:
         self.words = words or {}
         self.terminals: dict[str, TerminalDef] = {t.name: t for t in self.lark.terminals}
         self.literals = {
-            t.name: t.pattern.value for t in self.lark.terminals if isinstance(t.pattern, PatternStr)
+            name: t.pattern.value
+            for name, t in self.terminals.items()
+            if isinstance(t.pattern, PatternStr)
         }
         self._rows(convert or {})
 
@@ -148,8 +146,9 @@ class Machine:
         kept = {
             symbol.name
             for rule in self.lark.rules
-            for symbol in rule.expansion
-            if symbol.is_term and (rule.options.keep_all_tokens or not symbol.filter_out)
+            for symbol in rule.expansion  # a Terminal also says whether it is dropped
+            if symbol.is_term
+            and (rule.options.keep_all_tokens or not getattr(symbol, "filter_out", False))
         }
         rows = {number: Row(number) for number in table.states}
         reductions: dict[Any, tuple[Any, int, str]] = {}
@@ -183,7 +182,8 @@ class Machine:
                     words.setdefault(r.name, {})[self.literals[t.name]] = t.name
         inner = {name for w in words.values() for name in w.values()}
         defs = [t for t in defs if t.name not in inner]
-        defs.sort(key=lambda t: (-t.priority, t.name in self.literals, -len(t.pattern.value), t.name))
+        literals = self.literals
+        defs.sort(key=lambda t: (-t.priority, t.name in literals, -len(t.pattern.value), t.name))
         parts = []
         for t in defs:
             text = self.literals.get(t.name)
@@ -202,17 +202,19 @@ class Machine:
         start: str,
         pos: int = 0,
         end: int | None = None,
-        recover: Callable[[list[Row], list[Any], Unexpected], int] | None = None,
+        recover: Callable[[list[Row], list[Any], UnexpectedError], int] | None = None,
     ) -> Any:
         """The value of `text[pos:end]`; `recover` mends the stacks and says where to go on."""
         stop = len(text) if end is None else end
         row, final = self.first[start], self.final[start]
         stack, values = [row], []
         while True:
+            kind: Any
             m = (row.match or self._prepare(row))(text, pos, stop)
             if m is None:
                 kind, value = "", ""
-                begin = finish = _skip.match(text, pos, stop).end()  # type: ignore[union-attr]
+                blank = _skip.match(text, pos, stop)
+                begin = finish = pos if blank is None else blank.end()
                 if begin >= stop:
                     kind = "$END"
             else:
@@ -246,12 +248,12 @@ class Machine:
                 if row is final and kind == "$END":
                     return values[-1]
 
-    def _unexpected(self, text: str, begin: int, stop: int, stack: list[Row]) -> Unexpected:
+    def _unexpected(self, text: str, begin: int, stop: int, stack: list[Row]) -> UnexpectedError:
         m = ODD.match(text, begin, stop)
         expected = [k for k in dict.fromkeys(stack[-1].kinds) if self.accepts(stack, k)]
         if m is None:
-            return Unexpected(stop, stop + 1, "", expected)
-        return Unexpected(begin, m.end(), m[0], expected)
+            return UnexpectedError(stop, stop + 1, "", expected)
+        return UnexpectedError(begin, m.end(), m[0], expected)
 
     def accepts(self, stack: list[Row], kind: str) -> bool:
         """Whether a terminal can really follow: reductions may end where it cannot."""

@@ -25,11 +25,11 @@ from xdsl.dialects.func import Func
 from xdsl.ir import Dialect
 from xdsl.irdl import IRDLOperation
 
-from shardir.syntax.builder import Builder, Stop
+from shardir.syntax.builder import Builder, StopError
 from shardir.syntax.diagnostics import ParseErrors, Source, verify_all
 from shardir.syntax.formats import OpFormat, Rules
 from shardir.syntax.leaves import Leaves
-from shardir.syntax.lexer import Machine, lark_terminals
+from shardir.syntax.lexer import TERMINALS, Machine, lark_regexes
 from shardir.syntax.recovery import Recovery
 
 HERE = Path(__file__).parent
@@ -80,10 +80,7 @@ class IRParser:
         self.grammar = "\n".join(
             [
                 (HERE / "mlir.lark").read_text(),
-                lark_terminals(
-                    "LOC FN_TYPE TYPE ATTR DENSE NUMBER SQUARES BRACES ANGLES STRING SYMBOL SSA_ID "
-                    "BLOCK_ID ALIAS_ID OP_NAME COUNT"
-                ),
+                lark_regexes(TERMINALS),
                 "pretty: builtin_module | func_func | unknown"
                 + "".join(f" | {t.lower()}" for t in groups.values()),
                 *(f"{t.lower()}: {t} {rhs}" for rhs, t in groups.items()),
@@ -114,7 +111,7 @@ class IRParser:
                 for start, end, message in self.leaves.twice:
                     builder.report(start, end, message)
                 module = self.machine.run(source.text, "module", recover=self.recovery.recover)
-            except Stop:
+            except StopError:
                 pass
             errors, broken = builder.errors, builder.broken
             if module is not None and (verify or errors):

@@ -9,6 +9,7 @@ What is printed parses again, by our parser and by xDSL's own, to an equal modul
 
 from collections import Counter
 from io import StringIO
+from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp, NoneAttr, TensorType
 from xdsl.dialects.func import FuncOp
@@ -20,9 +21,10 @@ class FastPrinter(Printer):
     """xDSL's printer; attributes are printed once, and names stay as they were written."""
 
     def __init__(
-        self, stream: StringIO, aliases: dict[Attribute, str] | None = None, **options: bool
+        self, stream: StringIO, aliases: dict[Attribute, str] | None = None, **options: Any
     ):
         super().__init__(stream=stream, **options)
+        self.stream: StringIO = stream
         self.aliases = aliases or {}
         self.texts: dict[int, tuple[Attribute, str]] = {}
         self.taken: set[str] = set()
@@ -31,7 +33,7 @@ class FastPrinter(Printer):
         if "\n" in text:
             super().print_string(text, indent=indent)
         else:
-            self.stream.write(text)  # type: ignore[union-attr]
+            self.stream.write(text)
 
     def print_attribute(self, attribute: Attribute) -> None:
         if (found := self.texts.get(id(attribute))) is None:
@@ -47,12 +49,12 @@ class FastPrinter(Printer):
                 finally:
                     self.stream = stream
             found = self.texts[id(attribute)] = attribute, text  # the reference keeps the id valid
-        self.stream.write(found[1])  # type: ignore[union-attr]
+        self.stream.write(found[1])
 
     def print_ssa_value(self, value: SSAValue) -> str:
         if (name := self._ssa_values.get(value)) is None:
             name = self._ssa_values[value] = self.new_name(value.name_hint)
-        self.stream.write(f"%{name}")  # type: ignore[union-attr]
+        self.stream.write(f"%{name}")
         return name
 
     def new_name(self, hint: str | None) -> str:

@@ -5,9 +5,9 @@ from typing import Any
 
 from xdsl.ir import Region
 
-from shardir.syntax.builder import Builder, Stop
+from shardir.syntax.builder import Builder, StopError
 from shardir.syntax.diagnostics import did_you_mean, one_of
-from shardir.syntax.lexer import Machine, Row, Token, Unexpected
+from shardir.syntax.lexer import Machine, Row, Token, UnexpectedError
 
 BLANK = r"[^\S\n]*+"
 RESULT_LIST = rf"{BLANK}(?:%[\w$.-]++{BLANK}(?::{BLANK}\d++{BLANK})?,?{BLANK})++=(?!=)"
@@ -45,7 +45,7 @@ class Recovery:
         self.builder, self.machine = builder, machine
         self.unopened = 0
 
-    def recover(self, stack: list[Row], values: list[Any], e: Unexpected) -> int:
+    def recover(self, stack: list[Row], values: list[Any], e: UnexpectedError) -> int:
         """Mends the stacks; where to go on."""
         builder, text = self.builder, self.builder.source.text
         unknown: Token | None = values[-1] if "NEVER" in stack[-1].shift else None
@@ -54,11 +54,13 @@ class Recovery:
         enter_region(stack, values)
         while "op" not in stack[-1].goto:
             if len(stack) == 1:
-                raise Stop
+                raise StopError
             stack.pop()
             value = values.pop()
-            read_body = read_body or isinstance(value, Region) or (
-                isinstance(value, list) and any(isinstance(v, Region) for v in value)
+            read_body = (
+                read_body
+                or isinstance(value, Region)
+                or (isinstance(value, list) and any(isinstance(v, Region) for v in value))
             )
             if (t := first_token(value)) is not None:
                 start = min(start, t.start)
@@ -77,7 +79,7 @@ class Recovery:
         else:
             self.say(e, text, start, following)
         if not e.got:
-            raise Stop
+            raise StopError
         self.lose(text, start, body + 1 if body >= 0 else following)
         if body < 0:
             return following
@@ -110,7 +112,7 @@ class Recovery:
             self.unopened += 1
 
     # ---- what is said ----
-    def say(self, e: Unexpected, text: str, start: int, following: int) -> None:
+    def say(self, e: UnexpectedError, text: str, start: int, following: int) -> None:
         report = self.builder.report
         if not e.got:
             self.say_end(e, text)
@@ -131,7 +133,7 @@ class Recovery:
             hint = did_you_mean(e.got, [literals[k] for k in e.expected if k in literals])
             report(e.start, e.end, f"{self.expected(e)}, got {shown(e.got)}{hint}")
 
-    def say_end(self, e: Unexpected, text: str) -> None:
+    def say_end(self, e: UnexpectedError, text: str) -> None:
         end = max(len(text.rstrip()), 1)
         notes = []
         if (opened := self.builder.scope.opened) is not None:
@@ -139,7 +141,7 @@ class Recovery:
             notes.append(f"the '{{' on line {line} is not closed")
         self.builder.report(end - 1, end, f"{self.expected(e)}, got the end of the file", *notes)
 
-    def expected(self, e: Unexpected) -> str:
+    def expected(self, e: UnexpectedError) -> str:
         names = {self.human(k) for k in e.expected} - {""}
         if "an operation" in names:
             names -= {"a value", "a string"}

@@ -20,7 +20,7 @@ from shardir.tools.opt import main
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "examples").glob("*.ir"))
 SEEDS = 200
-NOISE = list('%@#!<>(){}[]:,="\\\0\n\r\t -+/.x0é') + ["\u2028", "\U0001f600", "//", "->", "loc("]
+NOISE = [*'%@#!<>(){}[]:,="\\\0\n\r\t -+/.x0é', "\u2028", "\U0001f600", "//", "->", "loc("]
 TYPES = ["f32", "f33", "i1", "tensor<*xf32>", "tensor<4xf32>", "index", "()", "!a.b", "none"]
 
 
@@ -156,7 +156,7 @@ def test_huge_numbers() -> None:
         f"func.func @f(%x: i{digits}) {{\n  func.return\n}}",
         f"dist.mesh @m <d = {digits}>",
         f"%x:{digits} = nn.constant dense<1.0> : tensor<2xf32> -> tensor<2xf32>",
-        f"func.func @f() {{\n  func.return loc(\"a\":{digits}:1)\n}}",
+        f'func.func @f() {{\n  func.return loc("a":{digits}:1)\n}}',
         "func.func @f() attributes {a = 99999999999 : i8} {\n  func.return\n}",
     ):
         with pytest.raises(ParseErrors) as e:
@@ -165,7 +165,13 @@ def test_huge_numbers() -> None:
 
 
 def test_strange_bytes(tmp_path: Path) -> None:
-    for data in (b"\xff\xfe\x00", b"\x00", b"func.func @f() \xc3", b"\xef\xbb\xbf", bytes(range(256))):
+    for data in (
+        b"\xff\xfe\x00",
+        b"\x00",
+        b"func.func @f() \xc3",
+        b"\xef\xbb\xbf",
+        bytes(range(256)),
+    ):
         path = tmp_path / "strange.ir"
         path.write_bytes(data)
         code, _, err = run(path)

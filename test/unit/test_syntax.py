@@ -1,5 +1,7 @@
 """The parser, against xDSL's own parser and against modules built by hand."""
 
+# ruff: noqa: E501 (texts of programs)
+
 import re
 from pathlib import Path
 from typing import ClassVar
@@ -157,7 +159,9 @@ def test_attribute(text: str) -> None:
 
 def test_unicode_strings() -> None:
     """xDSL reads bytes beyond ASCII as another attribute; we keep text text."""
-    module = parse('builtin.module attributes {a = "h\u00e9\u4e2d", b = "\\C3\\A9", c = "\\FF"} {\n}')
+    module = parse(
+        'builtin.module attributes {a = "h\u00e9\u4e2d", b = "\\C3\\A9", c = "\\FF"} {\n}'
+    )
     assert module.attributes["a"] == StringAttr("h\u00e9\u4e2d")
     assert module.attributes["b"] == StringAttr("\u00e9")
     assert module.attributes["c"].name == "bytes"
@@ -398,7 +402,9 @@ WRONG = {
     "nn.rellu": ["1:1 operation nn.rellu is not registered; did you mean nn.relu?"],
     "zz.frob": ["1:1 operation zz.frob is not registered: there is no dialect zz"],
     '"nn.rellu"() : () -> ()': ["1:1 operation nn.rellu is not registered; did you mean nn.relu?"],
-    "arith.addi": ['1:1 arith.addi is no op of shardir: write it in the generic form "arith.addi"(...)'],
+    "arith.addi": [
+        '1:1 arith.addi is no op of shardir: write it in the generic form "arith.addi"(...)'
+    ],
     "func.func @f(%x: tensor<4xf32) {\n  func.return\n}": [
         "1:24 this '<' is never closed, or nests too deeply"
     ],
@@ -415,7 +421,9 @@ WRONG = {
     "func.func @f() {\n  func.return\n": [
         "2:13 expected a block name, an operation or '}', got the end of the file"
     ],
-    "func.func @f() {": ["1:16 expected a block name, an operation or '}', got the end of the file"],
+    "func.func @f() {": [
+        "1:16 expected a block name, an operation or '}', got the end of the file"
+    ],
     "func.func @f(%x: #a) {\n  func.return\n}": ["1:18 expected a type, got '#a'"],
     "dist.mesh @m <dp = 2, dp = 4>": ["1:23 axis dp stands twice in the mesh"],
     "dist.mesh @m <dp 2>": ["1:18 "],
