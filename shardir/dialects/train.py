@@ -41,7 +41,7 @@ from xdsl.irdl import (
 from xdsl.traits import SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.algebra.errors import NotationError
+from shardir.algebra.errors import NotationError, ShardirError
 from shardir.algebra.notation import Options, options_text, parse_options
 from shardir.dialects.nn.base import (
     STRATEGY,
@@ -52,7 +52,7 @@ from shardir.dialects.nn.base import (
     Types,
     float_of,
 )
-from shardir.dialects.nn.elementwise import Elementwise
+from shardir.dialects.nn.elementwise import Elementwise, needs_float
 from shardir.dialects.text import TextAttr
 
 # ---- attributes: words with named values ----
@@ -230,6 +230,10 @@ class Update(Elementwise, ABC):
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        needs_float(cls.name, operands)
+        for t in operands[1:]:
+            if t != operands[0]:
+                raise ShardirError(f"[T6] the parameter is {operands[0]}, its gradient or state {t}")
         return [t for i, t in enumerate(operands) if i != 1]
 
     @classmethod

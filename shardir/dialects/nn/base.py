@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, NoneAttr, TensorType, f64, i64
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, NoneAttr, TensorType, f64, i1, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import IRDLOperation, irdl_attr_definition, opt_prop_def, traits_def
 from xdsl.traits import Pure
@@ -110,9 +110,9 @@ class TensorOp(IRDLOperation, ABC):
         names = {l.mesh for t in types if (l := type_layout(t)) is not None}
         meshes = [find_mesh(self, n) for n in sorted(names)]
         parts = (type(self), *meshes, None, *types, *self.properties.values())
-        _verified.get_or((*parts, len(self.operands)), self.check)
+        _verified.get_or((*parts, len(self.operands)), self.verify_signature)
 
-    def check(self) -> None:
+    def verify_signature(self) -> None:
         """What `verify_` does, once for each signature."""
         check_types(self)
         operands = [plain(v) for v in self.operands]
@@ -344,3 +344,11 @@ def same_element(operands: Types) -> Attribute:
                 f"[T5] element types differ: {first} and {t.element_type}; nn.convert one"
             )
     return first
+
+
+def needs_numbers(op: str, operands: Types) -> Attribute:
+    """The one element type of all operands, with which one can calculate."""
+    element = same_element(operands)
+    if element == i1:
+        raise ShardirError(f"[T5] {op} wants numbers, not i1; nn.convert it, or nn.select")
+    return element

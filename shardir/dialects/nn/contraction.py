@@ -27,8 +27,8 @@ from shardir.dialects.nn.base import (
     Props,
     TensorOp,
     Types,
+    needs_numbers,
     plain,
-    same_element,
 )
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Contraction(TensorOp, ABC):
                         f"[T7] dimension {letters.index(c)} of operand {i} has size {n}, "
                         f"the dimension that it meets has {sizes[c]}"
                     )
-        return [tensor(same_element(operands), tuple(sizes[c] for c in z))]
+        return [tensor(needs_numbers(cls.name, operands), tuple(sizes[c] for c in z))]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:

@@ -17,7 +17,16 @@ from xdsl.irdl import irdl_op_definition, prop_def, result_def
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
-from shardir.dialects.nn.base import Array, Place, Props, TensorOp, Types, axis_of, letters
+from shardir.dialects.nn.base import (
+    Array,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    axis_of,
+    letters,
+    needs_numbers,
+)
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
@@ -58,8 +67,8 @@ class ConstantOp(TensorOp):
         shape = results[0].get_shape()
         return Factors.of([], [letters(len(shape))], [shape])
 
-    def check(self) -> None:
-        super().check()
+    def verify_signature(self) -> None:
+        super().verify_signature()
         from xdsl.utils.exceptions import VerifyException
 
         from shardir.dialects.dist import find_mesh, global_shape, type_layout
@@ -103,6 +112,7 @@ class IotaOp(TensorOp):
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         axis_of(props, "dim", len(results[0].get_shape()))
+        needs_numbers(cls.name, results)
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:

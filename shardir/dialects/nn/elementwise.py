@@ -24,6 +24,7 @@ from shardir.dialects.nn.base import (
     TensorOp,
     Types,
     letters,
+    needs_numbers,
     plain,
     same_element,
 )
@@ -120,8 +121,14 @@ class Binary(Elementwise, ABC):
 # ---- arithmetic ----
 
 
+class Arithmetic(Elementwise, ABC):
+    @classmethod
+    def element(cls, operands: Types, props: Props) -> Any:
+        return needs_numbers(cls.name, operands)
+
+
 @irdl_op_definition
-class AddOp(Binary):
+class AddOp(Arithmetic, Binary):
     """x + y"""
 
     name = "nn.add"
@@ -135,7 +142,7 @@ class AddOp(Binary):
 
 
 @irdl_op_definition
-class SubOp(Binary):
+class SubOp(Arithmetic, Binary):
     """x - y"""
 
     name = "nn.sub"
@@ -149,7 +156,7 @@ class SubOp(Binary):
 
 
 @irdl_op_definition
-class MulOp(Binary):
+class MulOp(Arithmetic, Binary):
     """x y"""
 
     name = "nn.mul"
@@ -198,7 +205,7 @@ class MaxOp(Binary):
 
 
 @irdl_op_definition
-class NegOp(Unary):
+class NegOp(Arithmetic, Unary):
     """-x"""
 
     name = "nn.neg"
@@ -267,6 +274,10 @@ class ActivationGrad(Elementwise, ABC):
     dy = operand_def(TensorType)
     out = result_def(TensorType)
     assembly_format = f"$saved `,` $dy {STRATEGY}"
+
+    @classmethod
+    def element(cls, operands: Types, props: Props) -> Any:
+        return needs_float(cls.name, operands)
 
 
 class Activation(FloatUnary, ABC):

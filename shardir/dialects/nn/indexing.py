@@ -25,6 +25,7 @@ from shardir.dialects.nn.base import (
     Types,
     axis_of,
     letters,
+    needs_numbers,
     plain,
 )
 
@@ -75,6 +76,7 @@ class GatherGradOp(TensorOp):
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         needs_indices(operands[0])
+        needs_numbers(cls.name, (operands[1], *results))
         axis = axis_of(props, "axis", len(results[0].get_shape()))
         expected = _taken(results[0].get_shape(), operands[0].get_shape(), axis)
         if operands[1].get_shape() != expected:
@@ -173,6 +175,7 @@ class PickGradOp(TensorOp):
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         needs_indices(operands[0])
+        needs_numbers(cls.name, (operands[1], *results))
         for t in operands:
             if t.get_shape() != results[0].get_shape()[:-1]:
                 raise ShardirError(f"[T1] {t} does not have the result's leading dimensions")

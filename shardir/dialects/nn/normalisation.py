@@ -15,6 +15,7 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Shape
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
@@ -201,6 +202,8 @@ class CrossEntropyGradOp(_LossOp):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         element, shape = cls.check(operands)
+        if operands[2] != tensor(element, shape[:-1]):
+            raise ShardirError(f"[T1] dy is {operands[2]}, it is to be one {element} per label")
         return [tensor(element, shape)]
 
     @classmethod
@@ -263,6 +266,15 @@ class CrossEntropyOp(_LossOp):
 # ---- layer norm ----
 
 
+def check_norm(x: Shape, weight: Shape) -> None:
+    """Raises ShardirError unless the dimensions of `weight` are the trailing ones of `x`."""
+    if not weight or x[-len(weight) :] != weight:
+        raise ShardirError(
+            f"[T6] weight and bias must have the trailing dimensions of {list(x)}, "
+            f"not {list(weight)}"
+        )
+
+
 @irdl_op_definition
 class LayerNormGradOp(TensorOp):
     """The cotangents of x, weight and bias of a layer norm."""
@@ -279,7 +291,11 @@ class LayerNormGradOp(TensorOp):
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        x, weight, _ = operands
+        x, weight, dy = operands
+        needs_float(cls.name, operands)
+        check_norm(x.get_shape(), weight.get_shape())
+        if dy != x:
+            raise ShardirError(f"[T1] dy is {dy}, it is to be like x, {x}")
         return [x, weight, weight]
 
     @classmethod
@@ -321,11 +337,10 @@ class LayerNormOp(TensorOp):
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         x, weight, bias = (t.get_shape() for t in operands)
         needs_float(cls.name, operands)
-        if not weight or x[len(x) - len(weight) :] != weight or weight != bias:
-            raise ShardirError(
-                f"[T6] weight {list(weight)} and bias {list(bias)} must both have "
-                f"the trailing dimensions of {list(x)}"
-            )
+        check_norm(x, weight)
+        check_norm(x, bias)
+        if weight != bias:
+            raise ShardirError(f"[T6] weight {list(weight)} and bias {list(bias)} differ")
         return [tensor(same_element(operands), x)]
 
     @classmethod

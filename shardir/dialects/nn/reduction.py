@@ -32,6 +32,7 @@ from shardir.dialects.nn.base import (
     Types,
     dims_of,
     letters,
+    needs_numbers,
     plain,
 )
 from shardir.dialects.nn.base import DimsAttr as _DimsAttr
@@ -75,6 +76,8 @@ class ReduceOp(TensorOp):
         dims = dims_of(props, "dims", len(shape))
         kind = props["kind"]
         assert isinstance(kind, ReductionKindAttr)
+        if kind.data == "sum":
+            needs_numbers(cls.name, operands)
         if kind.data == "mean" and not isinstance(t.element_type, AnyFloat):
             raise ShardirError(f"[T5] a mean wants floats, not {t.element_type}; nn.convert it")
         if kind.data in ("mean", "max", "min") and prod(shape[d] for d in dims) == 0:
