@@ -25,6 +25,7 @@ from shardir.syntax import diagnostics
 from shardir.syntax.diagnostics import Failure, ParseErrors, Source
 from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.parser import parse as _parse
+from shardir.syntax.printer import print_module
 
 if TYPE_CHECKING:
     from shardir.backend.launch import Report
@@ -106,7 +107,7 @@ class Compiled:
     @property
     def text(self) -> str:
         """The IR after all passes."""
-        return str(self.module)
+        return print_module(self.module)
 
     @property
     def program(self) -> str:

@@ -183,7 +183,7 @@ class Program:
 
     def constant(self, numbers: list[str]) -> str:
         """The name of a tuple of numbers at the head of the file."""
-        name = f"NUMBERS_{len(self.constants)}"
+        name = f"{names.CONSTANT}{len(self.constants)}"
         self.constants[name] = numbers
         return name
 
@@ -247,6 +247,7 @@ class Scope:
         if made is None:
             return
         if isinstance(made, SSAValue):
+            self.storages.join(op.results[0], made)
             self.same(op.results[0], made)
             return
         self.let(op, made)

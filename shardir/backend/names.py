@@ -12,6 +12,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import count
 
+CONSTANT = "NUMBERS_"
+"""How the names of a program's tuples of numbers begin."""
+
 WIDTH = 100
 MAX_NAME = 60
 MAX_COMMENT = 600
@@ -28,7 +31,7 @@ def identifier(text: str | None, default: str) -> str:
     name = re.sub(r"[^0-9A-Za-z]+", "_", text or "").strip("_")[:MAX_NAME]
     if not name:
         name = default
-    return f"v{name}" if name[0].isdigit() else name
+    return f"v{name}" if name[0].isdigit() or name.startswith(CONSTANT) else name
 
 
 class Names:
@@ -83,11 +86,16 @@ def joined(head: str, items: Sequence[str], tail: str, indent: int) -> list[str]
     line = f"{space}{head}{', '.join(items)}{tail}"
     if len(line) <= WIDTH or not tail:
         return [line]
-    body = textwrap.wrap(
-        ", ".join(items) + ",", WIDTH, initial_indent=f"{space}    ",
-        subsequent_indent=f"{space}    ", break_long_words=False, break_on_hyphens=False,
+    return [f"{space}{head}", *listed(items, indent + 4), f"{space}{tail}"]
+
+
+def listed(items: Sequence[str], indent: int) -> list[str]:
+    """Lines of items, each with a comma behind it."""
+    space = " " * indent
+    return textwrap.wrap(
+        ", ".join(items) + ",", WIDTH, initial_indent=space, subsequent_indent=space,
+        break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-    return [f"{space}{head}", *body, f"{space}{tail}"]
 
 
 def axes_text(axes: Iterable[object]) -> str:

@@ -8,7 +8,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from shardir.algebra.layout import shard_bounds
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.backend.emit import Scope
-from shardir.backend.names import axes_text, joined, literal, size_text, tuple_text
+from shardir.backend.names import axes_text, joined, listed, literal, size_text, tuple_text
 from shardir.dialects import dist, nn
 from shardir.syntax.diagnostics import Failure
 
@@ -138,11 +138,11 @@ def _write(s: Scope, op: dist.Collective, call: str, tail: str) -> None:
         s.line(line)
         return
     head = ", ".join(left)
-    if len(head) < 80:
+    if len(head) < 70:
         s.lines += joined(f"{head} = rt.{call}(mesh, [", given, f"], {tail})", 4)
         return
-    s.lines += joined(f"fused = rt.{call}(mesh, [", given, f"], {tail})", 4)
-    s.lines += joined("(", left, ") = fused", 4)
+    s.lines += ["    (", *listed(left, 8), f"    ) = rt.{call}(mesh, ["]
+    s.lines += [*listed(given, 8), f"    ], {tail})"]
 
 
 def _each(s: Scope, op: dist.Collective, text: Callable[[SSAValue, SSAValue], str]) -> None:

@@ -113,9 +113,6 @@ def _contraction(s: Scope, op: nn.Contraction) -> Text:
     x, y, z = op.letters
     sizes = {c: s.size(op.out, d) for d, c in enumerate(z)}
     made = s.operand(op.lhs), s.operand(op.rhs)
-    if s.element(op.out) == "i1":
-        text = contraction((x, y, z), (f"{made[0]}.float()", f"{made[1]}.float()"), sizes)
-        return f"({text}) > 0"
     return contraction((x, y, z), made, sizes)
 
 
@@ -128,15 +125,13 @@ def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
     x, keep = s.operand(op.x), op.keep is not None
     at = _dims(dims, len(s.shape_of(op.x)), keep)
     tail = [", keepdim=True"] if keep else []
-    boolean, kind = s.element(op.x) == "i1", op.kind.data
+    kind = op.kind.data
     if kind in ("max", "min"):
         if any(_may_be_empty(s, op.x, d) for d in dims):
             s.use("ops_runtime as ops")
             helper = "greatest" if kind == "max" else "least"
             return f"ops.{helper}({x}, {tuple_text(list(map(str, dims)))}{', keep=True' * keep})"
         return f"{x}.a{kind}({at}{''.join(tail)})"
-    if boolean:
-        return f"{x}.any({at}{''.join(tail)})"
     if kind == "sum":
         typed = [] if s.is_float(op.x) else [f"dtype={s.dtype(op.x)}"]
         return f"{x}.sum({', '.join([*([at] if at else []), *(t[2:] for t in tail), *typed])})"

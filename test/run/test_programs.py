@@ -1,0 +1,253 @@
+"""Emitted programs on real Gloo ranks, against numpy and against torch's own autograd."""
+# ruff: noqa: E402, E501
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import shardir
+from shardir.backend.launch import Options, run
+from shardir.interpret.random import fill
+
+NORMAL = {"mean": 0.0, "std": 1.0}
+
+
+def first_numbers(key, shape, seed=0):
+    """What the runtime fills an input or parameter with."""
+    return fill("normal", NORMAL, shape, None, f"{seed}/{key}", np.float32)
+
+
+def ran(directory, tmp_path, program="program.py", **options):
+    """The report, and what was dumped."""
+    dump = tmp_path / f"{program}.npz"
+    report = run(directory, Options(timeout=60, dump=dump, **options), program=program)
+    return report, dict(np.load(dump))
+
+
+# ---- each collective keeps the whole value ----
+
+
+def local(shape, dims, extra="", whole=None):
+    of = f", of {whole}" if whole else ""
+    return f"tensor<{'x'.join(map(str, shape))}xf32, #dist.local<@m, [{dims}]{extra}{of}>>"
+
+
+def function(name, lines, ins, outs):
+    """A function of one argument x, lines between it and what it returns."""
+    body = "\n".join(f"  {line}" for line in lines)
+    return f"func.func @{name}(%x: {ins}) -> {outs} {{\n{body}\n  func.return %y : {outs}\n}}\n"
+
+
+def moves():
+    """name -> (text of the function, global shape)."""
+    found = {}
+
+    def add(name, shape, *steps):
+        """steps: (op, type) from x on; the first is the argument's type."""
+        lines, before = [], "%x"
+        for i, (op, kind) in enumerate(steps[1:]):
+            after = "%y" if i == len(steps) - 2 else f"%v{i}"
+            lines.append(f"{after} = {op.format(before)} : ({steps[i][1]}) -> {kind}")
+            before = after
+        found[name] = function(name, lines, steps[0][1], steps[-1][1]), shape
+
+    rows, columns = local((4, 6), "{dp}, {}"), local((8, 3), "{}, {dp}")
+    whole = local((8, 6), "{}, {}")
+    both = local((2, 6), "{dp, tp}, {}")
+    swapped = local((2, 6), "{tp, dp}, {}")
+    partial = local((8, 6), "{}, {}", ", partial sum {dp, tp}")
+    sub = local((2, 6), "{d:(1)2, d:(2)2}, {}")
+    x = ("", whole)
+    add("all_gather", (8, 6), ("", rows), ("dist.all_gather {} dim 0 over <dp>", whole))
+    add("all_gather_columns", (8, 6), ("", columns), ("dist.all_gather {} dim 1 over <dp>", whole))
+    add("all_gather_both", (8, 6), ("", swapped), ("dist.all_gather {} dim 0 over <tp, dp>", whole))
+    add("slice", (8, 6), x, ("dist.slice {} dim 0 over <dp, tp>", both))
+    add(
+        "all_to_all", (8, 6), ("", rows), ("dist.all_to_all {} split 1 concat 0 over <dp>", columns)
+    )
+    add("all_reduce", (8, 6), x, ("dist.contribute <sum> {} over <dp, tp>", partial),
+        ("dist.all_reduce <sum> {} over <dp, tp>", whole))  # fmt: skip
+    add("in_two", (8, 6), x, ("dist.contribute <sum> {} over <dp, tp>", partial),
+        ("dist.all_reduce <sum> {} over <tp>", local((8, 6), "{}, {}", ", partial sum {dp}")),
+        ("dist.reduce_scatter <sum> {} dim 0 over <dp>", rows))  # fmt: skip
+    add("reduce_scatter", (8, 6), x, ("dist.contribute <sum> {} over <dp, tp>", partial),
+        ("dist.reduce_scatter <sum> {} dim 0 over <tp, dp>", swapped))  # fmt: skip
+    for kind in ("max", "min", "mean"):
+        held = local((8, 6), "{}, {}", f", partial {kind} {{tp}}")
+        add(f"all_reduce_{kind}", (8, 6), x, (f"dist.contribute <{kind}> {{}} over <tp>", held),
+            (f"dist.all_reduce <{kind}> {{}} over <tp>", whole))  # fmt: skip
+    add("broadcast", (8, 6), x, ("dist.contribute <sum> {} over <tp>",
+        local((8, 6), "{}, {}", ", partial sum {tp}")), ("dist.broadcast {} from 0 over <tp>", whole))  # fmt: skip
+    held = local((8, 6), "{}, {}", ", partial sum {dp}")
+    add("gather", (8, 6), ("", rows), ("dist.gather {} dim 0 to 1 over <dp>", held),
+        ("dist.all_reduce <sum> {} over <dp>", whole))  # fmt: skip
+    add("scatter", (8, 6), x, ("dist.scatter {} dim 0 from 1 over <dp>", rows))
+    add("partial_result", (8, 6), x, ("dist.contribute <sum> {} over <dp>", held))
+    # shards that are not of one size, and empty ones
+    for n in (10, 5, 3):
+        c = -(-n // 4)
+        uneven = local((c, 6), "{dp, tp}, {}", whole=[n, 6])
+        full = local((n, 6), "{}, {}")
+        held = local((n, 6), "{}, {}", ", partial sum {dp, tp}")
+        across = local((n, 2), "{}, {dp, tp}", whole=[n, 6])
+        add(
+            f"all_gather_{n}",
+            (n, 6),
+            ("", uneven),
+            ("dist.all_gather {} dim 0 over <dp, tp>", full),
+        )
+        add(f"slice_{n}", (n, 6), ("", full), ("dist.slice {} dim 0 over <dp, tp>", uneven))
+        add(f"all_to_all_{n}", (n, 6), ("", uneven),
+            ("dist.all_to_all {} split 1 concat 0 over <dp, tp>", across))  # fmt: skip
+        add(f"reduce_scatter_{n}", (n, 6), ("", full), ("dist.contribute <sum> {} over <dp, tp>", held),
+            ("dist.reduce_scatter <sum> {} dim 0 over <dp, tp>", uneven))  # fmt: skip
+    assert sub
+    return found
+
+
+SHIFT = """
+func.func @shift(%x: A) -> A {
+  %y = dist.permute %x pairs <0, 1, 1, 2, 2, 3> over <dp, tp> : (A) -> A
+  func.return %y : A
+}
+func.func @sent(%x: A) -> B {
+  %y = nn.neg %x : (A) -> A
+  dist.send %y from 0 to 1 over <tp> : A
+  %z = dist.recv from 0 to 1 over <tp> : B
+  func.return %z : B
+}
+func.func @fused(%x: A, %w: A) -> (C, C) {
+  %a, %b = dist.all_gather %x, %w dim 0 over <dp, tp> : (A, A) -> (C, C)
+  func.return %a, %b : C, C
+}
+func.func private @hidden(%x: A) -> A {
+  func.return %x : A
+}
+"""
+
+
+def test_every_collective_on_real_ranks(tmp_path):
+    cases = moves()
+    letters = {"A": local((2, 6), "{dp, tp}, {}"), "C": local((8, 6), "{}, {}"),
+               "B": local((2, 6), "{dp}, {}", ", partial sum {tp}", [4, 6])}  # fmt: skip
+    letters["B"] = local((2, 6), "{dp}, {}", ", partial sum {tp}")
+    shift = SHIFT
+    for letter, kind in letters.items():
+        for end in (")", ",", " ", "\n"):
+            shift = shift.replace(f" {letter}{end}", f" {kind}{end}")
+            shift = shift.replace(f"({letter}{end}", f"({kind}{end}")
+    text = "dist.mesh @m <dp = 2, tp = 2>\n" + "".join(t for t, _ in cases.values()) + shift
+    compiled = shardir.compile(text, "", "moves.ir")
+    directory = compiled.save(tmp_path / "out", per_rank=True)
+    assert json.loads((directory / "plan.json").read_text())["single"] is None
+    assert "hidden" not in (directory / "program.py").read_text()
+    _, dumped = ran(directory, tmp_path)
+    for name, (_, shape) in cases.items():
+        np.testing.assert_array_equal(
+            dumped[f"results/{name}/0"], first_numbers("x", shape), err_msg=name
+        )
+    x = first_numbers("x", (8, 6))
+    np.testing.assert_array_equal(dumped["results/shift/0"], np.vstack([np.zeros((2, 6)), x[:6]]))
+    np.testing.assert_array_equal(dumped["results/sent/0"], -np.vstack([x[:2], x[4:6]]))
+    np.testing.assert_array_equal(dumped["results/fused/0"], x)
+    np.testing.assert_array_equal(dumped["results/fused/1"], first_numbers("w", (8, 6)))
+
+
+# ---- a transformer block, through all passes ----
+
+BLOCK = """
+dist.mesh @m <dp = 2, tp = 2>
+func.func private @loss(
+    %ids: tensor<BxSxi32, #dist.layout<@m, [{dp}, {}]>> {train.input = #train.init<integers, low = 0, high = V>},
+    %next: tensor<BxSxi32, #dist.layout<@m, [{dp}, {}]>> {train.input = #train.init<integers, low = 0, high = V>},
+    %table: tensor<Vx8xf32, #dist.layout<@m, [{tp}, {}]>> {train.parameter = "table", train.init = #train.init<normal>},
+    %gain: tensor<8xf32> {train.parameter = "gain", train.init = #train.init<uniform, low = 0.5, high = 1.5>},
+    %shift: tensor<8xf32> {train.parameter = "shift", train.init = #train.init<constant, value = 0.1>},
+    %qkv: tensor<3x2x8x4xf32, #dist.layout<@m, [{}, {tp}, {}, {}]>> {train.parameter = "qkv", train.init = #train.init<normal, std = 0.5>},
+    %o: tensor<2x4x8xf32, #dist.layout<@m, [{tp}, {}, {}]>> {train.parameter = "o", train.init = #train.init<normal, std = 0.5>},
+    %up: tensor<8x16xf32, #dist.layout<@m, [{}, {tp}]>> {train.parameter = "up", train.init = #train.init<normal, std = 0.5>},
+    %down: tensor<16x8xf32, #dist.layout<@m, [{tp}, {}]>> {train.parameter = "down", train.init = #train.init<normal, std = 0.5>}
+) -> tensor<f32> {
+  %e = nn.gather %table, %ids axis 0 : (tensor<Vx8xf32, #dist.layout<@m, [{tp}, {}]>>, tensor<BxSxi32, #dist.layout<@m, [{dp}, {}]>>) -> tensor<BxSx8xf32>
+  %n = nn.layer_norm %e, %gain, %shift eps 1.0e-05 : (tensor<BxSx8xf32>, tensor<8xf32>, tensor<8xf32>) -> tensor<BxSx8xf32>
+  %p = nn.einsum "bsd,chde->cbhse" %n, %qkv : (tensor<BxSx8xf32>, tensor<3x2x8x4xf32, #dist.layout<@m, [{}, {tp}, {}, {}]>>) -> tensor<3xBx2xSx4xf32>
+  %i0 = nn.constant dense<[0]> : tensor<1xi32> -> tensor<1xi32>
+  %i1 = nn.constant dense<[1]> : tensor<1xi32> -> tensor<1xi32>
+  %i2 = nn.constant dense<[2]> : tensor<1xi32> -> tensor<1xi32>
+  %q1 = nn.gather %p, %i0 axis 0 : (tensor<3xBx2xSx4xf32>, tensor<1xi32>) -> tensor<1xBx2xSx4xf32>
+  %k1 = nn.gather %p, %i1 axis 0 : (tensor<3xBx2xSx4xf32>, tensor<1xi32>) -> tensor<1xBx2xSx4xf32>
+  %v1 = nn.gather %p, %i2 axis 0 : (tensor<3xBx2xSx4xf32>, tensor<1xi32>) -> tensor<1xBx2xSx4xf32>
+  %q = nn.reshape %q1 : (tensor<1xBx2xSx4xf32>) -> tensor<Bx2xSx4xf32>
+  %k = nn.reshape %k1 : (tensor<1xBx2xSx4xf32>) -> tensor<Bx2xSx4xf32>
+  %v = nn.reshape %v1 : (tensor<1xBx2xSx4xf32>) -> tensor<Bx2xSx4xf32>
+  %s = nn.einsum "bhqe,bhke->bhqk" %q, %k : (tensor<Bx2xSx4xf32>, tensor<Bx2xSx4xf32>) -> tensor<Bx2xSxSxf32>
+  %half = nn.constant dense<5.0e-01> : tensor<f32> -> tensor<f32>
+  %s2 = nn.mul %s, %half : (tensor<Bx2xSxSxf32>, tensor<f32>) -> tensor<Bx2xSxSxf32>
+  %a = nn.softmax %s2 axis 3 : (tensor<Bx2xSxSxf32>) -> tensor<Bx2xSxSxf32>
+  %c = nn.einsum "bhqk,bhke->bhqe" %a, %v : (tensor<Bx2xSxSxf32>, tensor<Bx2xSx4xf32>) -> tensor<Bx2xSx4xf32>
+  %y = nn.einsum "bhse,hed->bsd" %c, %o : (tensor<Bx2xSx4xf32>, tensor<2x4x8xf32, #dist.layout<@m, [{tp}, {}, {}]>>) -> tensor<BxSx8xf32>
+  %r = nn.add %e, %y : (tensor<BxSx8xf32>, tensor<BxSx8xf32>) -> tensor<BxSx8xf32>
+  %u = nn.matmul %r, %up : (tensor<BxSx8xf32>, tensor<8x16xf32, #dist.layout<@m, [{}, {tp}]>>) -> tensor<BxSx16xf32>
+  %g = nn.gelu %u : (tensor<BxSx16xf32>) -> tensor<BxSx16xf32>
+  %d = nn.matmul %g, %down : (tensor<BxSx16xf32>, tensor<16x8xf32, #dist.layout<@m, [{tp}, {}]>>) -> tensor<BxSx8xf32>
+  %f = nn.add %r, %d : (tensor<BxSx8xf32>, tensor<BxSx8xf32>) -> tensor<BxSx8xf32>
+  %logits = nn.einsum "bsd,vd->bsv" %f, %table : (tensor<BxSx8xf32>, tensor<Vx8xf32, #dist.layout<@m, [{tp}, {}]>>) -> tensor<BxSxVxf32>
+  %losses = nn.cross_entropy %logits, %next : (tensor<BxSxVxf32>, tensor<BxSxi32, #dist.layout<@m, [{dp}, {}]>>) -> tensor<BxSxf32>
+  %loss = nn.reduce <mean> %losses dims <0, 1> : (tensor<BxSxf32>) -> tensor<f32>
+  func.return %loss : tensor<f32>
+}
+train.step @step of @loss <momentum, lr = 0.05, momentum = 0.9, weight_decay = 0.01>
+"""
+
+
+def by_torch(batch, length, vocabulary, steps):
+    """The same training, by torch's modules and autograd, in double precision."""
+    shapes = {"table": (vocabulary, 8), "qkv": (3, 2, 8, 4), "o": (2, 4, 8), "up": (8, 16),
+              "down": (16, 8)}  # fmt: skip
+    w = {}
+    for key, shape in shapes.items():
+        options = NORMAL if key == "table" else {"mean": 0.0, "std": 0.5}
+        w[key] = fill("normal", options, shape, None, f"0/{key}", np.float32)
+    w["gain"] = fill("uniform", {"low": 0.5, "high": 1.5}, (8,), None, "0/gain", np.float32)
+    w["shift"] = np.full(8, np.float32(0.1))
+    w = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in w.items()}
+    whole = {"low": 0, "high": vocabulary}
+    ids, target = (
+        torch.tensor(fill("integers", whole, (batch, length), None, f"0/{k}", np.int64))
+        for k in ("ids", "next")
+    )
+    functional, losses = torch.nn.functional, []
+    optimizer = torch.optim.SGD(list(w.values()), lr=0.05, momentum=0.9, weight_decay=0.01)
+    for _ in range(steps):
+        e = functional.embedding(ids, w["table"])
+        n = functional.layer_norm(e, (8,), w["gain"], w["shift"], 1e-5)
+        q, k, v = (torch.einsum("bsd,hde->bhse", n, m) for m in w["qkv"])
+        c = functional.scaled_dot_product_attention(q, k, v, scale=0.5)
+        r = e + torch.einsum("bhse,hed->bsd", c, w["o"])
+        f = r + functional.gelu(r @ w["up"], approximate="tanh") @ w["down"]
+        loss = functional.cross_entropy((f @ w["table"].T).flatten(0, 1), target.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {k: v.detach().numpy() for k, v in w.items()}
+
+
+@pytest.mark.parametrize(("batch", "length", "vocabulary"), [(4, 6, 12), (3, 5, 11)])
+def test_a_transformer_trains_as_in_torch(tmp_path, batch, length, vocabulary):
+    text = BLOCK
+    for letter, n in (("B", batch), ("S", length), ("V", vocabulary)):
+        for before, after in (("<", "x"), ("x", "x"), ("x", "x"), ("= ", ">")):
+            text = text.replace(f"{before}{letter}{after}", f"{before}{n}{after}")
+    directory = shardir.compile(text, name="block.ir").save(tmp_path / "out")
+    want, states = by_torch(batch, length, vocabulary, steps=4)
+    for program in ("program.py", "single.py"):
+        report, dumped = ran(directory, tmp_path, program, steps=4)
+        np.testing.assert_allclose(report.losses["step"], want, rtol=2e-5)
+        for key, value in states.items():
+            np.testing.assert_allclose(
+                dumped[f"states/{key}"], value, rtol=1e-3, atol=2e-5, err_msg=f"{program} {key}"
+            )
