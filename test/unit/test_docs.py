@@ -7,12 +7,14 @@ What a page may hold, and what is checked of it:
     ```sh ... ```                        its tools and their flags exist
     <!-- file: NAME -->, then a block    the block is that file, for the commands of the page
     <!-- from: COMMAND -->               what follows, up to <!-- end -->, is what it prints
+    <!-- runs -->, then a block          the block runs as Python, with the page's files at hand
     <!-- edit: PATH, ... -->             a step of a walk-through (see Step)
 
 `python test/unit/test_docs.py --regenerate` writes what commands print into the pages.
 """
 
 import importlib.util
+import os
 import re
 import shlex
 import shutil
@@ -36,6 +38,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 FILE = re.compile(r"^<!-- file: (\S+) -->\n```\w*\n(.*?)^```$", re.M | re.S)
 MADE = re.compile(r"(^<!-- from: (.*?) -->\n)(.*?)(^<!-- end -->$)", re.M | re.S)
 EDIT = re.compile(r"^<!-- edit: (\S+?)(?:, (\w+): (.*?))? -->\n```\w*\n(.*?)^```$", re.M | re.S)
+RUNS = re.compile(r"^<!-- runs -->\n```python\n(.*?)^```$", re.M | re.S)
 CODE = re.compile(r"\[([A-Z]\d+)\]")
 LIMIT_SECONDS = 240
 
@@ -172,6 +175,25 @@ def regenerated(page: Path, folder: Path) -> str:
 def test_outputs_are_current(page: Path, tmp_path: Path) -> None:
     told = "run: python test/unit/test_docs.py --regenerate, and read the difference"
     assert regenerated(page, tmp_path) == page.read_text(), told
+
+
+RUNNING = [
+    pytest.param(page, text, id=page.name)
+    for page in PAGES
+    for text in RUNS.findall(page.read_text())
+]
+
+
+@pytest.mark.parametrize(("page", "text"), RUNNING)
+def test_python_runs(page: Path, text: str, tmp_path: Path) -> None:
+    for name, content in FILE.findall(page.read_text()):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "block.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "block.py"], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # ---- the invariants ----
