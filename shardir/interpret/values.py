@@ -56,15 +56,39 @@ def rounded(array: Any, element: Attribute) -> Array:
 
 
 def split(array: Array, layout: Layout, mesh: Mesh) -> list[Array]:
-    """What each rank holds of a value. Over partial axes the first rank of a group holds it (sum)
-    or all do (max, min, mean)."""
-    parts = []
-    for rank in range(mesh.size):
-        part = array[layout.slices(mesh, array.shape, rank)]
-        if layout.reduction in ("sum", "any") and mesh.index(rank, layout.partial) > 0:
-            part = np.zeros_like(part)
-        parts.append(part)
-    return parts
+    """What each rank holds of a value: its part, or over partial axes a contribution to it."""
+    n = mesh.extent(layout.partial)
+    return [
+        contribution(
+            array[layout.slices(mesh, array.shape, rank)],
+            layout.reduction, n, mesh.index(rank, layout.partial),
+        )
+        for rank in range(mesh.size)
+    ]  # fmt: skip
+
+
+def contribution(x: Array, reduction: str, n: int, k: int) -> Array:
+    """Number `k` of `n` contributions whose reduction is `x`, without rounding.
+
+    They differ from each other and from `x`, so that an op that takes one for the value, or
+    applies to each what holds for their sum only, does not go unnoticed.
+    """
+    if n == 1:
+        return x
+    boolean = x.dtype == bool
+    match reduction:
+        case "sum" if not boolean:
+            first = 2 * x if n % 2 == 0 else x
+            return first if k == 0 else -x if k % 2 else x
+        case "mean":
+            return x if n % 2 and k == n - 1 else np.zeros_like(x) if k % 2 else 2 * x
+        case "max" | "min" if k > 0:
+            worse = -1 if reduction == "max" else 1
+            if boolean:
+                return np.full_like(x, worse > 0)
+            return np.where(np.isfinite(x), x + worse * (np.abs(x) + 1), x)
+        case _:
+            return x if k == 0 or reduction in ("max", "min") else np.zeros_like(x)
 
 
 def assemble(parts: list[Array], layout: Layout, mesh: Mesh, shape: Shape) -> Array:
