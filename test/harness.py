@@ -1,0 +1,535 @@
+"""What the tests build programs with, run them by, and hold their results against.
+
+A program is built once as a plain single-device module; `laid_out` gives its arguments layouts on
+a mesh, `compiled` takes it through the passes, `run` is the interpreters'. The independent answer
+is torch on one device, op by op from the table TORCH, in double precision.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from xdsl.dialects import builtin
+from xdsl.dialects.builtin import Block, FunctionType, ModuleOp, Region, StringAttr, SymbolRefAttr
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.notation import mesh_of, parse_layout
+from shardir.dialects import dist, nn, train
+from shardir.dialects.builder import Builder
+from shardir.dialects.nn.base import TensorOp, dims_attr
+from shardir.interpret import check_pass, run
+from shardir.interpret.values import rounded
+from shardir.passes import PASSES
+from shardir.passes.functions import set_type, update_signature
+
+Array = np.ndarray[Any, Any]
+
+ELEMENTS: dict[str, Any] = {
+    name: getattr(builtin, name) for name in ("f32", "f64", "bf16", "f16", "i32", "i64", "i1")
+}
+FLOATS = ("f64", "f32", "bf16", "f16")
+INTEGERS = ("i32", "i64")
+TOLERANCE = {"f64": 1e-12, "f32": 1e-5, "bf16": 2.0**-4, "f16": 2.0**-7}
+"""Of the greatest element, or of 1: a few roundings of numbers that are up to 8 on the way."""
+
+MESH = mesh_of("m", "a = 2, b = 2")
+PIPELINE = (
+    "propagate-strategies", "insert-redistributions", "distributed-autodiff", "recompute",
+    "lower-to-spmd", "simplify-communication", "fuse-communication",
+)  # fmt: skip
+
+# ---- layouts ----
+
+
+def layout(text: str, mesh: Mesh = MESH) -> Layout:
+    """A layout from the text after the mesh's name."""
+    return parse_layout(f"@{mesh.name}, {text}")
+
+
+@cache
+def layouts(rank: int, mesh: Mesh = MESH) -> tuple[Layout, ...]:
+    """Every layout of whole axes: each dimension over any axes in any order, none used twice."""
+
+    def fill(dims: int, left: Axes) -> Iterator[tuple[Axes, ...]]:
+        if not dims:
+            yield ()
+            return
+        for mine in ordered_subsets(left):
+            rest = tuple(a for a in left if a not in mine)
+            for others in fill(dims - 1, rest):
+                yield (mine, *others)
+
+    return tuple(Layout(mesh.name, dims) for dims in fill(rank, mesh.names))
+
+
+def ordered_subsets(axes: Sequence[Axis]) -> Iterator[Axes]:
+    """() , (a), (b), (a, b), (b, a) of (a, b)."""
+    yield ()
+    for i, a in enumerate(axes):
+        for rest in ordered_subsets([*axes[:i], *axes[i + 1 :]]):
+            yield (a, *rest)
+
+
+def all_layouts(shapes: Sequence[Shape], mesh: Mesh = MESH) -> list[tuple[Layout, ...]]:
+    """Every combination of layouts of values of these shapes."""
+    return list(product(*(layouts(len(s), mesh) for s in shapes)))
+
+
+# ---- programs ----
+
+
+@dataclass(frozen=True)
+class Arg:
+    """An argument: its type, and for a parameter its name."""
+
+    element: str
+    shape: Shape
+    parameter: str = ""
+
+
+Body = Callable[..., SSAValue | Sequence[SSAValue]]
+
+
+def program(args: Sequence[Arg], body: Body, wrt: Sequence[int] | None = None) -> ModuleOp:
+    """A plain module: @f, built by `body(builder, *arguments)`, and a request for its gradient @g
+    with respect to the arguments `wrt` (None: no request)."""
+    types = [dist.tensor(ELEMENTS[a.element], a.shape) for a in args]
+    block = Block(arg_types=types)
+    for i, v in enumerate(block.args):
+        v.name_hint = args[i].parameter or f"x{i}"
+    results = body(Builder(None, block.add_op), *block.args)
+    results = [results] if isinstance(results, SSAValue) else list(results)
+    block.add_op(ReturnOp(*results))
+    signature = FunctionType.from_lists(types, [r.type for r in results])
+    f = FuncOp("f", signature, Region(block))
+    if any(a.parameter for a in args):
+        init = train.InitAttr.read("normal")
+        train.set_arg_attrs(f, [
+            {"train.parameter": StringAttr(a.parameter), "train.init": init} if a.parameter
+            else {"train.input": init} if a.element in FLOATS
+            else {"train.input": train.InitAttr.read("integers, low = 0, high = 2")}
+            for a in args
+        ])  # fmt: skip
+    module = ModuleOp([f])
+    if wrt is not None:
+        module.body.block.add_op(train.GradientOp.create(properties={
+            "sym_name": StringAttr("g"), "function": SymbolRefAttr("f"), "wrt": dims_attr(*wrt),
+        }))  # fmt: skip
+    return module
+
+
+def add_step(module: ModuleOp, optimizer: str) -> ModuleOp:
+    """The module with a request for a training step @step of @f."""
+    module.body.block.add_op(train.StepOp.create(properties={
+        "sym_name": StringAttr("step"), "function": SymbolRefAttr("f"),
+        "optimizer": train.OptimizerAttr.read(optimizer),
+    }))  # fmt: skip
+    return module
+
+
+def function(module: ModuleOp, name: str) -> FuncOp:
+    return next(
+        op for op in module.body.ops if isinstance(op, FuncOp) and op.sym_name.data == name
+    )
+
+
+def laid_out(
+    module: ModuleOp,
+    mesh: Mesh,
+    given: Sequence[Layout | None],
+    results: Sequence[Layout | None] = (),
+) -> ModuleOp:
+    """A copy of the module with a mesh, and layouts on the arguments of @f and its results."""
+    module = module.clone()
+    declaration = dist.MeshOp.create(properties={
+        "sym_name": StringAttr(mesh.name), "axes": dist.MeshAttr(mesh.axes),
+    })  # fmt: skip
+    first = module.body.block.first_op
+    assert first is not None
+    module.body.block.insert_op_before(declaration, first)
+    f = function(module, "f")
+    end = f.body.block.last_op
+    assert end is not None
+    for v, l in [*zip(f.body.block.args, given), *zip(end.operands, results)]:
+        if l is not None:
+            assert isinstance(v.type, builtin.TensorType)
+            set_type(v, dist.with_layout(v.type, l))
+    update_signature(f)
+    return module
+
+
+def compiled(
+    module: ModuleOp, passes: Sequence[str] = PIPELINE, check: bool = False, verify: bool = True
+) -> ModuleOp:
+    """The module after the passes (in place). `check`: compare its meaning after each of them."""
+    for name in passes:
+        before = module.clone() if check else None
+        PASSES[name]()().apply(None, module)  # type: ignore[arg-type]
+        if before is not None:
+            module.verify()
+            check_pass(before, module, name)
+    if verify:
+        module.verify()
+    return module
+
+
+def apply(module: ModuleOp, *passes: str) -> ModuleOp:
+    return compiled(module, passes)
+
+
+# ---- what was made of a program ----
+
+COMMUNICATION = {
+    dist.AllReduceOp: "all_reduce", dist.AllGatherOp: "all_gather",
+    dist.ReduceScatterOp: "reduce_scatter", dist.AllToAllOp: "all_to_all",
+    dist.BroadcastOp: "broadcast", dist.PermuteOp: "permute",
+    dist.GatherOp: "gather", dist.ScatterOp: "scatter",
+}  # fmt: skip
+
+
+def parts(module: ModuleOp, name: str) -> tuple[list[Operation], list[Operation]]:
+    """The ops of a function's forward and backward parts."""
+    ops = list(function(module, name).body.block.ops)
+    at = next((i for i, op in enumerate(ops) if isinstance(op, train.BackwardOp)), len(ops))
+    return ops[:at], ops[at:]
+
+
+def collectives(ops: Sequence[Operation]) -> dict[str, int]:
+    """How many collectives of each kind move data."""
+    return dict(Counter(COMMUNICATION[type(op)] for op in ops if type(op) in COMMUNICATION))
+
+
+def names(ops: Sequence[Operation]) -> list[str]:
+    return [op.name for op in ops]
+
+
+def traffic(module: ModuleOp, name: str, mesh: Mesh) -> tuple[int, float]:
+    """The collectives of a function and the bytes that a device receives, by ring algorithms."""
+    count, total = 0, 0.0
+    for op in function(module, name).body.block.ops:
+        kind = COMMUNICATION.get(type(op))  # type: ignore[arg-type]
+        if kind is None:
+            continue
+        assert isinstance(op, dist.Collective)
+        n = mesh.extent(op.axes.data)
+        for value, out in zip(op.values, op.outs, strict=True):
+            t = out.type if kind == "all_gather" else value.type
+            assert isinstance(t, builtin.TensorType)
+            bits = t.element_type.bitwidth  # type: ignore[attr-defined]
+            size = float(np.prod(t.get_shape())) * bits / 8
+            total += size * (n - 1) / n * (2 if kind == "all_reduce" else 1)
+        count += 1
+    return count, total
+
+
+# ---- numbers ----
+
+
+def numbers(rng: np.random.Generator, element: str, shape: Shape, kind: str = "normal") -> Array:
+    """Random numbers of a type: `normal`, `positive` (0.5 to 2), `ties` (few different ones), or
+    `below:n`, indices."""
+    if kind.startswith("below:"):
+        values: Any = rng.integers(0, int(kind[6:]), shape)
+    elif element == "i1":
+        values = rng.integers(0, 2, shape)
+    elif element in INTEGERS:
+        values = rng.integers(1 if kind == "positive" else -4, 5, shape)
+    elif kind == "positive":
+        values = rng.uniform(0.5, 2.0, shape)
+    elif kind == "ties":
+        values = rng.integers(-1, 2, shape)
+    else:
+        values = rng.standard_normal(shape)
+    return rounded(values, ELEMENTS[element])
+
+
+def differs(found: Array, wanted: Array, element: str, factor: float = 1.0) -> str:
+    """What is different in two arrays beyond the precision of the type; empty when nothing is."""
+    if found.shape != wanted.shape:
+        return f"shape {found.shape}, not {wanted.shape}"
+    if element not in FLOATS:
+        return "" if np.array_equal(found, wanted) else f"{found} is not {wanted}"
+    finite = np.isfinite(wanted)
+    scale = max(1.0, float(np.max(np.abs(wanted), initial=0.0, where=finite)))
+    wrong = ~np.isclose(
+        found, wanted, rtol=0, atol=factor * TOLERANCE[element] * scale, equal_nan=True
+    )
+    if not wrong.any():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return f"at {list(at)}: {found[at]!r} is not {wanted[at]!r} ({wrong.sum()} of {wrong.size})"
+
+
+# ---- torch, the independent answer ----
+
+Reference = Callable[..., Any]
+
+
+def to_torch(array: Array) -> torch.Tensor:
+    """The array in double precision."""
+    return torch.tensor(array.astype(np.float64) if array.dtype.kind == "f" else array)
+
+
+def by_autograd(f: Reference, inputs: Sequence[torch.Tensor], dy: torch.Tensor) -> Any:
+    """The cotangents of the inputs."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        return torch.autograd.grad(f(*leaves), leaves, dy)
+
+
+def _reduce(op: nn.ReduceOp, x: torch.Tensor) -> torch.Tensor:
+    dims, keep = op.dims.data, op.keep is not None
+    match op.kind.data:
+        case "sum":
+            return x.sum(dims, keepdim=keep, dtype=x.dtype) if dims else x
+        case "mean":
+            return x.mean(dims, keepdim=keep) if dims else x
+        case "max":
+            return x.amax(dims, keepdim=keep) if dims else x
+        case _:
+            return x.amin(dims, keepdim=keep) if dims else x
+
+
+def _gather(op: nn.GatherOp, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    axis = op.axis.value.data % table.ndim
+    rows = table.index_select(axis, ids.flatten().long())
+    return rows.reshape(*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :])
+
+
+def _gather_grad(op: nn.GatherGradOp, ids: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    shape = shape_of(op.out)
+    axis = op.axis.value.data % len(shape)
+    rows = dy.reshape(*shape[:axis], -1, *shape[axis + 1 :])
+    return torch.zeros(shape, dtype=dy.dtype).index_add(axis, ids.flatten().long(), rows)
+
+
+def _broadcast(op: nn.BroadcastOp, x: torch.Tensor) -> torch.Tensor:
+    shape, dims = shape_of(op.out), [d % len(shape_of(op.out)) for d in op.dims.data]
+    for d in sorted(set(range(len(shape))) - set(dims)):
+        x, dims = x.unsqueeze(-1), [*dims, d]
+    return x.permute([dims.index(d) for d in range(len(shape))]).expand(shape)
+
+
+def _convert(op: nn.ConvertOp, x: torch.Tensor) -> torch.Tensor:
+    element = op.out.type.element_type  # type: ignore[union-attr]
+    if isinstance(element, builtin.IntegerType):
+        return x.to({1: torch.bool, 32: torch.int32, 64: torch.int64}[element.width.data])
+    return x.to(torch.float64)
+
+
+def _constant(op: nn.ConstantOp) -> torch.Tensor:
+    t = op.out.type
+    values = np.array(list(op.value.get_values()))
+    if isinstance(t.element_type, builtin.IntegerType):  # type: ignore[union-attr]
+        values = values.astype({1: bool, 32: np.int32, 64: np.int64}[
+            t.element_type.width.data  # type: ignore[union-attr]
+        ])  # fmt: skip
+    shape = shape_of(op.out)
+    return to_torch(np.full(shape, values[0]) if values.size == 1 else values.reshape(shape))
+
+
+def _iota(op: nn.IotaOp) -> torch.Tensor:
+    t, shape = op.out.type.element_type, shape_of(op.out)  # type: ignore[union-attr]
+    dim = op.dim.value.data % len(shape)
+    column = torch.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(shape))])
+    kind = torch.float64 if not isinstance(t, builtin.IntegerType) else (
+        torch.int32 if t.width.data == 32 else torch.int64
+    )  # fmt: skip
+    return column.expand(shape).to(kind)
+
+
+def _layer_norm(op: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return functional.layer_norm(x, w.shape, w, b, op.eps.value.data)
+
+
+def _layer_norm_grad(op: Any, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> Any:
+    return by_autograd(lambda x, w, b: _layer_norm(op, x, w, b), [x, w, torch.zeros_like(w)], dy)
+
+
+def _cross_entropy(op: Any, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    flat = functional.cross_entropy(
+        x.reshape(-1, x.shape[-1]), labels.flatten().long(), reduction="none"
+    )
+    return flat.reshape(labels.shape)
+
+
+def _momentum(op: Any, w: torch.Tensor, g: torch.Tensor, v: torch.Tensor) -> Any:
+    w = torch.nn.Parameter(w.clone())
+    w.grad = g
+    options = {n: getattr(op, n).value.data for n in ("lr", "momentum", "weight_decay")}
+    optimizer = torch.optim.SGD([w], **options)
+    optimizer.state[w]["momentum_buffer"] = v.clone()
+    optimizer.step()
+    return w.detach(), optimizer.state[w]["momentum_buffer"]
+
+
+def _sgd(op: Any, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    w = torch.nn.Parameter(w.clone())
+    w.grad = g
+    torch.optim.SGD([w], lr=op.lr.value.data, weight_decay=op.weight_decay.value.data).step()
+    return w.detach()
+
+
+def shape_of(v: SSAValue) -> Shape:
+    assert isinstance(v.type, builtin.TensorType)
+    return v.type.get_shape()
+
+
+aten = torch.ops.aten
+
+COMPARE = {
+    "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
+}  # fmt: skip
+
+TORCH: dict[type[TensorOp], Reference] = {
+    nn.AddOp: lambda op, x, y: x + y,
+    nn.SubOp: lambda op, x, y: x - y,
+    nn.MulOp: lambda op, x, y: x * y,
+    nn.DivOp: lambda op, x, y: x / y,
+    nn.MaxOp: lambda op, x, y: torch.maximum(x, y),
+    nn.NegOp: lambda op, x: -x,
+    nn.ExpOp: lambda op, x: x.exp(),
+    nn.LogOp: lambda op, x: x.log(),
+    nn.SqrtOp: lambda op, x: x.sqrt(),
+    nn.ReluOp: lambda op, x: x.relu(),
+    nn.ReluGradOp: lambda op, x, dy: aten.threshold_backward(dy, x, 0),
+    nn.TanhOp: lambda op, x: x.tanh(),
+    nn.TanhGradOp: lambda op, y, dy: aten.tanh_backward(dy, y),
+    nn.SigmoidOp: lambda op, x: x.sigmoid(),
+    nn.SigmoidGradOp: lambda op, y, dy: aten.sigmoid_backward(dy, y),
+    nn.GeluOp: lambda op, x: functional.gelu(x, approximate="tanh"),
+    nn.GeluGradOp: lambda op, x, dy: aten.gelu_backward(dy, x, approximate="tanh"),
+    nn.CompareOp: lambda op, x, y: COMPARE[op.how.data](x, y),
+    nn.SelectOp: lambda op, c, x, y: torch.where(c, x, y),
+    nn.ConvertOp: _convert,
+    nn.StopGradientOp: lambda op, x: x.detach(),
+    nn.EinsumOp: lambda op, x, y: torch.einsum(op.equation.data, x, y),
+    nn.MatmulOp: lambda op, x, y: x @ y,
+    nn.ReduceOp: _reduce,
+    nn.ReshapeOp: lambda op, x: x.reshape(shape_of(op.out)),
+    nn.TransposeOp: lambda op, x: x.permute(op.perm.data),
+    nn.BroadcastOp: _broadcast,
+    nn.GatherOp: _gather,
+    nn.GatherGradOp: _gather_grad,
+    nn.PickOp: lambda op, x, ids: x.gather(-1, ids.long()[..., None])[..., 0],
+    nn.PickGradOp: lambda op, ids, dy: torch.zeros(shape_of(op.out), dtype=dy.dtype).scatter(
+        -1, ids.long()[..., None], dy[..., None]
+    ),
+    nn.SoftmaxOp: lambda op, x: x.softmax(op.axis.value.data),
+    nn.SoftmaxGradOp: lambda op, y, dy: aten._softmax_backward_data(
+        dy, y, op.axis.value.data, y.dtype
+    ),
+    nn.LogSoftmaxOp: lambda op, x: x.log_softmax(op.axis.value.data),
+    nn.LogSoftmaxGradOp: lambda op, y, dy: aten._log_softmax_backward_data(
+        dy, y, op.axis.value.data, y.dtype
+    ),
+    nn.CrossEntropyOp: _cross_entropy,
+    nn.CrossEntropyGradOp: lambda op, x, labels, dy: by_autograd(
+        lambda x: _cross_entropy(op, x, labels), [x], dy
+    )[0],
+    nn.LayerNormOp: _layer_norm,
+    nn.LayerNormGradOp: _layer_norm_grad,
+    nn.ConstantOp: _constant,
+    nn.IotaOp: _iota,
+    train.SgdOp: _sgd,
+    train.MomentumOp: _momentum,
+}
+
+
+def torch_forward(f: FuncOp, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of a plain function, by torch."""
+    env: dict[SSAValue, torch.Tensor] = dict(zip(f.body.block.args, arguments, strict=True))
+    for op in f.body.block.ops:
+        inputs = [env[v] for v in op.operands]
+        if isinstance(op, ReturnOp):
+            return inputs
+        out = TORCH[type(op)](op, *inputs)  # type: ignore[index]
+        env.update(zip(op.results, out if isinstance(out, tuple) else (out,), strict=True))
+    raise AssertionError("a function returns")
+
+
+def torch_gradient(
+    module: ModuleOp, arguments: Sequence[Array], wrt: Sequence[int], cotangents: Sequence[Array]
+) -> list[Array]:
+    """The results of a plain @f and its gradients with respect to `wrt`; `cotangents` of the float
+    results that are no scalars, whose cotangent is 1."""
+    leaves = [to_torch(a) for a in arguments]
+    for i in wrt:
+        leaves[i].requires_grad_()
+    results = torch_forward(function(module, "f"), leaves)
+    given = iter(cotangents)
+    total = torch.zeros((), dtype=torch.float64)
+    for y in results if wrt else ():
+        if y.dtype.is_floating_point:
+            dy = to_torch(next(given)) if y.ndim else torch.ones((), dtype=torch.float64)
+            total = total + (y * dy).sum()
+    if total.requires_grad:
+        found = torch.autograd.grad(total, [leaves[i] for i in wrt], allow_unused=True)
+    else:
+        found = [None] * len(wrt)
+    gradients = [
+        torch.zeros_like(leaves[i]) if d is None else d for i, d in zip(wrt, found, strict=True)
+    ]
+    return [t.detach().numpy() for t in (*results, *gradients)]
+
+
+def elements_of(types: Sequence[Attribute]) -> list[str]:
+    """The names of the element types of tensor types."""
+    return [str(t.element_type) for t in types if isinstance(t, builtin.TensorType)]
+
+
+@dataclass
+class Problem:
+    """A plain program @f with arguments and, for its gradient @g, random cotangents; and torch's
+    results of both."""
+
+    module: ModuleOp
+    wrt: tuple[int, ...]
+    arguments: list[Array]
+    wanted: list[Array]
+    elements: list[str]
+
+    @property
+    def name(self) -> str:
+        return "g" if self.wrt else "f"
+
+    def errors(self, module: ModuleOp, factor: float = 1.0) -> str:
+        """How the results of a form of the program differ from torch's; empty when they agree."""
+        found = run(module, self.name, self.arguments)
+        for i, (x, y, e) in enumerate(zip(found, self.wanted, self.elements, strict=True)):
+            if message := differs(x, y, e, factor):
+                return f"result {i} {message}"
+        return ""
+
+
+def problem(
+    args: Sequence[Arg], body: Body, wrt: Sequence[int] = (), kinds: Sequence[str] = (), seed: int = 0
+) -> Problem:
+    """The program, random arguments for it (of the `kinds` of `numbers`), and torch's answer."""
+    rng = np.random.default_rng(seed)
+    module = program(args, body, wrt if wrt else None)
+    kinds = [*kinds, *["normal"] * (len(args) - len(kinds))]
+    arguments = [numbers(rng, a.element, a.shape, k) for a, k in zip(args, kinds, strict=True)]
+    outs = function(module, "f").function_type.outputs.data
+    elements = elements_of(outs)
+    cotangents = []
+    if wrt:
+        cotangents = [
+            numbers(rng, e, t.get_shape())  # type: ignore[union-attr]
+            for e, t in zip(elements, outs, strict=True)
+            if e in FLOATS and t.get_shape()  # type: ignore[union-attr]
+        ]
+    wanted = torch_gradient(module, arguments, wrt, cotangents)
+    return Problem(
+        module, tuple(wrt), [*arguments, *cotangents], wanted,
+        [*elements, *(args[i].element for i in wrt)],
+    )  # fmt: skip
