@@ -1,0 +1,299 @@
+"""The documents' examples on real ranks: results, gradients and losses equal torch's on one device.
+
+What the ranks calculate is compared with a few lines of torch for each example, in double
+precision, from the same inputs and parameters: nothing here goes through our gradients or passes.
+"""
+# ruff: noqa: E402
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import shardir
+from shardir.backend.launch import Options, run
+from shardir.interpret.random import fill
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+TYPES = {"f32": np.float32, "i32": np.int32}
+Tensors = dict[str, Any]
+
+
+@dataclass
+class Ran:
+    """An example after its run: what it started from, and what came out."""
+
+    directory: Path
+    plan: dict[str, Any]
+    dump: dict[str, np.ndarray]
+
+    def args(self, function: str) -> Tensors:
+        """What the function was given: double precision, by the arguments' names."""
+        return {
+            a["name"]: torch.tensor(self._filled(a)).double()
+            if a["dtype"] == "f32"
+            else torch.tensor(self._filled(a)).long()
+            for a in self.plan["functions"][function]["args"]
+        }
+
+    def _filled(self, arg: dict[str, Any]) -> np.ndarray:
+        init, shape = arg["init"], tuple(arg["shape"])
+        if init["kind"] == "file":
+            return np.load(self.directory / init["file"])
+        return fill(init["kind"], init, shape, None, f"0/{arg['key']}", TYPES[arg["dtype"]])
+
+    def results(self, function: str) -> list[np.ndarray]:
+        n = len(self.plan["functions"][function]["results"])
+        return [self.dump[f"results/{function}/{i}"] for i in range(n)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """An example to run for so many training steps."""
+
+    example: str
+    steps: int = 3
+    name: str = ""
+
+
+JOBS = {
+    2: [Job("row02_two_devices"), Job("row40_four_forms")],
+    4: [
+        Job("row03_four_devices"),
+        Job("row07_rows_then_columns"),
+        Job("row08_groups"),
+        Job("row09_reid"),
+        Job("row09_dlrm"),
+        Job("row09_transformer"),
+        Job("row21_split_softmax"),
+    ],
+    8: [
+        Job("row05_strategies"),
+        Job("row11_net_on_8"),
+        Job("row12_net_trained", 0, "row12_before"),
+        Job("row12_net_trained", 4),
+    ],
+}
+"""By the number of ranks: all jobs of one are run in the same processes."""
+
+SIZES = {job.name or job.example: n for n, jobs in JOBS.items() for job in jobs}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
+    """An example that has been run, with all others of its number of ranks."""
+    done: dict[int, dict[str, Ran] | Exception] = {}
+
+    def find(name: str) -> Ran:
+        size = SIZES[name]
+        if size not in done:
+            try:
+                done[size] = run_together(JOBS[size], tmp_path_factory.mktemp("examples"))
+            except Exception as error:
+                done[size] = error
+        found = done[size]
+        if isinstance(found, Exception):
+            raise found
+        return found[name]
+
+    return find
+
+
+def run_together(jobs: list[Job], folder: Path) -> dict[str, Ran]:
+    directories = {}
+    for job in jobs:
+        compiled = shardir.compile_file(EXAMPLES / f"{job.example}.ir")
+        directories[job.name or job.example] = compiled.save(folder / (job.name or job.example))
+    together = shutil.copytree(next(iter(directories.values())), folder / "together")
+    shutil.copy(Path(__file__).parent / "many_rank.py", together / "program.py")
+    work = [[str(d), job.steps] for d, job in zip(directories.values(), jobs, strict=True)]
+    with mock.patch.dict(os.environ, {"JOBS": json.dumps(work)}):
+        run(together, Options(timeout=60))
+    return {
+        name: Ran(d, json.loads((d / "plan.json").read_text()), dict(np.load(d / "dump.npz")))
+        for name, d in directories.items()
+    }
+
+
+def equal(found: Any, wanted: Any, what: str = "") -> None:
+    """Equal in single precision."""
+    if isinstance(wanted, torch.Tensor):
+        wanted = wanted.detach().numpy()
+    scale = max(1.0, float(np.max(np.abs(wanted))))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * scale, err_msg=what)
+
+
+def gradients(f: Callable[..., Any], args: list[Any], dy: Any) -> tuple[Any, ...]:
+    """The result, and the gradients of the arguments."""
+    leaves = [a.clone().requires_grad_() for a in args]
+    y = f(*leaves)
+    return (y, *torch.autograd.grad(y, leaves, dy))
+
+
+def check_training(
+    example: Ran, loss: Callable[[Tensors], Any], steps: int, lr: float = 0.1, momentum: float = 0.9
+) -> None:
+    """The losses and final parameters of @step are those of torch's SGD."""
+    values = example.args("step")
+    described = example.plan["functions"]["step"]["args"]
+    names = {a["name"]: a["key"] for a in described if a["role"] == "parameter"}
+    for name in names:
+        values[name].requires_grad_()
+    optimizer = torch.optim.SGD([values[n] for n in names], lr=lr, momentum=momentum)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        value = loss(values)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    equal(example.dump["losses/step"], np.array(losses), "losses")
+    for name, key in names.items():
+        equal(example.dump[f"states/{key}"], values[name], key)
+
+
+# ---- redistributions: rows 2 and 3 ----
+
+
+@pytest.mark.parametrize(("name", "layouts"), [("row02_two_devices", 3), ("row03_four_devices", 7)])
+def test_every_conversion_keeps_the_value(ran, name, layouts):
+    example = ran(name)
+    assert len(example.plan["functions"]) == layouts
+    pairs = 0
+    for function in example.plan["functions"]:
+        x = example.args(function)["x"]
+        for y in example.results(function):
+            np.testing.assert_array_equal(y, x.numpy().astype(np.float32))
+            pairs += 1
+    assert pairs == layouts * (layouts - 1)
+
+
+# ---- products: rows 5, 7, 8, 11, 40 ----
+
+
+@pytest.mark.parametrize("function", ["a2_b2_c2", "a4_b1_c1", "a1_b8_c1", "named"])
+def test_strategies(ran, function):
+    example = ran("row05_strategies")
+    args = example.args(function)
+    equal(example.results(function)[0], args["x"] @ args["w"])
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("row07_rows_then_columns", "xwv"), ("row08_groups", "xab")]
+)
+def test_two_products(ran, name, wanted):
+    example = ran(name)
+    args = example.args("gradient")
+    equal(example.results("net")[0], args[wanted[0]] @ args[wanted[1]] @ args[wanted[2]])
+    right = gradients(lambda x, w, v: x @ w @ v, [args[k] for k in wanted], args["d_z"])
+    for found, value in zip(example.results("gradient"), right, strict=True):
+        equal(found, value)
+
+
+def test_net_on_eight(ran):
+    example = ran("row11_net_on_8")
+    args = example.args("gradient")
+    z, dw = gradients(lambda w: torch.relu(args["x"] @ w), [args["w"]], args["d_z"])
+    equal(example.results("net")[0], z)
+    for found, value in zip(example.results("gradient"), (z, dw), strict=True):
+        equal(found, value)
+
+
+@pytest.mark.parametrize("form", ["whole", "rows", "columns", "summed"])
+def test_four_forms(ran, form):
+    assert ran("row40_four_forms").results(form)[0].tolist() == [[19, 22], [43, 50]]
+
+
+# ---- the trained net: row 12 ----
+
+
+def test_the_net_starts_at_the_loss_of_the_log(ran):
+    """The seed's log prints the mean over rank 0's own rows: the first two of sixteen."""
+    example = ran("row12_before")
+    (losses,) = example.results("losses")
+    described = example.plan["functions"]["losses"]["results"][0]
+    assert (described["shape"], described["dims"]) == ([16], [["d"]])
+    np.random.seed(1)  # as the document's program draws its data
+    x, labels = np.random.rand(16, 32), np.random.rand(16, 16)
+    equal(np.load(example.directory / "data" / "operator_parallel_x.npy"), x)
+    assert abs(losses[:2].mean() - 23.03) < 0.04
+    assert abs(losses[:2].mean() - labels[:2].sum(1).mean() * np.log(16)) < 0.04
+
+
+def test_the_net_is_trained(ran):
+    example = ran("row12_net_trained")
+
+    def loss(v: Tensors) -> Any:
+        z = torch.relu(v["x"] @ v["w"])
+        return -(torch.log_softmax(z, 1) * v["labels"]).sum()
+
+    check_training(example, loss, steps=4, lr=0.001, momentum=0.1)
+    losses = example.dump["losses/step"]
+    assert (np.diff(losses) < 0).all(), losses
+    assert (
+        example.results("losses")[0][:2].mean()
+        < ran("row12_before").results("losses")[0][:2].mean()
+    )
+
+
+# ---- models: rows 9 and 21 ----
+
+
+def test_reid(ran):
+    def loss(v: Tensors) -> Any:
+        features = torch.relu(v["images"] @ v["w1"]) @ v["w2"]
+        return torch.nn.functional.cross_entropy(features @ v["people"], v["labels"])
+
+    check_training(ran("row09_reid"), loss, steps=3)
+
+
+def test_dlrm(ran):
+    def loss(v: Tensors) -> Any:
+        rows = torch.nn.functional.embedding(v["ids"], v["table"])
+        dense = torch.relu(v["dense"] @ v["bottom"])
+        between = torch.bmm(rows, rows.mT).flatten(1)
+        crossed = torch.bmm(rows, dense[:, :, None])[:, :, 0]
+        logits = between @ v["pairs"] + crossed @ v["cross"]
+        return torch.nn.functional.cross_entropy(logits, v["clicks"])
+
+    example = ran("row09_dlrm")
+    check_training(example, loss, steps=3)
+    args = example.args("net")
+    equal(example.results("net")[0], args["x"] @ args["w"] @ args["v"])
+
+
+def test_transformer(ran):
+    functional = torch.nn.functional
+
+    def loss(v: Tensors) -> Any:
+        a = functional.layer_norm(v["x"], (8,), v["n1"], v["c1"])
+        q, k, u = (torch.einsum("bse,ehd->bhsd", a, v[w]) for w in ("wq", "wk", "wv"))
+        context = functional.scaled_dot_product_attention(q, k, u, is_causal=True)
+        r1 = v["x"] + torch.einsum("bhsd,hde->bse", context, v["wo"])
+        f = functional.layer_norm(r1, (8,), v["n2"], v["c2"])
+        out = r1 + functional.gelu(f @ v["up"], approximate="tanh") @ v["down"]
+        return functional.mse_loss(out, v["target"])
+
+    check_training(ran("row09_transformer"), loss, steps=3)
+
+
+def test_split_softmax(ran):
+    functional = torch.nn.functional
+
+    def loss(v: Tensors) -> Any:
+        logits = functional.normalize(v["features"]) @ functional.normalize(v["people"]).T
+        return functional.cross_entropy(logits, v["labels"])
+
+    example = ran("row21_split_softmax")
+    check_training(example, loss, steps=3)
+    args = example.args("by_hand")
+    equal(example.results("by_hand")[0], functional.cross_entropy(args["logits"], args["labels"]))
