@@ -81,11 +81,12 @@ class Token:
 
 
 class UnexpectedError(Exception):
-    """A terminal that no rule has in this place."""
+    """A terminal that no rule has in this place; `after` is where the one before it ends."""
 
-    def __init__(self, start: int, end: int, got: str, expected: list[str]):
+    def __init__(self, after: int, start: int, end: int, got: str, expected: list[str]):
         super().__init__(got)
-        self.start, self.end, self.got, self.expected = start, end, got, expected
+        self.after, self.start, self.end = after, start, end
+        self.got, self.expected = got, expected
 
 
 class Row:
@@ -230,7 +231,7 @@ class Machine:
                     pos = finish
                     break
                 if (reduce := row.reduce.get(kind)) is None:
-                    error = self._unexpected(text, begin, stop, stack)
+                    error = self._unexpected(text, pos, begin, stop, stack)
                     if recover is None:
                         raise error
                     pos = recover(stack, values, error)
@@ -248,12 +249,14 @@ class Machine:
                 if row is final and kind == "$END":
                     return values[-1]
 
-    def _unexpected(self, text: str, begin: int, stop: int, stack: list[Row]) -> UnexpectedError:
+    def _unexpected(
+        self, text: str, after: int, begin: int, stop: int, stack: list[Row]
+    ) -> UnexpectedError:
         m = ODD.match(text, begin, stop)
         expected = [k for k in dict.fromkeys(stack[-1].kinds) if self.accepts(stack, k)]
         if m is None:
-            return UnexpectedError(stop, stop + 1, "", expected)
-        return UnexpectedError(begin, m.end(), m[0], expected)
+            return UnexpectedError(after, stop, stop + 1, "", expected)
+        return UnexpectedError(after, begin, m.end(), m[0], expected)
 
     def accepts(self, stack: list[Row], kind: str) -> bool:
         """Whether a terminal can really follow: reductions may end where it cannot."""

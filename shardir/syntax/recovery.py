@@ -27,6 +27,7 @@ BRACKET = re.compile(r'"(?:[^"\\\n]|\\.)*+"|//[^\n]*|[{}\n]')
 ANY_BRACKET = re.compile(r'->|"(?:[^"\\\n]|\\.)*+"|//[^\n]*|[<>(){}\[\]%"]')
 CLOSING = re.compile(rf"}}{BLANK}(?:\n|\Z|//|\)|}}|:|loc\b|\{{|,{BLANK}\{{{BLANK}\n)")
 OPENED = re.compile(r"(?:[A-Za-z_#!][\w.$-]*+\s*+(?=<))?[<({\[]", re.ASCII)
+COMMENT = re.compile(r"//[^\n]*")
 CLOSES = {"<": ">", "(": ")", "{": "}", "[": "]"}
 NAMES = {
     "SSA_ID": "a value", "BLOCK_ID": "a block name", "STRING": "a string", "SYMBOL": "a symbol",
@@ -119,7 +120,7 @@ class Recovery:
             return
         line = text.rfind("\n", 0, e.start) + 1
         if start < line and following <= line and STATEMENT.match(text, line):
-            last = start + len(text[start:line].rstrip())
+            last = start + len(COMMENT.sub(blank, text[start:line]).rstrip())
             message = "this operation is not complete"
             if not text[line : e.start].strip():
                 message += f": {self.expected(e)}"
@@ -134,7 +135,7 @@ class Recovery:
             report(e.start, e.end, f"{self.expected(e)}, got {shown(e.got)}{hint}")
 
     def say_end(self, e: UnexpectedError, text: str) -> None:
-        end = max(len(text.rstrip()), 1)
+        end = max(e.after, 1)
         notes = []
         if (opened := self.builder.scope.opened) is not None:
             line = self.builder.source.line_column(opened.start)[0]
@@ -213,6 +214,10 @@ def unclosed(text: str, at: int) -> str:
                 return ""
             break
     return f"this '{opens}' is never closed, or nests too deeply"
+
+
+def blank(m: re.Match[str]) -> str:
+    return " " * len(m[0])
 
 
 def shown(word: str) -> str:

@@ -1,0 +1,366 @@
+"""`shard-opt`: the command line, several programs in a file, announced faults, and bad passes."""
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.passes import ModulePass
+from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.target import Target
+
+from shardir import passes as registry
+from shardir.syntax.diagnostics import Failure, warn
+from shardir.syntax.parser import parse
+from shardir.tools import opt
+from shardir.tools.expected import announced
+from shardir.tools.pipelines import UsageError, specs
+
+PROGRAM = "func.func @f() {\n  func.return\n}\n"
+
+
+@dataclass(frozen=True)
+class Rename(ModulePass):
+    """Gives every function another name.
+
+    More about it.
+    """
+
+    name = "rename"
+    to: str = "g"
+    times: int = 1
+    loud: bool = False
+    only: tuple[str, ...] | None = None
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for f in op.ops:
+            if isinstance(f, FuncOp):
+                f.sym_name = StringAttr(self.to * self.times)
+
+
+@dataclass(frozen=True)
+class Complain(ModulePass):
+    """Finds every function wrong."""
+
+    name = "complain"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for f in op.ops:
+            warn(f, "this will not do")
+        raise Failure(
+            [(f, f"@{f.sym_name.data} is wrong") for f in op.ops if isinstance(f, FuncOp)]
+        )
+
+
+@dataclass(frozen=True)
+class Crash(ModulePass):
+    """Has a fault of its own."""
+
+    name = "crash"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        raise KeyError("oops")
+
+
+@dataclass(frozen=True)
+class Break(ModulePass):
+    """Leaves a module that does not verify."""
+
+    name = "break"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for f in op.ops:
+            if isinstance(f, FuncOp):
+                f.body.block.erase_op(f.body.block.last_op)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Refuse(ModulePass):
+    """Raises what xDSL's passes raise."""
+
+    name = "refuse"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        raise VerifyException("no such thing\nand a whole module of notes")
+
+
+@dataclass(frozen=True)
+class Folder(Target):
+    """Writes a directory, or fails half way."""
+
+    name = "folder"
+    fail: bool = False
+
+    def emit(self, ctx: Context, module: ModuleOp, output: object) -> None:
+        print("text", file=output)  # type: ignore[call-overload]
+
+    def emit_directory(self, ctx: Context, module: ModuleOp, original: ModuleOp, out: Path) -> None:
+        for name, m in (("now", module), ("before", original)):
+            (f,) = (f for f in m.ops if isinstance(f, FuncOp))
+            (out / name).write_text(f.sym_name.data)
+            if self.fail:
+                raise Failure("this cannot be emitted")
+
+
+@pytest.fixture(autouse=True)
+def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    made = {p.name: (lambda p=p: p) for p in (Rename, Complain, Crash, Break, Refuse)}
+    universe = opt.multiverse()
+    with monkeypatch.context() as m:
+        m.setattr(universe, "all_passes", universe.all_passes | made)
+        m.setattr(universe, "all_targets", universe.all_targets | {"folder": lambda: Folder})
+        m.setattr(registry, "PIPELINES", {"twice": "rename{to=a},rename{to=b}", "all": "twice,cse"})
+        m.setattr(registry, "PASSES", made)
+        yield
+
+
+def run(*args: str, text: str = PROGRAM, tmp: Path | None = None) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
+    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as m:
+        m.setattr("sys.stdin", stdin)
+        try:
+            code = opt.main(args)
+        except SystemExit as e:
+            code = int(e.code or 0)
+    assert "Traceback" not in err.getvalue()
+    return code, out.getvalue(), err.getvalue()
+
+
+def test_prints_the_module() -> None:
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    assert out == "builtin.module {\n  func.func @f() {\n    func.return\n  }\n}\n"
+    assert parse(out).is_structurally_equivalent(parse(PROGRAM))
+    _, generic, _ = run("--print-op-generic")
+    assert '"func.func"' in generic and parse(generic).is_structurally_equivalent(parse(PROGRAM))
+    _, places, _ = run("--print-debuginfo")
+    assert 'func.return loc("<stdin>":2:3)' in places
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "name"),
+    [
+        ("rename", "g"), ("rename{to=h}", "h"), ("rename{to=h times=3}", "hhh"),
+        ("builtin.module(rename)", "g"), (" rename , cse ", "g"), ("twice", "b"), ("all", "b"),
+        ("builtin.module(twice,rename{to=z})", "z"), ("twice,rename", "g"), ("", "f"),
+        ("rename{loud=true only=a,b}", "g"), ('rename{to="x y"}', '"x y"'),
+    ],
+)  # fmt: skip
+def test_pipelines(pipeline: str, name: str) -> None:
+    for flag in ("-p", "--pass-pipeline", "--passes"):
+        code, out, err = run(flag, pipeline)
+        assert (code, err) == (0, "")
+        assert f"func.func @{name}()" in out
+
+
+WRONG = {
+    "-p renam": "there is no pass renam; did you mean rename?",
+    "-p zzz": "there is no pass zzz; see --list-passes",
+    "-p twic": "there is no pass twic; did you mean twice?",
+    "-p rename{too=h}": "pass rename has no option too; did you mean to?",
+    "-p rename{xyz=h}": "pass rename has no option xyz; it has to, times, loud, only",
+    "-p rename{times=h}": "pass rename: option times is int, not 'h'",
+    "-p rename{times}": "pass rename: option times is int, not 'no value'",
+    "-p rename{to=1}": "pass rename: option to is str, not '1'",
+    "-p rename{": "pass pipeline: a bracket or string in 'rename{' is never closed",
+    "-p rename}": "pass pipeline: the '}' after 'rename' closes nothing",
+    "-p rename{to=h}x": "pass pipeline: unexpected text after the options of 'rename{to=h}x'",
+    "-p rename,,cse": "pass pipeline: a pass is missing between the commas of 'rename,,cse'",
+    "-p twice{x=1}": "twice is a pipeline and has no options; its passes have",
+    "-p 17+": "pass pipeline: Expected pass name here (in '17+')",
+    "-t foldr": "there is no target foldr; did you mean folder?",
+    "-t folder{fial}": "target folder has no option fial; did you mean fail?",
+    "/nowhere/at/all.ir": "cannot read /nowhere/at/all.ir: No such file or directory",
+    "/": "/ is a directory, not a program",
+    "-o /nowhere/at/all.ir": "cannot write /nowhere/at/all.ir: No such file or directory",
+    "-o /": "/ is a directory; -o wants a file here",
+}
+
+
+@pytest.mark.parametrize("args", WRONG)
+def test_wrong_command_lines(args: str) -> None:
+    code, out, err = run(*args.split(" ", 1))
+    assert (code, out) == (2, "")
+    assert err == f"shard-opt: error: {WRONG[args]}\n"
+
+
+def test_pipelines_that_name_themselves_end() -> None:
+    with pytest.raises(UsageError):
+        list(specs("a{x=1}", {"a": "a"}))
+    assert [s.name for s in specs("a", {"a": "a,b"})] == ["a", "b"]
+
+
+def test_faults_of_passes(tmp_path: Path) -> None:
+    path = tmp_path / "two.ir"
+    path.write_text(PROGRAM + PROGRAM.replace("@f", "@g"))
+    code, out, err = run(str(path), "-p", "complain")
+    assert (code, out) == (1, "")
+    lines = [line for line in err.splitlines() if line.startswith(str(path))]
+    assert [line.removeprefix(str(path)) for line in lines] == [
+        ":1:1: warning: this will not do", ":4:1: warning: this will not do",
+        ":1:1: error: @f is wrong", ":4:1: error: @g is wrong",
+    ]  # fmt: skip
+    code, _, err = run("-p", "crash")
+    assert code == 70
+    assert err.startswith("shard-opt: internal error in pass crash: KeyError: 'oops'\n")
+    assert "please report it" in err
+    code, _, err = run("-p", "refuse")
+    assert (code, err) == (1, "<stdin>: error: no such thing\n")
+    code, _, err = run("-p", "break,rename", "--verify-each")
+    assert code == 1
+    assert "the body of func.func is empty" in err and "note: found after pass break" in err
+    code, _, err = run("-p", "break", "--disable-verify")
+    assert (code, err) == (0, "")
+
+
+def test_traceback_on_request() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as m:
+        m.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(PROGRAM.encode())))
+        assert opt.main(["-p", "crash", "--traceback"]) == 70
+    assert "Traceback" in err.getvalue()
+
+
+def test_dumps_and_times() -> None:
+    _, out, _ = run("-p", "twice", "--print-between-passes")
+    assert re.findall(r"IR after (\S+):|@(\w)", out) == [("rename", ""), ("", "a"), ("", "b")]
+    _, out, err = run("-p", "twice", "--print-ir-after-all")
+    assert re.findall(r"IR Dump After (\S+)|@(\w)", err) == [
+        ('rename{to="a"}', ""), ("", "a"), ('rename{to="b"}', ""), ("", "b"),
+    ]  # fmt: skip
+    _, _, err = run("-p", "twice", "--time-passes")
+    names = [line.split()[0] for line in err.splitlines()]
+    assert names == ["pass", "parse", "verify", "rename", "rename", "verify", "print", "total"]
+
+
+def test_list_passes() -> None:
+    _, out, _ = run("--list-passes")
+    assert "rename\n    Gives every function another name.\n      to: str = g" in out
+    assert "      loud: bool = false" in out and "More about it" not in out
+    assert "  twice = rename{to=a},rename{to=b}" in out
+
+
+# ---- several programs, announced faults ----
+
+SPLIT = """func.func @f() {
+  func.return
+}
+// -----
+func.func @g(%x: i33x) { // expected-error {{unknown type i33x}}
+  func.return
+}
+// -----
+// expected-error@+1 {{operation func.fun is not registered}}
+func.fun @h() {
+// -----
+func.func @i() {
+  func.return
+}
+"""
+
+
+def test_split_input() -> None:
+    code, out, err = run("--split-input-file", text=SPLIT)
+    assert code == 1
+    assert re.findall(r"<stdin>:(\d+):(\d+): error", err) == [("5", "18"), ("10", "1")]
+    code, out, err = run("--split-input-file", "--verify-diagnostics", text=SPLIT)
+    assert (code, err) == (0, "")
+    assert re.findall(r"@\w", out) == ["@f", "@i"]
+    assert out.count("// -----\n") == 1
+
+
+def test_announced_faults() -> None:
+    text = SPLIT.replace("i33x}}", "i34x}}").replace("func.fun is", "func.funny is")
+    code, _, err = run("--split-input-file", "--verify-diagnostics", text=text)
+    assert code == 1
+    assert [line for line in err.splitlines() if line.startswith(("unexpected", "<stdin>"))] == [
+        "unexpected error: <stdin>:5:18: error: unknown type i33x; did you mean i32?",
+        "<stdin>:5: expected error was not produced: unknown type i34x",
+        "unexpected error: <stdin>:10:1: error: operation func.fun is not registered; "
+        "did you mean func.func?",
+        "<stdin>:9: expected error was not produced: operation func.funny is not registered",
+    ]
+    code, _, err = run("--verify-diagnostics", text=PROGRAM + "// expected-error@-1 {{x}}")
+    assert (code, err) == (1, "<stdin>:4: expected error was not produced: x\n")
+    text = "func.func @f() { // expected-error {{@f is wrong}} expected-warning {{will not}}\n"
+    code, _, err = run("-p", "complain", "--verify-diagnostics", text=text + "  func.return\n}")
+    assert (code, err) == (0, "")
+    code, _, err = run(
+        "-p", "refuse", "--verify-diagnostics",
+        text="// expected-error@unknown {{no such thing}}\n" + PROGRAM,
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+
+
+def test_places_of_announced_faults() -> None:
+    text = (
+        "x // expected-error {{a}}\n// expected-warning@+1 {{b}}\n\n// expected-error@above {{c}}\n"
+        "// expected-error @ below {{d}} expected-error@unknown {{e}}\nexpected-error {{no}}"
+    )
+    assert [(e.severity, e.line, e.text) for e in announced(text)] == [
+        ("error", 1, "a"), ("warning", 3, "b"), ("error", 3, "c"), ("error", 6, "d"),
+        ("error", 0, "e"),
+    ]  # fmt: skip
+
+
+# ---- output ----
+
+
+def test_output_is_all_or_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "out.ir"
+    path.write_text("old")
+    assert run("-o", str(path), "-p", "complain")[0] == 1
+    assert path.read_text() == "old"
+    assert run("-o", str(path)) == (0, "", "")
+    assert path.read_text().startswith("builtin.module")
+    assert [p.name for p in tmp_path.iterdir()] == ["out.ir"]
+    pipe = tmp_path / "pipe"
+    os.symlink("/dev/null", pipe)
+    assert run("-o", str(pipe))[0] == 0
+    assert pipe.is_char_device()
+
+
+def test_directories(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    assert run("-t", "folder", "-o", str(out), "-p", "rename") == (0, "", "")
+    assert (out / "now").read_text() == "g" and (out / "before").read_text() == "f"
+    (out / "other").write_text("kept")
+    assert run("-t", "folder", "-o", str(out), "-p", "rename{to=h}") == (0, "", "")
+    assert (out / "now").read_text() == "h" and (out / "other").read_text() == "kept"
+    code, _, err = run("-t", "folder{fail=true}", "-o", str(out), "-p", "rename{to=i}")
+    assert (code, err) == (1, "<stdin>: error: this cannot be emitted\n")
+    assert (out / "now").read_text() == "h"
+    assert [p.name for p in out.parent.iterdir()] == ["out"]
+    assert run("-t", "folder") == (0, "text\n", "")
+    code, _, err = run("-t", "folder", "-o", str(out / "now"))
+    assert code == 2 and err.endswith("now is a file; -t folder writes a directory\n")
+
+
+def test_verify_diagnostics_writes_nothing_unexpected(tmp_path: Path) -> None:
+    path = tmp_path / "out.ir"
+    text = "x.y // expected-error {{not registered}}"
+    assert run("-o", str(path), "--verify-diagnostics", text=text)[0] == 0
+
+
+def test_frontends() -> None:
+    for name in ("ir", "mlir", "xdsl"):
+        code, _, err = run("-f", name)
+        assert (code, err) == (0, "")
+        code, _, err = run("-f", name, text="func.func @f( {")
+        assert code == 1 and "<stdin>:1:15: error:" in err
+
+
+def test_unregistered() -> None:
+    text = '"my.op"() {a = 1 : i32} : () -> ()\n'
+    assert run(text=text)[0] == 1
+    code, out, err = run("--allow-unregistered-dialect", text=text)
+    assert (code, err) == (0, "")
+    assert '"my.op"() {a = 1 : i32} : () -> ()' in out
