@@ -21,7 +21,7 @@ from xdsl.dialects.builtin import (
     i1,
     i32,
 )
-from xdsl.ir import Attribute
+from xdsl.ir import Attribute, Dialect
 from xdsl.irdl import IRDLOperation
 
 from shardir.algebra.errors import ShardirError
@@ -132,11 +132,12 @@ def factors(op: type[TensorOp], lines: dict[str, str]) -> str:
     return re.sub(r" \{[^}]*\}", "", text).strip()
 
 
-def rows(ops: list[type[IRDLOperation]], *, with_factors: bool) -> Iterator[str]:
+def rows(dialect: Dialect, *, with_factors: bool) -> Iterator[str]:
     lines = {line.split(" ", 1)[0]: line for line in EXAMPLES.strip().splitlines()}
     yield "| op | what it is |" + (" factors on an example |" if with_factors else "")
     yield "| --- | --- |" + (" --- |" if with_factors else "")
-    for op in ops:
+    for op in dialect.operations:
+        assert issubclass(op, IRDLOperation)
         row = f"| `{syntax(op)}` | {says(op).replace('|', chr(92) + '|')} |"
         if with_factors:
             shown = factors(op, lines) if issubclass(op, TensorOp) else ""
@@ -158,11 +159,11 @@ def table(name: str) -> str:
     """The lines of one table."""
     match name:
         case "nn":
-            return "\n".join(rows(list(nn.Nn.operations), with_factors=True))
+            return "\n".join(rows(nn.Nn, with_factors=True))
         case "dist":
-            return "\n".join(rows(list(dist.Dist.operations), with_factors=False))
+            return "\n".join(rows(dist.Dist, with_factors=False))
         case "train":
-            return "\n".join(rows(list(train.Train.operations), with_factors=False))
+            return "\n".join(rows(train.Train, with_factors=False))
         case "passes":
             return "\n".join(passes())
         case _:
