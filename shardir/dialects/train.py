@@ -167,13 +167,7 @@ class StepOp(_OfFunction):
                 f"[G3] @{f.sym_name.data} has no parameter; mark arguments with "
                 '{train.parameter = "name", train.init = #train.init<...>}'
             )
-        for i, attrs in enumerate(arg_attrs(f)):
-            index = attrs.get("train.fusion")
-            if index is not None and not (isinstance(index, IntegerAttr) and index.type == i64):
-                raise VerifyException(
-                    f"[G5] train.fusion of argument {i} of @{f.sym_name.data} is an index "
-                    f"such as 2 : i64, not {index}"
-                )
+        check_fusion(f)
 
 
 @irdl_op_definition
@@ -192,6 +186,7 @@ class GradientOp(_OfFunction):
         for i in self.wrt.data:
             if not 0 <= i < n:
                 raise VerifyException(f"[G4] @{f.sym_name.data} has no argument {i}")
+        check_fusion(f)
 
 
 @irdl_op_definition
@@ -208,6 +203,17 @@ def arg_attrs(f: FuncOp) -> list[dict[str, Any]]:
     if f.arg_attrs is None:
         return [{} for _ in range(n)]
     return [dict(d.data) for d in f.arg_attrs]
+
+
+def check_fusion(f: FuncOp) -> None:
+    """Raises VerifyException when an argument's `train.fusion` is no index."""
+    for i, attrs in enumerate(arg_attrs(f)):
+        index = attrs.get("train.fusion")
+        if index is not None and not (isinstance(index, IntegerAttr) and index.type == i64):
+            raise VerifyException(
+                f"[G5] train.fusion of argument {i} of @{f.sym_name.data} is an index "
+                f"such as 2 : i64, not {index}"
+            )
 
 
 def set_arg_attrs(f: FuncOp, attrs: list[dict[str, Any]]) -> None:
