@@ -239,7 +239,9 @@ class Update(Elementwise, ABC):
         needs_float(cls.name, operands)
         for t in operands[1:]:
             if t != operands[0]:
-                raise ShardirError(f"[T6] the parameter is {operands[0]}, its gradient or state {t}")
+                raise ShardirError(
+                    f"[T6] the parameter is {operands[0]}, its gradient or state {t}"
+                )
         return [t for i, t in enumerate(operands) if i != 1]
 
     @classmethod
