@@ -89,7 +89,8 @@ def compile_file(path: str | Path, pipeline: str | None = None) -> "Compiled":
 def located(source: Source, work: Callable[[], Any]) -> Any:
     """What a pass or the emitter finds wrong, with its place in the source."""
     try:
-        return work()
+        with no_gc():
+            return work()
     except Failure as failure:
         raise ParseErrors(failure.diagnostics(source)) from None
 

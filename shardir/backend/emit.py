@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.algebra.layout import Layout, Shape, shard_bounds
 from shardir.algebra.mesh import Axes, Mesh
@@ -205,12 +205,15 @@ class Scope:
         if len(f.body.blocks) > 1:
             raise Failure.at(f, "the torch backend emits functions of one block")
         self.block: Block = f.body.block
+        self.arg_attrs = train.arg_attrs(f)
         self.ops = live_ops(list(self.block.ops))
         self.storages = Storages(self.ops, self.mesh)
         self.names = Names()
         self.variables: dict[SSAValue, Variable] = {}
         self.numbers: dict[SSAValue, Number] = {}
         self.lines: list[str] = []
+        self.head_lines: list[str] = []
+        self.parts_known: dict[tuple[int, Axes], tuple[str, str]] = {}
         self.place: str | None = None
         self.backward = False
 
@@ -220,8 +223,9 @@ class Scope:
         hints = [a.name_hint or f"arg{i}" for i, a in enumerate(self.block.args)]
         given = [self.define(a, h).name for a, h in zip(self.block.args, hints, strict=True)]
         head = joined(f"def {self.name}(", ["mesh", *given], "):", 0)
+        about: list[str] = []
         for a in self.block.args:
-            self.lines += comment(f"{self.variables[a].name}: {self.describe(a)}", 4)
+            about += comment(f"{self.variables[a].name}: {self.describe(a)}", 4)
         for op in self.ops:
             if isinstance(op, ReturnOp):
                 self.finish(op)
@@ -229,7 +233,7 @@ class Scope:
                 self.emit(op)
                 if self.is_step:
                     self.delete(op)
-        return [*head, *self.lines]
+        return [*head, *about, *self.head_lines, *self.lines]
 
     def emit(self, op: Operation) -> None:
         entry = self.program.table.get(type(op))
@@ -305,6 +309,11 @@ class Scope:
             self.note(f"{place}, backward" if self.backward else place)
             self.place = place
 
+    def left(self, op: Operation) -> None:
+        """After a collective's own comment the place is said again, where it differs."""
+        if self.where(op) != self.place:
+            self.place = None
+
     def let(self, op: Operation, expression: str) -> None:
         """`names = expression` for the results of an op."""
         left = [self.result(r, op).name if self.is_read(r) else "_" for r in op.results]
@@ -329,14 +338,17 @@ class Scope:
         var.values.append(v)
         self.variables[v] = var
 
-    def result(self, v: SSAValue, op: Operation) -> Variable:
+    def result(self, v: OpResult, op: Operation) -> Variable:
         """The variable of a result: that of an operand of its name which dies here, or a new
         one."""
         hint = v.name_hint
-        if hint is not None:
-            for x in op.operands:
-                var = self.variables.get(x)
-                if var is None or x.name_hint is None or _base(x.name_hint) != _base(hint):
+        before = op.operands
+        if isinstance(op, dist.Collective):  # a result is the operand of its place, moved
+            before = (op.operands[v.index],)
+            hint = hint or self.variables[before[0]].name
+        for x in before if hint is not None else ():
+            if (var := self.variables.get(x)) is not None:
+                if hint is None or _base(x.name_hint or var.name) != _base(hint):
                     continue
                 free = not any(isinstance(y, BlockArgument) for y in var.values)
                 if free and all(
@@ -345,7 +357,7 @@ class Scope:
                     var.values.append(v)
                     self.variables[v] = var
                     return var
-        return self.define(v, hint or op.name.rpartition(".")[2])
+        return self.define(v, hint or _by_kind(op))
 
     def is_read(self, v: SSAValue) -> bool:
         return v in self.storages.last
@@ -362,7 +374,7 @@ class Scope:
         """Whether an argument is an input, a parameter or a state."""
         if not isinstance(v, BlockArgument) or v.owner is not self.block:
             return None
-        attrs = train.arg_attrs(self.f)[v.index]
+        attrs = self.arg_attrs[v.index]
         return next((r for r in ("parameter", "state") if f"train.{r}" in attrs), "input")
 
     def may_update(self, v: SSAValue, op: Operation) -> bool:
@@ -458,11 +470,25 @@ class Scope:
         n = self.mesh.extent(axes)
         if total % n == 0:
             return str(total // n)
+        return self.part(total, axes)[1]
+
+    def part(self, total: int, axes: Axes) -> tuple[str, str]:
+        """The first of so many rows that lie here, and how many: numbers for the rank that is
+        folded in, else two variables that the function begins with."""
+        assert self.mesh is not None
         if self.rank is not None:
+            n = self.mesh.extent(axes)
             start, stop = shard_bounds(total, n, self.mesh.index(self.rank, axes))
-            return str(stop - start)
-        self.use("ops_runtime as ops")
-        return f"ops.size(mesh, {total}, {axes_text(axes)})"
+            return str(start), str(stop - start)
+        if (total, axes) not in self.parts_known:
+            self.use("ops_runtime as ops")
+            about = f"{total}_{'_'.join(a.name for a in axes)}"
+            start, rows = (self.names.new(f"{word}_{about}") for word in ("start", "rows"))
+            self.head_lines.append(
+                f"    {start}, {rows} = ops.part(mesh, {total}, {axes_text(axes)})"
+            )
+            self.parts_known[total, axes] = start, rows
+        return self.parts_known[total, axes]
 
     def sizes(self, v: SSAValue) -> list[str]:
         return [self.size(v, d) for d in range(len(self.shape_of(v)))]
@@ -471,13 +497,9 @@ class Scope:
         """The global index of the first row along a dimension here."""
         if self.parts(v, dim) == 1:
             return "0"
-        if self.rank is not None:
-            return str(self.bounds(v, dim)[0])
-        axes = axes_text(self.axes(v, dim))
-        if self.is_even(v, dim):
-            return f"mesh.index({axes}) * {self.shape_of(v)[dim]}"
-        self.use("ops_runtime as ops")
-        return f"ops.start(mesh, {self.whole(v)[dim]}, {axes})"
+        if self.is_even(v, dim) and self.rank is None:
+            return f"mesh.index({axes_text(self.axes(v, dim))}) * {self.shape_of(v)[dim]}"
+        return self.part(self.whole(v)[dim], self.axes(v, dim))[0]
 
     # ---- words for people ----
 
@@ -512,6 +534,16 @@ class Scope:
 def layout_text(layout: Layout) -> str:
     """[{dp}, {tp}], partial sum {x}"""
     return str(layout).partition(", ")[2]
+
+
+_REDUCED = {"sum": "total", "max": "greatest", "min": "smallest", "mean": "mean"}
+
+
+def _by_kind(op: Operation) -> str:
+    """A name for what the source has no name for."""
+    if isinstance(op, nn.ReduceOp):
+        return _REDUCED[op.kind.data]
+    return op.name.rpartition(".")[2]
 
 
 def _base(hint: str) -> str:

@@ -21,7 +21,7 @@ MAX_COMMENT = 600
 
 RESERVED = frozenset(
     {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
-    | {"torch", "rt", "ops", "aten", "F", "mesh"}
+    | {"torch", "rt", "ops", "aten", "F", "mesh", "moves"}
 )
 """What no value or function of a program is called: what its text uses, and Python's own names."""
 

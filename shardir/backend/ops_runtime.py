@@ -14,15 +14,10 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def size(mesh: Any, total: int, axes: tuple) -> int:
-    """How many of `total` rows this rank holds where these axes split them."""
+def part(mesh: Any, total: int, axes: tuple) -> tuple[int, int]:
+    """The first of `total` rows that this rank holds where these axes split them, and how many."""
     start, stop = mesh.bounds(total, axes)
-    return stop - start
-
-
-def start(mesh: Any, total: int, axes: tuple) -> int:
-    """The first of `total` rows that this rank holds where these axes split them."""
-    return mesh.bounds(total, axes)[0]
+    return start, stop - start
 
 
 # ---- by index --------------------------------------------------------------------------------

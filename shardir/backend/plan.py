@@ -131,10 +131,11 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
         _argument(f, a, attrs, kind, mesh, data)
         for a, attrs in zip(f.body.block.args, arg_attrs(f), strict=True)
     ]
-    keys = [a["key"] for a in args if a["role"] != "input"]
-    for key in keys:
-        if keys.count(key) > 1:
+    keys: set[str] = set()
+    for key in (a["key"] for a in args if a["role"] != "input"):
+        if key in keys:
             raise Failure.at(f, f"two arguments of @{f.sym_name.data} are the parameter {key!r}")
+        keys.add(key)
     last = f.body.block.last_op
     assert isinstance(last, ReturnOp)
     results = []
@@ -243,7 +244,7 @@ def _base(f: FuncOp, data: Data) -> Path:
 
 def _result(
     op: ReturnOp, i: int, v: SSAValue, attrs: dict[str, Attribute], mesh: Mesh | None,
-    keys: list[str],
+    keys: set[str],
 ) -> dict[str, Any]:  # fmt: skip
     updates = text_attr(attrs, "train.updates")
     name = updates or v.name_hint or f"result{i}"

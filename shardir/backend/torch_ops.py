@@ -169,7 +169,7 @@ def _reshape(s: Scope, op: nn.ReshapeOp) -> Text:
     x = s.operand(op.x)
     uneven = [d for d in range(len(s.shape_of(op.out))) if not s.is_even(op.out, d)]
     sizes = s.sizes(op.out)
-    if len(uneven) == 1 and all("ops." not in t and t != "0" for i, t in enumerate(sizes)
+    if len(uneven) == 1 and all(t.isdecimal() and t != "0" for i, t in enumerate(sizes)
                                 if i != uneven[0]):  # fmt: skip
         sizes[uneven[0]] = "-1"
     return f"{x}.reshape({tuple_text(sizes)})" if sizes else f"{x}.reshape(())"
