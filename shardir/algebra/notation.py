@@ -47,7 +47,8 @@ class _Values(Transformer):
         reduction, axes = c
         if reduction not in REDUCTIONS:
             raise NotationError(
-                f"no reduction {reduction}; there are {', '.join(REDUCTIONS)}", reduction.start_pos
+                f"[L4] no reduction {reduction}; there are {', '.join(REDUCTIONS)}",
+                reduction.start_pos,
             )
         return axes, str(reduction)
 
