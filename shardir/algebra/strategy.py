@@ -41,6 +41,7 @@ class Strategy:
         self._read(factors, "operand", self.operands, factors.operands, mesh, counts, axes)
         if self.results is not None:
             self._read(factors, "result", self.results, factors.results, mesh, counts, axes)
+        axes = {f: a for f, a in axes.items() if a}
         if counts and axes:
             raise ShardirError("[S1] a strategy gives numbers or axes, not both in one")
         if axes:
@@ -87,7 +88,7 @@ class Strategy:
                 place = f"dimension {d} of {what} {i}"
                 if isinstance(cut, int):
                     self._read_count(factors, place, cut, names, counts)
-                elif cut:
+                else:
                     self._read_axes(factors, place, cut, names, mesh, axes)
 
     def _read_count(
@@ -124,7 +125,8 @@ class Strategy:
         assigned, whole = factors.assign(names, cut, mesh)
         if not whole:
             raise ShardirError(f"[S6] {place} can't be cut over {axes_text(cut)}")
-        for f, mine in assigned.items():
+        for f in names:
+            mine = assigned.get(f, ())
             if axes.setdefault(f, mine) != mine:
                 raise ShardirError(
                     f"[S5] {place} is cut over {axes_text(mine)}, but the dimension that it must "
