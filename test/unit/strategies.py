@@ -1,0 +1,74 @@
+"""What hypothesis draws: meshes, axes cut into sub-axes, layouts."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Axis, Mesh
+
+SIZES = (1, 2, 3, 4, 6, 8)
+
+
+@st.composite
+def meshes(draw: Any, most: int = 24) -> Mesh:
+    """One to three axes, `most` devices together."""
+    sizes: list[int] = []
+    for _ in range(draw(st.integers(1, 3))):
+        left = most
+        for s in sizes:
+            left //= s
+        sizes.append(draw(st.sampled_from([s for s in SIZES if s <= left])))
+    return Mesh("m", tuple(zip("abc", sizes, strict=False)))
+
+
+def chains(size: int) -> list[tuple[int, ...]]:
+    """The ways to cut an axis: chains of divisors from 1 to its size."""
+    found = [(1,)]
+    done = []
+    while found:
+        chain = found.pop()
+        if chain[-1] == size:
+            done.append(chain)
+        for n in range(2, size // chain[-1] + 1):
+            if size % (chain[-1] * n) == 0:
+                found.append((*chain, chain[-1] * n))
+    return done
+
+
+@st.composite
+def digits(draw: Any, mesh: Mesh) -> Axes:
+    """Every axis of a mesh, some of them cut into sub-axes, in any order."""
+    out: list[Axis] = []
+    for name, size in mesh.axes:
+        chain = draw(st.sampled_from(chains(size)))
+        if len(chain) <= 2:
+            out.append(Axis(name))
+        else:
+            out += [Axis(name, lo, hi // lo) for lo, hi in zip(chain, chain[1:], strict=False)]
+    return tuple(draw(st.permutations(out)))
+
+
+@st.composite
+def layouts_on(
+    draw: Any, mesh: Mesh, rank: int, partial: bool = True, reductions: tuple[str, ...] = ("sum",)
+) -> Layout:
+    """A layout whose axes are dealt to dimensions, to the partial ones, and to none."""
+    hands: list[list[Axis]] = [[] for _ in range(rank + 2)]
+    for a in draw(digits(mesh)):
+        hands[draw(st.integers(0, rank + partial))].append(a)
+    dims = tuple(mesh.simplify(tuple(h)) for h in hands[1 : rank + 1])
+    kept = mesh.simplify(tuple(sorted(hands[rank + 1], key=mesh.order)))
+    return Layout(mesh.name, dims).with_partial(kept, draw(st.sampled_from(reductions)))
+
+
+def shapes(rank: int, most: int = 9) -> st.SearchStrategy[Shape]:
+    return st.tuples(*[st.integers(0, most)] * rank)
+
+
+@st.composite
+def laid_out_shapes(draw: Any, partial: bool = True) -> tuple[Mesh, Shape, Layout]:
+    """A mesh, a shape (uneven and empty dimensions included) and a layout for it."""
+    mesh = draw(meshes())
+    rank = draw(st.integers(0, 3))
+    return mesh, draw(shapes(rank)), draw(layouts_on(mesh, rank, partial))

@@ -1,0 +1,458 @@
+"""Meshes, layouts, factors, strategies and their notation, as properties."""
+
+import itertools
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from strategies import chains, digits, laid_out_shapes, layouts_on, meshes, shapes
+
+from shardir.algebra.errors import NotationError, ShardirError
+from shardir.algebra.factors import Factors, Placement, place
+from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout, shard_bounds
+from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.notation import (
+    mesh_of,
+    options_text,
+    parse_axes,
+    parse_layout,
+    parse_local,
+    parse_mesh,
+    parse_options,
+    parse_strategy,
+)
+from shardir.algebra.redistribution import received
+from shardir.algebra.strategy import Strategy
+from shardir.dialects.nn.base import agreement
+
+quick = settings(max_examples=150, deadline=None, derandomize=True)
+
+# ---- shards ----
+
+
+@quick
+@given(st.integers(0, 40), st.integers(1, 12))
+def test_shards_hold_each_row_once(size: int, parts: int):
+    bounds = [shard_bounds(size, parts, k) for k in range(parts)]
+    assert [i for start, stop in bounds for i in range(start, stop)] == list(range(size))
+    longest = -(-size // parts)
+    cut = [stop - start for start, stop in bounds]
+    assert cut[0] == longest and cut == sorted(cut, reverse=True)
+    assert all(n in (0, longest) for n in cut[:-1]) or sum(0 < n < longest for n in cut) == 1
+
+
+@quick
+@given(laid_out_shapes())
+def test_slices_of_all_ranks_tile_the_whole(drawn: Any):
+    """Each element lies on as many ranks as replicate it (or contribute to it)."""
+    mesh, shape, layout = drawn
+    layout.check(mesh, len(shape))
+    holders = np.zeros(shape, int)
+    for rank in range(mesh.size):
+        holders[layout.slices(mesh, shape, rank)] += 1
+    split = mesh.extent(tuple(a for d in layout.dims for a in d))
+    assert (holders == mesh.size // split).all()
+
+
+@quick
+@given(laid_out_shapes())
+def test_the_local_shape_is_the_largest_shard(drawn: Any):
+    mesh, shape, layout = drawn
+    parts = [layout.slices(mesh, shape, r) for r in range(mesh.size)]
+    sizes = {tuple(s.stop - s.start for s in p) for p in parts}
+    assert layout.local_shape(mesh, shape) == tuple(map(max, zip(*sizes, strict=True)))
+    assert layout.even(mesh, shape) == (len(sizes) == 1)
+    local = LocalLayout.of(layout, mesh, shape)
+    assert local.global_shape(mesh, layout.local_shape(mesh, shape)) == shape
+
+
+# ---- axes and sub-axes ----
+
+
+def coordinates(mesh: Mesh, axis: Axis) -> list[int]:
+    """The coordinate of each rank along an axis, by cutting an array of coordinates."""
+    sizes = [s for _, s in mesh.axes]
+    at = [n for n, _ in mesh.axes].index(axis.name)
+    along = np.indices(sizes)[at].flatten()
+    size = axis.size or sizes[at]
+    cut = np.arange(sizes[at]).reshape(axis.pre, size, -1)
+    place = {int(v): j for (_, j, _), v in np.ndenumerate(cut)}
+    return [place[int(i)] for i in along]
+
+
+@quick
+@given(st.data())
+def test_coordinates_are_digits(data: Any):
+    mesh = data.draw(meshes())
+    for axis in data.draw(digits(mesh)):
+        mesh.check_axis(axis)
+        found = [mesh.coordinate(r, axis) for r in range(mesh.size)]
+        assert found == coordinates(mesh, axis)
+        assert set(found) == set(range(mesh.extent((axis,))))
+
+
+@quick
+@given(st.data())
+def test_the_index_is_row_major_in_the_order_of_the_axes(data: Any):
+    mesh = data.draw(meshes())
+    axes = data.draw(digits(mesh))
+    shape = [mesh.extent((a,)) for a in axes]
+    where = [tuple(mesh.coordinate(r, a) for a in axes) for r in range(mesh.size)]
+    indices = [int(np.ravel_multi_index(w, shape)) for w in where]
+    assert [mesh.index(r, axes) for r in range(mesh.size)] == indices
+    assert sorted(indices) == list(range(mesh.size))
+
+
+def any_axis(mesh: Mesh) -> st.SearchStrategy[Axis]:
+    """Any sub-axis, whether or not it fits with others."""
+    found = [Axis(n) for n, _ in mesh.axes]
+    for n, s in mesh.axes:
+        for chain in chains(s):
+            found += [Axis(n, lo, hi // lo) for lo, hi in itertools.pairwise(chain)]
+    return st.sampled_from(found)
+
+
+@quick
+@given(st.data())
+def test_axes_overlap_unless_their_coordinates_are_independent(data: Any):
+    """They are also said to overlap where no one way to cut the axis has both as digits."""
+    mesh = data.draw(meshes())
+    a, b = data.draw(any_axis(mesh)), data.draw(any_axis(mesh))
+    assume(mesh.extent((a,)) > 1 and mesh.extent((b,)) > 1)
+    pairs = list(zip(coordinates(mesh, a), coordinates(mesh, b), strict=True))
+    counts = {pairs.count(p) for p in set(pairs)}
+    independent = len(set(pairs)) == mesh.extent((a, b)) and len(counts) == 1
+    if a.name == b.name:
+        cuts = {*mesh.digit(a), *mesh.digit(b)}
+        independent &= any(cuts <= set(chain) for chain in chains(mesh.full(a.name)))
+    assert mesh.overlap(a, b) == mesh.overlap(b, a) == (not independent)
+
+
+@quick
+@given(st.data())
+def test_groups_part_the_ranks(data: Any):
+    """Ranks of a group differ in the axes alone, and stand in the order of their index."""
+    mesh = data.draw(meshes())
+    all_axes = data.draw(digits(mesh))
+    n = data.draw(st.integers(0, len(all_axes)))
+    axes, others = all_axes[:n], all_axes[n:]
+    groups = mesh.groups(axes)
+    assert sorted(r for g in groups for r in g) == list(range(mesh.size))
+    for group in groups:
+        assert [mesh.index(r, axes) for r in group] == list(range(mesh.extent(axes)))
+        assert len({mesh.index(r, others) for r in group}) == 1
+
+
+@quick
+@given(st.data())
+def test_simplify_keeps_the_index(data: Any):
+    mesh = data.draw(meshes())
+    axes = data.draw(digits(mesh))[: data.draw(st.integers(0, 4))]
+    simple = mesh.simplify(axes)
+    assert [mesh.index(r, simple) for r in range(mesh.size)] == [
+        mesh.index(r, axes) for r in range(mesh.size)
+    ]
+    assert mesh.simplify(simple) == simple and len(simple) <= len(axes)
+    assert all(mesh.extent((a,)) > 1 for a in simple)
+
+
+@quick
+@given(st.data())
+def test_without_minor_undoes_appending(data: Any):
+    mesh = data.draw(meshes())
+    all_axes = data.draw(digits(mesh))
+    i, j = sorted(data.draw(st.tuples(*[st.integers(0, len(all_axes))] * 2)))
+    major, minor = all_axes[:i], all_axes[i:j]
+    whole = mesh.simplify(major + minor)
+    assert mesh.without_minor(whole, minor) == mesh.simplify(major)
+    other = data.draw(digits(mesh))[: data.draw(st.integers(0, 3))]
+    rest = mesh.without_minor(whole, other)
+    if rest is not None:
+        assert mesh.simplify(rest + other) == whole
+
+
+@quick
+@given(st.data())
+def test_without_takes_away_a_set_of_axes(data: Any):
+    mesh = data.draw(meshes())
+    all_axes = data.draw(digits(mesh))
+    i, j = sorted(data.draw(st.tuples(*[st.integers(0, len(all_axes))] * 2)))
+    kept, gone = all_axes[:i], all_axes[i:j]
+    whole = mesh.simplify(tuple(sorted(kept + gone, key=mesh.order)))
+    rest = mesh.without(whole, gone)
+    assert rest == mesh.simplify(tuple(sorted(kept, key=mesh.order)))
+    stranger = [a for a in all_axes[j:] if mesh.extent((a,)) > 1]
+    if stranger:
+        assert mesh.without(whole, (stranger[0],)) is None
+
+
+@quick
+@given(meshes(), st.lists(st.integers(1, 8), max_size=3))
+def test_take_deals_devices_major_first(mesh: Mesh, counts: list[int]):
+    """None exactly where the counts do not cut the axes at digits."""
+    ends = list(itertools.accumulate([s for _, s in mesh.axes], lambda a, b: a * b))
+    wanted = list(itertools.accumulate(counts, lambda a, b: a * b))
+    assume(not wanted or wanted[-1] <= mesh.size)
+    cuts = sorted({1, *ends, *wanted})
+    taken = mesh.take(tuple(counts))
+    assert (taken is not None) == all(b % a == 0 for a, b in itertools.pairwise(cuts))
+    if taken is not None:
+        assert [mesh.extent(a) for a in taken] == counts
+        every = tuple(a for axes in taken for a in axes)
+        left = mesh.size // prod(counts)
+        assert [mesh.index(r, every) for r in range(mesh.size)] == [
+            r // left for r in range(mesh.size)
+        ]
+
+
+def test_ranks_and_groups_of_a_known_mesh():
+    mesh = mesh_of("m", "dp = 2, tp = 4")
+    assert mesh.groups((Axis("tp"),)) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert mesh.groups((Axis("dp"),)) == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert mesh.groups((Axis("tp", 2, 2),)) == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert mesh.groups((Axis("tp", 1, 2), Axis("dp"))) == ((0, 4, 2, 6), (1, 5, 3, 7))
+    assert mesh.take((2, 2)) == ((Axis("dp"),), (Axis("tp", 1, 2),))
+
+
+# ---- layouts that are none ----
+
+
+@pytest.mark.parametrize("text, rank, invariant", [
+    ("@m, [{a}]", 2, "[L1]"), ("@m, [{c}]", 1, "[L2]"), ("@m, [{a:(1)4}]", 1, "[L2]"),
+    ("@m, [{d:(4)2}]", 1, "[L2]"), ("@m, [{a}, {a}]", 2, "[L3]"), ("@m, [{a, a}]", 1, "[L3]"),
+    ("@m, [{a}], partial sum {a}", 1, "[L3]"), ("@m, [{d}, {d:(1)2}]", 2, "[L3]"),
+    ("@m, [{d:(1)2}, {d:(3)2}]", 2, "[L3]"), ("@m, [{d:(1)3}, {d:(2)3}]", 2, "[L3]"),
+])  # fmt: skip
+def test_broken_layouts_name_their_invariant(text: str, rank: int, invariant: str):
+    mesh = mesh_of("m", "a = 2, d = 6")
+    with pytest.raises(ShardirError, match="^" + invariant.replace("[", r"\[")):
+        parse_layout(text).check(mesh, rank)
+
+
+def test_the_words_of_the_documents():
+    mesh = mesh_of("m", "dp = 2, tp = 4")
+    assert parse_layout("@m, [{dp}, {tp}]").tensor_map(mesh) == (
+        "device matrix [2, 4], tensor map [1, 0]"
+    )
+    assert parse_layout("@m, [{}, {tp:(1)2}]").tensor_map(mesh) == (
+        "device matrix [2, 2, 2], tensor map [-1, 1]"
+    )
+
+
+# ---- notation ----
+
+
+@quick
+@given(st.data())
+def test_layouts_are_read_as_they_are_written(data: Any):
+    mesh = data.draw(meshes())
+    rank = data.draw(st.integers(0, 3))
+    layout = data.draw(layouts_on(mesh, rank, reductions=REDUCTIONS))
+    assert parse_layout(str(layout)) == layout
+    local = LocalLayout(layout, data.draw(st.none() | shapes(rank)))
+    assert parse_local(str(local)) == local
+    assert parse_mesh(", ".join(f"{n} = {s}" for n, s in mesh.axes)) == mesh.axes
+    axes = data.draw(digits(mesh))
+    assert parse_axes(", ".join(map(str, axes))) == axes
+
+
+def cuts() -> st.SearchStrategy[Any]:
+    axes = st.sampled_from([(), (Axis("a"),), (Axis("a", 2, 4), Axis("b"))])
+    some = st.lists(st.lists(st.integers(1, 9) | axes, max_size=3).map(tuple), max_size=3)
+    return some.map(tuple)
+
+
+@quick
+@given(st.builds(Strategy, st.sampled_from([None, "m"]), cuts(), st.none() | cuts()))
+def test_strategies_are_read_as_they_are_written(strategy: Strategy):
+    assert parse_strategy(str(strategy)) == strategy
+
+
+@quick
+@given(st.dictionaries(
+    st.from_regex(r"\A[a-z_]{1,5}\Z"),
+    st.integers(-99, 99) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="ascii", exclude_characters='"\\\n\r'), max_size=5),
+    max_size=3,
+))  # fmt: skip
+def test_options_are_read_as_they_are_written(values: dict[str, Any]):
+    options = ("word", tuple(values.items()))
+    assert parse_options(options_text(options)) == options
+
+
+def test_old_spellings():
+    assert parse_strategy("[[2, 4], [4, 1]]") == parse_strategy("((2, 4), (4, 1))")
+    assert parse_strategy("((1,),)") == parse_strategy("((1),)")
+
+
+@pytest.mark.parametrize("read, text, offset", [
+    (parse_layout, "@m, [{a}", 8), (parse_layout, "@m, [{a}], partial many {b}", 19),
+    (parse_layout, "m, [{a}]", 0), (parse_axes, "a, , b", 3), (parse_mesh, "a = 2, a = 3", 7),
+    (parse_mesh, "a = 0", 0), (parse_strategy, "((2, 0),)", 5), (parse_options, "sgd, lr = ", 10),
+    (parse_options, "sgd, lr = 1.0, lr = 2.0", 15),
+])  # fmt: skip
+def test_faults_of_notation_have_a_place(read: Any, text: str, offset: int):
+    with pytest.raises(NotationError) as e:
+        read(text)
+    assert e.value.offset == offset
+
+
+# ---- strategies ----
+
+EIGHT = mesh_of("m", "d = 8")
+GRID = mesh_of("m", "a = 2, b = 2")
+MATMUL = Factors.of([["i", "k"], ["k", "j"]], [["i", "j"]], [(16, 32), (32, 16), (16, 16)])
+SOFTMAX = Factors.of([["i", "j"]], [["i", "j"]], [(16, 32)] * 2, replicate=["j"])
+MERGED = Factors.of([["a b"]], [["a", "b"]], [(12,), (4, 3)])
+
+
+@pytest.mark.parametrize("text, factors, mesh, code", [
+    ("((2, {a}), (1, 1))", MATMUL, GRID, "S1"),
+    ("((4, 4), (4, 1))", MATMUL, EIGHT, "S2"),
+    ("((3, 1), (1, 1))", MATMUL, EIGHT, "S3"),
+    ("((2, 1),)", MATMUL, EIGHT, "S4"), ("((2, 1), (1,))", MATMUL, EIGHT, "S4"),
+    ("((2, 4), (2, 1))", MATMUL, EIGHT, "S5"), ("(({a}, {b}), ({}, {a}))", MATMUL, GRID, "S5"),
+    ("((2, 1), (1, 1)) -> ((4, 1),)", MATMUL, EIGHT, "S5"),
+    ("((8,),)", MERGED, EIGHT, "S6"), ("(({d},),)", MERGED, EIGHT, "S6"),
+    ("((2, 2),)", SOFTMAX, EIGHT, "S7"), ("(({a}, {b}),)", SOFTMAX, GRID, "S7"),
+    ("(({x}, {}), ({}, {}))", MATMUL, GRID, "S8"), ("(({a:(1)3}, {}), ({}, {}))", MATMUL, GRID, "S8"),
+])  # fmt: skip
+def test_strategies_that_do_not_fit(text: str, factors: Factors, mesh: Mesh, code: str):
+    """[S9], an axis for two factors, is for the op that has the strategy: test_passes.py."""
+    with pytest.raises(ShardirError, match=rf"^\[{code}\]"):
+        parse_strategy(text).factor_axes(factors, mesh)
+
+
+def test_numbers_become_axes_major_first():
+    """The documents' Net on 8 devices: 2 x 4 x 1."""
+    found = parse_strategy("((2, 4), (4, 1))").factor_axes(MATMUL, EIGHT)
+    assert found == {"i": (Axis("d", 1, 2),), "k": (Axis("d", 2, 4),)}
+    found = parse_strategy("((2, 1), (1, 2))").factor_axes(MATMUL, EIGHT)
+    assert found == {"i": (Axis("d", 1, 2),), "j": (Axis("d", 2, 2),)}
+    found = parse_strategy("((6,),)").factor_axes(MERGED, mesh_of("m", "d = 12"))
+    assert found == {"a": (Axis("d", 1, 2),), "b": (Axis("d", 2, 3),)}
+
+
+# ---- factors ----
+
+
+@st.composite
+def merged_dims(draw: Any) -> Factors:
+    """A dimension of up to three factors, each of which stands alone in the result."""
+    sizes = draw(st.lists(st.sampled_from([2, 3, 4, 5, 6, 8]), min_size=1, max_size=3))
+    names = [f"f{i}" for i in range(len(sizes))]
+    return Factors.of([[" ".join(names)]], [names], [(prod(sizes),), tuple(sizes)])
+
+
+@quick
+@given(st.data())
+def test_compose_is_the_inverse_of_assign(data: Any):
+    mesh, factors = data.draw(meshes()), data.draw(merged_dims())
+    dim = factors.operands[0][0]
+    axes = mesh.simplify(data.draw(digits(mesh))[: data.draw(st.integers(0, 3))])
+    assigned, whole = factors.assign(dim, axes, mesh)
+    if whole:
+        assert factors.compose(dim, assigned, mesh) == axes
+        local = prod(factors.size(f) for f in dim) // mesh.extent(axes)
+        ours = prod(factors.size(f) // mesh.extent(assigned.get(f, ())) for f in dim)
+        assert len(dim) == 1 or ours == local
+
+
+@quick
+@given(st.data())
+def test_assign_is_the_inverse_of_compose(data: Any):
+    mesh, factors = data.draw(meshes()), data.draw(merged_dims())
+    dim = factors.operands[0][0]
+    hands: dict[str, list[Axis]] = {f: [] for f in dim}
+    for a in data.draw(digits(mesh)):
+        hand = data.draw(st.integers(0, len(dim)))
+        if hand < len(dim):
+            hands[dim[hand]].append(a)
+    chosen = {f: mesh.simplify(tuple(axes)) for f, axes in hands.items()}
+    axes = factors.compose(dim, chosen, mesh)
+    if axes is not None:
+        assigned, whole = factors.assign(dim, axes, mesh)
+        assert whole and {f: assigned.get(f, ()) for f in dim} == chosen
+
+
+# ---- placement ----
+
+RULES: dict[str, tuple[Factors, tuple[tuple[int, ...], ...]]] = {
+    name: (Factors.of(ins, outs, shapes, **options), shapes)
+    for name, ins, outs, shapes, options in (
+        ("matmul", ["i k".split(), "k j".split()], ["i j".split()], ((8, 4), (4, 12), (8, 12)), {}),
+        ("uneven", ["i k".split(), "k j".split()], ["i j".split()], ((5, 7), (7, 3), (5, 3)), {}),
+        ("add", [["i", "j"]] * 2, [["i", "j"]], ((8, 6),) * 3, {"linear": "sum"}),
+        ("row", [["i", "j"], ["j"]], [["i", "j"]], ((8, 6), (6,), (8, 6)), {}),
+        ("transpose", [["i", "j"]], [["j", "i"]], ((8, 6), (6, 8)), {"linear": "any"}),
+        ("merge", [["i", "j"]], [["i j"]], ((4, 6), (24,)), {"linear": "any"}),
+        ("split", [["i j"]], [["i", "j"]], ((24,), (4, 6)), {"linear": "any"}),
+        ("softmax", [["i", "j"]], [["i", "j"]], ((8, 6),) * 2, {"replicate": ["j"]}),
+        ("max", [["i", "j"]], [["i"]], ((8, 6), (8,)), {"reduction": "max"}),
+        ("sum", [["i", "j"]], [["j"]], ((8, 6), (6,)), {"linear": "sum"}),
+        ("two results", [["i", "j"]], [["i", "j"], ["j"]], ((8, 6), (8, 6), (6,)), {}),
+        ("stuck", [["", "j"]], [["j", ""]], ((8, 6), (6, 8)), {}),
+    )
+}  # fmt: skip
+
+
+def cost(
+    mesh: Mesh, shapes: Any, operands: Any, hints: Any, placement: Placement
+) -> tuple[int, int]:
+    """Elements moved and collectives, to the placement's operands and from its results."""
+    moves = list(zip(operands, placement.operands, shapes, strict=False))
+    moves += [
+        (r, h or r.complete, s)
+        for r, h, s in zip(placement.results, hints, shapes[len(operands) :], strict=True)
+    ]
+    found = [received(s, mesh, a, b) for a, b, s in moves]
+    return sum(n for n, _ in found), sum(c for _, c in found)
+
+
+@pytest.mark.parametrize("name", RULES)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_a_placement_is_legal_and_no_dearer_than_none(name: str, data: Any):
+    """What its layouts agree on is taken as it is, since that splits the calculation; otherwise
+    it moves no more than to replicate everything would."""
+    factors, shapes = RULES[name]
+    mesh = data.draw(st.sampled_from([GRID, EIGHT, mesh_of("m", "a = 2, b = 3"), mesh_of("m", "d = 6")]))
+    ranks = [len(s) for s in shapes]
+    n = len(factors.operands)
+    operands = tuple(data.draw(layouts_on(mesh, r, reductions=("sum", "max"))) for r in ranks[:n])
+    hints = tuple(
+        data.draw(st.none() | layouts_on(mesh, r, partial=False)) for r in ranks[n:]
+    )
+    found = place(factors, operands, hints, mesh, shapes)
+    assert agreement(factors, found.operands, found.results, mesh, False) == ""
+    for layout, rank in zip((*found.operands, *found.results), ranks, strict=True):
+        layout.check(mesh, rank)
+    if not agree(factors, operands, hints, mesh):
+        none = Placement(
+            {},
+            tuple(Layout("m", ((),) * r) for r in ranks[:n]),
+            tuple(Layout("m", ((),) * r) for r in ranks[n:]),
+        )
+        assert cost(mesh, shapes, operands, hints, found) <= cost(
+            mesh, shapes, operands, hints, none
+        )
+
+
+def agree(
+    factors: Factors, operands: tuple[Layout, ...], hints: tuple[Layout | None, ...], mesh: Mesh
+) -> bool:
+    """Whether no two values propose different axes for a factor."""
+    wanted: dict[str, set[Axes]] = {}
+    values = [*zip(factors.operands, operands, strict=True)]
+    values += [(d, h) for d, h in zip(factors.results, hints, strict=True) if h is not None]
+    for dims, layout in values:
+        for dim, axes in zip(dims, layout.dims, strict=True):
+            mine, _ = factors.assign(dim, axes, mesh)
+            for f in dim:
+                wanted.setdefault(f, set()).add(
+                    () if f in factors.replicate else mine.get(f, ())
+                )
+    return all(len(w) == 1 for w in wanted.values())
