@@ -1,0 +1,190 @@
+"""From any layout to any other: the plan, run on all ranks, gives the same value; and so does its
+transpose for the cotangent."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import (
+    MESH,
+    Arg,
+    Problem,
+    collectives,
+    compiled,
+    function,
+    laid_out,
+    layout,
+    layouts,
+    ordered_subsets,
+    parts,
+    problem,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import layouts_on, meshes, shapes
+from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.func import ReturnOp
+
+from shardir.algebra.layout import Layout, Shape, replicated
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.notation import mesh_of
+from shardir.algebra.redistribution import plan, received
+from shardir.dialects import dist
+from shardir.interpret import run
+from shardir.passes.functions import update_signature
+
+EVEN, UNEVEN = (8, 8), (5, 7)
+LOWER = ("lower-to-spmd",)
+GRADIENT = ("distributed-autodiff", "lower-to-spmd", "simplify-communication")
+
+
+def identity(shape: Shape) -> Problem:
+    """@f returns its argument."""
+    return problem([Arg("f64", shape)], lambda b, x: x, (0,))
+
+
+IDENTITY = {s: identity(s) for s in (EVEN, UNEVEN)}
+
+
+def redistribution(p: Problem, mesh: Mesh, source: Layout, target: Layout) -> Any:
+    """The module whose @f redistributes its argument."""
+    module = laid_out(p.module, mesh, [source])
+    f = function(module, "f")
+    block = f.body.block
+    end = block.last_op
+    assert isinstance(end, ReturnOp)
+    t = block.args[0].type
+    assert isinstance(t, TensorType)
+    new = dist.RedistributeOp.create(
+        operands=[block.args[0]], result_types=[dist.with_layout(t, target)]
+    )
+    block.insert_op_before(new, end)
+    end.operands[0] = new.out
+    update_signature(f)
+    return module
+
+
+def fault(p: Problem, mesh: Mesh, source: Layout, target: Layout) -> str:
+    """What goes wrong in a redistribution or its gradient; empty when nothing does."""
+    try:
+        module = redistribution(p, mesh, source, target)
+        module.verify()
+        return p.errors(compiled(module, GRADIENT))
+    except Exception as e:
+        return f"raises {type(e).__name__}: {e}"
+
+
+def faults(p: Problem, mesh: Mesh, pairs: Sequence[tuple[Layout, Layout]]) -> list[str]:
+    return [
+        f"[{a}] -> [{b}]: {message}" for a, b in pairs if (message := fault(p, mesh, a, b))
+    ]
+
+
+# ---- every pair on a 2x2 mesh ----
+
+
+def with_partials(l: Layout, reduction: str = "sum") -> Iterator[Layout]:
+    """The layout, with any of its free axes partial."""
+    for axes in ordered_subsets([a for a in MESH.names if a not in l.used]):
+        yield l.with_partial(tuple(sorted(axes, key=MESH.order)), reduction)
+
+
+SOURCES = sorted({p for l in layouts(2) for p in with_partials(l)}, key=str)
+
+
+@pytest.mark.parametrize("shape", [EVEN, UNEVEN], ids=str)
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_every_pair_of_a_2x2_mesh(source: Layout, shape: Shape):
+    wrong = faults(IDENTITY[shape], MESH, [(source, t) for t in SOURCES])
+    assert not wrong, f"{len(wrong)} of {len(SOURCES)}, such as\n" + "\n".join(wrong[:3])
+
+
+@pytest.mark.parametrize("reduction", ["max", "min", "mean", "any"])
+def test_other_reductions(reduction: str):
+    """From contributions to complete values in any layout."""
+    p = IDENTITY[UNEVEN]
+    for l in layouts(2):
+        for source in with_partials(l, reduction):
+            for target in layouts(2):
+                module = compiled(redistribution(p, MESH, source, target), LOWER)
+                (found,) = run(module, "f", p.arguments[:1])
+                np.testing.assert_allclose(found, p.arguments[0], err_msg=f"[{source}] -> [{target}]")
+
+
+# ---- the documents' conversions ----
+
+TWO, FOUR = mesh_of("m", "d = 2"), MESH
+ROW_2 = {"row": "[{d}, {}]", "column": "[{}, {d}]", "replicated": "[{}, {}]"}
+ROW_3 = {
+    "replicated": "[{}, {}]", "row a": "[{a}, {}]", "row b": "[{b}, {}]", "column a": "[{}, {a}]",
+    "column b": "[{}, {b}]", "row a column b": "[{a}, {b}]", "row b column a": "[{b}, {a}]",
+}  # fmt: skip
+EXPECTED_2 = {
+    ("row", "column"): {"all_to_all": 1}, ("column", "row"): {"all_to_all": 1},
+    ("row", "replicated"): {"all_gather": 1}, ("column", "replicated"): {"all_gather": 1},
+    ("replicated", "row"): {}, ("replicated", "column"): {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", EXPECTED_2, ids=" to ".join)
+def test_row_2_the_six_conversions_of_two_devices(pair: tuple[str, str]):
+    source, target = (layout(ROW_2[n], TWO) for n in pair)
+    for shape in (EVEN, UNEVEN):
+        assert not fault(IDENTITY[shape], TWO, source, target)
+    module = compiled(redistribution(IDENTITY[EVEN], TWO, source, target), GRADIENT)
+    forward, _ = parts(module, "g")
+    assert collectives(forward) == EXPECTED_2[pair]
+
+
+@pytest.mark.parametrize("pair", list(itertools.permutations(ROW_3, 2)), ids=" to ".join)
+def test_row_3_the_42_conversions_of_four_devices(pair: tuple[str, str]):
+    source, target = (layout(ROW_3[n], FOUR) for n in pair)
+    for shape in (EVEN, UNEVEN):
+        assert not fault(IDENTITY[shape], FOUR, source, target)
+    by_way_of_all = received(EVEN, FOUR, source, replicated("m", 2))[0]
+    assert received(EVEN, FOUR, source, target)[0] <= by_way_of_all
+
+
+# ---- other meshes, sub-axes ----
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_pairs(data: Any):
+    """Sub-axes included, on meshes such as 2x2x2, 8 and 6; any sizes, 0 and 1 too."""
+    mesh = data.draw(st.sampled_from([
+        mesh_of("m", "a = 2, b = 2, c = 2"), mesh_of("m", "d = 8"), mesh_of("m", "d = 6"),
+        mesh_of("m", "d = 12"), mesh_of("m", "a = 4, b = 3"), mesh_of("m", "a = 1, b = 2"),
+    ]) | meshes(12))  # fmt: skip
+    rank = data.draw(st.integers(1, 3))
+    shape = data.draw(shapes(rank, 9))
+    source, target = data.draw(layouts_on(mesh, rank)), data.draw(layouts_on(mesh, rank))
+    assert not fault(identity(shape), mesh, source, target)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.data())
+def test_plans_are_no_dearer_than_by_way_of_replication(data: Any):
+    """In what a device receives; and a plan to where the value is already is empty."""
+    mesh, rank = data.draw(meshes(12)), data.draw(st.integers(1, 3))
+    shape = data.draw(shapes(rank, 9))
+    source = data.draw(layouts_on(mesh, rank))
+    target = data.draw(layouts_on(mesh, rank, partial=False))
+    assert plan(shape, mesh, source, source) == ()
+    found, _ = received(shape, mesh, source, target)
+    assert found <= received(shape, mesh, source, replicated("m", rank))[0]
+
+
+# ---- gradients ----
+
+
+def test_the_gradient_of_an_uneven_redistribution_to_partial():
+    """The cotangent of a partial value goes, whole, to each contribution."""
+    p = IDENTITY[UNEVEN]
+    source, target = layout("[{a}, {}], partial sum {b}"), layout("[{}, {}], partial sum {a, b}")
+    module = redistribution(p, MESH, source, target)
+    assert not p.errors(compiled(module, GRADIENT))
+    _, backward = parts(module, "g")
+    assert not collectives(backward)
