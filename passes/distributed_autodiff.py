@@ -179,7 +179,9 @@ class _Differentiation:
                 if isinstance(self.request, StepOp):
                     continue
             else:
-                arg = self.block.insert_arg(v.type, len(self.block.args))
+                layout = layout_of(v)
+                complete = with_layout(plain(v), layout.complete if layout is not None else None)
+                arg = self.block.insert_arg(complete, len(self.block.args))
                 arg.name_hint = f"d_{v.name_hint or 'result'}"
                 self.attrs.append({})
                 self.contributions.setdefault(v, []).append(arg)
