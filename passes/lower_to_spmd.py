@@ -147,6 +147,8 @@ def _collective(step: Step, value: SSAValue, out: Attribute) -> Operation:
         case "all_to_all":
             ends = {"split": int_attr(step.dim), "concat": int_attr(step.concat)}
             kind, props = dist.AllToAllOp, axes | ends
+        case "exchange":
+            kind, props = dist.ExchangeOp, axes
         case "broadcast":
             kind, props = dist.BroadcastOp, axes | {"root": int_attr(0)}
         case _:

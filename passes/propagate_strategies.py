@@ -27,7 +27,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.dialects.dist import layout_of, normal, with_layout
+from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import arg_attrs
 from shardir.passes.functions import (
@@ -109,7 +109,7 @@ class _Propagation:
             if (layout := layout_of(v)) is None:
                 self.known[v] = (None,) * len(v.type.get_shape())
                 continue
-            layout = normal(layout, self.mesh)
+            layout = layout.simplified(self.mesh)
             set_type(v, with_layout(v.type, layout))
             self.known[v] = layout.dims
             self.fixed.add(v)

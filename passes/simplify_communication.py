@@ -61,7 +61,7 @@ def _equal(block: Block) -> bool:
         if not isinstance(op, dist.Collective):
             continue
         props = tuple(sorted((k, str(v)) for k, v in op.properties.items() if k != "fusion"))
-        key = (type(op), tuple(op.operands), props)
+        key = (type(op), tuple(op.operands), props, tuple(str(v.type) for v in op.results))
         first = seen.setdefault(key, op)
         if first is not op:
             for old, new in zip(op.results, first.results, strict=True):

@@ -68,6 +68,10 @@ class Layout:
         dims = (*self.dims[:dim], axes, *self.dims[dim + 1 :])
         return Layout(self.mesh, dims, self.partial, self.reduction)
 
+    def simplified(self, mesh: Mesh) -> "Layout":
+        """The one spelling of a layout: adjoining sub-axes joined, partial axes in mesh order."""
+        return _simplified(self, mesh)
+
     def check(self, mesh: Mesh, rank: int) -> None:
         """Raises ShardirError, which names the invariant of docs/language.md that is broken."""
         if len(self.dims) != rank:
@@ -119,6 +123,13 @@ class Layout:
         maps = [[place[a] for a in axes] for axes in self.dims]
         shown = [str(m[0] if len(m) == 1 else m or -1) for m in maps]
         return f"device matrix {list(matrix)}, tensor map [{', '.join(shown)}]"
+
+
+@lru_cache(maxsize=65536)
+def _simplified(layout: Layout, mesh: Mesh) -> Layout:
+    partial = mesh.simplify(tuple(sorted(layout.partial, key=mesh.order)))
+    dims = tuple(map(mesh.simplify, layout.dims))
+    return Layout(layout.mesh, dims).with_partial(partial, layout.reduction)
 
 
 def _device_matrix(mesh: Mesh, used: Axes) -> tuple[Shape, dict[Axis, int]]:

@@ -77,11 +77,12 @@ class Mesh:
         return axis.pre, axis.pre * (axis.size or self.full(axis.name))
 
     def overlap(self, a: Axis, b: Axis) -> bool:
-        """Whether two axes share devices' coordinates."""
+        """Whether two axes share devices' coordinates: both are of one axis, and neither ends
+        where the other one can begin. So `d:(1)2` and `d:(3)2` overlap where `d` is 6."""
         if a.name != b.name:
             return False
         (a0, a1), (b0, b1) = self.digit(a), self.digit(b)
-        return a0 < b1 and b0 < a1
+        return b0 % a1 != 0 and a0 % b1 != 0
 
     def check_axis(self, axis: Axis) -> None:
         """Raises ShardirError when the axis, or the digit, does not exist."""
@@ -128,6 +129,20 @@ class Mesh:
             i = i * self.extent((a,)) + self.coordinate(rank, a)
         return i
 
+    def moved(self, rank: int, axes: Axes, index: int) -> int:
+        """The rank at `index` along `axes` whose other coordinates are those of `rank`."""
+        for a in reversed(axes):
+            size = self.extent((a,))
+            unit = 1
+            for n, s in reversed(self.axes):
+                if n == a.name:
+                    unit *= s // (a.pre * size)
+                    break
+                unit *= s
+            rank += (index % size - self.coordinate(rank, a)) * unit
+            index //= size
+        return rank
+
     def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
         """The groups of ranks that differ in `axes` alone, each in row-major order of `axes`."""
         return _groups(self, axes)
@@ -141,7 +156,7 @@ class Mesh:
     def without_minor(self, axes: Axes, minor: Axes) -> Axes | None:
         """`axes` less `minor` at its minor end, cutting an axis at a digit where that is needed;
         None when it does not end so."""
-        have, gone = list(axes), list(minor)
+        have, gone = list(self.simplify(axes)), list(self.simplify(minor))
         while gone:
             if not have or have[-1].name != gone[-1].name:
                 return None
@@ -162,6 +177,7 @@ class Mesh:
 
     def without(self, axes: Axes, gone: Axes) -> Axes | None:
         """`axes`, as a set, less `gone`; None when `gone` is not a part of it."""
+        axes, gone = self.simplify(axes), self.simplify(gone)
         cuts: dict[str, set[int]] = {}
         for a in (*axes, *gone):
             cuts.setdefault(a.name, set()).update(self.digit(a))

@@ -1,16 +1,27 @@
 """From one layout to another: the collectives and slices that lead there.
 
-Each step is one move over one group of axes: all-reduce, reduce-scatter, all-to-all, all-gather,
-slice, contribute. The order is fixed here: what shrinks a value first (reduce-scatter, slice),
-then what keeps its size (all-to-all), then what grows it (all-gather).
+Each step is one move over one group of axes. A plan is the cheapest of a few: the named collectives
+in a fixed order (what shrinks a value first, what grows it last), or one exchange in which each
+device fetches exactly what it lacks, before it perhaps the reduction of contributions. No layout
+is out of reach, and a plan for complete values receives no more than the bound: what a device
+lacks.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
+from shardir.algebra.exchange import exchange_axes, pieces
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
+
+LATENCY = 50_000
+"""What a collective costs besides its bytes: as much as receiving so many elements. Below about
+1 MB Gloo's collectives take the same time whatever their size."""
+
+LOCAL = ("slice", "contribute")
+"""The moves that communicate nothing."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +39,59 @@ class Step:
 @lru_cache(maxsize=65536)
 def plan(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[Step, ...]:
     """The steps from `source` to `target` for a tensor of global `shape`."""
-    return tuple(_Planner(shape, mesh, source, target).run())
+    best = min(
+        _candidates(shape, mesh, source, target), key=lambda p: price(shape, mesh, source, p)
+    )
+    return tuple(best)
+
+
+def _candidates(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> Iterator[list[Step]]:
+    """Plans to choose from, the preferred one first."""
+    yield _Planner(shape, mesh, source, target).run()
+    reduced = _Planner(shape, mesh, source, target)
+    while reduced.slice():
+        pass
+    reduced.scatter()
+    reduced.reduce()
+    yield [*reduced.steps, *_exchange(mesh, reduced.now, target)]
+    if reduced.steps:
+        whole = _Planner(shape, mesh, source, target)
+        whole.reduce()
+        yield [*whole.steps, *_exchange(mesh, whole.now, target)]
+
+
+def _exchange(mesh: Mesh, now: Layout, target: Layout) -> list[Step]:
+    """One exchange to the target's split, and what makes the value partial as the target is."""
+    now = now.simplified(mesh)
+    moved = target.simplified(mesh).with_partial(now.partial, now.reduction)
+    steps = []
+    if moved.dims != now.dims:
+        steps.append(Step("exchange", exchange_axes(now, moved), moved))
+    new = mesh.without(target.partial, now.partial)
+    if new:
+        steps.append(Step("contribute", new, target))
+    return steps
+
+
+def price(shape: Shape, mesh: Mesh, source: Layout, steps: list[Step]) -> int:
+    """What a plan costs, in elements that one device receives."""
+    elements, count = _received(shape, mesh, source, steps)
+    return elements + LATENCY * count
 
 
 def received(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[int, int]:
-    """Elements that one device receives, and the number of collectives."""
+    """Elements that one device receives, and the number of collectives, by the plan."""
+    return _received(shape, mesh, source, plan(shape, mesh, source, target))
+
+
+def _received(
+    shape: Shape, mesh: Mesh, source: Layout, steps: list[Step] | tuple[Step, ...]
+) -> tuple[int, int]:
     elements = count = 0
     layout = source
-    for step in plan(shape, mesh, source, target):
-        n = step_received(shape, mesh, layout, step)
-        elements, count = elements + n, count + (step.kind not in ("slice", "contribute"))
+    for step in steps:
+        elements += step_received(shape, mesh, layout, step)
+        count += step.kind not in LOCAL and mesh.extent(step.axes) > 1
         layout = step.layout
     return elements, count
 
@@ -46,7 +100,8 @@ def step_received(shape: Shape, mesh: Mesh, before: Layout, step: Step) -> int:
     """Elements that one device receives in one step: ring algorithms, largest shard.
 
     Of a group of n, an all-reduce receives 2 (n - 1) / n of the value, a reduce-scatter and an
-    all-to-all (n - 1) / n of what goes in, an all-gather (n - 1) / n of what comes out.
+    all-to-all (n - 1) / n of what goes in, an all-gather (n - 1) / n of what comes out, and in an
+    exchange a device receives what it lacks.
     """
 
     def local(layout: Layout) -> int:
@@ -63,6 +118,15 @@ def step_received(shape: Shape, mesh: Mesh, before: Layout, step: Step) -> int:
             return local(before) * (n - 1) // n
         case "all_gather":
             return local(step.layout) * (n - 1) // n
+        case "exchange":
+            return max(
+                sum(
+                    p.elements for p in pieces(mesh, shape, before, step.layout, r) if p.holder != r
+                )
+                for r in range(mesh.size)
+            )
+        case "broadcast":
+            return local(before)
         case _:
             return 0
 
@@ -72,13 +136,16 @@ class _Planner:
         self.shape, self.mesh, self.target = shape, mesh, target
         self.now = source
         self.steps: list[Step] = []
+        self.refine()
 
     def go(self, kind: str, axes: Axes, layout: Layout, dim: int = -1, concat: int = -1) -> None:
         self.steps.append(Step(kind, axes, layout, dim, concat))
         self.now = layout
 
     def run(self) -> list[Step]:
-        self.refine()
+        while self.slice():
+            pass
+        self.scatter()
         self.reduce()
         while self.now.dims != self.target.dims:
             if not (self.slice() or self.exchange()):
@@ -111,8 +178,7 @@ class _Planner:
                 fine(l.partial), l.reduction
             )
 
-        self.now, self.goal = layout(self.now), layout(self.target)
-        self.target = self.goal
+        self.now, self.target = layout(self.now), layout(self.target)
 
     def divides(self, dim: int, axes: Axes) -> bool:
         return self.shape[dim] % self.mesh.extent(axes) == 0
@@ -138,26 +204,33 @@ class _Planner:
         nested = self.steps_in(dim, have[:n], have) and self.steps_in(dim, have[:n], want)
         return n if nested else 0
 
-    def reduce(self) -> None:
-        now, goal = self.now, self.target
-        same = now.reduction == goal.reduction
-        left = tuple(a for a in now.partial if not (same and a in goal.partial))
-        for dim, want in enumerate(goal.dims):
-            have = self.now.dims[dim]
-            if self.prefix(dim) != len(have) or now.reduction == "any":
+    def left(self) -> Axes:
+        """The partial axes that the target does not keep."""
+        same = self.now.reduction == self.target.reduction
+        return tuple(a for a in self.now.partial if not (same and a in self.target.partial))
+
+    def scatter(self) -> None:
+        """Reduce contributions straight into a dimension that the target splits so."""
+        for dim, want in enumerate(self.target.dims):
+            have, left = self.now.dims[dim], self.left()
+            if self.prefix(dim) != len(have) or self.now.reduction == "any":
                 continue
             axes = want[len(have) :]
             while axes and not (set(axes) <= set(left) and self.steps_in(dim, have, have + axes)):
                 axes = axes[:-1]
             if axes and self.leads(dim, have + axes):
-                left = tuple(a for a in left if a not in axes)
                 kept = tuple(a for a in self.now.partial if a not in axes)
-                layout = self.now.with_dim(dim, have + axes).with_partial(kept, now.reduction)
+                layout = self.now.with_dim(dim, have + axes)
+                layout = layout.with_partial(kept, self.now.reduction)
                 self.go("reduce_scatter", axes, layout, dim)
+
+    def reduce(self) -> None:
+        """Reduce contributions where they are."""
+        left = self.left()
         if left:
             kept = tuple(a for a in self.now.partial if a not in left)
-            kind = "broadcast" if now.reduction == "any" else "all_reduce"
-            self.go(kind, left, self.now.with_partial(kept, now.reduction))
+            kind = "broadcast" if self.now.reduction == "any" else "all_reduce"
+            self.go(kind, left, self.now.with_partial(kept, self.now.reduction))
 
     def free(self, axes: Axes) -> bool:
         used = self.now.used

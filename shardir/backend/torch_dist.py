@@ -24,7 +24,7 @@ def _why(s: Scope, op: dist.Collective, what: str, reason: str) -> None:
     number = sum(max(s.bytes_of(v), s.bytes_of(o)) for v, o in pairs)
     fused = f" of {len(op.values)} tensors in one buffer" if len(op.values) > 1 else ""
     s.note(f"{what}{fused} {_over(s, op.axes.data)}, {size_text(number)}: {reason}")
-    s.place = None
+    s.left(op)
 
 
 def _over(s: Scope, axes: Axes) -> str:
@@ -220,7 +220,7 @@ def _slice(s: Scope, op: dist.SliceOp) -> Text:
         _check_nesting(s, op, out, dim, len(op.axes.data))
     s.note(f"own shard of dimension {dim} {_over(s, op.axes.data)}, no communication: "
            f"{_needed_by(s, op)} no more")  # fmt: skip
-    s.place = None
+    s.left(op)
     _each(s, op, lambda v, _: _call(s, "slice", v, f"{dim}, {axes_text(op.axes.data)}"))
     return None
 
@@ -247,6 +247,22 @@ def _all_to_all(s: Scope, op: dist.AllToAllOp) -> Text:
     return None
 
 
+def _exchange(s: Scope, op: dist.ExchangeOp) -> Text:
+    assert s.mesh is not None
+    s.use("runtime_exchange as moves")
+    _why(s, op, "exchange", f"{_needed_by(s, op)} {_names(s, op)} split otherwise")
+
+    def text(v: SSAValue, out: SSAValue) -> str:
+        shape = tuple_text(list(map(str, s.whole(v))))
+        ends = [
+            tuple_text([axes_text(s.axes(x, d)) for d in range(len(s.whole(x)))]) for x in (v, out)
+        ]
+        return f"moves.exchange(mesh, {s.operand(v)}, {shape}, {', '.join(ends)})"
+
+    _each(s, op, text)
+    return None
+
+
 def _contribute(s: Scope, op: dist.ContributeOp) -> Text:
     if _trivial(s, op):
         return None
@@ -257,7 +273,7 @@ def _contribute(s: Scope, op: dist.ContributeOp) -> Text:
         return None
     s.use("ops_runtime as ops")
     s.note(f"a partial sum {_over(s, op.axes.data)}, no communication: the first rank has it all")
-    s.place = None
+    s.left(op)
     _each(s, op, lambda v, _: f"ops.contribute(mesh, {s.operand(v)}, {axes_text(op.axes.data)})")
     return None
 
@@ -352,6 +368,7 @@ TORCH_DIST: dict[type[Operation], Callable[..., Text]] = {
     dist.AllGatherOp: _all_gather,
     dist.SliceOp: _slice,
     dist.AllToAllOp: _all_to_all,
+    dist.ExchangeOp: _exchange,
     dist.ContributeOp: _contribute,
     dist.BroadcastOp: _broadcast,
     dist.GatherOp: _gather,

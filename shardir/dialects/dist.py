@@ -39,6 +39,7 @@ from xdsl.traits import Pure, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.errors import ShardirError
+from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout, Shape
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.algebra.notation import (
@@ -333,6 +334,12 @@ class Collective(IRDLOperation, ABC):
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         """The layout of a result, from that of its value. Raises ShardirError."""
 
+    def check_move(self, layout: Layout, got: Layout, mesh: Mesh) -> None:
+        """Raises ShardirError when a result's layout does not follow from its value's."""
+        expected = self.after(layout, mesh)
+        if got.simplified(mesh) != expected.simplified(mesh):
+            raise ShardirError(f"[C3] the result's layout is [{expected}], not [{got}]")
+
     def verify_(self) -> None:
         check_types(self)
         if len(self.values) != len(self.outs) or not self.values:
@@ -347,34 +354,21 @@ class Collective(IRDLOperation, ABC):
             raise VerifyException(
                 "[C2] a collective works on local values; give them a #dist.local layout"
             )
-        layout = type_layout(have)
-        assert layout is not None
+        layout, got = type_layout(have), type_layout(want)
+        assert layout is not None and got is not None
         mesh = find_mesh(self, layout.mesh)
         try:
             for a in self.axes.data:
                 mesh.check_axis(a)
-            expected = self.after(layout, mesh)
+            self.check_move(layout, got, mesh)
         except ShardirError as e:
             raise VerifyException(str(e)) from None
-        got = type_layout(want)
-        assert got is not None
-        if normal(got, mesh) != normal(expected, mesh):
-            raise VerifyException(f"[C3] the result's layout is [{expected}], not [{got}]")
         shapes = global_shape(have, mesh), global_shape(want, mesh)
         if shapes[0] != shapes[1] or have.element_type != want.element_type:
             raise VerifyException(
                 f"[C4] the whole value is {list(shapes[0])} of {have.element_type} before, "
                 f"{list(shapes[1])} of {want.element_type} after"
             )
-
-
-@lru_cache(maxsize=65536)
-def normal(layout: Layout, mesh: Mesh) -> Layout:
-    """The one spelling of a layout: adjoining sub-axes joined, partial axes in mesh order."""
-    partial = mesh.simplify(tuple(sorted(layout.partial, key=mesh.order)))
-    return Layout(layout.mesh, tuple(map(mesh.simplify, layout.dims))).with_partial(
-        partial, layout.reduction
-    )
 
 
 def _drop_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> Layout:
@@ -499,6 +493,29 @@ class AllToAllOp(Collective):
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         rest = _gathered(layout, self.concat.value.data, self.axes.data, mesh)
         return _split(rest, self.split.value.data, self.axes.data, mesh)
+
+
+@irdl_op_definition
+class ExchangeOp(Collective):
+    """From any split to any other: each device fetches exactly what it lacks, in one exchange with
+    the devices of its group. The axes are those that split, before it, what changes."""
+
+    name = "dist.exchange"
+    assembly_format = "$values `over` $axes attr-dict `:` functional-type(operands, results)"
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        return layout  # the split is what the result's type says
+
+    def check_move(self, layout: Layout, got: Layout, mesh: Mesh) -> None:
+        have, want = layout.simplified(mesh), got.simplified(mesh)
+        if (have.partial, have.reduction) != (want.partial, want.reduction):
+            raise ShardirError(f"[C3] the result's layout is partial as [{layout}] is, not [{got}]")
+        axes = exchange_axes(have, want)
+        if mesh.without(axes, self.axes.data) != ():
+            raise ShardirError(
+                f"[C12] this exchange goes over {axes_text(axes)}, which split what changes, "
+                f"not over {axes_text(self.axes.data)}"
+            )
 
 
 @irdl_op_definition
@@ -670,7 +687,7 @@ class RecvOp(_PointToPoint):
 
 
 COLLECTIVES = (
-    AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ContributeOp,
+    AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ExchangeOp, ContributeOp,
     BroadcastOp, GatherOp, ScatterOp, PermuteOp,
 )  # fmt: skip
 

@@ -7,8 +7,10 @@ row-major order of the axes. This is the meaning that the emitted programs are t
 from collections.abc import Callable
 
 import numpy as np
-from xdsl.ir import Operation
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Operation, SSAValue
 
+from shardir.algebra.exchange import pieces, within
 from shardir.algebra.layout import shard_bounds
 from shardir.algebra.mesh import Mesh
 from shardir.dialects import dist
@@ -76,6 +78,22 @@ def _permute(op: dist.PermuteOp, group: Parts) -> Parts:
     return out
 
 
+def _exchange(parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh) -> Parts:
+    """Every rank puts its new shard together from the pieces that others hold."""
+    source, target = dist.layout_of(value), dist.layout_of(out)
+    assert source is not None and target is not None and isinstance(value.type, TensorType)
+    shape = dist.global_shape(value.type, mesh)
+    new = []
+    for rank in range(mesh.size):
+        here = target.slices(mesh, shape, rank)
+        x = np.zeros([s.stop - s.start for s in here], parts[0].dtype)
+        for piece in pieces(mesh, shape, source, target, rank):
+            there = source.slices(mesh, shape, piece.holder)
+            x[within(piece.region, here)] = parts[piece.holder][within(piece.region, there)]
+        new.append(x)
+    return new
+
+
 COLLECTIVES: dict[type[Operation], Callable[..., Parts]] = {
     dist.AllReduceOp: _all_reduce,
     dist.AllGatherOp: _all_gather,
@@ -92,11 +110,14 @@ COLLECTIVES: dict[type[Operation], Callable[..., Parts]] = {
 
 def run_collective(op: dist.Collective, values: list[Parts], mesh: Mesh) -> list[Parts]:
     """Each value's parts on all ranks, after the collective."""
-    apply = COLLECTIVES[type(op)]
+    if isinstance(op, dist.ExchangeOp):
+        ends = zip(values, op.values, op.outs, strict=True)
+        return [_exchange(parts, v, out, mesh) for parts, v, out in ends]
     results = []
     for parts in values:
         out: Parts = list(parts)
         for group in mesh.groups(op.axes.data):
+            apply = COLLECTIVES[type(op)]
             for rank, x in zip(group, apply(op, [parts[r] for r in group]), strict=True):
                 out[rank] = x
         results.append(out)

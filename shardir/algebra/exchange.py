@@ -1,0 +1,76 @@
+"""One exchange between any two layouts: each device fetches exactly what it lacks.
+
+A device takes each piece of its new shard from the device that holds the piece and otherwise has
+the same coordinates. So the load is even over replicas, the group is that of the axes which split
+what changes, and no device receives more than it lacks: the lower bound of any redistribution.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from shardir.algebra.layout import Layout, Shape, Slices, shard_bounds
+from shardir.algebra.mesh import Axes, Mesh
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A region of the whole value, and the rank that a device takes it from (itself, perhaps)."""
+
+    holder: int
+    region: Slices
+
+    @property
+    def elements(self) -> int:
+        n = 1
+        for s in self.region:
+            n *= s.stop - s.start
+        return n
+
+
+def exchange_axes(source: Layout, target: Layout) -> Axes:
+    """The axes of the group within which an exchange goes: those that split, before it, the
+    dimensions that change."""
+    return tuple(a for s, t in zip(source.dims, target.dims, strict=True) if s != t for a in s)
+
+
+@lru_cache(maxsize=4096)
+def pieces(
+    mesh: Mesh, shape: Shape, source: Layout, target: Layout, rank: int
+) -> tuple[Piece, ...]:
+    """Where `rank` takes the parts of its new shard from."""
+    wanted = target.slices(mesh, shape, rank)
+    cells: list[list[tuple[int, slice]]] = []
+    for n, axes, want in zip(shape, source.dims, wanted, strict=True):
+        parts = mesh.extent(axes)
+        cells.append([])
+        for k in range(parts):
+            start, stop = shard_bounds(n, parts, k)
+            low, high = max(start, want.start), min(stop, want.stop)
+            if low < high:
+                cells[-1].append((k, slice(low, high)))
+    found = []
+    for cell in product(*cells):
+        holder = rank
+        for axes, (k, _) in zip(source.dims, cell, strict=True):
+            holder = mesh.moved(holder, axes, k)
+        found.append(Piece(holder, tuple(region for _, region in cell)))
+    return tuple(found)
+
+
+def within(region: Slices, part: Slices) -> Slices:
+    """A global region as one of the part of the value that holds it."""
+    return tuple(
+        slice(r.start - p.start, r.stop - p.start) for r, p in zip(region, part, strict=True)
+    )
+
+
+def lacking(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
+    """The most elements that any device lacks: what no redistribution can do without. Of partial
+    values, a device lacks all of its part."""
+    reduces = any(a not in target.partial for a in source.partial)
+    return max(
+        sum(p.elements for p in pieces(mesh, shape, source.complete, target.complete, r)
+            if reduces or p.holder != r)
+        for r in range(mesh.size)
+    )  # fmt: skip

@@ -1,0 +1,123 @@
+"""An exchange: from any split of a tensor to any other, each rank fetching exactly what it lacks.
+
+A rank takes each piece of its new shard from the rank that holds it and otherwise has the same
+coordinates. All pieces between two ranks travel together, in one all-to-all of uneven parts.
+"""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import runtime as rt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Dims = tuple[rt.Axes, ...]
+Region = tuple[tuple[int, int], ...]
+
+
+class Plan(NamedTuple):
+    """What goes where: the members in torch's order, what each gets of our shard, what each gives
+    of our new one, and what we keep ourselves (from, to)."""
+
+    process_group: object
+    sends: list[list[Region]]
+    receives: list[list[Region]]
+    kept: list[tuple[Region, Region]]
+    shape: list[int]
+
+
+_plans: dict[tuple, Plan] = {}
+
+
+def exchange(
+    mesh: rt.Mesh, x: Tensor, shape: tuple[int, ...], source: Dims, target: Dims
+) -> Tensor:
+    """This rank's shard after the exchange.
+
+    shape: of the whole tensor. source, target: the axes that split each dimension before and after.
+    """
+    key = (id(mesh), shape, source, target)
+    plan = _plans.get(key) or _plans.setdefault(key, _plan(mesh, shape, source, target))
+    out = x.new_empty(plan.shape)
+    for here, there in plan.kept:
+        _part(out, there).copy_(_part(x, here))
+    if len(plan.sends) == 1:
+        return out
+    sizes = [[sum(map(_size, regions)) for regions in side] for side in (plan.sends, plan.receives)]
+    flat = [_part(x, region).reshape(-1) for regions in plan.sends for region in regions]
+    sent = torch.cat(flat) if flat else x.new_empty(0)
+    got = x.new_empty(sum(sizes[1]))
+    dist.all_to_all_single(
+        rt._wire(got), rt._wire(sent), sizes[1], sizes[0], group=plan.process_group
+    )
+    start = 0
+    for region in (r for regions in plan.receives for r in regions):
+        part = _part(out, region)
+        part.copy_(got[start : start + part.numel()].view(part.shape))
+        start += part.numel()
+    return out
+
+
+def _plan(mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: Dims) -> Plan:
+    axes = tuple(a for s, t in zip(source, target) if s != t for a in s)
+    members = sorted(mesh.members(axes, mesh.rank))
+    rank = mesh.rank
+    mine, new = _bounds(mesh, shape, source, rank), _bounds(mesh, shape, target, rank)
+    sends, receives, kept = [], [], []
+    for other in members:
+        theirs = _pieces(mesh, shape, source, target, other)
+        given = [_within(region, mine) for holder, region in theirs if holder == rank]
+        taken = [
+            _within(region, new)
+            for holder, region in _pieces(mesh, shape, source, target, rank)
+            if holder == other
+        ]
+        if other == rank:
+            kept, given, taken = list(zip(given, taken)), [], []
+        sends.append(given)
+        receives.append(taken)
+    group = mesh.group(axes).process_group
+    return Plan(group, sends, receives, kept, [stop - start for start, stop in new])
+
+
+def _pieces(
+    mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: Dims, rank: int
+) -> list[tuple[int, Region]]:
+    """The rank that holds each piece of a rank's new shard, and the piece, in the whole tensor."""
+    cells = []
+    for n, axes, (low, high) in zip(shape, source, _bounds(mesh, shape, target, rank)):
+        shards = [rt.bounds(n, mesh.count(axes), k) for k in range(mesh.count(axes))]
+        overlaps = [(k, max(low, start), min(high, stop)) for k, (start, stop) in enumerate(shards)]
+        cells.append([(k, (a, b)) for k, a, b in overlaps if a < b])
+    found = []
+    for cell in itertools.product(*cells):
+        holder = rank
+        for axes, (k, _) in zip(source, cell):
+            holder = mesh.members(axes, holder)[k]
+        found.append((holder, tuple(region for _, region in cell)))
+    return found
+
+
+def _bounds(mesh: rt.Mesh, shape: tuple[int, ...], dims: Dims, rank: int) -> Region:
+    """What a rank holds of the whole tensor."""
+    found = []
+    for n, axes in zip(shape, dims):
+        index = mesh.members(axes, rank).index(rank)
+        found.append(rt.bounds(n, mesh.count(axes), index))
+    return tuple(found)
+
+
+def _within(region: Region, part: Region) -> Region:
+    return tuple((a - start, b - start) for (a, b), (start, _) in zip(region, part))
+
+
+def _part(x: Tensor, region: Region) -> Tensor:
+    for dim, (start, stop) in enumerate(region):
+        x = x.narrow(dim, start, stop - start)
+    return x
+
+
+def _size(region: Region) -> int:
+    return math.prod(stop - start for start, stop in region)
