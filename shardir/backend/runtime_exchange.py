@@ -61,7 +61,7 @@ def exchange(
 
 
 def _plan(mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: Dims) -> Plan:
-    axes = tuple(a for s, t in zip(source, target) if s != t for a in s)
+    axes = tuple(a for s, t in zip(source, target, strict=True) if s != t for a in s)
     members = sorted(mesh.members(axes, mesh.rank))
     rank = mesh.rank
     mine, new = _bounds(mesh, shape, source, rank), _bounds(mesh, shape, target, rank)
@@ -75,7 +75,7 @@ def _plan(mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: Dims) -> 
             if holder == other
         ]
         if other == rank:
-            kept, given, taken = list(zip(given, taken)), [], []
+            kept, given, taken = list(zip(given, taken, strict=True)), [], []
         sends.append(given)
         receives.append(taken)
     group = mesh.group(axes).process_group
@@ -87,14 +87,14 @@ def _pieces(
 ) -> list[tuple[int, Region]]:
     """The rank that holds each piece of a rank's new shard, and the piece, in the whole tensor."""
     cells = []
-    for n, axes, (low, high) in zip(shape, source, _bounds(mesh, shape, target, rank)):
+    for n, axes, (low, high) in zip(shape, source, _bounds(mesh, shape, target, rank), strict=True):
         shards = [rt.bounds(n, mesh.count(axes), k) for k in range(mesh.count(axes))]
         overlaps = [(k, max(low, start), min(high, stop)) for k, (start, stop) in enumerate(shards)]
         cells.append([(k, (a, b)) for k, a, b in overlaps if a < b])
     found = []
     for cell in itertools.product(*cells):
         holder = rank
-        for axes, (k, _) in zip(source, cell):
+        for axes, (k, _) in zip(source, cell, strict=True):
             holder = mesh.members(axes, holder)[k]
         found.append((holder, tuple(region for _, region in cell)))
     return found
@@ -103,14 +103,14 @@ def _pieces(
 def _bounds(mesh: rt.Mesh, shape: tuple[int, ...], dims: Dims, rank: int) -> Region:
     """What a rank holds of the whole tensor."""
     found = []
-    for n, axes in zip(shape, dims):
+    for n, axes in zip(shape, dims, strict=True):
         index = mesh.members(axes, rank).index(rank)
         found.append(rt.bounds(n, mesh.count(axes), index))
     return tuple(found)
 
 
 def _within(region: Region, part: Region) -> Region:
-    return tuple((a - start, b - start) for (a, b), (start, _) in zip(region, part))
+    return tuple((a - start, b - start) for (a, b), (start, _) in zip(region, part, strict=True))
 
 
 def _part(x: Tensor, region: Region) -> Tensor:
