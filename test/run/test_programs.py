@@ -251,3 +251,29 @@ def test_a_transformer_trains_as_in_torch(tmp_path, batch, length, vocabulary):
             np.testing.assert_allclose(
                 dumped[f"states/{key}"], value, rtol=1e-3, atol=2e-5, err_msg=f"{program} {key}"
             )
+
+
+def test_names_are_data_on_real_ranks(tmp_path):
+    """A function and a parameter whose names are Python run under these names, and as no code."""
+    canary = tmp_path / "canary"
+    name = f"'); open({str(canary)!r}, 'w'); import os; os.abort()  #"
+    escaped = "".join(c if c.isalnum() else f"\\{ord(c):02X}" for c in name + '"\n\\')
+    kind = "tensor<4x3xf32, #dist.local<@m, [{dp$.x}, {}]>>"
+    weights = "tensor<3x3xf32, #dist.local<@m, [{}, {}]>>"
+    part = "tensor<f32, #dist.local<@m, [], partial sum {dp$.x}>>"
+    whole = "tensor<f32, #dist.local<@m, []>>"
+    text = f"""dist.mesh @m <dp$.x = 2>
+    func.func @"{escaped}"(%x: {kind}, %w: {weights} {{train.parameter = "{escaped}", train.init = #train.init<normal>}}) -> ({whole}, {weights} {{train.updates = "{escaped}"}}) attributes {{train.step}} {{
+      %import = nn.matmul %x, %w : ({kind}, {weights}) -> {kind}
+      %s = nn.reduce <sum> %import dims <0, 1> : ({kind}) -> {part}
+      %loss = dist.all_reduce <sum> %s over <dp$.x> : ({part}) -> {whole}
+      %w_1 = train.sgd %w, %w lr 0.5 weight_decay 0.0 : ({weights}, {weights}) -> {weights}
+      func.return %loss, %w_1 : {whole}, {weights}
+    }}"""
+    key = name + '"\n\\'
+    directory = shardir.compile(text, "", "e.ir").save(tmp_path / "out")
+    report, _ = ran(directory, tmp_path, steps=2)
+    x, w = first_numbers("x", (8, 3)), first_numbers(key, (3, 3))
+    want = [(x @ w).sum(), (x @ w).sum() / 2]
+    np.testing.assert_allclose(report.losses[key], want, rtol=1e-5)
+    assert not canary.exists()

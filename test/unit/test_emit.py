@@ -788,3 +788,24 @@ def test_shardir_is_light():
 
     code = "import sys, shardir; assert not {'torch', 'xdsl', 'lark', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_python_interface():
+    compiled = shardir.compile(STEP, "", "step.ir")
+    again = parse(compiled.text, "again.ir", verify=True)
+    assert "return loss, w" in program_text(again)
+    assert body_of(compiled.program).splitlines()[-1] == "    return loss, w"
+    module = shardir.parse(STEP, "step.ir")
+    assert shardir.compile(module, "").program == compiled.program
+    for text, pipeline, words in (
+        ("func.func @f(", "train", ["step.ir:1"]),
+        (STEP, "trian", ["trian", "train"]),
+        (STEP.replace("(tensor<4x3", "(tensor<5x3"), "train", ["step.ir"]),
+        (STEP.replace("dims <0, 1>", "dims <0, 7>"), "train", ["step.ir:9", "no dimension 7"]),
+        ("dist.mesh @m <a = 2>", "", ["no function"]),
+    ):
+        with pytest.raises(shardir.ShardirError) as error:
+            _ = shardir.compile(text, pipeline, "step.ir").program
+        assert all(w in str(error.value) for w in words), str(error.value)
+    with pytest.raises(shardir.ShardirError, match="cannot be read"):
+        shardir.compile_file("nowhere.ir")
