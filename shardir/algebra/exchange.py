@@ -65,12 +65,16 @@ def within(region: Slices, part: Slices) -> Slices:
     )
 
 
+@lru_cache(maxsize=65536)
 def lacking(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
-    """The most elements that any device lacks: what no redistribution can do without. Of partial
-    values, a device lacks all of its part."""
-    reduces = any(a not in target.partial for a in source.partial)
+    """The most elements that any device lacks: what no redistribution can do without. Of a value
+    that is to be reduced, a device lacks all of its part."""
+    reduces = mesh.without(target.partial, source.partial) is None
     return max(
-        sum(p.elements for p in pieces(mesh, shape, source.complete, target.complete, r)
-            if reduces or p.holder != r)
-        for r in range(mesh.size)
-    )  # fmt: skip
+        sum(
+            p.elements
+            for p in pieces(mesh, shape, source.complete, target.complete, rank)
+            if reduces or p.holder != rank
+        )
+        for rank in range(mesh.size)
+    )

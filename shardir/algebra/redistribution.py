@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from math import prod
 
-from shardir.algebra.exchange import exchange_axes, pieces
+from shardir.algebra.exchange import exchange_axes, lacking
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 
@@ -45,9 +46,14 @@ def plan(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[Step
     return tuple(best)
 
 
+def named_collectives(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> list[Step]:
+    """The plan of named collectives alone, in their fixed order."""
+    return _Planner(shape, mesh, source, target).run()
+
+
 def _candidates(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> Iterator[list[Step]]:
     """Plans to choose from, the preferred one first."""
-    yield _Planner(shape, mesh, source, target).run()
+    yield named_collectives(shape, mesh, source, target)
     reduced = _Planner(shape, mesh, source, target)
     while reduced.slice():
         pass
@@ -97,34 +103,26 @@ def _received(
 
 
 def step_received(shape: Shape, mesh: Mesh, before: Layout, step: Step) -> int:
-    """Elements that one device receives in one step: ring algorithms, largest shard.
+    """Elements that the device which receives most receives in one step, by ring algorithms.
 
-    Of a group of n, an all-reduce receives 2 (n - 1) / n of the value, a reduce-scatter and an
-    all-to-all (n - 1) / n of what goes in, an all-gather (n - 1) / n of what comes out, and in an
-    exchange a device receives what it lacks.
+    With n devices in a group: an all-reduce 2 (n - 1) / n of the value, a reduce-scatter n - 1
+    shards of what comes out and an all-gather n - 1 of what goes in (uneven ones are padded to the
+    largest), an all-to-all and an exchange what the device lacks.
     """
 
     def local(layout: Layout) -> int:
-        n = 1
-        for s in layout.local_shape(mesh, shape):
-            n *= s
-        return n
+        return prod(layout.local_shape(mesh, shape))
 
     n = mesh.extent(step.axes)
     match step.kind:
         case "all_reduce":
             return 2 * local(before) * (n - 1) // n
-        case "reduce_scatter" | "all_to_all":
-            return local(before) * (n - 1) // n
+        case "reduce_scatter":
+            return local(step.layout) * (n - 1)
         case "all_gather":
-            return local(step.layout) * (n - 1) // n
-        case "exchange":
-            return max(
-                sum(
-                    p.elements for p in pieces(mesh, shape, before, step.layout, r) if p.holder != r
-                )
-                for r in range(mesh.size)
-            )
+            return local(before) * (n - 1)
+        case "all_to_all" | "exchange":
+            return lacking(mesh, shape, before.complete, step.layout.complete)
         case "broadcast":
             return local(before)
         case _:

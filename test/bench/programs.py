@@ -90,9 +90,7 @@ def transformer(
         q, k, v = qkv
         s = t.op(f"l{i}_qk", f'nn.einsum "bhtd,bhsd->bhts" %{q}, %{k}', [q, k], scores)
         s = t.op(f"l{i}_scaled", f"nn.mul %{s}, %scale", [s, "scale"], scores)
-        s = t.op(
-            f"l{i}_masked", f"nn.select %causal, %{s}, %low", ["causal", s, "low"], scores
-        )
+        s = t.op(f"l{i}_masked", f"nn.select %causal, %{s}, %low", ["causal", s, "low"], scores)
         a = t.op(f"l{i}_attn", f"nn.softmax %{s} axis 3", [s], scores)
         o = t.op(f"l{i}_mix", f"nn.matmul %{a}, %{v}", [a, v], turned)
         o = t.op(f"l{i}_back", f"nn.transpose %{o} perm <0, 2, 1, 3>", [o], split)
@@ -107,7 +105,9 @@ def transformer(
         f = t.op(f"l{i}_up", f"nn.matmul %{n}, %{w}", [n, w], wide)
         f = t.op(f"l{i}_up_b", f"nn.add %{f}, %{b}", [f, b], wide)
         f = t.op(f"l{i}_gelu", f"nn.gelu %{f}", [f], wide)
-        w = parameter(f"l{i}_fc2", [4 * hidden, hidden], "{tp}, {}", normal.format(hidden**-0.5 / 2))
+        w = parameter(
+            f"l{i}_fc2", [4 * hidden, hidden], "{tp}, {}", normal.format(hidden**-0.5 / 2)
+        )
         b = parameter(f"l{i}_b2", [hidden], "{}", zero)
         f = t.op(f"l{i}_down", f"nn.matmul %{f}, %{w}", [f, w], act)
         f = t.op(f"l{i}_down_b", f"nn.add %{f}, %{b}", [f, b], act)
