@@ -594,7 +594,9 @@ def number_text(number: float | int, element: str) -> str:
     held = round_to(float(number), element)
     if not np.isfinite(held):
         return f'float("{held}")'
-    return str(np.float32(held)) if element == "f32" else repr(held)
+    short = str(np.float32(held)) if element == "f32" else repr(held)
+    beyond = element == "f32" and abs(float(short)) > float(np.finfo(np.float32).max)
+    return repr(held) if beyond else short
 
 
 def round_to(number: float, element: str) -> float:
