@@ -306,6 +306,9 @@ INLINE = 32
 def _constant(s: Scope, op: nn.ConstantOp) -> Text:
     values = dense_values(op.value)
     element, flat = s.element(op.out), values.reshape(-1)
+    if not flat.size:
+        shape = tuple_text(s.sizes(op.out))
+        return f"torch.empty({shape}, dtype={s.dtype(op.out)}, device=mesh.device)"
     if op.value.is_splat() or len(set(flat.tolist())) == 1:
         text = number_text(flat[0].item(), element)
         shape = tuple_text(s.sizes(op.out))
