@@ -12,6 +12,12 @@ from shardir.backend.launch import LaunchError, Options, read_plan, run
 from shardir.backend.report import Progress, run_and_check, summary
 
 
+class InternalError(LaunchError):
+    """The compiler failed where it should not."""
+
+    exit_code = 70
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 fine, 1 a rank failed or --check disagreed, 2 nothing could be started."""
     options = _parser().parse_args(arguments)
@@ -29,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ShardirError as error:  # of the compiler, which has put places before its messages
         text = str(error)
         print(text if ": error: " in text else f"error: {text}", file=sys.stderr)
+        return 2
+    except RecursionError:
+        print("error: the program is nested too deeply", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; all ranks are ended", file=sys.stderr)
@@ -67,7 +76,15 @@ def _compiled(path: Path, pipeline: str, directory: Path) -> Path:
     from shardir.syntax.diagnostics import collect_warnings
 
     with collect_warnings() as warnings:
-        compile_file(path, pipeline).save(directory)
+        try:
+            compile_file(path, pipeline).save(directory)
+        except (ShardirError, RecursionError):
+            raise
+        except Exception as error:
+            raise InternalError(
+                f"{path}: internal error: {type(error).__name__}: {error}; this is a fault of "
+                "shardir: please report it with the input (shard-opt --traceback shows where)"
+            ) from error
     for op, message in warnings:
         print(f"warning: {message}" + (f" ({op.name})" if op else ""), file=sys.stderr)
     return directory
