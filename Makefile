@@ -25,7 +25,7 @@ lint: $(VENV)/ready
 
 test: lint  ## the checks of the source, then every test
 	$(BIN)/python docs/examples/make_digits.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 clean:
 	rm -rf $(VENV) build *.egg-info

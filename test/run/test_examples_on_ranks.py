@@ -25,6 +25,10 @@ from shardir.interpret.random import fill
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TYPES = {"f32": np.float32, "i32": np.int32}
+
+pytestmark = pytest.mark.xdist_group("examples on ranks")
+"""One process runs them all, so that each program runs once (pytest -n 2 --dist loadgroup)."""
+
 Tensors = dict[str, Any]
 
 
@@ -75,6 +79,7 @@ JOBS = {
         Job("row09_dlrm"),
         Job("row09_transformer"),
         Job("row21_split_softmax"),
+        Job("row21_by_hand"),
     ],
     8: [
         Job("row05_strategies"),
@@ -293,7 +298,7 @@ def test_split_softmax(ran):
         logits = functional.normalize(v["features"]) @ functional.normalize(v["people"]).T
         return functional.cross_entropy(logits, v["labels"])
 
-    example = ran("row21_split_softmax")
-    check_training(example, loss, steps=3)
+    check_training(ran("row21_split_softmax"), loss, steps=3)
+    example = ran("row21_by_hand")
     args = example.args("by_hand")
     equal(example.results("by_hand")[0], functional.cross_entropy(args["logits"], args["labels"]))
