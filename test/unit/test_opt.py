@@ -3,6 +3,8 @@
 import io
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -356,6 +358,23 @@ def test_frontends() -> None:
         assert (code, err) == (0, "")
         code, _, err = run("-f", name, text="func.func @f( {")
         assert code == 1 and "<stdin>:1:15: error:" in err
+
+
+def test_stock_xdsl_opt(tmp_path: Path) -> None:
+    """Dialects and passes reach xDSL's own driver through the entry point."""
+    path = tmp_path / "a.mlir"
+    path.write_text(
+        "dist.mesh @m <d = 2>\nfunc.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
+        "  %y = nn.relu %x strategy <((2))> : (tensor<4xf32>) -> tensor<4xf32>\n"
+        "  func.return %y : tensor<4xf32>\n}\n"
+    )
+    code = "from xdsl.tools.xdsl_opt import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), "-p", "propagate-strategies"],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    _, ours, _ = run(str(path), "-p", "propagate-strategies")
+    assert parse(done.stdout).is_structurally_equivalent(parse(ours))
 
 
 def test_unregistered() -> None:
