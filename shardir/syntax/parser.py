@@ -13,6 +13,7 @@ Uses of what was lost are silent, and what was not lost is verified, so that one
 """
 
 import gc
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -95,6 +96,7 @@ class IRParser:
             {k: builder.leaf(k) for k in LEAVES}, {"OP_NAME": words},
         )  # fmt: skip
         self.recovery = Recovery(builder, self.machine)
+        self.lock = threading.Lock()  # the builder holds one text at a time
 
     def parse(self, text: str, name: str = "<input>", *, verify: bool = False) -> ModuleOp:
         """The module. Raises ParseErrors; with `verify`, what verification finds is in it too."""
@@ -102,6 +104,10 @@ class IRParser:
 
     def parse_source(self, source: Source, *, verify: bool = False) -> ModuleOp:
         """The same, of a text whose places the caller wants to name later."""
+        with self.lock:
+            return self._parse(source, verify)
+
+    def _parse(self, source: Source, verify: bool) -> ModuleOp:
         builder = self.builder
         builder.begin(source)
         self.recovery.unopened = 0
