@@ -1,0 +1,432 @@
+"""What communication differentiation makes, counted; and that gradients are torch's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import (
+    ELEMENTS,
+    FLOATS,
+    MESH,
+    PIPELINE,
+    Arg,
+    Body,
+    Problem,
+    add_step,
+    apply,
+    collectives,
+    compiled,
+    differs,
+    elements_of,
+    function,
+    laid_out,
+    layout,
+    names,
+    numbers,
+    parts,
+    problem,
+    program,
+    to_torch,
+    torch_forward,
+)
+from random_programs import random_form, random_problem
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
+
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.notation import mesh_of
+from shardir.dialects import nn, train
+from shardir.dialects.builder import Builder
+from shardir.dialects.nn.base import int_attr
+from shardir.interpret import run
+from shardir.syntax.diagnostics import Failure
+
+FOUR = mesh_of("m", "d = 4")
+UNFUSED = tuple(p for p in PIPELINE if p != "fuse-communication")
+
+
+def matmul(b: Builder, x: Any, y: Any) -> Any:
+    return b.value(nn.MatmulOp, x, y)
+
+
+def relu(b: Builder, x: Any) -> Any:
+    return b.value(nn.ReluOp, x)
+
+
+def mean(b: Builder, x: Any, rank: int = 2) -> Any:
+    return b.reduce(x, "mean", range(rank))
+
+
+def counted(
+    p: Problem,
+    texts: Sequence[str | None],
+    results: Sequence[str | None] = (),
+    mesh: Mesh = MESH,
+    passes: Sequence[str] = UNFUSED,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The collectives of the forward and the backward part, of a program that computes right.
+    Fusion is left out: it moves a loss's sum to those of the gradients."""
+    layouts = [None if t is None else layout(t, mesh) for t in texts]
+    wanted = [None if t is None else layout(t, mesh) for t in results]
+    module = laid_out(p.module, mesh, layouts, wanted)
+    module = compiled(module, passes, check=True)
+    assert not p.errors(module, 10)
+    forward, backward = parts(module, p.name)
+    return collectives(forward), collectives(backward)
+
+
+def f64(*shape: int) -> Arg:
+    return Arg("f64", shape)
+
+
+# ---- what pairs with what ----
+
+
+def test_an_all_gather_whose_users_vary_pairs_with_a_reduce_scatter():
+    """Row 7: X by rows over 4, then B by columns over 4."""
+    p = problem(
+        [f64(8, 4), f64(4, 8), f64(8, 12)], lambda b, x, a, w: matmul(b, matmul(b, x, a), w), (1, 2)
+    )
+    texts = ["[{d}, {}]", "[{}, {}]", "[{}, {d}]"]
+    forward, backward = counted(p, texts, ["[{}, {d}]"], FOUR)
+    assert forward == {"all_gather": 1}
+    assert backward == {"reduce_scatter": 1, "all_reduce": 1}  # of Y; of the replicated A
+
+
+def test_an_all_gather_whose_users_are_redundant_pairs_with_a_slice():
+    p = problem([f64(8, 4)], lambda b, x: b.mul(b.neg(x), x), (0,))
+    forward, backward = counted(p, ["[{d}, {}]"], ["[{}, {}]"], FOUR)
+    assert forward == {"all_gather": 1} and backward == {}
+
+
+def test_a_slice_of_what_is_replicated_pairs_with_an_all_gather():
+    p = problem([f64(8, 4)], relu, (0,))
+    forward, backward = counted(p, ["[{}, {}]"], ["[{d}, {}]"], FOUR)
+    assert forward == {} and backward == {"all_gather": 1}
+
+
+def test_an_all_to_all_pairs_with_its_reverse():
+    p = problem([f64(8, 4)], relu, (0,))
+    forward, backward = counted(p, ["[{d}, {}]"], ["[{}, {d}]"], FOUR)
+    assert forward == {"all_to_all": 1} and backward == {"all_to_all": 1}
+
+
+def test_the_sum_that_ends_a_partial_value_pairs_with_nothing():
+    p = problem([f64(8, 4)], relu, (0,))
+    assert counted(p, ["[{}, {}], partial sum {d}"], mesh=FOUR) == ({"all_reduce": 1}, {})
+
+
+def test_no_all_reduce_stands_behind_an_all_reduce():
+    """Megatron's block: columns, then rows. One all-reduce forward, one backward."""
+
+    def block(b: Builder, x: Any, w: Any, u: Any) -> Any:
+        return matmul(b, relu(b, matmul(b, x, w)), u)
+
+    texts = ["[{}, {}]", "[{}, {d}]", "[{d}, {}]"]
+    args = [f64(4, 8), f64(8, 12), f64(12, 8)]
+    once = {"all_reduce": 1}
+    assert counted(problem(args, block, (0, 1, 2)), texts, mesh=FOUR) == (once, once)
+    assert counted(problem(args, block, (1, 2)), texts, mesh=FOUR) == (once, {})
+
+
+def test_two_blocks_reduce_twice_each_way():
+    """Data parallel over a, tensor parallel over b: the weights' gradients go together."""
+
+    def blocks(b: Builder, x: Any, *weights: Any) -> Any:
+        for w, u in zip(weights[::2], weights[1::2], strict=True):
+            x = b.add(x, matmul(b, relu(b, matmul(b, x, w)), u))
+        return mean(b, x)
+
+    p = problem([f64(4, 8), *[f64(8, 12), f64(12, 8)] * 2], blocks, (0, 1, 2, 3, 4))
+    texts = ["[{a}, {}]", *["[{}, {b}]", "[{b}, {}]"] * 2]
+    forward, backward = counted(p, texts)
+    assert forward == {"all_reduce": 3}  # one a block, one of the loss
+    assert backward == {"all_reduce": 6}  # one a block, one a weight
+    forward, backward = counted(p, texts, passes=PIPELINE)
+    assert forward == {"all_reduce": 2}
+    assert backward == {"all_reduce": 3}  # those of the loss and of all weights are one
+
+
+# ---- contributions are added while partial ----
+
+
+def test_a_tied_parameter_is_reduced_once():
+    p = problem(
+        [f64(8, 4), f64(4, 4)], lambda b, x, w: matmul(b, relu(b, matmul(b, x, w)), w), (1,)
+    )
+    assert counted(p, ["[{d}, {}]", "[{}, {}]"], mesh=FOUR) == ({}, {"all_reduce": 1})
+
+
+def test_the_input_of_three_branches_is_reduced_once():
+    """q, k, v by columns: their contributions to the input's cotangent are added first."""
+
+    def branches(b: Builder, x: Any, *weights: Any) -> list[Any]:
+        return [matmul(b, x, w) for w in weights]
+
+    p = problem([f64(4, 8), *[f64(8, 8)] * 3], branches, (0,))
+    texts = ["[{a}, {}]", *["[{}, {b}]"] * 3]
+    assert counted(p, texts) == ({}, {"all_reduce": 1})
+    p = problem([f64(4, 8), *[f64(8, 8)] * 3], branches, (0, 1, 2, 3))
+    assert counted(p, texts) == ({}, {"all_reduce": 4})
+    fused = counted(p, texts, passes=PIPELINE)
+    assert fused == ({}, {"all_reduce": 2})  # the three weights' in one buffer
+
+
+def test_contributions_of_different_layouts():
+    """x is used where it is split and where it is gathered."""
+
+    def uses(b: Builder, x: Any, w: Any) -> list[Any]:
+        return [relu(b, x), matmul(b, x, w)]
+
+    p = problem([f64(8, 4), f64(4, 12)], uses, (0, 1))
+    texts, results = ["[{d}, {}]", "[{}, {d}]"], ["[{d}, {}]", "[{}, {d}]"]
+    forward, backward = counted(p, texts, results, FOUR)
+    assert forward == {"all_gather": 1} and backward == {"reduce_scatter": 1}
+
+
+@pytest.mark.parametrize("text", ["[{a}, {}]", "[{}, {b}]", "[{a}, {b}]", "[{}, {}]", "[{b, a}, {}]"])
+def test_a_value_used_twice(text: str):
+    p = problem([f64(4, 4)], lambda b, x: b.add(b.mul(x, x), matmul(b, x, x)), (0,))
+    counted(p, [text])
+
+
+# ---- losses ----
+
+
+@pytest.mark.parametrize("text", ["[{a}, {}]", "[{a, b}, {}]", "[{a}, {b}]", "[{}, {}]"])
+@pytest.mark.parametrize("rows", [8, 5])
+def test_a_mean_is_not_multiplied_by_the_ranks(text: str, rows: int):
+    """Mean squared error on a split batch: the gradient is torch's, with one sum for the loss and
+    one for the weight."""
+
+    def mse(b: Builder, x: Any, w: Any, y: Any) -> Any:
+        e = b.sub(matmul(b, x, w), y)
+        return mean(b, b.mul(e, e))
+
+    p = problem([f64(rows, 4), f64(4, 8), f64(rows, 8)], mse, (1,))
+    split = text != "[{}, {}]"
+    forward, backward = counted(p, [text, "[{}, {}]", None if split else text])
+    assert forward.get("all_reduce", 0) == split == backward.get("all_reduce", 0)
+
+
+def test_a_loss_over_split_classes():
+    """Row 21: greatest, sum of exponentials, loss; the mean over the batch makes one more."""
+
+    def loss(b: Builder, x: Any, w: Any, labels: Any) -> Any:
+        return mean(b, b.value(nn.CrossEntropyOp, matmul(b, x, w), labels), 1)
+
+    p = problem([f64(8, 4), f64(4, 12), Arg("i64", (8,))], loss, (1,), ("normal",) * 2 + ("below:12",))
+    forward, backward = counted(p, ["[{}, {}]", "[{}, {d}]", None], mesh=FOUR)
+    assert forward == {"all_reduce": 3} and backward == {}
+    forward, backward = counted(p, ["[{a}, {}]", "[{}, {b}]", None])
+    assert forward == {"all_reduce": 4} and backward == {"all_reduce": 1}
+
+
+def test_a_split_vocabulary():
+    """Each device looks up what it has; the rows are summed, and their cotangents are not."""
+
+    def lookup(b: Builder, table: Any, ids: Any) -> Any:
+        return b.value(nn.GatherOp, table, ids, props={"axis": int_attr(0)})
+
+    for rows in (12, 7):
+        p = problem([f64(rows, 4), Arg("i64", (8,))], lookup, (0,), ("normal", f"below:{rows}"))
+        assert counted(p, ["[{d}, {}]", "[{}]"], mesh=FOUR) == ({"all_reduce": 1}, {})
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+@pytest.mark.parametrize("text", ["[{a}, {}]", "[{}, {b}]", "[{a}, {b}]", "[{}, {b, a}]"])
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
+def test_ties_of_a_greatest_share_its_cotangent(kind: str, text: str, dims: tuple[int, ...]):
+    """Also where they lie on different devices."""
+    for shape in ((4, 4), (5, 3)):
+        p = problem([f64(*shape)], lambda b, x: b.reduce(x, kind, dims, True), (0,), ("ties",))
+        counted(p, [text])
+    p.arguments[0][:] = 1.0
+    whole = np.broadcast_to(p.arguments[1] / np.prod([shape[d] for d in dims]), shape)
+    p.wanted = [np.ones_like(p.wanted[0]), whole]
+    counted(p, [text])
+
+
+# ---- arguments ----
+
+
+def test_unused_arguments_have_zero_gradients():
+    p = problem([f64(4, 4), f64(5, 3)], lambda b, x, y: relu(b, x), (0, 1))
+    assert counted(p, ["[{a}, {}]", "[{b}, {a}]"]) == ({}, {})
+
+
+def test_a_result_that_depends_on_nothing():
+    p = problem([f64(4, 4), f64(4, 4)], lambda b, x, y: [relu(b, y), mean(b, y)], (0,))
+    counted(p, ["[{a}, {b}]", "[{b}, {}]"])
+
+
+def test_an_argument_that_is_returned():
+    p = problem([f64(4, 4)], lambda b, x: [x, relu(b, x), x], (0,))
+    assert counted(p, ["[{a}, {b}]"]) == ({}, {})
+
+
+def test_integers_have_no_gradient():
+    args = [Arg("i64", (4, 4)), f64(4, 4)]
+
+    def body(b: Builder, i: Any, x: Any) -> Any:
+        return b.mul(b.convert(i, ELEMENTS["f64"]), x)
+
+    counted(problem(args, body, (1,)), ["[{a}, {}]", "[{}, {b}]"])
+    with pytest.raises(Failure, match="only float tensors have a gradient"):
+        apply(program(args, body, (0,)), "distributed-autodiff")
+
+
+def test_no_cotangent_goes_through_integers_or_stop_gradient():
+    def body(b: Builder, x: Any) -> Any:
+        there_and_back = b.convert(b.convert(x, ELEMENTS["i64"]), ELEMENTS["f64"])
+        return b.add(b.mul(x, there_and_back), b.value(nn.StopGradientOp, b.mul(x, x)))
+
+    p = problem([f64(4, 4)], body, (0,))
+    counted(p, ["[{a}, {b}]"])
+
+
+# ---- training steps ----
+
+
+def regression(b: Builder, x: Any, y: Any, w: Any, c: Any, u: Any) -> Any:
+    e = b.sub(matmul(b, b.value(nn.TanhOp, b.add(matmul(b, x, w), c)), u), y)
+    return mean(b, b.mul(e, e))
+
+
+ARGS = [
+    Arg("f64", (8, 4)), Arg("f64", (8, 2)),
+    Arg("f64", (4, 6), "w"), Arg("f64", (6,), "c"), Arg("f64", (6, 2), "u"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", [
+    "sgd, lr = 0.1", "sgd, lr = 0.1, weight_decay = 0.01", "momentum, lr = 0.1, momentum = 0.9",
+    "momentum, lr = 0.1, momentum = 0.9, weight_decay = 0.01",
+])  # fmt: skip
+@pytest.mark.parametrize("texts", [
+    [None] * 5, ["[{a}, {}]", None, "[{}, {b}]", None, None], [None, None, "[{a, b}, {}]", None, "[{}, {b}]"],
+], ids=["data parallel", "both", "split weights"])  # fmt: skip
+def test_steps_are_those_of_torch(optimizer: str, texts: list[str | None]):
+    plain = program(ARGS, regression)
+    layouts = [None if t is None else layout(t) for t in texts]
+    module = compiled(add_step(laid_out(plain, MESH, layouts), optimizer), check=True)
+    rng = np.random.default_rng(0)
+    values = [numbers(rng, a.element, a.shape) for a in ARGS]
+    parameters = [torch.nn.Parameter(to_torch(v)) for v in values[2:]]
+    options = train.OptimizerAttr.read(optimizer).values
+    theirs = torch.optim.SGD(parameters, **options)
+    ours = values[2:]
+    if optimizer.startswith("momentum"):
+        ours = ours + [np.zeros_like(v) for v in values[2:]]
+    order = updates(module)
+    for _ in range(5):
+        inputs = [numbers(rng, a.element, a.shape) for a in ARGS[:2]]
+        loss, *new = run(module, "step", [*inputs, *ours])
+        theirs.zero_grad()
+        (wanted,) = torch_forward(function(plain, "f"), [*map(to_torch, inputs), *parameters])
+        wanted.backward()
+        theirs.step()
+        assert not differs(loss, wanted.detach().numpy(), "f64", 10)
+        ours = [new[i] for i in order]
+        for found, p in zip(ours, parameters, strict=False):
+            assert not differs(found, p.detach().numpy(), "f64", 10)
+
+
+def updates(module: ModuleOp) -> list[int]:
+    """For each parameter and state of @step, which result (after the loss) updates it."""
+    f = function(module, "step")
+    results = [a.data["train.updates"].data for a in list(f.properties["res_attrs"])[1:]]  # type: ignore
+    keys = [
+        train.text_attr(a, "train.parameter") or train.text_attr(a, "train.state")
+        for a in train.arg_attrs(f)
+    ]
+    return [results.index(k) for k in keys if k is not None]
+
+
+def test_a_step_leaves_unused_parameters_as_they_are():
+    args = [Arg("f64", (8, 4)), Arg("f64", (4, 4), "w"), Arg("f64", (3,), "unused")]
+    module = add_step(
+        laid_out(program(args, lambda b, x, w, u: mean(b, matmul(b, x, w))), MESH, [None] * 3),
+        "momentum, lr = 0.1, momentum = 0.9",
+    )
+    compiled(module, check=True)
+    f = function(module, "step")
+    rng = np.random.default_rng(1)
+    values = [numbers(rng, "f64", s) for s in ((8, 4), (4, 4), (3,))]
+    states = [np.zeros((4, 4))] * (len(f.function_type.inputs) - 3)
+    found = run(module, "step", [*values, *states])
+    assert any(np.array_equal(x, values[2]) for x in found)
+
+
+def test_the_gradients_of_a_step_travel_together():
+    """Data parallel: one all-reduce for all gradients and the loss."""
+    module = add_step(laid_out(program(ARGS, regression), MESH, [None] * 5), "sgd, lr = 0.1")
+    forward, backward = parts(compiled(module), "step")
+    assert collectives(forward) == {} and collectives(backward) == {"all_reduce": 1}
+
+
+# ---- recompute ----
+
+
+def marked(module: ModuleOp, *kinds: type) -> ModuleOp:
+    for op in function(module, "f").body.block.ops:
+        if isinstance(op, kinds):
+            op.attributes["recompute"] = UnitAttr()
+    return module
+
+
+@pytest.mark.parametrize("texts", [["[{}, {}]"] * 3, ["[{a}, {}]", "[{}, {b}]", "[{b}, {}]"]], ids=str)
+def test_recompute_runs_again_and_changes_no_bit(texts: list[str]):
+    def block(b: Builder, x: Any, w: Any, u: Any) -> Any:
+        return matmul(b, b.value(nn.GeluOp, b.value(nn.TanhOp, matmul(b, x, w))), u)
+
+    p = problem([f64(4, 8), f64(8, 12), f64(12, 8)], block, (0, 1, 2))
+    layouts = [layout(t) for t in texts]
+    kept = compiled(laid_out(p.module, MESH, layouts))
+    again = marked(laid_out(p.module, MESH, layouts), nn.GeluOp, nn.TanhOp)
+    again = compiled(again, check=True)
+    for x, y in zip(*(run(m, "g", p.arguments) for m in (kept, again)), strict=True):
+        assert np.array_equal(x, y)
+    forward, backward = parts(again, "g")
+    for name in ("nn.tanh", "nn.gelu"):
+        assert names(forward).count(name) == 1 == names(backward).count(name)
+        assert names(parts(kept, "g")[1]).count(name) == 0
+    late = {op for op in backward if op.name in ("nn.tanh", "nn.gelu")}
+    for op in forward:
+        if op.name in ("nn.tanh", "nn.gelu"):
+            uses = {u.operation for v in op.results for u in v.uses}
+            assert not uses & set(backward) - late
+    assert collectives(backward) == collectives(parts(kept, "g")[1])
+
+
+# ---- random programs ----
+
+
+@pytest.mark.parametrize("first", range(0, 40, 4))
+def test_random_programs(first: int):
+    """Every pass keeps what a program computes, and the result is torch's."""
+    for seed in range(first, first + 4):
+        p = random_problem(seed)
+        plain = apply(p.module.clone(), "distributed-autodiff")
+        assert not p.errors(plain, 100), f"seed {seed}, one device"
+        module, mesh = random_form(p, seed)
+        compiled(module, check=True)
+        assert not p.errors(module, 100), f"seed {seed} on {mesh}"
+
+
+@pytest.mark.parametrize("first", range(1000, 1030, 10))
+def test_differentiation_and_redistribution_commute(first: int):
+    """Differentiating the plain program, then laying it out, computes the same."""
+    for seed in range(first, first + 10):
+        p = random_problem(seed, loss=True)
+        plain = compiled(p.module.clone(), ("distributed-autodiff",))
+        one_device = run(plain, "g", p.arguments)
+        module, _ = random_form(p, seed)
+        compiled(module, ("propagate-strategies", "distributed-autodiff"))
+        compiled(module, ("insert-redistributions", "lower-to-spmd"))
+        elements = elements_of(function(plain, "g").function_type.outputs.data)
+        for x, y, e in zip(run(module, "g", p.arguments), one_device, elements, strict=True):
+            assert e in FLOATS and not differs(x, y, e, 100), f"seed {seed}"
+
+
