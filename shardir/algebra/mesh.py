@@ -177,7 +177,8 @@ class Mesh:
 
     def without(self, axes: Axes, gone: Axes) -> Axes | None:
         """`axes`, as a set, less `gone`; None when `gone` is not a part of it."""
-        axes, gone = self.simplify(axes), self.simplify(gone)
+        axes = self.simplify(tuple(sorted(axes, key=self.order)))
+        gone = self.simplify(gone)
         cuts: dict[str, set[int]] = {}
         for a in (*axes, *gone):
             cuts.setdefault(a.name, set()).update(self.digit(a))
@@ -185,6 +186,8 @@ class Mesh:
         def fine(a: Axis) -> list[Axis]:
             start, end = self.digit(a)
             at = [start, *sorted(c for c in cuts[a.name] if start < c < end), end]
+            if any(hi % lo for lo, hi in pairwise(at)):
+                return [a]  # digits that cross each other have no common part
             return [Axis(a.name, lo, hi // lo) for lo, hi in pairwise(at)]
 
         have = [d for a in axes for d in fine(a)]

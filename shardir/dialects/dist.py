@@ -369,6 +369,25 @@ class Collective(IRDLOperation, ABC):
                 f"[C4] the whole value is {list(shapes[0])} of {have.element_type} before, "
                 f"{list(shapes[1])} of {want.element_type} after"
             )
+        if not layout.even(mesh, shapes[0]):
+            self._check_shards(layout, mesh, shapes[0])
+
+    def moves(self, n: int) -> Iterator[tuple[int, int]]:
+        """Which positions of a group of n give their shard as it is to which others."""
+        return iter(())
+
+    def _check_shards(self, layout: Layout, mesh: Mesh, shape: Shape) -> None:
+        moves = tuple(self.moves(mesh.extent(self.axes.data)))
+        for group in mesh.groups(self.axes.data) if moves else ():
+            shards = [layout.slices(mesh, shape, r) for r in group]
+            sizes = [[s.stop - s.start for s in shard] for shard in shards]
+            for source, target in moves:
+                if sizes[source] != sizes[target]:
+                    raise VerifyException(
+                        f"[C4] rank {group[source]} holds {sizes[source]} of {list(shape)}, "
+                        f"rank {group[target]} {sizes[target]}: the one does not take the "
+                        "other's place"
+                    )
 
 
 def _drop_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> Layout:
@@ -383,6 +402,15 @@ def _drop_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> Lay
             f"[C5] the value is a partial {layout.reduction}, the collective takes the {reduction}"
         )
     return layout.with_partial(kept, layout.reduction)
+
+
+def _more_partial(layout: Layout, axes: Axes, reduction: str) -> Layout:
+    if layout.partial and layout.reduction != reduction:
+        raise ShardirError(
+            f"[C5] the value is a partial {layout.reduction} already, it can't be a partial "
+            f"{reduction} as well; reduce it first"
+        )
+    return layout.with_partial(layout.partial + axes, reduction)
 
 
 def _check_dim(layout: Layout, dim: int) -> None:
@@ -533,7 +561,7 @@ class ContributeOp(Collective):
         for a in self.axes.data:
             if any(mesh.overlap(a, b) for b in layout.used):
                 raise ShardirError(f"[C8] axis {a} is in use in the layout [{layout}]")
-        return layout.with_partial(layout.partial + self.axes.data, self.reduction.data)
+        return _more_partial(layout, self.axes.data, self.reduction.data)
 
 
 class _Rooted(Collective, ABC):
@@ -566,6 +594,9 @@ class BroadcastOp(_Rooted):
         self.check_root(mesh)
         return _picked(layout, self.axes.data, mesh)
 
+    def moves(self, n: int) -> Iterator[tuple[int, int]]:
+        return ((self.root.value.data, k) for k in range(n))
+
 
 @irdl_op_definition
 class GatherOp(_Rooted):
@@ -581,7 +612,7 @@ class GatherOp(_Rooted):
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         self.check_root(mesh)
         rest = _gathered(layout, self.dim.value.data, self.axes.data, mesh)
-        return rest.with_partial(rest.partial + self.axes.data, "sum")
+        return _more_partial(rest, self.axes.data, "sum")
 
 
 @irdl_op_definition
@@ -619,7 +650,17 @@ class PermuteOp(Collective):
         for side, verb in ((pairs[::2], "sends"), (pairs[1::2], "receives")):
             if len(set(side)) != len(side):
                 raise ShardirError(f"[C10] a position {verb} twice")
+        alike = [a for a in self.axes.data if not any(mesh.overlap(a, b) for b in layout.used)]
+        zeros = sorted(set(range(n)) - set(pairs[1::2]))
+        if zeros and mesh.extent(tuple(alike)) > 1:
+            raise ShardirError(
+                f"[C3] the value is the same over {axes_text(tuple(alike))}, afterwards it is not: "
+                f"position {zeros[0]} receives nothing and has zeros; let each receive something"
+            )
         return layout
+
+    def moves(self, n: int) -> Iterator[tuple[int, int]]:
+        return self.source_target()
 
     def source_target(self) -> Iterator[tuple[int, int]]:
         return zip(self.pairs.data[::2], self.pairs.data[1::2], strict=True)
@@ -678,8 +719,8 @@ class RecvOp(_PointToPoint):
         self.check_ends(self.out.type)
         layout = layout_of(self.out)
         assert layout is not None
-        lacking = tuple(a for a in self.axes.data if a not in layout.partial)
-        if lacking:
+        found = find_mesh(self, layout.mesh).without(layout.partial, self.axes.data)
+        if found is None or layout.reduction not in ("sum", "any"):
             raise VerifyException(
                 f"[C3] what is received differs over {axes_text(self.axes.data)}: "
                 f"its layout is partial sum (or any) over them"
