@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import (
+    AnyFloat,
     DictionaryAttr,
     FloatAttr,
     IntegerAttr,
@@ -158,9 +159,15 @@ class StepOp(_OfFunction):
     def verify_(self) -> None:
         f = self.find()
         outs = f.function_type.outputs.data
-        if len(outs) != 1 or not isinstance(outs[0], TensorType) or outs[0].get_shape() != ():
+        loss = outs[0] if len(outs) == 1 else None
+        if not isinstance(loss, TensorType) or loss.get_shape() != ():
             raise VerifyException(
                 f"[G2] @{f.sym_name.data} must return one scalar, the loss; reduce it"
+            )
+        if not isinstance(loss.element_type, AnyFloat):
+            raise VerifyException(
+                f"[G2] @{f.sym_name.data} returns a loss of {loss.element_type}, which has no "
+                "gradient; nn.convert what it is made of to floats"
             )
         if not any("train.parameter" in a for a in arg_attrs(f)):
             raise VerifyException(
@@ -186,6 +193,8 @@ class GradientOp(_OfFunction):
         for i in self.wrt.data:
             if not 0 <= i < n:
                 raise VerifyException(f"[G4] @{f.sym_name.data} has no argument {i}")
+        if len(set(self.wrt.data)) != len(self.wrt.data):
+            raise VerifyException(f"[G4] an argument stands twice in wrt {list(self.wrt.data)}")
         check_fusion(f)
 
 
