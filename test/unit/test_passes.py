@@ -1,0 +1,218 @@
+"""The laws of the passes, on random programs. What each pass makes of a program is shown case by
+case in test/filecheck."""
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from harness import (
+    MESH,
+    PIPELINE,
+    Arg,
+    Problem,
+    apply,
+    compiled,
+    function,
+    laid_out,
+    layout,
+    problem,
+    program,
+    traffic,
+)
+from random_programs import random_form, random_problem
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.notation import parse_strategy
+from shardir.dialects import dist, nn
+from shardir.dialects.dist import is_local, layout_of
+from shardir.dialects.nn.base import TensorOp, agreement
+from shardir.interpret import check_pass, run
+from shardir.interpret.equivalence import NotEquivalentError
+from shardir.passes.functions import set_type, values
+from shardir.passes.fuse_communication import FuseCommunication
+from shardir.syntax.diagnostics import Failure
+
+SEEDS = range(200, 225)
+
+
+def upto(name: str) -> tuple[str, ...]:
+    """The passes of the pipeline before this one."""
+    return PIPELINE[: PIPELINE.index(name)]
+
+
+@cache
+def made(seed: int, before: str) -> tuple[ModuleOp, Mesh, Problem]:
+    """A random program as it reaches a pass. Not to be changed: clone it."""
+    p = random_problem(seed)
+    module, mesh = random_form(p, seed)
+    return compiled(module, upto(before), verify=False), mesh, p
+
+
+def forms(before: str) -> Iterator[tuple[ModuleOp, Mesh, Problem]]:
+    for seed in SEEDS:
+        module, mesh, p = made(seed, before)
+        yield module.clone(), mesh, p
+
+
+def every_value(module: ModuleOp) -> list[SSAValue]:
+    return [
+        v for op in module.body.ops if isinstance(op, FuncOp) for v in values(op.body.block)
+    ]
+
+
+# ---- all passes ----
+
+
+@pytest.mark.parametrize("name", PIPELINE)
+def test_a_second_run_changes_nothing(name: str):
+    for module, _, _ in forms(name):
+        once = str(compiled(module, (name,)))
+        assert str(compiled(module, (name,))) == once
+
+
+@pytest.mark.parametrize("name", PIPELINE)
+def test_a_pass_is_deterministic(name: str):
+    for module, _, _ in forms(name):
+        other = module.clone()
+        assert str(compiled(module, (name,))) == str(compiled(other, (name,)))
+
+
+@pytest.mark.parametrize("left_out", ["recompute", "simplify-communication", "fuse-communication"])
+def test_a_pass_can_be_left_out(left_out: str):
+    for seed in SEEDS:
+        p = random_problem(seed)
+        module, _ = random_form(p, seed)
+        compiled(module, tuple(n for n in PIPELINE if n != left_out))
+        assert not p.errors(module, 100)
+
+
+def test_the_check_of_equivalence_notices_a_change():
+    p = problem([Arg("f32", (4, 4))], lambda b, x: b.neg(x))
+    for change in (lambda b, x: b.scale(x, -1.001), lambda b, x: b.reshape(x, (16,))):
+        other = program([Arg("f32", (4, 4))], change)
+        with pytest.raises(NotEquivalentError, match="after some-pass: result 0|another signature"):
+            check_pass(p.module, other, "some-pass")
+
+
+# ---- propagate-strategies ----
+
+
+def test_stated_layouts_stay():
+    for seed in SEEDS:
+        module, mesh = random_form(random_problem(seed), seed)
+        stated = [layout_of(v) for v in every_value(module)]
+        compiled(module, ("propagate-strategies",))
+        for before, after in zip(stated, every_value(module), strict=True):
+            found = layout_of(after)
+            assert found is not None
+            assert before is None or found == before.simplified(mesh)
+
+
+def test_an_axis_for_two_factors_is_refused():
+    def body(b, x, y):  # noqa: ANN001, ANN202
+        out = b.value(nn.MatmulOp, x, y)
+        out.owner.properties["strategy"] = dist.StrategyAttr(parse_strategy("(({a}, {}), ({}, {a}))"))
+        return out
+
+    module = laid_out(program([Arg("f32", (4, 4))] * 2, body), MESH, [None, None])
+    with pytest.raises(Failure, match=r"\[S9\]"):
+        apply(module, "propagate-strategies")
+
+
+# ---- insert-redistributions ----
+
+
+def test_every_op_is_computable_afterwards():
+    for module, mesh, _ in forms("insert-redistributions"):
+        compiled(module, ("insert-redistributions",))
+        for op in function(module, "f").body.block.ops:
+            if isinstance(op, TensorOp):
+                operands = tuple(layout_of(v) for v in op.operands)
+                results = tuple(layout_of(v) for v in op.results)
+                assert not agreement(op.factors(), operands, results, mesh, op.MULTILINEAR)  # type: ignore[arg-type]
+                assert op.strategy is None
+
+
+def test_a_redistribution_of_a_value_is_made_once():
+    for module, _, _ in forms("insert-redistributions"):
+        compiled(module, ("insert-redistributions",))
+        seen = set()
+        for op in function(module, "f").body.block.ops:
+            if isinstance(op, dist.RedistributeOp):
+                assert (op.value, op.out.type) not in seen
+                seen.add((op.value, op.out.type))
+
+
+# ---- lower-to-spmd ----
+
+
+def test_every_value_is_local_afterwards():
+    for module, _, _ in forms("lower-to-spmd"):
+        compiled(module, ("lower-to-spmd",))
+        assert all(is_local(v.type) for v in every_value(module))
+        assert not any(isinstance(op, dist.RedistributeOp) for op in module.walk())
+
+
+def test_what_is_not_computable_is_said_for_each_op():
+    def body(b, x, y):  # noqa: ANN001, ANN202
+        return [b.add(x, y), b.neg(x), b.mul(x, y)]
+
+    module = laid_out(
+        program([Arg("f32", (4, 4))] * 2, body), MESH, [layout("[{a}, {}]"), layout("[{}, {a}]")]
+    )
+    for v in every_value(module):
+        if layout_of(v) is None:
+            set_type(v, dist.with_layout(v.type, layout("[{a}, {}]")))  # type: ignore[arg-type]
+    with pytest.raises(Failure) as e:
+        apply(module, "lower-to-spmd")
+    assert len(e.value.faults) == 2 and all("[T3]" in message for _, message in e.value.faults)
+
+
+# ---- simplify-communication, fuse-communication ----
+
+
+def test_simplifying_never_communicates_more():
+    fewer = 0
+    for module, mesh, p in forms("simplify-communication"):
+        before = traffic(module, p.name, mesh)
+        compiled(module, ("simplify-communication",))
+        after = traffic(module, p.name, mesh)
+        assert after[0] <= before[0] and after[1] <= before[1] + 1e-6
+        fewer += after < before
+        assert not p.errors(module, 100)
+    assert fewer
+
+
+def test_fusing_moves_the_same_bytes_in_fewer_collectives():
+    fewer = 0
+    for module, mesh, p in forms("fuse-communication"):
+        counts = []
+        for most in (0, 64, 1 << 20):
+            fused = module.clone()
+            FuseCommunication(max_bytes=most).apply(None, fused)  # type: ignore[arg-type]
+            fused.verify()
+            count, received = traffic(fused, p.name, mesh)
+            assert received == pytest.approx(traffic(module, p.name, mesh)[1])
+            counts.append(count)
+            assert not p.errors(fused, 100)
+        assert counts[0] == traffic(module, p.name, mesh)[0] and counts[2] <= counts[0] >= counts[1]
+        fewer += counts[2] < counts[0]
+    assert fewer
+
+
+# ---- strip-layouts ----
+
+
+def test_stripping_layouts_leaves_the_single_device_program():
+    for seed in SEEDS:
+        p = random_problem(seed)
+        module, _ = random_form(p, seed)
+        compiled(module, ("strip-layouts", "distributed-autodiff"))
+        assert not p.errors(module, 100)
+        assert all(layout_of(v) is None for v in every_value(module))
+        plain = compiled(p.module.clone(), ("distributed-autodiff",))
+        for x, y in zip(*(run(m, p.name, p.arguments) for m in (module, plain)), strict=True):
+            assert (x == y).all()
