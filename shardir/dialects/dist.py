@@ -139,6 +139,8 @@ class PairsAttr(IntsAttr):
 
 # ---- meshes, and the layouts of values ----
 
+MAX_DEVICES = 1 << 20
+
 
 @irdl_op_definition
 class MeshOp(IRDLOperation):
@@ -157,6 +159,10 @@ class MeshOp(IRDLOperation):
     def verify_(self) -> None:
         if not self.axes.data:
             raise VerifyException("[M1] a mesh has at least one axis: <dp = 2>")
+        if self.mesh.size > MAX_DEVICES:
+            raise VerifyException(
+                f"[M3] a mesh has at most {MAX_DEVICES} devices: who holds what is counted one by one"
+            )
 
 
 @lru_cache(maxsize=1024)
