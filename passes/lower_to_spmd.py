@@ -8,7 +8,7 @@
 1. Every op is computable where its operands lie; otherwise each that is not gets an error.
 2. A local type keeps over which axes the value is split or partial, and the global shape where
    shards are uneven.
-3. The collectives of a redistribution have its `fusion` index.
+3. The collectives of a redistribution have its `fusion` index, and its mark for `recompute`.
 4. Functions without layouts stay as they are.
 """
 
@@ -118,6 +118,7 @@ def _plan(op: dist.RedistributeOp, block: Block, mesh: Mesh) -> None:
         new = _collective(step, value, type)
         if op.fusion is not None and isinstance(new, dist.FUSIBLE):
             new.properties["fusion"] = op.fusion
+        new.attributes.update(op.attributes)
         new.location = op.location
         new.results[0].name_hint = op.out.name_hint
         block.insert_op_before(new, op)

@@ -7,7 +7,8 @@
 
 1. A marked op's results are not used after `train.backward`, but by its own repetition.
 2. What a repetition needs of other marked ops is repeated too; unmarked values are kept.
-3. Collectives are never repeated unless they are marked themselves.
+3. Collectives are never repeated unless they are marked themselves; the repetition keeps the mark,
+   so that simplify-communication does not take it for the same collective made twice.
 4. A repetition stands right before its first use.
 """
 
@@ -18,6 +19,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from shardir.dialects.dist import Collective, RedistributeOp
 from shardir.dialects.train import BackwardOp
 from shardir.passes.functions import bodies
 
@@ -52,7 +54,8 @@ def _repeat_marked(block: Block) -> None:
         if v not in again:
             source = v.owner
             copy = source.clone()
-            del copy.attributes[MARK]
+            if not isinstance(copy, RedistributeOp | Collective):
+                del copy.attributes[MARK]
             copy.operands = [value(o, before) for o in source.operands]
             for old, new in zip(source.results, copy.results, strict=True):
                 new.name_hint = old.name_hint

@@ -20,6 +20,7 @@ from xdsl.passes import ModulePass
 
 from shardir.dialects import dist, nn
 from shardir.passes.functions import bodies, is_local_body, set_type
+from shardir.passes.recompute import MARK
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,12 @@ def _dead(block: Block) -> bool:
 
 
 def _equal(block: Block) -> bool:
-    """The same collective of the same values: the first one serves."""
+    """The same collective of the same values: the first one serves, but not where `recompute` has
+    made another on purpose."""
     seen: dict[tuple[object, ...], dist.Collective] = {}
     changed = False
     for op in list(block.ops):
-        if not isinstance(op, dist.Collective):
+        if not isinstance(op, dist.Collective) or MARK in op.attributes:
             continue
         props = tuple(sorted((k, str(v)) for k, v in op.properties.items() if k != "fusion"))
         key = (type(op), tuple(op.operands), props, tuple(str(v.type) for v in op.results))
