@@ -15,7 +15,8 @@ def main() -> None:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise SystemExit("make_digits.py needs scikit-learn: pip install 'shardir[examples]'") from None
+        message = "make_digits.py needs scikit-learn: pip install 'shardir[examples]'"
+        raise SystemExit(message) from None
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(images))
     x, y = (images[order] / 16).astype(np.float32), labels[order].astype(np.int32)

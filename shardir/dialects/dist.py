@@ -161,7 +161,7 @@ class MeshOp(IRDLOperation):
             raise VerifyException("[M1] a mesh has at least one axis: <dp = 2>")
         if self.mesh.size > MAX_DEVICES:
             raise VerifyException(
-                f"[M3] a mesh has at most {MAX_DEVICES} devices: who holds what is counted one by one"
+                f"[M3] a mesh has at most {MAX_DEVICES} devices; who holds what is counted singly"
             )
 
 
