@@ -25,7 +25,7 @@ from shardir.dialects.dist import (
     tensor,
     with_layout,
 )
-from shardir.dialects.nn.base import TensorOp, dims_attr, plain, rule_of
+from shardir.dialects.nn.base import Props, TensorOp, dims_attr, plain, rule_of
 from shardir.dialects.text import word
 
 
@@ -42,7 +42,7 @@ class Builder:
         self,
         kind: type[TensorOp],
         *operands: SSAValue,
-        props: dict[str, Attribute] | None = None,
+        props: Props | None = None,
         result: TensorType | None = None,
         like: SSAValue | Layout | None = None,
     ) -> TensorOp:
@@ -72,7 +72,7 @@ class Builder:
         operands: Sequence[SSAValue],
         types: Sequence[TensorType],
         outs: Sequence[TensorType],
-        props: dict[str, Attribute],
+        props: Props,
         like: SSAValue | Layout | None,
     ) -> tuple[tuple[SSAValue, ...], list[TensorType]]:
         assert self.mesh is not None

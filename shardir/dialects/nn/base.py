@@ -7,7 +7,7 @@ that needs a dimension whole may also state how it is calculated when that dimen
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -36,7 +36,7 @@ from shardir.dialects.text import IntsAttr
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
 
-Props = dict[str, Attribute]
+Props = Mapping[str, Attribute]
 Types = Sequence[TensorType]
 Array = np.ndarray[Any, Any]
 
