@@ -136,6 +136,8 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
         if key in keys:
             raise Failure.at(f, f"two arguments of @{f.sym_name.data} are the parameter {key!r}")
         keys.add(key)
+    if kind == "step":
+        _check_rows(f, args, data)
     last = f.body.block.last_op
     assert isinstance(last, ReturnOp)
     results = []
@@ -144,6 +146,24 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     if kind == "step" and all(r["updates"] or r["shape"] for r in results):
         raise Failure.at(f, "a train step returns its loss, a scalar, and then what it updates")
     return {"kind": kind, "args": args, "results": results}
+
+
+def _check_rows(f: FuncOp, args: list[dict[str, Any]], data: Data) -> None:
+    """Raises Failure unless the files that feed a step keep in step: rows of one number, such as
+    inputs and their labels, are read together."""
+    fed = [
+        (a["name"], len(data.files[a["init"]["file"]]), a["shape"][0])
+        for a in args
+        if a["role"] == "input" and a["init"]["kind"] == "file"
+    ]
+    for name, rows, batch in fed:
+        if (rows, batch) != fed[0][1:]:
+            first, *there = fed[0]
+            message = (
+                f"%{first} is fed with {there[0]} rows, {there[1]} at a step, %{name} with {rows} "
+                f"rows, {batch} at a step: they would not stay together; make them alike"
+            )
+            raise Failure.at(f, message)
 
 
 def _axes(axes: Axes) -> list[Any]:

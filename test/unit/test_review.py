@@ -9,8 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "shardir/backend"))  # as beside a program
 
+import numpy as np  # noqa: E402
+
 import shardir  # noqa: E402
+from shardir.algebra.errors import ShardirError  # noqa: E402
 from shardir.backend import runtime as rt  # noqa: E402
+from shardir.tools import run as shard_run  # noqa: E402
 
 # ---- constants ----
 
@@ -38,3 +42,70 @@ def test_greatest_f32_is_a_constant(type: str) -> None:
 @pytest.mark.parametrize(("type", "shape"), [("0x3xf32", (0, 3)), ("2x0xf32", (2, 0))])
 def test_constant_without_elements(type: str, shape: tuple[int, ...]) -> None:
     assert constant("1.0", f"tensor<{type}>").shape == shape
+
+
+# ---- what is run ----
+
+STEP = """
+    func.func private @f(
+        %x: tensor<4xf32> {train.input = #train.init<file, path = "data.npz", array = "x">},
+        %y: tensor<BATCHxf32> {train.input = #train.init<file, path = "data.npz", array = "y">},
+        %w: tensor<f32> {train.parameter = "w", train.init = #train.init<normal>}
+    ) -> tensor<f32> {
+      %a = nn.reduce <sum> %x dims <0> : (tensor<4xf32>) -> tensor<f32>
+      %b = nn.reduce <sum> %y dims <0> : (tensor<BATCHxf32>) -> tensor<f32>
+      %c = nn.mul %a, %w : (tensor<f32>, tensor<f32>) -> tensor<f32>
+      %loss = nn.mul %b, %c : (tensor<f32>, tensor<f32>) -> tensor<f32>
+      func.return %loss : tensor<f32>
+    }
+    train.step @step of @f <sgd, lr = 0.1>
+"""
+
+
+@pytest.mark.parametrize(("rows", "batch"), [(5, 4), (9, 2)])
+def test_inputs_and_labels_stay_together(rows: int, batch: int, tmp_path: Path) -> None:
+    """Rows are drawn in an order that follows from their number: others went with other labels."""
+    np.savez(tmp_path / "data.npz", x=np.zeros(9, np.float32), y=np.zeros(rows, np.float32))
+    text = STEP.replace("BATCH", str(batch))
+    with pytest.raises(ShardirError, match="they would not stay together"):
+        shardir.compile(text, base_dir=tmp_path).save(tmp_path / "out")
+
+
+def test_step_that_is_not_differentiated_is_named() -> None:
+    with pytest.raises(ShardirError, match="is not differentiated yet"):
+        _ = shardir.compile(STEP.replace("BATCH", "4"), "propagate-strategies").program
+
+
+def test_no_passes_are_no_passes(tmp_path: Path) -> None:
+    """An empty pipeline was taken for none given."""
+    path = tmp_path / "f.ir"
+    path.write_text(STEP.replace("BATCH", "4"))
+    assert "train.step @step" in shardir.compile_file(path, "").text
+    assert "train.step @step" not in shardir.compile_file(path).text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dump", "/nowhere/there.npz"], "there is no folder /nowhere"),
+        (["--dump", "/"], "/ is a directory"),
+        (["--timeout", "0"], "more than 0"),
+        (["--timeout", "nan"], "more than 0"),
+        (["--threads", "-1"], "at least 1"),
+    ],
+)
+def test_impossible_options_are_refused_before_the_run(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        shard_run.main(["f.ir", *words])
+    assert message in capsys.readouterr().err
+
+
+def test_file_of_another_kind_is_named_as_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "f.txt"
+    path.write_text("")
+    assert shard_run.main([str(path)]) == 2
+    assert "f.txt: is a file, not a compiled directory" in capsys.readouterr().err
