@@ -83,7 +83,7 @@ def compile_file(path: str | Path, pipeline: str | None = None) -> "Compiled":
         raise Failure(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     except OSError as error:
         raise Failure(f"{path} cannot be read: {error.strerror or error}") from None
-    return compile(text, pipeline or PIPELINE, str(path))
+    return compile(text, PIPELINE if pipeline is None else pipeline, str(path))
 
 
 def located(source: Source, work: Callable[[], Any]) -> Any:
