@@ -124,12 +124,12 @@ def program_text(module: ModuleOp, rank: int | None = None, single: bool = False
     """
     mesh = mesh_of(module)
     functions = public_functions(module)
-    if not functions:
-        raise Failure("there is no function to emit: a program needs a public one with a body")
     for op in module.body.ops:
         if isinstance(op, train.StepOp | train.GradientOp):
             message = f"{op.name} is not differentiated yet: run the pipeline `train` first"
             raise Failure.at(op, message)
+    if not functions:
+        raise Failure("there is no function to emit: a program needs a public one with a body")
     called = function_names(functions)
     program = Program(mesh, rank)
     bodies = [Scope(program, f, called[f]).text() for f in functions]
