@@ -1,6 +1,7 @@
 """shard-run: runs a compiled directory, or compiles an .ir file and runs it."""
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
@@ -53,9 +54,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--check", action="store_true", help="compare with the same program on one device")
     add("--backend", choices=("gloo", "nccl"), default="gloo", help="CPU or GPU (gloo)")
     add("--log-every", type=_positive, metavar="K", help="without a terminal: a line each K steps")
-    add("--timeout", type=float, default=300.0, metavar="S", help="longest wait for a rank (300)")
-    add("--threads", type=int, default=0, help="threads of each rank (gloo: 1)")
-    add("--dump", type=Path, metavar="FILE", help="write all states and results to an .npz")
+    add(
+        "--timeout", type=_seconds, default=300.0, metavar="S", help="longest wait for a rank (300)"
+    )
+    add("--threads", type=_positive, default=0, help="threads of each rank (gloo: 1)")
+    add("--dump", type=_new_file, metavar="FILE", help="write all states and results to an .npz")
     add("--seed", type=int, default=0, help="of parameters and batches (0)")
     add("--pass-pipeline", default="train", metavar="P", help="for an .ir file (train)")
     return parser
@@ -66,6 +69,23 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("at least 1 is expected")
     return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("more than 0 is expected")
+    return value
+
+
+def _new_file(text: str) -> Path:
+    """Where a file can be written, known before the training and not after it."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a directory")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent} that can be written")
+    return path
 
 
 def _compiled(path: Path, pipeline: str, directory: Path) -> Path:

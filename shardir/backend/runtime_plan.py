@@ -127,7 +127,8 @@ def load_plan(directory: str | Path) -> Plan:
     """Reads and checks DIRECTORY/plan.json; PlanError says what is wrong and where."""
     directory = Path(directory)
     if not directory.is_dir():
-        raise PlanError(f"{directory}: no such directory")
+        what = "is a file, not a compiled directory" if directory.exists() else "no such directory"
+        raise PlanError(f"{directory}: {what}")
     path = directory / "plan.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
