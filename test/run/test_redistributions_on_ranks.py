@@ -1,0 +1,79 @@
+"""Redistributions on real ranks: the value after each is the value before, bit for bit.
+
+300 random pairs of layouts on 8 ranks, sub-axes and uneven shards included; and, where the start or
+the end is partial, a complete value on either side of it. Integers, so that no order of summing
+shows.
+"""
+# ruff: noqa: E402
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import shardir
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axis, Mesh
+from shardir.backend.launch import Options, run
+from shardir.interpret.random import fill
+
+MESH = Mesh("m", (("a", 2), ("b", 4)))
+DIGITS = [
+    [Axis("a"), Axis("b")],
+    [Axis("a"), Axis("b", 1, 2), Axis("b", 2, 2)],
+]
+SHAPES = [(8, 16), (16, 8), (7, 9), (3, 10), (5, 1), (1, 8), (8, 6, 5), (2, 3, 4)]
+PAIRS, PARTIAL = 300, 60
+
+
+def layout(draw: random.Random, rank: int, partial: bool = False) -> Layout:
+    """Some axes to some dimensions, in any order; with `partial`, one axis at least is partial."""
+    digits = draw.choice(DIGITS)
+    axes = draw.sample(digits, len(digits))
+    kept = [axes.pop()] if partial else []
+    dims: list[tuple[Axis, ...]] = [()] * rank
+    for a in axes[: draw.randint(0, len(axes))]:
+        d = draw.randrange(rank)
+        dims[d] = (*dims[d], a)
+    return Layout("m", tuple(dims)).with_partial(tuple(kept)).simplified(MESH)
+
+
+def program(draw: random.Random) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """A function per pair, from its first layout to its last."""
+    lines, shapes = [f"dist.mesh {MESH}"], {}
+    for i in range(PAIRS):
+        shape = draw.choice(SHAPES)
+        way = [layout(draw, len(shape)), layout(draw, len(shape))]
+        if i < PARTIAL:
+            way.insert(1, layout(draw, len(shape), partial=True))
+        types = [f"tensor<{'x'.join(map(str, shape))}xi32, #dist.layout<{x}>>" for x in way]
+        name = f"f{i}"
+        shapes[name] = shape
+        init = "{train.input = #train.init<integers, low = -1000, high = 1000>}"
+        lines.append(f"func.func @{name}(%x{i}: {types[0]} {init}) -> {types[-1]} {{")
+        value = f"%x{i}"
+        for k, (before, after) in enumerate(pairwise(types)):
+            lines.append(f"  %y{k} = dist.redistribute {value} : ({before}) -> {after}")
+            value = f"%y{k}"
+        lines.append(f"  func.return {value} : {types[-1]}\n}}")
+    return "\n".join(lines), shapes
+
+
+def test_300_random_pairs_on_8_ranks(tmp_path: Path) -> None:
+    text, shapes = program(random.Random(0))
+    compiled = shardir.compile(text, "lower-to-spmd", "pairs.ir")
+    assert compiled.text.count("dist.exchange") > 20
+    assert compiled.text.count("dist.reduce_scatter") > 5
+    compiled.save(tmp_path / "program")
+    dump = tmp_path / "dump.npz"
+    run(tmp_path / "program", Options(steps=1, dump=dump, timeout=60))
+    found = np.load(dump)
+    for name, shape in shapes.items():
+        key = f"0/x{name[1:]}"
+        bounds = {"low": -1000, "high": 1000}
+        expected = fill("integers", bounds, shape, None, key, np.int32)
+        np.testing.assert_array_equal(found[f"results/{name}/0"], expected, err_msg=name)
