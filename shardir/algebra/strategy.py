@@ -122,6 +122,7 @@ class Strategy:
                 mesh.check_axis(a)
             except ShardirError as e:
                 raise ShardirError(f"[S8] {place}: {e}") from None
+        cut = mesh.simplify(cut)
         assigned, whole = factors.assign(names, cut, mesh)
         if not whole:
             raise ShardirError(f"[S6] {place} can't be cut over {axes_text(cut)}")

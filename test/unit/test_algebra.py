@@ -336,6 +336,11 @@ def test_numbers_become_axes_major_first():
     assert found == {"a": (Axis("d", 1, 2),), "b": (Axis("d", 2, 3),)}
 
 
+def test_axes_spelled_in_two_ways_are_the_same():
+    found = parse_strategy("(({d:(1)2, d:(2)4}, {}), ({}, {})) -> (({d}, {}),)")
+    assert found.factor_axes(MATMUL, EIGHT) == {"i": (Axis("d"),)}
+
+
 # ---- factors ----
 
 
