@@ -77,6 +77,14 @@ def strategy_placement(op: TensorOp, mesh: Mesh) -> Placement:
     chosen = op.strategy.data.factor_axes(factors, mesh)
     found = placed(factors, chosen, mesh)
     if found is None:
+        for i, dims in enumerate(factors.results):
+            for d, names in enumerate(dims):
+                if factors.compose(names, chosen, mesh) is None:
+                    raise ShardirError(
+                        f"[S6] with the strategy {op.strategy.data} dimension {d} of result {i}, "
+                        "which is made of several, would not be cut into runs of rows; cut the "
+                        "first of them only, or into single rows"
+                    )
         raise ShardirError(
             f"[S9] the strategy {op.strategy.data} splits two dimensions of the op over one axis"
         )
