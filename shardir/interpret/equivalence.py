@@ -18,6 +18,10 @@ from shardir.interpret.values import Array, rounded
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "bf16": 4e-2, "f16": 1e-2}
 """Relative to the largest element of the result; sums are taken in another order on more ranks."""
 
+LEAST = 1e-2
+"""What counts as the largest element where all are smaller: sums of numbers of about 1 that cancel
+have no better precision than those."""
+
 
 class NotEquivalentError(ShardirError):
     """A pass changed what a function computes."""
@@ -69,7 +73,7 @@ def compare(name: str, i: int, before: Array, after: Array, element: str) -> Non
         if not np.array_equal(before, after):
             raise NotEquivalentError(f"result {i} of @{name} differs")
         return
-    scale = max(1.0, float(np.max(np.abs(before), initial=0, where=np.isfinite(before))))
+    scale = max(LEAST, float(np.max(np.abs(before), initial=0, where=np.isfinite(before))))
     close = np.isclose(
         before, after, rtol=0, atol=TOLERANCE.get(element, 1e-4) * scale, equal_nan=True
     )

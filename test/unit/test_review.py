@@ -14,6 +14,7 @@ import numpy as np  # noqa: E402
 import shardir  # noqa: E402
 from shardir.algebra.errors import ShardirError  # noqa: E402
 from shardir.backend import runtime as rt  # noqa: E402
+from shardir.interpret.equivalence import compare  # noqa: E402
 from shardir.tools import run as shard_run  # noqa: E402
 
 # ---- constants ----
@@ -109,3 +110,15 @@ def test_file_of_another_kind_is_named_as_a_file(
     path.write_text("")
     assert shard_run.main([str(path)]) == 2
     assert "f.txt: is a file, not a compiled directory" in capsys.readouterr().err
+
+
+# ---- what compares ----
+
+
+@pytest.mark.parametrize("wrong", [0.0, 2e-5, -1e-5])
+def test_small_results_are_compared_by_their_size(wrong: float) -> None:
+    """The gradients of a mean are small; they were all within 1e-4 of each other."""
+    right = np.full(4, 1e-5, np.float32)
+    compare("f", 0, right, right + np.float32(1e-7), "f32")
+    with pytest.raises(ShardirError, match="differs"):
+        compare("f", 0, right, np.full(4, wrong, np.float32), "f32")
