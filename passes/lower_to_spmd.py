@@ -21,10 +21,9 @@ from xdsl.passes import ModulePass
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.redistribution import Step, plan
+from shardir.algebra.redistribution import plan
 from shardir.dialects import dist
-from shardir.dialects.nn.base import TensorOp, agreement, int_attr
-from shardir.dialects.text import word
+from shardir.dialects.nn.base import TensorOp, agreement
 from shardir.passes.functions import (
     bodies,
     has_layouts,
@@ -115,7 +114,7 @@ def _plan(op: dist.RedistributeOp, block: Block, mesh: Mesh) -> None:
     for i, step in enumerate(steps):
         layout = target if i == len(steps) - 1 else step.layout
         type = dist.local(t.element_type, shape, layout, mesh)
-        new = _collective(step, value, type)
+        new = dist.step_op(step, value, type)
         if op.fusion is not None and isinstance(new, dist.FUSIBLE):
             new.properties["fusion"] = op.fusion
         new.attributes.update(op.attributes)
@@ -126,33 +125,3 @@ def _plan(op: dist.RedistributeOp, block: Block, mesh: Mesh) -> None:
     op.out.replace_all_uses_with(value)
     op.detach()
     op.erase()
-
-
-def _collective(step: Step, value: SSAValue, out: Attribute) -> Operation:
-    axes: dict[str, Attribute] = {"axes": dist.AxesAttr(step.axes)}
-    layout = _layout(value)
-    reduction = {"reduction": word(dist.ReductionAttr, layout.reduction)} if (
-        layout.partial and layout.reduction != "any"
-    ) else {}  # fmt: skip
-    kind: type[dist.Collective]
-    props: dict[str, Attribute]
-    match step.kind:
-        case "all_reduce":
-            kind, props = dist.AllReduceOp, axes | reduction
-        case "reduce_scatter":
-            kind, props = dist.ReduceScatterOp, axes | reduction | {"dim": int_attr(step.dim)}
-        case "all_gather":
-            kind, props = dist.AllGatherOp, axes | {"dim": int_attr(step.dim)}
-        case "slice":
-            kind, props = dist.SliceOp, axes | {"dim": int_attr(step.dim)}
-        case "all_to_all":
-            ends = {"split": int_attr(step.dim), "concat": int_attr(step.concat)}
-            kind, props = dist.AllToAllOp, axes | ends
-        case "exchange":
-            kind, props = dist.ExchangeOp, axes
-        case "broadcast":
-            kind, props = dist.BroadcastOp, axes | {"root": int_attr(0)}
-        case _:
-            given = {"reduction": word(dist.ReductionAttr, step.layout.reduction)}
-            kind, props = dist.ContributeOp, axes | given
-    return kind.create(operands=[value], result_types=[out], properties=props)
