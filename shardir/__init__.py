@@ -1,27 +1,31 @@
 """A compiler from single-device tensor programs to per-rank programs on torch.distributed."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardir.algebra.errors import ShardirError as ShardirError
+    from shardir.algebra.redistribution import plan_redistribution as plan_redistribution
     from shardir.api import Compiled as Compiled
     from shardir.api import compile as compile
     from shardir.api import compile_file as compile_file
     from shardir.api import parse as parse
     from shardir.api import run as run
 
-__all__ = ["Compiled", "ShardirError", "compile", "compile_file", "parse", "run"]
+PLACES = {
+    "ShardirError": "shardir.algebra.errors",
+    "plan_redistribution": "shardir.algebra.redistribution",
+    "Compiled": "shardir.api",
+    "compile": "shardir.api",
+    "compile_file": "shardir.api",
+    "parse": "shardir.api",
+    "run": "shardir.api",
+}
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """The names of shardir.api, imported at their first use: `import shardir` stays light."""
-    if name not in __all__:
+    """The public names, imported at their first use: `import shardir` stays light."""
+    if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "ShardirError":
-        from shardir.algebra.errors import ShardirError
-
-        return ShardirError
-    from shardir import api
-
-    return getattr(api, name)
+    return getattr(import_module(PLACES[name]), name)

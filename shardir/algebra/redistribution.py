@@ -15,7 +15,7 @@ from math import prod
 
 from shardir.algebra.exchange import exchange_axes, lacking
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.mesh import Axes, Mesh, axes_text
 
 LATENCY = 50_000
 """What a collective costs besides its bytes: as much as receiving so many elements. Below about
@@ -35,6 +35,69 @@ class Step:
     layout: Layout
     dim: int = -1
     concat: int = -1
+
+    def __str__(self) -> str:
+        along = f" dim {self.dim}" if self.dim >= 0 else ""
+        concat = f" concat {self.concat}" if self.concat >= 0 else ""
+        return f"{self.kind}{along}{concat} over {axes_text(self.axes)} -> [{self.layout}]"
+
+
+@dataclass(frozen=True)
+class Redistribution:
+    """A planned redistribution of a tensor of global `shape`, and what it costs."""
+
+    shape: Shape
+    itemsize: int
+    mesh: Mesh
+    source: Layout
+    target: Layout
+    steps: tuple[Step, ...]
+
+    @property
+    def received_bytes(self) -> int:
+        """What the device that receives most receives."""
+        return _received(self.shape, self.mesh, self.source, self.steps)[0] * self.itemsize
+
+    @property
+    def bound_bytes(self) -> int:
+        """What the device that lacks most lacks; of what is to be reduced, all of its part."""
+        return lacking(self.mesh, self.shape, self.source, self.target) * self.itemsize
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that lives on one device at once: a step's operand and its result."""
+        sizes = [prod(self.source.local_shape(self.mesh, self.shape))]
+        sizes += [prod(s.layout.local_shape(self.mesh, self.shape)) for s in self.steps]
+        return max(a + b for a, b in pairwise([*sizes, 0])) * self.itemsize
+
+    def __str__(self) -> str:
+        lines = [f"[{self.source}] -> [{self.target}]"]
+        lines += [f"  {s}" for s in self.steps] or ["  nothing"]
+        return "\n".join(
+            [
+                *lines,
+                f"  receives {self.received_bytes} B (at least {self.bound_bytes} B), "
+                f"peak {self.peak_bytes} B",
+            ]
+        )
+
+
+def plan_redistribution(
+    shape: Shape, itemsize: int, mesh: Mesh, source: Layout, target: Layout
+) -> Redistribution:
+    """Plans one redistribution.
+
+    Args:
+        shape: of the whole tensor.
+        itemsize: bytes of an element.
+
+    Raises:
+        ShardirError: a layout does not fit the mesh or the shape; it names the invariant.
+    """
+    for layout in (source, target):
+        layout.check(mesh, len(shape))
+    source, target = source.simplified(mesh), target.simplified(mesh)
+    return Redistribution(shape, itemsize, mesh, source, target, plan(shape, mesh, source, target))
 
 
 @lru_cache(maxsize=65536)

@@ -13,6 +13,7 @@
 """
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -257,6 +258,8 @@ class Scope:
         self.let(op, made)
 
     def finish(self, op: ReturnOp) -> None:
+        for sent in (o for waiting in self.mail.values() for o in waiting):
+            raise Failure.at(sent, "[C11] a dist.send without a dist.recv behind it")
         returned: set[SSAValue] = set()
         out = []
         marks = result_attributes(self.f)

@@ -1,5 +1,6 @@
 """What each collective is in the runtime, with the comment that says why it is there."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
@@ -331,6 +332,7 @@ def _ends(s: Scope, op: dist.SendOp | dist.RecvOp) -> str:
 
 
 def _send(s: Scope, op: dist.SendOp) -> Text:
+    s.mail.setdefault(_ends(s, op), deque()).append(op)
     number = size_text(s.bytes_of(op.value))
     ends = f"from position {op.source.value.data} to {op.target.value.data}"
     cause = s.called(_cause(op.value))
@@ -341,6 +343,13 @@ def _send(s: Scope, op: dist.SendOp) -> Text:
 
 
 def _recv(s: Scope, op: dist.RecvOp) -> Text:
+    waiting = s.mail.get(_ends(s, op))
+    if not waiting:
+        raise Failure.at(op, "[C11] a dist.recv without a dist.send before it: a deadlock")
+    if (sent := waiting.popleft().value.type) != op.out.type and (
+        s.shape_of(op.out) != sent.get_shape() or s.type(op.out).element_type != sent.element_type
+    ):
+        raise Failure.at(op, f"[C11] what is sent here is {sent}, what is received {op.out.type}")
     number = size_text(s.bytes_of(op.out))
     users = _listed(list(dict.fromkeys(_readers(s, op.out))) or ["nobody"], 2)
     s.note(f"receive at position {op.target.value.data} from {op.source.value.data} "
