@@ -212,6 +212,7 @@ class Scope:
         self.names = Names()
         self.variables: dict[SSAValue, Variable] = {}
         self.numbers: dict[SSAValue, Number] = {}
+        self.mail: dict[str, deque[dist.SendOp]] = {}  # what no dist.recv has met so far
         self.lines: list[str] = []
         self.head_lines: list[str] = []
         self.parts_known: dict[tuple[int, Axes], tuple[str, str]] = {}
