@@ -1,0 +1,20 @@
+"""The `dist` dialect: meshes, layouts, redistribution, and the collectives of the local view.
+
+    dist.mesh @m <dp = 2, tp = 4>
+    %y = dist.redistribute %x : (tensor<8x8xf32, #dist.layout<@m, [{dp}, {}]>>)
+                              -> tensor<8x8xf32, #dist.layout<@m, [{}, {}]>>
+    %b = dist.all_gather %a dim 0 over <dp> : (tensor<4x8xf32, #dist.local<@m, [{dp}, {}]>>)
+                                            -> tensor<8x8xf32, #dist.local<@m, [{}, {}]>>
+
+A global value has the global shape and a `#dist.layout`; a local one has the shape of a device's
+shard and a `#dist.local`, which keeps over which axes it is split, replicated or partial.
+"""
+
+from xdsl.ir import Dialect
+
+from shardir.dialects.dist import collectives, redistribute, types
+from shardir.dialects.dist.collectives import *
+from shardir.dialects.dist.redistribute import *
+from shardir.dialects.dist.types import *
+
+Dist = Dialect("dist", [types.MeshOp, redistribute.RedistributeOp, *collectives.OPS], types.ATTRS)

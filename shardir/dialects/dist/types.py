@@ -1,0 +1,276 @@
+"""Meshes, and the attributes that say where a value lies; what can be asked of a value's type.
+
+A global value has the global shape and a `#dist.layout`; a local one has the shape of a device's
+shard and a `#dist.local`, which keeps over which axes it is split, replicated or partial.
+"""
+
+from functools import lru_cache
+
+from xdsl.dialects.builtin import ModuleOp, NoneAttr, SymbolNameConstraint, TensorType
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_attr_definition,
+    irdl_op_definition,
+    prop_def,
+    traits_def,
+)
+from xdsl.traits import SymbolOpInterface
+from xdsl.utils.exceptions import VerifyException
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout, Shape
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.notation import (
+    parse_axes,
+    parse_layout,
+    parse_local,
+    parse_mesh,
+    parse_strategy,
+)
+from shardir.algebra.strategy import Strategy
+from shardir.dialects.text import IntsAttr, TextAttr, WordAttr
+
+# ---- attributes ----
+
+
+@irdl_attr_definition
+class MeshAttr(TextAttr[tuple[tuple[str, int], ...]]):
+    """`<dp = 2, tp = 4>`: axis names and sizes, major to minor."""
+
+    name = "dist.axis_sizes"
+
+    @classmethod
+    def from_text(cls, text: str) -> tuple[tuple[str, int], ...]:
+        return parse_mesh(text)
+
+    @classmethod
+    def to_text(cls, data: tuple[tuple[str, int], ...]) -> str:
+        return ", ".join(f"{n} = {s}" for n, s in data)
+
+
+@irdl_attr_definition
+class LayoutAttr(TextAttr[Layout]):
+    """`<@m, [{dp}, {tp}], partial sum {x}>`: the layout of a global value."""
+
+    name = "dist.layout"
+
+    @classmethod
+    def from_text(cls, text: str) -> Layout:
+        return parse_layout(text)
+
+
+@irdl_attr_definition
+class LocalAttr(TextAttr[LocalLayout]):
+    """`<@m, [{dp}, {tp}], of [10, 16]>`: the layout of a local value; `of` gives the global shape
+    where shards are uneven."""
+
+    name = "dist.local"
+
+    @classmethod
+    def from_text(cls, text: str) -> LocalLayout:
+        return parse_local(text)
+
+
+@irdl_attr_definition
+class AxesAttr(TextAttr[Axes]):
+    """`<dp, tp:(1)2>`: the axes over which a collective goes, major to minor."""
+
+    name = "dist.axes"
+
+    @classmethod
+    def from_text(cls, text: str) -> Axes:
+        return parse_axes(text)
+
+    @classmethod
+    def to_text(cls, data: Axes) -> str:
+        return ", ".join(map(str, data))
+
+
+@irdl_attr_definition
+class StrategyAttr(TextAttr[Strategy]):
+    """`<((2, 4), (4, 1))>`: how often each dimension of an op's operands is cut."""
+
+    name = "dist.strategy"
+
+    @classmethod
+    def from_text(cls, text: str) -> Strategy:
+        return parse_strategy(text)
+
+
+@irdl_attr_definition
+class ReductionAttr(WordAttr):
+    """`<sum>`, `<max>`, `<min>` or `<mean>`."""
+
+    name = "dist.reduction"
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        return tuple(r for r in REDUCTIONS if r != "any")
+
+
+@irdl_attr_definition
+class PairsAttr(IntsAttr):
+    """`<0, 1, 1, 0>`: source and target positions in the group, one pair after the other."""
+
+    name = "dist.pairs"
+
+
+# ---- meshes, and the layouts of values ----
+
+MAX_DEVICES = 1 << 20
+
+
+@irdl_op_definition
+class MeshOp(IRDLOperation):
+    """Named axes, major to minor; a rank is the row-major index of its coordinates."""
+
+    name = "dist.mesh"
+    sym_name = prop_def(SymbolNameConstraint())
+    axes = prop_def(MeshAttr)
+    traits = traits_def(SymbolOpInterface())
+    assembly_format = "$sym_name $axes attr-dict"
+
+    @property
+    def mesh(self) -> Mesh:
+        return _mesh(self.sym_name.data, self.axes.data)
+
+    def verify_(self) -> None:
+        if not self.axes.data:
+            raise VerifyException("[M1] a mesh has at least one axis: <dp = 2>")
+        if self.mesh.size > MAX_DEVICES:
+            raise VerifyException(
+                f"[M3] a mesh has at most {MAX_DEVICES} devices; who holds what is counted singly"
+            )
+
+
+@lru_cache(maxsize=1024)
+def _mesh(name: str, axes: tuple[tuple[str, int], ...]) -> Mesh:
+    return Mesh(name, axes)
+
+
+def module_of(op: Operation) -> Operation:
+    """The outermost op around `op`."""
+    while (parent := op.parent_op()) is not None:
+        op = parent
+    return op
+
+
+def meshes_of(module: Operation) -> dict[str, Mesh]:
+    """The meshes that a module declares, by name."""
+    if not isinstance(module, ModuleOp):
+        return {}
+    return {op.sym_name.data: op.mesh for op in module.body.ops if isinstance(op, MeshOp)}
+
+
+def find_mesh(op: Operation, name: str) -> Mesh:
+    """The mesh `name` as seen from `op`.
+
+    Raises:
+        VerifyException: the module declares no such mesh.
+    """
+    module = module_of(op)
+    if isinstance(module, ModuleOp):
+        for other in module.body.ops:
+            if isinstance(other, MeshOp) and other.sym_name.data == name:
+                return other.mesh
+    raise VerifyException(f"[M2] no mesh @{name}; declare it: dist.mesh @{name} <dp = 2>")
+
+
+def layout_of(value: SSAValue) -> Layout | None:
+    """The layout of a value in either view; None when it has none."""
+    return type_layout(value.type)
+
+
+def type_layout(type: Attribute) -> Layout | None:
+    if isinstance(type, TensorType):
+        if isinstance(type.encoding, LayoutAttr):
+            return type.encoding.data
+        if isinstance(type.encoding, LocalAttr):
+            return type.encoding.data.layout
+    return None
+
+
+def is_local(type: Attribute) -> bool:
+    """Whether the type is that of a local value."""
+    return isinstance(type, TensorType) and isinstance(type.encoding, LocalAttr)
+
+
+def global_shape(type: TensorType, mesh: Mesh | None) -> Shape:
+    """The shape of the whole value, of a type in either view."""
+    if isinstance(type.encoding, LocalAttr):
+        assert mesh is not None
+        return type.encoding.data.global_shape(mesh, type.get_shape())
+    return type.get_shape()
+
+
+@lru_cache(maxsize=65536)
+def tensor(element: Attribute, shape: Shape) -> TensorType:
+    """A tensor type without a layout, made once."""
+    return TensorType(element, shape)
+
+
+@lru_cache(maxsize=65536)
+def laid_out(element: Attribute, shape: Shape, layout: Layout) -> TensorType:
+    """The global view's type, made once."""
+    return TensorType(element, shape, LayoutAttr(layout))
+
+
+@lru_cache(maxsize=65536)
+def local(element: Attribute, shape: Shape, layout: Layout, mesh: Mesh) -> TensorType:
+    """The local view's type of a value of global `shape`, made once."""
+    here = layout.local_shape(mesh, shape)
+    return TensorType(element, here, LocalAttr(LocalLayout.of(layout, mesh, shape)))
+
+
+def with_layout(type: TensorType, layout: Layout | None) -> TensorType:
+    """A global type with another layout, or with none."""
+    if layout is None:
+        return tensor(type.element_type, type.get_shape())
+    return laid_out(type.element_type, type.get_shape(), layout)
+
+
+def check_type(op: Operation, type: Attribute, what: str) -> None:
+    """Raises VerifyException when the layout in a type breaks an invariant (docs/language.md)."""
+    layout = type_layout(type)
+    if layout is None:
+        return
+    assert isinstance(type, TensorType)
+    mesh = find_mesh(op, layout.mesh)
+    try:
+        _check(mesh, type.encoding, type.get_shape())
+    except ShardirError as e:
+        raise VerifyException(f"{what}: {e}") from None
+
+
+@lru_cache(maxsize=65536)
+def _check(mesh: Mesh, encoding: LayoutAttr | LocalAttr, shape: Shape) -> None:
+    if isinstance(encoding, LayoutAttr):
+        encoding.data.check(mesh, len(shape))
+        return
+    here = encoding.data
+    here.layout.check(mesh, len(shape))
+    if here.shape is not None:
+        if len(here.shape) != len(shape):
+            raise ShardirError(
+                f"[L1] `of` has {len(here.shape)} dimensions, the tensor has {len(shape)}"
+            )
+        expected = here.layout.local_shape(mesh, here.shape)
+        if expected != shape:
+            raise ShardirError(
+                f"[L5] the largest shard of {list(here.shape)} is {list(expected)}, "
+                f"the type says {list(shape)}"
+            )
+
+
+def check_types(op: Operation) -> None:
+    """Every layout of an op's operands and results names a mesh and axes that exist."""
+    for i, v in enumerate(op.operands):
+        if isinstance(v.type, TensorType) and not isinstance(v.type.encoding, NoneAttr):
+            check_type(op, v.type, f"operand {i}")
+    for i, v in enumerate(op.results):
+        if isinstance(v.type, TensorType) and not isinstance(v.type.encoding, NoneAttr):
+            check_type(op, v.type, f"result {i}")
+
+
+ATTRS = [MeshAttr, LayoutAttr, LocalAttr, AxesAttr, StrategyAttr, ReductionAttr, PairsAttr]
