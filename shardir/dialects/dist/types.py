@@ -138,6 +138,13 @@ class MeshOp(IRDLOperation):
     def verify_(self) -> None:
         if not self.axes.data:
             raise VerifyException("[M1] a mesh has at least one axis: <dp = 2>")
+        try:
+            parse_layout(f"@{self.sym_name.data}, []")
+        except ShardirError:
+            raise VerifyException(
+                f'[M2] no layout can name the mesh @"{self.sym_name.data}"; its name is made of '
+                "letters, digits, _, $ and ."
+            ) from None
         if self.mesh.size > MAX_DEVICES:
             raise VerifyException(
                 f"[M3] a mesh has at most {MAX_DEVICES} devices; who holds what is counted singly"
