@@ -268,7 +268,7 @@ def _cheapest(
     best: tuple[tuple[int, int, int], Placement] | None = None
     for combo in product(*choices.values()):
         chosen = {f: a for f, a in zip(choices, combo, strict=True) if a}
-        for keep in {partial, None}:
+        for keep in dict.fromkeys((partial, None)):
             found = placed(factors, chosen, mesh, keep)
             if found is None:
                 continue
