@@ -346,10 +346,9 @@ def _recv(s: Scope, op: dist.RecvOp) -> Text:
     waiting = s.mail.get(_ends(s, op))
     if not waiting:
         raise Failure.at(op, "[C11] a dist.recv without a dist.send before it: a deadlock")
-    if (sent := waiting.popleft().value.type) != op.out.type and (
-        s.shape_of(op.out) != sent.get_shape() or s.type(op.out).element_type != sent.element_type
-    ):
-        raise Failure.at(op, f"[C11] what is sent here is {sent}, what is received {op.out.type}")
+    sent = waiting.popleft().value
+    if s.shape_of(sent) != s.shape_of(op.out) or s.element(sent) != s.element(op.out):
+        raise Failure.at(op, f"[C11] what is sent is {sent.type}, what is received {op.out.type}")
     number = size_text(s.bytes_of(op.out))
     users = _listed(list(dict.fromkeys(_readers(s, op.out))) or ["nobody"], 2)
     s.note(f"receive at position {op.target.value.data} from {op.source.value.data} "
