@@ -39,3 +39,7 @@ class RedistributeOp(IRDLOperation):
             raise VerifyException("[R2] a redistribution keeps the shape and the element type")
         if a.mesh != b.mesh:
             raise VerifyException(f"[R3] from mesh @{a.mesh} to mesh @{b.mesh}: one mesh only")
+        if b.reduction == "any" and (a.reduction != "any" or a.partial != b.partial):
+            raise VerifyException(
+                "[L4] no value becomes a partial any, which is of different values; say sum"
+            )
