@@ -175,6 +175,13 @@ class StepOp(_OfFunction):
                 '{train.parameter = "name", train.init = #train.init<...>}'
             )
         check_fusion(f)
+        keys = [text_attr(a, "train.parameter") for a in arg_attrs(f) if "train.parameter" in a]
+        for key in keys:
+            if not key or keys.count(key) > 1:
+                raise VerifyException(
+                    f"[G6] @{f.sym_name.data}: {keys.count(key)} arguments have the parameter "
+                    f"{key!r}; give each a name of its own (a shared weight is one argument)"
+                )
 
 
 @irdl_op_definition

@@ -246,6 +246,8 @@ class AllToAllOp(Collective):
     )
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        if self.split.value.data == self.concat.value.data:
+            raise ShardirError("[C6] an all-to-all moves the split to another dimension")
         rest = _gathered(layout, self.concat.value.data, self.axes.data, mesh)
         return _split(rest, self.split.value.data, self.axes.data, mesh)
 
