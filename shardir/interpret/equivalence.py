@@ -1,7 +1,8 @@
 """`--check-equivalence`: a function means the same before and after a pass.
 
 Each function that both modules have, with the same global types, is run on the same random inputs
-by the interpreters of both views, and the results are compared.
+by the interpreters of both views, and the results are compared. A function that the pass made by
+differentiation is held against difference quotients of the one that it was made of.
 """
 
 from typing import Any
@@ -12,8 +13,9 @@ from xdsl.dialects.func import FuncOp
 
 from shardir.algebra.errors import ShardirError
 from shardir.dialects import dist
+from shardir.dialects.train import GradientOp, InitAttr, StepOp, arg_attrs, text_attr
 from shardir.interpret.evaluator import global_type, run
-from shardir.interpret.values import Array, rounded
+from shardir.interpret.values import Array, for_differences, rounded
 
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "bf16": 4e-2, "f16": 1e-2}
 """Relative to the largest element of the result; sums are taken in another order on more ranks."""
@@ -30,8 +32,6 @@ class NotEquivalentError(ShardirError):
 def random_arguments(f: FuncOp, module: ModuleOp, seed: int = 0) -> list[Array]:
     """Random values for a function's arguments: standard normal; integers within what
     `train.input` says, else 0 or 1."""
-    from shardir.dialects.train import InitAttr, arg_attrs
-
     rng = np.random.default_rng(seed)
     meshes = dist.meshes_of(module)
     out = []
@@ -86,19 +86,110 @@ def compare(name: str, i: int, before: Array, after: Array, element: str) -> Non
 
 
 def check_pass(before: ModuleOp, after: ModuleOp, name: str) -> None:
-    """Raises NotEquivalentError when the pass `name` changed what a function computes."""
+    """Checks that the pass `name` kept what each function computes, and that the gradients that it
+    made are gradients.
+
+    Raises:
+        NotEquivalentError: it did not.
+    """
     old, new = functions(before), functions(after)
-    for f in old:
-        if f not in new:
+    try:
+        for f in old:
+            if f in new:
+                _check_function(old[f], new[f], before, after)
+        for op in before.body.ops:
+            if isinstance(op, StepOp | GradientOp) and op.sym_name.data in new:
+                _check_gradient(op, new[op.sym_name.data], before, after)
+    except NotEquivalentError as e:
+        raise NotEquivalentError(f"after {name}: {e}") from None
+
+
+def _check_function(old: FuncOp, new: FuncOp, before: ModuleOp, after: ModuleOp) -> None:
+    f = old.sym_name.data
+    types = signature(old, before)
+    if types != signature(new, after):
+        raise NotEquivalentError(f"@{f} has another signature afterwards")
+    arguments = random_arguments(old, before)
+    a, b = run(before, f, arguments), run(after, f, arguments)
+    outs = types[len(arguments) :]
+    for i, (x, y, t) in enumerate(zip(a, b, outs, strict=True)):
+        compare(f, i, x, y, str(t.element_type))
+
+
+STEP, AGREEMENT = 1e-5, 1e-4
+"""Of difference quotients in double precision; relative to the sizes of what is added up."""
+
+
+def _check_gradient(
+    request: StepOp | GradientOp, new: FuncOp, before: ModuleOp, after: ModuleOp
+) -> None:
+    """What was made of a function returns its results; and its slope in a random direction, by
+    central differences, is what the gradients say."""
+    f = request.find()
+    name, made = f.sym_name.data, new.sym_name.data
+    with for_differences():
+        arguments = random_arguments(f, before)
+        everything = [*arguments, *random_arguments(new, after, seed=1)[len(arguments) :]]
+        expected, found = run(before, name, arguments), run(after, made, everything)
+        for i, (x, y) in enumerate(zip(expected, found, strict=False)):
+            compare(made, i, x, y, "f32")
+        gradients = _gradients(request, new, everything, found, len(expected))
+        rng = np.random.default_rng(2)
+        direction = {i: rng.standard_normal(g.shape) for i, g in gradients.items()}
+        cotangents = _cotangents(request, expected, everything[len(arguments) :])
+
+        def value(step: float) -> float:
+            moved = [
+                a + step * direction[i] if i in direction else a for i, a in enumerate(arguments)
+            ]
+            pairs = zip(run(before, name, moved), cotangents, strict=True)
+            return sum(float(np.sum(y * c)) for y, c in pairs if c is not None)
+
+        slope = (value(STEP) - value(-STEP)) / (2 * STEP)
+    said = sum(float(np.sum(g * direction[i])) for i, g in gradients.items())
+    size = sum(float(np.sum(np.abs(g * direction[i]))) for i, g in gradients.items())
+    if not abs(said - slope) <= AGREEMENT * max(size, abs(slope), LEAST):
+        raise NotEquivalentError(
+            f"the gradients of @{made} say that @{name} changes by {said:.6g} in a random "
+            f"direction; it changes by {slope:.6g}"
+        )
+
+
+def _cotangents(
+    request: StepOp | GradientOp, results: list[Array], given: list[Array]
+) -> list[Array | None]:
+    """What each result is weighted with: 1 where it is a scalar, what is given otherwise."""
+    rest = iter(given)
+    out: list[Array | None] = []
+    for y in results:
+        if y.dtype.kind != "f":
+            out.append(None)
+        else:
+            out.append(np.ones(()) if y.ndim == 0 else next(rest))
+    return out
+
+
+def _gradients(
+    request: StepOp | GradientOp, new: FuncOp, given: list[Array], found: list[Array], results: int
+) -> dict[int, Array]:
+    """The gradient of each argument, by its number; a step's from what it made of parameters and
+    states."""
+    if isinstance(request, GradientOp):
+        return dict(zip(request.wrt.data, found[results:], strict=True))
+    attrs = arg_attrs(new)
+    keys = [text_attr(a, "train.parameter") or text_attr(a, "train.state") for a in attrs]
+    marks = [dict(d.data) for d in new.res_attrs or ()]
+    updated = {text_attr(m, "train.updates"): y for m, y in zip(marks, found, strict=True) if m}
+    numbers = request.optimizer.values
+    out = {}
+    for i, (a, key) in enumerate(zip(attrs, keys, strict=True)):
+        if "train.parameter" not in a:
             continue
-        signatures = [signature(old[f], before), signature(new[f], after)]
-        if signatures[0] != signatures[1]:
-            raise NotEquivalentError(f"{name}: @{f} has another signature afterwards")
-        arguments = random_arguments(old[f], before)
-        a, b = run(before, f, arguments), run(after, f, arguments)
-        outs = signatures[0][len(arguments) :]
-        for i, (x, y, t) in enumerate(zip(a, b, outs, strict=True)):
-            try:
-                compare(f, i, x, y, str(t.element_type))
-            except NotEquivalentError as e:
-                raise NotEquivalentError(f"after {name}: {e}") from None
+        w, state = given[i], f"{key}.momentum"
+        if request.optimizer.kind == "momentum" and state in updated:
+            total = updated[state] - numbers["momentum"] * given[keys.index(state)]
+        else:
+            total = (w - updated[key]) / numbers["lr"]
+        unused = np.array_equal(updated[key], w)
+        out[i] = np.zeros_like(w) if unused else total - numbers["weight_decay"] * w
+    return out

@@ -4,10 +4,14 @@ numpy has no bf16, and few machines calculate in f16: values of both are held as
 to what the type can hold after each op.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 from xdsl.dialects.builtin import (
+    AnyFloat,
     BFloat16Type,
     Float16Type,
     Float32Type,
@@ -22,6 +26,25 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 
 Array = np.ndarray[Any, Any]
+
+
+_exact: ContextVar[bool] = ContextVar("exact", default=False)
+
+
+held: ContextVar[dict[Any, Array] | None] = ContextVar("held", default=None)
+"""What each nn.stop_gradient gave first, where it is to stay so."""
+
+
+@contextmanager
+def for_differences() -> Iterator[None]:
+    """Within it programs can be run for difference quotients: all floats are double precision,
+    whatever their type says, and what stops gradients keeps the value of the first run."""
+    tokens = _exact.set(True), held.set({})
+    try:
+        yield
+    finally:
+        _exact.reset(tokens[0])
+        held.reset(tokens[1])
 
 
 def storage(element: Attribute) -> type:
@@ -41,6 +64,8 @@ def rounded(array: Any, element: Attribute) -> Array:
     """The array in the storage type, with no more precision than the element type has."""
     kind = storage(element)
     out = np.asarray(array)
+    if _exact.get() and isinstance(element, AnyFloat):
+        return out.astype(np.float64, copy=False)
     if isinstance(element, IntegerType) and kind is not np.bool_ and out.dtype.kind == "f":
         out = np.trunc(out)
     out = out.astype(kind, copy=False)

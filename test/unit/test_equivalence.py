@@ -1,0 +1,57 @@
+"""`--check-equivalence` finds what a pass breaks: values, and gradients that are none."""
+
+from collections.abc import Callable
+
+import pytest
+
+from shardir.dialects import nn
+from shardir.interpret import check_pass
+from shardir.interpret.equivalence import NotEquivalentError
+from shardir.passes import PASSES
+from shardir.syntax.parser import default_parser, parse
+
+ARGS = '%w: tensor<4x3xf32> {train.parameter = "w", train.init = #train.init<normal>}'
+BODY = """
+func.func @loss(%x: tensor<5x4xf32>, ARGS) -> tensor<f32> {
+  %h = nn.matmul %x, %w : (tensor<5x4xf32>, tensor<4x3xf32>) -> tensor<5x3xf32>
+  %t = nn.tanh %h : (tensor<5x3xf32>) -> tensor<5x3xf32>
+  %k = nn.stop_gradient %t : (tensor<5x3xf32>) -> tensor<5x3xf32>
+  %y = nn.mul %t, %k : (tensor<5x3xf32>, tensor<5x3xf32>) -> tensor<5x3xf32>
+  %s = nn.reduce <mean> %y dims <0, 1> : (tensor<5x3xf32>) -> tensor<f32>
+  func.return %s : tensor<f32>
+}
+""".replace("ARGS", ARGS)
+REQUESTS = {
+    "gradient": "train.gradient @g of @loss wrt <0, 1>",
+    "sgd": "train.step @g of @loss <sgd, lr = 0.1, weight_decay = 0.01>",
+    "momentum": "train.step @g of @loss <momentum, lr = 0.1, momentum = 0.9>",
+}
+
+
+def differentiate(request: str) -> None:
+    before = parse(BODY + request)
+    after = before.clone()
+    PASSES["distributed-autodiff"]()().apply(default_parser().ctx, after)
+    check_pass(before, after, "distributed-autodiff")
+
+
+@pytest.mark.parametrize("request_text", REQUESTS.values(), ids=REQUESTS)
+def test_gradients_are_held_against_difference_quotients(request_text: str) -> None:
+    differentiate(request_text)
+
+
+@pytest.mark.parametrize("request_text", REQUESTS.values(), ids=REQUESTS)
+def test_a_wrong_gradient_is_found(request_text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right: Callable = nn.TanhOp.gradient
+    monkeypatch.setattr(
+        nn.TanhOp, "gradient", lambda self, b, *c: [b.scale(d, 4.0) for d in right(self, b, *c)]
+    )
+    with pytest.raises(NotEquivalentError, match="the gradients of @g say that @loss changes by"):
+        differentiate(request_text)
+
+
+def test_a_changed_value_is_found() -> None:
+    before = parse(BODY)
+    after = parse(BODY.replace("nn.tanh", "nn.sigmoid"))
+    with pytest.raises(NotEquivalentError, match="after x: result 0 of @loss differs"):
+        check_pass(before, after, "x")
