@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 from xdsl.dialects import builtin
-from xdsl.dialects.builtin import Block, FunctionType, ModuleOp, Region, StringAttr, SymbolRefAttr
+from xdsl.dialects.builtin import FunctionType, ModuleOp, StringAttr, SymbolRefAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
@@ -137,9 +137,7 @@ def add_step(module: ModuleOp, optimizer: str) -> ModuleOp:
 
 
 def function(module: ModuleOp, name: str) -> FuncOp:
-    return next(
-        op for op in module.body.ops if isinstance(op, FuncOp) and op.sym_name.data == name
-    )
+    return next(op for op in module.body.ops if isinstance(op, FuncOp) and op.sym_name.data == name)
 
 
 def laid_out(
@@ -159,7 +157,10 @@ def laid_out(
     f = function(module, "f")
     end = f.body.block.last_op
     assert end is not None
-    for v, l in [*zip(f.body.block.args, given), *zip(end.operands, results)]:
+    for v, l in [
+        *zip(f.body.block.args, given, strict=True),
+        *zip(end.operands, results, strict=True),
+    ]:
         if l is not None:
             assert isinstance(v.type, builtin.TensorType)
             set_type(v, dist.with_layout(v.type, l))
@@ -512,7 +513,11 @@ class Problem:
 
 
 def problem(
-    args: Sequence[Arg], body: Body, wrt: Sequence[int] = (), kinds: Sequence[str] = (), seed: int = 0
+    args: Sequence[Arg],
+    body: Body,
+    wrt: Sequence[int] = (),
+    kinds: Sequence[str] = (),
+    seed: int = 0,
 ) -> Problem:
     """The program, random arguments for it (of the `kinds` of `numbers`), and torch's answer."""
     rng = np.random.default_rng(seed)

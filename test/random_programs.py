@@ -277,9 +277,7 @@ def random_layout(draw: random.Random, mesh: Mesh, rank: int, partial: bool = Fa
             left.append(a)
     kept = tuple(a for a in left if partial and draw.random() < 0.3)
     dims = tuple(map(mesh.simplify, hands))
-    return Layout(mesh.name, dims).with_partial(
-        mesh.simplify(tuple(sorted(kept, key=mesh.order)))
-    )
+    return Layout(mesh.name, dims).with_partial(mesh.simplify(tuple(sorted(kept, key=mesh.order))))
 
 
 def random_strategy(draw: random.Random, mesh: Mesh, op: TensorOp) -> Strategy | None:
@@ -293,7 +291,10 @@ def random_strategy(draw: random.Random, mesh: Mesh, op: TensorOp) -> Strategy |
         if f and not whole:
             chosen[f] = (*chosen.get(f, ()), a)
     found = [[factors.compose(d, chosen, mesh) for d in dims] for dims in factors.operands]
-    if any(axes is None for dims in found for axes in dims) or placed(factors, chosen, mesh) is None:
+    if (
+        any(axes is None for dims in found for axes in dims)
+        or placed(factors, chosen, mesh) is None
+    ):
         return None
     operands = tuple(tuple(axes or () for axes in dims) for dims in found)
     return Strategy(None, operands)

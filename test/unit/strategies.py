@@ -1,5 +1,6 @@
 """What hypothesis draws: meshes, axes cut into sub-axes, layouts."""
 
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
@@ -24,8 +25,8 @@ def meshes(draw: Any, most: int = 24) -> Mesh:
 
 def chains(size: int) -> list[tuple[int, ...]]:
     """The ways to cut an axis: chains of divisors from 1 to its size."""
-    found = [(1,)]
-    done = []
+    found: list[tuple[int, ...]] = [(1,)]
+    done: list[tuple[int, ...]] = []
     while found:
         chain = found.pop()
         if chain[-1] == size:
@@ -45,7 +46,7 @@ def digits(draw: Any, mesh: Mesh) -> Axes:
         if len(chain) <= 2:
             out.append(Axis(name))
         else:
-            out += [Axis(name, lo, hi // lo) for lo, hi in zip(chain, chain[1:], strict=False)]
+            out += [Axis(name, lo, hi // lo) for lo, hi in pairwise(chain)]
     return tuple(draw(st.permutations(out)))
 
 

@@ -11,7 +11,6 @@ from harness import (
     MESH,
     PIPELINE,
     Arg,
-    Body,
     Problem,
     add_step,
     apply,
@@ -183,7 +182,9 @@ def test_contributions_of_different_layouts():
     assert forward == {"all_gather": 1} and backward == {"reduce_scatter": 1}
 
 
-@pytest.mark.parametrize("text", ["[{a}, {}]", "[{}, {b}]", "[{a}, {b}]", "[{}, {}]", "[{b, a}, {}]"])
+@pytest.mark.parametrize(
+    "text", ["[{a}, {}]", "[{}, {b}]", "[{a}, {b}]", "[{}, {}]", "[{b, a}, {}]"]
+)
 def test_a_value_used_twice(text: str):
     p = problem([f64(4, 4)], lambda b, x: b.add(b.mul(x, x), matmul(b, x, x)), (0,))
     counted(p, [text])
@@ -214,7 +215,9 @@ def test_a_loss_over_split_classes():
     def loss(b: Builder, x: Any, w: Any, labels: Any) -> Any:
         return mean(b, b.value(nn.CrossEntropyOp, matmul(b, x, w), labels), 1)
 
-    p = problem([f64(8, 4), f64(4, 12), Arg("i64", (8,))], loss, (1,), ("normal",) * 2 + ("below:12",))
+    p = problem(
+        [f64(8, 4), f64(4, 12), Arg("i64", (8,))], loss, (1,), ("normal",) * 2 + ("below:12",)
+    )
     forward, backward = counted(p, ["[{}, {}]", "[{}, {d}]", None], mesh=FOUR)
     assert forward == {"all_reduce": 3} and backward == {}
     forward, backward = counted(p, ["[{a}, {}]", "[{}, {b}]", None])
@@ -293,18 +296,32 @@ def regression(b: Builder, x: Any, y: Any, w: Any, c: Any, u: Any) -> Any:
 
 
 ARGS = [
-    Arg("f64", (8, 4)), Arg("f64", (8, 2)),
-    Arg("f64", (4, 6), "w"), Arg("f64", (6,), "c"), Arg("f64", (6, 2), "u"),
-]  # fmt: skip
+    Arg("f64", (8, 4)),
+    Arg("f64", (8, 2)),
+    Arg("f64", (4, 6), "w"),
+    Arg("f64", (6,), "c"),
+    Arg("f64", (6, 2), "u"),
+]
 
 
-@pytest.mark.parametrize("optimizer", [
-    "sgd, lr = 0.1", "sgd, lr = 0.1, weight_decay = 0.01", "momentum, lr = 0.1, momentum = 0.9",
-    "momentum, lr = 0.1, momentum = 0.9, weight_decay = 0.01",
-])  # fmt: skip
-@pytest.mark.parametrize("texts", [
-    [None] * 5, ["[{a}, {}]", None, "[{}, {b}]", None, None], [None, None, "[{a, b}, {}]", None, "[{}, {b}]"],
-], ids=["data parallel", "both", "split weights"])  # fmt: skip
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "sgd, lr = 0.1",
+        "sgd, lr = 0.1, weight_decay = 0.01",
+        "momentum, lr = 0.1, momentum = 0.9",
+        "momentum, lr = 0.1, momentum = 0.9, weight_decay = 0.01",
+    ],
+)
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [None] * 5,
+        ["[{a}, {}]", None, "[{}, {b}]", None, None],
+        [None, None, "[{a, b}, {}]", None, "[{}, {b}]"],
+    ],
+    ids=["data parallel", "both", "split weights"],
+)
 def test_steps_are_those_of_torch(optimizer: str, texts: list[str | None]):
     plain = program(ARGS, regression)
     layouts = [None if t is None else layout(t) for t in texts]
@@ -374,7 +391,9 @@ def marked(module: ModuleOp, *kinds: type) -> ModuleOp:
     return module
 
 
-@pytest.mark.parametrize("texts", [["[{}, {}]"] * 3, ["[{a}, {}]", "[{}, {b}]", "[{b}, {}]"]], ids=str)
+@pytest.mark.parametrize(
+    "texts", [["[{}, {}]"] * 3, ["[{a}, {}]", "[{}, {b}]", "[{b}, {}]"]], ids=str
+)
 def test_recompute_runs_again_and_changes_no_bit(texts: list[str]):
     def block(b: Builder, x: Any, w: Any, u: Any) -> Any:
         return matmul(b, b.value(nn.GeluOp, b.value(nn.TanhOp, matmul(b, x, w))), u)
@@ -414,9 +433,17 @@ def test_random_programs(first: int):
 
 
 ORDERS = {
-    "before the layouts": ("distributed-autodiff", "propagate-strategies", "insert-redistributions"),
-    "before redistribution": ("propagate-strategies", "distributed-autodiff", "insert-redistributions"),
-}  # fmt: skip
+    "before the layouts": (
+        "distributed-autodiff",
+        "propagate-strategies",
+        "insert-redistributions",
+    ),
+    "before redistribution": (
+        "propagate-strategies",
+        "distributed-autodiff",
+        "insert-redistributions",
+    ),
+}
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -427,5 +454,3 @@ def test_differentiation_in_other_places(order: str):
         module, mesh = random_form(p, seed)
         compiled(module, (*ORDERS[order], "lower-to-spmd"))
         assert not p.errors(module, 100), f"seed {seed} on {mesh}"
-
-

@@ -58,9 +58,7 @@ def forms(before: str) -> Iterator[tuple[ModuleOp, Mesh, Problem]]:
 
 
 def every_value(module: ModuleOp) -> list[SSAValue]:
-    return [
-        v for op in module.body.ops if isinstance(op, FuncOp) for v in values(op.body.block)
-    ]
+    return [v for op in module.body.ops if isinstance(op, FuncOp) for v in values(op.body.block)]
 
 
 # ---- all passes ----
@@ -93,7 +91,9 @@ def test_the_check_of_equivalence_notices_a_change():
     p = problem([Arg("f32", (4, 4))], lambda b, x: b.neg(x))
     for change in (lambda b, x: b.scale(x, -1.001), lambda b, x: b.reshape(x, (16,))):
         other = program([Arg("f32", (4, 4))], change)
-        with pytest.raises(NotEquivalentError, match="after some-pass: result 0|another signature"):
+        with pytest.raises(
+            NotEquivalentError, match=r"after some-pass: (result 0|.*another signature)"
+        ):
             check_pass(p.module, other, "some-pass")
 
 
@@ -112,9 +112,11 @@ def test_stated_layouts_stay():
 
 
 def test_an_axis_for_two_factors_is_refused():
-    def body(b, x, y):  # noqa: ANN001, ANN202
+    def body(b, x, y):
         out = b.value(nn.MatmulOp, x, y)
-        out.owner.properties["strategy"] = dist.StrategyAttr(parse_strategy("(({a}, {}), ({}, {a}))"))
+        out.owner.properties["strategy"] = dist.StrategyAttr(
+            parse_strategy("(({a}, {}), ({}, {a}))")
+        )
         return out
 
     module = laid_out(program([Arg("f32", (4, 4))] * 2, body), MESH, [None, None])
@@ -157,7 +159,7 @@ def test_every_value_is_local_afterwards():
 
 
 def test_what_is_not_computable_is_said_for_each_op():
-    def body(b, x, y):  # noqa: ANN001, ANN202
+    def body(b, x, y):
         return [b.add(x, y), b.neg(x), b.mul(x, y)]
 
     module = laid_out(

@@ -45,7 +45,7 @@ def identity(shape: Shape) -> Problem:
     return problem([Arg("f64", shape)], lambda b, x: x, (0,))
 
 
-IDENTITY = {s: identity(s) for s in (EVEN, UNEVEN)}
+IDENTITY: dict[Shape, Problem] = {s: identity(s) for s in (EVEN, UNEVEN)}
 
 
 def redistribution(p: Problem, mesh: Mesh, source: Layout, target: Layout) -> Any:
@@ -77,9 +77,7 @@ def fault(p: Problem, mesh: Mesh, source: Layout, target: Layout) -> str:
 
 
 def faults(p: Problem, mesh: Mesh, pairs: Sequence[tuple[Layout, Layout]]) -> list[str]:
-    return [
-        f"[{a}] -> [{b}]: {message}" for a, b in pairs if (message := fault(p, mesh, a, b))
-    ]
+    return [f"[{a}] -> [{b}]: {message}" for a, b in pairs if (message := fault(p, mesh, a, b))]
 
 
 # ---- every pair on a 2x2 mesh ----
@@ -110,7 +108,9 @@ def test_other_reductions(reduction: str):
             for target in layouts(2):
                 module = compiled(redistribution(p, MESH, source, target), LOWER)
                 (found,) = run(module, "f", p.arguments[:1])
-                np.testing.assert_allclose(found, p.arguments[0], err_msg=f"[{source}] -> [{target}]")
+                np.testing.assert_allclose(
+                    found, p.arguments[0], err_msg=f"[{source}] -> [{target}]"
+                )
 
 
 # ---- the documents' conversions ----

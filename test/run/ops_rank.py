@@ -1,0 +1,64 @@
+"""One rank of test_ops_on_ranks.py: runs emitted functions on its parts of their arguments.
+
+python ops_rank.py DIRECTORY RANK: DIRECTORY has jobs.json, a list of [name, function, types of the
+arguments], and for each name its program and an .npz with the arguments `NUMBER_RANK`.
+"""
+# pyright: reportMissingImports=false
+
+import json
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "shardir/backend"))  # as beside a program
+
+import runtime as rt
+
+TYPES = {
+    "f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16,
+    "i32": torch.int32, "i64": torch.int64, "i1": torch.bool,
+}  # fmt: skip
+WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+
+def main(directory: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_setscheduler"):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(directory / "store"), 4),  # pyright: ignore[reportPrivateImportUsage]
+        rank=rank, world_size=4, timeout=timedelta(seconds=20),
+    )  # fmt: skip
+    mesh = rt.Mesh([("a", 2), ("b", 2)], rank)
+    out, failures = {}, []
+    for name, function, elements in json.loads((directory / "jobs.json").read_text()):
+        space = {"__name__": name}
+        path = directory / f"{name}.py"
+        exec(compile(path.read_text(), str(path), "exec"), space)
+        with np.load(directory / f"{name}.npz") as given:
+            arguments = [
+                torch.tensor(given[f"{i}_{rank}"]).to(TYPES[e]) for i, e in enumerate(elements)
+            ]
+        try:
+            with torch.no_grad():
+                results = space[function](mesh, *arguments)  # type: ignore[operator]
+        except Exception:  # all failures are wanted; a rank that stops alone ends by the timeout
+            failures.append(f"{name}: {traceback.format_exc(limit=-3)}")
+            continue
+        for i, x in enumerate(results if isinstance(results, tuple) else (results,)):
+            out[f"{name}_{i}"] = x.to(WIDER.get(x.dtype, x.dtype)).numpy()
+    np.savez(directory / f"results_{rank}.npz", **out)
+    print("\n".join(failures) or f"rank {rank}: all ran")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

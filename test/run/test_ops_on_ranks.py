@@ -1,0 +1,163 @@
+"""The law of ops on real ranks: of every op the layouts that communicate most, forward and
+gradient, emitted and run on four Gloo ranks in one go; the answer is torch's on one device."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from harness import (
+    MESH,
+    Problem,
+    collectives,
+    compiled,
+    differs,
+    elements_of,
+    function,
+    laid_out,
+    layouts,
+    problem,
+    shape_of,
+)
+from op_cases import CASES, Case
+from xdsl.dialects.builtin import ModuleOp, TensorType
+
+from shardir.algebra.layout import replicated
+from shardir.backend.emit import program_text
+from shardir.dialects.dist import global_shape, type_layout
+from shardir.interpret.values import assemble, split
+
+LAYOUTS, SECONDS = 8, 30
+
+
+@dataclass
+class Job:
+    """A case with an element type, compiled with some layouts."""
+
+    name: str
+    problem: Problem
+    module: ModuleOp
+    count: int
+
+    @property
+    def types(self) -> tuple[list[TensorType], list[TensorType]]:
+        """Local types of the arguments and the results."""
+        t = function(self.module, self.problem.name).function_type
+        return list(t.inputs.data), list(t.outputs.data)  # type: ignore[arg-type]
+
+
+def job(name: str, p: Problem, draw: random.Random) -> Job:
+    """Of some layouts of the operands and results, the ones that communicate most."""
+    found = []
+    block = function(p.module, "f").body.block
+    assert block.last_op is not None
+    for _ in range(LAYOUTS):
+        given = [draw.choice(layouts(len(shape_of(v)))) for v in block.args]
+        results = [draw.choice(layouts(len(shape_of(v)))) for v in block.last_op.operands]
+        module = compiled(laid_out(p.module, MESH, given, results))
+        ops = list(function(module, p.name).body.block.ops)
+        found.append(Job(name, p, module, sum(collectives(ops).values())))
+    return max(found, key=lambda j: j.count)
+
+
+def jobs() -> list[Job]:
+    """For each op one of its cases and one of its types, and a few more of those with two."""
+    by_op: dict[type, list[Case]] = {}
+    for case in CASES:
+        by_op.setdefault(case.op, []).append(case)
+    out = []
+    for i, cases in enumerate(by_op.values()):
+        draw = random.Random(i)
+        for case in draw.sample(cases, min(2, len(cases)) if cases[0].gradient else 1):
+            element = draw.choice(case.elements)
+            name = f"case_{len(out)}_{case.op.name.split('.')[1]}_{element}"
+            out.append(job(name, case.problem(element), draw))
+    return out
+
+
+def two_matmuls() -> Job:
+    """Sub-programs of more than an op run too: a matrix product into a split softmax."""
+    from harness import Arg
+
+    from shardir.dialects import nn
+    from shardir.dialects.nn.base import int_attr
+
+    p = problem(
+        [Arg("f32", (6, 5)), Arg("f32", (5, 7))],
+        lambda b, x, w: b.value(
+            nn.SoftmaxOp, b.value(nn.MatmulOp, x, w), props={"axis": int_attr(1)}
+        ),
+        (0, 1),
+    )
+    return job("case_two", p, random.Random(0))
+
+
+def test_ops_on_real_ranks(tmp_path: Path):
+    todo = [*jobs(), two_matmuls()]
+    assert len(todo) > 40 and sum(j.count > 0 for j in todo) > 30
+    listing = []
+    for j in todo:
+        inputs, _ = j.types
+        (tmp_path / f"{j.name}.py").write_text(program_text(j.module))
+        given = {}
+        for i, (x, t) in enumerate(zip(j.problem.arguments, inputs, strict=True)):
+            layout = type_layout(t) or replicated("m", x.ndim)
+            given |= {f"{i}_{r}": part for r, part in enumerate(split(x, layout, MESH))}
+        np.savez(tmp_path / f"{j.name}.npz", **given)
+        listing.append([j.name, j.problem.name, elements_of(inputs)])
+    (tmp_path / "jobs.json").write_text(json.dumps(listing))
+    run_ranks(tmp_path)
+    results = [dict(np.load(tmp_path / f"results_{r}.npz")) for r in range(4)]
+    wrong = [f"{j.name}: {message}" for j in todo if (message := fault(j, results))]
+    assert not wrong, "\n".join(wrong)
+
+
+def run_ranks(directory: Path) -> None:
+    environment = {
+        **os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    script = Path(__file__).parent / "ops_rank.py"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, directory, str(rank)],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(4)
+    ]  # fmt: skip
+    try:
+        for number, rank in enumerate(ranks):
+            out, _ = rank.communicate(timeout=SECONDS)
+            assert f"rank {number}: all ran" in out, out
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def fault(j: Job, results: list[dict[str, np.ndarray]]) -> str:
+    """How the whole of what the ranks have differs from torch's answer."""
+    _, types = j.types
+    for i, (t, wanted, e) in enumerate(
+        zip(types, j.problem.wanted, j.problem.elements, strict=True)
+    ):
+        layout = type_layout(t) or replicated("m", wanted.ndim)
+        shape = global_shape(t, MESH)
+        found = [r[f"{j.name}_{i}"] for r in results]
+        here = [x.shape for x in found]
+        expected = [
+            tuple(s.stop - s.start for s in layout.slices(MESH, shape, r)) for r in range(4)
+        ]
+        if here != expected:
+            return f"result {i} has the shapes {here}, not {expected}"
+        if message := differs(assemble(found, layout, MESH, shape), wanted, e):
+            return f"result {i}, [{layout}], {message}"
+    return ""
