@@ -54,7 +54,7 @@ from shardir.dialects.train import (
     set_arg_attrs,
     text_attr,
 )
-from shardir.passes.functions import has_layouts, is_local_body, mesh_of, name_of
+from shardir.passes.functions import erase, has_layouts, is_local_body, mesh_of, name_of
 from shardir.syntax.diagnostics import Failure
 
 
@@ -79,11 +79,9 @@ class DistributedAutodiff(ModulePass):
                 faults += e.faults
                 continue
             op.body.block.insert_op_before(made, request)
-            request.detach()
-            request.erase()
+            erase(request)
             if consumed:
-                source.detach()
-                source.erase()
+                erase(source)
         if faults:
             raise Failure(faults)
 
@@ -126,8 +124,7 @@ class _Differentiation:
         last = self.block.last_op
         assert isinstance(last, ReturnOp)
         self.returned = list(last.operands)
-        last.detach()
-        last.erase()
+        erase(last)
         self.forward = list(self.block.ops)
         self.builder.location = self.request.location
         self.block.add_op(BackwardOp.create(location=self.request.location))
@@ -312,8 +309,7 @@ class _Differentiation:
         while op is not None and not isinstance(op, BackwardOp):
             before = op.prev_op
             if op.results and all(v.first_use is None for v in op.results):
-                op.detach()
-                op.erase()
+                erase(op)
             op = before
 
     def function(self, results: Sequence[SSAValue], marks: list[dict[str, Attribute]]) -> FuncOp:

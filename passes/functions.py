@@ -72,6 +72,12 @@ def set_type(value: SSAValue, type: Attribute) -> None:
     value._type = type  # pyright: ignore[reportPrivateUsage]
 
 
+def erase(op: Operation) -> None:
+    """Take an op that nobody uses out of its block, for good."""
+    op.detach()
+    op.erase()
+
+
 def update_signature(f: FuncOp) -> None:
     """The function's type from its arguments and what it returns."""
     block = f.body.block

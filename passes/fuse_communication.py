@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, TensorType
-from xdsl.ir import Attribute, Block, Operation
+from xdsl.ir import Attribute, Block
 from xdsl.passes import ModulePass
 
 from shardir.dialects import dist
-from shardir.passes.functions import bodies, is_local_body
+from shardir.passes.functions import bodies, erase, is_local_body
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,4 @@ def _merge(block: Block, ops: list[dist.Collective]) -> None:
         out.name_hint = old.name_hint
         old.replace_all_uses_with(out)
     for op in ops:
-        _erase(op)
-
-
-def _erase(op: Operation) -> None:
-    op.detach()
-    op.erase()
+        erase(op)

@@ -28,6 +28,7 @@ from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.passes.functions import (
     bodies,
+    erase,
     has_layouts,
     is_local_body,
     mesh_of,
@@ -142,5 +143,4 @@ def _decompose(op: TensorOp, builder: Builder) -> None:
         out = builder.redistribute(new, _layout(v).complete)
         out.name_hint = v.name_hint
         v.replace_all_uses_with(out)
-    op.detach()
-    op.erase()
+    erase(op)

@@ -26,6 +26,7 @@ from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp, agreement
 from shardir.passes.functions import (
     bodies,
+    erase,
     has_layouts,
     is_local_body,
     mesh_of,
@@ -123,5 +124,4 @@ def _plan(op: dist.RedistributeOp, block: Block, mesh: Mesh) -> None:
         block.insert_op_before(new, op)
         value = new.results[0]
     op.out.replace_all_uses_with(value)
-    op.detach()
-    op.erase()
+    erase(op)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block
 from xdsl.passes import ModulePass
 
 from shardir.dialects import dist, nn
-from shardir.passes.functions import bodies, is_local_body, set_type
+from shardir.passes.functions import bodies, erase, is_local_body, set_type
 from shardir.passes.recompute import MARK
 
 
@@ -37,18 +37,13 @@ class SimplifyCommunication(ModulePass):
                 pass
 
 
-def _erase(op: Operation) -> None:
-    op.detach()
-    op.erase()
-
-
 def _dead(block: Block) -> bool:
     changed = False
     op = block.last_op
     while op is not None:
         before = op.prev_op
         if isinstance(op, dist.Collective) and all(v.first_use is None for v in op.results):
-            _erase(op)
+            erase(op)
             changed = True
         op = before
     return changed
@@ -68,7 +63,7 @@ def _equal(block: Block) -> bool:
         if first is not op:
             for old, new in zip(op.results, first.results, strict=True):
                 old.replace_all_uses_with(new)
-            _erase(op)
+            erase(op)
             changed = True
     return changed
 
@@ -90,8 +85,8 @@ def _scatter(block: Block) -> bool:
         new.results[0].name_hint = user.results[0].name_hint
         block.insert_op_before(new, user)
         user.results[0].replace_all_uses_with(new.results[0])
-        _erase(user)
-        _erase(op)
+        erase(user)
+        erase(op)
         changed = True
     return changed
 
@@ -110,7 +105,7 @@ def _undone(block: Block) -> bool:
             and source.dim == op.dim
         ):
             op.results[0].replace_all_uses_with(source.values[0])
-            _erase(op)
+            erase(op)
             changed = True
     return changed
 
@@ -142,8 +137,8 @@ def _sums(block: Block) -> bool:
         new.operands[0] = op.out
         set_type(op.out, a.values[0].type)
         block.insert_op_after(new, op)
-        _erase(a)
-        _erase(b)
+        erase(a)
+        erase(b)
         changed = True
     return changed
 

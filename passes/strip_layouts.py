@@ -15,6 +15,7 @@ from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of
 from shardir.dialects.nn.base import plain
 from shardir.passes.functions import (
     bodies,
+    erase,
     is_local_body,
     name_of,
     set_type,
@@ -39,12 +40,10 @@ class StripLayouts(ModulePass):
                 inner.properties.pop("strategy", None)
                 if isinstance(inner, RedistributeOp):
                     inner.out.replace_all_uses_with(inner.value)
-                    inner.detach()
-                    inner.erase()
+                    erase(inner)
             for v in values(block):
                 if layout_of(v) is not None:
                     set_type(v, plain(v))
             update_signature(f)
         for mesh in [m for m in op.body.ops if isinstance(m, MeshOp)]:
-            mesh.detach()
-            mesh.erase()
+            erase(mesh)

@@ -179,24 +179,25 @@ class Mesh:
         """`axes`, as a set, less `gone`; None when `gone` is not a part of it."""
         axes = self.simplify(tuple(sorted(axes, key=self.order)))
         gone = self.simplify(gone)
-        cuts: dict[str, set[int]] = {}
-        for a in (*axes, *gone):
-            cuts.setdefault(a.name, set()).update(self.digit(a))
-
-        def fine(a: Axis) -> list[Axis]:
-            start, end = self.digit(a)
-            at = [start, *sorted(c for c in cuts[a.name] if start < c < end), end]
-            if any(hi % lo for lo, hi in pairwise(at)):
-                return [a]  # digits that cross each other have no common part
-            return [Axis(a.name, lo, hi // lo) for lo, hi in pairwise(at)]
-
-        have = [d for a in axes for d in fine(a)]
-        for a in gone:
-            for d in fine(a):
-                if d not in have:
-                    return None
-                have.remove(d)
+        have = list(self.cut(axes, gone))
+        for d in self.cut(gone, axes):
+            if d not in have:
+                return None
+            have.remove(d)
         return self.simplify(tuple(sorted(have, key=self.order)))
+
+    def cut(self, axes: Axes, others: Axes) -> Axes:
+        """`axes` as digits, cut where those of `others` begin and end, so that they compare. An
+        axis stays as it is where digits would cross: 2 x 3 of 6, and 3 x 2."""
+        out: list[Axis] = []
+        for a in axes:
+            start, end = self.digit(a)
+            inner = {c for b in others if b.name == a.name for c in self.digit(b)}
+            at = [start, *sorted(c for c in inner if start < c < end), end]
+            crossing = any(hi % lo for lo, hi in pairwise(at))
+            for lo, hi in [(start, end)] if crossing else pairwise(at):
+                out.append(Axis(a.name, lo, hi // lo))
+        return tuple(out)
 
     def take(self, counts: tuple[int, ...]) -> tuple[Axes, ...] | None:
         """Axes for each count of slices, the mesh's devices dealt out major first.

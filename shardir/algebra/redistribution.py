@@ -216,30 +216,14 @@ class _Planner:
 
     def refine(self) -> None:
         """Cut the axes of both layouts at each other's digits, so that they can be compared."""
-        mesh = self.mesh
-        cuts: dict[str, set[int]] = {}
-        for a in (*self.now.used, *self.target.used):
-            cuts.setdefault(a.name, set()).update(mesh.digit(a))
+        used = self.now.used + self.target.used
 
-        def fine(axes: Axes) -> Axes:
-            out = []
-            for a in axes:
-                start, end = mesh.digit(a)
-                at = [start, *sorted(c for c in cuts[a.name] if start < c < end), end]
-                if any(hi % lo for lo, hi in pairwise(at)):
-                    at = [start, end]
-                whole = len(at) == 2
-                out += [a] if whole else [
-                    type(a)(a.name, lo, hi // lo) for lo, hi in pairwise(at)
-                ]  # fmt: skip
-            return tuple(out)
+        def fine(layout: Layout) -> Layout:
+            dims = tuple(self.mesh.cut(axes, used) for axes in layout.dims)
+            partial = self.mesh.cut(layout.partial, used)
+            return Layout(layout.mesh, dims).with_partial(partial, layout.reduction)
 
-        def layout(l: Layout) -> Layout:
-            return Layout(l.mesh, tuple(map(fine, l.dims))).with_partial(
-                fine(l.partial), l.reduction
-            )
-
-        self.now, self.target = layout(self.now), layout(self.target)
+        self.now, self.target = fine(self.now), fine(self.target)
 
     def divides(self, dim: int, axes: Axes) -> bool:
         return self.shape[dim] % self.mesh.extent(axes) == 0

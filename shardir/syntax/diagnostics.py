@@ -56,6 +56,10 @@ def one_of(names: Iterable[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
+SHOWN = 300
+"""How much of a line is shown around a fault; some lines are a constant of 30,000 numbers."""
+
+
 @dataclass(frozen=True)
 class Diagnostic:
     """One fault and where it is; line 0 when no place is known."""
@@ -76,10 +80,12 @@ class Diagnostic:
     def __str__(self) -> str:
         lines = [f"{self.place}: {self.severity}: {self.message}"]
         if self.source:
-            before = self.source[: self.column - 1]
+            first = max(0, self.column - 1 - SHOWN // 2) if len(self.source) > SHOWN else 0
+            shown = self.source[first : first + SHOWN]
+            before = self.source[first : self.column - 1]
             indent = "".join("\t" if c == "\t" else " " for c in before)
-            room = max(1, min(self.length, len(self.source) - len(before)))
-            lines += [f"  {self.source}", f"  {indent}{'^' * room}"]
+            room = max(1, min(self.length, len(shown) - len(before)))
+            lines += [f"  {shown}", f"  {indent}{'^' * room}"]
         lines += [f"  note: {n}" for n in self.notes]
         return "\n".join(lines)
 
