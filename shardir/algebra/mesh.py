@@ -194,9 +194,10 @@ class Mesh:
             start, end = self.digit(a)
             inner = {c for b in others if b.name == a.name for c in self.digit(b)}
             at = [start, *sorted(c for c in inner if start < c < end), end]
-            crossing = any(hi % lo for lo, hi in pairwise(at))
-            for lo, hi in [(start, end)] if crossing else pairwise(at):
-                out.append(Axis(a.name, lo, hi // lo))
+            if len(at) == 2 or any(hi % lo for lo, hi in pairwise(at)):
+                out.append(a)
+            else:
+                out += [Axis(a.name, lo, hi // lo) for lo, hi in pairwise(at)]
         return tuple(out)
 
     def take(self, counts: tuple[int, ...]) -> tuple[Axes, ...] | None:
