@@ -158,8 +158,8 @@ def laid_out(
     end = f.body.block.last_op
     assert end is not None
     for v, l in [
-        *zip(f.body.block.args, given, strict=True),
-        *zip(end.operands, results, strict=True),
+        *zip(f.body.block.args, given, strict=False),
+        *zip(end.operands, results, strict=False),
     ]:
         if l is not None:
             assert isinstance(v.type, builtin.TensorType)
