@@ -16,7 +16,6 @@ from pathlib import Path
 from unittest import mock
 
 from filecheck.main import main as filecheck
-from xdsl.ir import Attribute
 
 RUN = re.compile(r"^\s*//\s*RUN:\s*(.*?)\s*$")
 
@@ -88,13 +87,10 @@ def run_tool(argv: list[str], stdin: bytes) -> tuple[int, str, str]:
         raise RunError(f"no tool {argv[0]}; there are {', '.join(TOOLS)} and not")
     out, err = io.StringIO(), io.StringIO()
     buffer = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
-    # `--disable-verify` switches Attribute.__post_init__ off for the whole process: put it back.
-    verified = mock.patch.object(Attribute, "__post_init__", Attribute.__post_init__)
     with (
         redirect_stdout(out),
         redirect_stderr(err),
         mock.patch.object(sys, "stdin", buffer),
-        verified,
     ):
         try:
             result = TOOLS[argv[0]](argv)

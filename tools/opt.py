@@ -414,6 +414,7 @@ def shared_parser(allow_unregistered: bool = False) -> IRParser:
 
 def main(args: Sequence[str] | None = None) -> int:
     """The exit code of `shard-opt`."""
+    checked = Attribute.__post_init__  # --disable-verify replaces it for the whole process
     try:
         with no_gc():
             return Driver(args).main()
@@ -426,6 +427,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    finally:
+        Attribute.__post_init__ = checked
 
 
 if __name__ == "__main__":
