@@ -188,6 +188,19 @@ def test_simplifying_never_communicates_more():
     assert fewer
 
 
+@pytest.mark.parametrize("kind, count", [("sum", 1), ("mean", 1), ("max", 2), ("min", 2)])
+def test_only_sums_are_reduced_after_they_are_added(kind: str, count: int):
+    """The greatest of a sum is not the sum of the greatest."""
+    p = problem(
+        [Arg("f64", (4, 4))] * 2,
+        lambda b, x, y: b.add(b.reduce(x, kind, [0]), b.reduce(y, kind, [0])),
+    )
+    given = [layout("[{a}, {}]")] * 2
+    module = compiled(laid_out(p.module, MESH, given), upto("fuse-communication"))
+    assert not p.errors(module)
+    assert traffic(module, "f", MESH)[0] == count
+
+
 def test_fusing_moves_the_same_bytes_in_fewer_collectives():
     fewer = 0
     for module, mesh, p in forms("fuse-communication"):
