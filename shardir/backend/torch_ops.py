@@ -299,9 +299,6 @@ def _layer_norm_grad(s: Scope, op: nn.LayerNormGradOp) -> Text:
 
 # ---- constants ----
 
-INLINE = 32
-"""Constants of more numbers stand at the head of the file."""
-
 
 def _constant(s: Scope, op: nn.ConstantOp) -> Text:
     values = dense_values(op.value)
