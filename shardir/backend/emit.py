@@ -14,7 +14,7 @@
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -44,9 +44,11 @@ DTYPES = {
 }
 
 Number = float | int | bool
-Entry = Any
-"""What makes an op's text: (scope, op) -> an expression, the value that the result is, or None
+Text = str | SSAValue | None
+"""What an entry gives: an expression, the value that the result is already, or None
 when it has written its own lines."""
+Entry = Callable[..., Text]
+"""What makes an op's text, from the scope and the op."""
 
 
 def table() -> dict[type[Operation], Entry]:

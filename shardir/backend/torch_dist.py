@@ -8,13 +8,10 @@ from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.algebra.layout import shard_bounds
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.backend.emit import Scope
+from shardir.backend.emit import Scope, Text
 from shardir.backend.names import axes_text, joined, listed, literal, size_text, tuple_text
 from shardir.dialects import dist, nn
 from shardir.syntax.diagnostics import Failure
-
-Text = str | SSAValue | None
-
 
 # ---- why ----
 

@@ -1,0 +1,22 @@
+"""What each tensor op and update is in torch: one entry per op, a file per family.
+
+An entry gets the scope of the text and the op, and gives an expression, or a value that the
+result is already (the same variable), or None when it has written its own lines.
+"""
+
+from shardir.backend.torch_ops import (
+    contraction,
+    creation,
+    elementwise,
+    indexing,
+    normalisation,
+    reduction,
+    shape,
+    train,
+)
+
+FAMILIES = (
+    elementwise, contraction, reduction, shape, indexing, normalisation, creation, train,
+)  # fmt: skip
+
+TORCH = {op: entry for family in FAMILIES for op, entry in family.TORCH.items()}

@@ -1,0 +1,53 @@
+"""Ops that take by index."""
+
+from collections.abc import Callable
+
+from xdsl.ir import Operation
+
+from shardir.backend.emit import Scope, Text
+from shardir.backend.names import tuple_text
+from shardir.dialects import nn
+from shardir.dialects.nn.base import axis_of
+
+
+def _gather(s: Scope, op: nn.GatherOp) -> Text:
+    axis = axis_of(op.properties, "axis", len(s.shape_of(op.table)))
+    table, ids = s.operand(op.table), s.operand(op.ids)
+    total = s.whole(op.table)[axis]
+    if axis == 0 and len(s.shape_of(op.table)) == 2 and s.parts(op.table, 0) == 1 and total:
+        s.use("torch.nn.functional as F")
+        return f"F.embedding({ids}, {table})"
+    s.use("ops_runtime as ops")
+    return f"ops.take({table}, {ids}, {axis}, {s.start(op.table, axis)}, {total})"
+
+
+def _gather_grad(s: Scope, op: nn.GatherGradOp) -> Text:
+    s.use("ops_runtime as ops")
+    axis = axis_of(op.properties, "axis", len(s.shape_of(op.out)))
+    shape = tuple_text(s.sizes(op.out))
+    return (
+        f"ops.take_grad({s.operand(op.ids)}, {s.operand(op.dy)}, {shape}, {axis}, "
+        f"{s.start(op.out, axis)}, {s.whole(op.out)[axis]})"
+    )
+
+
+def _pick(s: Scope, op: nn.PickOp) -> Text:
+    s.use("ops_runtime as ops")
+    last = len(s.shape_of(op.x)) - 1
+    where = f"{s.start(op.x, last)}, {s.whole(op.x)[last]}"
+    return f"ops.pick({s.operand(op.x)}, {s.operand(op.ids)}, {where})"
+
+
+def _pick_grad(s: Scope, op: nn.PickGradOp) -> Text:
+    s.use("ops_runtime as ops")
+    last = len(s.shape_of(op.out)) - 1
+    where = f"{s.size(op.out, last)}, {s.start(op.out, last)}, {s.whole(op.out)[last]}"
+    return f"ops.pick_grad({s.operand(op.ids)}, {s.operand(op.dy)}, {where})"
+
+
+TORCH: dict[type[Operation], Callable[..., Text]] = {
+    nn.GatherOp: _gather,
+    nn.GatherGradOp: _gather_grad,
+    nn.PickOp: _pick,
+    nn.PickGradOp: _pick_grad,
+}

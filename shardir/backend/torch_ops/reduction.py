@@ -1,0 +1,60 @@
+"""Reductions."""
+
+from collections.abc import Callable
+from math import prod
+
+from xdsl.ir import Operation, SSAValue
+
+from shardir.backend.emit import Scope, Text
+from shardir.backend.names import tuple_text
+from shardir.dialects import nn
+from shardir.dialects.nn.base import dims_of
+
+
+def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
+    """A mean over a split dimension: this rank's contribution to the sum of all over their
+    number."""
+    dims = dims_of(op.properties, "dims", len(s.shape_of(op.x)))
+    if not dims:
+        return op.x
+    x, keep = s.operand(op.x), op.keep is not None
+    at = _dims(dims, len(s.shape_of(op.x)), keep)
+    tail = [", keepdim=True"] if keep else []
+    kind = op.kind.data
+    if kind in ("max", "min"):
+        if any(_may_be_empty(s, op.x, d) for d in dims):
+            s.use("ops_runtime as ops")
+            helper = "greatest" if kind == "max" else "least"
+            return f"ops.{helper}({x}, {tuple_text(list(map(str, dims)))}{', keep=True' * keep})"
+        return f"{x}.a{kind}({at}{''.join(tail)})"
+    if kind == "sum":
+        typed = [] if s.is_float(op.x) else [f"dtype={s.dtype(op.x)}"]
+        return f"{x}.sum({', '.join([*([at] if at else []), *(t[2:] for t in tail), *typed])})"
+    split = [d for d in dims if s.parts(op.x, d) > 1]
+    if not split:
+        return f"{x}.mean({at}{''.join(tail)})"
+    if all(s.is_even(op.x, d) for d in split):
+        return f"{x}.mean({at}{''.join(tail)}) / {prod(s.parts(op.x, d) for d in split)}"
+    total = prod(s.whole(op.x)[d] for d in dims)
+    if s.element(op.x) in ("f16", "bf16"):  # the sum may be beyond the type's range
+        summed = ", ".join([*([at] if at else []), *(t[2:] for t in tail), "dtype=torch.float32"])
+        return f"({x}.sum({summed}) / {total}).to({s.dtype(op.x)})"
+    return f"{x}.sum({at}{''.join(tail)}) / {total}"
+
+
+def _dims(dims: tuple[int, ...], rank: int, keep: bool) -> str:
+    """The dimensions of a reduction; nothing where it is over all of them."""
+    if len(dims) == rank and not keep:
+        return ""
+    return str(dims[0]) if len(dims) == 1 else tuple_text(list(map(str, dims)))
+
+
+def _may_be_empty(s: Scope, v: SSAValue, dim: int) -> bool:
+    """Whether some rank has no row of a dimension."""
+    n = s.parts(v, dim)
+    return s.shape_of(v)[dim] * (n - 1) >= s.whole(v)[dim]
+
+
+TORCH: dict[type[Operation], Callable[..., Text]] = {
+    nn.ReduceOp: _reduce,
+}

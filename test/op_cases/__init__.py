@@ -1,0 +1,25 @@
+"""The cases of the laws of ops: each op of nn, and each update of train, on some shapes; a file
+per family.
+
+A case has the element types that it is for; a type that no case of an op has is refused by it.
+"""
+
+from op_cases import (
+    contraction,
+    creation,
+    elementwise,
+    indexing,
+    normalisation,
+    reduction,
+    shape,
+    train,
+)
+from op_cases.case import EVEN, Case
+
+__all__ = ["CASES", "EVEN", "Case"]
+
+FAMILIES = (
+    elementwise, contraction, reduction, shape, indexing, normalisation, creation, train,
+)  # fmt: skip
+
+CASES: list[Case] = [case for family in FAMILIES for case in family.CASES]
