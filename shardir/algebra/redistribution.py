@@ -21,7 +21,7 @@ LATENCY = 50_000
 """What a collective costs besides its bytes: as much as receiving so many elements. Below about
 1 MB Gloo's collectives take the same time whatever their size."""
 
-LOCAL = ("slice", "contribute")
+LOCAL = ("slice", "contribute", "pad")
 """The moves that communicate nothing."""
 
 
@@ -117,6 +117,9 @@ def named_collectives(shape: Shape, mesh: Mesh, source: Layout, target: Layout) 
 def _candidates(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> Iterator[list[Step]]:
     """Plans to choose from, the preferred one first."""
     yield named_collectives(shape, mesh, source, target)
+    padded = _Planner(shape, mesh, source, target)
+    if padded.pad():
+        yield padded.run()
     reduced = _Planner(shape, mesh, source, target)
     while reduced.slice():
         pass
@@ -331,6 +334,20 @@ class _Planner:
         _, dim, keep = best
         have = self.now.dims[dim]
         self.go("all_gather", have[keep:], self.now.with_dim(dim, have[:keep]), dim)
+
+    def pad(self) -> bool:
+        """Split axes become partial ones where they lie: zeros around each shard."""
+        if self.target.reduction != "sum" or self.now.reduction != "sum":
+            return False
+        for dim, have in enumerate(self.now.dims):
+            n = len(have)
+            while n and have[n - 1] in self.target.partial:
+                n -= 1
+            if n < len(have) and self.steps_in(dim, have[:n], have):
+                layout = self.now.with_dim(dim, have[:n])
+                layout = layout.with_partial(self.now.partial + have[n:])
+                self.go("pad", have[n:], layout, dim)
+        return bool(self.steps)
 
     def contribute(self) -> None:
         """A complete value becomes partial: the first device of each group keeps it."""

@@ -151,6 +151,18 @@ def contribute(mesh: Any, x: Tensor, axes: tuple) -> Tensor:
     return x if mesh.index(axes) == 0 else torch.zeros_like(x)
 
 
+def pad(mesh: Any, x: Tensor, dim: int, axes: tuple, total: int | None = None) -> Tensor:
+    """x at this rank's rows of `dim`, zeros at the others': the sum over the group is the whole.
+
+    total: size of `dim` afterwards, needed where the shards are uneven.
+    """
+    total = mesh.count(axes) * x.shape[dim] if total is None else total
+    start, stop = mesh.bounds(total, axes)
+    out = x.new_zeros((*x.shape[:dim], total, *x.shape[dim + 1 :]))
+    out.narrow(dim, start, stop - start).copy_(x)
+    return out
+
+
 _constants: dict[tuple, Tensor] = {}
 
 

@@ -276,6 +276,24 @@ def _contribute(s: Scope, op: dist.ContributeOp) -> Text:
     return None
 
 
+def _pad(s: Scope, op: dist.PadOp) -> Text:
+    if _trivial(s, op):
+        return None
+    dim = op.dim.value.data
+    s.use("ops_runtime as ops")
+    s.note(f"a partial sum {_over(s, op.axes.data)}, no communication: zeros but in the rank's own "
+           f"shard of dimension {dim}")  # fmt: skip
+    s.left(op)
+
+    def text(v: SSAValue, out: SSAValue) -> str:
+        total = _total(s, op, v, out, dim)
+        tail = f", total={total}" if total else ""
+        return f"ops.pad(mesh, {s.operand(v)}, {dim}, {axes_text(op.axes.data)}{tail})"
+
+    _each(s, op, text)
+    return None
+
+
 def _broadcast(s: Scope, op: dist.BroadcastOp) -> Text:
     if _trivial(s, op):
         return None
@@ -358,7 +376,7 @@ def groups_of(mesh: Mesh | None, ops: Iterator[Operation]) -> list[Axes]:
     """The axes of all collectives, each once, in the order of the program."""
     found: dict[Axes, None] = {}
     for op in ops:
-        if isinstance(op, dist.SliceOp | dist.ContributeOp) or mesh is None:
+        if isinstance(op, dist.LOCAL) or mesh is None:
             continue
         if isinstance(op, dist.Collective | dist.SendOp | dist.RecvOp):
             axes = op.axes.data
@@ -375,6 +393,7 @@ TORCH_DIST: dict[type[Operation], Callable[..., Text]] = {
     dist.AllToAllOp: _all_to_all,
     dist.ExchangeOp: _exchange,
     dist.ContributeOp: _contribute,
+    dist.PadOp: _pad,
     dist.BroadcastOp: _broadcast,
     dist.GatherOp: _gather,
     dist.ScatterOp: _scatter,

@@ -57,6 +57,17 @@ def _contribute(op: dist.ContributeOp, group: Parts) -> Parts:
     return [group[0], *(np.zeros_like(x) for x in group[1:])]
 
 
+def _pad(op: dist.PadOp, group: Parts) -> Parts:
+    dim = op.dim.value.data
+    sizes = [x.shape[dim] for x in group]
+    out = []
+    for k, x in enumerate(group):
+        around = [(0, 0)] * x.ndim
+        around[dim] = sum(sizes[:k]), sum(sizes[k + 1 :])
+        out.append(np.pad(x, around))
+    return out
+
+
 def _broadcast(op: dist.BroadcastOp, group: Parts) -> Parts:
     return [group[op.root.value.data]] * len(group)
 
@@ -101,6 +112,7 @@ COLLECTIVES: dict[type[Operation], Callable[..., Parts]] = {
     dist.SliceOp: _slice,
     dist.AllToAllOp: _all_to_all,
     dist.ContributeOp: _contribute,
+    dist.PadOp: _pad,
     dist.BroadcastOp: _broadcast,
     dist.GatherOp: _gather,
     dist.ScatterOp: _scatter,

@@ -84,6 +84,7 @@ def moves():
     held = local((8, 6), "{}, {}", ", partial sum {dp}")
     add("gather", (8, 6), ("", rows), ("dist.gather {} dim 0 to 1 over <dp>", held),
         ("dist.all_reduce <sum> {} over <dp>", whole))  # fmt: skip
+    add("pad", (8, 6), ("", columns), ("dist.pad {} dim 1 over <dp>", held))
     add("scatter", (8, 6), x, ("dist.scatter {} dim 0 from 1 over <dp>", rows))
     add("partial_result", (8, 6), x, ("dist.contribute <sum> {} over <dp>", held))
     # shards that are not of one size, and empty ones
@@ -99,6 +100,7 @@ def moves():
             ("", uneven),
             ("dist.all_gather {} dim 0 over <dp, tp>", full),
         )
+        add(f"pad_{n}", (n, 6), ("", uneven), ("dist.pad {} dim 0 over <dp, tp>", held))
         add(f"slice_{n}", (n, 6), ("", full), ("dist.slice {} dim 0 over <dp, tp>", uneven))
         add(f"all_to_all_{n}", (n, 6), ("", uneven),
             ("dist.all_to_all {} split 1 concat 0 over <dp, tp>", across))  # fmt: skip

@@ -293,6 +293,18 @@ class ContributeOp(Collective):
         return _more_partial(layout, self.axes.data, self.reduction.data)
 
 
+@irdl_op_definition
+class PadOp(_AlongDim):
+    """Each device puts its part along `dim` where it belongs among zeros: a partial sum. No
+    communication."""
+
+    name = "dist.pad"
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        rest = _gathered(layout, self.dim.value.data, self.axes.data, mesh)
+        return _more_partial(rest, self.axes.data, "sum")
+
+
 class _Rooted(Collective, ABC):
     """A collective with a root: a position in the group, row-major over `axes`."""
 
@@ -458,8 +470,11 @@ class RecvOp(_PointToPoint):
 
 COLLECTIVES = (
     AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ExchangeOp, ContributeOp,
-    BroadcastOp, GatherOp, ScatterOp, PermuteOp,
+    PadOp, BroadcastOp, GatherOp, ScatterOp, PermuteOp,
 )  # fmt: skip
+
+LOCAL = (SliceOp, ContributeOp, PadOp)
+"""The collectives that communicate nothing."""
 
 FUSIBLE = (AllReduceOp, ReduceScatterOp, AllGatherOp)
 """The collectives that have a `fusion` index."""
@@ -486,6 +501,8 @@ def step_op(step: Step, value: SSAValue, out: Attribute) -> Collective:
             kind, props = AllGatherOp, axes | dim
         case "slice":
             kind, props = SliceOp, axes | dim
+        case "pad":
+            kind, props = PadOp, axes | dim
         case "all_to_all":
             ends = {"split": Int(step.dim, i64), "concat": Int(step.concat, i64)}
             kind, props = AllToAllOp, axes | ends
