@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardir.algebra.errors import ShardirError as ShardirError
     from shardir.algebra.redistribution import plan_redistribution as plan_redistribution
+    from shardir.algebra.sdy import from_sdy as from_sdy
+    from shardir.algebra.sdy import to_sdy as to_sdy
     from shardir.api import Compiled as Compiled
     from shardir.api import compile as compile
     from shardir.api import compile_file as compile_file
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 PLACES = {
     "ShardirError": "shardir.algebra.errors",
     "plan_redistribution": "shardir.algebra.redistribution",
+    "from_sdy": "shardir.algebra.sdy",
+    "to_sdy": "shardir.algebra.sdy",
     "Compiled": "shardir.api",
     "compile": "shardir.api",
     "compile_file": "shardir.api",

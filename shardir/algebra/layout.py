@@ -83,14 +83,12 @@ class Layout:
                 mesh.check_axis(a)
             except ShardirError as e:
                 raise ShardirError(f"[L2] {e}") from None
-        for i, a in enumerate(self.used):
-            for b in self.used[:i]:
-                if mesh.overlap(a, b):
-                    twice = f"axis {a} is" if a == b else f"axes {b} and {a} overlap:"
-                    raise ShardirError(
-                        f"[L3] {twice} used twice in the layout [{self}]; "
-                        "a device can hold one part only"
-                    )
+        if (clash := mesh.clash(self.used)) is not None:
+            b, a = clash
+            twice = f"axis {a} is" if a == b else f"axes {b} and {a} overlap:"
+            raise ShardirError(
+                f"[L3] {twice} used twice in the layout [{self}]; a device can hold one part only"
+            )
         if self.reduction not in REDUCTIONS:
             raise ShardirError(
                 f"[L4] no reduction {self.reduction}; there are {', '.join(REDUCTIONS)}"

@@ -84,6 +84,14 @@ class Mesh:
         (a0, a1), (b0, b1) = self.digit(a), self.digit(b)
         return b0 % a1 != 0 and a0 % b1 != 0
 
+    def clash(self, axes: Axes) -> tuple[Axis, Axis] | None:
+        """The first two of the axes that overlap."""
+        for i, a in enumerate(axes):
+            for b in axes[:i]:
+                if self.overlap(a, b):
+                    return b, a
+        return None
+
     def check_axis(self, axis: Axis) -> None:
         """Raises ShardirError when the axis, or the digit, does not exist."""
         full = self.full(axis.name)

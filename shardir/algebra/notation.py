@@ -4,6 +4,7 @@ Both parsers of the IR (ours and xDSL's own) hand the text between `<` and `>` t
 `str` of the value is its text again.
 """
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,15 @@ STARTS = ["layout", "local", "axes", "mesh", "strategy", "numbers", "options"]
 Value = int | float | str
 Options = tuple[str, tuple[tuple[str, Value], ...]]
 """A word, then names with values."""
+
+
+def check_sizes(axes: Sequence[tuple[Any, int]]) -> None:
+    """Raises NotationError for an axis (its token, its size) that a mesh cannot have."""
+    for i, (name, size) in enumerate(axes):
+        if size < 1:
+            raise NotationError(f"axis {name} has size {size}; at least 1", name.start_pos)
+        if any(name == n for n, _ in axes[:i]):
+            raise NotationError(f"axis {name} stands twice in the mesh", name.start_pos)
 
 
 class _Values(Transformer):
@@ -67,11 +77,7 @@ class _Values(Transformer):
         return c[0], int(c[1])
 
     def mesh(self, c: list[Any]) -> tuple[tuple[str, int], ...]:
-        for i, (name, size) in enumerate(c):
-            if size < 1:
-                raise NotationError(f"axis {name} has size {size}; at least 1", name.start_pos)
-            if any(name == n for n, _ in c[:i]):
-                raise NotationError(f"axis {name} stands twice in the mesh", name.start_pos)
+        check_sizes(c)
         return tuple((str(n), s) for n, s in c)
 
     def count(self, c: list[Any]) -> int:
@@ -113,14 +119,24 @@ class _Values(Transformer):
 
 @cache
 def _lark() -> Lark:
-    text = (Path(__file__).parent / "notation.lark").read_text()
-    return Lark(text, parser="lalr", start=STARTS, maybe_placeholders=True)
+    return grammar("notation.lark", STARTS)
 
 
 @lru_cache(maxsize=65536)
 def _parse(text: str, start: str, what: str) -> Any:
+    return read(_lark(), _Values(), text, start, what)
+
+
+def grammar(file: str, starts: list[str]) -> Lark:
+    """The LALR tables of a grammar in this folder."""
+    text = (Path(__file__).parent / file).read_text()
+    return Lark(text, parser="lalr", start=starts, maybe_placeholders=True)
+
+
+def read(lark: Lark, values: Transformer, text: str, start: str, what: str) -> Any:
+    """The value of a text; `what` is what it should have been. Raises NotationError."""
     try:
-        return _Values().transform(_lark().parse(text, start=start))
+        return values.transform(lark.parse(text, start=start))
     except UnexpectedInput as e:
         at = len(text) if e.pos_in_stream is None or e.pos_in_stream < 0 else e.pos_in_stream
         token = getattr(e, "token", None)

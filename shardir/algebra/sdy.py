@@ -1,0 +1,222 @@
+"""Shardy's text of shardings and meshes, to and from ours.
+
+    #sdy.sharding<@m, [{"dp"}, {"tp":(1)2, ?}p1], replicated={"ep"}, unreduced={"x"}>
+    sdy.mesh @m = <["dp"=2, "tp"=4]>
+
+Axes, digits of axes, and their order are the same on both sides, and so are the shards. `unreduced`
+is `partial sum`. What Shardy's propagation may do with a sharding, a layout does not say: it stands
+beside the layout in a `Sharding`. The grammar is that of Shardy's sharding representation and of
+its attributes' printers (openxla/shardy, docs/sharding_representation.md).
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+from lark import Lark, Token, Transformer
+
+from shardir.algebra.errors import NotationError, ShardirError
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.notation import check_sizes, grammar, read
+
+NAME = re.compile(r"[A-Za-z_][\w$.]*")
+"""What a mesh or an axis can be called in both notations."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A layout, and what a propagation may add to it."""
+
+    layout: Layout
+    open: frozenset[int] = frozenset()
+    """Dimensions that may be split further; the others are to stay as they are."""
+    priorities: tuple[int, ...] = ()
+    """When each dimension takes part in the propagation, 0 first; empty: all of them at 0."""
+    replicated: Axes = ()
+    """Axes that are to split no open dimension."""
+
+    def priority(self, dim: int) -> int:
+        return self.priorities[dim] if self.priorities else 0
+
+    def simplified(self, mesh: Mesh) -> "Sharding":
+        """The one spelling: the layout's, axes in mesh order, only priorities with an effect."""
+        layout = self.layout.simplified(mesh)
+        priorities = tuple(
+            self.priority(i) if axes or i in self.open else 0 for i, axes in enumerate(layout.dims)
+        )
+        replicated = mesh.simplify(tuple(sorted(self.replicated, key=mesh.order)))
+        return Sharding(layout, self.open, priorities if any(priorities) else (), replicated)
+
+    def check(self, mesh: Mesh) -> None:
+        """Raises ShardirError; a layout's faults name the invariant of docs/language.md."""
+        rank = len(self.layout.dims)
+        self.layout.check(mesh, rank)
+        for a in self.replicated:
+            mesh.check_axis(a)
+        if (clash := mesh.clash((*self.layout.used, *self.replicated))) is not None:
+            raise ShardirError(
+                f"axis {clash[1]} is to stay replicated, and {clash[0]} is in use; an axis splits, "
+                "is unreduced or replicates: leave it out in all places but one"
+            )
+        if self.priorities and len(self.priorities) != rank:
+            raise ShardirError(
+                f"{len(self.priorities)} priorities for {rank} dimensions; one for each, or none"
+            )
+        for i, axes in enumerate(self.layout.dims):
+            if self.priority(i) and not axes and i not in self.open:
+                raise ShardirError(
+                    f"dimension {i} is unsplit and closed, so that its priority "
+                    f"p{self.priority(i)} has no effect; leave it out, or open the dimension: {{?}}"
+                )
+        if outside := sorted(i for i in self.open if not 0 <= i < rank):
+            raise ShardirError(f"dimension {outside[0]} is open, and there are {rank}")
+
+
+def to_sdy(sharding: Layout | Sharding, mesh: Mesh) -> str:
+    """The text of a sharding. That of a layout has closed dimensions of priority 0.
+
+    Raises:
+        ShardirError: it does not fit the mesh, or Shardy has no form for it.
+    """
+    if isinstance(sharding, Layout):
+        sharding = Sharding(sharding)
+    sharding.check(mesh)
+    sharding = sharding.simplified(mesh)
+    layout = sharding.layout
+    if layout.partial and layout.reduction != "sum":
+        raise ShardirError(
+            f"[{layout}] is a partial {layout.reduction}; Shardy's unreduced axes are sums: "
+            "redistribute to a layout without it"
+        )
+    dims = []
+    for i, axes in enumerate(layout.dims):
+        entries = [*map(_axis_text, axes), *(["?"] if i in sharding.open else [])]
+        priority = f"p{sharding.priority(i)}" if sharding.priority(i) else ""
+        dims.append("{" + ", ".join(entries) + "}" + priority)
+    parts = [f"@{mesh.name}", f"[{', '.join(dims)}]"]
+    for word, kept in (("replicated", sharding.replicated), ("unreduced", layout.partial)):
+        if kept:
+            parts.append(f"{word}={{{', '.join(map(_axis_text, kept))}}}")
+    return f"#sdy.sharding<{', '.join(parts)}>"
+
+
+def from_sdy(text: str, mesh: Mesh) -> Sharding:
+    """The sharding of a text, `#sdy.sharding<...>` or `<...>` alone, in its one spelling.
+
+    Raises:
+        NotationError: the text does not parse, or says what we have no form for.
+        ShardirError: it does not fit the mesh.
+    """
+    found: Sharding = _parse(
+        text, "sharding", 'a sharding: #sdy.sharding<@mesh, [{"axis", ?}, ...], replicated={...}>'
+    )
+    if found.layout.mesh != mesh.name:
+        raise ShardirError(f"the sharding is of mesh @{found.layout.mesh}, not of @{mesh.name}")
+    found.check(mesh)
+    return found.simplified(mesh)
+
+
+def mesh_to_sdy(mesh: Mesh) -> str:
+    """`sdy.mesh @m = <["dp"=2, "tp"=4]>`: devices are numbered row-major on both sides."""
+    sizes = ", ".join(f'"{n}"={s}' for n, s in mesh.axes)
+    return f"sdy.mesh @{mesh.name} = <[{sizes}]>"
+
+
+def mesh_from_sdy(text: str) -> Mesh:
+    """The mesh of a text. Raises NotationError."""
+    return _parse(text, "mesh", 'a mesh: sdy.mesh @mesh = <["axis"=size, ...]>')
+
+
+def _axis_text(a: Axis) -> str:
+    return f'"{a.name}":({a.pre}){a.size}' if a.size else f'"{a.name}"'
+
+
+class _Values(Transformer):
+    """Parse tree -> values; `c` is the list of a rule's children."""
+
+    def SYMBOL(self, token: Token) -> Token:
+        return _name(token, token[1:].strip('"'), "a mesh")
+
+    def STRING(self, token: Token) -> Token:
+        return _name(token, token[1:-1], "an axis")
+
+    def axis(self, c: list[Any]) -> Axis:
+        name, pre, size = c
+        return Axis(str(name)) if pre is None else Axis(str(name), int(pre), int(size))
+
+    def dim(self, c: list[Any]) -> tuple[Axes, bool, int]:
+        *entries, priority = c
+        axes = tuple(e for e in entries if isinstance(e, Axis))
+        return axes, "?" in entries, int(priority[1:]) if priority else 0
+
+    def kept(self, c: list[Any]) -> tuple[Any, Axes]:
+        return c[0], tuple(a for a in c[1:] if a is not None)
+
+    def sharding(self, c: list[Any]) -> Sharding:
+        mesh, *rest = c
+        dims = [d for d in rest if d is not None and len(d) == 3]
+        kept: dict[str, Axes] = {}
+        for word, axes in (k for k in rest if k is not None and len(k) == 2):
+            if word in kept:
+                raise NotationError(f"{word} stands twice in the sharding", word.start_pos)
+            kept[str(word)] = axes
+        layout = Layout(str(mesh), tuple(axes for axes, _, _ in dims))
+        return Sharding(
+            layout.with_partial(kept.get("unreduced", ())),
+            frozenset(i for i, (_, is_open, _) in enumerate(dims) if is_open),
+            tuple(priority for _, _, priority in dims),
+            kept.get("replicated", ()),
+        )
+
+    def inlined(self, c: list[Any]) -> Any:
+        raise NotationError(
+            'a mesh that is written out in a sharding; give it a name: sdy.mesh @m = <["x"=2]>, '
+            "and say @m",
+            c[0].start_pos,
+        )
+
+    def size(self, c: list[Any]) -> tuple[Token, int]:
+        return c[0], int(c[1])
+
+    def device_ids(self, c: list[Any]) -> list[int]:
+        return [int(n) for n in c if n is not None]
+
+    def mesh(self, c: list[Any]) -> Mesh:
+        name, *sizes, ids = c
+        axes = tuple(s for s in sizes if s is not None)
+        if not axes:
+            raise NotationError(
+                f'[M1] mesh @{name} has no axis; one device is <["x"=1]>', name.start_pos
+            )
+        check_sizes(axes)
+        mesh = Mesh(str(name), tuple((str(n), s) for n, s in axes))
+        if ids is not None and (len(ids) != mesh.size or ids != [*range(len(ids))]):
+            raise NotationError(
+                f"the device_ids of mesh @{name} are not 0 to {mesh.size - 1} in order, as ranks "
+                "are numbered in a mesh of ours; start the ranks in that order, and leave "
+                "device_ids out",
+                name.start_pos,
+            )
+        return mesh
+
+
+def _name(token: Token, text: str, what: str) -> Token:
+    if not NAME.fullmatch(text):
+        raise NotationError(
+            f'{what} called "{text}"; a name has letters, digits, _, $ and ., and begins with a '
+            "letter or _: rename it",
+            token.start_pos,
+        )
+    return token.update(value=text)
+
+
+@cache
+def _lark() -> Lark:
+    return grammar("sdy.lark", ["sharding", "mesh"])
+
+
+@lru_cache(maxsize=65536)
+def _parse(text: str, start: str, what: str) -> Any:
+    return read(_lark(), _Values(), text, start, what)
