@@ -7,11 +7,12 @@ meant. `d` alone is the whole axis.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import gcd, prod
 from typing import NamedTuple
 
+from shardir.algebra.cluster import Cluster, flat
 from shardir.algebra.errors import ShardirError
 
 
@@ -35,10 +36,19 @@ def axes_text(axes: Axes) -> str:
 
 @dataclass(frozen=True)
 class Mesh:
-    """`@name <a = 2, b = 4>`: axis names and sizes, major to minor."""
+    """`@name <a = 2, b = 4>`: axis names and sizes, major to minor; and the cluster that its
+    devices are of, where there is one."""
 
     name: str
     axes: tuple[tuple[str, int], ...]
+    cluster: Cluster | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.axes, self.cluster))
 
     def __str__(self) -> str:
         return f"@{self.name} <{', '.join(f'{n} = {s}' for n, s in self.axes)}>"
@@ -46,6 +56,53 @@ class Mesh:
     @property
     def size(self) -> int:
         return prod(s for _, s in self.axes)
+
+    @cached_property
+    def wires(self) -> Cluster:
+        """What communication is priced by: the cluster, or one level that holds all devices."""
+        return self.cluster or flat(self.size)
+
+    def level(self, axes: Axes) -> int:
+        """The level, counted from the innermost, over whose wires a group over `axes`
+        communicates: the first of which one unit holds a whole group."""
+        reach = 1
+        for a in axes:
+            size = self.extent((a,))
+            if size > 1:
+                reach = max(reach, size * self.stride(a))
+        return next(i for i, unit in enumerate(self.wires.units) if reach <= unit)
+
+    def stride(self, axis: Axis) -> int:
+        """How far in rank one step along an axis, or its digit, is."""
+        below = 1
+        for n, s in reversed(self.axes):
+            if n == axis.name:
+                return below * (s // (axis.pre * (axis.size or s)))
+            below *= s
+        raise ShardirError(f"mesh @{self.name} has no axis {axis.name}")
+
+    def check_cluster(self) -> None:
+        """Raises ShardirError when the cluster's devices are not as many as the mesh's, or a
+        unit's are not those of some axes and the minor digit of one."""
+        if self.cluster is None:
+            return
+        units = self.cluster.units
+        if units[-1] != self.size:
+            raise ShardirError(
+                f"[M5] the cluster has {units[-1]} devices, the mesh @{self.name} {self.size}; "
+                "change the size of an axis, or how many units the outermost level holds"
+            )
+        for level, unit in zip(self.cluster.levels, units, strict=True):
+            below = 1
+            for _, s in reversed(self.axes):
+                if unit % below == 0 and s % (unit // below) == 0:
+                    break
+                below *= s
+            else:
+                raise ShardirError(
+                    f"[M5] a {level.name} holds {unit} devices, which no minor axes of the mesh "
+                    f"@{self.name} make up; choose sizes of axes that divide it, minor ones first"
+                )
 
     @property
     def names(self) -> Axes:
@@ -121,14 +178,7 @@ class Mesh:
 
     def coordinate(self, rank: int, axis: Axis) -> int:
         """The coordinate of `rank` along `axis`."""
-        below = 1
-        for n, s in reversed(self.axes):
-            if n == axis.name:
-                along = rank // below % s
-                size = axis.size or s
-                return along // (s // (axis.pre * size)) % size
-            below *= s
-        raise ShardirError(f"mesh @{self.name} has no axis {axis.name}")
+        return rank // self.stride(axis) % (axis.size or self.full(axis.name))
 
     def index(self, rank: int, axes: Axes) -> int:
         """The row-major index of `rank` along `axes`, in the order in which they stand."""
@@ -141,13 +191,7 @@ class Mesh:
         """The rank at `index` along `axes` whose other coordinates are those of `rank`."""
         for a in reversed(axes):
             size = self.extent((a,))
-            unit = 1
-            for n, s in reversed(self.axes):
-                if n == a.name:
-                    unit *= s // (a.pre * size)
-                    break
-                unit *= s
-            rank += (index % size - self.coordinate(rank, a)) * unit
+            rank += (index % size - self.coordinate(rank, a)) * self.stride(a)
             index //= size
         return rank
 

@@ -12,12 +12,13 @@ from typing import Any
 from lark import Lark, Transformer, UnexpectedInput
 from lark.exceptions import VisitError
 
+from shardir.algebra.cluster import BYTES, Cluster, Level
 from shardir.algebra.errors import NotationError
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.strategy import Strategy
 
-STARTS = ["layout", "local", "axes", "mesh", "strategy", "numbers", "options"]
+STARTS = ["layout", "local", "axes", "mesh", "cluster", "strategy", "numbers", "options"]
 
 Value = int | float | str
 Options = tuple[str, tuple[tuple[str, Value], ...]]
@@ -79,6 +80,34 @@ class _Values(Transformer):
     def mesh(self, c: list[Any]) -> tuple[tuple[str, int], ...]:
         check_sizes(c)
         return tuple((str(n), s) for n, s in c)
+
+    def level(self, c: list[Any]) -> Level:
+        name, count, bandwidth, latency = c
+        found = Level(str(name), int(count), float(bandwidth), float(latency))
+        if found.count < 1 or found.bandwidth <= 0 or found.latency < 0:
+            raise NotationError(
+                f"level {name} holds one unit at least, over wires that carry something",
+                name.start_pos,
+            )
+        return found
+
+    def rate(self, c: list[Any]) -> tuple[Any, float]:
+        name, rate = c[0], float(c[1])
+        if name not in BYTES or rate <= 0:
+            raise NotationError(
+                f"flops are positive, and of one of {', '.join(BYTES)}", name.start_pos
+            )
+        return name, rate
+
+    def rates(self, c: list[Any]) -> tuple[tuple[str, float], ...]:
+        for i, (name, _) in enumerate(c):
+            if any(name == n for n, _ in c[:i]):
+                raise NotationError(f"flops of {name} stand twice", name.start_pos)
+        return tuple((str(n), r) for n, r in c)
+
+    def cluster(self, c: list[Any]) -> Cluster:
+        *levels, memory, rates = c
+        return Cluster(tuple(levels), None if memory is None else int(memory), rates or ())
 
     def count(self, c: list[Any]) -> int:
         if int(c[0]) < 1:
@@ -168,6 +197,17 @@ def parse_axes(text: str) -> Axes:
 def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
     """`dp = 2, tp = 4` -> names and sizes. Raises NotationError."""
     return _parse(text, "mesh", "a mesh: name = size, ...")
+
+
+def parse_cluster(text: str) -> Cluster:
+    """`levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000,
+    flops {f32 = 6.7e+13}` -> Cluster. Raises NotationError."""
+    return _parse(
+        text,
+        "cluster",
+        "a cluster: levels [name = count {bandwidth = B/s, latency = s}, ...], memory = bytes, "
+        "flops {f32 = flop/s, ...}",
+    )
 
 
 def parse_strategy(text: str) -> Strategy:

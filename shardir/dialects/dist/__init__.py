@@ -17,4 +17,4 @@ from shardir.dialects.dist.collectives import *
 from shardir.dialects.dist.redistribute import *
 from shardir.dialects.dist.types import *
 
-Dist = Dialect("dist", [types.MeshOp, redistribute.RedistributeOp, *collectives.OPS], types.ATTRS)
+Dist = Dialect("dist", [types.ClusterOp, types.MeshOp, redistribute.RedistributeOp, *collectives.OPS], types.ATTRS)

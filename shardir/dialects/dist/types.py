@@ -6,23 +6,32 @@ shard and a `#dist.local`, which keeps over which axes it is split, replicated o
 
 from functools import lru_cache
 
-from xdsl.dialects.builtin import ModuleOp, NoneAttr, SymbolNameConstraint, TensorType
+from xdsl.dialects.builtin import (
+    ModuleOp,
+    NoneAttr,
+    SymbolNameConstraint,
+    SymbolRefAttr,
+    TensorType,
+)
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_attr_definition,
     irdl_op_definition,
+    opt_prop_def,
     prop_def,
     traits_def,
 )
 from xdsl.traits import SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
+from shardir.algebra.cluster import Cluster
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.notation import (
     parse_axes,
+    parse_cluster,
     parse_layout,
     parse_local,
     parse_mesh,
@@ -47,6 +56,18 @@ class MeshAttr(TextAttr[tuple[tuple[str, int], ...]]):
     @classmethod
     def to_text(cls, data: tuple[tuple[str, int], ...]) -> str:
         return ", ".join(f"{n} = {s}" for n, s in data)
+
+
+@irdl_attr_definition
+class ClusterAttr(TextAttr[Cluster]):
+    """`<levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000>`: what
+    devices and the wires between them can do."""
+
+    name = "dist.devices"
+
+    @classmethod
+    def from_text(cls, text: str) -> Cluster:
+        return parse_cluster(text)
 
 
 @irdl_attr_definition
@@ -122,18 +143,41 @@ MAX_DEVICES = 1 << 20
 
 
 @irdl_op_definition
+class ClusterOp(IRDLOperation):
+    """What a device holds and calculates, and how fast devices of a unit communicate; levels,
+    innermost to outermost. Meshes that are `on` it have their redistributions planned by it."""
+
+    name = "dist.cluster"
+    sym_name = prop_def(SymbolNameConstraint())
+    devices = prop_def(ClusterAttr)
+    traits = traits_def(SymbolOpInterface())
+    assembly_format = "$sym_name $devices attr-dict"
+
+
+@irdl_op_definition
 class MeshOp(IRDLOperation):
-    """Named axes, major to minor; a rank is the row-major index of its coordinates."""
+    """Named axes, major to minor; a rank is the row-major index of its coordinates, and
+    neighbouring ranks share the units of the cluster, if there is one."""
 
     name = "dist.mesh"
     sym_name = prop_def(SymbolNameConstraint())
     axes = prop_def(MeshAttr)
+    cluster = opt_prop_def(SymbolRefAttr)
     traits = traits_def(SymbolOpInterface())
-    assembly_format = "$sym_name $axes attr-dict"
+    assembly_format = "$sym_name $axes (`on` $cluster^)? attr-dict"
 
     @property
     def mesh(self) -> Mesh:
-        return _mesh(self.sym_name.data, self.axes.data)
+        return _mesh(self.sym_name.data, self.axes.data, self._cluster())
+
+    def _cluster(self) -> Cluster | None:
+        if self.cluster is None or self.parent is None:
+            return None
+        wanted = self.cluster.string_value()
+        for op in self.parent.ops:
+            if isinstance(op, ClusterOp) and op.sym_name.data == wanted:
+                return op.devices.data
+        return None
 
     def verify_(self) -> None:
         if not self.axes.data:
@@ -149,11 +193,20 @@ class MeshOp(IRDLOperation):
             raise VerifyException(
                 f"[M3] a mesh has at most {MAX_DEVICES} devices; who holds what is counted singly"
             )
+        if self.cluster is not None and self.mesh.cluster is None:
+            raise VerifyException(
+                f"[M4] no cluster {self.cluster}; declare it: dist.cluster {self.cluster} "
+                "<levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}]>"
+            )
+        try:
+            self.mesh.check_cluster()
+        except ShardirError as e:
+            raise VerifyException(str(e)) from None
 
 
 @lru_cache(maxsize=1024)
-def _mesh(name: str, axes: tuple[tuple[str, int], ...]) -> Mesh:
-    return Mesh(name, axes)
+def _mesh(name: str, axes: tuple[tuple[str, int], ...], cluster: Cluster | None) -> Mesh:
+    return Mesh(name, axes, cluster)
 
 
 def module_of(op: Operation) -> Operation:
@@ -280,4 +333,6 @@ def check_types(op: Operation) -> None:
             check_type(op, v.type, f"result {i}")
 
 
-ATTRS = [MeshAttr, LayoutAttr, LocalAttr, AxesAttr, StrategyAttr, ReductionAttr, PairsAttr]
+ATTRS = [
+    ClusterAttr, MeshAttr, LayoutAttr, LocalAttr, AxesAttr, StrategyAttr, ReductionAttr, PairsAttr,
+]  # fmt: skip

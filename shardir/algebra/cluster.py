@@ -1,0 +1,72 @@
+"""Clusters: what a device holds and calculates, and what the wires between devices carry.
+
+    levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06},
+            pod = 4 {bandwidth = 5e+10, latency = 2e-05}],
+    memory = 80000000000, flops {bf16 = 9.89e+14, f32 = 6.7e+13}
+
+A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit
+of the innermost level. Devices that share a node, say, communicate over its wires, and otherwise
+over those of the first level of which they share a unit.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
+
+BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i1": 1}
+"""What an element takes up."""
+
+
+class Level(NamedTuple):
+    """A kind of unit: how many of the level below (innermost: devices) it holds; what a device
+    receives over its wires in bytes/s; what a collective over them costs besides, in seconds."""
+
+    name: str
+    count: int
+    bandwidth: float
+    latency: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} = {self.count} "
+            f"{{bandwidth = {_number(self.bandwidth)}, latency = {_number(self.latency)}}}"
+        )
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Levels, innermost to outermost; the memory of a device in bytes, None where nobody says;
+    flop/s by element type."""
+
+    levels: tuple[Level, ...]
+    memory: int | None = None
+    flops: tuple[tuple[str, float], ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"levels [{', '.join(map(str, self.levels))}]"]
+        if self.memory is not None:
+            parts.append(f"memory = {self.memory}")
+        if self.flops:
+            rates = ", ".join(f"{n} = {_number(r)}" for n, r in self.flops)
+            parts.append(f"flops {{{rates}}}")
+        return ", ".join(parts)
+
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """How many devices a unit of each level holds."""
+        return tuple(accumulate((l.count for l in self.levels), mul))
+
+
+def _number(x: float) -> str:
+    short = f"{x:g}"
+    return short if float(short) == x else repr(x)
+
+
+@lru_cache(maxsize=64)
+def flat(devices: int) -> Cluster:
+    """Where nobody says more: all devices alike, on one wire of Gloo's kind. Below about 1 MB its
+    collectives take the same time whatever their size; the latency is that of 50,000 f32. Powers
+    of two, so that prices are exact."""
+    return Cluster((Level("all", devices, 2.0**30, 200_000 / 2**30),))
