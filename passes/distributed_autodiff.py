@@ -51,8 +51,10 @@ from shardir.dialects.train import (
     InitAttr,
     StepOp,
     arg_attrs,
+    result_attrs,
     set_arg_attrs,
     text_attr,
+    updated_argument,
 )
 from shardir.passes.functions import erase, has_layouts, is_local_body, mesh_of, name_of
 from shardir.syntax.diagnostics import Failure
@@ -109,6 +111,11 @@ class _Differentiation:
             )  # fmt: skip
         mesh = mesh_of(source, module)
         self.attrs = arg_attrs(source)
+        self.marks = result_attrs(source)
+        self.updated = [
+            updated_argument(source, m) if isinstance(request, StepOp) else None for m in self.marks
+        ]
+        """Per result, the state that it is the new value of: no part of a step's loss."""
         region = source.body.clone() if not consumed else source.detach_region(source.body)
         if consumed:
             source.add_region(Region(Block(arg_types=source.function_type.inputs)))
@@ -166,8 +173,8 @@ class _Differentiation:
 
     def seed(self) -> None:
         """The cotangents of what is returned: 1 for a scalar, an argument for anything else."""
-        for v in list(self.returned):
-            if not is_float(v):
+        for v, state in zip(list(self.returned), self.updated, strict=True):
+            if not is_float(v) or state is not None:
                 continue
             if plain(v).get_shape() == ():
                 if v in self.varying:
@@ -268,8 +275,11 @@ class _Differentiation:
         kind, states = OPTIMIZERS[self.request.optimizer.kind]
         numbers = {n: float_attr(x) for n, x in self.request.optimizer.values.items()}
         self.builder.location = self.request.location
-        results: list[SSAValue] = list(self.returned)
-        marks: list[dict[str, Attribute]] = [{} for _ in results]
+        results = [
+            v if state is None else self.laid_as(self.block.args[state], v)
+            for v, state in zip(self.returned, self.updated, strict=True)
+        ]
+        marks: list[dict[str, Attribute]] = list(self.marks)
         for i, g in gradients.items():
             w, key = self.block.args[i], text_attr(self.attrs[i], "train.parameter")
             assert key is not None
@@ -291,6 +301,11 @@ class _Differentiation:
                 results.append(v)
                 marks.append({"train.updates": StringAttr(name)})
         return results, marks
+
+    def laid_as(self, state: SSAValue, v: SSAValue) -> SSAValue:
+        """The new value of a state, where the state lies."""
+        layout = layout_of(state)
+        return v if layout is None else self.builder.redistribute(v, layout)
 
     def state(self, w: SSAValue, name: str) -> SSAValue:
         """A new argument like `w` that starts at zero."""

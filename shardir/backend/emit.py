@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.algebra.layout import Layout, Shape, shard_bounds
 from shardir.algebra.mesh import Axes, Mesh
@@ -265,7 +265,7 @@ class Scope:
             raise Failure.at(sent, "[C11] a dist.send without a dist.recv behind it")
         returned: set[SSAValue] = set()
         out = []
-        marks = result_attributes(self.f)
+        marks = train.result_attrs(self.f)
         for v, marked in zip(op.operands, marks, strict=True):
             text, root = self.operand(v), self.storages.root(v)
             kept = "train.updates" in marked
@@ -554,14 +554,6 @@ def _by_kind(op: Operation) -> str:
 
 def _base(hint: str) -> str:
     return re.sub(r"_\d+$", "", hint)
-
-
-def result_attributes(f: FuncOp) -> list[dict[str, Attribute]]:
-    """The attributes of each result."""
-    n = len(f.function_type.outputs)
-    if f.res_attrs is None:
-        return [{} for _ in range(n)]
-    return [dict(d.data) for d in f.res_attrs]
 
 
 FOLDED = (nn.ConstantOp, nn.MulOp, nn.NegOp, nn.ConvertOp, nn.ReshapeOp, nn.StopGradientOp)

@@ -20,12 +20,11 @@ from shardir.backend.emit import (
     function_names,
     mesh_of,
     public_functions,
-    result_attributes,
 )
 from shardir.backend.names import identifier
 from shardir.backend.torch_dist import groups_of
 from shardir.dialects.dist import global_shape, layout_of
-from shardir.dialects.train import InitAttr, arg_attrs, text_attr
+from shardir.dialects.train import InitAttr, arg_attrs, result_attrs, text_attr
 from shardir.syntax.diagnostics import Failure, file_place
 
 Array = np.ndarray[Any, Any]
@@ -141,7 +140,7 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     last = f.body.block.last_op
     assert isinstance(last, ReturnOp)
     results = []
-    for i, (v, attrs) in enumerate(zip(last.operands, result_attributes(f), strict=True)):
+    for i, (v, attrs) in enumerate(zip(last.operands, result_attrs(f), strict=True)):
         results.append(_result(last, i, v, attrs, mesh, keys))
     if kind == "step" and all(r["updates"] or r["shape"] for r in results):
         raise Failure.at(f, "a train step returns its loss, a scalar, and then what it updates")

@@ -158,12 +158,15 @@ class StepOp(_OfFunction):
 
     def verify_(self) -> None:
         f = self.find()
-        outs = f.function_type.outputs.data
-        loss = outs[0] if len(outs) == 1 else None
+        outs = list(zip(f.function_type.outputs.data, result_attrs(f), strict=True))
+        losses = [t for t, marks in outs if "train.updates" not in marks]
+        loss = losses[0] if len(losses) == 1 else None
         if not isinstance(loss, TensorType) or loss.get_shape() != ():
+            marks = " and mark what it updates" if len(losses) > 1 else ""
             raise VerifyException(
-                f"[G2] @{f.sym_name.data} must return one scalar, the loss; reduce it"
+                f"[G2] @{f.sym_name.data} must return one scalar, the loss; reduce it{marks}"
             )
+        check_updates(f)
         if not isinstance(loss.element_type, AnyFloat):
             raise VerifyException(
                 f"[G2] @{f.sym_name.data} returns a loss of {loss.element_type}, which has no "
@@ -219,6 +222,44 @@ def arg_attrs(f: FuncOp) -> list[dict[str, Any]]:
     if f.arg_attrs is None:
         return [{} for _ in range(n)]
     return [dict(d.data) for d in f.arg_attrs]
+
+
+def result_attrs(f: FuncOp) -> list[dict[str, Any]]:
+    """The attributes of each result."""
+    n = len(f.function_type.outputs)
+    if f.res_attrs is None:
+        return [{} for _ in range(n)]
+    return [dict(d.data) for d in f.res_attrs]
+
+
+def updated_argument(f: FuncOp, marks: dict[str, Any]) -> int | None:
+    """The argument whose `train.state` a result with these attributes updates."""
+    name = text_attr(marks, "train.updates")
+    states = [text_attr(a, "train.state") for a in arg_attrs(f)]
+    return states.index(name) if name is not None and name in states else None
+
+
+def check_updates(f: FuncOp) -> None:
+    """Raises VerifyException when a result is marked as the update of what it can't be."""
+    done: set[int] = set()
+    for i, (t, marks) in enumerate(zip(f.function_type.outputs, result_attrs(f), strict=True)):
+        if "train.updates" not in marks:
+            continue
+        name, at = marks["train.updates"], updated_argument(f, marks)
+        where = f"[G7] result {i} of @{f.sym_name.data} updates {name}"
+        if at is None:
+            states = [str(a["train.state"]) for a in arg_attrs(f) if "train.state" in a]
+            raise VerifyException(
+                f"{where}, which is the train.state of no argument; "
+                f"there is {', '.join(states) or 'none'}"
+            )
+        if at in done:
+            raise VerifyException(f"{where}, which another result updates; one is the new value")
+        done.add(at)
+        old = f.function_type.inputs.data[at]
+        assert isinstance(t, TensorType) and isinstance(old, TensorType)
+        if (t.element_type, t.get_shape()) != (old.element_type, old.get_shape()):
+            raise VerifyException(f"{where}, a {old}: it is {t}; reshape or convert it")
 
 
 def check_fusion(f: FuncOp) -> None:

@@ -13,7 +13,7 @@ from xdsl.dialects.func import FuncOp
 
 from shardir.algebra.errors import ShardirError
 from shardir.dialects import dist
-from shardir.dialects.train import GradientOp, InitAttr, StepOp, arg_attrs, text_attr
+from shardir.dialects.train import GradientOp, InitAttr, StepOp, arg_attrs, result_attrs, text_attr
 from shardir.interpret.evaluator import global_type, run
 from shardir.interpret.values import Array, for_differences, rounded
 
@@ -158,11 +158,13 @@ def _check_gradient(
 def _cotangents(
     request: StepOp | GradientOp, results: list[Array], given: list[Array]
 ) -> list[Array | None]:
-    """What each result is weighted with: 1 where it is a scalar, what is given otherwise."""
+    """What each result is weighted with: 1 where it is a scalar, what is given otherwise. What a
+    step updates is no part of its loss."""
     rest = iter(given)
     out: list[Array | None] = []
-    for y in results:
-        if y.dtype.kind != "f":
+    for y, marks in zip(results, result_attrs(request.find()), strict=True):
+        updates = isinstance(request, StepOp) and "train.updates" in marks
+        if y.dtype.kind != "f" or updates:
             out.append(None)
         else:
             out.append(np.ones(()) if y.ndim == 0 else next(rest))
@@ -178,7 +180,7 @@ def _gradients(
         return dict(zip(request.wrt.data, found[results:], strict=True))
     attrs = arg_attrs(new)
     keys = [text_attr(a, "train.parameter") or text_attr(a, "train.state") for a in attrs]
-    marks = [dict(d.data) for d in new.res_attrs or ()]
+    marks = result_attrs(new)
     updated = {text_attr(m, "train.updates"): y for m, y in zip(marks, found, strict=True) if m}
     numbers = request.optimizer.values
     out = {}

@@ -31,9 +31,11 @@ from harness import (
 from random_programs import random_form, random_problem
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
 
+import shardir
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of
-from shardir.dialects import nn, train
+from shardir.backend.plan import plan_of
+from shardir.dialects import dist, nn, train
 from shardir.dialects.builder import Builder
 from shardir.dialects.nn.base import int_attr
 from shardir.interpret import run
@@ -454,3 +456,40 @@ def test_differentiation_in_other_places(order: str):
         module, mesh = random_form(p, seed)
         compiled(module, (*ORDERS[order], "lower-to-spmd"))
         assert not p.errors(module, 100), f"seed {seed} on {mesh}"
+
+
+COUNTED = """
+dist.mesh @m <d = 3>
+func.func private @f(
+    %x: tensor<7x2xf32, #dist.layout<@m, [{d}, {}]>>,
+    %w: tensor<2x5xf32> {train.parameter = "w", train.init = #train.init<normal>},
+    %seen: tensor<5xf32, #dist.layout<@m, [STATE]>>
+        {train.state = "seen", train.init = #train.init<constant, value = 0.0>}
+) -> (tensor<5xf32> {train.updates = "seen"}, tensor<f32>) {
+  %y = nn.matmul %x, %w : (tensor<7x2xf32, #dist.layout<@m, [{d}, {}]>>, tensor<2x5xf32>)
+      -> tensor<7x5xf32>
+  %sum = nn.reduce <sum> %y dims <0> : (tensor<7x5xf32>) -> tensor<5xf32>
+  %new = nn.add %seen, %sum : (tensor<5xf32, #dist.layout<@m, [STATE]>>, tensor<5xf32>)
+      -> tensor<5xf32>
+  %s = nn.reduce <sum> %y dims <0, 1> : (tensor<7x5xf32>) -> tensor<f32>
+  func.return %new, %s : tensor<5xf32>, tensor<f32>
+}
+train.step @step of @f <sgd, lr = 0.5>
+"""
+
+
+@pytest.mark.parametrize("state", ["{}", "{d}"])
+def test_a_step_updates_the_states_of_its_function(state: str):
+    """By results that are no part of the loss, laid out as the states are."""
+    text = COUNTED.replace("STATE", state)
+    module = shardir.compile(text).module
+    step = function(module, "step")
+    layouts = [str(dist.type_layout(t)) for t in step.function_type.outputs]
+    assert layouts[0] == f"@m, [{state}]"
+    rng = np.random.default_rng(0)
+    x, w, seen = (rng.standard_normal(s) for s in ((7, 2), (2, 5), (5,)))
+    new, loss, new_w = run(module, "step", [x, w, seen])
+    assert np.allclose(new, seen + (x @ w).sum(0), rtol=1e-5)
+    assert np.allclose(loss, (x @ w).sum(), rtol=1e-5)
+    assert np.allclose(new_w, w - 0.5 * np.repeat(x.sum(0)[:, None], 5, 1), rtol=1e-5)
+    assert plan_of(module)[0]["functions"]["step"]["results"][0]["updates"] == "seen"
