@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from shardir.api import compile_file as compile_file
     from shardir.api import parse as parse
     from shardir.api import run as run
+    from shardir.backend.dtensor import from_dtensor as from_dtensor
+    from shardir.backend.dtensor import to_dtensor as to_dtensor
 
 PLACES = {
     "ShardirError": "shardir.algebra.errors",
@@ -24,6 +26,8 @@ PLACES = {
     "compile_file": "shardir.api",
     "parse": "shardir.api",
     "run": "shardir.api",
+    "from_dtensor": "shardir.backend.dtensor",
+    "to_dtensor": "shardir.backend.dtensor",
 }
 __version__ = "0.1.0"
 

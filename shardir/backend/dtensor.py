@@ -1,0 +1,129 @@
+"""Layouts to and from DTensor's own objects.
+
+    names, sizes, placements = shardir.to_dtensor(layout, mesh, shape)
+    device_mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    x = distribute_tensor(whole, device_mesh, placements)
+    layout, mesh = shardir.from_dtensor(x)
+
+What becomes what, and what has no form on the other side: shardir/algebra/placements.py.
+"""
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from shardir.algebra.errors import NotationError, ShardirError
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.notation import parse_axes
+from shardir.algebra.placements import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    from_placements,
+    to_placements,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import Placement as TorchPlacement
+
+
+def to_dtensor(
+    layout: Layout, mesh: Mesh, shape: Shape, dims: Axes | None = None
+) -> tuple[tuple[str, ...], tuple[int, ...], "tuple[TorchPlacement, ...]"]:
+    """Names and sizes of the device mesh's dims, and the placement on each.
+
+    Args:
+        shape: of the whole tensor.
+        dims: of the device mesh, where it serves other layouts too (`placements.digits`).
+
+    Raises:
+        ShardirError: DTensor has no form for the layout, or cuts the shape into other shards.
+    """
+    dims, placements = to_placements(layout, mesh, shape, dims)
+    sizes = tuple(mesh.extent((a,)) for a in dims)
+    return tuple(map(str, dims)), sizes, tuple(map(_theirs, placements))
+
+
+def from_dtensor(tensor: "DTensor | Any", mesh: Mesh | None = None) -> tuple[Layout, Mesh]:
+    """The layout of a DTensor or a DTensorSpec, and the mesh that it is of.
+
+    Args:
+        mesh: where the dims of the device mesh are its axes or, by their names, digits of them. If
+            not given, they are the axes of a mesh @m.
+
+    Raises:
+        ShardirError: no layout has these shards, or no mesh these ranks.
+    """
+    spec = getattr(tensor, "_spec", tensor)
+    sizes = tuple(map(int, spec.mesh.shape))
+    if spec.mesh.mesh.flatten().tolist() != list(range(prod(sizes))):
+        raise ShardirError(
+            f"the ranks of {spec.mesh} are not 0 to {prod(sizes) - 1} in row-major order, as a "
+            "mesh of ours numbers them; start the ranks in that order"
+        )
+    names = spec.mesh.mesh_dim_names
+    dims = _dims(names) if names else None
+    if mesh is None:
+        dims = dims or _dims([f"d{n}" for n in range(len(sizes))])
+        if digit := next((a for a in dims if a.size), None):
+            raise ShardirError(f"mesh dim {digit} is a digit; of which mesh? say mesh=...")
+        mesh = Mesh("m", tuple((a.name, n) for a, n in zip(dims, sizes, strict=True)))
+    dims = dims or mesh.names
+    for a in dims:
+        mesh.check_axis(a)
+    if mesh.simplify(dims) != mesh.simplify(mesh.names) or sizes != tuple(
+        mesh.extent((a,)) for a in dims
+    ):
+        raise ShardirError(f"the dims of {spec.mesh} are not the axes of {mesh}, in their order")
+    factors = _split_factors(getattr(spec, "shard_order", None) or (), sizes)
+    placements = [_ours(p, factors.get(n, 1)) for n, p in enumerate(spec.placements)]
+    return from_placements(placements, mesh, tuple(map(int, spec.shape)), dims), mesh
+
+
+def _dims(names: Any) -> Axes:
+    try:
+        return tuple(a for name in names for a in parse_axes(name))
+    except NotationError as e:
+        raise ShardirError(f"a mesh dim of {tuple(names)} is not named as an axis: {e}") from None
+
+
+def _split_factors(order: Any, sizes: tuple[int, ...]) -> dict[int, int]:
+    """What a spec's `shard_order` (the mesh dims of each dimension, in the order in which they cut
+    it) says as split factors: the parts of major mesh dims that come later."""
+    return {
+        d: prod(sizes[e] for e in entry.mesh_dims[:k] if e > d)
+        for entry in order
+        for k, d in enumerate(entry.mesh_dims)
+    }
+
+
+def _theirs(p: Placement) -> "TorchPlacement":
+    from torch.distributed import tensor
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    match p:
+        case Shard(dim, 1):
+            return tensor.Shard(dim)
+        case Shard(dim, split_factor):
+            return _StridedShard(dim, split_factor=split_factor)
+        case Partial(reduce_op):
+            return tensor.Partial(reduce_op)
+        case Replicate():
+            return tensor.Replicate()
+
+
+def _ours(p: Any, split_factor: int) -> Placement:
+    from torch.distributed import tensor
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    if isinstance(p, _StridedShard):
+        return Shard(p.dim, int(p.split_factor))
+    if isinstance(p, tensor.Shard):
+        return Shard(p.dim, split_factor)
+    if isinstance(p, tensor.Replicate):
+        return Replicate()
+    if type(p) is tensor.Partial:  # one of another class is reduced otherwise than it says
+        return Partial(p.reduce_op)
+    raise ShardirError(f"there is no layout for {p!r}; redistribute it to Replicate() first")

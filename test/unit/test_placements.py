@@ -1,0 +1,245 @@
+"""Layouts as DTensor's placements: each rank has what DTensor itself gives it, on real objects.
+
+The process group is fake: one process plays the ranks one after another, and nothing is sent.
+"""
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import tensor as dt
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import shardir
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.notation import parse_layout
+from shardir.algebra.placements import (
+    Partial,
+    Replicate,
+    Shard,
+    digits,
+    from_placements,
+    to_placements,
+)
+
+SQUARE = Mesh("m", (("a", 2), ("b", 2)))
+CUBE = Mesh("m", (("a", 2), ("b", 2), ("c", 2)))
+ODD = Mesh("m", (("a", 3), ("d", 4)))
+
+
+@contextmanager
+def one_of(ranks: int, rank: int) -> Iterator[None]:
+    """This process as one rank of several."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def device_mesh(sizes: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+    return init_device_mesh("cpu", sizes, mesh_dim_names=names)
+
+
+def distributed(whole: torch.Tensor, mesh: DeviceMesh, placements: Any) -> dt.DTensor:
+    """The tensor as DTensor cuts it, every rank from its own copy."""
+    return dt.distribute_tensor(whole, mesh, placements, src_data_rank=None)
+
+
+def numbered(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.arange(torch.Size(shape).numel()).reshape(shape)
+
+
+def layouts(mesh: Mesh, parts: Axes, rank: int) -> list[Layout]:
+    """Every layout over some of the axes, complete."""
+    found = set()
+    for order in itertools.permutations(parts):
+        for places in itertools.product(range(rank + 1), repeat=len(order)):
+            dims: list[list[Axis]] = [[] for _ in range(rank + 1)]
+            for a, d in zip(order, places, strict=True):
+                dims[d].append(a)
+            found.add(Layout(mesh.name, tuple(map(tuple, dims[:rank]))).simplified(mesh))
+    return sorted(found, key=str)
+
+
+CASES = [
+    (SQUARE, SQUARE.names, [(4, 8), (3, 5), (7, 1), (0, 6), (6, 2)], 11),
+    (CUBE, CUBE.names, [(8, 8), (5, 7), (7, 3), (1, 15), (6, 10)], 49),
+    (ODD, (Axis("a"), Axis("d", 1, 2), Axis("d", 2, 2)), [(12, 24), (11, 4), (5, 9)], 49),
+]
+
+
+@pytest.mark.parametrize(("mesh", "parts", "shapes", "count"), CASES, ids=str)
+def test_each_rank_has_what_dtensor_gives_it(
+    mesh: Mesh, parts: Axes, shapes: list[tuple[int, ...]], count: int
+) -> None:
+    cases = list(itertools.product(shapes, layouts(mesh, parts, 2)))
+    assert len(cases) == count * len(shapes)
+    differ: set[tuple[Any, ...]] = set()
+    refused: set[tuple[Any, ...]] = set()
+    for rank in range(mesh.size):
+        with one_of(mesh.size, rank):
+            for shape, layout in cases:
+                whole = numbered(shape)
+                try:
+                    names, sizes, placements = shardir.to_dtensor(layout, mesh, shape)
+                except ShardirError:
+                    refused.add((shape, layout))
+                    even = tuple(n * mesh.size for n in shape)  # the placements that it would have
+                    names, sizes, placements = shardir.to_dtensor(layout, mesh, even)
+                theirs = distributed(whole, device_mesh(sizes, names), placements)
+                if not torch.equal(theirs.to_local(), whole[layout.slices(mesh, shape, rank)]):
+                    differ.add((shape, layout))
+                elif (shape, layout) not in refused and rank == mesh.size - 1:
+                    assert shardir.from_dtensor(theirs, mesh) == (layout, mesh)
+    assert refused == differ
+    assert differ and len(differ) < len(cases) / 2
+
+
+def test_every_placement_has_its_layout_or_none_has_its_shards() -> None:
+    """Over 2 x 4 ranks, with strides that follow from no order of the mesh dims too."""
+    mesh = Mesh("m", (("a", 2), ("d", 4)))
+    parts = (Axis("a"), Axis("d", 1, 2), Axis("d", 2, 2))
+    shape = (48,)
+    candidates = [l for n in range(4) for p in itertools.combinations(parts, n)
+                  for l in layouts(mesh, p, 1)]  # fmt: skip
+    each: list[Any] = [Replicate(), *(Shard(0, n) for n in (1, 2, 3, 4, 8))]
+    for pair in itertools.product(each, repeat=2):
+        held = []
+        for rank in range(mesh.size):
+            with one_of(mesh.size, rank):
+                theirs = [
+                    dt.Replicate() if isinstance(p, Replicate)
+                    else dt.Shard(0) if p.split_factor == 1
+                    else _StridedShard(0, split_factor=p.split_factor)
+                    for p in pair
+                ]  # fmt: skip
+                held.append(distributed(numbered(shape), device_mesh((2, 4)), theirs).to_local())
+
+        def holds(layout: Layout, held: list[torch.Tensor] = held) -> bool:
+            ours = [numbered(shape)[layout.slices(mesh, shape, r)] for r in range(mesh.size)]
+            return all(map(torch.equal, ours, held))
+
+        try:
+            assert holds(from_placements(pair, mesh, shape))
+        except ShardirError:
+            assert not any(map(holds, candidates)), pair
+
+
+def test_placements() -> None:
+    def shown(text: str, mesh: Mesh, shape: tuple[int, ...]) -> str:
+        dims, placements = to_placements(parse_layout(text), mesh, shape)
+        return " ".join(f"{a}: {p}" for a, p in zip(dims, placements, strict=True))
+
+    assert shown("@m, [{a, b}, {}]", SQUARE, (4, 4)) == "a: Shard(dim=0) b: Shard(dim=0)"
+    assert shown("@m, [{b, a}, {}]", SQUARE, (4, 4)) == (
+        "a: _StridedShard(dim=0, sf=2) b: Shard(dim=0)"
+    )
+    assert shown("@m, [{}, {b}], partial mean {a}", SQUARE, (4, 4)) == (
+        "a: Partial(avg) b: Shard(dim=1)"
+    )
+    assert shown("@m, [{d:(2)2, a}, {}]", ODD, (12, 4)) == (
+        "a: _StridedShard(dim=0, sf=2) d:(1)2: Replicate() d:(2)2: Shard(dim=0)"
+    )
+
+
+def test_one_device_mesh_for_several_layouts() -> None:
+    rows, columns = parse_layout("@m, [{d:(1)2}, {}]"), parse_layout("@m, [{}, {d}]")
+    dims = digits(ODD, rows, columns)
+    assert dims == (Axis("a"), Axis("d", 1, 2), Axis("d", 2, 2))
+    for layout in (rows, columns):
+        _, placements = to_placements(layout, ODD, (4, 4), dims)
+        assert from_placements(placements, ODD, (4, 4), dims) == layout
+    with pytest.raises(ShardirError, match=r"axis d:\(1\)2 is no dim of the device mesh \{a, d\}"):
+        to_placements(rows, ODD, (4, 4), ODD.names)
+    six = Mesh("m", (("d", 6),))
+    with pytest.raises(ShardirError, match="axis d of size 6 is cut in ways that cross"):
+        digits(six, parse_layout("@m, [{d:(1)2}]"), parse_layout("@m, [{d:(1)3}]"))
+
+
+def test_what_dtensor_has_no_form_for() -> None:
+    with pytest.raises(ShardirError, match="is a partial any, which no Partial of DTensor is"):
+        to_placements(parse_layout("@m, [{}], partial any {a}"), SQUARE, (4,))
+    with pytest.raises(ShardirError, match=r"\[L1\]"):
+        to_placements(parse_layout("@m, [{a}]"), SQUARE, (4, 4))
+    with pytest.raises(ShardirError) as e:
+        to_placements(parse_layout("@m, [{a, b}]"), SQUARE, (5,))
+    assert str(e.value) == (
+        "dimension 0 of size 5 over {a, b}: the layout cuts it at once, so that rank 1 has rows "
+        "2 to 3, and DTensor by one mesh dim after another, so that it has rows 2 to 2; a size "
+        "that 4 divides is cut alike, and so is one mesh dim alone"
+    )
+
+
+WRONG: list[tuple[list[Any], str]] = [
+    ([Shard(0)], "1 placements for 2 dims of the mesh"),
+    ([Shard(2), Replicate()], r"Shard\(dim=2\) on a tensor of 2 dimensions"),
+    ([Shard(0, 2), Replicate()], "mesh dim 0 strides over 2 parts, and the later mesh dims cut"),
+    ([Partial("product"), Replicate()], r"no layout for Partial\(product\); redistribute it"),
+    ([Partial("sum"), Partial("max")], "partial in two ways, sum and max"),
+]
+
+
+@pytest.mark.parametrize(("placements", "message"), WRONG)
+def test_placements_without_a_layout(placements: list[Any], message: str) -> None:
+    with pytest.raises(ShardirError, match=message):
+        from_placements(placements, SQUARE, (4, 4))
+
+
+def spec(mesh: DeviceMesh, placements: Any, shape: tuple[int, ...], **options: Any) -> Any:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    meta = TensorMeta(torch.Size(shape), torch.empty(shape).stride(), torch.float32)
+    return DTensorSpec(mesh, tuple(placements), meta, **options)
+
+
+def test_from_torch() -> None:
+    with one_of(4, 0):
+        named, plain = device_mesh((2, 2), ("dp", "tp")), device_mesh((2, 2))
+        layout, mesh = shardir.from_dtensor(spec(named, [dt.Partial("avg"), dt.Shard(1)], (4, 6)))
+        assert mesh == Mesh("m", (("dp", 2), ("tp", 2)))
+        assert layout == parse_layout("@m, [{}, {tp}], partial mean {dp}")
+        cut = spec(plain, [dt.Shard(0), dt.Replicate()], (4, 6))
+        assert str(shardir.from_dtensor(cut)[0]) == "@m, [{d0}, {}]"
+        assert str(shardir.from_dtensor(cut, SQUARE)[0]) == "@m, [{a}, {}]"
+        with pytest.raises(ShardirError, match=r"no layout for .*redistribute it"):
+            shardir.from_dtensor(spec(plain, [_MaskPartial(), dt.Replicate()], (4, 6)))
+        with pytest.raises(ShardirError, match="are not the axes of @m"):
+            shardir.from_dtensor(cut, Mesh("m", (("d", 4),)))
+        with pytest.raises(ShardirError, match="mesh @m has no axis dp"):
+            shardir.from_dtensor(spec(named, [dt.Shard(0)] * 2, (4, 6)), SQUARE)
+        digit = device_mesh((2, 2), ("d:(1)2", "d:(2)2"))
+        with pytest.raises(ShardirError, match=r"mesh dim d:\(1\)2 is a digit; of which mesh"):
+            shardir.from_dtensor(spec(digit, [dt.Shard(0), dt.Replicate()], (4, 6)))
+        turned = DeviceMesh("cpu", [[0, 2], [1, 3]])
+        with pytest.raises(ShardirError, match="are not 0 to 3 in row-major order"):
+            shardir.from_dtensor(spec(turned, [dt.Shard(0), dt.Replicate()], (4, 6)))
+        bad = device_mesh((2, 2), ("d p", "tp"))
+        with pytest.raises(ShardirError, match="is not named as an axis"):
+            shardir.from_dtensor(spec(bad, [dt.Shard(0), dt.Replicate()], (4, 6)))
+
+
+def test_the_order_of_a_spec() -> None:
+    """A spec can say the order apart from its placements; both ways name the same shards."""
+    from torch.distributed.tensor import _dtensor_spec
+
+    with one_of(8, 0):
+        cube = device_mesh((2, 2, 2), ("a", "b", "c"))
+        for order in itertools.permutations(range(3)):
+            entry = _dtensor_spec.ShardOrderEntry(tensor_dim=0, mesh_dims=order)
+            by_order = spec(cube, [dt.Shard(0)] * 3, (8, 8), shard_order=(entry,))
+            layout, _ = shardir.from_dtensor(by_order)
+            assert [a.name for a in layout.dims[0]] == ["abc"[d] for d in order]
+            _, _, placements = shardir.to_dtensor(layout, CUBE, (8, 8))
+            assert shardir.from_dtensor(spec(cube, placements, (8, 8)))[0] == layout
