@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from shardir.algebra.layout import Layout, Shape, Slices, shard_bounds
+from shardir.algebra.layout import Layout, Shape, Slices
 from shardir.algebra.mesh import Axes, Mesh
 
 
@@ -42,10 +42,9 @@ def pieces(
     wanted = target.slices(mesh, shape, rank)
     cells: list[list[tuple[int, slice]]] = []
     for n, axes, want in zip(shape, source.dims, wanted, strict=True):
-        parts = mesh.extent(axes)
         cells.append([])
-        for k in range(parts):
-            start, stop = shard_bounds(n, parts, k)
+        for k in range(mesh.extent(axes)):
+            start, stop = mesh.bounds(n, axes, k)
             low, high = max(start, want.start), min(stop, want.stop)
             if low < high:
                 cells[-1].append((k, slice(low, high)))

@@ -16,7 +16,7 @@ from math import gcd
 from typing import NamedTuple
 
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.mesh import Axes, Mesh, sizes_of
 from shardir.algebra.redistribution import received
 
 Dims = tuple[tuple[str, ...], ...]
@@ -119,7 +119,7 @@ class Factors:
         """
         if len(dim) == 1:
             return {dim[0]: axes}, True
-        if not dim:
+        if not dim or sizes_of(axes):
             return {}, mesh.extent(axes) == 1
         out: FactorAxes = {}
         todo = list(axes)
@@ -152,7 +152,7 @@ class Factors:
             if axes and open_before:
                 return None
             n, size = mesh.extent(axes), self._sizes[f]
-            if size % n:
+            if size % n or sizes_of(axes):
                 return None
             open_before = open_before or n < size
             out += axes
@@ -260,7 +260,7 @@ def _cheapest(
     choices: dict[str, list[Axes]] = {}
     count = 1
     for f, proposals in wanted.items():
-        options = sorted({*proposals, ()}, key=lambda a: (-mesh.extent(a), a))
+        options = sorted({*proposals, ()}, key=lambda a: (-mesh.extent(a), a, sizes_of(a)))
         if f in factors.replicate or count * len(options) > MAX_CHOICES:
             options = options[:1] if f not in factors.replicate else [()]
         choices[f] = options

@@ -8,13 +8,14 @@ their reduction.
 
 A dimension of size N over axes of total extent n is cut into n shards of ceil(N / n), the last
 ones shorter or empty: shard k holds rows [min(k c, N), min((k + 1) c, N)) with c = ceil(N / n).
+Other sizes are stated: `{tp} sizes [40, 20, 4, 0]`.
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from shardir.algebra.errors import ShardirError
-from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text
+from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text, sizes_of
 
 Shape = tuple[int, ...]
 Slices = tuple[slice, ...]
@@ -22,12 +23,6 @@ Slices = tuple[slice, ...]
 REDUCTIONS = ("sum", "max", "min", "mean", "any")
 """How contributions become the value. `any`: the devices hold different values of which no
 reduction makes one; only a collective that picks (broadcast, scatter) does."""
-
-
-def shard_bounds(size: int, parts: int, k: int) -> tuple[int, int]:
-    """The rows of shard `k` of a dimension of `size` cut into `parts`."""
-    c = -(-size // parts)
-    return min(k * c, size), min((k + 1) * c, size)
 
 
 @dataclass(frozen=True)
@@ -72,11 +67,11 @@ class Layout:
         """The one spelling of a layout: adjoining sub-axes joined, partial axes in mesh order."""
         return _simplified(self, mesh)
 
-    def check(self, mesh: Mesh, rank: int) -> None:
+    def check(self, mesh: Mesh, shape: Shape) -> None:
         """Raises ShardirError, which names the invariant of docs/language.md that is broken."""
-        if len(self.dims) != rank:
+        if len(self.dims) != len(shape):
             raise ShardirError(
-                f"[L1] the layout has {len(self.dims)} dimensions, the tensor has {rank}"
+                f"[L1] the layout has {len(self.dims)} dimensions, the tensor has {len(shape)}"
             )
         for a in self.used:
             try:
@@ -93,22 +88,30 @@ class Layout:
             raise ShardirError(
                 f"[L4] no reduction {self.reduction}; there are {', '.join(REDUCTIONS)}"
             )
+        for d, (n, axes) in enumerate(zip(shape, self.dims, strict=True)):
+            check_sizes(mesh, axes, n, f"dimension {d}")
 
     def local_shape(self, mesh: Mesh, shape: Shape) -> Shape:
         """The shape of the largest shard."""
         return tuple(
-            -(-n // mesh.extent(axes)) if axes else n
-            for n, axes in zip(shape, self.dims, strict=True)
+            mesh.largest(n, axes) if axes else n for n, axes in zip(shape, self.dims, strict=True)
+        )
+
+    def global_shape(self, mesh: Mesh, local: Shape) -> Shape:
+        """The whole shape, where all shards are `local` or of stated sizes."""
+        return tuple(
+            sum(sizes_of(axes)) or n * mesh.extent(axes)
+            for n, axes in zip(local, self.dims, strict=True)
         )
 
     def even(self, mesh: Mesh, shape: Shape) -> bool:
         """Whether all shards have one shape."""
-        return all(n % mesh.extent(axes) == 0 for n, axes in zip(shape, self.dims, strict=True))
+        return all(mesh.even(n, axes) for n, axes in zip(shape, self.dims, strict=True))
 
     def slices(self, mesh: Mesh, shape: Shape, rank: int) -> Slices:
         """The part of the global value that `rank` holds (or contributes to)."""
         return tuple(
-            slice(*shard_bounds(n, mesh.extent(axes), mesh.index(rank, axes)))
+            slice(*mesh.bounds(n, axes, mesh.index(rank, axes)))
             for n, axes in zip(shape, self.dims, strict=True)
         )
 
@@ -121,6 +124,21 @@ class Layout:
         maps = [[place[a] for a in axes] for axes in self.dims]
         shown = [str(m[0] if len(m) == 1 else m or -1) for m in maps]
         return f"device matrix {list(matrix)}, tensor map [{', '.join(shown)}]"
+
+
+def check_sizes(mesh: Mesh, axes: Axes, size: int, what: str) -> None:
+    """Raises ShardirError where stated sizes of shards do not make up a dimension of `size`."""
+    sizes, n = sizes_of(axes), mesh.extent(axes)
+    if sizes and len(sizes) != n:
+        raise ShardirError(
+            f"[L6] {what} is split into {n} shards, but {len(sizes)} sizes are stated in "
+            f"{axes_text(axes)}; state one for each"
+        )
+    if sizes and sum(sizes) != size:
+        raise ShardirError(
+            f"[L6] {what} has {size} rows, but the sizes in {axes_text(axes)} add up to "
+            f"{sum(sizes)}"
+        )
 
 
 @lru_cache(maxsize=65536)
@@ -179,12 +197,7 @@ class LocalLayout:
         return f"{self.layout}{of}"
 
     def global_shape(self, mesh: Mesh, local: Shape) -> Shape:
-        if self.shape is not None:
-            return self.shape
-        return tuple(
-            n * mesh.extent(axes) if axes else n
-            for n, axes in zip(local, self.layout.dims, strict=True)
-        )
+        return self.shape if self.shape is not None else self.layout.global_shape(mesh, local)
 
     @staticmethod
     def of(layout: Layout, mesh: Mesh, shape: Shape) -> "LocalLayout":

@@ -30,8 +30,45 @@ class Axis(NamedTuple):
 Axes = tuple[Axis, ...]
 
 
+class Sized(Axes):
+    """Axes that split a dimension into shards of stated sizes, in the order of the shards: the
+    documents' `manual_split`. Only axes as they stand have sizes; a part of them, or a sum, is
+    plain axes again."""
+
+    sizes: tuple[int, ...]
+
+    def __new__(cls, axes: Axes, sizes: tuple[int, ...]) -> "Sized":
+        new = super().__new__(cls, axes)
+        new.sizes = sizes
+        return new
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sized) and tuple.__eq__(self, other) and self.sizes == other.sizes
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((tuple(self), self.sizes))
+
+    def __getnewargs__(self) -> tuple[Axes, tuple[int, ...]]:
+        return tuple(self), self.sizes
+
+
+def sizes_of(axes: Axes) -> tuple[int, ...]:
+    """The stated sizes of shards; empty where they follow from the number of shards."""
+    return axes.sizes if isinstance(axes, Sized) else ()
+
+
 def axes_text(axes: Axes) -> str:
-    return "{" + ", ".join(map(str, axes)) + "}"
+    sizes = f" sizes [{', '.join(map(str, axes.sizes))}]" if isinstance(axes, Sized) else ""
+    return "{" + ", ".join(map(str, axes)) + "}" + sizes
+
+
+def shard_bounds(size: int, parts: int, k: int) -> tuple[int, int]:
+    """The rows of shard `k` of a dimension of `size` cut into `parts`."""
+    c = -(-size // parts)
+    return min(k * c, size), min((k + 1) * c, size)
 
 
 @dataclass(frozen=True)
@@ -129,6 +166,23 @@ class Mesh:
             n *= a.size or self.full(a.name)
         return n
 
+    def bounds(self, size: int, axes: Axes, k: int) -> tuple[int, int]:
+        """The rows of shard `k` of a dimension of `size` that `axes` split."""
+        if isinstance(axes, Sized):
+            start = sum(axes.sizes[:k])
+            return start, start + axes.sizes[k]
+        return shard_bounds(size, self.extent(axes), k)
+
+    def largest(self, size: int, axes: Axes) -> int:
+        """The rows of the largest shard of a dimension of `size` that `axes` split."""
+        if isinstance(axes, Sized):
+            return max(axes.sizes)
+        return -(-size // self.extent(axes)) if axes else size
+
+    def even(self, size: int, axes: Axes) -> bool:
+        """Whether all shards of a dimension of `size` have as many rows."""
+        return len(set(sizes_of(axes))) <= 1 and size % self.extent(axes) == 0
+
     def digit(self, axis: Axis) -> tuple[int, int]:
         """Where an axis' digit lies within its axis: the half-open range [pre, pre * size)."""
         return axis.pre, axis.pre * (axis.size or self.full(axis.name))
@@ -164,7 +218,7 @@ class Mesh:
 
     def simplify(self, axes: Axes) -> Axes:
         """Normal form: digits that stand side by side are one, a whole axis has no digits,
-        and digits of size 1 are left out."""
+        digits of size 1 are left out, and so are the sizes that everyone expects."""
         out: list[Axis] = []
         for a in axes:
             pre, end = self.digit(a)
@@ -174,6 +228,11 @@ class Mesh:
                 pre = out.pop().pre
             whole = pre == 1 and end == self.full(a.name)
             out.append(Axis(a.name) if whole else Axis(a.name, pre, end // pre))
+        if isinstance(axes, Sized):
+            total, n = sum(axes.sizes), len(axes.sizes)
+            usual = [shard_bounds(total, n, k) for k in range(n)]
+            if [stop - start for start, stop in usual] != list(axes.sizes):
+                return Sized(tuple(out), axes.sizes)
         return tuple(out)
 
     def coordinate(self, rank: int, axis: Axis) -> int:

@@ -15,7 +15,7 @@ from lark.exceptions import VisitError
 from shardir.algebra.cluster import BYTES, Cluster, Level
 from shardir.algebra.errors import NotationError
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
-from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.mesh import Axes, Axis, Mesh, Sized
 from shardir.algebra.strategy import Strategy
 
 STARTS = ["layout", "local", "axes", "mesh", "cluster", "strategy", "numbers", "options"]
@@ -44,7 +44,9 @@ class _Values(Transformer):
     def axes(self, c: list[Any]) -> Axes:
         return tuple(a for a in c if a is not None)
 
-    axis_set = axes
+    def axis_set(self, c: list[Any]) -> Axes:
+        *axes, sizes = c
+        return self.axes(axes) if sizes is None else Sized(self.axes(axes), sizes)
 
     def dims(self, c: list[Any]) -> tuple[Axes, ...]:
         return tuple(d for d in c if d is not None)

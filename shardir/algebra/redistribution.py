@@ -15,7 +15,7 @@ from math import prod
 
 from shardir.algebra.exchange import exchange_axes, lacking
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh, axes_text
+from shardir.algebra.mesh import Axes, Mesh, axes_text, sizes_of
 
 LATENCY = 50_000
 """What a collective costs besides its bytes: as much as receiving so many elements. Below about
@@ -95,7 +95,7 @@ def plan_redistribution(
         ShardirError: a layout does not fit the mesh or the shape; it names the invariant.
     """
     for layout in (source, target):
-        layout.check(mesh, len(shape))
+        layout.check(mesh, shape)
     source, target = source.simplified(mesh), target.simplified(mesh)
     return Redistribution(shape, itemsize, mesh, source, target, plan(shape, mesh, source, target))
 
@@ -115,19 +115,25 @@ def named_collectives(shape: Shape, mesh: Mesh, source: Layout, target: Layout) 
 
 
 def _candidates(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> Iterator[list[Step]]:
-    """Plans to choose from, the preferred one first."""
-    yield named_collectives(shape, mesh, source, target)
-    padded = _Planner(shape, mesh, source, target)
-    if padded.pad():
-        yield padded.run()
-    reduced = _Planner(shape, mesh, source, target)
+    """Plans to choose from, the preferred one first. Shards of stated sizes are only exchanged."""
+    ends = list(zip(source.dims, target.dims, strict=True))
+    near = target
+    if any(s != t and (sizes_of(s) or sizes_of(t)) for s, t in ends):
+        dims = tuple(s if sizes_of(s) or sizes_of(t) else t for s, t in ends)
+        near = Layout(target.mesh, dims, target.partial, target.reduction)
+    else:
+        yield named_collectives(shape, mesh, source, target)
+        padded = _Planner(shape, mesh, source, target)
+        if padded.pad():
+            yield padded.run()
+    reduced = _Planner(shape, mesh, source, near)
     while reduced.slice():
         pass
     reduced.scatter()
     reduced.reduce()
     yield [*reduced.steps, *_exchange(mesh, reduced.now, target)]
     if reduced.steps:
-        whole = _Planner(shape, mesh, source, target)
+        whole = _Planner(shape, mesh, source, near)
         whole.reduce()
         yield [*whole.steps, *_exchange(mesh, whole.now, target)]
 
@@ -222,7 +228,7 @@ class _Planner:
         used = self.now.used + self.target.used
 
         def fine(layout: Layout) -> Layout:
-            dims = tuple(self.mesh.cut(axes, used) for axes in layout.dims)
+            dims = tuple(a if sizes_of(a) else self.mesh.cut(a, used) for a in layout.dims)
             partial = self.mesh.cut(layout.partial, used)
             return Layout(layout.mesh, dims).with_partial(partial, layout.reduction)
 

@@ -6,10 +6,11 @@ order, major first; devices left over repeat the calculation.
 """
 
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors
+from shardir.algebra.layout import check_sizes
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 
 Cut = int | Axes
@@ -122,6 +123,7 @@ class Strategy:
                 mesh.check_axis(a)
             except ShardirError as e:
                 raise ShardirError(f"[S8] {place}: {e}") from None
+        check_sizes(mesh, cut, prod(factors.size(f) for f in names), place)
         cut = mesh.simplify(cut)
         assigned, whole = factors.assign(names, cut, mesh)
         if not whole:

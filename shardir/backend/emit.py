@@ -23,7 +23,7 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 
-from shardir.algebra.layout import Layout, Shape, shard_bounds
+from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.backend import names
 from shardir.backend.names import Names, axes_text, comment, docstring, joined, tuple_text
@@ -454,14 +454,13 @@ class Scope:
         return self.mesh.extent(self.axes(v, dim)) if self.mesh is not None else 1
 
     def is_even(self, v: SSAValue, dim: int) -> bool:
-        return self.whole(v)[dim] % self.parts(v, dim) == 0
+        return self.mesh is None or self.mesh.even(self.whole(v)[dim], self.axes(v, dim))
 
     def bounds(self, v: SSAValue, dim: int) -> tuple[int, int]:
         """The rows of a dimension on the rank that is folded in."""
         assert self.mesh is not None and self.rank is not None
         axes = self.axes(v, dim)
-        index = self.mesh.index(self.rank, axes)
-        return shard_bounds(self.whole(v)[dim], self.parts(v, dim), index)
+        return self.mesh.bounds(self.whole(v)[dim], axes, self.mesh.index(self.rank, axes))
 
     def size(self, v: SSAValue, dim: int) -> str:
         """The size of a dimension here."""
@@ -473,9 +472,8 @@ class Scope:
         """How many of so many rows split over these axes lie here."""
         if self.mesh is None or not axes:
             return str(total)
-        n = self.mesh.extent(axes)
-        if total % n == 0:
-            return str(total // n)
+        if self.mesh.even(total, axes):
+            return str(self.mesh.largest(total, axes))
         return self.part(total, axes)[1]
 
     def part(self, total: int, axes: Axes) -> tuple[str, str]:
@@ -483,8 +481,7 @@ class Scope:
         folded in, else two variables that the function begins with."""
         assert self.mesh is not None
         if self.rank is not None:
-            n = self.mesh.extent(axes)
-            start, stop = shard_bounds(total, n, self.mesh.index(self.rank, axes))
+            start, stop = self.mesh.bounds(total, axes, self.mesh.index(self.rank, axes))
             return str(start), str(stop - start)
         if (total, axes) not in self.parts_known:
             self.use("ops_runtime as ops")

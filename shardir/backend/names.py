@@ -12,6 +12,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import count
 
+from shardir.algebra.mesh import Axes, sizes_of
+
 CONSTANT = "NUMBERS_"
 """How the names of a program's tuples of numbers begin."""
 
@@ -98,12 +100,15 @@ def listed(items: Sequence[str], indent: int) -> list[str]:
     )  # fmt: skip
 
 
-def axes_text(axes: Iterable[object]) -> str:
-    """A tuple of axes as the runtime takes it: names and (name, pre, size)."""
+def axes_text(axes: Axes) -> str:
+    """A tuple of axes as the runtime takes it: names and (name, pre, size); with the sizes of
+    shards where they are stated."""
     items = []
-    for name, pre, size in axes:  # type: ignore[misc]
+    for name, pre, size in axes:
         items.append(f"({literal(name)}, {pre}, {size})" if size else literal(name))
-    return tuple_text(items)
+    text = tuple_text(items)
+    sizes = tuple_text(list(map(str, sizes_of(axes))))
+    return f"rt.Sized({text}, {sizes})" if sizes_of(axes) else text
 
 
 def tuple_text(items: Sequence[str]) -> str:

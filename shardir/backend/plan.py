@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
-from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.mesh import Axes, Mesh, sizes_of
 from shardir.backend.emit import (
     DTYPES,
     function_names,
@@ -170,6 +170,12 @@ def _axes(axes: Axes) -> list[Any]:
     return [[a.name, a.pre, a.size] if a.size else a.name for a in axes]
 
 
+def _split(axes: Axes) -> Any:
+    """How a dimension is split, as JSON: its axes, and the sizes of shards that are stated."""
+    sizes = sizes_of(axes)
+    return {"axes": _axes(axes), "sizes": sizes} if sizes else _axes(axes)
+
+
 def _value(v: SSAValue, name: str, at: Operation, mesh: Mesh | None) -> dict[str, Any]:
     t = v.type
     if not isinstance(t, TensorType) or str(t.element_type) not in DTYPES:
@@ -180,7 +186,7 @@ def _value(v: SSAValue, name: str, at: Operation, mesh: Mesh | None) -> dict[str
         "name": name,
         "shape": list(shape),
         "dtype": str(t.element_type),
-        "dims": [_axes(axes) for axes in dims],
+        "dims": [_split(axes) for axes in dims],
     }
 
 

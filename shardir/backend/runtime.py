@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from runtime_plan import Sized
 from torch import Tensor
 
 Axis = str | tuple[str, int, int]
@@ -109,9 +110,14 @@ class Mesh:
             position = position * size + self.rank // step % size
         return position
 
-    def bounds(self, total: int, axes: Axes) -> tuple[int, int]:
-        """This rank's rows of a dimension of size `total` that these axes split."""
-        return bounds(total, self.count(axes), self.index(axes))
+    def bounds(self, total: int, axes: Axes, rank: int | None = None) -> tuple[int, int]:
+        """The rows of a dimension of size `total` that these axes split: this rank's, or those of
+        another rank."""
+        index = self.index(axes) if rank is None else self.members(axes, rank).index(rank)
+        if isinstance(axes, Sized):
+            start = sum(axes.sizes[:index])
+            return start, start + axes.sizes[index]
+        return bounds(total, self.count(axes), index)
 
     def members(self, axes: Axes, rank: int) -> list[int]:
         """The ranks that differ from `rank` only in these axes, in the axes' order."""
@@ -544,6 +550,10 @@ def gather_global(
     if partial is not None:
         x = all_reduce(mesh, x, partial[0], partial[1])
     for dim, axes in enumerate(dims):
-        if axes:
+        if isinstance(axes, Sized):
+            most = max(axes.sizes)
+            blocks = all_gather(mesh, _padded(x, dim, most), dim, tuple(axes)).split(most, dim)
+            x = torch.cat([b.narrow(dim, 0, n) for b, n in zip(blocks, axes.sizes)], dim)
+        elif axes:
             x = all_gather(mesh, x, dim, axes, total=shape[dim])
     return x

@@ -88,7 +88,7 @@ def _pieces(
     """The rank that holds each piece of a rank's new shard, and the piece, in the whole tensor."""
     cells = []
     for n, axes, (low, high) in zip(shape, source, _bounds(mesh, shape, target, rank), strict=True):
-        shards = [rt.bounds(n, mesh.count(axes), k) for k in range(mesh.count(axes))]
+        shards = [mesh.bounds(n, axes, member) for member in mesh.members(axes, rank)]
         overlaps = [(k, max(low, start), min(high, stop)) for k, (start, stop) in enumerate(shards)]
         cells.append([(k, (a, b)) for k, a, b in overlaps if a < b])
     found = []
@@ -102,11 +102,7 @@ def _pieces(
 
 def _bounds(mesh: rt.Mesh, shape: tuple[int, ...], dims: Dims, rank: int) -> Region:
     """What a rank holds of the whole tensor."""
-    found = []
-    for n, axes in zip(shape, dims, strict=True):
-        index = mesh.members(axes, rank).index(rank)
-        found.append(rt.bounds(n, mesh.count(axes), index))
-    return tuple(found)
+    return tuple(mesh.bounds(n, axes, rank) for n, axes in zip(shape, dims, strict=True))
 
 
 def _within(region: Region, part: Region) -> Region:

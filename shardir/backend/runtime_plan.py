@@ -46,6 +46,26 @@ _INITS: dict[str, dict[str, Any]] = {
 Axes = tuple  # of names and (name, pre, size)
 
 
+class Sized(tuple):
+    """Axes that split a dimension into shards of stated sizes."""
+
+    sizes: tuple[int, ...]
+
+    def __new__(cls, axes: Axes, sizes: tuple[int, ...]):
+        new = super().__new__(cls, axes)
+        new.sizes = sizes
+        return new
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sized) and tuple.__eq__(self, other) and self.sizes == other.sizes
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((tuple(self), self.sizes))
+
+
 class PlanError(Exception):
     """What is wrong with a directory or its plan, in one sentence for people."""
 
@@ -245,6 +265,13 @@ def _axes(place: _Place, sizes: dict[str, int]) -> Axes:
     return tuple(axes)
 
 
+def _split(place: _Place, sizes: dict[str, int]) -> Axes:
+    """The axes of one dimension, perhaps with the sizes of its shards."""
+    if not isinstance(place.value, dict):
+        return _axes(place, sizes)
+    return Sized(_axes(place.get("axes"), sizes), place.get("sizes").ints(0))
+
+
 def _function(name: str, place: _Place, sizes: dict[str, int], directory: Path) -> Function:
     kind = place.get("kind").one_of(("step", "function"))
     args = []
@@ -275,7 +302,7 @@ def _function(name: str, place: _Place, sizes: dict[str, int], directory: Path) 
 
 def _value(place: _Place, sizes: dict[str, int]) -> dict[str, Any]:
     shape = place.get("shape").ints(0)
-    dims = tuple(_axes(dim, sizes) for dim in place.get("dims").items())
+    dims = tuple(_split(dim, sizes) for dim in place.get("dims").items())
     if len(dims) != len(shape):
         message = f"{len(dims)} entries for a shape of {len(shape)} dimensions"
         raise place.get("dims").fail(message)

@@ -6,8 +6,7 @@ from functools import lru_cache
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
-from shardir.algebra.layout import shard_bounds
-from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.mesh import Axes, Mesh, shard_bounds
 from shardir.backend.emit import Scope, Text
 from shardir.backend.names import axes_text, joined, listed, literal, size_text, tuple_text
 from shardir.dialects import dist, nn

@@ -11,8 +11,7 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.exchange import pieces, within
-from shardir.algebra.layout import shard_bounds
-from shardir.algebra.mesh import Mesh
+from shardir.algebra.mesh import Mesh, shard_bounds
 from shardir.dialects import dist
 from shardir.interpret.values import Array, reduce_parts
 

@@ -80,6 +80,7 @@ JOBS = {
         Job("row09_transformer"),
         Job("row21_split_softmax"),
         Job("row21_by_hand"),
+        Job("row26_manual_split"),
     ],
     8: [
         Job("row05_strategies"),
@@ -274,6 +275,26 @@ def test_dlrm(ran):
     check_training(example, loss, steps=3)
     args = example.args("net")
     equal(example.results("net")[0], args["x"] @ args["w"] @ args["v"])
+
+
+def test_manual_split(ran):
+    """A table in slices of stated sizes: rows, its gradient, moves to other sizes, training."""
+    functional = torch.nn.functional
+    example = ran("row26_manual_split")
+    args = example.args("gradient")
+    rows, d_table = gradients(
+        lambda table: functional.embedding(args["ids"], table), [args["table"]], args["d_rows"]
+    )
+    equal(example.results("net")[0], rows)
+    equal(example.results("gradient")[1], d_table)
+    table = example.args("moved")["table"].numpy().astype(np.float32)
+    np.testing.assert_array_equal(example.results("moved")[0], table)
+
+    def loss(v: Tensors) -> Any:
+        flat = functional.embedding(v["ids"], v["table"]).flatten(1)
+        return functional.cross_entropy(flat @ v["w"], v["clicks"])
+
+    check_training(example, loss, steps=3)
 
 
 def test_transformer(ran):

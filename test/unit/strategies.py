@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.mesh import Axes, Axis, Mesh, Sized
 
 SIZES = (1, 2, 3, 4, 6, 8)
 
@@ -68,8 +68,21 @@ def shapes(rank: int, most: int = 9) -> st.SearchStrategy[Shape]:
 
 
 @st.composite
+def with_sizes(draw: Any, mesh: Mesh, shape: Shape, layout: Layout) -> Layout:
+    """The layout, with sizes stated for the shards of some of the dimensions."""
+    for d, n in enumerate(shape):
+        parts = mesh.extent(layout.dims[d])
+        if parts > 1 and draw(st.integers(0, 3)) == 0:
+            cuts = draw(st.lists(st.integers(0, n), min_size=parts - 1, max_size=parts - 1))
+            sizes = tuple(b - a for a, b in pairwise([0, *sorted(cuts), n]))
+            layout = layout.with_dim(d, Sized(layout.dims[d], sizes))
+    return layout
+
+
+@st.composite
 def laid_out_shapes(draw: Any, partial: bool = True) -> tuple[Mesh, Shape, Layout]:
     """A mesh, a shape (uneven and empty dimensions included) and a layout for it."""
     mesh = draw(meshes())
-    rank = draw(st.integers(0, 3))
-    return mesh, draw(shapes(rank)), draw(layouts_on(mesh, rank, partial))
+    shape = draw(shapes(draw(st.integers(0, 3))))
+    layout = draw(layouts_on(mesh, len(shape), partial))
+    return mesh, shape, draw(with_sizes(mesh, shape, layout))

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from strategies import chains, digits, laid_out_shapes, layouts_on, meshes, shapes
+from strategies import chains, digits, laid_out_shapes, layouts_on, meshes, shapes, with_sizes
 
 from shardir.algebra.errors import NotationError, ShardirError
 from shardir.algebra.factors import Factors, Placement, place
-from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout, shard_bounds
-from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
+from shardir.algebra.mesh import Axes, Axis, Mesh, Sized, shard_bounds
 from shardir.algebra.notation import (
     mesh_of,
     options_text,
@@ -49,12 +49,22 @@ def test_shards_hold_each_row_once(size: int, parts: int):
 def test_slices_of_all_ranks_tile_the_whole(drawn: Any):
     """Each element lies on as many ranks as replicate it (or contribute to it)."""
     mesh, shape, layout = drawn
-    layout.check(mesh, len(shape))
+    layout.check(mesh, shape)
     holders = np.zeros(shape, int)
     for rank in range(mesh.size):
         holders[layout.slices(mesh, shape, rank)] += 1
     split = mesh.extent(tuple(a for d in layout.dims for a in d))
     assert (holders == mesh.size // split).all()
+
+
+def test_stated_sizes_that_everyone_expects_are_no_other_layout():
+    mesh = mesh_of("m", "a = 4")
+    usual = parse_layout("@m, [{a} sizes [2, 2, 2, 1]]")
+    assert usual.simplified(mesh) == parse_layout("@m, [{a}]") != usual
+    other = parse_layout("@m, [{a} sizes [2, 2, 1, 2]]")
+    assert other.simplified(mesh) == other != parse_layout("@m, [{a}]")
+    assert other != parse_layout("@m, [{a} sizes [2, 1, 2, 2]]")
+    assert hash(other) == hash(Layout("m", (Sized((Axis("a"),), (2, 2, 1, 2)),)))
 
 
 @quick
@@ -233,12 +243,15 @@ def test_ranks_and_groups_of_a_known_mesh():
         ("@m, [{d}, {d:(1)2}]", 2, "[L3]"),
         ("@m, [{d:(1)2}, {d:(3)2}]", 2, "[L3]"),
         ("@m, [{d:(1)3}, {d:(2)3}]", 2, "[L3]"),
+        ("@m, [{a} sizes [6]]", 1, "[L6]"),
+        ("@m, [{a} sizes [3, 2, 1]]", 1, "[L6]"),
+        ("@m, [{a} sizes [3, 4]]", 1, "[L6]"),
     ],
 )
 def test_broken_layouts_name_their_invariant(text: str, rank: int, invariant: str):
     mesh = mesh_of("m", "a = 2, d = 6")
     with pytest.raises(ShardirError, match="^" + invariant.replace("[", r"\[")):
-        parse_layout(text).check(mesh, rank)
+        parse_layout(text).check(mesh, (6,) * rank)
 
 
 def test_the_words_of_the_documents():
@@ -260,6 +273,7 @@ def test_layouts_are_read_as_they_are_written(data: Any):
     mesh = data.draw(meshes())
     rank = data.draw(st.integers(0, 3))
     layout = data.draw(layouts_on(mesh, rank, reductions=REDUCTIONS))
+    layout = data.draw(with_sizes(mesh, data.draw(shapes(rank)), layout))
     assert parse_layout(str(layout)) == layout
     local = LocalLayout(layout, data.draw(st.none() | shapes(rank)))
     assert parse_local(str(local)) == local
@@ -461,8 +475,8 @@ def test_a_placement_is_legal_and_no_dearer_than_none(name: str, data: Any):
     hints = tuple(data.draw(st.none() | layouts_on(mesh, r, partial=False)) for r in ranks[n:])
     found = place(factors, operands, hints, mesh, shapes)
     assert agreement(factors, found.operands, found.results, mesh, False) == ""
-    for layout, rank in zip((*found.operands, *found.results), ranks, strict=True):
-        layout.check(mesh, rank)
+    for layout, shape in zip((*found.operands, *found.results), shapes, strict=True):
+        layout.check(mesh, shape)
     if not agree(factors, operands, hints, mesh):
         none = Placement(
             {},

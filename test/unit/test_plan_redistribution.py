@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import with_sizes
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
@@ -46,7 +47,8 @@ def layouts(draw: st.DrawFn, mesh: Mesh, rank: int, partial: bool) -> Layout:
 @st.composite
 def ways(draw: st.DrawFn, stops: int, partial: bool) -> tuple[Mesh, tuple[int, ...], list[Layout]]:
     mesh, shape = draw(st.sampled_from(MESHES)), draw(st.sampled_from(SHAPES))
-    return mesh, shape, [draw(layouts(mesh, len(shape), partial)) for _ in range(stops)]
+    drawn = [draw(layouts(mesh, len(shape), partial)) for _ in range(stops)]
+    return mesh, shape, [draw(with_sizes(mesh, shape, layout)) for layout in drawn]
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)

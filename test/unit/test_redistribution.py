@@ -23,7 +23,7 @@ from harness import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import layouts_on, meshes, shapes
+from strategies import layouts_on, meshes, shapes, with_sizes
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
 
@@ -160,7 +160,9 @@ def test_random_pairs(data: Any):
     ]) | meshes(12))  # fmt: skip
     rank = data.draw(st.integers(1, 3))
     shape = data.draw(shapes(rank, 9))
-    source, target = data.draw(layouts_on(mesh, rank)), data.draw(layouts_on(mesh, rank))
+    source, target = (
+        data.draw(with_sizes(mesh, shape, data.draw(layouts_on(mesh, rank)))) for _ in range(2)
+    )
     assert not fault(identity(shape), mesh, source, target)
 
 

@@ -30,7 +30,7 @@ from xdsl.utils.exceptions import VerifyException
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh, axes_text
+from shardir.algebra.mesh import Axes, Mesh, axes_text, sizes_of
 from shardir.algebra.redistribution import Step
 from shardir.dialects.dist.types import (
     AxesAttr,
@@ -145,8 +145,17 @@ def _check_dim(layout: Layout, dim: int) -> None:
         raise ShardirError(f"[C6] no dimension {dim} in a tensor of {len(layout.dims)}")
 
 
+def _check_plain(layout: Layout, dim: int) -> None:
+    if sizes_of(layout.dims[dim]):
+        raise ShardirError(
+            f"[C13] dimension {dim} is split as {axes_text(layout.dims[dim])}; only a "
+            "dist.exchange moves shards of stated sizes"
+        )
+
+
 def _gathered(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
     _check_dim(layout, dim)
+    _check_plain(layout, dim)
     rest = mesh.without_minor(layout.dims[dim], axes) if axes else None
     if rest is None:
         raise ShardirError(
@@ -158,6 +167,7 @@ def _gathered(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
 
 def _split(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
     _check_dim(layout, dim)
+    _check_plain(layout, dim)
     for a in axes:
         if any(mesh.overlap(a, b) for b in layout.used):
             raise ShardirError(f"[C8] axis {a} is in use in the layout [{layout}]")

@@ -306,21 +306,21 @@ def check_type(op: Operation, type: Attribute, what: str) -> None:
 @lru_cache(maxsize=65536)
 def _check(mesh: Mesh, encoding: LayoutAttr | LocalAttr, shape: Shape) -> None:
     if isinstance(encoding, LayoutAttr):
-        encoding.data.check(mesh, len(shape))
+        encoding.data.check(mesh, shape)
         return
     here = encoding.data
-    here.layout.check(mesh, len(shape))
-    if here.shape is not None:
-        if len(here.shape) != len(shape):
-            raise ShardirError(
-                f"[L1] `of` has {len(here.shape)} dimensions, the tensor has {len(shape)}"
-            )
-        expected = here.layout.local_shape(mesh, here.shape)
-        if expected != shape:
-            raise ShardirError(
-                f"[L5] the largest shard of {list(here.shape)} is {list(expected)}, "
-                f"the type says {list(shape)}"
-            )
+    if here.shape is not None and len(here.shape) != len(shape):
+        raise ShardirError(
+            f"[L1] `of` has {len(here.shape)} dimensions, the tensor has {len(shape)}"
+        )
+    whole = here.global_shape(mesh, shape)
+    here.layout.check(mesh, whole)
+    expected = here.layout.local_shape(mesh, whole)
+    if expected != shape:
+        raise ShardirError(
+            f"[L5] the largest shard of {list(whole)} is {list(expected)}, "
+            f"the type says {list(shape)}"
+        )
 
 
 def check_types(op: Operation) -> None:
