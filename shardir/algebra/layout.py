@@ -73,6 +73,12 @@ class Layout:
             raise ShardirError(
                 f"[L1] the layout has {len(self.dims)} dimensions, the tensor has {len(shape)}"
             )
+        self.check_axes(mesh)
+        for d, (n, axes) in enumerate(zip(shape, self.dims, strict=True)):
+            check_sizes(mesh, axes, n, f"dimension {d}")
+
+    def check_axes(self, mesh: Mesh) -> None:
+        """Raises ShardirError where no tensor whatever could have this layout on the mesh."""
         for a in self.used:
             try:
                 mesh.check_axis(a)
@@ -88,8 +94,6 @@ class Layout:
             raise ShardirError(
                 f"[L4] no reduction {self.reduction}; there are {', '.join(REDUCTIONS)}"
             )
-        for d, (n, axes) in enumerate(zip(shape, self.dims, strict=True)):
-            check_sizes(mesh, axes, n, f"dimension {d}")
 
     def local_shape(self, mesh: Mesh, shape: Shape) -> Shape:
         """The shape of the largest shard."""

@@ -18,7 +18,7 @@ from lark import Lark, Token, Transformer
 
 from shardir.algebra.errors import NotationError, ShardirError
 from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.notation import check_sizes, grammar, read
 
 NAME = re.compile(r"[A-Za-z_][\w$.]*")
@@ -52,7 +52,7 @@ class Sharding:
     def check(self, mesh: Mesh) -> None:
         """Raises ShardirError; a layout's faults name the invariant of docs/language.md."""
         rank = len(self.layout.dims)
-        self.layout.check(mesh, rank)
+        self.layout.check_axes(mesh)
         for a in self.replicated:
             mesh.check_axis(a)
         if (clash := mesh.clash((*self.layout.used, *self.replicated))) is not None:
@@ -89,6 +89,11 @@ def to_sdy(sharding: Layout | Sharding, mesh: Mesh) -> str:
         raise ShardirError(
             f"[{layout}] is a partial {layout.reduction}; Shardy's unreduced axes are sums: "
             "redistribute to a layout without it"
+        )
+    if any(map(sizes_of, layout.dims)):
+        raise ShardirError(
+            f"[{layout}] states sizes of shards, which Shardy cuts by ceil division: redistribute "
+            "to a layout without them"
         )
     dims = []
     for i, axes in enumerate(layout.dims):

@@ -114,6 +114,12 @@ def test_wrong_shardings(text: str) -> None:
     assert getattr(e.value, "offset", None) == offset
 
 
+def test_stated_sizes_have_no_form_there() -> None:
+    mesh = Mesh("m", (("a", 2),))
+    with pytest.raises(ShardirError, match="states sizes of shards, which Shardy cuts by ceil"):
+        to_sdy(parse_layout("@m, [{a} sizes [1, 4]]"), mesh)
+
+
 def test_what_has_no_text() -> None:
     for reduction in ("max", "min", "mean", "any"):
         layout = parse_layout(f"@m, [{{}}], partial {reduction} {{x}}")
