@@ -38,6 +38,8 @@ nn.einsum "bik,bkj->bij" %0, %1 : (tensor<8x4x5xf32>, tensor<8x5x6xf32>) -> tens
 nn.matmul %0, %1 : (tensor<4x5xf32>, tensor<5x6xf32>) -> tensor<4x6xf32>
 nn.convert %0 : (tensor<4x8xi32>) -> tensor<4x8xf32>
 nn.compare <lt> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xi1>
+nn.clamp %0 min 0.0 max 1.0 : (tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.tril %0 diagonal 0 : (tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.select %0, %1, %2 : (tensor<4x8xi1>, tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.reduce <sum> %0 dims <1> : (tensor<4x8xf32>) -> tensor<4xf32>
 nn.reshape %0 : (tensor<4x6xf32>) -> tensor<2x12xf32>

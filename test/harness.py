@@ -236,8 +236,8 @@ def traffic(module: ModuleOp, name: str, mesh: Mesh) -> tuple[int, float]:
 
 
 def numbers(rng: np.random.Generator, element: str, shape: Shape, kind: str = "normal") -> Array:
-    """Random numbers of a type: `normal`, `positive` (0.5 to 2), `ties` (few different ones), or
-    `below:n`, indices."""
+    """Random numbers of a type: `normal`, `positive` (0.5 to 2), `ties` (few different ones),
+    `halves` (-2.5 to 2.5), or `below:n`, indices."""
     if kind.startswith("below:"):
         values: Any = rng.integers(0, int(kind[6:]), shape)
     elif element == "i1":
@@ -246,6 +246,8 @@ def numbers(rng: np.random.Generator, element: str, shape: Shape, kind: str = "n
         values = rng.integers(1 if kind == "positive" else -4, 5, shape)
     elif kind == "positive":
         values = rng.uniform(0.5, 2.0, shape)
+    elif kind == "halves":
+        values = rng.integers(-5, 6, shape) / 2
     elif kind == "ties":
         values = rng.integers(-1, 2, shape)
     else:
@@ -396,19 +398,62 @@ TORCH: dict[type[TensorOp], Reference] = {
     nn.SubOp: lambda op, x, y: x - y,
     nn.MulOp: lambda op, x, y: x * y,
     nn.DivOp: lambda op, x, y: x / y,
+    nn.RemainderOp: lambda op, x, y: torch.remainder(x, y),
+    nn.PowOp: lambda op, x, y: torch.pow(x, y),
+    nn.LerpOp: lambda op, x, y, weight: torch.lerp(x, y, weight),
     nn.MaxOp: lambda op, x, y: torch.maximum(x, y),
+    nn.MinOp: lambda op, x, y: torch.minimum(x, y),
     nn.NegOp: lambda op, x: -x,
-    nn.ExpOp: lambda op, x: x.exp(),
-    nn.LogOp: lambda op, x: x.log(),
+    nn.AbsOp: lambda op, x: x.abs(),
+    nn.SignOp: lambda op, x: x.sign(),
+    nn.ReciprocalOp: lambda op, x: x.reciprocal(),
+    nn.SquareOp: lambda op, x: x.square(),
     nn.SqrtOp: lambda op, x: x.sqrt(),
+    nn.RsqrtOp: lambda op, x: x.rsqrt(),
+    nn.ExpOp: lambda op, x: x.exp(),
+    nn.Exp2Op: lambda op, x: x.exp2(),
+    nn.Expm1Op: lambda op, x: x.expm1(),
+    nn.LogOp: lambda op, x: x.log(),
+    nn.Log2Op: lambda op, x: x.log2(),
+    nn.Log1pOp: lambda op, x: x.log1p(),
+    nn.SinOp: lambda op, x: x.sin(),
+    nn.CosOp: lambda op, x: x.cos(),
+    nn.TanOp: lambda op, x: x.tan(),
+    nn.AtanOp: lambda op, x: x.atan(),
+    nn.ErfOp: lambda op, x: x.erf(),
+    nn.FloorOp: lambda op, x: x.floor(),
+    nn.CeilOp: lambda op, x: x.ceil(),
+    nn.RoundOp: lambda op, x: x.round(),
+    nn.TruncOp: lambda op, x: x.trunc(),
+    nn.ClampOp: lambda op, x: x.clamp(*(p and p.value.data for p in (op.min, op.max))),
+    nn.NanToNumOp: lambda op, x: x.nan_to_num(
+        op.nan.value.data, op.posinf.value.data, op.neginf.value.data
+    ),
+    nn.TrilOp: lambda op, x: x.tril(op.diagonal.value.data),
+    nn.TriuOp: lambda op, x: x.triu(op.diagonal.value.data),
+    nn.AndOp: lambda op, x, y: x & y,
+    nn.OrOp: lambda op, x, y: x | y,
+    nn.XorOp: lambda op, x, y: x ^ y,
+    nn.NotOp: lambda op, x: ~x,
+    nn.IsnanOp: lambda op, x: x.isnan(),
+    nn.IsinfOp: lambda op, x: x.isinf(),
+    nn.IsfiniteOp: lambda op, x: x.isfinite(),
     nn.ReluOp: lambda op, x: x.relu(),
     nn.ReluGradOp: lambda op, x, dy: aten.threshold_backward(dy, x, 0),
     nn.TanhOp: lambda op, x: x.tanh(),
     nn.TanhGradOp: lambda op, y, dy: aten.tanh_backward(dy, y),
     nn.SigmoidOp: lambda op, x: x.sigmoid(),
     nn.SigmoidGradOp: lambda op, y, dy: aten.sigmoid_backward(dy, y),
-    nn.GeluOp: lambda op, x: functional.gelu(x, approximate="tanh"),
-    nn.GeluGradOp: lambda op, x, dy: aten.gelu_backward(dy, x, approximate="tanh"),
+    nn.SiluOp: lambda op, x: functional.silu(x),
+    nn.SiluGradOp: lambda op, x, dy: aten.silu_backward(dy, x),
+    nn.GeluOp: lambda op, x: functional.gelu(x, approximate="none" if op.exact else "tanh"),
+    nn.GeluGradOp: lambda op, x, dy: aten.gelu_backward(
+        dy, x, approximate="none" if op.exact else "tanh"
+    ),
+    nn.SoftplusOp: lambda op, x: functional.softplus(x),
+    nn.LeakyReluOp: lambda op, x: functional.leaky_relu(x, op.slope.value.data),
+    nn.EluOp: lambda op, x: functional.elu(x, op.alpha.value.data),
+    nn.HardtanhOp: lambda op, x: functional.hardtanh(x, op.min.value.data, op.max.value.data),
     nn.CompareOp: lambda op, x, y: COMPARE[op.how.data](x, y),
     nn.SelectOp: lambda op, c, x, y: torch.where(c, x, y),
     nn.ConvertOp: _convert,

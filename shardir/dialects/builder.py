@@ -145,9 +145,13 @@ class Builder:
         data = DenseIntOrFPElementsAttr.from_list(type, [number])  # type: ignore[arg-type]
         return self.value(nn.ConstantOp, props={"value": data}, result=type)
 
+    def number(self, number: float, like: SSAValue) -> SSAValue:
+        """A scalar constant of the element type of `like`."""
+        return self.constant(number, plain(like).element_type)
+
     def scale(self, x: SSAValue, number: float) -> SSAValue:
         """x times a number."""
-        return self.mul(x, self.constant(number, plain(x).element_type))
+        return self.mul(x, self.number(number, x))
 
     def reduce(self, x: SSAValue, kind: str, dims: Sequence[int], keep: bool = False) -> SSAValue:
         props: dict[str, Attribute] = {
@@ -186,6 +190,9 @@ class Builder:
 
     def compare(self, how: str, x: SSAValue, y: SSAValue) -> SSAValue:
         return self.value(nn.CompareOp, x, y, props={"how": word(nn.ComparisonAttr, how)})
+
+    def select(self, condition: SSAValue, x: SSAValue, y: SSAValue) -> SSAValue:
+        return self.value(nn.SelectOp, condition, x, y)
 
     def sum_to(self, x: SSAValue, like: SSAValue) -> SSAValue:
         """The gradient of numpy's broadcasting: sums over the dimensions that `like` lacks."""

@@ -5,6 +5,7 @@ A case has the element types that it is for; a type that no case of an op has is
 """
 
 from op_cases import (
+    activation,
     contraction,
     creation,
     elementwise,
@@ -19,7 +20,8 @@ from op_cases.case import EVEN, Case
 __all__ = ["CASES", "EVEN", "Case"]
 
 FAMILIES = (
-    elementwise, contraction, reduction, shape, indexing, normalisation, creation, train,
+    elementwise, activation, contraction, reduction, shape, indexing, normalisation, creation,
+    train,
 )  # fmt: skip
 
 CASES: list[Case] = [case for family in FAMILIES for case in family.CASES]

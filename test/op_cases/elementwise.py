@@ -1,9 +1,11 @@
-from harness import FLOATS
+from collections.abc import Sequence
+
+from harness import FLOATS, INTEGERS
 
 from op_cases.case import ALL, COLUMN, EVEN, NUMBERS, ODD, ROW, SCALAR, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.base import TensorOp, float_attr, int_attr
 from shardir.dialects.text import word
 
 
@@ -24,17 +26,31 @@ def binary(
 
 
 def unary(
-    op: type[TensorOp], elements: tuple[str, ...] = FLOATS, kind: str = "normal"
+    op: type[TensorOp],
+    elements: tuple[str, ...] = FLOATS,
+    kind: str = "normal",
+    name: str = "",
+    shapes: Sequence[str] = ("even", "odd", "cube", "scalar"),
+    gradient: bool = True,
+    **numbers: float,
 ) -> list[Case]:
-    shapes = {"even": EVEN, "odd": ODD, "cube": (2, 3, 4), "scalar": SCALAR}
-    return [Case(n, op, (s,), elements, kinds=(kind,)) for n, s in shapes.items()]
-
-
-def activation_grad(op: type[TensorOp], kind: str = "normal") -> list[Case]:
+    """An elementwise op of one operand; `numbers` are its properties."""
+    known = {"even": EVEN, "odd": ODD, "cube": (2, 3, 4), "scalar": SCALAR}
+    props = {n: float_attr(x) for n, x in numbers.items()}
     return [
-        Case(n, op, (s, s), kinds=(kind,), gradient=False)
-        for n, s in {"even": EVEN, "odd": ODD}.items()
+        Case(f"{name}{n}", op, (known[n],), elements, props, kinds=(kind,), gradient=gradient)
+        for n in shapes
     ]
+
+
+def few(op: type[TensorOp], kind: str = "normal", name: str = "", **numbers: float) -> list[Case]:
+    """An op of floats whose base others test on all shapes."""
+    return unary(op, FLOATS, kind, name, ("odd",), **numbers)
+
+
+def triangle(op: type[TensorOp], shape: Shape, diagonal: int) -> Case:
+    name = f"{'x'.join(map(str, shape))}-{diagonal}"
+    return Case(name, op, (shape,), ALL, {"diagonal": int_attr(diagonal)})
 
 
 def convert(source: str, target: str, shape: Shape) -> Case:
@@ -61,20 +77,59 @@ CASES: list[Case] = [
     *binary(nn.SubOp, NUMBERS),
     *binary(nn.MulOp, NUMBERS),
     *binary(nn.DivOp, FLOATS, ("normal", "positive")),
+    *binary(nn.RemainderOp, NUMBERS, ("normal", "positive"))[:3],
+    Case("negative", nn.RemainderOp, (("f64", EVEN), ("f64", EVEN)), ("f64",)),
+    *binary(nn.PowOp, FLOATS, ("positive", "normal"))[:5],
+    Case("ties", nn.PowOp, (EVEN, EVEN), kinds=("ties", "ties")),
+    *(
+        Case(n, nn.LerpOp, shapes)
+        for n, shapes in (
+            ("even", (EVEN, EVEN, EVEN)),
+            ("odd", (ODD, ODD, SCALAR)),
+            ("broadcast", (COLUMN, ROW, EVEN)),
+        )
+    ),
     *binary(nn.MaxOp, ALL, ("ties", "ties")),
+    *binary(nn.MinOp, ALL, ("ties", "ties"))[:4],
     *unary(nn.NegOp, NUMBERS),
-    *unary(nn.ExpOp),
-    *unary(nn.LogOp, kind="positive"),
+    *unary(nn.AbsOp, NUMBERS, "ties", shapes=("odd",)),
+    *unary(nn.SignOp, NUMBERS, "ties", shapes=("odd",)),
+    *few(nn.ReciprocalOp, "positive"),
+    *unary(nn.SquareOp, NUMBERS, shapes=("odd",)),
     *unary(nn.SqrtOp, kind="positive"),
-    *unary(nn.ReluOp),
-    *unary(nn.TanhOp),
-    *unary(nn.SigmoidOp),
-    *unary(nn.GeluOp),
+    *few(nn.RsqrtOp, "positive"),
+    *unary(nn.ExpOp),
+    *few(nn.Exp2Op),
+    *few(nn.Expm1Op),
+    *unary(nn.LogOp, kind="positive"),
+    *few(nn.Log2Op, "positive"),
+    *few(nn.Log1pOp, "positive"),
+    *few(nn.SinOp),
+    *few(nn.CosOp),
+    *few(nn.TanOp, "positive"),
+    *few(nn.AtanOp),
+    *few(nn.ErfOp),
+    *(
+        case
+        for op in (nn.FloorOp, nn.CeilOp, nn.RoundOp, nn.TruncOp)
+        for case in (*few(op), *few(op, "halves", "halves-"))
+    ),
+    *few(nn.ClampOp, "ties", "both-", min=-0.5, max=1.0),
+    *few(nn.ClampOp, "ties", "min-", min=0.0),
+    *few(nn.ClampOp, "normal", "max-", max=0.5),
+    *few(nn.NanToNumOp, nan=0.5, posinf=100.0, neginf=-100.0),
+    triangle(nn.TrilOp, EVEN, 0),
+    triangle(nn.TrilOp, ODD, -1),
+    triangle(nn.TriuOp, ODD, 1),
+    triangle(nn.TriuOp, (2, 3, 4), 0),
+    *(case for op in (nn.AndOp, nn.OrOp, nn.XorOp) for case in binary(op, ("i1", *INTEGERS))[1:3]),
+    *unary(nn.NotOp, ("i1", *INTEGERS), shapes=("odd",)),
+    *(
+        case
+        for op in (nn.IsnanOp, nn.IsinfOp, nn.IsfiniteOp)
+        for case in unary(op, shapes=("odd",), gradient=False)
+    ),
     *unary(nn.StopGradientOp, ALL),
-    *activation_grad(nn.ReluGradOp, "ties"),
-    *activation_grad(nn.TanhGradOp),
-    *activation_grad(nn.SigmoidGradOp),
-    *activation_grad(nn.GeluGradOp),
     *(
         Case(
             f"{how}-{n}",

@@ -104,6 +104,51 @@ nn.sigmoid_grad %0, %1 : (tensor<4x6xf64>, tensor<4x6xf64>) -> tensor<4x6xf64>
 nn.gelu %0 : (tensor<4x6xf32>) -> tensor<4x6xf32>
 nn.gelu %0 : (tensor<4x6xbf16>) -> tensor<4x6xbf16>
 nn.gelu_grad %0, %1 : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x6xf32>
+nn.remainder %0, %1 : (tensor<4x6xf32>, tensor<f32>) -> tensor<4x6xf32>
+nn.remainder %0, %1 : (tensor<5x3xi32>, tensor<3xi32>) -> tensor<5x3xi32>
+nn.pow %0, %1 : (tensor<4x6xf32>, tensor<6xf32>) -> tensor<4x6xf32>
+nn.pow %0, %1 : (tensor<4x6xbf16>, tensor<bf16>) -> tensor<4x6xbf16>
+nn.lerp %0, %1, %2 : (tensor<4x6xf32>, tensor<6xf32>, tensor<4x1xf32>) -> tensor<4x6xf32>
+nn.min %0, %1 : (tensor<4x6xf16>, tensor<6xf16>) -> tensor<4x6xf16>
+nn.abs %0 : (tensor<5x3xi32>) -> tensor<5x3xi32>
+nn.sign %0 : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.reciprocal %0 : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.square %0 : (tensor<5x3xi64>) -> tensor<5x3xi64>
+nn.rsqrt %0 : (tensor<5x3xbf16>) -> tensor<5x3xbf16>
+nn.exp2 %0 : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.expm1 %0 : (tensor<5x3xf64>) -> tensor<5x3xf64>
+nn.log2 %0 : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.log1p %0 : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.sin %0 : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.cos %0 : (tensor<5x3xf16>) -> tensor<5x3xf16>
+nn.tan %0 : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.atan %0 : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.erf %0 : (tensor<5x3xf64>) -> tensor<5x3xf64>
+nn.floor %0 : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.ceil %0 : (tensor<5x3xbf16>) -> tensor<5x3xbf16>
+nn.round %0 : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.trunc %0 : (tensor<5x3xf16>) -> tensor<5x3xf16>
+nn.clamp %0 min -5.0e-01 max 1.0 : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.clamp %0 max 1.0e-01 : (tensor<5x3xbf16>) -> tensor<5x3xbf16>
+nn.nan_to_num %0 nan 0.0 posinf 1.0 neginf -1.0 : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.tril %0 diagonal 0 : (tensor<5x4xf32>) -> tensor<5x4xf32>
+nn.triu %0 diagonal -1 : (tensor<2x5x3xi32>) -> tensor<2x5x3xi32>
+nn.and %0, %1 : (tensor<4x6xi1>, tensor<6xi1>) -> tensor<4x6xi1>
+nn.or %0, %1 : (tensor<4x6xi64>, tensor<6xi64>) -> tensor<4x6xi64>
+nn.xor %0, %1 : (tensor<4x6xi1>, tensor<6xi1>) -> tensor<4x6xi1>
+nn.not %0 : (tensor<4x6xi1>) -> tensor<4x6xi1>
+nn.not %0 : (tensor<4x6xi32>) -> tensor<4x6xi32>
+nn.isnan %0 : (tensor<4x6xf32>) -> tensor<4x6xi1>
+nn.isinf %0 : (tensor<4x6xf32>) -> tensor<4x6xi1>
+nn.isfinite %0 : (tensor<4x6xbf16>) -> tensor<4x6xi1>
+nn.silu %0 : (tensor<4x6xf32>) -> tensor<4x6xf32>
+nn.silu_grad %0, %1 : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x6xf32>
+nn.gelu %0 exact : (tensor<4x6xf32>) -> tensor<4x6xf32>
+nn.gelu_grad %0, %1 exact : (tensor<4x6xf64>, tensor<4x6xf64>) -> tensor<4x6xf64>
+nn.softplus %0 : (tensor<4x6xf32>) -> tensor<4x6xf32>
+nn.leaky_relu %0 slope 1.0e-01 : (tensor<4x6xf32>) -> tensor<4x6xf32>
+nn.elu %0 alpha 5.0e-01 : (tensor<4x6xbf16>) -> tensor<4x6xbf16>
+nn.hardtanh %0 min -1.0 max 5.0e-01 : (tensor<4x6xf32>) -> tensor<4x6xf32>
 nn.compare <lt> %0, %1 : (tensor<4x6xf32>, tensor<6xf32>) -> tensor<4x6xi1>
 nn.compare <eq> %0, %1 : (tensor<4x6xi32>, tensor<6xi32>) -> tensor<4x6xi1>
 nn.select %0, %1, %2 : (tensor<4x6xi1>, tensor<6xf32>, tensor<4x1xf32>) -> tensor<4x6xf32>
@@ -184,7 +229,8 @@ train.momentum %0, %1, %2 lr 1.0e-01 momentum 0.9 weight_decay 0.1 : (tensor<5x4
 """.strip().splitlines()  # fmt: skip
 
 MESH = Mesh("m", (("dp", 2), ("tp", 2)))
-POSITIVE = ("nn.log", "nn.sqrt", "nn.div")
+POSITIVE = ("nn.log", "nn.log1p", "nn.log2", "nn.sqrt", "nn.rsqrt", "nn.reciprocal", "nn.div",
+            "nn.remainder", "nn.pow", "nn.tan")  # fmt: skip
 
 
 def module_of(line):

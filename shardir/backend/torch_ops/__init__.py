@@ -5,6 +5,7 @@ result is already (the same variable), or None when it has written its own lines
 """
 
 from shardir.backend.torch_ops import (
+    activation,
     contraction,
     creation,
     elementwise,
@@ -16,7 +17,8 @@ from shardir.backend.torch_ops import (
 )
 
 FAMILIES = (
-    elementwise, contraction, reduction, shape, indexing, normalisation, creation, train,
+    elementwise, activation, contraction, reduction, shape, indexing, normalisation, creation,
+    train,
 )  # fmt: skip
 
 TORCH = {op: entry for family in FAMILIES for op, entry in family.TORCH.items()}

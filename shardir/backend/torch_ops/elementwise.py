@@ -7,6 +7,7 @@ from xdsl.ir import Operation
 
 from shardir.backend.emit import Scope, Text, number_text
 from shardir.dialects import nn
+from shardir.dialects.nn.base import float_of, int_of
 
 
 def _infix(sign: str) -> Callable[[Scope, Operation], Text]:
@@ -38,12 +39,51 @@ def _div(s: Scope, op: nn.DivOp) -> Text:
     return f"{s.operand(op.lhs)} / {s.scalar(op.rhs) or s.operand(op.rhs)}"
 
 
-def _max(s: Scope, op: nn.MaxOp) -> Text:
-    for x, y in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
-        number = s.number(y)
-        if s.scalar(y) is not None and not isnan(number or 0):
-            return f"{s.operand(x)}.clamp(min={number_text(number or 0, s.element(y))})"
-    return f"torch.maximum({s.operand(op.lhs)}, {s.operand(op.rhs)})"
+def _extreme(call: str, bound: str) -> Callable[[Scope, Operation], Text]:
+    def entry(s: Scope, op: Operation) -> Text:
+        lhs, rhs = op.operands
+        for x, y in ((lhs, rhs), (rhs, lhs)):
+            number = s.number(y)
+            if s.scalar(y) is not None and not isnan(number or 0):
+                return f"{s.operand(x)}.clamp({bound}={number_text(number or 0, s.element(y))})"
+        return f"torch.{call}({s.operand(lhs)}, {s.operand(rhs)})"
+
+    return entry
+
+
+def _lerp(s: Scope, op: nn.LerpOp) -> Text:
+    weight = s.scalar(op.weight) or s.operand(op.weight)
+    return f"torch.lerp({s.operand(op.lhs)}, {s.operand(op.rhs)}, {weight})"
+
+
+def _clamp(s: Scope, op: nn.ClampOp) -> Text:
+    ends = [f"{n}={_number(s, op, n)}" for n in ("min", "max") if n in op.properties]
+    return f"{s.operand(op.x)}.clamp({', '.join(ends)})"
+
+
+def _nan_to_num(s: Scope, op: nn.NanToNumOp) -> Text:
+    given = ", ".join(f"{n}={_number(s, op, n)}" for n in ("nan", "posinf", "neginf"))
+    return f"{s.operand(op.x)}.nan_to_num({given})"
+
+
+def _number(s: Scope, op: Operation, name: str) -> str:
+    """A number that is a property, as the result's type holds it."""
+    return number_text(float_of(op, name), s.element(op.results[0]))
+
+
+def _triangle(call: str) -> Callable[[Scope, nn.Triangle], Text]:
+    """The diagonal of a shard is that of the whole, seen from its first row and column."""
+
+    def entry(s: Scope, op: nn.Triangle) -> Text:
+        rank = len(s.shape_of(op.x))
+        text = str(int_of(op.properties, "diagonal"))
+        if (row := s.start(op.x, rank - 2)) != "0":
+            text += f" + {row}"
+        if (column := s.start(op.x, rank - 1)) != "0":
+            text += f" - {column}"
+        return f"{s.operand(op.x)}.{call}({text})"
+
+    return entry
 
 
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -61,26 +101,16 @@ def _select(s: Scope, op: nn.SelectOp) -> Text:
     return f"torch.where({condition}, {x or s.operand(op.lhs)}, {y or s.operand(op.rhs)})"
 
 
-def _method(name: str) -> Callable[[Scope, Operation], Text]:
+def method(name: str) -> Callable[[Scope, Operation], Text]:
     return lambda s, op: f"{s.operand(op.operands[0])}.{name}()"
+
+
+def _not(s: Scope, op: nn.NotOp) -> Text:
+    return f"~{s.operand(op.x)}"
 
 
 def _neg(s: Scope, op: nn.NegOp) -> Text:
     return f"-{s.operand(op.x)}"
-
-
-def _gelu(s: Scope, op: nn.GeluOp) -> Text:
-    s.use("torch.nn.functional as F")
-    return f'F.gelu({s.operand(op.x)}, approximate="tanh")'
-
-
-def _activation_grad(call: str, last: str = "") -> Callable[[Scope, Operation], Text]:
-    def entry(s: Scope, op: Operation) -> Text:
-        s.use("aten")
-        saved, dy = op.operands
-        return f"aten.{call}({s.operand(dy)}, {s.operand(saved)}{last})"
-
-    return entry
 
 
 def _convert(s: Scope, op: nn.ConvertOp) -> Text:
@@ -98,19 +128,44 @@ TORCH: dict[type[Operation], Callable[..., Text]] = {
     nn.SubOp: _infix("-"),
     nn.MulOp: _mul,
     nn.DivOp: _div,
-    nn.MaxOp: _max,
+    nn.RemainderOp: _infix("%"),
+    nn.PowOp: _infix("**"),
+    nn.LerpOp: _lerp,
+    nn.MaxOp: _extreme("maximum", "min"),
+    nn.MinOp: _extreme("minimum", "max"),
     nn.NegOp: _neg,
-    nn.ExpOp: _method("exp"),
-    nn.LogOp: _method("log"),
-    nn.SqrtOp: _method("sqrt"),
-    nn.ReluOp: _method("relu"),
-    nn.ReluGradOp: _activation_grad("threshold_backward", ", 0"),
-    nn.TanhOp: _method("tanh"),
-    nn.TanhGradOp: _activation_grad("tanh_backward"),
-    nn.SigmoidOp: _method("sigmoid"),
-    nn.SigmoidGradOp: _activation_grad("sigmoid_backward"),
-    nn.GeluOp: _gelu,
-    nn.GeluGradOp: _activation_grad("gelu_backward", ', approximate="tanh"'),
+    nn.AbsOp: method("abs"),
+    nn.SignOp: method("sign"),
+    nn.ReciprocalOp: method("reciprocal"),
+    nn.SquareOp: method("square"),
+    nn.SqrtOp: method("sqrt"),
+    nn.RsqrtOp: method("rsqrt"),
+    nn.ExpOp: method("exp"),
+    nn.Exp2Op: method("exp2"),
+    nn.Expm1Op: method("expm1"),
+    nn.LogOp: method("log"),
+    nn.Log2Op: method("log2"),
+    nn.Log1pOp: method("log1p"),
+    nn.SinOp: method("sin"),
+    nn.CosOp: method("cos"),
+    nn.TanOp: method("tan"),
+    nn.AtanOp: method("atan"),
+    nn.ErfOp: method("erf"),
+    nn.FloorOp: method("floor"),
+    nn.CeilOp: method("ceil"),
+    nn.RoundOp: method("round"),
+    nn.TruncOp: method("trunc"),
+    nn.IsnanOp: method("isnan"),
+    nn.IsinfOp: method("isinf"),
+    nn.IsfiniteOp: method("isfinite"),
+    nn.ClampOp: _clamp,
+    nn.NanToNumOp: _nan_to_num,
+    nn.TrilOp: _triangle("tril"),
+    nn.TriuOp: _triangle("triu"),
+    nn.AndOp: _infix("&"),
+    nn.OrOp: _infix("|"),
+    nn.XorOp: _infix("^"),
+    nn.NotOp: _not,
     nn.CompareOp: _compare,
     nn.SelectOp: _select,
     nn.ConvertOp: _convert,

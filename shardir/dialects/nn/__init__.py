@@ -7,6 +7,7 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Dialect
 
 from shardir.dialects.nn import (
+    activation,
     base,
     contraction,
     creation,
@@ -16,6 +17,7 @@ from shardir.dialects.nn import (
     reduction,
     shape,
 )
+from shardir.dialects.nn.activation import *
 from shardir.dialects.nn.base import *
 from shardir.dialects.nn.contraction import *
 from shardir.dialects.nn.creation import *
@@ -26,7 +28,9 @@ from shardir.dialects.nn.reduction import *
 from shardir.dialects.nn.shape import *
 
 UNIT = UnitAttr()
-FAMILIES = (elementwise, contraction, reduction, shape, indexing, normalisation, creation)
+FAMILIES = (
+    elementwise, activation, contraction, reduction, shape, indexing, normalisation, creation,
+)  # fmt: skip
 
 Nn = Dialect(
     "nn",
