@@ -23,13 +23,14 @@ def names() -> dict[str, str]:
     for path in sorted(FOLDER.glob("*.py")):
         text = path.read_text()
         if "\ndef records(" in text:
-            found[path.stem] = text.split('"""')[1].strip().splitlines()[0]
+            found[path.stem.replace("_", "-")] = text.split('"""')[1].strip().splitlines()[0]
     return found
 
 
 def load(name: str) -> ModuleType:
     """A benchmark's module; its folder is on the path, since benchmarks share programs."""
-    spec = util.spec_from_file_location(f"shard_bench_{name}", FOLDER / f"{name}.py")
+    stem = name.replace("-", "_")
+    spec = util.spec_from_file_location(f"shard_bench_{stem}", FOLDER / f"{stem}.py")
     assert spec is not None and spec.loader is not None
     sys.path.insert(0, str(FOLDER))
     module = util.module_from_spec(spec)

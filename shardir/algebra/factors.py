@@ -8,7 +8,7 @@ dimension that holds it; an operand's factor that a result lacks leaves that res
 factor in `replicate` must be whole on every device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
@@ -214,10 +214,10 @@ def place(
         hints: per result, the layout that is wanted, or None.
         shapes: global shapes of the operands, then of the results.
 
-    Where all layouts agree on every factor, that is the placement. Otherwise the combinations of
-    what they propose are compared by the elements that redistribution would move, operands to
-    what the op needs and results to what is wanted (a partial result with no wish: until it is
-    complete); ties go to the most finely split.
+    A factor on which all layouts agree is split so. For the others the combinations of what they
+    propose are compared by the elements that redistribution would move, operands to what the op
+    needs and results to what is wanted (a partial result with no wish: until it is complete);
+    ties go to the most finely split.
     """
     partial = _kept_partial(factors, operands)
     wanted: dict[str, list[Axes]] = {f: [] for f, _ in factors.sizes}
@@ -257,17 +257,8 @@ def _cheapest(
     wanted: dict[str, list[Axes]],
     partial: Layout | None,
 ) -> Placement:
-    choices: dict[str, list[Axes]] = {}
-    count = 1
-    for f, proposals in wanted.items():
-        options = sorted({*proposals, ()}, key=lambda a: (-mesh.extent(a), a, sizes_of(a)))
-        if f in factors.replicate or count * len(options) > MAX_CHOICES:
-            options = options[:1] if f not in factors.replicate else [()]
-        choices[f] = options
-        count *= len(options)
     best: tuple[tuple[int, int, int], Placement] | None = None
-    for combo in product(*choices.values()):
-        chosen = {f: a for f, a in zip(choices, combo, strict=True) if a}
+    for chosen in _choices(factors, mesh, wanted):
         for keep in dict.fromkeys((partial, None)):
             found = placed(factors, chosen, mesh, keep)
             if found is None:
@@ -286,5 +277,30 @@ def _cheapest(
             key = (moved, count, -split)
             if best is None or key < best[0]:
                 best = key, found
-    assert best is not None, "nothing split is always a placement"
-    return best[1]
+    if best is not None:
+        return best[1]
+    wider = {f: [*dict.fromkeys((*proposals, ()))] for f, proposals in wanted.items()}
+    if wider == wanted:
+        whole = placed(factors, {}, mesh)
+        assert whole is not None, "nothing split is always a placement"
+        return whole
+    # what is agreed on uses an axis twice
+    return _cheapest(factors, operands, hints, mesh, shapes, wider, partial)
+
+
+def _choices(factors: Factors, mesh: Mesh, wanted: dict[str, list[Axes]]) -> Iterator[FactorAxes]:
+    """The combinations of the factors' proposals. Where there are several, or none, a factor may
+    also be left whole; one that all agree on is not: to calculate along it on every device costs
+    more than the communication that it saves."""
+    choices: dict[str, list[Axes]] = {}
+    count = 1
+    for f, proposals in wanted.items():
+        options = {*proposals} if len(proposals) == 1 else {*proposals, ()}
+        if f in factors.replicate:
+            options = {()}
+        choices[f] = sorted(options, key=lambda a: (-mesh.extent(a), a, sizes_of(a)))
+        if count * len(options) > MAX_CHOICES:
+            choices[f] = choices[f][:1]
+        count *= len(choices[f])
+    for combo in product(*choices.values()):
+        yield {f: a for f, a in zip(choices, combo, strict=True) if a}
