@@ -93,7 +93,7 @@ def to_placements(
     Raises:
         ShardirError: the layout does not fit the mesh or the shape; or DTensor has no form for it.
     """
-    layout.check(mesh, len(shape))
+    layout.check(mesh, shape)
     dims = digits(mesh, layout) if dims is None else dims
     if layout.partial and layout.reduction not in REDUCE_OPS:
         raise ShardirError(
@@ -149,7 +149,7 @@ def from_placements(
         )
     layout = Layout(mesh.name, tuple(map(tuple, orders)))
     layout = layout.with_partial(tuple(a for a in dims if a in partial), *reductions)
-    layout.check(mesh, len(shape))
+    layout.check(mesh, shape)
     _check_shards(layout, mesh, shape, dims, placements)
     return layout.simplified(mesh)
 
