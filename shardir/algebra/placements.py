@@ -8,8 +8,8 @@ does. Where a layout's order is another, the earlier mesh dim cuts strided: `spl
 number of parts into which later mesh dims, major to it, are still to cut (torch 2.13,
 torch/distributed/tensor/placement_types.py). A mesh dim has one placement, so sub-axes are dims of
 their own: the device mesh has the digits of the axes as its dims, major to minor, and numbers the
-ranks as before. Ours cuts at once, by ceil(N / n): the shards of uneven dimensions can differ, and
-then there is no translation.
+ranks as before. A layout cuts at once, by ceil(N / n): the shards of uneven dimensions can differ.
+A layout that states DTensor's sizes has them; one that does not has no placements.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from operator import mul
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text
+from shardir.algebra.mesh import Axes, Axis, Mesh, Sized, axes_text
 
 REDUCE_OPS = {"sum": "sum", "mean": "avg", "max": "max", "min": "min"}
 """Our reductions, and what DTensor's Partial calls them."""
@@ -109,7 +109,19 @@ def to_placements(
             later = tuple(b for b in order[:k] if dims.index(b) > dims.index(a))
             place[a] = Shard(i, mesh.extent(later))
     placements = tuple(place.get(a, Replicate()) for a in dims)
-    _check_shards(layout, mesh, shape, dims, placements)
+    cuts = [*zip(dims, placements, strict=True)]
+    for i, (size, axes) in enumerate(zip(shape, layout.dims, strict=True)):
+        ours, theirs = _shards(mesh, size, axes), _held(mesh, size, axes, cuts, i)
+        if ours != theirs:
+            k = next(k for k, rows in enumerate(ours) if rows != theirs[k])
+            stated = _stated(mesh, size, tuple(axes), theirs)
+            raise ShardirError(
+                f"dimension {i} of size {size} over {axes_text(axes)}: in the layout rank "
+                f"{mesh.moved(0, axes, k)} has {_rows_text(ours[k])}, but DTensor, which cuts by "
+                f"one mesh dim after another, gives it {_rows_text(theirs[k])}; a size that "
+                f"{len(ours)} divides is cut alike"
+                + (f", and DTensor's shards are {axes_text(stated)}" if stated is not None else "")
+            )
     return dims, placements
 
 
@@ -147,10 +159,22 @@ def from_placements(
             f"a value that is partial in two ways, {' and '.join(reductions.values())}, has no "
             "layout; redistribute one of them to Replicate() first"
         )
-    layout = Layout(mesh.name, tuple(map(tuple, orders)))
+    split: list[Axes] = []
+    cuts = [*zip(dims, placements, strict=True)]
+    for i, (size, axes) in enumerate(zip(shape, map(tuple, orders), strict=True)):
+        held = _held(mesh, size, axes, cuts, i)
+        if (stated := _stated(mesh, size, axes, held)) is None:
+            shards = _shards(mesh, size, axes)
+            k = next(k for k, rows in enumerate(shards) if rows != held[k])
+            raise ShardirError(
+                f"dimension {i} of size {size}: rank {mesh.moved(0, axes, k)} has "
+                f"{_rows_text(held[k])}, and a layout over {axes_text(axes)} has one range after "
+                "another; redistribute to Shard(...) first"
+            )
+        split.append(stated)
+    layout = Layout(mesh.name, tuple(split))
     layout = layout.with_partial(tuple(a for a in dims if a in partial), *reductions)
     layout.check(mesh, shape)
-    _check_shards(layout, mesh, shape, dims, placements)
     return layout.simplified(mesh)
 
 
@@ -195,7 +219,7 @@ Runs = list[tuple[int, int]]
 def dtensor_rows(size: int, placements: Sequence[tuple[Shard, int]], place: Sequence[int]) -> Runs:
     """The rows of a dimension that DTensor gives the device at `place`, for the shards of one
     dimension, each with the size of its mesh dim."""
-    rows: Runs = [(0, size)]
+    rows: Runs = [(0, size)] if size else []
     for (p, parts), k in zip(placements, place, strict=True):
         pieces = [_chunk(rows, p.split_factor, i) for i in range(p.split_factor)]
         rows = _joined([r for piece in pieces for r in _chunk(piece, parts, k)])
@@ -225,29 +249,26 @@ def _joined(rows: Runs) -> Runs:
     return out
 
 
-def _check_shards(
-    layout: Layout, mesh: Mesh, shape: Shape, dims: Axes, placements: Sequence[Placement]
-) -> None:
-    """Raises ShardirError where DTensor cuts a dimension into other shards than the layout."""
-    for i, axes in enumerate(layout.dims):
-        cuts = [(a, p) for a, p in zip(dims, placements, strict=True)
-                if isinstance(p, Shard) and p.dim == i]  # fmt: skip
-        steps = [(p, mesh.extent((a,))) for a, p in cuts]
-        seen: set[int] = set()
-        for rank in range(mesh.size) if cuts else ():
-            if (k := mesh.index(rank, axes)) in seen:
-                continue
-            seen.add(k)
-            rows = layout.slices(mesh, shape, rank)[i]
-            ours = [(rows.start, rows.stop)] if rows.start < rows.stop else []
-            theirs = dtensor_rows(shape[i], steps, [mesh.coordinate(rank, a) for a, _ in cuts])
-            if ours != theirs:
-                raise ShardirError(
-                    f"dimension {i} of size {shape[i]} over {axes_text(axes)}: the layout cuts it "
-                    f"at once, so that rank {rank} has {_rows_text(ours)}, and DTensor by one mesh "
-                    f"dim after another, so that it has {_rows_text(theirs)}; a size that "
-                    f"{mesh.extent(axes)} divides is cut alike, and so is one mesh dim alone"
-                )
+def _held(
+    mesh: Mesh, size: int, axes: Axes, cuts: Sequence[tuple[Axis, Placement]], dim: int
+) -> list[Runs]:
+    """The rows of a dimension that DTensor gives to each place along `axes`."""
+    mine = [(a, p) for a, p in cuts if isinstance(p, Shard) and p.dim == dim]
+    steps = [(p, mesh.extent((a,))) for a, p in mine]
+    ranks = [mesh.moved(0, axes, k) for k in range(mesh.extent(axes))]
+    return [dtensor_rows(size, steps, [mesh.coordinate(r, a) for a, _ in mine]) for r in ranks]
+
+
+def _shards(mesh: Mesh, size: int, axes: Axes) -> list[Runs]:
+    """The rows that a layout gives to each place along `axes`."""
+    bounds = [mesh.bounds(size, axes, k) for k in range(mesh.extent(axes))]
+    return [[(a, b)] if a < b else [] for a, b in bounds]
+
+
+def _stated(mesh: Mesh, size: int, axes: Axes, held: list[Runs]) -> Axes | None:
+    """`axes` with sizes that make these the shards; None where no sizes do."""
+    stated = Sized(axes, tuple(sum(b - a for a, b in rows) for rows in held))
+    return stated if _shards(mesh, size, stated) == held else None
 
 
 def _rows_text(rows: Runs) -> str:

@@ -212,7 +212,7 @@ def _name(token: Token, text: str, what: str) -> Token:
         raise NotationError(
             f'{what} called "{text}"; a name has letters, digits, _, $ and ., and begins with a '
             "letter or _: rename it",
-            token.start_pos,
+            token.start_pos or 0,
         )
     return token.update(value=text)
 

@@ -56,7 +56,7 @@ def from_dtensor(tensor: "DTensor | Any", mesh: Mesh | None = None) -> tuple[Lay
     Raises:
         ShardirError: no layout has these shards, or no mesh these ranks.
     """
-    spec = getattr(tensor, "_spec", tensor)
+    spec: Any = getattr(tensor, "_spec", tensor)
     sizes = tuple(map(int, spec.mesh.shape))
     if spec.mesh.mesh.flatten().tolist() != list(range(prod(sizes))):
         raise ShardirError(
