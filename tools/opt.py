@@ -50,6 +50,8 @@ from shardir.tools.expected import compare
 from shardir.tools.pipelines import UsageError, build, checked, describe, spec_of
 
 SEPARATOR = "// -----"
+LOWERING = "lower-to-spmd"
+"""The pass after which there are collectives, and no redistributions."""
 BUG = (
     "this is a fault of shardir, not of the input; please report it with the input "
     "(--traceback shows where)"
@@ -112,6 +114,11 @@ class Driver(xDSLOptMain):
             help="run the program before and after each pass on random inputs, and compare",
         )
         add("--print-ir-after-all", action="store_true", help="the IR after each pass, to stderr")
+        add(
+            "--explain-redistributions",
+            action="store_true",
+            help="for which edge each redistribution is, its plan and its bytes, to stderr",
+        )
         add("--list-passes", action="store_true", help="the passes and their options")
         add("--no-aliases", action="store_true", help="print layouts in full, not as #layoutN")
         add("--traceback", action="store_true", help="the Python trace of an internal error")
@@ -180,6 +187,8 @@ class Driver(xDSLOptMain):
         target = self.target
         original = module.clone() if hasattr(target, "emit_directory") else None
         for i, p in enumerate(self.passes):
+            if p.name == LOWERING:
+                self.explain(module)
             self.apply(p, module, source)
             last = i == len(self.passes) - 1
             if self.args.verify_each or last:
@@ -189,6 +198,7 @@ class Driver(xDSLOptMain):
                 print(self.text_of(module), file=sys.stderr)
             if self.args.print_between_passes and not last:
                 print(f"IR after {p.name}:\n{self.text_of(module)}\n")
+        self.explain(module)
         return self.timed("print", lambda: self.emit(module, original))
 
     def parse(self, source: Source) -> ModuleOp:
@@ -221,6 +231,16 @@ class Driver(xDSLOptMain):
 
             with self.internal(f"the check of pass {p.name}"):
                 self.timed("check-equivalence", lambda: check_pass(before, module, p.name))
+
+    def explain(self, module: ModuleOp) -> None:
+        """The redistributions that stand in the module: before they are lowered, and at the end."""
+        if not self.args.explain_redistributions:
+            return
+        from shardir.tools.explain import explain
+
+        with self.internal("the explanation of redistributions"):
+            for paragraph in explain(module):
+                print(paragraph, file=sys.stderr)
 
     @contextlib.contextmanager
     def internal(self, what: str) -> Iterator[None]:

@@ -1,0 +1,92 @@
+"""`--explain-redistributions`: for which edge each redistribution is, by which plan, at what cost.
+
+@net: %y, tensor<8x8xf32>
+  from %y = nn.matmul at net.ir:22
+  for %z = nn.matmul at net.ir:23, operand 0
+  device matrix [4], tensor map [0, -1] -> device matrix [4], tensor map [-1, -1]
+  [@m, [{d}, {}]] -> [@m, [{}, {}]]
+    all_gather dim 0 over {d} -> [@m, [{}, {}]]
+    receives 192 B (at least 192 B), peak 320 B
+@net: 1 redistribution, receives 192 B (at least 192 B)
+"""
+
+from collections.abc import Iterator
+from textwrap import indent
+
+from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.redistribution import Redistribution, plan_redistribution
+from shardir.dialects import dist
+from shardir.dialects.nn.base import plain
+from shardir.dialects.train import BackwardOp
+from shardir.passes.functions import bodies, name_of
+from shardir.passes.fuse_communication import local_bytes
+from shardir.syntax.diagnostics import file_place
+
+
+def explain(module: ModuleOp) -> list[str]:
+    """For each function a paragraph on each of its redistributions, in order, and their sum."""
+    meshes = dist.meshes_of(module)
+    found: list[str] = []
+    for f, block in bodies(module):
+        name, plans = f"@{name_of(f)}", []
+        part = ""
+        for op in block.ops:
+            if isinstance(op, BackwardOp):
+                part = " (backward)"
+            elif isinstance(op, dist.RedistributeOp):
+                plans.append(_plan(op, meshes))
+                found.append(f"{name}{part}{_at(op)}: {_paragraph(op, plans[-1])}")
+        if plans:
+            received = sum(p.received_bytes for p in plans)
+            bound = sum(p.bound_bytes for p in plans)
+            count = f"{len(plans)} redistribution{'s' * (len(plans) > 1)}"
+            found.append(f"{name}: {count}, receives {received} B (at least {bound} B)")
+    return found
+
+
+def _plan(op: dist.RedistributeOp, meshes: dict[str, Mesh]) -> Redistribution:
+    type = plain(op.value)
+    source, target = dist.layout_of(op.value), dist.layout_of(op.out)
+    assert source is not None and target is not None
+    itemsize = local_bytes(TensorType(type.element_type, ()))
+    return plan_redistribution(type.get_shape(), itemsize, meshes[source.mesh], source, target)
+
+
+def _paragraph(op: dist.RedistributeOp, plan: Redistribution) -> str:
+    name = f"%{op.value.name_hint}, " if op.value.name_hint else ""
+    maps = [layout.tensor_map(plan.mesh) for layout in (plan.source, plan.target)]
+    lines = [f"from {_maker(op.value)}", *_readers(op.out), " -> ".join(maps), str(plan)]
+    return f"{name}{plain(op.value)}\n" + indent("\n".join(lines), "  ")
+
+
+def _maker(v: SSAValue) -> str:
+    if isinstance(v, BlockArgument):
+        return f"the argument %{v.name_hint or v.index}{_at(v)}"
+    assert isinstance(v.owner, Operation)
+    return _called(v.owner)
+
+
+def _readers(v: SSAValue) -> Iterator[str]:
+    block = v.owner.parent if isinstance(v.owner, Operation) else v.owner
+    assert block is not None
+    uses = {(use.operation, use.index) for use in v.uses}
+    for op in block.ops:
+        for i in range(len(op.operands)):
+            if (op, i) in uses:
+                yield f"for {_called(op)}, operand {i}"
+    if not uses:
+        yield "for nobody: no op reads it"
+
+
+def _called(op: Operation) -> str:
+    """`%y = nn.matmul at net.ir:22`; names are those of the source."""
+    names = [f"%{v.name_hint}" for v in op.results if v.name_hint]
+    return f"{', '.join(names)}{' = ' if names else ''}{op.name}{_at(op)}"
+
+
+def _at(what: Operation | BlockArgument) -> str:
+    place = file_place(what.location)
+    return f" at {place[0]}:{place[1]}" if place else ""
