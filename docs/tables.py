@@ -42,6 +42,11 @@ nn.clamp %0 min 0.0 max 1.0 : (tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.tril %0 diagonal 0 : (tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.select %0, %1, %2 : (tensor<4x8xi1>, tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.reduce <sum> %0 dims <1> : (tensor<4x8xf32>) -> tensor<4xf32>
+nn.logsumexp %0 dims <1> : (tensor<4x8xf32>) -> tensor<4xf32>
+nn.var %0 dims <1> correction 1 : (tensor<4x8xf32>) -> tensor<4xf32>
+nn.std %0 dims <1> correction 1 : (tensor<4x8xf32>) -> tensor<4xf32>
+nn.argmax %0 axis 1 : (tensor<4x8xf32>) -> tensor<4xi64>
+nn.argmin %0 axis 1 : (tensor<4x8xf32>) -> tensor<4xi64>
 nn.reshape %0 : (tensor<4x6xf32>) -> tensor<2x12xf32>
 nn.transpose %0 perm <1, 0> : (tensor<4x8xf32>) -> tensor<8x4xf32>
 nn.broadcast %0 dims <1> : (tensor<8xf32>) -> tensor<4x8xf32>

@@ -296,6 +296,14 @@ def _reduce(op: nn.ReduceOp, x: torch.Tensor) -> torch.Tensor:
             return x.sum(dims, keepdim=keep, dtype=x.dtype) if dims else x
         case "mean":
             return x.mean(dims, keepdim=keep) if dims else x
+        case "prod":
+            for d in sorted((d % x.ndim for d in dims), reverse=True):
+                x = x.prod(d, keepdim=keep, dtype=x.dtype)
+            return x
+        case "any":
+            return x.any(dims, keepdim=keep) if dims else x
+        case "all":
+            return x.all(dims, keepdim=keep) if dims else x
         case "max":
             return x.amax(dims, keepdim=keep) if dims else x
         case _:
@@ -461,6 +469,15 @@ TORCH: dict[type[TensorOp], Reference] = {
     nn.EinsumOp: lambda op, x, y: torch.einsum(op.equation.data, x, y),
     nn.MatmulOp: lambda op, x, y: x @ y,
     nn.ReduceOp: _reduce,
+    nn.LogsumexpOp: lambda op, x: x.logsumexp(op.dims.data, keepdim=op.keep is not None),
+    nn.VarOp: lambda op, x: x.var(
+        op.dims.data, correction=op.correction.value.data, keepdim=op.keep is not None
+    ),
+    nn.StdOp: lambda op, x: x.std(
+        op.dims.data, correction=op.correction.value.data, keepdim=op.keep is not None
+    ),
+    nn.ArgmaxOp: lambda op, x: x.argmax(op.axis.value.data, keepdim=op.keep is not None),
+    nn.ArgminOp: lambda op, x: x.argmin(op.axis.value.data, keepdim=op.keep is not None),
     nn.ReshapeOp: lambda op, x: x.reshape(shape_of(op.out)),
     nn.TransposeOp: lambda op, x: x.permute(op.perm.data),
     nn.BroadcastOp: _broadcast,

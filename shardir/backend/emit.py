@@ -539,7 +539,10 @@ def layout_text(layout: Layout) -> str:
     return str(layout).partition(", ")[2]
 
 
-_REDUCED = {"sum": "total", "max": "greatest", "min": "smallest", "mean": "mean"}
+_REDUCED = {
+    "sum": "total", "mean": "mean", "prod": "product", "max": "greatest", "min": "smallest",
+    "any": "any_of", "all": "all_of",
+}  # fmt: skip
 
 
 def _by_kind(op: Operation) -> str:

@@ -173,6 +173,18 @@ nn.reduce <mean> %0 dims <0, 1> : (tensor<4x6xf32>) -> tensor<f32>
 nn.reduce <mean> %0 dims <0> keep : (tensor<5x3xf32>) -> tensor<1x3xf32>
 nn.reduce <mean> %0 dims <0> : (tensor<5x3xbf16>) -> tensor<3xbf16>
 nn.reduce <mean> %0 dims <1, 2> : (tensor<2x1x3xf64>) -> tensor<2xf64>
+nn.reduce <prod> %0 dims <1> : (tensor<5x6xf32>) -> tensor<5xf32>
+nn.reduce <prod> %0 dims <0, 2> : (tensor<2x4x3xi32>) -> tensor<4xi32>
+nn.reduce <prod> %0 dims <0, 1> keep : (tensor<5x4xf64>) -> tensor<1x1xf64>
+nn.reduce <prod> %0 dims <0, 1> : (tensor<5x4xf64>) -> tensor<f64>
+nn.reduce <any> %0 dims <1> : (tensor<5x3xi1>) -> tensor<5xi1>
+nn.reduce <all> %0 dims <0, 1> : (tensor<3x2xi1>) -> tensor<i1>
+nn.logsumexp %0 dims <1> : (tensor<5x6xf32>) -> tensor<5xf32>
+nn.logsumexp %0 dims <0, 1> keep : (tensor<5x6xf16>) -> tensor<1x1xf16>
+nn.var %0 dims <1> correction 1 : (tensor<5x6xf32>) -> tensor<5xf32>
+nn.std %0 dims <0, 2> correction 0 keep : (tensor<5x6x2xf32>) -> tensor<1x6x1xf32>
+nn.argmax %0 axis 1 : (tensor<5x6xf32>) -> tensor<5xi64>
+nn.argmin %0 axis 0 keep : (tensor<5x6xi32>) -> tensor<1x6xi64>
 nn.reduce <max> %0 dims <1> : (tensor<5x6xf32>) -> tensor<5xf32>
 nn.reduce <max> %0 dims <0> keep : (tensor<3x2xf32>) -> tensor<1x2xf32>
 nn.reduce <min> %0 dims <0, 1> : (tensor<5x1xi32>) -> tensor<i32>

@@ -42,7 +42,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes
 from shardir.dialects import dist, nn, train
-from shardir.dialects.nn.base import TensorOp, float_attr, int_attr
+from shardir.dialects.nn.base import TensorOp, dims_attr, float_attr, int_attr
 
 LIMIT, FEW = 121, 6
 
@@ -222,6 +222,23 @@ ROWS: dict[str, tuple[list[Arg], Any, str, dict[str, int]]] = {
         [Arg("f64", (3, 7)), Arg("i64", (3,))],
         lambda b, x, ids: b.value(nn.CrossEntropyOp, x, ids),
         "[{}, {a, b}]", {"all_reduce": 3},
+    ),
+    "logsumexp": (
+        [Arg("f64", (3, 7))],
+        lambda b, x: b.value(nn.LogsumexpOp, x, props={"dims": dims_attr(1)}),
+        "[{a}, {b}]", {"all_reduce": 2},  # greatest, sum of exponentials
+    ),
+    "var": (
+        [Arg("f64", (3, 7))],
+        lambda b, x: b.value(
+            nn.VarOp, x, props={"dims": dims_attr(0, 1), "correction": int_attr(1)}
+        ),
+        "[{a}, {b}]", {"all_reduce": 2},  # mean, sum of squares
+    ),
+    "argmax": (
+        [Arg("f64", (3, 7))],
+        lambda b, x: b.value(nn.ArgmaxOp, x, props={"axis": int_attr(1)}),
+        "[{a}, {b}]", {"all_reduce": 2},  # greatest, least index
     ),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.backend.emit import Scope, Text
 from shardir.backend.names import tuple_text
 from shardir.dialects import nn
-from shardir.dialects.nn.base import dims_of
+from shardir.dialects.nn.base import axis_of, dims_of, int_of
 
 
 def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
@@ -27,6 +27,10 @@ def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
             helper = "greatest" if kind == "max" else "least"
             return f"ops.{helper}({x}, {tuple_text(list(map(str, dims)))}{', keep=True' * keep})"
         return f"{x}.a{kind}({at}{''.join(tail)})"
+    if kind in ("any", "all"):
+        return f"{x}.{kind}({at}{''.join(tail)})"
+    if kind == "prod":
+        return _prod(s, op, dims)
     if kind == "sum":
         typed = [] if s.is_float(op.x) else [f"dtype={s.dtype(op.x)}"]
         return f"{x}.sum({', '.join([*([at] if at else []), *(t[2:] for t in tail), *typed])})"
@@ -40,6 +44,40 @@ def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
         summed = ", ".join([*([at] if at else []), *(t[2:] for t in tail), "dtype=torch.float32"])
         return f"({x}.sum({summed}) / {total}).to({s.dtype(op.x)})"
     return f"{x}.sum({at}{''.join(tail)}) / {total}"
+
+
+def _prod(s: Scope, op: nn.ReduceOp, dims: tuple[int, ...]) -> str:
+    """torch multiplies along one dimension, or all: the last comes first, so that the numbers of
+    the others stay."""
+    typed = [] if s.is_float(op.x) else [f"dtype={s.dtype(op.x)}"]
+    if len(dims) == len(s.shape_of(op.x)) and op.keep is None:
+        return f"{s.operand(op.x)}.prod({', '.join(typed)})"
+    given = [*(["keepdim=True"] if op.keep is not None else []), *typed]
+    calls = [f".prod({', '.join([str(d), *given])})" for d in sorted(dims, reverse=True)]
+    return s.operand(op.x) + "".join(calls)
+
+
+def _statistic(call: str) -> Callable[[Scope, nn.reduction.OverDims], Text]:
+    def entry(s: Scope, op: nn.reduction.OverDims) -> Text:
+        dims, _ = op.where()
+        given = [str(dims[0]) if len(dims) == 1 else tuple_text(list(map(str, dims)))]
+        if "correction" in op.properties:
+            given.append(f"correction={int_of(op.properties, 'correction')}")
+        if op.keep is not None:
+            given.append("keepdim=True")
+        return f"{s.operand(op.x)}.{call}({', '.join(given)})"
+
+    return entry
+
+
+def _arg(call: str) -> Callable[[Scope, Operation], Text]:
+    def entry(s: Scope, op: Operation) -> Text:
+        (x,) = op.operands
+        axis = axis_of(op.properties, "axis", len(s.shape_of(x)))
+        keep = ", keepdim=True" if "keep" in op.properties else ""
+        return f"{s.operand(x)}.{call}({axis}{keep})"
+
+    return entry
 
 
 def _dims(dims: tuple[int, ...], rank: int, keep: bool) -> str:
@@ -57,4 +95,9 @@ def _may_be_empty(s: Scope, v: SSAValue, dim: int) -> bool:
 
 TORCH: dict[type[Operation], Callable[..., Text]] = {
     nn.ReduceOp: _reduce,
+    nn.LogsumexpOp: _statistic("logsumexp"),
+    nn.VarOp: _statistic("var"),
+    nn.StdOp: _statistic("std"),
+    nn.ArgmaxOp: _arg("argmax"),
+    nn.ArgminOp: _arg("argmin"),
 }
