@@ -33,12 +33,13 @@ def explain(module: ModuleOp) -> list[str]:
     for f, block in bodies(module):
         name, plans = f"@{name_of(f)}", []
         part = ""
-        for op in block.ops:
+        order = {op: i for i, op in enumerate(block.ops)}
+        for op in order:
             if isinstance(op, BackwardOp):
                 part = " (backward)"
             elif isinstance(op, dist.RedistributeOp):
                 plans.append(_plan(op, meshes))
-                found.append(f"{name}{part}{_at(op)}: {_paragraph(op, plans[-1])}")
+                found.append(f"{name}{part}{_at(op)}: {_paragraph(op, plans[-1], order)}")
         if plans:
             received = sum(p.received_bytes for p in plans)
             bound = sum(p.bound_bytes for p in plans)
@@ -55,10 +56,10 @@ def _plan(op: dist.RedistributeOp, meshes: dict[str, Mesh]) -> Redistribution:
     return plan_redistribution(type.get_shape(), itemsize, meshes[source.mesh], source, target)
 
 
-def _paragraph(op: dist.RedistributeOp, plan: Redistribution) -> str:
+def _paragraph(op: dist.RedistributeOp, plan: Redistribution, order: dict[Operation, int]) -> str:
     name = f"%{op.value.name_hint}, " if op.value.name_hint else ""
     maps = [layout.tensor_map(plan.mesh) for layout in (plan.source, plan.target)]
-    lines = [f"from {_maker(op.value)}", *_readers(op.out), " -> ".join(maps), str(plan)]
+    lines = [f"from {_maker(op.value)}", *_readers(op.out, order), " -> ".join(maps), str(plan)]
     return f"{name}{plain(op.value)}\n" + indent("\n".join(lines), "  ")
 
 
@@ -69,14 +70,10 @@ def _maker(v: SSAValue) -> str:
     return _called(v.owner)
 
 
-def _readers(v: SSAValue) -> Iterator[str]:
-    block = v.owner.parent if isinstance(v.owner, Operation) else v.owner
-    assert block is not None
-    uses = {(use.operation, use.index) for use in v.uses}
-    for op in block.ops:
-        for i in range(len(op.operands)):
-            if (op, i) in uses:
-                yield f"for {_called(op)}, operand {i}"
+def _readers(v: SSAValue, order: dict[Operation, int]) -> Iterator[str]:
+    uses = [(use.operation, use.index) for use in v.uses]
+    for op, i in sorted(uses, key=lambda use: (order[use[0]], use[1])):
+        yield f"for {_called(op)}, operand {i}"
     if not uses:
         yield "for nobody: no op reads it"
 
