@@ -261,8 +261,7 @@ class _Differentiation:
             return gradient
         arg = self.block.args[i]
         t = plain(arg)
-        zero = self.builder.constant(0.0, t.element_type)
-        zeros = self.builder.broadcast(zero, [], t.get_shape(), like=arg)
+        zeros = self.builder.zeros(t, like=arg)
         layout = layout_of(arg)
         return zeros if layout is None else self.builder.redistribute(zeros, layout)
 

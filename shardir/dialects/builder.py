@@ -25,7 +25,7 @@ from shardir.dialects.dist import (
     tensor,
     with_layout,
 )
-from shardir.dialects.nn.base import Props, TensorOp, dims_attr, plain, rule_of
+from shardir.dialects.nn.base import Props, TensorOp, dims_attr, int_attr, plain, rule_of
 from shardir.dialects.text import word
 
 
@@ -178,6 +178,47 @@ class Builder:
 
     def transpose(self, x: SSAValue, perm: Sequence[int]) -> SSAValue:
         return self.value(nn.TransposeOp, x, props={"perm": dims_attr(*perm)})
+
+    def pad(
+        self,
+        x: SSAValue,
+        low: Sequence[int],
+        high: Sequence[int],
+        like: SSAValue | None = None,
+    ) -> SSAValue:
+        """x with rows of zeros before and after each dimension; negative numbers take rows away."""
+        if not (any(low) or any(high)):
+            return x
+        if all(k <= 0 for k in (*low, *high)):
+            ends = [n + k for n, k in zip(plain(x).get_shape(), high, strict=True)]
+            return self.slice(x, [-k for k in low], ends, like)
+        props = {"low": nn.IntsPerDimAttr(tuple(low)), "high": nn.IntsPerDimAttr(tuple(high))}
+        return self.value(nn.PadOp, x, props=props, like=like)
+
+    def slice(
+        self,
+        x: SSAValue,
+        starts: Sequence[int],
+        limits: Sequence[int],
+        like: SSAValue | None = None,
+    ) -> SSAValue:
+        """The rows from `starts` to `limits` of each dimension."""
+        props = {
+            "starts": nn.IntsPerDimAttr(tuple(starts)),
+            "limits": nn.IntsPerDimAttr(tuple(limits)),
+            "strides": nn.IntsPerDimAttr((1,) * len(starts)),
+        }
+        return self.value(nn.SliceOp, x, props=props, like=like)
+
+    def split(self, x: SSAValue, sizes: Sequence[int], axis: int) -> Sequence[SSAValue]:
+        """Pieces of x along `axis`."""
+        props = {"sizes": nn.IntsPerDimAttr(tuple(sizes)), "axis": int_attr(axis)}
+        return self.op(nn.SplitOp, x, props=props).results
+
+    def zeros(self, type: TensorType, like: SSAValue | None = None) -> SSAValue:
+        """Zeros of a type, whose layout is ignored."""
+        zero = self.constant(0.0, type.element_type)
+        return self.broadcast(zero, [], type.get_shape(), like=like)
 
     def einsum(self, equation: str, x: SSAValue, y: SSAValue) -> SSAValue:
         return self.value(nn.EinsumOp, x, y, props={"equation": StringAttr(equation)})

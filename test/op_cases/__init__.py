@@ -10,6 +10,7 @@ from op_cases import (
     creation,
     elementwise,
     indexing,
+    movement,
     normalisation,
     reduction,
     shape,
@@ -20,8 +21,16 @@ from op_cases.case import EVEN, Case
 __all__ = ["CASES", "EVEN", "Case"]
 
 FAMILIES = (
-    elementwise, activation, contraction, reduction, shape, indexing, normalisation, creation,
+    elementwise,
+    activation,
+    contraction,
+    reduction,
+    shape,
+    movement,
+    indexing,
+    normalisation,
+    creation,
     train,
-)  # fmt: skip
+)
 
 CASES: list[Case] = [case for family in FAMILIES for case in family.CASES]

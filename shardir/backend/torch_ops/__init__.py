@@ -10,6 +10,7 @@ from shardir.backend.torch_ops import (
     creation,
     elementwise,
     indexing,
+    movement,
     normalisation,
     reduction,
     shape,
@@ -17,8 +18,16 @@ from shardir.backend.torch_ops import (
 )
 
 FAMILIES = (
-    elementwise, activation, contraction, reduction, shape, indexing, normalisation, creation,
+    elementwise,
+    activation,
+    contraction,
+    reduction,
+    shape,
+    movement,
+    indexing,
+    normalisation,
+    creation,
     train,
-)  # fmt: skip
+)
 
 TORCH = {op: entry for family in FAMILIES for op, entry in family.TORCH.items()}

@@ -13,6 +13,7 @@ from shardir.dialects.nn import (
     creation,
     elementwise,
     indexing,
+    movement,
     normalisation,
     reduction,
     shape,
@@ -23,17 +24,31 @@ from shardir.dialects.nn.contraction import *
 from shardir.dialects.nn.creation import *
 from shardir.dialects.nn.elementwise import *
 from shardir.dialects.nn.indexing import *
+from shardir.dialects.nn.movement import *
 from shardir.dialects.nn.normalisation import *
 from shardir.dialects.nn.reduction import *
 from shardir.dialects.nn.shape import *
 
 UNIT = UnitAttr()
 FAMILIES = (
-    elementwise, activation, contraction, reduction, shape, indexing, normalisation, creation,
-)  # fmt: skip
+    elementwise,
+    activation,
+    contraction,
+    reduction,
+    shape,
+    movement,
+    indexing,
+    normalisation,
+    creation,
+)
 
 Nn = Dialect(
     "nn",
     [op for family in FAMILIES for op in family.OPS],
-    [base.DimsAttr, elementwise.ComparisonAttr, reduction.ReductionKindAttr],
+    [
+        base.DimsAttr,
+        movement.IntsPerDimAttr,
+        elementwise.ComparisonAttr,
+        reduction.ReductionKindAttr,
+    ],
 )
