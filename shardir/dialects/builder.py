@@ -37,6 +37,7 @@ class Builder:
         self.location: LocationAttr | None = None
         self.name_hint: str | None = None
         self._moved: dict[tuple[SSAValue, Layout], SSAValue] = {}
+        self._complete: dict[SSAValue, SSAValue] = {}
 
     def op(
         self,
@@ -57,6 +58,7 @@ class Builder:
             kind.infer(types, props)
         )  # fmt: skip
         if self.mesh is not None:
+            operands = tuple(self._complete.get(v, v) for v in operands)
             operands, outs = self._place(kind, operands, types, outs, props, like)
         new = kind.create(
             operands=operands, result_types=outs, properties=props, location=self.location
@@ -109,6 +111,13 @@ class Builder:
         new = self.redistribution(value, layout)
         self._moved[value, layout] = new
         return new
+
+    def known(self, value: SSAValue, same: SSAValue) -> None:
+        """`same` is the value in another layout: it is not to be redistributed to that again, and
+        where it is the sum of contributions it is what ops use."""
+        self._moved.setdefault((value, self.layout(same)), same)
+        if self.layout(value).partial and not self.layout(same).partial:
+            self._complete.setdefault(value, same)
 
     def redistribution(self, value: SSAValue, layout: Layout) -> SSAValue:
         """A new redistribution of the value."""

@@ -100,7 +100,7 @@ class TensorOp(IRDLOperation, ABC):
         Raises:
             ShardirError: the op has no gradient.
         """
-        raise ShardirError(f"{self.name} has no gradient")
+        raise ShardirError(f"[G8] {self.name} has no gradient; nn.stop_gradient ends it before")
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         """The results by ops that allow every split, or None when there is no such way."""
