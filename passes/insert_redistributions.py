@@ -8,7 +8,8 @@
 2. Afterwards every op is computable where its operands lie: their layouts agree with its factors.
 3. An op with a strategy is placed by it; any other at least cost (`algebra.factors.place`).
 4. An op whose results come out partial, or otherwise than wanted, is followed by a redistribution.
-5. A softmax, loss or norm whose row is split becomes the ops that calculate it in parts.
+5. A softmax, loss or norm whose row is split becomes the ops that calculate it in parts; a
+   composite always does.
 6. The same redistribution of a value is made once.
 """
 
@@ -24,11 +25,11 @@ from shardir.algebra.factors import Placement, place
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.builder import Builder
+from shardir.dialects.composites import replace_by_parts
 from shardir.dialects.dist import layout_of, with_layout
-from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.nn.base import Composite, TensorOp, has_parts, plain, splits_whole
 from shardir.passes.functions import (
     bodies,
-    erase,
     has_layouts,
     is_local_body,
     mesh_of,
@@ -68,7 +69,7 @@ def _insert(block: Block, mesh: Mesh) -> None:
         cursor[:] = [op]
         builder.location = op.location
         try:
-            if row_is_split(op, mesh):
+            if isinstance(op, Composite) or row_is_split(op, mesh):
                 _decompose(op, builder)
             else:
                 _place(op, builder, mesh)
@@ -117,19 +118,11 @@ def _redistribute_after(op: TensorOp, v: SSAValue, layout: Layout) -> None:
 
 def row_is_split(op: TensorOp, mesh: Mesh) -> bool:
     """Whether an op that wants a dimension whole has it split, and can be calculated in parts."""
-    if type(op).decompose is TensorOp.decompose:
+    if not has_parts(type(op)):
         return False
-    factors = op.factors()
-    layouts = (
-        strategy_placement(op, mesh).operands
-        if op.strategy is not None
-        else [_layout(v) for v in op.operands]
-    )
-    return any(
-        axes and any(f in factors.replicate for f in dim)
-        for dims, layout in zip(factors.operands, layouts, strict=True)
-        for dim, axes in zip(dims, layout.dims, strict=True)
-    )
+    if op.strategy is not None:
+        return splits_whole(op.factors(), strategy_placement(op, mesh).operands)
+    return splits_whole(op.factors(), [_layout(v) for v in op.operands])
 
 
 def _decompose(op: TensorOp, builder: Builder) -> None:
@@ -137,10 +130,4 @@ def _decompose(op: TensorOp, builder: Builder) -> None:
         assert builder.mesh is not None
         for i, want in enumerate(strategy_placement(op, builder.mesh).operands):
             op.operands[i] = builder.redistribute(op.operands[i], want)
-    parts = op.decompose(builder)
-    assert parts is not None
-    for v, new in zip(op.results, parts, strict=True):
-        out = builder.redistribute(new, _layout(v).complete)
-        out.name_hint = v.name_hint
-        v.replace_all_uses_with(out)
-    erase(op)
+    replace_by_parts(op, builder)

@@ -28,7 +28,7 @@ from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.dialects.dist import layout_of, with_layout
-from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.base import TensorOp, has_parts
 from shardir.dialects.train import arg_attrs
 from shardir.passes.functions import (
     bodies,
@@ -72,7 +72,7 @@ def strategy_placement(op: TensorOp, mesh: Mesh) -> Placement:
     """
     assert op.strategy is not None
     factors = op.factors()
-    if type(op).decompose is not TensorOp.decompose:
+    if has_parts(type(op)):
         factors = replace(factors, replicate=frozenset())
     chosen = op.strategy.data.factor_axes(factors, mesh)
     found = placed(factors, chosen, mesh)

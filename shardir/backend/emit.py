@@ -29,6 +29,7 @@ from shardir.backend import names
 from shardir.backend.names import Names, axes_text, comment, docstring, joined, tuple_text
 from shardir.backend.storage import Storages, live_ops
 from shardir.dialects import dist, nn, train
+from shardir.dialects.composites import expanded
 from shardir.dialects.dist import global_shape, layout_of, meshes_of
 from shardir.dialects.nn.creation import dense_values
 from shardir.syntax.diagnostics import Failure, file_place
@@ -125,6 +126,7 @@ def program_text(module: ModuleOp, rank: int | None = None, single: bool = False
     Raises:
         Failure: the module holds what the backend has no text for.
     """
+    module = expanded(module)
     mesh = mesh_of(module)
     functions = public_functions(module)
     for op in module.body.ops:

@@ -25,7 +25,16 @@ from shardir.dialects.dist import (
     tensor,
     with_layout,
 )
-from shardir.dialects.nn.base import Props, TensorOp, dims_attr, int_attr, plain, rule_of
+from shardir.dialects.nn.base import (
+    Composite,
+    Props,
+    TensorOp,
+    dims_attr,
+    has_parts,
+    plain,
+    rule_of,
+    splits_whole,
+)
 from shardir.dialects.text import word
 
 
@@ -35,9 +44,9 @@ class Builder:
     def __init__(self, mesh: Mesh | None, insert: Callable[[Operation], object]):
         self.mesh, self.insert = mesh, insert
         self.location: LocationAttr | None = None
+        self.attributes: dict[str, Attribute] = {}
         self.name_hint: str | None = None
         self._moved: dict[tuple[SSAValue, Layout], SSAValue] = {}
-        self._complete: dict[SSAValue, SSAValue] = {}
 
     def op(
         self,
@@ -54,15 +63,13 @@ class Builder:
         """
         props = props or {}
         types = [plain(v) for v in operands]
-        outs = [tensor(result.element_type, result.get_shape())] if result is not None else (
-            kind.infer(types, props)
-        )  # fmt: skip
+        outs = _result_types(kind, types, props, result)
         if self.mesh is not None:
-            operands = tuple(self._complete.get(v, v) for v in operands)
             operands, outs = self._place(kind, operands, types, outs, props, like)
         new = kind.create(
-            operands=operands, result_types=outs, properties=props, location=self.location
-        )
+            operands=operands, result_types=outs, properties=props, attributes=self.attributes,
+            location=self.location,
+        )  # fmt: skip
         if self.name_hint is not None:
             new.results[0].name_hint = self.name_hint
         self.insert(new)
@@ -112,13 +119,6 @@ class Builder:
         self._moved[value, layout] = new
         return new
 
-    def known(self, value: SSAValue, same: SSAValue) -> None:
-        """`same` is the value in another layout: it is not to be redistributed to that again, and
-        where it is the sum of contributions it is what ops use."""
-        self._moved.setdefault((value, self.layout(same)), same)
-        if self.layout(value).partial and not self.layout(same).partial:
-            self._complete.setdefault(value, same)
-
     def redistribution(self, value: SSAValue, layout: Layout) -> SSAValue:
         """A new redistribution of the value."""
         type = with_layout(plain(value), layout)
@@ -127,9 +127,33 @@ class Builder:
         self.insert(new)
         return new.out
 
+    def results(
+        self,
+        kind: type[TensorOp],
+        *operands: SSAValue,
+        props: Props | None = None,
+        result: TensorType | None = None,
+        like: SSAValue | Layout | None = None,
+    ) -> Sequence[SSAValue]:
+        """The results of a new op, see `op`; or of its parts, where it is a composite, or wants a
+        dimension whole that is split."""
+        outs = _result_types(kind, [plain(v) for v in operands], props or {}, result)
+        apart = issubclass(kind, Composite)
+        if not apart and self.mesh is not None and has_parts(kind):
+            types = tuple(plain(v) for v in operands)
+            factors = rule_of(kind, types, tuple(outs), props or {})
+            apart = splits_whole(factors, [self.layout(v) for v in operands])
+        if not apart:
+            return self.op(kind, *operands, props=props, result=result, like=like).results
+        op = kind.create(operands=operands, result_types=outs, properties=props or {})
+        made = op.decompose(self)
+        op.erase()
+        assert made is not None
+        return made
+
     def value(self, kind: type[TensorOp], *operands: SSAValue, **options: object) -> SSAValue:
-        """The only result of a new op; see `op`."""
-        return self.op(kind, *operands, **options).results[0]  # type: ignore[arg-type]
+        """The only result of a new op; see `results`."""
+        return self.results(kind, *operands, **options)[0]  # type: ignore[arg-type]
 
     # ---- spellings ----
 
@@ -188,47 +212,6 @@ class Builder:
     def transpose(self, x: SSAValue, perm: Sequence[int]) -> SSAValue:
         return self.value(nn.TransposeOp, x, props={"perm": dims_attr(*perm)})
 
-    def pad(
-        self,
-        x: SSAValue,
-        low: Sequence[int],
-        high: Sequence[int],
-        like: SSAValue | None = None,
-    ) -> SSAValue:
-        """x with rows of zeros before and after each dimension; negative numbers take rows away."""
-        if not (any(low) or any(high)):
-            return x
-        if all(k <= 0 for k in (*low, *high)):
-            ends = [n + k for n, k in zip(plain(x).get_shape(), high, strict=True)]
-            return self.slice(x, [-k for k in low], ends, like)
-        props = {"low": nn.IntsPerDimAttr(tuple(low)), "high": nn.IntsPerDimAttr(tuple(high))}
-        return self.value(nn.PadOp, x, props=props, like=like)
-
-    def slice(
-        self,
-        x: SSAValue,
-        starts: Sequence[int],
-        limits: Sequence[int],
-        like: SSAValue | None = None,
-    ) -> SSAValue:
-        """The rows from `starts` to `limits` of each dimension."""
-        props = {
-            "starts": nn.IntsPerDimAttr(tuple(starts)),
-            "limits": nn.IntsPerDimAttr(tuple(limits)),
-            "strides": nn.IntsPerDimAttr((1,) * len(starts)),
-        }
-        return self.value(nn.SliceOp, x, props=props, like=like)
-
-    def split(self, x: SSAValue, sizes: Sequence[int], axis: int) -> Sequence[SSAValue]:
-        """Pieces of x along `axis`."""
-        props = {"sizes": nn.IntsPerDimAttr(tuple(sizes)), "axis": int_attr(axis)}
-        return self.op(nn.SplitOp, x, props=props).results
-
-    def zeros(self, type: TensorType, like: SSAValue | None = None) -> SSAValue:
-        """Zeros of a type, whose layout is ignored."""
-        zero = self.constant(0.0, type.element_type)
-        return self.broadcast(zero, [], type.get_shape(), like=like)
-
     def einsum(self, equation: str, x: SSAValue, y: SSAValue) -> SSAValue:
         return self.value(nn.EinsumOp, x, y, props={"equation": StringAttr(equation)})
 
@@ -254,3 +237,12 @@ class Builder:
         dims = [*range(extra), *ones]
         summed = self.reduce(x, "sum", dims) if dims else x
         return self.reshape(summed, want)
+
+
+def _result_types(
+    kind: type[TensorOp], operands: Sequence[TensorType], props: Props, result: TensorType | None
+) -> list[TensorType]:
+    """The types of an op's results: stated, or inferred."""
+    if result is None:
+        return kind.infer(operands, props)
+    return [tensor(result.element_type, result.get_shape())]

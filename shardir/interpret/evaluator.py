@@ -19,6 +19,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.dialects import dist, train
+from shardir.dialects.composites import expanded
 from shardir.dialects.nn import StopGradientOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.interpret.collectives import run_collective
@@ -117,7 +118,8 @@ def run(module: ModuleOp, name: str, arguments: Sequence[Any]) -> list[Array]:
     with np.errstate(all="ignore"):
         if is_local_function(f):
             return _AllRanks(module, meshes).call(f, arrays)
-        return _Whole(module).call(f, arrays)
+        module = expanded(module)
+        return _Whole(module).call(function(module, name), arrays)
 
 
 class _Whole:
@@ -125,6 +127,7 @@ class _Whole:
 
     def __init__(self, module: ModuleOp):
         self.module, self.place = module, WholePlace()
+        self.stops = 0
 
     def call(self, f: FuncOp, arguments: list[Array]) -> list[Array]:
         env: dict[SSAValue, Array] = dict(zip(f.body.block.args, arguments, strict=True))
@@ -136,7 +139,8 @@ class _Whole:
                 out = op.evaluate(self.place, *inputs)
                 first = held.get()
                 if isinstance(op, StopGradientOp) and first is not None:
-                    out = first.setdefault(op, np.asarray(out))
+                    out = first.setdefault((f.sym_name.data, self.stops), np.asarray(out))
+                    self.stops += 1
             elif isinstance(op, dist.RedistributeOp):
                 out = inputs[0]
             elif isinstance(op, CallOp):

@@ -32,7 +32,7 @@ _exact: ContextVar[bool] = ContextVar("exact", default=False)
 
 
 held: ContextVar[dict[Any, Array] | None] = ContextVar("held", default=None)
-"""What each nn.stop_gradient gave first, where it is to stay so."""
+"""What each nn.stop_gradient of a function gave first, by their order, where it is to stay so."""
 
 
 @contextmanager

@@ -77,8 +77,6 @@ class TensorOp(IRDLOperation, ABC):
     """Whether the result types follow from the operands; otherwise the text states them."""
     MULTILINEAR: ClassVar[bool] = False
     """Whether one partial operand (a sum) among complete ones gives a partial result."""
-    WHOLE_TYPES: ClassVar[bool] = False
-    """Whether types follow from each other only for whole values, and not for shards too."""
 
     @classmethod
     @abstractmethod
@@ -100,7 +98,7 @@ class TensorOp(IRDLOperation, ABC):
         Raises:
             ShardirError: the op has no gradient.
         """
-        raise ShardirError(f"[G8] {self.name} has no gradient; nn.stop_gradient ends it before")
+        raise ShardirError(f"{self.name} has no gradient")
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         """The results by ops that allow every split, or None when there is no such way."""
@@ -118,16 +116,9 @@ class TensorOp(IRDLOperation, ABC):
         check_types(self)
         operands = [plain(v) for v in self.operands]
         results = [plain(v) for v in self.results]
-        if self.WHOLE_TYPES:
-            layouts = [type_layout(v.type) for v in (*self.operands, *self.results)]
-            mesh = next((find_mesh(self, l.mesh) for l in layouts if l is not None), None)
-            operands = [_whole(v.type, mesh) for v in self.operands]
-            results = [_whole(v.type, mesh) for v in self.results]
         try:
             if self.INFERRED:
                 expected = self.infer(operands, self.properties)
-                if len(expected) != len(results):
-                    raise ShardirError(f"[T1] {len(expected)} results follow, not {len(results)}")
                 for i, (want, have) in enumerate(zip(expected, results, strict=True)):
                     if want is not have and want != have:
                         raise ShardirError(f"[T1] result {i} is {want}, the type says {have}")
@@ -182,6 +173,43 @@ class TensorOp(IRDLOperation, ABC):
             raise VerifyException(f"[T3] not computable where its operands lie: {message}")
 
 
+class Composite(TensorOp, ABC):
+    """An op that means what its parts calculate, `decompose`, and gains nothing from being more.
+
+    Layouts spread through it by its factors, as through any op. insert-redistributions and
+    distributed-autodiff put the parts in its place; the interpreter and the backend do so where no
+    pass has (`shardir/dialects/composites.py`). So it has no evaluation, gradient or text of its
+    own, and does not stand in the local view.
+    """
+
+    @abstractmethod
+    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+        """The results by other ops."""
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array | tuple[Array, ...]:
+        raise AssertionError(f"{self.name} is evaluated by its parts")
+
+    def check_local(self) -> None:
+        raise VerifyException(
+            f"[T3] {self.name} is not of the local view: write the ops that it is made of, as "
+            "insert-redistributions does"
+        )
+
+
+def has_parts(kind: type[TensorOp]) -> bool:
+    """Whether an op says how it is calculated by others."""
+    return kind.decompose is not TensorOp.decompose
+
+
+def splits_whole(factors: Factors, operands: Sequence[Layout]) -> bool:
+    """Whether these layouts of its operands split a dimension that an op wants whole."""
+    return any(
+        axes and any(f in factors.replicate for f in dim)
+        for dims, layout in zip(factors.operands, operands, strict=True)
+        for dim, axes in zip(dims, layout.dims, strict=True)
+    )
+
+
 def plain(value: SSAValue) -> TensorType:
     """A value's type without its layout."""
     t = value.type
@@ -220,11 +248,8 @@ def agreement(
                 return f"dimension {i} of {what} can't be split as [{layout}]"
             for f in dim:
                 axes_of = mesh.simplify(mine.get(f, ()))
-                moved = f in factors.moved and what.startswith("operand")
-                if (moved or f in factors.replicate) and axes_of:
+                if f in factors.replicate and axes_of:
                     return f"dimension {i} of {what} must be whole"
-                if moved:
-                    continue
                 if chosen.setdefault(f, axes_of) != axes_of:
                     return (
                         f"dimension {i} of {what} is not split as the dimension that it must "
