@@ -50,15 +50,6 @@ nn.argmin %0 axis 1 : (tensor<4x8xf32>) -> tensor<4xi64>
 nn.reshape %0 : (tensor<4x6xf32>) -> tensor<2x12xf32>
 nn.transpose %0 perm <1, 0> : (tensor<4x8xf32>) -> tensor<8x4xf32>
 nn.broadcast %0 dims <1> : (tensor<8xf32>) -> tensor<4x8xf32>
-nn.slice %0 starts <1, 0> limits <4, 2> strides <1, 1> : (tensor<4x8xf32>) -> tensor<3x2xf32>
-nn.pad %0 low <0, 2> high <0, 1> : (tensor<4x8xf32>) -> tensor<4x11xf32>
-nn.flip %0 dims <1> : (tensor<4x8xf32>) -> tensor<4x8xf32>
-nn.roll %0 shifts <0, 3> : (tensor<4x8xf32>) -> tensor<4x8xf32>
-nn.tile %0 repeats <1, 2> : (tensor<4x8xf32>) -> tensor<4x16xf32>
-nn.repeat_interleave %0 repeats 2 axis 1 : (tensor<4x8xf32>) -> tensor<4x16xf32>
-nn.concat %0, %1 axis 1 : (tensor<4x8xf32>, tensor<4x2xf32>) -> tensor<4x10xf32>
-nn.stack %0, %1 axis 0 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<2x4x8xf32>
-nn.split %0 sizes <3, 5> axis 1 : (tensor<4x8xf32>) -> (tensor<4x3xf32>, tensor<4x5xf32>)
 nn.gather %0, %1 axis 0 : (tensor<9x4xf32>, tensor<5x3xi32>) -> tensor<5x3x4xf32>
 nn.gather_grad %0, %1 axis 0 : (tensor<5x3xi32>, tensor<5x3x4xf32>) -> tensor<9x4xf32>
 nn.pick %0, %1 : (tensor<4x8xf32>, tensor<4xi32>) -> tensor<4xf32>
@@ -69,6 +60,16 @@ nn.log_softmax %0 axis 1 : (tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.log_softmax_grad %0, %1 axis 1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.cross_entropy %0, %1 : (tensor<4x8xf32>, tensor<4xi32>) -> tensor<4xf32>
 nn.cross_entropy_grad %0, %1, %2 : (tensor<4x8xf32>, tensor<4xi32>, tensor<4xf32>) -> tensor<4x8xf32>
+nn.cross_entropy_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4xi32>) -> tensor<f32>
+nn.nll_loss <none> %0, %1 : (tensor<4x8xf32>, tensor<4xi32>) -> tensor<4xf32>
+nn.mse_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
+nn.l1_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
+nn.huber_loss <mean> %0, %1 delta 1.0 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
+nn.smooth_l1_loss <mean> %0, %1 beta 1.0 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
+nn.bce_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
+nn.bce_with_logits_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
+nn.soft_margin_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
+nn.kl_div_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
 nn.layer_norm %0, %1, %2 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>) -> tensor<4x8xf32>
 nn.layer_norm_grad %0, %1, %2 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>, tensor<4x8xf32>) -> (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>)
 nn.constant dense<0.0> : tensor<4x8xf32> -> tensor<4x8xf32>

@@ -236,8 +236,8 @@ def traffic(module: ModuleOp, name: str, mesh: Mesh) -> tuple[int, float]:
 
 
 def numbers(rng: np.random.Generator, element: str, shape: Shape, kind: str = "normal") -> Array:
-    """Random numbers of a type: `normal`, `positive` (0.5 to 2), `ties` (few different ones),
-    `halves` (-2.5 to 2.5), or `below:n`, indices."""
+    """Random numbers of a type: `normal`, `positive` (0.5 to 2), `share` (0.1 to 0.9), `ties` (few
+    different ones), `halves` (-2.5 to 2.5), or `below:n`, indices."""
     if kind.startswith("below:"):
         values: Any = rng.integers(0, int(kind[6:]), shape)
     elif element == "i1":
@@ -248,6 +248,8 @@ def numbers(rng: np.random.Generator, element: str, shape: Shape, kind: str = "n
         values = rng.uniform(0.5, 2.0, shape)
     elif kind == "halves":
         values = rng.integers(-5, 6, shape) / 2
+    elif kind == "share":
+        values = rng.uniform(0.1, 0.9, shape)
     elif kind == "ties":
         values = rng.integers(-1, 2, shape)
     else:
@@ -316,12 +318,6 @@ def _gather(op: nn.GatherOp, table: torch.Tensor, ids: torch.Tensor) -> torch.Te
     return rows.reshape(*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :])
 
 
-def _pad(op: nn.PadOp, x: torch.Tensor) -> torch.Tensor:
-    sides = [n for pair in zip(op.low.data, op.high.data, strict=True) for n in reversed(pair)]
-    value = op.value.value.data if op.value is not None else 0
-    return functional.pad(x, sides[::-1], value=value)
-
-
 def _gather_grad(op: nn.GatherGradOp, ids: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     shape = shape_of(op.out)
     axis = op.axis.value.data % len(shape)
@@ -373,10 +369,47 @@ def _layer_norm_grad(op: Any, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor
 
 
 def _cross_entropy(op: Any, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    flat = functional.cross_entropy(
-        x.reshape(-1, x.shape[-1]), labels.flatten().long(), reduction="none"
-    )
-    return flat.reshape(labels.shape)
+    how = op.reduction.data if isinstance(op, nn.Loss) else "none"
+    ignore, share = op.options()
+    options = {} if ignore is None else {"ignore_index": ignore}
+    out = functional.cross_entropy(
+        x.reshape(-1, x.shape[-1]), labels.flatten().long(), label_smoothing=share, reduction=how,
+        **options,
+    )  # fmt: skip
+    return out.reshape(labels.shape) if how == "none" else out
+
+
+def _nll(op: nn.NllLossOp, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    how = op.reduction.data
+    options = {} if op.ignore is None else {"ignore_index": op.ignore.value.data}
+    rows = x.reshape(-1, x.shape[-1])
+    out = functional.nll_loss(rows, labels.flatten().long(), reduction=how, **options)
+    return out.reshape(labels.shape) if how == "none" else out
+
+
+def _loss(call: Callable[..., torch.Tensor], *options: str) -> Reference:
+    """A loss of torch's, with the numbers of these properties."""
+
+    def reference(op: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        numbers = {n: getattr(op, n).value.data for n in options}
+        return call(x, y, reduction=op.reduction.data, **numbers)
+
+    return reference
+
+
+def _soft_margin(op: nn.SoftMarginLossOp, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """torch's own is not differentiable in y."""
+    return _reduced(op, torch.log1p(torch.exp(-x * y)))
+
+
+def _kl_div(op: nn.KlDivLossOp, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    log = op.log_target is not None
+    return _reduced(op, functional.kl_div(x, y, reduction="none", log_target=log))
+
+
+def _reduced(op: nn.Loss, losses: torch.Tensor) -> torch.Tensor:
+    how = op.reduction.data
+    return losses if how == "none" else losses.mean() if how == "mean" else losses.sum()
 
 
 def _momentum(op: Any, w: torch.Tensor, g: torch.Tensor, v: torch.Tensor) -> Any:
@@ -487,22 +520,6 @@ TORCH: dict[type[TensorOp], Reference] = {
     nn.ReshapeOp: lambda op, x: x.reshape(shape_of(op.out)),
     nn.TransposeOp: lambda op, x: x.permute(op.perm.data),
     nn.BroadcastOp: _broadcast,
-    nn.SliceOp: lambda op, x: x[
-        tuple(
-            slice(*bounds)
-            for bounds in zip(op.starts.data, op.limits.data, op.strides.data, strict=True)
-        )
-    ],
-    nn.PadOp: _pad,
-    nn.FlipOp: lambda op, x: x.flip(op.dims.data),
-    nn.RollOp: lambda op, x: x.roll(op.shifts.data, tuple(range(x.ndim))),
-    nn.TileOp: lambda op, x: x.tile(op.repeats.data),
-    nn.RepeatInterleaveOp: lambda op, x: x.repeat_interleave(
-        op.repeats.value.data, op.axis.value.data
-    ),
-    nn.ConcatOp: lambda op, *xs: torch.cat(xs, op.axis.value.data),
-    nn.StackOp: lambda op, *xs: torch.stack(xs, op.axis.value.data),
-    nn.SplitOp: lambda op, x: x.split(op.sizes.data, op.axis.value.data),
     nn.GatherOp: _gather,
     nn.GatherGradOp: _gather_grad,
     nn.PickOp: lambda op, x, ids: x.gather(-1, ids.long()[..., None])[..., 0],
@@ -521,6 +538,22 @@ TORCH: dict[type[TensorOp], Reference] = {
     nn.CrossEntropyGradOp: lambda op, x, labels, dy: by_autograd(
         lambda x: _cross_entropy(op, x, labels), [x], dy
     )[0],
+    nn.BinaryCrossEntropyOp: lambda op, x, y: functional.binary_cross_entropy(
+        x, y.expand_as(x), reduction="none"
+    ),
+    nn.BinaryCrossEntropyWithLogitsOp: lambda op, x, y: functional.binary_cross_entropy_with_logits(
+        x, y.expand_as(x), reduction="none"
+    ),
+    nn.CrossEntropyLossOp: _cross_entropy,
+    nn.NllLossOp: _nll,
+    nn.MseLossOp: _loss(functional.mse_loss),
+    nn.L1LossOp: _loss(functional.l1_loss),
+    nn.HuberLossOp: _loss(functional.huber_loss, "delta"),
+    nn.SmoothL1LossOp: _loss(functional.smooth_l1_loss, "beta"),
+    nn.BceLossOp: _loss(functional.binary_cross_entropy),
+    nn.BceWithLogitsLossOp: _loss(functional.binary_cross_entropy_with_logits),
+    nn.SoftMarginLossOp: _soft_margin,
+    nn.KlDivLossOp: _kl_div,
     nn.LayerNormOp: _layer_norm,
     nn.LayerNormGradOp: _layer_norm_grad,
     nn.ConstantOp: _constant,

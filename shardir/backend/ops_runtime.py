@@ -23,9 +23,12 @@ def part(mesh: Any, total: int, axes: tuple) -> tuple[int, int]:
 # ---- by index --------------------------------------------------------------------------------
 
 
-def in_range(ids: Tensor, total: int) -> Tensor:
-    """The indices as int64; an error where one is not in 0 .. total - 1."""
+def in_range(ids: Tensor, total: int, allowed: int | None = None) -> Tensor:
+    """The indices as int64; an error where one is not in 0 .. total - 1, nor `allowed`."""
     if ids.numel() == 0:
+        return ids.long()
+    if allowed is not None and not 0 <= allowed < total:
+        in_range(ids.where(ids != allowed, 0), total)
         return ids.long()
     if ids.device.type == "cuda":  # the error comes later, but the host need not wait
         inside = ((ids >= 0) & (ids < total)).all()
@@ -97,37 +100,24 @@ def pick_grad(ids: Tensor, dy: Tensor, rows: int, start: int, total: int) -> Ten
     return out.scatter_(-1, here.unsqueeze(-1), value.unsqueeze(-1))
 
 
-# ---- by place ----------------------------------------------------------------------------------
-
-
-def taken(x: Tensor, dim: int, start: int, stride: int, rows: int, first: int) -> Tensor:
-    """Of the `rows` rows start, start + stride, ... those that this rank has, which begins with
-    row `first`; zeros for the others."""
-    low = max(0, -((start - first) // stride))
-    high = min(rows, -((start - first - x.shape[dim]) // stride))
-    out = x.new_zeros([*x.shape[:dim], rows, *x.shape[dim + 1 :]])
-    if low < high:
-        mine = torch.arange(low, high, device=x.device) * stride + (start - first)
-        out.narrow(dim, low, high - low).copy_(x.index_select(dim, mine))
-    return out
-
-
-def parts(
-    pieces: Sequence[Tensor], dim: int, bounds: Sequence[tuple[int, int]]
-) -> list[Tensor]:  # fmt: skip
-    """Of each piece the part that belongs here: its first row and how many."""
-    return [x.narrow(dim, *mine) for x, mine in zip(pieces, bounds, strict=True)]
-
-
 # ---- rows ------------------------------------------------------------------------------------
 
 
-def cross_entropy_grad(logits: Tensor, labels: Tensor, dy: Tensor) -> Tensor:
-    """(softmax(logits) - one_hot(labels)) dy"""
+def cross_entropy_grad(
+    logits: Tensor, labels: Tensor, dy: Tensor, ignore: int | None = None, smoothing: float = 0.0
+) -> Tensor:
+    """(softmax(logits) - target) dy, where the target is 1 at the label, smoothed; 0 where the
+    label is `ignore`."""
+    if ignore is not None:
+        counts = labels != ignore
+        labels, dy = labels.where(counts, 0), dy.where(counts, 0.0)
     out = logits.softmax(-1)
     at = labels.long().unsqueeze(-1)  # scatter_add_ itself checks them
-    out.scatter_add_(-1, at, out.new_full((), -1.0).expand(at.shape))
-    return out.mul_(dy.unsqueeze(-1))
+    out.scatter_add_(-1, at, out.new_full((), smoothing - 1.0).expand(at.shape))
+    if smoothing:
+        out.sub_(smoothing / logits.shape[-1])
+    out.mul_(dy.unsqueeze(-1))
+    return out if ignore is None else out.where(counts.unsqueeze(-1), 0.0)
 
 
 def layer_norm_grad(

@@ -10,7 +10,7 @@ from op_cases import (
     creation,
     elementwise,
     indexing,
-    movement,
+    losses,
     normalisation,
     reduction,
     shape,
@@ -21,16 +21,8 @@ from op_cases.case import EVEN, Case
 __all__ = ["CASES", "EVEN", "Case"]
 
 FAMILIES = (
-    elementwise,
-    activation,
-    contraction,
-    reduction,
-    shape,
-    movement,
-    indexing,
-    normalisation,
-    creation,
-    train,
-)
+    elementwise, activation, contraction, reduction, shape, indexing, normalisation, losses,
+    creation, train,
+)  # fmt: skip
 
 CASES: list[Case] = [case for family in FAMILIES for case in family.CASES]

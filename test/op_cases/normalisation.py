@@ -15,15 +15,6 @@ def row(shape: Shape, axis: int) -> list[Case]:
     ]
 
 
-def cross_entropy(shape: Shape, index: str = "i64") -> list[Case]:
-    name, labels = f"{'x'.join(map(str, shape))}-{index}", (index, shape[:-1])
-    kinds = ("normal", f"below:{shape[-1]}")
-    return [
-        Case(name, nn.CrossEntropyOp, (shape, labels), kinds=kinds),
-        Case(name, nn.CrossEntropyGradOp, (shape, labels, shape[:-1]), kinds=kinds, gradient=False),
-    ]
-
-
 def layer_norm(shape: Shape, norm: Shape) -> list[Case]:
     name, props = (
         f"{'x'.join(map(str, shape))}-{'x'.join(map(str, norm))}",
@@ -39,10 +30,6 @@ CASES: list[Case] = [
     *row((4, 8), -1),
     *row((5, 3), 0),
     *row((2, 4, 6), 1),
-    *cross_entropy((8, 4)),
-    *cross_entropy((3, 7), "i32"),
-    *cross_entropy((2, 4, 6)),
-    *cross_entropy((5,)),
     *layer_norm((4, 8), (8,)),
     *layer_norm((3, 5), (5,)),
     *layer_norm((2, 4, 6), (4, 6)),

@@ -10,7 +10,7 @@ from shardir.backend.torch_ops import (
     creation,
     elementwise,
     indexing,
-    movement,
+    losses,
     normalisation,
     reduction,
     shape,
@@ -18,16 +18,8 @@ from shardir.backend.torch_ops import (
 )
 
 FAMILIES = (
-    elementwise,
-    activation,
-    contraction,
-    reduction,
-    shape,
-    movement,
-    indexing,
-    normalisation,
-    creation,
-    train,
-)
+    elementwise, activation, contraction, reduction, shape, indexing, normalisation, losses,
+    creation, train,
+)  # fmt: skip
 
 TORCH = {op: entry for family in FAMILIES for op, entry in family.TORCH.items()}

@@ -28,24 +28,6 @@ def _row_grad(call: str) -> Callable[[Scope, Operation], Text]:
     return entry
 
 
-def _cross_entropy(s: Scope, op: nn.CrossEntropyOp) -> Text:
-    s.use("torch.nn.functional as F")
-    s.use("ops_runtime as ops")
-    logits, labels = s.operand(op.logits), s.operand(op.labels)
-    rank = len(s.shape_of(op.logits))
-    checked = f"ops.in_range({labels}, {s.whole(op.logits)[-1]})"
-    if rank <= 2:
-        return f'F.cross_entropy({logits}, {checked}, reduction="none")'
-    flat = f"{logits}.flatten(0, {rank - 2}), {checked}.flatten()"
-    return f'F.cross_entropy({flat}, reduction="none").view({labels}.shape)'
-
-
-def _cross_entropy_grad(s: Scope, op: nn.CrossEntropyGradOp) -> Text:
-    s.use("ops_runtime as ops")
-    given = ", ".join(s.operand(v) for v in op.operands)
-    return f"ops.cross_entropy_grad({given})"
-
-
 def _layer_norm(s: Scope, op: nn.LayerNormOp) -> Text:
     s.use("torch.nn.functional as F")
     shape = tuple_text(s.sizes(op.weight))
@@ -64,8 +46,6 @@ TORCH: dict[type[Operation], Callable[..., Text]] = {
     nn.SoftmaxGradOp: _row_grad("_softmax_backward_data"),
     nn.LogSoftmaxOp: _row("log_softmax"),
     nn.LogSoftmaxGradOp: _row_grad("_log_softmax_backward_data"),
-    nn.CrossEntropyOp: _cross_entropy,
-    nn.CrossEntropyGradOp: _cross_entropy_grad,
     nn.LayerNormOp: _layer_norm,
     nn.LayerNormGradOp: _layer_norm_grad,
 }

@@ -13,7 +13,7 @@ from shardir.dialects.nn import (
     creation,
     elementwise,
     indexing,
-    movement,
+    losses,
     normalisation,
     reduction,
     shape,
@@ -24,31 +24,24 @@ from shardir.dialects.nn.contraction import *
 from shardir.dialects.nn.creation import *
 from shardir.dialects.nn.elementwise import *
 from shardir.dialects.nn.indexing import *
-from shardir.dialects.nn.movement import *
+from shardir.dialects.nn.losses import *
 from shardir.dialects.nn.normalisation import *
 from shardir.dialects.nn.reduction import *
 from shardir.dialects.nn.shape import *
 
 UNIT = UnitAttr()
 FAMILIES = (
-    elementwise,
-    activation,
-    contraction,
-    reduction,
-    shape,
-    movement,
-    indexing,
-    normalisation,
+    elementwise, activation, contraction, reduction, shape, indexing, normalisation, losses,
     creation,
-)
+)  # fmt: skip
 
 Nn = Dialect(
     "nn",
     [op for family in FAMILIES for op in family.OPS],
     [
         base.DimsAttr,
-        movement.IntsPerDimAttr,
         elementwise.ComparisonAttr,
         reduction.ReductionKindAttr,
+        losses.LossReductionAttr,
     ],
 )

@@ -1,4 +1,4 @@
-"""Ops over whole rows: softmax, log-softmax, layer norm, cross entropy.
+"""Ops over whole rows: softmax, log-softmax, layer norm.
 
 Where the row is split they are calculated by other ops, whose partial maxima and sums are what
 is communicated (`decompose`).
@@ -6,7 +6,7 @@ is communicated (`decompose`).
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f64, i64
@@ -37,7 +37,6 @@ from shardir.dialects.nn.elementwise import (
     StopGradientOp,
     needs_float,
 )
-from shardir.dialects.nn.indexing import PickOp, needs_indices
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
@@ -109,7 +108,8 @@ def shifted_exp(b: "Builder", x: SSAValue, axis: int) -> tuple[SSAValue, SSAValu
     return shifted, exps, b.reduce(exps, "sum", [axis], keep=True)
 
 
-def _softmax(x: Array, axis: int) -> Array:
+def softmax(x: Array, axis: int) -> Array:
+    """e^x over its sum along `axis`."""
     e = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
     return e / e.sum(axis=axis, keepdims=True)
 
@@ -134,7 +134,7 @@ class SoftmaxOp(_RowMap):
     GRAD: ClassVar[type[_RowGrad]] = SoftmaxGradOp
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
-        return _softmax(arrays[0], axis_of(self.properties, "axis", arrays[0].ndim))
+        return softmax(arrays[0], axis_of(self.properties, "axis", arrays[0].ndim))
 
     def finish(self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue) -> SSAValue:
         return b.div(exps, total)
@@ -167,100 +167,6 @@ class LogSoftmaxOp(_RowMap):
 
     def finish(self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue) -> SSAValue:
         return b.sub(shifted, b.value(LogOp, total))
-
-
-# ---- cross entropy ----
-
-
-class _LossOp(TensorOp, ABC):
-    @classmethod
-    def check(cls, operands: Types) -> tuple[Any, tuple[int, ...]]:
-        logits, labels = operands[:2]
-        needs_indices(labels)
-        if not logits.get_shape() or labels.get_shape() != logits.get_shape()[:-1]:
-            raise ShardirError(
-                f"[T1] the labels of {logits} have its shape but the last dimension, the classes"
-            )
-        return needs_float(cls.name, operands[:1]), logits.get_shape()
-
-    @classmethod
-    def names(cls, operands: Types) -> list[str]:
-        return letters(len(operands[1].get_shape()))
-
-
-@irdl_op_definition
-class CrossEntropyGradOp(_LossOp):
-    """(softmax(logits) - one_hot(labels)) dy"""
-
-    name = "nn.cross_entropy_grad"
-    logits = operand_def(TensorType)
-    labels = operand_def(TensorType)
-    dy = operand_def(TensorType)
-    out = result_def(TensorType)
-    assembly_format = f"$logits `,` $labels `,` $dy {STRATEGY}"
-
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        element, shape = cls.check(operands)
-        if operands[2] != tensor(element, shape[:-1]):
-            raise ShardirError(f"[T1] dy is {operands[2]}, it is to be one {element} per label")
-        return [tensor(element, shape)]
-
-    @classmethod
-    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        n = cls.names(operands)
-        return Factors.of(
-            [[*n, "c"], n, n], [[*n, "c"]], [t.get_shape() for t in (*operands, *results)],
-            replicate=["c"],
-        )  # fmt: skip
-
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        logits, labels, dy = arrays
-        p = _softmax(logits, -1)
-        hot = np.arange(logits.shape[-1]) == labels[..., None]
-        return ((p - hot) * dy[..., None]).astype(logits.dtype)
-
-
-@irdl_op_definition
-class CrossEntropyOp(_LossOp):
-    """-log softmax(logits)[label], one loss per label; classes are the last dimension."""
-
-    name = "nn.cross_entropy"
-    logits = operand_def(TensorType)
-    labels = operand_def(TensorType)
-    out = result_def(TensorType)
-    assembly_format = f"$logits `,` $labels {STRATEGY}"
-
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        element, shape = cls.check(operands)
-        return [tensor(element, shape[:-1])]
-
-    @classmethod
-    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        n = cls.names(operands)
-        return Factors.of(
-            [[*n, "c"], n], [n], [t.get_shape() for t in (*operands, *results)], replicate=["c"]
-        )
-
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        logits, labels = arrays
-        classes = logits.shape[-1]
-        if labels.size and (labels.min() < 0 or labels.max() >= classes):
-            raise ShardirError(f"a label is out of range: there are {classes} classes")
-        z = logits - logits.max(axis=-1, keepdims=True, initial=-np.inf)
-        picked = np.take_along_axis(z, labels[..., None].astype(np.int64), axis=-1)[..., 0]
-        return np.log(np.exp(z).sum(axis=-1)) - picked
-
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        return b.value(CrossEntropyGradOp, self.logits, self.labels, cotangents[0]), None
-
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        shape = plain(self.logits).get_shape()
-        shifted, _, total = shifted_exp(b, self.logits, len(shape) - 1)
-        log_total = b.value(LogOp, b.reshape(total, shape[:-1]))
-        return (b.sub(log_total, b.value(PickOp, shifted, self.labels)),)
 
 
 # ---- layer norm ----
@@ -377,6 +283,5 @@ class LayerNormOp(TensorOp):
 
 
 OPS = [
-    SoftmaxOp, SoftmaxGradOp, LogSoftmaxOp, LogSoftmaxGradOp, CrossEntropyOp, CrossEntropyGradOp,
-    LayerNormOp, LayerNormGradOp,
+    SoftmaxOp, SoftmaxGradOp, LogSoftmaxOp, LogSoftmaxGradOp, LayerNormOp, LayerNormGradOp,
 ]  # fmt: skip
