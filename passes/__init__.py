@@ -11,6 +11,7 @@ def _pass(file: str, name: str) -> Callable[[], type[ModulePass]]:
 
 
 PASSES: dict[str, Callable[[], type[ModulePass]]] = {
+    "mixed-precision": _pass("mixed_precision", "MixedPrecision"),
     "propagate-strategies": _pass("propagate_strategies", "PropagateStrategies"),
     "insert-redistributions": _pass("insert_redistributions", "InsertRedistributions"),
     "distributed-autodiff": _pass("distributed_autodiff", "DistributedAutodiff"),
@@ -20,6 +21,13 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "fuse-communication": _pass("fuse_communication", "FuseCommunication"),
     "strip-layouts": _pass("strip_layouts", "StripLayouts"),
 }
+
+
+def on_one_device(p: ModulePass) -> bool:
+    """Whether what a pass does is a part of the program of one device too: a pass says so by
+    ONE_DEVICE."""
+    return getattr(p, "ONE_DEVICE", False)
+
 
 PIPELINES: dict[str, str] = {
     "train": (

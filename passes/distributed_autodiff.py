@@ -14,7 +14,8 @@ It works on the plain program and on the laid-out one, before or after insert-re
 1. A cotangent's layout is not chosen: it follows from the factors of the op that makes it, partial
    over each axis that splits a factor which the operand does not have.
 2. Contributions to one cotangent are added while partial, and reduced once, where an op uses them,
-   to the layout of the primal value.
+   to the layout of the primal value. Through an op of one operand that passes partial sums on
+   (a transpose, a cast that says so) they go as they are, if that makes them no larger.
 3. A redistribution hands the cotangent of its result on as that of its operand, in whatever layout
    it is: an all-gather pairs with a reduce-scatter or a slice, an all-to-all with its reverse, the
    sum that ends a partial value with nothing.
@@ -25,6 +26,7 @@ It works on the plain program and on the laid-out one, before or after insert-re
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import (
@@ -209,7 +211,8 @@ class _Differentiation:
                 faults.append((op, f"{op.name} can't be differentiated"))
                 continue
             try:
-                cotangents = [self.cotangent(v) for v in op.results]
+                late = passes_sums(op)
+                cotangents = [self.cotangent(v, late) for v in op.results]
                 found = op.gradient(self.builder, *cotangents)
             except ShardirError as e:
                 faults.append((op, str(e)))
@@ -222,15 +225,18 @@ class _Differentiation:
         if faults:
             raise Failure(faults)
 
-    def cotangent(self, v: SSAValue) -> SSAValue | None:
-        """The sum of the contributions, in the primal's layout."""
+    def cotangent(self, v: SSAValue, late: bool = False) -> SSAValue | None:
+        """The sum of the contributions, in the primal's layout; `late`: a partial sum still."""
         if v not in self.contributions:
             return None
         total = self.total(v)
         layout = layout_of(v)
         if self.builder.mesh is None or layout is None:
             return total
-        return self.builder.redistribute(total, layout.complete)
+        wanted, have = layout.complete, self.builder.layout(total)
+        if late and have.reduction == "sum" and have.complete == wanted:
+            return total
+        return self.builder.redistribute(total, wanted)
 
     def total(self, v: SSAValue) -> SSAValue:
         """The sum of the contributions; those of one layout first, still partial."""
@@ -345,6 +351,14 @@ class _Differentiation:
         if isinstance(self.request, StepOp):
             f.attributes["train.step"] = UnitAttr()
         return f
+
+
+def passes_sums(op: TensorOp) -> bool:
+    """Whether the op's cotangent may go through it before it is reduced: the op is linear, and what
+    comes out is no larger."""
+    if len(op.operands) != 1 or not op.factors().linear:
+        return False
+    return prod(plain(op.operands[0]).get_shape()) <= prod(plain(op.results[0]).get_shape())
 
 
 def is_float(v: SSAValue) -> bool:

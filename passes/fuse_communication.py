@@ -8,6 +8,7 @@
 2. The fused one stands where the last of them stood, and before the first use of any result.
 3. Collectives with a `fusion` index go with those of the same index, whatever their size; the
    others fill buffers of `max_bytes` (0: none of them are fused).
+4. A cast of what a collective gives waits for its own first use, so that the collective can wait.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import Attribute, Block
 from xdsl.passes import ModulePass
 
-from shardir.dialects import dist
+from shardir.dialects import dist, nn
 from shardir.passes.functions import bodies, erase, is_local_body
 
 
@@ -32,7 +33,18 @@ class FuseCommunication(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for _, block in bodies(op):
             if is_local_body(block):
+                _sink_casts(block)
                 _fuse(block, self.max_bytes)
+
+
+def _sink_casts(block: Block) -> None:
+    at = {op: i for i, op in enumerate(block.ops)}
+    for op in reversed(list(block.ops)):
+        if isinstance(op, nn.ConvertOp) and isinstance(op.x.owner, dist.FUSIBLE):
+            users = [u.operation for u in op.out.uses]
+            if users:
+                op.detach()
+                block.insert_op_before(op, min(users, key=at.__getitem__))
 
 
 def local_bytes(t: Attribute) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from shardir.passes import PASSES, PIPELINES
+from shardir.passes import PASSES, PIPELINES, on_one_device
 from shardir.syntax import diagnostics
 from shardir.syntax.diagnostics import Failure, ParseErrors, Source
 from shardir.syntax.parser import default_parser, no_gc
@@ -66,8 +66,11 @@ def compile(
         module, context = original.clone(), default_parser().ctx
 
         def work() -> None:
+            nonlocal original
             for p in passes:
                 p.apply(context, module)
+                if on_one_device(p):
+                    original = module.clone()
             diagnostics.verify(module, source)
 
         located(source, work)

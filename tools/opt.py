@@ -35,6 +35,7 @@ from xdsl.utils.target import Target
 from xdsl.xdsl_opt_main import _empty_post_init, xDSLOptMain
 
 from shardir.algebra.errors import ShardirError
+from shardir.passes import on_one_device
 from shardir.syntax.diagnostics import (
     Diagnostic,
     Failure,
@@ -190,6 +191,8 @@ class Driver(xDSLOptMain):
             if p.name == LOWERING:
                 self.explain(module)
             self.apply(p, module, source)
+            if original is not None and on_one_device(p):
+                original = module.clone()
             last = i == len(self.passes) - 1
             if self.args.verify_each or last:
                 self.verify(module, source, p.name)

@@ -144,7 +144,14 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
         results.append(_result(last, i, v, attrs, mesh, keys))
     if kind == "step" and all(r["updates"] or r["shape"] for r in results):
         raise Failure.at(f, "a train step returns its loss, a scalar, and then what it updates")
-    return {"kind": kind, "args": args, "results": results}
+    return {"kind": kind, "narrowest": _narrowest(f), "args": args, "results": results}
+
+
+def _narrowest(f: FuncOp) -> str:
+    """The float type of a function's values that rounds most."""
+    types = (v.type for op in f.body.block.ops for v in op.results)
+    found = {str(t.element_type) for t in types if isinstance(t, TensorType)}
+    return next((e for e in ("bf16", "f16", "f32") if e in found), "f64")
 
 
 def _check_rows(f: FuncOp, args: list[dict[str, Any]], data: Data) -> None:

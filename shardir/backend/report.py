@@ -143,6 +143,7 @@ def compare(plan: Plan, ours: dict, theirs: dict, steps: int) -> list[Difference
     found = []
     for function in plan.functions:
         dtypes = {value.dtype for value in (*function.args, *function.results)}
+        dtypes.add(function.narrowest)
         allowed = max((TOLERANCES[d] for d in dtypes if d in TOLERANCES), default=0.0)
         key = f"losses/{function.name}"
         if function.kind == "step" and key in ours:

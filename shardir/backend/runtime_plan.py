@@ -99,10 +99,12 @@ class Result(Value):
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the program: kind is `step` or `function`."""
+    """A function of the program: kind is `step` or `function`; narrowest: the element type that
+    rounds most on the way."""
 
     name: str
     kind: str
+    narrowest: str
     args: tuple[Argument, ...]
     results: tuple[Result, ...]
 
@@ -297,7 +299,8 @@ def _function(name: str, place: _Place, sizes: dict[str, int], directory: Path) 
         results.append(Result(**_value(item, sizes), partial=due, updates=updates.value))
     if kind == "step" and all(r.updates or r.shape for r in results):
         raise place.fail("a step needs a loss: a scalar result without 'updates'")
-    return Function(name, kind, tuple(args), tuple(results))
+    narrowest = place.get("narrowest", default="f64").one_of(DTYPES)
+    return Function(name, kind, narrowest, tuple(args), tuple(results))
 
 
 def _value(place: _Place, sizes: dict[str, int]) -> dict[str, Any]:

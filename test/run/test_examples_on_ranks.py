@@ -67,6 +67,7 @@ class Job:
     example: str
     steps: int = 3
     name: str = ""
+    pipeline: str | None = None
 
 
 JOBS = {
@@ -81,6 +82,7 @@ JOBS = {
         Job("row21_split_softmax"),
         Job("row21_by_hand"),
         Job("row26_manual_split"),
+        Job("row35_mixed_precision", pipeline="mixed-precision,train"),
     ],
     8: [
         Job("row05_strategies"),
@@ -117,7 +119,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
 def run_together(jobs: list[Job], folder: Path) -> dict[str, Ran]:
     directories = {}
     for job in jobs:
-        compiled = shardir.compile_file(EXAMPLES / f"{job.example}.ir")
+        compiled = shardir.compile_file(EXAMPLES / f"{job.example}.ir", job.pipeline)
         directories[job.name or job.example] = compiled.save(folder / (job.name or job.example))
     together = shutil.copytree(next(iter(directories.values())), folder / "together")
     shutil.copy(Path(__file__).parent / "many_rank.py", together / "program.py")
@@ -295,6 +297,28 @@ def test_manual_split(ran):
         return functional.cross_entropy(flat @ v["w"], v["clicks"])
 
     check_training(example, loss, steps=3)
+
+
+def test_mixed_precision(ran):
+    """Against torch with the same casts; the parameters are f32 and take steps finer than bf16."""
+    example = ran("row35_mixed_precision")
+    v = {k: t if k == "labels" else t.float() for k, t in example.args("step").items()}
+    weights = [v["up"].requires_grad_(), v["down"].requires_grad_()]
+    optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            h = torch.nn.functional.gelu(v["x"] @ v["up"], approximate="tanh")
+            loss = torch.nn.functional.cross_entropy((h @ v["down"]).float(), v["labels"])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    np.testing.assert_allclose(example.dump["losses/step"], losses, rtol=4e-3)
+    for weight, key in zip(weights, ("up", "down"), strict=True):
+        found = example.dump[f"states/{key}"]
+        np.testing.assert_allclose(found, weight.detach().numpy(), rtol=0, atol=4e-3)
+        assert (torch.tensor(found).bfloat16().float().numpy() != found).mean() > 0.9
 
 
 def test_transformer(ran):

@@ -178,6 +178,7 @@ class SoftplusOp(FloatUnary):
     """ln(1 + e^x); x itself beyond 20, as torch has it"""
 
     name = "nn.softplus"
+    PRECISION: ClassVar[str] = "wide"
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         (x,) = arrays

@@ -78,6 +78,10 @@ class TensorOp(IRDLOperation, ABC):
     MULTILINEAR: ClassVar[bool] = False
     """Whether one partial operand (a sum) among complete ones gives a partial result."""
 
+    PRECISION: ClassVar[str] = "given"
+    """In which type mixed precision calculates it: "narrow" (what gains most by it), "wide" (what
+    needs the range or the digits), or "given", that of its operands."""
+
     @classmethod
     @abstractmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:

@@ -66,6 +66,7 @@ class Contraction(TensorOp, ABC):
     rhs = operand_def(TensorType)
     out = result_def(TensorType)
     MULTILINEAR: ClassVar[bool] = True
+    PRECISION: ClassVar[str] = "narrow"
 
     @classmethod
     @abstractmethod

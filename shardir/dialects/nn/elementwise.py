@@ -6,6 +6,7 @@ A dimension of size 1 that is repeated has no factor: it is whole on every devic
 import math
 from abc import ABC
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     IntegerType,
     TensorType,
+    UnitAttr,
     f64,
     i1,
     i64,
@@ -268,6 +270,7 @@ class PowOp(Float, Binary):
     """x to the power of y"""
 
     name = "nn.pow"
+    PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.power
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -329,6 +332,7 @@ class ExpOp(FloatUnary):
     """e^x"""
 
     name = "nn.exp"
+    PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.exp
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -340,6 +344,7 @@ class LogOp(FloatUnary):
     """The natural logarithm"""
 
     name = "nn.log"
+    PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.log
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -362,6 +367,7 @@ class RsqrtOp(FloatUnary):
     """1 / sqrt(x)"""
 
     name = "nn.rsqrt"
+    PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = lambda x: 1 / np.sqrt(x)
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -374,6 +380,7 @@ class ReciprocalOp(FloatUnary):
     """1 / x"""
 
     name = "nn.reciprocal"
+    PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.reciprocal
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -407,6 +414,7 @@ class Exp2Op(FloatUnary):
     """2^x"""
 
     name = "nn.exp2"
+    PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.exp2
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -418,6 +426,7 @@ class Expm1Op(FloatUnary):
     """e^x - 1, precise near 0"""
 
     name = "nn.expm1"
+    PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.expm1
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -429,6 +438,7 @@ class Log1pOp(FloatUnary):
     """ln(1 + x), precise near 0"""
 
     name = "nn.log1p"
+    PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.log1p
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -440,6 +450,7 @@ class Log2Op(FloatUnary):
     """The logarithm to base 2"""
 
     name = "nn.log2"
+    PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.log2
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -473,6 +484,7 @@ class TanOp(FloatUnary):
     """The tangent"""
 
     name = "nn.tan"
+    PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.tan
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -798,15 +810,26 @@ class SelectOp(Elementwise):
 
 @irdl_op_definition
 class ConvertOp(Unary):
-    """The same numbers in the result's element type."""
+    """The same numbers in the result's element type. `partial` passes a partial sum on, so that it
+    is reduced in that type; without it the sum is reduced before."""
 
     name = "nn.convert"
+    partial = opt_prop_def(UnitAttr)
     INFERRED: ClassVar[bool] = False
+    assembly_format = f"(`partial` $partial^)? $x {STRATEGY}"
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         if operands[0].get_shape() != results[0].get_shape():
             raise ShardirError("[T1] nn.convert keeps the shape")
+        if "partial" in props:
+            needs_float("nn.convert partial", operands)
+            needs_float("nn.convert partial", results)
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        factors = super().rule(operands, results, props)
+        return replace(factors, linear="sum") if "partial" in props else factors
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
@@ -817,7 +840,11 @@ class ConvertOp(Unary):
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         element = plain(self.x).element_type
-        return (None if isinstance(element, IntegerType) else b.convert(dy, element),)
+        if isinstance(element, IntegerType):
+            return (None,)
+        props = {"partial": self.partial} if self.partial is not None else {}
+        type = tensor(element, plain(dy).get_shape())
+        return (b.value(ConvertOp, dy, props=props, result=type),)
 
 
 @irdl_op_definition

@@ -76,6 +76,8 @@ if TYPE_CHECKING:
 class _OfLabels(TensorOp, ABC):
     """An op on rows over classes, the last dimension, and the label of each row."""
 
+    PRECISION: ClassVar[str] = "wide"
+
     @classmethod
     def check(cls, operands: Types, props: Props) -> tuple[Any, tuple[int, ...]]:
         """The element type and shape of the rows."""
@@ -244,6 +246,8 @@ class BinaryCrossEntropyOp(_PerElement):
     """-(y log x + (1 - y) log(1 - x)) of a probability x; logarithms are at least -100, as torch
     has it"""
 
+    PRECISION: ClassVar[str] = "wide"
+
     name = "nn.binary_cross_entropy"
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
@@ -291,6 +295,8 @@ class LossReductionAttr(WordAttr):
 
 class Loss(Composite, ABC):
     """A loss for each element or label, reduced over all of them."""
+
+    PRECISION: ClassVar[str] = "wide"
 
     reduction = prop_def(LossReductionAttr)
     out = result_def(TensorType)

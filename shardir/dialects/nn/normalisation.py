@@ -80,6 +80,7 @@ class _RowMap(_RowOp, ABC):
     x = operand_def(TensorType)
     out = result_def(TensorType)
     assembly_format = f"$x `axis` $axis {STRATEGY}"
+    PRECISION: ClassVar[str] = "wide"
     GRAD: ClassVar[type[_RowGrad]]
 
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
@@ -232,6 +233,7 @@ class LayerNormOp(TensorOp):
     bias have."""
 
     name = "nn.layer_norm"
+    PRECISION: ClassVar[str] = "wide"
     x = operand_def(TensorType)
     weight = operand_def(TensorType)
     bias = operand_def(TensorType)

@@ -73,6 +73,7 @@ class ReductionKindAttr(WordAttr):
 class OverDims(TensorOp, ABC):
     """Over `dims` of x; `keep` leaves dimensions of size 1."""
 
+    PRECISION: ClassVar[str] = "wide"
     x = operand_def(TensorType)
     dims = prop_def(DimsAttr)
     keep = opt_prop_def(UnitAttr)

@@ -1,0 +1,130 @@
+"""mixed-precision: casts, so that products are calculated and communicated in a narrow type.
+
+    %y = nn.matmul %x, %w : (tensor<8x4xf32>, tensor<4x6xf32>) -> tensor<8x6xf32>
+ -> %x_1 = nn.convert %x : (tensor<8x4xf32>) -> tensor<8x4xbf16>
+    %w_1 = nn.convert %w : (tensor<4x6xf32>) -> tensor<4x6xbf16>
+    %y   = nn.matmul %x_1, %w_1 : (tensor<8x4xbf16>, tensor<4x6xbf16>) -> tensor<8x6xbf16>
+
+1. Where an op states `PRECISION = "narrow"` (products), f32 operands become `compute`; where it
+   states "wide" (exponentials, sums, norms, losses), narrow ones become f32; any other op takes
+   what comes, in the widest of its operands' types. These are the lists of torch.autocast.
+2. Arguments and results keep their types: parameters, their gradients and the optimizer are f32.
+3. A value is converted once to a type; numbers (constants) never widen what they meet.
+4. What is converted is communicated in the type that its users calculate in. A cotangent is reduced
+   in the narrow type, before it widens; with `reduce = f32` behind it.
+5. It runs on the program before it is differentiated, so that gradients follow; what an op already
+   has in another type than f32 stays as it is. Functions in the local view stay as they are.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    ModuleOp,
+    TensorType,
+    UnitAttr,
+    bf16,
+    f16,
+    f32,
+)
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from shardir.dialects import nn
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.train import BackwardOp
+from shardir.passes.functions import bodies, is_local_body, name_of, set_type
+from shardir.syntax.diagnostics import Failure
+
+TYPES: dict[str, Attribute] = {"bf16": bf16, "f16": f16, "f32": f32}
+
+
+@dataclass(frozen=True)
+class MixedPrecision(ModulePass):
+    """Calculates products in a narrow type, and the rest in f32."""
+
+    name = "mixed-precision"
+    ONE_DEVICE: ClassVar[bool] = True
+    compute: Literal["bf16", "f16"] = "bf16"
+    """The type of products, and of what is communicated for them."""
+    reduce: Literal["narrow", "f32"] = "narrow"
+    """The type in which the gradients of what was converted are added up over devices."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for f, block in bodies(op):
+            if is_local_body(block):
+                continue
+            backward = next((o for o in block.ops if isinstance(o, BackwardOp)), None)
+            if backward is not None:
+                raise Failure(
+                    [(backward, f"@{name_of(f)} is differentiated already; mixed-precision comes "
+                      "before distributed-autodiff")]
+                )  # fmt: skip
+            _Casts(f, block, TYPES[self.compute], self.reduce == "f32").run()
+
+
+class _Casts:
+    """The casts of one function."""
+
+    def __init__(self, f: FuncOp, block: Block, narrow: Attribute, reduce_wide: bool):
+        self.f, self.block, self.narrow, self.reduce_wide = f, block, narrow, reduce_wide
+        self.converted: dict[tuple[SSAValue, Attribute], SSAValue] = {}
+
+    def run(self) -> None:
+        last = self.block.last_op
+        results = [v.type for v in last.operands] if isinstance(last, ReturnOp) else []
+        for op in list(self.block.ops):
+            if isinstance(op, TensorOp) and not isinstance(op, nn.ConvertOp) and op.operands:
+                self.retype(op)
+        if isinstance(last, ReturnOp):
+            for i, type in enumerate(results):
+                if isinstance(type, TensorType):
+                    last.operands[i] = self.as_type(last.operands[i], type.element_type, last)
+
+    def retype(self, op: TensorOp) -> None:
+        """Give an op the type that it is calculated in."""
+        floats = [i for i, v in enumerate(op.operands) if _element(v) in (f32, self.narrow)]
+        if not floats:
+            return
+        wanted = {"narrow": self.narrow, "wide": f32}.get(op.PRECISION)
+        if wanted is None:
+            strong = [_element(v) for i in floats if not _is_number(v := op.operands[i])]
+            wanted = self.narrow if self.narrow in strong and f32 not in strong else f32
+        for i in floats:
+            op.operands[i] = self.as_type(op.operands[i], wanted, op)
+        for v in op.results:
+            if isinstance(v.type, TensorType) and v.type.element_type in (f32, self.narrow):
+                set_type(v, TensorType(wanted, v.type.get_shape(), v.type.encoding))
+
+    def as_type(self, v: SSAValue, element: Attribute, before: Operation) -> SSAValue:
+        """The value in another type, converted where it is first needed."""
+        if _element(v) == element or not isinstance(_element(v), AnyFloat):
+            return v
+        key = v, element
+        if key not in self.converted:
+            t = v.type
+            assert isinstance(t, TensorType)
+            new = nn.ConvertOp.create(
+                operands=[v], result_types=[TensorType(element, t.get_shape(), t.encoding)],
+                location=before.location,
+            )  # fmt: skip
+            if self.reduce_wide:
+                new.properties["partial"] = UnitAttr()
+            new.out.name_hint = v.name_hint
+            self.block.insert_op_before(new, before)
+            self.converted[key] = new.out
+        return self.converted[key]
+
+
+def _is_number(v: SSAValue) -> bool:
+    """Whether a value repeats one constant number, which takes the type of what it meets."""
+    while isinstance(v.owner, nn.BroadcastOp):
+        v = v.owner.x
+    return isinstance(v.owner, nn.ConstantOp) and v.owner.value.is_splat()
+
+
+def _element(v: SSAValue) -> Attribute | None:
+    return v.type.element_type if isinstance(v.type, TensorType) else None
