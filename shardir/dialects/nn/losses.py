@@ -12,7 +12,7 @@ wherever its parts lie.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import (
@@ -236,6 +236,8 @@ class CrossEntropyOp(_CrossEntropy):
 
 
 class _PerElement(Binary, ABC):
+    PRECISION: ClassVar[str] = "wide"
+
     @classmethod
     def element(cls, operands: Types, props: Props) -> Any:
         return needs_float(cls.name, operands)
@@ -245,8 +247,6 @@ class _PerElement(Binary, ABC):
 class BinaryCrossEntropyOp(_PerElement):
     """-(y log x + (1 - y) log(1 - x)) of a probability x; logarithms are at least -100, as torch
     has it"""
-
-    PRECISION: ClassVar[str] = "wide"
 
     name = "nn.binary_cross_entropy"
 
