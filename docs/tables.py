@@ -70,6 +70,8 @@ nn.bce_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
 nn.bce_with_logits_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
 nn.soft_margin_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
 nn.kl_div_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
+nn.random <normal> %0 stream 1 : (tensor<i64>) -> tensor<4x8xf32>
+nn.dropout %0, %1 p 0.1 stream 2 : (tensor<4x8xf32>, tensor<i64>) -> tensor<4x8xf32>
 nn.layer_norm %0, %1, %2 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>) -> tensor<4x8xf32>
 nn.layer_norm_grad %0, %1, %2 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>, tensor<4x8xf32>) -> (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>)
 nn.constant dense<0.0> : tensor<4x8xf32> -> tensor<4x8xf32>

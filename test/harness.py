@@ -23,6 +23,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of, parse_layout
+from shardir.backend import runtime_random
 from shardir.dialects import dist, nn, train
 from shardir.dialects.builder import Builder
 from shardir.dialects.nn.base import TensorOp, dims_attr
@@ -412,6 +413,28 @@ def _reduced(op: nn.Loss, losses: torch.Tensor) -> torch.Tensor:
     return losses if how == "none" else losses.mean() if how == "mean" else losses.sum()
 
 
+def _drawn(
+    op: Any, kind: str, params: Any, shape: Shape, key: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """By torch's twin of the generator, whole."""
+    seed = runtime_random.seed_at(key, op.stream.value.data)
+    return runtime_random.fill(kind, params, shape, [(0, n) for n in shape], seed, dtype)
+
+
+def _random(op: nn.RandomOp, key: torch.Tensor) -> torch.Tensor:
+    t = op.out.type.element_type  # type: ignore[union-attr]
+    kinds = {1: torch.bool, 32: torch.int32, 64: torch.int64}
+    dtype = kinds[t.width.data] if isinstance(t, builtin.IntegerType) else torch.float64
+    how = op.distribution
+    return _drawn(op, how.kind, how.values, shape_of(op.out), key, dtype)
+
+
+def _dropout(op: nn.DropoutOp, x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    p = op.p.value.data
+    dropped = _drawn(op, "bernoulli", {"p": p}, shape_of(op.out), key, torch.bool)
+    return torch.where(dropped, 0.0, x / (1 - p if p < 1 else 1))
+
+
 def _momentum(op: Any, w: torch.Tensor, g: torch.Tensor, v: torch.Tensor) -> Any:
     w = torch.nn.Parameter(w.clone())
     w.grad = g
@@ -554,6 +577,8 @@ TORCH: dict[type[TensorOp], Reference] = {
     nn.BceWithLogitsLossOp: _loss(functional.binary_cross_entropy_with_logits),
     nn.SoftMarginLossOp: _soft_margin,
     nn.KlDivLossOp: _kl_div,
+    nn.RandomOp: _random,
+    nn.DropoutOp: _dropout,
     nn.LayerNormOp: _layer_norm,
     nn.LayerNormGradOp: _layer_norm_grad,
     nn.ConstantOp: _constant,

@@ -3,5 +3,5 @@
 # Copied beside every emitted program; they need Python and torch, not shardir.
 RUNTIME_FILES = (
     "runtime.py", "runtime_main.py", "runtime_plan.py", "runtime_random.py", "ops_runtime.py",
-    "runtime_exchange.py",
+    "ops_random.py", "runtime_exchange.py",
 )  # fmt: skip

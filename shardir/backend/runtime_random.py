@@ -4,12 +4,12 @@ Element i (row-major, in the whole tensor) of the tensor named by `key` is made 
 of splitmix64 started at a hash of the key. Each rank computes only what it holds. Logarithm,
 sine and root are spelled out in the four operations, whose rounding IEEE 754 fixes, since
 libraries and devices differ in the last bit (torch's root is not numpy's). numpy's twin of this
-file is shardir/interpret/random.py.
+file is shardir/dialects/random.py.
 """
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,9 +41,10 @@ def seed_of(key: str) -> int:
     return state
 
 
-def _bits(seed: int, index: Tensor) -> Tensor:
+def _bits(seed: int | Tensor, index: Tensor) -> Tensor:
     """splitmix64's outputs number `index`."""
-    z = index * _signed(_GOLDEN) + _signed(seed + _GOLDEN)
+    first = seed + _signed(_GOLDEN) if isinstance(seed, Tensor) else _signed(seed + _GOLDEN)
+    z = index * _signed(_GOLDEN) + first
     for shift, factor in _MIX:
         z = (z ^ _shifted(z, shift)) * _signed(factor)
     return z ^ _shifted(z, 31)
@@ -88,11 +89,24 @@ def _normal(bits: Tensor) -> Tensor:
     return _root(log * -2.0) * (_polynomial(_SIN, y * y) * y)
 
 
-def _values(kind: str, params: Mapping[str, Any], seed: int, index: Tensor) -> Tensor:
+def seed_at(key: Tensor, stream: int) -> Tensor:
+    """The seed of a stream of a key (an i64 scalar): output number `stream` of splitmix64 started
+    at the key."""
+    return _bits(key, torch.full_like(key, stream))
+
+
+def kept(p: float, seed: Tensor, index: Tensor) -> Tensor:
+    """Where the uniform numbers of these places are at least p."""
+    return _shifted(_bits(seed, index), 11) >= math.ceil(p * 2.0**53)
+
+
+def _values(kind: str, params: Mapping[str, Any], seed: int | Tensor, index: Tensor) -> Tensor:
     bits = _bits(seed, index)
     if kind == "uniform":
         low, high = float(params.get("low", 0.0)), float(params.get("high", 1.0))
         return _uniform(bits) * (high - low) + low
+    if kind == "bernoulli":
+        return _uniform(bits) < params["p"]
     if kind == "normal":
         return _normal(bits) * float(params.get("std", 1.0)) + float(params.get("mean", 0.0))
     if kind == "integers":  # high is not among them
@@ -106,13 +120,14 @@ def fill(
     params: Mapping[str, Any],
     shape: Sequence[int],
     slices: Sequence[tuple[int, int]],
-    key: str,
+    key: str | Tensor,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The part [start, stop) x ... of the tensor of this shape that `key` names.
+    """The part [start, stop) x ... of the tensor of this shape that `key` names, or that has this
+    seed; on the seed's device.
 
-    kind: normal (mean, std), uniform (low, high), integers (low, high), constant (value),
-    values (data, flat or nested).
+    kind: normal (mean, std), uniform (low, high), integers (low, high), bernoulli (p), constant
+    (value), values (data, flat or nested).
     """
     local = [stop - start for start, stop in slices]
     if kind == "constant":
@@ -122,23 +137,34 @@ def fill(
         for dim, (start, stop) in enumerate(slices):
             whole = whole.narrow(dim, start, stop - start)
         return whole.contiguous()
-    seed = seed_of(key)
-    out = torch.empty(local, dtype=dtype)
+    seed = key if isinstance(key, Tensor) else seed_of(key)
+    out = torch.empty(local, dtype=dtype, device=key.device if isinstance(key, Tensor) else "cpu")
     flat = out.view(-1)
-    for begin in range(0, flat.numel(), _CHUNK):
-        end = min(begin + _CHUNK, flat.numel())
-        values = _values(kind, params, seed, _places(shape, slices, begin, end))
+    for begin, end, index in runs(shape, slices, out.device):
+        values = _values(kind, params, seed, index)
         if dtype in (torch.float16, torch.bfloat16):
             values = values.float()  # rounded in two steps, as everywhere
         flat[begin:end] = values.to(dtype)
     return out
 
 
-def _places(
-    shape: Sequence[int], slices: Sequence[tuple[int, int]], begin: int, end: int
-) -> Tensor:
-    """The row-major index in the whole tensor of the elements [begin, end) of the part."""
-    rest = torch.arange(begin, end)
+def runs(
+    shape: Sequence[int], slices: Sequence[tuple[int, int]], device: torch.device
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Runs [begin, end) of the elements of a part, flat, and the row-major index in the whole
+    tensor of each element."""
+    total = math.prod(stop - start for start, stop in slices)
+    most = _CHUNK if device.type == "cpu" else total
+    for begin in range(0, total, most or 1):
+        end = min(begin + most, total)
+        yield begin, end, _places(shape, slices, torch.arange(begin, end, device=device))
+
+
+def _places(shape: Sequence[int], slices: Sequence[tuple[int, int]], rest: Tensor) -> Tensor:
+    """The row-major index in the whole tensor of the elements with these indices in the part."""
+    if all(stop - start == n for n, (start, stop) in list(zip(shape, slices, strict=True))[1:]):
+        first = slices[0][0] * math.prod(shape[1:]) if shape else 0
+        return rest + first  # whole rows
     place, stride = torch.zeros_like(rest), 1
     for size, (start, stop) in zip(reversed(shape), reversed(slices), strict=True):
         place += (rest % (stop - start) + start) * stride

@@ -5,7 +5,7 @@ The text between `<` and `>` is read by the algebra's notation, whichever parser
 
 from abc import ABC, abstractmethod
 from functools import cache
-from typing import Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from xdsl.ir import Data
 from xdsl.parser import AttrParser
@@ -14,6 +14,7 @@ from xdsl.utils.exceptions import ParseError
 from xdsl.utils.lexer import Span
 
 from shardir.algebra.errors import NotationError
+from shardir.algebra.notation import Options, options_text, parse_options
 
 T = TypeVar("T")
 
@@ -120,3 +121,45 @@ class WordAttr(TextAttr[str], ABC):
 def word(kind: type[WordAttr], text: str) -> WordAttr:
     """The attribute for a word, made once."""
     return kind.read(text)
+
+
+class OptionsAttr(TextAttr[Options], ABC):
+    """A word of KINDS with its named values; each value has a type, and a default or is needed."""
+
+    KINDS: ClassVar[dict[str, dict[str, type | float]]]
+
+    @classmethod
+    def from_text(cls, text: str) -> Options:
+        word, given = parse_options(text)
+        if word not in cls.KINDS:
+            raise NotationError(f"unknown {cls.name} {word!r}; there are {', '.join(cls.KINDS)}")
+        wanted, values = cls.KINDS[word], dict(given)
+        for n in values:
+            if n not in wanted:
+                raise NotationError(
+                    f"{word} has no option {n}; it has {', '.join(wanted)}", text.find(n)
+                )
+        out: list[tuple[str, Any]] = []
+        for n, kind in wanted.items():
+            if n not in values and isinstance(kind, type):
+                raise NotationError(f"{word} needs {n} = ...", len(text))
+            value = values.get(n, kind)
+            expected = kind if isinstance(kind, type) else float
+            if expected is float and isinstance(value, int):
+                value = float(value)
+            if not isinstance(value, expected):
+                raise NotationError(f"{n} is a {expected.__name__}, not {value!r}", text.find(n))
+            out.append((n, value))
+        return word, tuple(out)
+
+    @classmethod
+    def to_text(cls, data: Options) -> str:
+        return options_text(data)
+
+    @property
+    def kind(self) -> str:
+        return self.data[0]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return dict(self.data[1])

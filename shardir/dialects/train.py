@@ -42,8 +42,7 @@ from xdsl.irdl import (
 from xdsl.traits import SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.algebra.errors import NotationError, ShardirError
-from shardir.algebra.notation import Options, options_text, parse_options
+from shardir.algebra.errors import ShardirError
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
@@ -54,51 +53,9 @@ from shardir.dialects.nn.base import (
     float_of,
 )
 from shardir.dialects.nn.elementwise import Elementwise, needs_float
-from shardir.dialects.text import TextAttr
+from shardir.dialects.text import OptionsAttr
 
-# ---- attributes: words with named values ----
-
-
-class OptionsAttr(TextAttr[Options], ABC):
-    """A word of KINDS with its named values; each value has a type, and a default or is needed."""
-
-    KINDS: ClassVar[dict[str, dict[str, type | float]]]
-
-    @classmethod
-    def from_text(cls, text: str) -> Options:
-        word, given = parse_options(text)
-        if word not in cls.KINDS:
-            raise NotationError(f"unknown {cls.name} {word!r}; there are {', '.join(cls.KINDS)}")
-        wanted, values = cls.KINDS[word], dict(given)
-        for n in values:
-            if n not in wanted:
-                raise NotationError(
-                    f"{word} has no option {n}; it has {', '.join(wanted)}", text.find(n)
-                )
-        out: list[tuple[str, Any]] = []
-        for n, kind in wanted.items():
-            if n not in values and isinstance(kind, type):
-                raise NotationError(f"{word} needs {n} = ...", len(text))
-            value = values.get(n, kind)
-            expected = kind if isinstance(kind, type) else float
-            if expected is float and isinstance(value, int):
-                value = float(value)
-            if not isinstance(value, expected):
-                raise NotationError(f"{n} is a {expected.__name__}, not {value!r}", text.find(n))
-            out.append((n, value))
-        return word, tuple(out)
-
-    @classmethod
-    def to_text(cls, data: Options) -> str:
-        return options_text(data)
-
-    @property
-    def kind(self) -> str:
-        return self.data[0]
-
-    @property
-    def values(self) -> dict[str, Any]:
-        return dict(self.data[1])
+# ---- attributes ----
 
 
 @irdl_attr_definition

@@ -12,6 +12,7 @@ from op_cases import (
     indexing,
     losses,
     normalisation,
+    random,
     reduction,
     shape,
     train,
@@ -22,7 +23,7 @@ __all__ = ["CASES", "EVEN", "Case"]
 
 FAMILIES = (
     elementwise, activation, contraction, reduction, shape, indexing, normalisation, losses,
-    creation, train,
+    creation, random, train,
 )  # fmt: skip
 
 CASES: list[Case] = [case for family in FAMILIES for case in family.CASES]

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 import shardir
 from shardir.backend.launch import Options, run
-from shardir.interpret.random import fill
+from shardir.dialects.random import fill
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TYPES = {"f32": np.float32, "i32": np.int32}

@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 from shardir.backend import launch, report
 from shardir.backend.launch import LaunchError, Options, RunError, read_plan
 from shardir.backend.runtime_plan import PlanError, load_plan
-from shardir.interpret.random import batch_rows, fill
+from shardir.dialects.random import batch_rows, fill
 from shardir.tools import run as tool
 
 ENVIRONMENT = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}

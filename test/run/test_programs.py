@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import shardir
 from shardir.backend.launch import Options, run
-from shardir.interpret.random import fill
+from shardir.dialects.random import fill
 
 NORMAL = {"mean": 0.0, "std": 1.0}
 

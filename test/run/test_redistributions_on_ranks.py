@@ -19,7 +19,7 @@ import shardir
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis, Mesh
 from shardir.backend.launch import Options, run
-from shardir.interpret.random import fill
+from shardir.dialects.random import fill
 
 MESH = Mesh("m", (("a", 2), ("b", 4)))
 DIGITS = [

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from shardir.backend import runtime as rt
 from shardir.backend import runtime_random
-from shardir.interpret import random as numpy_random
+from shardir.dialects import random as numpy_random
 
 
 @pytest.mark.parametrize("mesh", ["d=2", "dp=2,tp=2", "d=3", "d=8"])

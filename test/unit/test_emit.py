@@ -241,6 +241,14 @@ nn.bce_loss <mean> %0, %1 : (tensor<4x5xf32>, tensor<4x5xf32>) -> tensor<f32>
 nn.bce_with_logits_loss <mean> %0, %1 : (tensor<4x5xf32>, tensor<4x5xf32>) -> tensor<f32>
 nn.soft_margin_loss <none> %0, %1 : (tensor<4x5xf32>, tensor<4x5xf32>) -> tensor<4x5xf32>
 nn.kl_div_loss <mean> %0, %1 log_target : (tensor<4x5xf32>, tensor<4x5xf32>) -> tensor<f32>
+nn.random <uniform, low = -1.0, high = 1.0> %0 stream 2 : (tensor<i64>) -> tensor<5x6xf32>
+nn.random <normal, mean = 0.0, std = 2.0> %0 stream 2 : (tensor<i64>) -> tensor<4x3x2xbf16>
+nn.random <integers, low = 0, high = 9> %0 stream 2 : (tensor<i64>) -> tensor<5x6xi32>
+nn.random <bernoulli, p = 0.25> %0 stream 2 : (tensor<i64>) -> tensor<5x6xi1>
+nn.dropout %0, %1 p 0.25 stream 7 : (tensor<5x6xf32>, tensor<i64>) -> tensor<5x6xf32>
+nn.dropout %0, %1 p 0.25 stream 7 : (tensor<4x3x2xbf16>, tensor<i64>) -> tensor<4x3x2xbf16>
+nn.dropout %0, %1 p 0.0 stream 7 : (tensor<5x6xf32>, tensor<i64>) -> tensor<5x6xf32>
+nn.dropout %0, %1 p 1.0 stream 7 : (tensor<5x6xf32>, tensor<i64>) -> tensor<5x6xf32>
 nn.layer_norm %0, %1, %2 eps 1.0e-05 : (tensor<5x8xf32>, tensor<8xf32>, tensor<8xf32>) -> tensor<5x8xf32>
 nn.layer_norm %0, %1, %2 eps 1.0e-05 : (tensor<3x2x4xf32>, tensor<2x4xf32>, tensor<2x4xf32>) -> tensor<3x2x4xf32>
 nn.layer_norm %0, %1, %2 eps 1.0e-05 : (tensor<5x8xbf16>, tensor<8xbf16>, tensor<8xbf16>) -> tensor<5x8xbf16>
@@ -716,7 +724,8 @@ def assert_tame(text):
     for node in tree.body[1:]:
         match node:
             case ast.Import(names=[ast.alias(name=name)]):
-                known = ("torch", "torch.nn.functional", "runtime", "ops_runtime")
+                known = ("torch", "torch.nn.functional", "runtime", "ops_runtime",
+                         "ops_random")  # fmt: skip
                 assert name in known
             case ast.FunctionDef(body=body):
                 for line in body:

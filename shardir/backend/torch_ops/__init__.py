@@ -12,6 +12,7 @@ from shardir.backend.torch_ops import (
     indexing,
     losses,
     normalisation,
+    random,
     reduction,
     shape,
     train,
@@ -19,7 +20,7 @@ from shardir.backend.torch_ops import (
 
 FAMILIES = (
     elementwise, activation, contraction, reduction, shape, indexing, normalisation, losses,
-    creation, train,
+    creation, random, train,
 )  # fmt: skip
 
 TORCH = {op: entry for family in FAMILIES for op, entry in family.TORCH.items()}

@@ -29,7 +29,7 @@ def _constant(s: Scope, op: nn.ConstantOp) -> Text:
     s.storages.pin(op.out)
     if all(s.parts(op.out, d) == 1 for d in range(values.ndim)):
         return f"ops.constant({given})"
-    return f"ops.constant({given}, {_part(s, op.out)})"
+    return f"ops.constant({given}, {part_text(s, op.out)})"
 
 
 def _iota(s: Scope, op: nn.IotaOp) -> Text:
@@ -48,8 +48,8 @@ def _iota(s: Scope, op: nn.IotaOp) -> Text:
     return f"{text}.view({tuple_text(column)}).expand({tuple_text(sizes)})"
 
 
-def _part(s: Scope, v: SSAValue) -> str:
-    """The rows [start, stop) of each dimension of a constant that this rank holds."""
+def part_text(s: Scope, v: SSAValue) -> str:
+    """The rows [start, stop) of each dimension of a value that this rank holds."""
     bounds = []
     for d, n in enumerate(s.whole(v)):
         if s.parts(v, d) == 1:

@@ -15,6 +15,7 @@ from shardir.dialects.nn import (
     indexing,
     losses,
     normalisation,
+    random,
     reduction,
     shape,
 )
@@ -26,13 +27,14 @@ from shardir.dialects.nn.elementwise import *
 from shardir.dialects.nn.indexing import *
 from shardir.dialects.nn.losses import *
 from shardir.dialects.nn.normalisation import *
+from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
 from shardir.dialects.nn.shape import *
 
 UNIT = UnitAttr()
 FAMILIES = (
     elementwise, activation, contraction, reduction, shape, indexing, normalisation, losses,
-    creation,
+    creation, random,
 )  # fmt: skip
 
 Nn = Dialect(
@@ -43,5 +45,6 @@ Nn = Dialect(
         elementwise.ComparisonAttr,
         reduction.ReductionKindAttr,
         losses.LossReductionAttr,
+        random.DistributionAttr,
     ],
 )

@@ -64,18 +64,41 @@ def _normal(bits: np.ndarray) -> np.ndarray:
     return _root(log * -2.0) * (_polynomial(_SIN, y * y) * y)
 
 
+def seed_at(key: int, stream: int) -> int:
+    """The seed of a stream of a key: output number `stream` of splitmix64 started at the key."""
+    return int(_bits(key, np.array(stream)))
+
+
+def places(shape: Sequence[int], slices: Sequence[tuple[int, int]]) -> np.ndarray:
+    """The row-major index in the whole tensor of each element of the part."""
+    local = [stop - start for start, stop in slices]
+    place, stride = np.zeros(local, dtype=np.int64), 1
+    for dim in reversed(range(len(local))):
+        across = [1] * len(local)
+        across[dim] = -1
+        place += (np.arange(*slices[dim], dtype=np.int64) * stride).reshape(across)
+        stride *= shape[dim]
+    return place
+
+
+def uniform(seed: int, place: np.ndarray) -> np.ndarray:
+    """Numbers in [0, 1), by their places."""
+    return (_bits(seed, place) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 def fill(
     kind: str,
     params: Mapping[str, Any],
     shape: Sequence[int],
     slices: Sequence[tuple[int, int]] | None,
-    key: str,
+    key: str | int,
     dtype: Any = np.float32,
 ) -> np.ndarray:
-    """The part [start, stop) x ... (None: all) of the tensor of this shape that `key` names.
+    """The part [start, stop) x ... (None: all) of the tensor of this shape that `key` names, or
+    that has this seed.
 
-    kind: normal (mean, std), uniform (low, high), integers (low, high), constant (value),
-    values (data, flat or nested).
+    kind: normal (mean, std), uniform (low, high), integers (low, high), bernoulli (p), constant
+    (value), values (data, flat or nested).
     """
     slices = [(0, size) for size in shape] if slices is None else slices
     window = tuple(np.s_[start:stop] for start, stop in slices)
@@ -84,16 +107,13 @@ def fill(
         return np.full(local, params["value"], dtype=dtype)
     if kind == "values":
         return np.array(params["data"], dtype=dtype).reshape(tuple(shape))[window]
-    place, stride = np.zeros(local, dtype=np.int64), 1
-    for dim in reversed(range(len(local))):
-        across = [1] * len(local)
-        across[dim] = -1
-        place += (np.arange(*slices[dim], dtype=np.int64) * stride).reshape(across)
-        stride *= shape[dim]
-    bits = _bits(seed_of(key), place)
+    place, seed = places(shape, slices), key if isinstance(key, int) else seed_of(key)
+    bits = _bits(seed, place)
     if kind == "uniform":
         low, high = float(params.get("low", 0.0)), float(params.get("high", 1.0))
-        values = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53 * (high - low) + low
+        values = uniform(seed, place) * (high - low) + low
+    elif kind == "bernoulli":
+        values = uniform(seed, place) < params["p"]
     elif kind == "normal":
         values = _normal(bits) * float(params.get("std", 1.0)) + float(params.get("mean", 0.0))
     elif kind == "integers":  # high is not among them

@@ -1,0 +1,184 @@
+"""Random numbers, and dropout.
+
+    %mask = nn.random <bernoulli, p = 0.5> %key stream 2 : (tensor<i64>) -> tensor<8x4xi1>
+    %y = nn.dropout %x, %key p 0.1 stream 3 : (tensor<8x4xf32>, tensor<i64>) -> tensor<8x4xf32>
+
+A number follows from the key, the stream and its place in the whole tensor, and from nothing else
+(shardir/dialects/random.py). So it is the same on any mesh, replicas have the same and shards
+different ones, and an op that is calculated again draws the same. Each op has a stream of its own;
+the key, one for all, is another at each step: a state of the step's function that it counts up.
+"""
+
+from abc import ABC
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    FloatAttr,
+    IntegerAttr,
+    IntegerType,
+    TensorType,
+    f64,
+    i1,
+    i64,
+)
+from xdsl.ir import SSAValue
+from xdsl.irdl import (
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    prop_def,
+    result_def,
+)
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    float_of,
+    int_of,
+    letters,
+)
+from shardir.dialects.nn.elementwise import needs_float
+from shardir.dialects.random import fill, places, seed_at, uniform
+from shardir.dialects.text import OptionsAttr
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+
+@irdl_attr_definition
+class DistributionAttr(OptionsAttr):
+    """How numbers are distributed: `<uniform, low = 0.0, high = 1.0>`, `<normal, mean = 0.0,
+    std = 1.0>`, `<integers, low = 0, high = 10>` (without high) or `<bernoulli, p = 0.5>`."""
+
+    name = "nn.distribution"
+    KINDS: ClassVar[dict[str, dict[str, type | float]]] = {
+        "uniform": {"low": 0.0, "high": 1.0},
+        "normal": {"mean": 0.0, "std": 1.0},
+        "integers": {"low": int, "high": int},
+        "bernoulli": {"p": float},
+    }
+
+
+def needs_key(t: TensorType) -> None:
+    if t != tensor(i64, ()):
+        raise ShardirError(f"[T5] a key of random numbers is tensor<i64>, not {t}")
+
+
+def needs_share(p: float) -> None:
+    if not 0 <= p <= 1:
+        raise ShardirError(f"[T10] p is {p}; it is to be from 0 to 1")
+
+
+def part_of(place: Place, v: SSAValue) -> list[tuple[int, int]]:
+    """The rows [start, stop) of each dimension that a device holds."""
+    starts = [place.start(v, d) for d in range(len(place.whole(v)))]
+    return [(a, a + n) for a, n in zip(starts, place.shape(v), strict=True)]
+
+
+class _Drawn(TensorOp, ABC):
+    key = operand_def(TensorType)
+    stream = prop_def(IntegerAttr.constr(type=i64))
+
+    def seed(self, key: Array) -> int:
+        return seed_at(int(key), int_of(self.properties, "stream"))
+
+
+@irdl_op_definition
+class RandomOp(_Drawn):
+    """Random numbers of a distribution, by the key and the place of each"""
+
+    name = "nn.random"
+    distribution = prop_def(DistributionAttr)
+    out = result_def(TensorType)
+    INFERRED: ClassVar[bool] = False
+    assembly_format = f"$distribution $key `stream` $stream {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError("nn.random states its result type")
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        needs_key(operands[0])
+        how, element = props["distribution"], results[0].element_type
+        assert isinstance(how, DistributionAttr)
+        integer = isinstance(element, IntegerType) and element != i1
+        fits = {"bernoulli": element == i1, "integers": integer}
+        if not fits.get(how.kind, isinstance(element, AnyFloat)):
+            raise ShardirError(f"[T5] {how.kind} numbers are not {element}; nn.convert them")
+        if how.kind == "bernoulli":
+            needs_share(how.values["p"])
+        if how.kind == "integers" and how.values["low"] >= how.values["high"]:
+            raise ShardirError("[T10] low is to be below high, which is not drawn itself")
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        shape = results[0].get_shape()
+        return Factors.of([[]], [letters(len(shape))], [(), shape])
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        element = self.out.type.element_type
+        integer = isinstance(element, IntegerType) and element != i1
+        dtype = bool if element == i1 else np.int64 if integer else np.float64
+        how, shape = self.distribution, place.whole(self.out)
+        part = part_of(place, self.out)
+        return fill(how.kind, how.values, shape, part, self.seed(arrays[0]), dtype)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        return (None,)
+
+
+@irdl_op_definition
+class DropoutOp(_Drawn):
+    """x / (1 - p), but zeros at a share p of the places, which the key chooses"""
+
+    name = "nn.dropout"
+    x = operand_def(TensorType)
+    key = operand_def(TensorType)
+    p = prop_def(FloatAttr.constr(type=f64))
+    out = result_def(TensorType)
+    assembly_format = f"$x `,` $key `p` $p `stream` $stream {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        needs_float(cls.name, operands[:1])
+        needs_key(operands[1])
+        p = props["p"]
+        assert isinstance(p, FloatAttr)
+        needs_share(p.value.data)
+        return [operands[0]]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        shape = results[0].get_shape()
+        n = letters(len(shape))
+        return Factors.of([n, []], [n], [shape, (), shape])
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x, key = arrays
+        p = float_of(self, "p")
+        if p == 1:
+            return x * 0
+        index = places(place.whole(self.x), part_of(place, self.x))
+        kept = uniform(self.seed(key), index) >= p
+        return x * kept * x.dtype.type(1 / (1 - p))
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        """The same places are drawn once more: nothing is kept."""
+        dy = cotangents[0]
+        assert dy is not None
+        return b.value(DropoutOp, dy, self.key, props={"p": self.p, "stream": self.stream}), None
+
+
+OPS: list[Any] = [RandomOp, DropoutOp]
+ATTRS = [DistributionAttr]
