@@ -50,6 +50,15 @@ nn.argmin %0 axis 1 : (tensor<4x8xf32>) -> tensor<4xi64>
 nn.reshape %0 : (tensor<4x6xf32>) -> tensor<2x12xf32>
 nn.transpose %0 perm <1, 0> : (tensor<4x8xf32>) -> tensor<8x4xf32>
 nn.broadcast %0 dims <1> : (tensor<8xf32>) -> tensor<4x8xf32>
+nn.slice %0 starts <1, 0> limits <4, 2> strides <1, 1> : (tensor<4x8xf32>) -> tensor<3x2xf32>
+nn.pad %0 low <0, 2> high <0, 1> : (tensor<4x8xf32>) -> tensor<4x11xf32>
+nn.flip %0 dims <1> : (tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.roll %0 shifts <0, 3> : (tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.tile %0 repeats <1, 2> : (tensor<4x8xf32>) -> tensor<4x16xf32>
+nn.repeat_interleave %0 repeats 2 axis 1 : (tensor<4x8xf32>) -> tensor<4x16xf32>
+nn.concat %0, %1 axis 1 : (tensor<4x8xf32>, tensor<4x2xf32>) -> tensor<4x10xf32>
+nn.stack %0, %1 axis 0 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<2x4x8xf32>
+nn.split %0 sizes <3, 5> axis 1 : (tensor<4x8xf32>) -> (tensor<4x3xf32>, tensor<4x5xf32>)
 nn.gather %0, %1 axis 0 : (tensor<9x4xf32>, tensor<5x3xi32>) -> tensor<5x3x4xf32>
 nn.gather_grad %0, %1 axis 0 : (tensor<5x3xi32>, tensor<5x3x4xf32>) -> tensor<9x4xf32>
 nn.pick %0, %1 : (tensor<4x8xf32>, tensor<4xi32>) -> tensor<4xf32>

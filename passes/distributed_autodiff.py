@@ -9,7 +9,8 @@ part.
       %w_1 = train.sgd %w, %d_w
     }
 
-It works on the plain program and on the laid-out one, before or after insert-redistributions.
+It works on the plain program, on the laid-out one, before or after insert-redistributions, and on
+one of the local view, whose collectives stay as they are.
 
 1. A cotangent's layout is not chosen: it follows from the factors of the op that makes it, partial
    over each axis that splits a factor which the operand does not have.
@@ -46,7 +47,21 @@ from xdsl.passes import ModulePass
 from shardir.algebra.errors import ShardirError
 from shardir.dialects.builder import Builder
 from shardir.dialects.composites import expand
-from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
+from shardir.dialects.dist import (
+    AllGatherOp,
+    AllReduceOp,
+    AllToAllOp,
+    Collective,
+    ExchangeOp,
+    PermuteOp,
+    RecvOp,
+    RedistributeOp,
+    ReduceScatterOp,
+    SliceOp,
+    layout_of,
+    mail,
+    with_layout,
+)
 from shardir.dialects.nn.base import TensorOp, float_attr, plain
 from shardir.dialects.train import (
     OPTIMIZERS,
@@ -60,7 +75,15 @@ from shardir.dialects.train import (
     text_attr,
     updated_argument,
 )
-from shardir.passes.functions import erase, has_layouts, is_local_body, mesh_of, name_of
+from shardir.passes.functions import (
+    erase,
+    has_layouts,
+    is_local_body,
+    mesh_of,
+    name_of,
+    set_type,
+)
+from shardir.passes.lower_to_spmd import lift, lower
 from shardir.syntax.diagnostics import Failure
 
 
@@ -108,11 +131,6 @@ class _Differentiation:
         self, request: StepOp | GradientOp, source: FuncOp, module: ModuleOp, consumed: bool
     ):
         self.request, self.source = request, source
-        if is_local_body(source.body.block):
-            raise Failure(
-                [(request, f"@{name_of(source)} is in the local view; differentiate it before "
-                  "lower-to-spmd")]
-            )  # fmt: skip
         mesh = mesh_of(source, module)
         self.attrs = arg_attrs(source)
         self.marks = result_attrs(source)
@@ -125,6 +143,10 @@ class _Differentiation:
             source.add_region(Region(Block(arg_types=source.function_type.inputs)))
         self.block = region.block
         self.region = region
+        self.local: dict[SSAValue, Attribute] = {}
+        """The types of the values of a function in the local view."""
+        if mesh is not None and is_local_body(self.block):
+            self.local = lift(self.block, mesh)
         laid = mesh if mesh is not None and has_layouts(self.block) else None
         expand(self.block, laid)
         self.builder = Builder(laid, self.block.add_op)
@@ -137,6 +159,7 @@ class _Differentiation:
         self.returned = list(last.operands)
         erase(last)
         self.forward = list(self.block.ops)
+        self.sent = mail(self.forward)
         self.builder.location = self.request.location
         self.block.add_op(BackwardOp.create(location=self.request.location))
         n = len(self.block.args)
@@ -156,7 +179,12 @@ class _Differentiation:
             marks = [{} for _ in results]
         self.block.add_op(ReturnOp(*results))
         self.sweep()
-        return self.function(results, marks)
+        if self.local:
+            assert self.builder.mesh is not None
+            lower(self.block, self.builder.mesh)
+            for v, t in self.local.items():
+                set_type(v, t)
+        return self.function(marks)
 
     def _check(self, wrt: Sequence[int]) -> None:
         for i in wrt:
@@ -172,8 +200,22 @@ class _Differentiation:
     def mark(self, wrt: Sequence[int]) -> None:
         self.varying.update(self.block.args[i] for i in wrt)
         for op in self.forward:
-            if any(v in self.varying for v in op.operands):
+            operands = [self.sent[op].value] if op in self.sent else op.operands
+            if any(v in self.varying for v in operands):
                 self.varying.update(v for v in op.results if is_float(v))
+            if isinstance(op, RELOCATIONS):
+                for v, out in self.moved(op) or ():
+                    self.builder.known(v, out)
+
+    def moved(self, op: Operation) -> list[tuple[SSAValue, SSAValue]] | None:
+        """What communication takes and gives, value by value; None of any other op."""
+        if isinstance(op, RedistributeOp):
+            return [(op.value, op.out)]
+        if isinstance(op, Collective):
+            return list(zip(op.values, op.outs, strict=True))
+        if isinstance(op, RecvOp) and op in self.sent:
+            return [(self.sent[op].value, op.out)]
+        return None
 
     def seed(self) -> None:
         """The cotangents of what is returned: 1 for a scalar, an argument for anything else."""
@@ -199,18 +241,17 @@ class _Differentiation:
     def backward(self) -> None:
         faults: list[tuple[Operation | None, str]] = []
         for op in reversed(self.forward):
-            if not any(v in self.varying for v in op.operands):
-                continue
-            if not any(v in self.contributions for v in op.results):
+            if not any(v in self.varying and v in self.contributions for v in op.results):
                 continue
             self.builder.location = op.location
-            if isinstance(op, RedistributeOp):
-                self.contributions.setdefault(op.value, []).extend(self.contributions.pop(op.out))
-                continue
-            if not isinstance(op, TensorOp):
-                faults.append((op, f"{op.name} can't be differentiated"))
-                continue
             try:
+                if (moved := self.moved(op)) is not None:
+                    for v, out in moved:
+                        if v in self.varying and out in self.contributions:
+                            self.contributions.setdefault(v, []).extend(self.back(op, v, out))
+                    continue
+                if not isinstance(op, TensorOp):
+                    raise ShardirError(f"[G8] {op.name} can't be differentiated")
                 late = passes_sums(op)
                 cotangents = [self.cotangent(v, late) for v in op.results]
                 found = op.gradient(self.builder, *cotangents)
@@ -224,6 +265,26 @@ class _Differentiation:
                     self.contributions.setdefault(v, []).append(d)
         if faults:
             raise Failure(faults)
+
+    def back(self, op: Operation, v: SSAValue, out: SSAValue) -> list[SSAValue]:
+        """The contributions to the cotangent of what `op` moved, from those of what came out.
+
+        Raises:
+            ShardirError: no layout says what it is.
+        """
+        mesh = self.builder.mesh
+        assert mesh is not None
+        if isinstance(op, RecvOp):
+            op.check_keeps(v, mesh)
+        elif isinstance(op, PermuteOp) and not op.keeps(v, mesh):
+            cotangent = self.cotangent(out)
+            assert cotangent is not None
+            new = op.reversed(cotangent)
+            self.block.add_op(new)
+            return list(new.outs)
+        elif isinstance(op, Collective):
+            op.keeps(v, mesh)
+        return self.contributions.pop(out)
 
     def cotangent(self, v: SSAValue, late: bool = False) -> SSAValue | None:
         """The sum of the contributions, in the primal's layout; `late`: a partial sum still."""
@@ -269,8 +330,7 @@ class _Differentiation:
             return gradient
         arg = self.block.args[i]
         t = plain(arg)
-        zero = self.builder.constant(0.0, t.element_type)
-        zeros = self.builder.broadcast(zero, [], t.get_shape(), like=arg)
+        zeros = self.builder.zeros(t, like=arg)
         layout = layout_of(arg)
         return zeros if layout is None else self.builder.redistribute(zeros, layout)
 
@@ -335,12 +395,16 @@ class _Differentiation:
                 erase(op)
             op = before
 
-    def function(self, results: Sequence[SSAValue], marks: list[dict[str, Attribute]]) -> FuncOp:
+    def function(self, marks: list[dict[str, Attribute]]) -> FuncOp:
+        end = self.block.last_op
+        assert isinstance(end, ReturnOp)
         self.region.detach_block(self.block) if self.region.parent is None else None
         region = Region(self.block)
         f = FuncOp(
             self.request.sym_name.data,
-            FunctionType.from_lists([a.type for a in self.block.args], [v.type for v in results]),
+            FunctionType.from_lists(
+                [a.type for a in self.block.args], [v.type for v in end.operands]
+            ),
             region,
         )
         f.location = self.request.location
@@ -351,6 +415,12 @@ class _Differentiation:
         if isinstance(self.request, StepOp):
             f.attributes["train.step"] = UnitAttr()
         return f
+
+
+RELOCATIONS = (
+    RedistributeOp, AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ExchangeOp,
+)  # fmt: skip
+"""What gives the same whole value in another layout, whatever single devices hold."""
 
 
 def passes_sums(op: TensorOp) -> bool:

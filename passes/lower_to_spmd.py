@@ -62,7 +62,7 @@ class LowerToSpmd(ModulePass):
         if faults:
             raise Failure(faults)
         for block, mesh in todo:
-            _lower(block, mesh)
+            lower(block, mesh)
         for f, _ in bodies(op):
             update_signature(f)
 
@@ -85,7 +85,18 @@ def _not_computable(block: Block, mesh: Mesh) -> list[tuple[Operation | None, st
     return faults
 
 
-def _lower(block: Block, mesh: Mesh) -> None:
+def lift(block: Block, mesh: Mesh) -> dict[SSAValue, Attribute]:
+    """The way back, of types alone: local values become global ones with the same layout, between
+    collectives that stay. The local types that they had."""
+    types = {v: v.type for v in values(block) if dist.is_local(v.type)}
+    for v, t in types.items():
+        assert isinstance(t, TensorType)
+        set_type(v, dist.laid_out(t.element_type, dist.global_shape(t, mesh), _layout(v)))
+    return types
+
+
+def lower(block: Block, mesh: Mesh) -> None:
+    """Redistributions become collectives, global values local ones."""
     locals: dict[int, tuple[Attribute, Attribute]] = {}
 
     def localise(v: SSAValue) -> None:

@@ -319,6 +319,12 @@ def _gather(op: nn.GatherOp, table: torch.Tensor, ids: torch.Tensor) -> torch.Te
     return rows.reshape(*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :])
 
 
+def _pad(op: nn.PadOp, x: torch.Tensor) -> torch.Tensor:
+    sides = [n for pair in zip(op.low.data, op.high.data, strict=True) for n in reversed(pair)]
+    value = op.value.value.data if op.value is not None else 0
+    return functional.pad(x, sides[::-1], value=value)
+
+
 def _gather_grad(op: nn.GatherGradOp, ids: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     shape = shape_of(op.out)
     axis = op.axis.value.data % len(shape)
@@ -543,6 +549,22 @@ TORCH: dict[type[TensorOp], Reference] = {
     nn.ReshapeOp: lambda op, x: x.reshape(shape_of(op.out)),
     nn.TransposeOp: lambda op, x: x.permute(op.perm.data),
     nn.BroadcastOp: _broadcast,
+    nn.SliceOp: lambda op, x: x[
+        tuple(
+            slice(*bounds)
+            for bounds in zip(op.starts.data, op.limits.data, op.strides.data, strict=True)
+        )
+    ],
+    nn.PadOp: _pad,
+    nn.FlipOp: lambda op, x: x.flip(op.dims.data),
+    nn.RollOp: lambda op, x: x.roll(op.shifts.data, tuple(range(x.ndim))),
+    nn.TileOp: lambda op, x: x.tile(op.repeats.data),
+    nn.RepeatInterleaveOp: lambda op, x: x.repeat_interleave(
+        op.repeats.value.data, op.axis.value.data
+    ),
+    nn.ConcatOp: lambda op, *xs: torch.cat(xs, op.axis.value.data),
+    nn.StackOp: lambda op, *xs: torch.stack(xs, op.axis.value.data),
+    nn.SplitOp: lambda op, x: x.split(op.sizes.data, op.axis.value.data),
     nn.GatherOp: _gather,
     nn.GatherGradOp: _gather_grad,
     nn.PickOp: lambda op, x, ids: x.gather(-1, ids.long()[..., None])[..., 0],

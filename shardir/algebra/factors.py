@@ -5,11 +5,12 @@
 
 A factor is an index of the calculation. Splitting the calculation along a factor splits every
 dimension that holds it; an operand's factor that a result lacks leaves that result partial; a
-factor in `replicate` must be whole on every device.
+factor in `replicate` must be whole on every device; along one in `moved` rows come from elsewhere,
+so that it is whole in the operands and may be split in the results.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import gcd
@@ -39,13 +40,16 @@ class Factors:
     """Which partial operands the op maps to a partial result of the same axes: "sum" when it is
     linear in all operands together (add, transpose), "any" when it only moves data (one operand),
     "" when operands must be complete."""
+    moved: frozenset[str] = frozenset()
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.sizes, self.operands, self.results, self.replicate, self.reduction))
+        return hash((
+            self.sizes, self.operands, self.results, self.replicate, self.reduction, self.moved,
+        ))  # fmt: skip
 
     def __str__(self) -> str:
         def dims(d: Dims) -> str:
@@ -54,9 +58,10 @@ class Factors:
         reduced = [f for f, _ in self.sizes if f in self.reduced]
         kinds = f" reduce {self.reduction} {', '.join(reduced)}" if reduced else ""
         whole = f" replicate {', '.join(sorted(self.replicate))}" if self.replicate else ""
+        moved = f" move {', '.join(sorted(self.moved))}" if self.moved else ""
         return (
             f"{', '.join(map(dims, self.operands))} -> {', '.join(map(dims, self.results))} "
-            f"{{{', '.join(f'{f}={n}' for f, n in self.sizes)}}}{kinds}{whole}"
+            f"{{{', '.join(f'{f}={n}' for f, n in self.sizes)}}}{kinds}{whole}{moved}"
         )
 
     @staticmethod
@@ -68,6 +73,7 @@ class Factors:
         replicate: Sequence[str] = (),
         reduction: str = "sum",
         linear: str = "",
+        moved: Sequence[str] = (),
     ) -> "Factors":
         """Factors from one string per dimension ("i", "a b", or "" where nothing can split).
 
@@ -86,8 +92,12 @@ class Factors:
                     sizes[d[0]] = n
         return Factors(
             tuple(sizes.items()), dims[: len(operands)], dims[len(operands) :],
-            frozenset(replicate), reduction, linear,
+            frozenset(replicate), reduction, linear, frozenset(moved),
         )  # fmt: skip
+
+    def with_sizes(self, sizes: Mapping[str, int]) -> "Factors":
+        """The same with the sizes of these factors, which no dimension has alone."""
+        return replace(self, sizes=tuple((f, sizes.get(f, n)) for f, n in self.sizes))
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
@@ -179,8 +189,9 @@ def placed(
         if any(mesh.overlap(a, b) for b in (*used[:i], *kept)):
             return None
     operands, results = [], []
+    given = {f: a for f, a in chosen.items() if f not in factors.moved}
     for dims in factors.operands:
-        axes = [factors.compose(d, chosen, mesh) for d in dims]
+        axes = [factors.compose(d, given, mesh) for d in dims]
         if None in axes:
             return None
         layout = Layout(mesh.name, tuple(axes))  # type: ignore[arg-type]

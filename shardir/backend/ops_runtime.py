@@ -100,6 +100,28 @@ def pick_grad(ids: Tensor, dy: Tensor, rows: int, start: int, total: int) -> Ten
     return out.scatter_(-1, here.unsqueeze(-1), value.unsqueeze(-1))
 
 
+# ---- by place ----------------------------------------------------------------------------------
+
+
+def taken(x: Tensor, dim: int, start: int, stride: int, rows: int, first: int) -> Tensor:
+    """Of the `rows` rows start, start + stride, ... those that this rank has, which begins with
+    row `first`; zeros for the others."""
+    low = max(0, -((start - first) // stride))
+    high = min(rows, -((start - first - x.shape[dim]) // stride))
+    out = x.new_zeros([*x.shape[:dim], rows, *x.shape[dim + 1 :]])
+    if low < high:
+        mine = torch.arange(low, high, device=x.device) * stride + (start - first)
+        out.narrow(dim, low, high - low).copy_(x.index_select(dim, mine))
+    return out
+
+
+def parts(
+    pieces: Sequence[Tensor], dim: int, bounds: Sequence[tuple[int, int]]
+) -> list[Tensor]:  # fmt: skip
+    """Of each piece the part that belongs here: its first row and how many."""
+    return [x.narrow(dim, *mine) for x, mine in zip(pieces, bounds, strict=True)]
+
+
 # ---- rows ------------------------------------------------------------------------------------
 
 

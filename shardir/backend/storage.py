@@ -19,6 +19,8 @@ VIEWS: tuple[type[Operation], ...] = (
     nn.TransposeOp,
     nn.BroadcastOp,
     nn.StopGradientOp,
+    nn.SliceOp,
+    nn.SplitOp,
     dist.SliceOp,
     dist.ContributeOp,
     dist.BroadcastOp,
@@ -61,7 +63,8 @@ class Storages:
 
     def _views(self, op: Operation) -> Iterator[tuple[SSAValue, SSAValue]]:
         if isinstance(op, VIEWS) or self._moves_nothing(op):
-            yield from zip(op.results, op.operands, strict=True)
+            operands = tuple(op.operands) * (len(op.results) if len(op.operands) == 1 else 1)
+            yield from zip(op.results, operands, strict=True)
 
     def _moves_nothing(self, op: Operation) -> bool:
         match op:

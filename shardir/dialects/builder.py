@@ -31,6 +31,7 @@ from shardir.dialects.nn.base import (
     TensorOp,
     dims_attr,
     has_parts,
+    int_attr,
     plain,
     rule_of,
     splits_whole,
@@ -47,6 +48,7 @@ class Builder:
         self.attributes: dict[str, Attribute] = {}
         self.name_hint: str | None = None
         self._moved: dict[tuple[SSAValue, Layout], SSAValue] = {}
+        self._complete: dict[SSAValue, SSAValue] = {}
 
     def op(
         self,
@@ -65,6 +67,7 @@ class Builder:
         types = [plain(v) for v in operands]
         outs = _result_types(kind, types, props, result)
         if self.mesh is not None:
+            operands = tuple(self._complete.get(v, v) for v in operands)
             operands, outs = self._place(kind, operands, types, outs, props, like)
         new = kind.create(
             operands=operands, result_types=outs, properties=props, attributes=self.attributes,
@@ -118,6 +121,13 @@ class Builder:
         new = self.redistribution(value, layout)
         self._moved[value, layout] = new
         return new
+
+    def known(self, value: SSAValue, same: SSAValue) -> None:
+        """`same` is the value in another layout: it is not to be redistributed to that again, and
+        where it is the sum of contributions it is what ops use."""
+        self._moved.setdefault((value, self.layout(same)), same)
+        if self.layout(value).partial and not self.layout(same).partial:
+            self._complete.setdefault(value, same)
 
     def redistribution(self, value: SSAValue, layout: Layout) -> SSAValue:
         """A new redistribution of the value."""
@@ -211,6 +221,47 @@ class Builder:
 
     def transpose(self, x: SSAValue, perm: Sequence[int]) -> SSAValue:
         return self.value(nn.TransposeOp, x, props={"perm": dims_attr(*perm)})
+
+    def pad(
+        self,
+        x: SSAValue,
+        low: Sequence[int],
+        high: Sequence[int],
+        like: SSAValue | None = None,
+    ) -> SSAValue:
+        """x with rows of zeros before and after each dimension; negative numbers take rows away."""
+        if not (any(low) or any(high)):
+            return x
+        if all(k <= 0 for k in (*low, *high)):
+            ends = [n + k for n, k in zip(plain(x).get_shape(), high, strict=True)]
+            return self.slice(x, [-k for k in low], ends, like)
+        props = {"low": nn.IntsPerDimAttr(tuple(low)), "high": nn.IntsPerDimAttr(tuple(high))}
+        return self.value(nn.PadOp, x, props=props, like=like)
+
+    def slice(
+        self,
+        x: SSAValue,
+        starts: Sequence[int],
+        limits: Sequence[int],
+        like: SSAValue | None = None,
+    ) -> SSAValue:
+        """The rows from `starts` to `limits` of each dimension."""
+        props = {
+            "starts": nn.IntsPerDimAttr(tuple(starts)),
+            "limits": nn.IntsPerDimAttr(tuple(limits)),
+            "strides": nn.IntsPerDimAttr((1,) * len(starts)),
+        }
+        return self.value(nn.SliceOp, x, props=props, like=like)
+
+    def split(self, x: SSAValue, sizes: Sequence[int], axis: int) -> Sequence[SSAValue]:
+        """Pieces of x along `axis`."""
+        props = {"sizes": nn.IntsPerDimAttr(tuple(sizes)), "axis": int_attr(axis)}
+        return self.op(nn.SplitOp, x, props=props).results
+
+    def zeros(self, type: TensorType, like: SSAValue | None = None) -> SSAValue:
+        """Zeros of a type, whose layout is ignored."""
+        zero = self.constant(0.0, type.element_type)
+        return self.broadcast(zero, [], type.get_shape(), like=like)
 
     def einsum(self, equation: str, x: SSAValue, y: SSAValue) -> SSAValue:
         return self.value(nn.EinsumOp, x, y, props={"equation": StringAttr(equation)})

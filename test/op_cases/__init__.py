@@ -11,6 +11,7 @@ from op_cases import (
     elementwise,
     indexing,
     losses,
+    movement,
     normalisation,
     random,
     reduction,
@@ -22,8 +23,18 @@ from op_cases.case import EVEN, Case
 __all__ = ["CASES", "EVEN", "Case"]
 
 FAMILIES = (
-    elementwise, activation, contraction, reduction, shape, indexing, normalisation, losses,
-    creation, random, train,
-)  # fmt: skip
+    elementwise,
+    activation,
+    contraction,
+    reduction,
+    shape,
+    movement,
+    indexing,
+    normalisation,
+    losses,
+    creation,
+    random,
+    train,
+)
 
 CASES: list[Case] = [case for family in FAMILIES for case in family.CASES]

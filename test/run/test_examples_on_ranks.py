@@ -83,6 +83,7 @@ JOBS = {
         Job("row21_by_hand"),
         Job("row26_manual_split"),
         Job("row35_mixed_precision", pipeline="mixed-precision,train"),
+        Job("mlp_by_hand"),
     ],
     8: [
         Job("row05_strategies"),
@@ -347,3 +348,14 @@ def test_split_softmax(ran):
     example = ran("row21_by_hand")
     args = example.args("by_hand")
     equal(example.results("by_hand")[0], functional.cross_entropy(args["logits"], args["labels"]))
+
+
+def test_mlp_by_hand(ran):
+    """Written in the local view; its backward part is derived."""
+    functional = torch.nn.functional
+
+    def loss(v: Tensors) -> Any:
+        h = functional.gelu(v["x"] @ v["up"], approximate="tanh")
+        return functional.mse_loss(h @ v["down"] + v["b"], v["y"])
+
+    check_training(ran("mlp_by_hand"), loss, steps=3)

@@ -30,6 +30,7 @@ from harness import (
 )
 from random_programs import random_form, random_problem
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.ir import Operation
 
 import shardir
 from shardir.algebra.mesh import Mesh
@@ -445,12 +446,26 @@ ORDERS = {
         "distributed-autodiff",
         "insert-redistributions",
     ),
+    "in the local view": (
+        "propagate-strategies",
+        "insert-redistributions",
+        "lower-to-spmd",
+        "distributed-autodiff",
+    ),
+    "behind all else": (
+        "propagate-strategies",
+        "insert-redistributions",
+        "lower-to-spmd",
+        "simplify-communication",
+        "fuse-communication",
+        "distributed-autodiff",
+    ),
 }
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_differentiation_in_other_places(order: str):
-    """It works on the plain program and on the laid-out one."""
+    """It works on the plain program, on the laid-out one, and on that of the local view."""
     for seed in range(1000, 1020):
         p = random_problem(seed)
         module, mesh = random_form(p, seed)
@@ -493,3 +508,20 @@ def test_a_step_updates_the_states_of_its_function(state: str):
     assert np.allclose(loss, (x @ w).sum(), rtol=1e-5)
     assert np.allclose(new_w, w - 0.5 * np.repeat(x.sum(0)[:, None], 5, 1), rtol=1e-5)
     assert plan_of(module)[0]["functions"]["step"]["results"][0]["updates"] == "seen"
+
+
+def test_collectives_of_the_local_view_stay():
+    """The forward part is the function as it was written: ops, properties, types."""
+
+    def shown(ops: Sequence[Operation]) -> list[tuple[str, str, str]]:
+        return [(o.name, str(o.properties), str([v.type for v in o.results])) for o in ops]
+
+    seen: set[str] = set()
+    for seed in range(1000, 1020):
+        module, _ = random_form(random_problem(seed), seed)
+        compiled(module, ORDERS["behind all else"][:-1])
+        before = shown(list(function(module, "f").body.block.ops)[:-1])
+        apply(module, "distributed-autodiff")
+        assert shown(parts(module, "g")[0]) == before, seed
+        seen |= {name for name, _, _ in before}
+    assert {"dist.all_reduce", "dist.all_gather", "dist.slice"} <= seen

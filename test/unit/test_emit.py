@@ -205,6 +205,25 @@ nn.broadcast %0 dims <1> : (tensor<5xf32>) -> tensor<4x5xf32>
 nn.broadcast %0 dims <0> : (tensor<5xf32>) -> tensor<5x4xf32>
 nn.broadcast %0 dims <2, 0> : (tensor<3x1xf32>) -> tensor<4x2x3xf32>
 nn.broadcast %0 dims <0, 2> : (tensor<5x3xf32>) -> tensor<5x4x3xf32>
+nn.slice %0 starts <0, 1> limits <4, 6> strides <1, 2> : (tensor<4x6xf32>) -> tensor<4x3xf32>
+nn.slice %0 starts <1, 0> limits <4, 3> strides <1, 1> : (tensor<7x3xf32>) -> tensor<3x3xf32>
+nn.slice %0 starts <1, 4> limits <9, 5> strides <4, 1> : (tensor<11x5xi32>) -> tensor<2x1xi32>
+nn.slice %0 starts <0> limits <4> strides <1> : (tensor<4xf32>) -> tensor<4xf32>
+nn.pad %0 low <0, 2> high <1, 0> : (tensor<5x4xbf16>) -> tensor<6x6xbf16>
+nn.pad %0 low <-2, 1> high <1, -1> value 2.5 : (tensor<5x4xf32>) -> tensor<4x4xf32>
+nn.pad %0 low <-3, 1> high <-1, 0> : (tensor<5x4xf32>) -> tensor<1x5xf32>
+nn.pad %0 low <1> high <1> value 1.0 : (tensor<3xi1>) -> tensor<5xi1>
+nn.flip %0 dims <0, -1> : (tensor<5x3x4xf32>) -> tensor<5x3x4xf32>
+nn.roll %0 shifts <2, 0, -1> : (tensor<5x3x4xf32>) -> tensor<5x3x4xf32>
+nn.roll %0 shifts <5, 0> : (tensor<5x3xf32>) -> tensor<5x3xf32>
+nn.tile %0 repeats <3, 1> : (tensor<3x4xf32>) -> tensor<9x4xf32>
+nn.repeat_interleave %0 repeats 4 axis 0 : (tensor<2x3xf32>) -> tensor<8x3xf32>
+nn.repeat_interleave %0 repeats 3 axis -1 : (tensor<4x5xf32>) -> tensor<4x15xf32>
+nn.concat %0, %1 axis 0 : (tensor<4x3xf32>, tensor<1x3xf32>) -> tensor<5x3xf32>
+nn.concat %0 axis 1 : (tensor<4x3xi1>) -> tensor<4x3xi1>
+nn.stack %0, %1, %2 axis 1 : (tensor<4x3xf32>, tensor<4x3xf32>, tensor<4x3xf32>) -> tensor<4x3x3xf32>
+nn.split %0 sizes <2, 3> axis 0 : (tensor<5x4xf32>) -> (tensor<2x4xf32>, tensor<3x4xf32>)
+nn.split %0 sizes <4> axis -1 : (tensor<5x4xf32>) -> tensor<5x4xf32>
 nn.gather %0, %1 axis 0 : (tensor<7x4xf32>, tensor<2x3xi32>) -> tensor<2x3x4xf32>
 nn.gather %0, %1 axis 1 : (tensor<4x7xf32>, tensor<6xi64>) -> tensor<4x6xf32>
 nn.gather %0, %1 axis 1 : (tensor<4x7x2xi32>, tensor<2x2xi64>) -> tensor<4x2x2x2xi32>

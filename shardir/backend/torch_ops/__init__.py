@@ -11,6 +11,7 @@ from shardir.backend.torch_ops import (
     elementwise,
     indexing,
     losses,
+    movement,
     normalisation,
     random,
     reduction,
@@ -19,8 +20,18 @@ from shardir.backend.torch_ops import (
 )
 
 FAMILIES = (
-    elementwise, activation, contraction, reduction, shape, indexing, normalisation, losses,
-    creation, random, train,
-)  # fmt: skip
+    elementwise,
+    activation,
+    contraction,
+    reduction,
+    shape,
+    movement,
+    indexing,
+    normalisation,
+    losses,
+    creation,
+    random,
+    train,
+)
 
 TORCH = {op: entry for family in FAMILIES for op, entry in family.TORCH.items()}

@@ -8,11 +8,12 @@ against the type.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 from xdsl.dialects.builtin import IntegerAttr as Int
 from xdsl.dialects.builtin import TensorType, i64
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
@@ -66,6 +67,15 @@ class Collective(IRDLOperation, ABC):
         expected = self.after(layout, mesh)
         if got.simplified(mesh) != expected.simplified(mesh):
             raise ShardirError(f"[C3] the result's layout is [{expected}], not [{got}]")
+
+    def keeps(self, value: SSAValue, mesh: Mesh) -> bool:
+        """Whether the whole value is the same afterwards, and its cotangent that of the result.
+
+        Raises:
+            ShardirError: what comes out depends on what single devices hold of the value, so that
+                the cotangents of their contributions differ.
+        """
+        return True
 
     def verify_(self) -> None:
         check_types(self)
@@ -332,6 +342,28 @@ def _picked(layout: Layout, axes: Axes, mesh: Mesh) -> Layout:
     return layout if kept is None else layout.with_partial(kept, layout.reduction)
 
 
+def _check_source(op: str, value: SSAValue, position: int, axes: Axes, mesh: Mesh) -> None:
+    """Raises ShardirError unless what the device at `position` of each group holds is the value:
+    all hold it, or it alone holds something else than zeros."""
+    layout = layout_of(value)
+    assert layout is not None
+    if not any(mesh.overlap(a, b) for a in axes for b in layout.used):
+        return
+    made = value.owner
+    if mesh.without(layout.partial, axes) is not None:
+        if isinstance(made, RecvOp) and (made.axes.data, made.target.value.data) == (axes, position):
+            return
+        if isinstance(made, GatherOp) and (made.axes.data, made.root.value.data) == (axes, position):
+            return
+        if layout.reduction == "any" and position == 0:
+            return
+    raise ShardirError(
+        f"[G8] {op} passes on what position {position} holds, of a value that is [{layout}]; the "
+        f"cotangents of the others would differ over {axes_text(axes)}, which no layout says; "
+        "reduce or gather the value first"
+    )
+
+
 @irdl_op_definition
 class BroadcastOp(_Rooted):
     """Every device gets the root's value."""
@@ -344,6 +376,10 @@ class BroadcastOp(_Rooted):
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         self.check_root(mesh)
         return _picked(layout, self.axes.data, mesh)
+
+    def keeps(self, value: SSAValue, mesh: Mesh) -> bool:
+        _check_source(self.name, value, self.root.value.data, self.axes.data, mesh)
+        return True
 
     def moves(self, n: int) -> Iterator[tuple[int, int]]:
         return ((self.root.value.data, k) for k in range(n))
@@ -382,6 +418,10 @@ class ScatterOp(_Rooted):
         rest = _picked(layout, self.axes.data, mesh)
         return _split(rest, self.dim.value.data, self.axes.data, mesh)
 
+    def keeps(self, value: SSAValue, mesh: Mesh) -> bool:
+        _check_source(self.name, value, self.root.value.data, self.axes.data, mesh)
+        return True
+
 
 @irdl_op_definition
 class PermuteOp(Collective):
@@ -409,6 +449,30 @@ class PermuteOp(Collective):
                 f"position {zeros[0]} receives nothing and has zeros; let each receive something"
             )
         return layout
+
+    def keeps(self, value: SSAValue, mesh: Mesh) -> bool:
+        layout, axes = layout_of(value), self.axes.data
+        assert layout is not None
+        if not any(mesh.overlap(a, b) for a in axes for b in layout.used):
+            return True
+        if not any(mesh.overlap(a, b) for a in axes for b in layout.partial):
+            return False
+        everywhere = len(self.pairs.data) == 2 * mesh.extent(axes)
+        if everywhere and mesh.without(layout.partial, axes) is not None:
+            return True
+        raise ShardirError(
+            f"[G8] {self.name} takes contributions of a value that is [{layout}] to other devices, "
+            "and leaves some out; the cotangents of the contributions would differ, which no "
+            "layout says; reduce the value first"
+        )
+
+    def reversed(self, value: SSAValue) -> "PermuteOp":
+        """The permute of a value back to where the operands of this one were."""
+        pairs = tuple(n for source, target in self.source_target() for n in (target, source))
+        return PermuteOp.create(
+            operands=[value], result_types=[value.type],
+            properties={"axes": self.axes, "pairs": PairsAttr(pairs)}, location=self.location,
+        )  # fmt: skip
 
     def moves(self, n: int) -> Iterator[tuple[int, int]]:
         return self.source_target()
@@ -476,6 +540,25 @@ class RecvOp(_PointToPoint):
                 f"[C3] what is received differs over {axes_text(self.axes.data)}: "
                 f"its layout is partial sum (or any) over them"
             )
+
+    def check_keeps(self, sent: SSAValue, mesh: Mesh) -> None:
+        """Raises ShardirError unless the whole value that arrives is the whole one that was sent."""
+        _check_source("dist.send", sent, self.source.value.data, self.axes.data, mesh)
+
+
+def mail(ops: Iterable[Operation]) -> dict[RecvOp, SendOp]:
+    """The send of each recv: those between the same two devices match in order."""
+    waiting: dict[tuple[int, int, Axes], deque[SendOp]] = {}
+    found: dict[RecvOp, SendOp] = {}
+    for op in ops:
+        if isinstance(op, SendOp | RecvOp):
+            ends = op.source.value.data, op.target.value.data, op.axes.data
+            queue = waiting.setdefault(ends, deque())
+            if isinstance(op, SendOp):
+                queue.append(op)
+            elif queue:
+                found[op] = queue.popleft()
+    return found
 
 
 COLLECTIVES = (

@@ -14,6 +14,7 @@ from shardir.dialects.nn import (
     elementwise,
     indexing,
     losses,
+    movement,
     normalisation,
     random,
     reduction,
@@ -26,6 +27,7 @@ from shardir.dialects.nn.creation import *
 from shardir.dialects.nn.elementwise import *
 from shardir.dialects.nn.indexing import *
 from shardir.dialects.nn.losses import *
+from shardir.dialects.nn.movement import *
 from shardir.dialects.nn.normalisation import *
 from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
@@ -33,15 +35,25 @@ from shardir.dialects.nn.shape import *
 
 UNIT = UnitAttr()
 FAMILIES = (
-    elementwise, activation, contraction, reduction, shape, indexing, normalisation, losses,
-    creation, random,
-)  # fmt: skip
+    elementwise,
+    activation,
+    contraction,
+    reduction,
+    shape,
+    movement,
+    indexing,
+    normalisation,
+    losses,
+    creation,
+    random,
+)
 
 Nn = Dialect(
     "nn",
     [op for family in FAMILIES for op in family.OPS],
     [
         base.DimsAttr,
+        movement.IntsPerDimAttr,
         elementwise.ComparisonAttr,
         reduction.ReductionKindAttr,
         losses.LossReductionAttr,

@@ -77,6 +77,8 @@ class TensorOp(IRDLOperation, ABC):
     """Whether the result types follow from the operands; otherwise the text states them."""
     MULTILINEAR: ClassVar[bool] = False
     """Whether one partial operand (a sum) among complete ones gives a partial result."""
+    WHOLE_TYPES: ClassVar[bool] = False
+    """Whether types follow from each other only for whole values, and not for shards too."""
 
     PRECISION: ClassVar[str] = "given"
     """In which type mixed precision calculates it: "narrow" (what gains most by it), "wide" (what
@@ -102,7 +104,7 @@ class TensorOp(IRDLOperation, ABC):
         Raises:
             ShardirError: the op has no gradient.
         """
-        raise ShardirError(f"{self.name} has no gradient")
+        raise ShardirError(f"[G8] {self.name} has no gradient; nn.stop_gradient ends it before")
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         """The results by ops that allow every split, or None when there is no such way."""
@@ -120,9 +122,16 @@ class TensorOp(IRDLOperation, ABC):
         check_types(self)
         operands = [plain(v) for v in self.operands]
         results = [plain(v) for v in self.results]
+        if self.WHOLE_TYPES:
+            layouts = [type_layout(v.type) for v in (*self.operands, *self.results)]
+            mesh = next((find_mesh(self, l.mesh) for l in layouts if l is not None), None)
+            operands = [_whole(v.type, mesh) for v in self.operands]
+            results = [_whole(v.type, mesh) for v in self.results]
         try:
             if self.INFERRED:
                 expected = self.infer(operands, self.properties)
+                if len(expected) != len(results):
+                    raise ShardirError(f"[T1] {len(expected)} results follow, not {len(results)}")
                 for i, (want, have) in enumerate(zip(expected, results, strict=True)):
                     if want is not have and want != have:
                         raise ShardirError(f"[T1] result {i} is {want}, the type says {have}")
@@ -252,8 +261,11 @@ def agreement(
                 return f"dimension {i} of {what} can't be split as [{layout}]"
             for f in dim:
                 axes_of = mesh.simplify(mine.get(f, ()))
-                if f in factors.replicate and axes_of:
+                moved = f in factors.moved and what.startswith("operand")
+                if (moved or f in factors.replicate) and axes_of:
                     return f"dimension {i} of {what} must be whole"
+                if moved:
+                    continue
                 if chosen.setdefault(f, axes_of) != axes_of:
                     return (
                         f"dimension {i} of {what} is not split as the dimension that it must "

@@ -90,11 +90,7 @@ class ReshapeOp(TensorOp):
         sizes: dict[str, int] = {}
         for i, (a, b) in enumerate(reshape_groups(old, new)):
             _refine(f"g{i}", [old[d] for d in a], [new[d] for d in b], a, b, ins, outs, sizes)
-        factors = Factors.of([ins], [outs], [old, new], linear="any")
-        return Factors(
-            tuple((f, sizes[f]) for f, _ in factors.sizes), factors.operands, factors.results,
-            factors.replicate, factors.reduction, factors.linear,
-        )  # fmt: skip
+        return Factors.of([ins], [outs], [old, new], linear="any").with_sizes(sizes)
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         return arrays[0].reshape(place.shape(self.out))

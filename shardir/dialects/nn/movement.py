@@ -1,0 +1,510 @@
+"""Ops whose results have rows from elsewhere along a dimension: slice, pad, flip, roll, tile, and
+concat, stack, split.
+
+The factor of such a dimension is `moved`: the operand is whole along it, and each device makes its
+own part of the result. All other dimensions keep their layout, and contributions pass through.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f64, i64
+from xdsl.ir import SSAValue
+from xdsl.irdl import (
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+    var_operand_def,
+    var_result_def,
+)
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Shape
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    DimsAttr,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    axis_of,
+    dims_of,
+    int_of,
+    letters,
+    plain,
+    same_element,
+)
+from shardir.dialects.text import IntsAttr
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+Rows = Mapping[int, Array]
+"""For each dimension that changes: the operand's row for each row of the result, -1 for none."""
+
+
+@irdl_attr_definition
+class IntsPerDimAttr(IntsAttr):
+    """One integer for each dimension: `<0, 2>`."""
+
+    name = "nn.ints"
+
+
+def ints_of(props: Props, name: str, rank: int) -> tuple[int, ...]:
+    """The integers of a property, one for each dimension.
+
+    Raises:
+        ShardirError: there are more or fewer.
+    """
+    attr = props[name]
+    assert isinstance(attr, IntsPerDimAttr)
+    if len(attr.data) != rank:
+        raise ShardirError(
+            f"[T4] {name} {list(attr.data)} is to have one number for each of {rank} dimensions"
+        )
+    return attr.data
+
+
+class _Movement(TensorOp, ABC):
+    WHOLE_TYPES: ClassVar[bool] = True
+
+
+class _RowMap(_Movement, ABC):
+    """Along each dimension, row j of the result is row `rows[j]` of the operand, or the filling."""
+
+    x = operand_def(TensorType)
+    out = result_def(TensorType)
+    PART: ClassVar[bool] = False
+    """Whether the result is a part of the operand and nothing else."""
+
+    @classmethod
+    @abstractmethod
+    def rows(cls, shape: Shape, props: Props) -> Rows:
+        """Where the rows of the result come from. Raises ShardirError."""
+
+    @classmethod
+    def filling(cls, props: Props) -> float:
+        """What stands where no row of the operand does."""
+        return 0.0
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        shape = list(operands[0].get_shape())
+        for d, rows in cls.rows(tuple(shape), props).items():
+            shape[d] = len(rows)
+        return [tensor(operands[0].element_type, tuple(shape))]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        """Where a slice takes less than half of a dimension, each device contributes what it has:
+        that is fewer elements to communicate than the whole dimension."""
+        shape = operands[0].get_shape()
+        ins, outs, moved = letters(len(shape)), letters(len(shape)), []
+        for d, rows in cls.rows(shape, props).items():
+            if cls.PART and 2 * len(rows) < shape[d]:
+                outs[d] = f"o{d}"
+            else:
+                moved.append(ins[d])
+        return Factors.of(
+            [ins], [outs], [shape, results[0].get_shape()], moved=moved,
+            linear="" if cls.filling(props) else "any",
+        )  # fmt: skip
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        (out,) = arrays
+        shape = place.shape(self.out)
+        filling = np.asarray(self.filling(self.properties)).astype(out.dtype)
+        for d, rows in self.rows(place.whole(self.x), self.properties).items():
+            first = place.start(self.out, d)
+            rows = rows[first : first + shape[d]]
+            here = rows - place.start(self.x, d)
+            inside = (rows >= 0) & (here >= 0) & (here < out.shape[d])
+            column = [1] * out.ndim
+            column[d] = shape[d]
+            if out.shape[d]:
+                taken = np.take(out, np.where(inside, here, 0), axis=d)
+            else:
+                taken = np.zeros((*out.shape[:d], shape[d], *out.shape[d + 1 :]), out.dtype)
+            out = np.where(inside.reshape(column), taken, filling)
+        return out
+
+
+@irdl_op_definition
+class SliceOp(_RowMap):
+    """Of each dimension the rows `starts`, `starts` + `strides`, ... below `limits`."""
+
+    name = "nn.slice"
+    starts = prop_def(IntsPerDimAttr)
+    limits = prop_def(IntsPerDimAttr)
+    strides = prop_def(IntsPerDimAttr)
+    PART: ClassVar[bool] = True
+    assembly_format = f"$x `starts` $starts `limits` $limits `strides` $strides {STRATEGY}"
+
+    @classmethod
+    def bounds(cls, shape: Shape, props: Props) -> list[tuple[int, int, int]]:
+        """Start, limit and stride of each dimension."""
+        starts, limits, strides = (
+            ints_of(props, n, len(shape)) for n in ("starts", "limits", "strides")
+        )
+        for d, n in enumerate(shape):
+            if not 0 <= starts[d] <= limits[d] <= n:
+                raise ShardirError(
+                    f"[T10] dimension {d} has {n} rows: a slice from {starts[d]} to {limits[d]} "
+                    "is not within them; 0 <= start <= limit <= size"
+                )
+            if strides[d] < 1:
+                raise ShardirError(
+                    f"[T10] stride {strides[d]} of dimension {d}: a stride is at least 1; "
+                    "nn.flip turns a dimension round"
+                )
+        return list(zip(starts, limits, strides, strict=True))
+
+    @classmethod
+    def rows(cls, shape: Shape, props: Props) -> Rows:
+        return {
+            d: np.arange(start, limit, stride)
+            for d, (start, limit, stride) in enumerate(cls.bounds(shape, props))
+            if (start, limit, stride) != (0, shape[d], 1)
+        }
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        """The cotangent among zeros: behind each row the ones that a stride leaves out, before and
+        after all of them the rest."""
+        dy = cotangents[0]
+        assert dy is not None
+        shape, taken = plain(self.x).get_shape(), plain(self.out).get_shape()
+        starts, strides = self.starts.data, self.strides.data
+        if any(k > 1 for k in strides):
+            alone = b.reshape(dy, tuple(k for n in taken for k in (n, 1)))
+            gaps = [k for stride in strides for k in (0, stride - 1)]
+            dy = b.pad(alone, [0] * len(gaps), gaps)
+            dy = b.reshape(dy, tuple(n * k for n, k in zip(taken, strides, strict=True)))
+        rest = [
+            n - start - m * k for n, start, m, k in zip(shape, starts, taken, strides, strict=True)
+        ]
+        return (b.pad(dy, starts, rest, like=self.x),)
+
+
+@irdl_op_definition
+class PadOp(_RowMap):
+    """`low` rows of `value` (0) before and `high` after each dimension; a negative number takes
+    rows away."""
+
+    name = "nn.pad"
+    low = prop_def(IntsPerDimAttr)
+    high = prop_def(IntsPerDimAttr)
+    value = opt_prop_def(FloatAttr.constr(type=f64))
+    assembly_format = f"$x `low` $low `high` $high (`value` $value^)? {STRATEGY}"
+
+    @classmethod
+    def filling(cls, props: Props) -> float:
+        value = props.get("value")
+        assert value is None or isinstance(value, FloatAttr)
+        return value.value.data if value is not None else 0.0
+
+    @classmethod
+    def rows(cls, shape: Shape, props: Props) -> Rows:
+        found = {}
+        low, high = ints_of(props, "low", len(shape)), ints_of(props, "high", len(shape))
+        for d, (n, before, after) in enumerate(zip(shape, low, high, strict=True)):
+            if n + before + after < 0 or -before > n or -after > n:
+                raise ShardirError(
+                    f"[T10] dimension {d} has {n} rows: {before} before and {after} after it "
+                    "take away more"
+                )
+            if before or after:
+                rows = np.arange(-before, n + after)
+                found[d] = np.where(rows < n, rows, -1)
+        return found
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        low, high = ([-k for k in sides.data] for sides in (self.low, self.high))
+        return (b.pad(cotangents[0], low, high, like=self.x),)
+
+
+@irdl_op_definition
+class FlipOp(_RowMap):
+    """The dimensions `dims` in reverse order."""
+
+    name = "nn.flip"
+    dims = prop_def(DimsAttr)
+    assembly_format = f"$x `dims` $dims {STRATEGY}"
+
+    @classmethod
+    def rows(cls, shape: Shape, props: Props) -> Rows:
+        return {d: np.arange(shape[d])[::-1] for d in dims_of(props, "dims", len(shape))}
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        return (b.value(FlipOp, cotangents[0], props={"dims": self.dims}),)
+
+
+@irdl_op_definition
+class RollOp(_RowMap):
+    """Each dimension moved on by its number of `shifts`; what leaves at the end comes in at the
+    beginning."""
+
+    name = "nn.roll"
+    shifts = prop_def(IntsPerDimAttr)
+    assembly_format = f"$x `shifts` $shifts {STRATEGY}"
+
+    @classmethod
+    def rows(cls, shape: Shape, props: Props) -> Rows:
+        return {
+            d: (np.arange(n) - k) % n
+            for d, (n, k) in enumerate(
+                zip(shape, ints_of(props, "shifts", len(shape)), strict=True)
+            )
+            if n and k % n
+        }
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        back = IntsPerDimAttr(tuple(-k for k in self.shifts.data))
+        return (b.value(RollOp, cotangents[0], props={"shifts": back}),)
+
+
+@irdl_op_definition
+class TileOp(_RowMap):
+    """Each dimension as a whole its number of `repeats` times: 1 2 3 1 2 3."""
+
+    name = "nn.tile"
+    repeats = prop_def(IntsPerDimAttr)
+    assembly_format = f"$x `repeats` $repeats {STRATEGY}"
+
+    @classmethod
+    def rows(cls, shape: Shape, props: Props) -> Rows:
+        repeats = ints_of(props, "repeats", len(shape))
+        if any(k < 0 for k in repeats):
+            raise ShardirError(f"[T10] repeats {list(repeats)} are to be 0 or more")
+        return {
+            d: np.tile(np.arange(n), k)
+            for d, (n, k) in enumerate(zip(shape, repeats, strict=True))
+            if k != 1
+        }
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        shape = plain(self.x).get_shape()
+        pairs = [n for pair in zip(self.repeats.data, shape, strict=True) for n in pair]
+        copies = b.reshape(cotangents[0], tuple(pairs))
+        return (b.reduce(copies, "sum", range(0, len(pairs), 2)),)
+
+
+@irdl_op_definition
+class RepeatInterleaveOp(_Movement):
+    """Each row of `axis` `repeats` times: 1 1 2 2 3 3."""
+
+    name = "nn.repeat_interleave"
+    x = operand_def(TensorType)
+    repeats = prop_def(IntegerAttr.constr(type=i64))
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    out = result_def(TensorType)
+    assembly_format = f"$x `repeats` $repeats `axis` $axis {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        shape = operands[0].get_shape()
+        axis, repeats = axis_of(props, "axis", len(shape)), int_of(props, "repeats")
+        if repeats < 0:
+            raise ShardirError(f"[T10] repeats {repeats} is to be 0 or more")
+        new = (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :])
+        return [tensor(operands[0].element_type, new)]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        """A device that has rows makes their copies, where they are as many on each."""
+        shape = operands[0].get_shape()
+        axis, names = axis_of(props, "axis", len(shape)), letters(len(shape))
+        outs, repeats = list(names), int_of(props, "repeats")
+        if repeats > 1:
+            outs[axis] = f"{names[axis]} r"
+        found = Factors.of([names], [outs], [shape, results[0].get_shape()], linear="any")
+        return found.with_sizes({"r": repeats})
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x, shape = arrays[0], place.shape(self.out)
+        axis = axis_of(self.properties, "axis", x.ndim)
+        repeats = max(1, int_of(self.properties, "repeats"))
+        whole = np.repeat(x, repeats, axis=axis)
+        first = place.start(self.out, axis) - place.start(self.x, axis) * repeats
+        return np.take(whole, np.arange(first, first + shape[axis]), axis=axis)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        shape = plain(self.x).get_shape()
+        axis = axis_of(self.properties, "axis", len(shape))
+        repeats = int_of(self.properties, "repeats")
+        copies = b.reshape(cotangents[0], (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
+        return (b.reduce(copies, "sum", [axis + 1]),)
+
+
+# ---- several operands or results ----
+
+
+@irdl_op_definition
+class ConcatOp(_Movement):
+    """The operands one after the other along `axis`."""
+
+    name = "nn.concat"
+    xs = var_operand_def(TensorType)
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    out = result_def(TensorType)
+    assembly_format = f"$xs `axis` $axis {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        needs_one(cls.name, operands)
+        element, first = same_element(operands), operands[0].get_shape()
+        axis = axis_of(props, "axis", len(first))
+        for i, t in enumerate(operands):
+            shape = t.get_shape()
+            if len(shape) != len(first) or _without(shape, axis) != _without(first, axis):
+                raise ShardirError(
+                    f"[T6] operand {i} is {list(shape)}, operand 0 {list(first)}: they are to be "
+                    f"alike in all dimensions but {axis}"
+                )
+        rows = sum(t.get_shape()[axis] for t in operands)
+        return [tensor(element, (*first[:axis], rows, *first[axis + 1 :]))]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        names = letters(len(results[0].get_shape()))
+        return Factors.of(
+            [names] * len(operands), [names], [t.get_shape() for t in (*operands, *results)],
+            moved=[names[axis_of(props, "axis", len(names))]], linear="any",
+        )  # fmt: skip
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        axis = axis_of(self.properties, "axis", arrays[0].ndim)
+        return _part(place, np.concatenate(arrays, axis=axis), self.out, axis)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        axis = axis_of(self.properties, "axis", len(plain(self.out).get_shape()))
+        return b.split(cotangents[0], [plain(x).get_shape()[axis] for x in self.xs], axis)
+
+
+@irdl_op_definition
+class StackOp(_Movement):
+    """The operands beside each other along a new dimension, `axis` of the result."""
+
+    name = "nn.stack"
+    xs = var_operand_def(TensorType)
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    out = result_def(TensorType)
+    assembly_format = f"$xs `axis` $axis {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        needs_one(cls.name, operands)
+        element, shape = same_element(operands), operands[0].get_shape()
+        for t in operands:
+            if t.get_shape() != shape:
+                raise ShardirError(f"[T6] shapes {list(shape)} and {list(t.get_shape())} differ")
+        axis = axis_of(props, "axis", len(shape) + 1)
+        return [tensor(element, (*shape[:axis], len(operands), *shape[axis:]))]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        names = letters(len(operands[0].get_shape()))
+        axis = axis_of(props, "axis", len(names) + 1)
+        return Factors.of(
+            [names] * len(operands), [[*names[:axis], "s", *names[axis:]]],
+            [t.get_shape() for t in (*operands, *results)], linear="any",
+        )  # fmt: skip
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        axis = axis_of(self.properties, "axis", arrays[0].ndim + 1)
+        return _part(place, np.stack(arrays, axis=axis), self.out, axis)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        shape = plain(self.xs[0]).get_shape()
+        axis = axis_of(self.properties, "axis", len(shape) + 1)
+        return [b.reshape(d, shape) for d in b.split(cotangents[0], [1] * len(self.xs), axis)]
+
+
+@irdl_op_definition
+class SplitOp(_Movement):
+    """Pieces of x along `axis`, of these `sizes`."""
+
+    name = "nn.split"
+    x = operand_def(TensorType)
+    sizes = prop_def(IntsPerDimAttr)
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    outs = var_result_def(TensorType)
+    assembly_format = f"$x `sizes` $sizes `axis` $axis {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        shape = operands[0].get_shape()
+        axis, sizes = axis_of(props, "axis", len(shape)), cls.pieces(props)
+        if sum(sizes) != shape[axis] or any(n < 0 for n in sizes) or not sizes:
+            raise ShardirError(
+                f"[T10] pieces of {list(sizes)} rows are not the {shape[axis]} of dimension {axis}"
+            )
+        element = operands[0].element_type
+        return [tensor(element, (*shape[:axis], n, *shape[axis + 1 :])) for n in sizes]
+
+    @classmethod
+    def pieces(cls, props: Props) -> tuple[int, ...]:
+        attr = props["sizes"]
+        assert isinstance(attr, IntsPerDimAttr)
+        return attr.data
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        names = letters(len(operands[0].get_shape()))
+        return Factors.of(
+            [names], [names] * len(results), [t.get_shape() for t in (*operands, *results)],
+            moved=[names[axis_of(props, "axis", len(names))]], linear="any",
+        )  # fmt: skip
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        (x,) = arrays
+        axis = axis_of(self.properties, "axis", x.ndim)
+        ends = np.cumsum(self.pieces(self.properties))[:-1]
+        whole = np.split(x, ends, axis=axis)
+        return tuple(
+            _part(place, piece, out, axis) for piece, out in zip(whole, self.outs, strict=True)
+        )
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        """A piece that nobody used has a cotangent of zeros."""
+        given = [
+            b.zeros(plain(out), like=out) if d is None else d
+            for d, out in zip(cotangents, self.outs, strict=True)
+        ]
+        return (b.value(ConcatOp, *given, props={"axis": self.axis}),)
+
+
+def needs_one(op: str, operands: Types) -> None:
+    """Raises ShardirError when there is no operand."""
+    if not operands:
+        raise ShardirError(f"[T10] {op} wants an operand at least")
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
+def _part(place: Place, whole: Array, out: SSAValue, axis: int) -> Array:
+    """The rows of `axis` that belong here."""
+    first = place.start(out, axis)
+    part = np.arange(first, first + place.shape(out)[axis])
+    return np.take(whole, part, axis=axis)
+
+
+OPS: list[Any] = [
+    SliceOp, PadOp, FlipOp, RollOp, TileOp, RepeatInterleaveOp, ConcatOp, StackOp, SplitOp,
+]  # fmt: skip
