@@ -50,6 +50,11 @@ nn.argmin %0 axis 1 : (tensor<4x8xf32>) -> tensor<4xi64>
 nn.reshape %0 : (tensor<4x6xf32>) -> tensor<2x12xf32>
 nn.transpose %0 perm <1, 0> : (tensor<4x8xf32>) -> tensor<8x4xf32>
 nn.broadcast %0 dims <1> : (tensor<8xf32>) -> tensor<4x8xf32>
+nn.conv %0, %1 stride <2, 2> padding <1, 1, 1, 1> : (tensor<4x8x16x16xf32>, tensor<6x8x3x3xf32>) -> tensor<4x6x8x8xf32>
+nn.conv_transpose %0, %1 stride <2> padding <1, 1> : (tensor<4x6x8xf32>, tensor<6x8x3xf32>) -> tensor<4x8x16xf32>
+nn.conv_weight %0, %1 stride <2> padding <1, 1> : (tensor<4x8x16xf32>, tensor<4x6x8xf32>) -> tensor<6x8x3xf32>
+nn.unfold %0 dim 0 step 2 offset -1 : (tensor<8x4xf32>) -> tensor<4x4x4xf32>
+nn.fold %0 dim 0 step 2 offset -1 : (tensor<4x4x4xf32>) -> tensor<8x4xf32>
 nn.slice %0 starts <1, 0> limits <4, 2> strides <1, 1> : (tensor<4x8xf32>) -> tensor<3x2xf32>
 nn.pad %0 low <0, 2> high <0, 1> : (tensor<4x8xf32>) -> tensor<4x11xf32>
 nn.flip %0 dims <1> : (tensor<4x8xf32>) -> tensor<4x8xf32>

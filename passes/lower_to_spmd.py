@@ -8,8 +8,9 @@
 1. Every op is computable where its operands lie; otherwise each that is not gets an error.
 2. A local type keeps over which axes the value is split or partial, and the global shape where
    shards are uneven.
-3. The collectives of a redistribution have its `fusion` index, and its mark for `recompute`.
-4. Functions without layouts stay as they are.
+3. An op for which devices need rows that others hold becomes the exchange that fetches them.
+4. The collectives of a redistribution have its `fusion` index, and its mark for `recompute`.
+5. Functions without layouts stay as they are.
 """
 
 from dataclasses import dataclass
@@ -110,9 +111,27 @@ def lower(block: Block, mesh: Mesh) -> None:
     for op in list(block.ops):
         if isinstance(op, dist.RedistributeOp):
             _plan(op, block, mesh)
+        elif isinstance(op, TensorOp):
+            _exchange(op, block, mesh)
     for v in values(block):
         if not dist.is_local(v.type):
             localise(v)
+
+
+def _exchange(op: TensorOp, block: Block, mesh: Mesh) -> None:
+    """Replace an op by the exchange that it is, where devices need rows that others hold."""
+    if (found := op.exchange(mesh)) is None:
+        return
+    kind, properties = found
+    new = kind.create(
+        operands=list(op.operands), result_types=[v.type for v in op.results],
+        properties=dict(properties), attributes=dict(op.attributes), location=op.location,
+    )  # fmt: skip
+    block.insert_op_before(new, op)
+    for old, result in zip(op.results, new.results, strict=True):
+        result.name_hint = old.name_hint
+        old.replace_all_uses_with(result)
+    erase(op)
 
 
 def _plan(op: dist.RedistributeOp, block: Block, mesh: Mesh) -> None:

@@ -195,6 +195,7 @@ COMMUNICATION = {
     dist.ReduceScatterOp: "reduce_scatter", dist.AllToAllOp: "all_to_all",
     dist.BroadcastOp: "broadcast", dist.PermuteOp: "permute",
     dist.GatherOp: "gather", dist.ScatterOp: "scatter",
+    dist.UnfoldOp: "unfold", dist.FoldOp: "fold",
 }  # fmt: skip
 
 
@@ -441,6 +442,60 @@ def _dropout(op: nn.DropoutOp, x: torch.Tensor, key: torch.Tensor) -> torch.Tens
     return torch.where(dropped, 0.0, x / (1 - p if p < 1 else 1))
 
 
+def _unfold(op: nn.UnfoldOp, x: torch.Tensor) -> torch.Tensor:
+    rows, windows = shape_of(op.x)[op.at], op.windows()
+    fill = 0 if op.least is None else (
+        -torch.inf if x.dtype.is_floating_point else torch.iinfo(
+            {"i32": torch.int32, "i64": torch.int64}[str(op.x.type.element_type)]  # type: ignore[union-attr]
+        ).min
+    )  # fmt: skip
+    parts = []
+    for p in range(windows.count):
+        for r in range(windows.size):
+            row = p * windows.step + windows.offset + r
+            inside = 0 <= row < rows
+            parts.append(x.select(op.at, row) if inside else x.new_full(
+                (*x.shape[: op.at], *x.shape[op.at + 1 :]), fill
+            ))  # fmt: skip
+    shape = shape_of(op.out)
+    if not parts:
+        return x.new_zeros(shape)
+    return torch.stack(parts, op.at).reshape(shape)
+
+
+def _fold(op: nn.FoldOp, x: torch.Tensor) -> torch.Tensor:
+    windows, shape = op.windows(), shape_of(op.out)
+    out = [torch.zeros((*shape[: op.at], *shape[op.at + 1 :]), dtype=x.dtype)] * windows.rows
+    for p in range(windows.count):
+        for r in range(windows.size):
+            row = p * windows.step + windows.offset + r
+            if 0 <= row < windows.rows:
+                out[row] = out[row] + x.select(op.at, p).select(op.at, r)
+    return torch.stack(out, op.at) if out else x.new_zeros(shape)
+
+
+def _conv(op: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    found = op.slides()
+    padded = functional.pad(x, [n for s in reversed(found) for n in (s.low, s.high)])
+    if not (x.numel() and w.numel()):
+        return x.sum() + w.sum() + x.new_zeros(shape_of(op.ends(op.operands, op.results)[2]))
+    call = getattr(functional, f"conv{len(found)}d")
+    stride, dilation = [s.stride for s in found], [s.dilation for s in found]
+    return call(padded, w, None, stride, 0, dilation, padded.shape[1] // w.shape[1])
+
+
+def _conv_transpose(op: Any, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x = torch.zeros(shape_of(op.out), dtype=y.dtype, requires_grad=True)
+    with torch.enable_grad():
+        return torch.autograd.grad(_conv(op, x, w), [x], y, create_graph=True)[0]
+
+
+def _conv_weight(op: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    w = torch.zeros(shape_of(op.out), dtype=y.dtype, requires_grad=True)
+    with torch.enable_grad():
+        return torch.autograd.grad(_conv(op, x, w), [w], y, create_graph=True)[0]
+
+
 def _momentum(op: Any, w: torch.Tensor, g: torch.Tensor, v: torch.Tensor) -> Any:
     w = torch.nn.Parameter(w.clone())
     w.grad = g
@@ -604,6 +659,11 @@ TORCH: dict[type[TensorOp], Reference] = {
     nn.LayerNormOp: _layer_norm,
     nn.LayerNormGradOp: _layer_norm_grad,
     nn.ConstantOp: _constant,
+    nn.UnfoldOp: _unfold,
+    nn.FoldOp: _fold,
+    nn.ConvOp: _conv,
+    nn.ConvTransposeOp: _conv_transpose,
+    nn.ConvWeightOp: _conv_weight,
     nn.IotaOp: _iota,
     train.SgdOp: _sgd,
     train.MomentumOp: _momentum,

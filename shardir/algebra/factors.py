@@ -41,6 +41,10 @@ class Factors:
     linear in all operands together (add, transpose), "any" when it only moves data (one operand),
     "" when operands must be complete."""
     moved: frozenset[str] = frozenset()
+    sliding: frozenset[str] = frozenset()
+    """Factors along which rows are not each on their own, as where a window slides. Dimensions that
+    are split alike need not be of one size, so sizes of shards that one states are not the
+    other's; and devices may need rows that others hold (`TensorOp.exchange`)."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -49,6 +53,7 @@ class Factors:
     def _hash(self) -> int:
         return hash((
             self.sizes, self.operands, self.results, self.replicate, self.reduction, self.moved,
+            self.sliding,
         ))  # fmt: skip
 
     def __str__(self) -> str:
@@ -59,9 +64,10 @@ class Factors:
         kinds = f" reduce {self.reduction} {', '.join(reduced)}" if reduced else ""
         whole = f" replicate {', '.join(sorted(self.replicate))}" if self.replicate else ""
         moved = f" move {', '.join(sorted(self.moved))}" if self.moved else ""
+        slide = f" slide {', '.join(sorted(self.sliding))}" if self.sliding else ""
         return (
             f"{', '.join(map(dims, self.operands))} -> {', '.join(map(dims, self.results))} "
-            f"{{{', '.join(f'{f}={n}' for f, n in self.sizes)}}}{kinds}{whole}{moved}"
+            f"{{{', '.join(f'{f}={n}' for f, n in self.sizes)}}}{kinds}{whole}{moved}{slide}"
         )
 
     @staticmethod
@@ -74,6 +80,7 @@ class Factors:
         reduction: str = "sum",
         linear: str = "",
         moved: Sequence[str] = (),
+        sliding: Sequence[str] = (),
     ) -> "Factors":
         """Factors from one string per dimension ("i", "a b", or "" where nothing can split).
 
@@ -92,7 +99,7 @@ class Factors:
                     sizes[d[0]] = n
         return Factors(
             tuple(sizes.items()), dims[: len(operands)], dims[len(operands) :],
-            frozenset(replicate), reduction, linear, frozenset(moved),
+            frozenset(replicate), reduction, linear, frozenset(moved), frozenset(sliding),
         )  # fmt: skip
 
     def with_sizes(self, sizes: Mapping[str, int]) -> "Factors":
@@ -128,7 +135,7 @@ class Factors:
         can the next one be split. Axes are cut into sub-axes where that lets them fit.
         """
         if len(dim) == 1:
-            return {dim[0]: axes}, True
+            return {dim[0]: tuple(axes) if dim[0] in self.sliding else axes}, True
         if not dim or sizes_of(axes):
             return {}, mesh.extent(axes) == 1
         out: FactorAxes = {}

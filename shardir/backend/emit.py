@@ -458,6 +458,14 @@ class Scope:
     def is_even(self, v: SSAValue, dim: int) -> bool:
         return self.mesh is None or self.mesh.even(self.whole(v)[dim], self.axes(v, dim))
 
+    def may_be_empty(self, v: SSAValue, dim: int) -> bool:
+        """Whether some rank has no row of a dimension."""
+        total, axes = self.whole(v)[dim], self.axes(v, dim)
+        if self.mesh is None or not axes:
+            return total == 0
+        ends = (self.mesh.bounds(total, axes, k) for k in range(self.mesh.extent(axes)))
+        return any(start == stop for start, stop in ends)
+
     def bounds(self, v: SSAValue, dim: int) -> tuple[int, int]:
         """The rows of a dimension on the rank that is folded in."""
         assert self.mesh is not None and self.rank is not None

@@ -21,10 +21,13 @@ VIEWS: tuple[type[Operation], ...] = (
     nn.StopGradientOp,
     nn.SliceOp,
     nn.SplitOp,
+    nn.UnfoldOp,
+    nn.FoldOp,
     dist.SliceOp,
     dist.ContributeOp,
     dist.BroadcastOp,
     dist.PermuteOp,
+    dist.UnfoldOp,
 )
 """Ops whose result may be their operand, or a view of it."""
 

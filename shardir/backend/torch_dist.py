@@ -260,6 +260,30 @@ def _exchange(s: Scope, op: dist.ExchangeOp) -> Text:
     return None
 
 
+def _windows(s: Scope, op: dist.WindowsOp) -> Text:
+    assert s.mesh is not None
+    s.use("ops_windows as windows")
+    away, dim, mesh = isinstance(op, dist.FoldOp), op.dim.value.data, s.mesh
+    halo = max(
+        op.windows(v, o, mesh).halo(mesh.extent(op.axes.data))
+        for v, o in zip(op.values, op.outs, strict=True)
+    )
+    what = "send rows of others, to be added" if away else "fetch rows of others"
+    _why(s, op, f"halo exchange, {halo} rows at most",
+         f"{_needed_by(s, op)} windows of dimension {dim}; {what}")  # fmt: skip
+
+    def text(v: SSAValue, out: SSAValue) -> str:
+        w = op.windows(v, out, mesh)
+        least = ", least=True" if isinstance(op, dist.UnfoldOp) and op.least is not None else ""
+        numbers = f"{w.rows}, {w.count}, {w.size}, {w.step}, {w.offset}{least}"
+        call = "fold_split" if away else "unfold_split"
+        axes = axes_text(op.axes.data)
+        return f"windows.{call}(mesh, {s.operand(v)}, {dim}, {axes}, {numbers})"
+
+    _each(s, op, text)
+    return None
+
+
 def _contribute(s: Scope, op: dist.ContributeOp) -> Text:
     if _trivial(s, op):
         return None
@@ -391,6 +415,8 @@ TORCH_DIST: dict[type[Operation], Callable[..., Text]] = {
     dist.SliceOp: _slice,
     dist.AllToAllOp: _all_to_all,
     dist.ExchangeOp: _exchange,
+    dist.UnfoldOp: _windows,
+    dist.FoldOp: _windows,
     dist.ContributeOp: _contribute,
     dist.PadOp: _pad,
     dist.BroadcastOp: _broadcast,

@@ -17,6 +17,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from shardir.algebra.factors import place
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.mesh import Mesh
+from shardir.algebra.windows import Windows
 from shardir.dialects import nn
 from shardir.dialects.dist import (
     RedistributeOp,
@@ -262,6 +263,26 @@ class Builder:
         """Zeros of a type, whose layout is ignored."""
         zero = self.constant(0.0, type.element_type)
         return self.broadcast(zero, [], type.get_shape(), like=like)
+
+    def unfold(self, x: SSAValue, dim: int, w: Windows, least: bool = False) -> SSAValue:
+        """The windows of a dimension."""
+        shape = plain(x).get_shape()
+        props: dict[str, Attribute] = {"least": nn.UNIT} if least else {}
+        return self._windows(
+            nn.UnfoldOp, x, dim, w, (*shape[:dim], w.count, w.size, *shape[dim + 1 :]), props
+        )
+
+    def fold(self, x: SSAValue, dim: int, w: Windows) -> SSAValue:
+        """What windows add up to."""
+        shape = plain(x).get_shape()
+        return self._windows(nn.FoldOp, x, dim, w, (*shape[:dim], w.rows, *shape[dim + 2 :]), {})
+
+    def _windows(
+        self, kind: type[TensorOp], x: SSAValue, dim: int, w: Windows, shape: Shape, props: Props
+    ) -> SSAValue:
+        numbers = {"dim": int_attr(dim), "step": int_attr(w.step), "offset": int_attr(w.offset)}
+        result = tensor(plain(x).element_type, shape)
+        return self.value(kind, x, props={**numbers, **props}, result=result)
 
     def einsum(self, equation: str, x: SSAValue, y: SSAValue) -> SSAValue:
         return self.value(nn.EinsumOp, x, y, props={"equation": StringAttr(equation)})

@@ -13,6 +13,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.exchange import pieces, within
 from shardir.algebra.mesh import Mesh, shard_bounds
 from shardir.dialects import dist
+from shardir.dialects.nn.windows import at_dim, fold, span, unfold
 from shardir.interpret.values import Array, reduce_parts
 
 Parts = list[Array]
@@ -104,6 +105,47 @@ def _exchange(parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh) -> Parts
     return new
 
 
+def _unfold(parts: Parts, value: SSAValue, out: SSAValue, op: dist.UnfoldOp, mesh: Mesh) -> Parts:
+    """Every rank puts the rows of its windows together."""
+    w, dim, axes = op.windows(value, out, mesh), op.dim.value.data, op.axes.data
+    n = mesh.extent(axes)
+    new = []
+    for rank in range(mesh.size):
+        k = mesh.index(rank, axes)
+        start, stop = w.span(n, k)
+        none = parts[rank][at_dim(dim, 0, 0)]
+        rows = span(none, dim, 0, stop - start, op.least is not None)
+        for holder, low, high in w.needed(n, k):
+            first = shard_bounds(w.rows, n, holder)[0]
+            theirs = parts[mesh.moved(rank, axes, holder)]
+            rows[at_dim(dim, low - start, high - start)] = theirs[
+                at_dim(dim, low - first, high - first)
+            ]
+        first, last = shard_bounds(w.count, n, k)
+        new.append(unfold(rows, dim, last - first, w.size, w.step, 0))
+    return new
+
+
+def _fold(parts: Parts, value: SSAValue, out: SSAValue, op: dist.FoldOp, mesh: Mesh) -> Parts:
+    """Every rank adds the rows of its windows to whose they are."""
+    w, dim, axes = op.windows(value, out, mesh), op.dim.value.data, op.axes.data
+    n = mesh.extent(axes)
+    new = []
+    for rank, x in enumerate(parts):
+        first, last = shard_bounds(w.rows, n, mesh.index(rank, axes))
+        new.append(np.zeros((*x.shape[:dim], last - first, *x.shape[dim + 2 :]), x.dtype))
+    for rank, x in enumerate(parts):
+        k = mesh.index(rank, axes)
+        start, stop = w.span(n, k)
+        rows = fold(x, dim, stop - start, w.step, 0)
+        for holder, low, high in w.needed(n, k):
+            first = shard_bounds(w.rows, n, holder)[0]
+            new[mesh.moved(rank, axes, holder)][at_dim(dim, low - first, high - first)] += rows[
+                at_dim(dim, low - start, high - start)
+            ]
+    return new
+
+
 COLLECTIVES: dict[type[Operation], Callable[..., Parts]] = {
     dist.AllReduceOp: _all_reduce,
     dist.AllGatherOp: _all_gather,
@@ -124,6 +166,10 @@ def run_collective(op: dist.Collective, values: list[Parts], mesh: Mesh) -> list
     if isinstance(op, dist.ExchangeOp):
         ends = zip(values, op.values, op.outs, strict=True)
         return [_exchange(parts, v, out, mesh) for parts, v, out in ends]
+    if isinstance(op, dist.WindowsOp):
+        apply = _unfold if isinstance(op, dist.UnfoldOp) else _fold
+        ends = zip(values, op.values, op.outs, strict=True)
+        return [apply(parts, v, out, op, mesh) for parts, v, out in ends]  # type: ignore[arg-type]
     results = []
     for parts in values:
         out: Parts = list(parts)

@@ -7,6 +7,7 @@ A case has the element types that it is for; a type that no case of an op has is
 from op_cases import (
     activation,
     contraction,
+    convolution,
     creation,
     elementwise,
     indexing,
@@ -17,6 +18,7 @@ from op_cases import (
     reduction,
     shape,
     train,
+    windows,
 )
 from op_cases.case import EVEN, Case
 
@@ -26,9 +28,11 @@ FAMILIES = (
     elementwise,
     activation,
     contraction,
+    convolution,
     reduction,
     shape,
     movement,
+    windows,
     indexing,
     normalisation,
     losses,

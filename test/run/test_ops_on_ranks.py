@@ -100,8 +100,37 @@ def two_matmuls() -> Job:
     return job("case_two", p, random.Random(0))
 
 
+def split_images() -> list[Job]:
+    """Convolutions over images whose rows and columns are split, evenly and not: halo exchanges."""
+    from harness import Arg, layout
+
+    from shardir.dialects import nn
+    from shardir.dialects.nn.movement import IntsPerDimAttr
+
+    def conv(stride: int, *padding: int) -> dict:
+        return {"stride": IntsPerDimAttr((stride, 1)), "padding": IntsPerDimAttr(padding)}
+
+    out = []
+    for i, (image, kernel, props, text) in enumerate([
+        ((2, 3, 8, 8), (4, 3, 3, 3), conv(1, 1, 1, 1, 1), "[{}, {}, {a}, {b}]"),
+        ((2, 2, 13, 5), (2, 2, 5, 2), conv(2, 2, 2, 0, 0), "[{}, {}, {b, a}, {}]"),
+        ((3, 2, 5, 6), (3, 2, 4, 1), conv(1, 0, 3, 0, 0), "[{b}, {}, {a}, {}]"),
+    ]):  # fmt: skip
+        p = problem(
+            [Arg("f32", image), Arg("f32", kernel)],
+            lambda b, x, w, props=props: b.value(nn.ConvOp, x, w, props=props),
+            (0, 1),
+        )
+        given = [layout(text), layout("[{}, {}, {}, {}]"), layout(text)]
+        module = compiled(laid_out(p.module, MESH, given[:2], given[2:]))
+        ops = collectives(list(function(module, p.name).body.block.ops))
+        assert ops["unfold"] and ops["fold"] and "all_gather" not in ops
+        out.append(Job(f"case_image_{i}", p, module, sum(ops.values())))
+    return out
+
+
 def test_ops_on_real_ranks(tmp_path: Path):
-    todo = [*jobs(), two_matmuls()]
+    todo = [*jobs(), two_matmuls(), *split_images()]
     assert len(todo) > 40 and sum(j.count > 0 for j in todo) > 30
     listing = []
     for j in todo:

@@ -7,6 +7,7 @@ result is already (the same variable), or None when it has written its own lines
 from shardir.backend.torch_ops import (
     activation,
     contraction,
+    convolution,
     creation,
     elementwise,
     indexing,
@@ -17,15 +18,18 @@ from shardir.backend.torch_ops import (
     reduction,
     shape,
     train,
+    windows,
 )
 
 FAMILIES = (
     elementwise,
     activation,
     contraction,
+    convolution,
     reduction,
     shape,
     movement,
+    windows,
     indexing,
     normalisation,
     losses,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from math import prod
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 
 from shardir.backend.emit import Scope, Text
 from shardir.backend.names import tuple_text
@@ -22,7 +22,7 @@ def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
     tail = [", keepdim=True"] if keep else []
     kind = op.kind.data
     if kind in ("max", "min"):
-        if any(_may_be_empty(s, op.x, d) for d in dims):
+        if any(s.may_be_empty(op.x, d) for d in dims):
             s.use("ops_runtime as ops")
             helper = "greatest" if kind == "max" else "least"
             return f"ops.{helper}({x}, {tuple_text(list(map(str, dims)))}{', keep=True' * keep})"
@@ -85,12 +85,6 @@ def _dims(dims: tuple[int, ...], rank: int, keep: bool) -> str:
     if len(dims) == rank and not keep:
         return ""
     return str(dims[0]) if len(dims) == 1 else tuple_text(list(map(str, dims)))
-
-
-def _may_be_empty(s: Scope, v: SSAValue, dim: int) -> bool:
-    """Whether some rank has no row of a dimension."""
-    n = s.parts(v, dim)
-    return s.shape_of(v)[dim] * (n - 1) >= s.whole(v)[dim]
 
 
 TORCH: dict[type[Operation], Callable[..., Text]] = {

@@ -98,16 +98,23 @@ class Collective(IRDLOperation, ABC):
             for a in self.axes.data:
                 mesh.check_axis(a)
             self.check_move(layout, got, mesh)
+            self.check_whole(value, out, mesh)
         except ShardirError as e:
             raise VerifyException(str(e)) from None
+        shape = global_shape(have, mesh)
+        if not layout.even(mesh, shape):
+            self._check_shards(layout, mesh, shape)
+
+    def check_whole(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
+        """Raises ShardirError when the whole value is not what it was."""
+        have, want = value.type, out.type
+        assert isinstance(have, TensorType) and isinstance(want, TensorType)
         shapes = global_shape(have, mesh), global_shape(want, mesh)
         if shapes[0] != shapes[1] or have.element_type != want.element_type:
-            raise VerifyException(
+            raise ShardirError(
                 f"[C4] the whole value is {list(shapes[0])} of {have.element_type} before, "
                 f"{list(shapes[1])} of {want.element_type} after"
             )
-        if not layout.even(mesh, shapes[0]):
-            self._check_shards(layout, mesh, shapes[0])
 
     def moves(self, n: int) -> Iterator[tuple[int, int]]:
         """Which positions of a group of n give their shard as it is to which others."""
@@ -150,12 +157,14 @@ def _more_partial(layout: Layout, axes: Axes, reduction: str) -> Layout:
     return layout.with_partial(layout.partial + axes, reduction)
 
 
-def _check_dim(layout: Layout, dim: int) -> None:
+def check_dim(layout: Layout, dim: int) -> None:
+    """Raises ShardirError when there is no such dimension."""
     if not 0 <= dim < len(layout.dims):
         raise ShardirError(f"[C6] no dimension {dim} in a tensor of {len(layout.dims)}")
 
 
-def _check_plain(layout: Layout, dim: int) -> None:
+def check_plain(layout: Layout, dim: int) -> None:
+    """Raises ShardirError where a dimension is split into shards of stated sizes."""
     if sizes_of(layout.dims[dim]):
         raise ShardirError(
             f"[C13] dimension {dim} is split as {axes_text(layout.dims[dim])}; only a "
@@ -164,8 +173,8 @@ def _check_plain(layout: Layout, dim: int) -> None:
 
 
 def _gathered(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
-    _check_dim(layout, dim)
-    _check_plain(layout, dim)
+    check_dim(layout, dim)
+    check_plain(layout, dim)
     rest = mesh.without_minor(layout.dims[dim], axes) if axes else None
     if rest is None:
         raise ShardirError(
@@ -176,8 +185,8 @@ def _gathered(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
 
 
 def _split(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
-    _check_dim(layout, dim)
-    _check_plain(layout, dim)
+    check_dim(layout, dim)
+    check_plain(layout, dim)
     for a in axes:
         if any(mesh.overlap(a, b) for b in layout.used):
             raise ShardirError(f"[C8] axis {a} is in use in the layout [{layout}]")

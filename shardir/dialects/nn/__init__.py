@@ -10,6 +10,7 @@ from shardir.dialects.nn import (
     activation,
     base,
     contraction,
+    convolution,
     creation,
     elementwise,
     indexing,
@@ -19,10 +20,12 @@ from shardir.dialects.nn import (
     random,
     reduction,
     shape,
+    windows,
 )
 from shardir.dialects.nn.activation import *
 from shardir.dialects.nn.base import *
 from shardir.dialects.nn.contraction import *
+from shardir.dialects.nn.convolution import *
 from shardir.dialects.nn.creation import *
 from shardir.dialects.nn.elementwise import *
 from shardir.dialects.nn.indexing import *
@@ -32,15 +35,18 @@ from shardir.dialects.nn.normalisation import *
 from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
 from shardir.dialects.nn.shape import *
+from shardir.dialects.nn.windows import *
 
 UNIT = UnitAttr()
 FAMILIES = (
     elementwise,
     activation,
     contraction,
+    convolution,
     reduction,
     shape,
     movement,
+    windows,
     indexing,
     normalisation,
     losses,

@@ -23,6 +23,7 @@ from shardir.algebra.factors import Factors, placed
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import (
+    Collective,
     StrategyAttr,
     check_types,
     find_mesh,
@@ -110,6 +111,11 @@ class TensorOp(IRDLOperation, ABC):
         """The results by ops that allow every split, or None when there is no such way."""
         return None
 
+    def exchange(self, mesh: Mesh) -> tuple[type[Collective], Props] | None:
+        """The collective that calculates the op in the local view, and its properties, where
+        devices need rows that others hold; None where each has all that it needs."""
+        return None
+
     def verify_(self) -> None:
         types = [v.type for v in (*self.operands, *self.results)]
         names = {l.mesh for t in types if (l := type_layout(t)) is not None}
@@ -182,6 +188,8 @@ class TensorOp(IRDLOperation, ABC):
             mesh,
             self.MULTILINEAR,  # type: ignore[arg-type]
         )
+        if not message and (exchange := self.exchange(mesh)) is not None:
+            message = f"devices need rows that others hold; {exchange[0].name} fetches them"
         if message:
             raise VerifyException(f"[T3] not computable where its operands lie: {message}")
 

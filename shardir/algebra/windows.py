@@ -1,0 +1,67 @@
+"""Windows of a dimension: which rows each holds, and whose they are where the rows are split.
+
+Window p of a dimension of N rows is rows [p step + offset, p step + offset + size); what lies
+outside of the dimension is nobody's. With the rows and the windows split over the same axes, a
+device needs its own rows and a few of its neighbours', the halo.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from shardir.algebra.mesh import shard_bounds
+
+
+class Run(NamedTuple):
+    """Rows [start, stop) that the device at position `holder` has."""
+
+    holder: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Windows:
+    rows: int
+    count: int
+    size: int
+    step: int
+    offset: int = 0
+
+    def span(self, parts: int, k: int) -> tuple[int, int]:
+        """The rows from the first to behind the last of part k of the windows, whether there are
+        such rows or not."""
+        first, last = shard_bounds(self.count, parts, k)
+        start = first * self.step + self.offset
+        return start, start + (last - first - 1) * self.step + self.size if last > first else start
+
+    def needed(self, parts: int, k: int) -> tuple[Run, ...]:
+        """The rows in part k of the windows, in order, each once, and who holds them when the
+        rows are split into as many parts."""
+        return _needed(self, parts, k)
+
+    def halo(self, parts: int) -> int:
+        """The most rows that a device needs and others have."""
+        return max(
+            sum(r.stop - r.start for r in self.needed(parts, k) if r.holder != k)
+            for k in range(parts)
+        )
+
+
+@lru_cache(maxsize=65536)
+def _needed(w: Windows, parts: int, k: int) -> tuple[Run, ...]:
+    found: list[Run] = []
+    done = 0
+    shard = max(-(-w.rows // parts), 1)
+    for p in range(*shard_bounds(w.count, parts, k)):
+        low = max(p * w.step + w.offset, done, 0)
+        high = min(p * w.step + w.offset + w.size, w.rows)
+        while low < high:
+            holder = low // shard
+            stop = min(high, (holder + 1) * shard)
+            if found and found[-1].holder == holder and found[-1].stop == low:
+                found[-1] = found[-1]._replace(stop=stop)
+            else:
+                found.append(Run(holder, low, stop))
+            low = done = stop
+    return tuple(found)

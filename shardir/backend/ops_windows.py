@@ -1,0 +1,167 @@
+"""Windows of a dimension, and ops that slide over rows. Copied beside a program that needs it.
+
+Window p of a dimension of `rows` is rows [p step + offset, p step + offset + size). Where rows and
+windows are split over the same axes, a rank fetches from others the rows of its windows that it
+lacks, or sends them what it has added up for theirs, in one all-to-all of uneven parts.
+"""
+
+import math
+from typing import NamedTuple
+
+import runtime as rt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Run = tuple[int, int]
+
+
+def span(x: Tensor, dim: int, start: int, length: int, least: bool = False) -> Tensor:
+    """Rows [start, start + length) of a dimension; zeros, or the least, where there are none."""
+    n = x.shape[dim]
+    if start == 0 and length == n:
+        return x
+    low, high = min(max(start, 0), n), max(min(start + length, n), 0)
+    if low == start and high == start + length:
+        return x.narrow(dim, low, length)
+    fill = 0 if not least else float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
+    shape = list(x.shape)
+    shape[dim] = length
+    out = x.new_full(shape, fill)
+    if low < high:
+        out.narrow(dim, low - start, high - low).copy_(x.narrow(dim, low, high - low))
+    return out
+
+
+def unfold(
+    x: Tensor, dim: int, count: int, size: int, step: int, start: int, least: bool = False
+) -> Tensor:
+    """Windows of x, the first from row `start` on: two dimensions, the windows and their rows."""
+    if count == 0:
+        return x.new_empty((*x.shape[:dim], 0, size, *x.shape[dim + 1 :]))
+    rows = span(x, dim, start, (count - 1) * step + size, least)
+    if count == 1:
+        return rows.unsqueeze(dim)
+    return rows.unfold(dim, size, step).movedim(-1, dim + 1).contiguous()
+
+
+def fold(x: Tensor, dim: int, rows: int, step: int, start: int) -> Tensor:
+    """Rows to which windows are added, the first from row `start` on."""
+    return span(_added(x, dim, step), dim, -start, rows)
+
+
+def _added(x: Tensor, dim: int, step: int) -> Tensor:
+    """The rows from the first to the last of the windows."""
+    count, size = x.shape[dim : dim + 2]
+    if count == 1:
+        return x.squeeze(dim)
+    flat = x.flatten(dim, dim + 1)
+    if size == step or count == 0:
+        return flat
+    out = flat.new_zeros((*x.shape[:dim], (count - 1) * step + size, *x.shape[dim + 2 :]))
+    first = torch.arange(count, device=x.device) * step
+    at = first.unsqueeze(1) + torch.arange(size, device=x.device)
+    return out.index_add_(dim, at.flatten(), flat)
+
+
+# ---- over ranks ------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """What goes where: the members in torch's order; for each the rows of ours in its windows, and
+    the rows of its in our windows, counted from our first row and from our windows' first; the
+    rows and windows that we hold, and where they begin."""
+
+    process_group: object
+    given: list[list[Run]]
+    taken: list[list[Run]]
+    rows: tuple[int, int]
+    windows: tuple[int, int]
+    first: int
+
+
+_plans: dict[tuple, Plan] = {}
+
+
+def unfold_split(
+    mesh: rt.Mesh, x: Tensor, dim: int, axes: rt.Axes, rows: int, count: int, size: int, step: int,
+    offset: int, least: bool = False,
+) -> Tensor:  # fmt: skip
+    """This rank's part of `count` windows of a dimension of `rows`, both split over the axes."""
+    plan = _plan(mesh, axes, rows, count, size, step, offset)
+    begin, end = plan.windows
+    length = max(end - begin - 1, 0) * step + (size if end > begin else 0)
+    buffer = span(x, dim, plan.first - plan.rows[0], length, least)
+    _move(plan, x, plan.given, buffer, plan.taken, dim, add=False)
+    return unfold(buffer, dim, end - begin, size, step, 0)
+
+
+def fold_split(
+    mesh: rt.Mesh, x: Tensor, dim: int, axes: rt.Axes, rows: int, count: int, size: int, step: int,
+    offset: int,
+) -> Tensor:  # fmt: skip
+    """This rank's part of the rows to which the windows of all ranks are added."""
+    plan = _plan(mesh, axes, rows, count, size, step, offset)
+    added = _added(x, dim, step)
+    first, last = plan.rows
+    out = span(added, dim, first - plan.first, last - first).clone()
+    _move(plan, added, plan.taken, out, plan.given, dim, add=True)
+    return out
+
+
+def _move(
+    plan: Plan, x: Tensor, sends: list[list[Run]], out: Tensor, receives: list[list[Run]], dim: int,
+    add: bool,
+) -> None:  # fmt: skip
+    """Send runs of rows of x, and put those received into `out`, or add them."""
+    per_row = math.prod(x.shape[:dim]) * math.prod(x.shape[dim + 1 :])
+    sizes = [[sum(b - a for a, b in runs) * per_row for runs in side] for side in (sends, receives)]
+    flat = [x.narrow(dim, a, b - a).reshape(-1) for runs in sends for a, b in runs]
+    sent = torch.cat(flat) if flat else x.new_empty(0)
+    got = x.new_empty(sum(sizes[1]))
+    dist.all_to_all_single(
+        rt._wire(got), rt._wire(sent), sizes[1], sizes[0], group=plan.process_group
+    )
+    at = 0
+    for a, b in (run for runs in receives for run in runs):
+        part = out.narrow(dim, a, b - a)
+        new = got[at : at + part.numel()].view(part.shape)
+        part.add_(new) if add else part.copy_(new)
+        at += part.numel()
+
+
+def _plan(
+    mesh: rt.Mesh, axes: rt.Axes, rows: int, count: int, size: int, step: int, offset: int
+) -> Plan:
+    key = (id(mesh), axes, rows, count, size, step, offset)
+    if key not in _plans:
+        mine, windows = mesh.bounds(rows, axes), mesh.bounds(count, axes)
+        first = windows[0] * step + offset
+        ours = _needed(windows, size, step, offset)
+        given, taken = [], []
+        for other in sorted(mesh.members(axes, mesh.rank)):
+            theirs = _needed(mesh.bounds(count, axes, other), size, step, offset)
+            away = other != mesh.rank
+            given.append(_within(theirs, mine, mine[0]) if away else [])
+            taken.append(_within(ours, mesh.bounds(rows, axes, other), first) if away else [])
+        group = mesh.group(axes).process_group
+        _plans[key] = Plan(group, given, taken, mine, windows, first)
+    return _plans[key]
+
+
+def _needed(windows: Run, size: int, step: int, offset: int) -> list[Run]:
+    """The rows in windows [first, last), in order, each once."""
+    runs: list[Run] = []
+    for p in range(*windows):
+        start = p * step + offset
+        if runs and start <= runs[-1][1]:
+            runs[-1] = runs[-1][0], start + size
+        else:
+            runs.append((start, start + size))
+    return runs
+
+
+def _within(runs: list[Run], part: Run, first: int) -> list[Run]:
+    """What lies in a part of the rows, counted from row `first`."""
+    cut = [(max(a, part[0]) - first, min(b, part[1]) - first) for a, b in runs]
+    return [(a, b) for a, b in cut if a < b]

@@ -1,0 +1,118 @@
+"""Windows of a split dimension, in the local view: each device gets the rows of its windows that
+others hold, and no more (a halo exchange); and back, added to whose they are.
+
+    %w = dist.unfold %x dim 0 step 2 offset -1 over <d>
+           : (tensor<4x6xf32, #dist.local<@m, [{d}, {}]>>)
+           -> tensor<2x3x6xf32, #dist.local<@m, [{d}, {}, {}]>>
+"""
+
+from abc import ABC, abstractmethod
+
+from xdsl.dialects.builtin import IntegerAttr as Int
+from xdsl.dialects.builtin import TensorType, UnitAttr, i64
+from xdsl.ir import SSAValue
+from xdsl.irdl import irdl_op_definition, opt_prop_def, prop_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Mesh, axes_text
+from shardir.algebra.windows import Windows
+from shardir.dialects.dist.collectives import Collective, check_dim, check_plain
+from shardir.dialects.dist.types import global_shape
+
+
+class WindowsOp(Collective, ABC):
+    """A dimension of rows on one side; on the other `dim`, the windows, and `dim` + 1, the rows of
+    each. Rows and windows are split over the same axes."""
+
+    dim = prop_def(Int.constr(type=i64))
+    step = prop_def(Int.constr(type=i64))
+    offset = prop_def(Int.constr(type=i64))
+
+    @abstractmethod
+    def ends(self, value: SSAValue, out: SSAValue) -> tuple[SSAValue, SSAValue]:
+        """Which of the two has the rows, and which the windows."""
+
+    def windows(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> Windows:
+        rows, cut = (global_shape(_tensor(v), mesh) for v in self.ends(value, out))
+        d = self.dim.value.data
+        return Windows(rows[d], cut[d], cut[d + 1], self.step.value.data, self.offset.value.data)
+
+    def check_whole(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
+        d = self.dim.value.data
+        rows, cut = (global_shape(_tensor(v), mesh) for v in self.ends(value, out))
+        if self.step.value.data < 1:
+            raise ShardirError("[T10] a step of windows is at least 1")
+        alike = _tensor(value).element_type == _tensor(out).element_type
+        if not alike or rows[:d] + rows[d + 1 :] != cut[:d] + cut[d + 2 :]:
+            raise ShardirError(
+                f"[C4] the whole values are {list(rows)} and {list(cut)}: windows of dimension {d} "
+                "keep the other dimensions and the element type"
+            )
+
+    def check_axes(self, layout: Layout, mesh: Mesh) -> None:
+        """Raises ShardirError unless the axes are those that split the dimension."""
+        d = self.dim.value.data
+        check_dim(layout, d)
+        check_plain(layout, d)
+        if mesh.simplify(layout.dims[d]) != mesh.simplify(self.axes.data):
+            raise ShardirError(
+                f"[C12] this exchange goes over {axes_text(layout.dims[d])}, which split "
+                f"dimension {d}, not over {axes_text(self.axes.data)}"
+            )
+
+
+@irdl_op_definition
+class UnfoldOp(WindowsOp):
+    """The windows of a split dimension: each device fetches the rows of its windows that it lacks.
+    Rows outside of the dimension are zeros, or the `least` number."""
+
+    name = "dist.unfold"
+    least = opt_prop_def(UnitAttr)
+    assembly_format = (
+        "$values `dim` $dim `step` $step `offset` $offset (`least` $least^)? `over` $axes "
+        "attr-dict `:` functional-type(operands, results)"
+    )
+
+    def ends(self, value: SSAValue, out: SSAValue) -> tuple[SSAValue, SSAValue]:
+        return value, out
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        self.check_axes(layout, mesh)
+        d = self.dim.value.data
+        dims = (*layout.dims[: d + 1], (), *layout.dims[d + 1 :])
+        return Layout(layout.mesh, dims, layout.partial, layout.reduction)
+
+
+@irdl_op_definition
+class FoldOp(WindowsOp):
+    """Windows laid where their rows are, and added: each device sends the rows of its windows that
+    others hold. Rows outside of the dimension are dropped."""
+
+    name = "dist.fold"
+    assembly_format = (
+        "$values `dim` $dim `step` $step `offset` $offset `over` $axes "
+        "attr-dict `:` functional-type(operands, results)"
+    )
+
+    def ends(self, value: SSAValue, out: SSAValue) -> tuple[SSAValue, SSAValue]:
+        return out, value
+
+    def after(self, layout: Layout, mesh: Mesh) -> Layout:
+        self.check_axes(layout, mesh)
+        d = self.dim.value.data
+        check_dim(layout, d + 1)
+        if layout.dims[d + 1]:
+            raise ShardirError(f"[C3] dimension {d + 1}, the rows of a window, must be whole")
+        if layout.partial and layout.reduction != "sum":
+            raise ShardirError("[C5] a fold adds: a partial sum or a complete value is wanted")
+        dims = (*layout.dims[: d + 1], *layout.dims[d + 2 :])
+        return Layout(layout.mesh, dims, layout.partial, layout.reduction)
+
+
+def _tensor(v: SSAValue) -> TensorType:
+    assert isinstance(v.type, TensorType)
+    return v.type
+
+
+OPS = [UnfoldOp, FoldOp]

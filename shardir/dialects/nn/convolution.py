@@ -1,0 +1,334 @@
+"""Convolutions over any number of spatial dimensions, and what they are transposed.
+
+    %y = nn.conv %x, %w stride <2, 2> padding <1, 1, 1, 1>
+           : (tensor<8x3x32x32xf32>, tensor<16x3x3x3xf32>) -> tensor<8x16x16x16xf32>
+
+x is [batch, channels, spatial...], the weight [channels of y, channels of x in a group, kernel...],
+y [batch, channels of y, places...]; that x has more channels than a group says how many groups
+there are. A convolution is linear in both operands, and three ops are
+each other's gradients: y of x and w, x of y and w (the transposed convolution), w of x and y.
+
+The batch, the channels and the groups can be split; where the channels that are summed over are,
+the result is partial, and so is the weight's gradient over the batch's axes. A spatial dimension
+that is split is calculated in windows (`Tiles`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import SSAValue
+from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, result_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Shape
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    plain,
+)
+from shardir.dialects.nn.elementwise import needs_float
+from shardir.dialects.nn.windows import (
+    SPATIAL,
+    IntsPerDimAttr,
+    Slide,
+    Tiles,
+    slide_props,
+    slides,
+    tiles,
+)
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+SLIDES = f"(`stride` $stride^)? (`padding` $padding^)? (`dilation` $dilation^)? {STRATEGY}"
+
+
+class Convolving(TensorOp, ABC):
+    """One of x, w and y, from the other two. `padding` has two numbers for each dimension, before
+    it and behind it."""
+
+    stride = opt_prop_def(IntsPerDimAttr)
+    padding = opt_prop_def(IntsPerDimAttr)
+    dilation = opt_prop_def(IntsPerDimAttr)
+    MULTILINEAR: ClassVar[bool] = True
+    WHOLE_TYPES: ClassVar[bool] = True
+
+    @classmethod
+    @abstractmethod
+    def ends(cls, operands: Sequence, results: Sequence) -> Sequence:
+        """x, w and y of the operands and results; shapes, factors or values."""
+
+    @classmethod
+    def check(cls, operands: Types, results: Types, props: Props) -> None:
+        """Raises ShardirError unless x, w and y are those of a convolution."""
+        needs_float(cls.name, (*operands, *results))
+        x, w, y = (t.get_shape() for t in cls.ends(operands, results))
+        expected = convolved(x, w, props)
+        if y != expected:
+            raise ShardirError(
+                f"[T1] x {list(x)} and a weight {list(w)} make y {list(expected)}, not {list(y)}"
+            )
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        cls.check(operands, results, props)
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError(f"{cls.name} states its result type")
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        x, w, _ = (t.get_shape() for t in cls.ends(operands, results))
+        groups, found = groups_of(x, w), slides(w[SPATIAL:], props)
+        sizes = {"g": groups, "c": w[1], "o": w[0] // groups}
+        one = [f for f in ("c", "o") if sizes[f] != 1 or groups == 1]
+        several = ["g"] if groups > 1 else []
+        inner, outer = (" ".join([*several, *(f for f in one if f == end)]) for end in "co")
+        spatial = [f"s{i}" for i in range(len(found))]
+        names = (
+            ["n", inner, *spatial],
+            [outer, "c" if "c" in one else "", *[""] * len(found)],
+            ["n", outer, *spatial],
+        )
+        shapes = [t.get_shape() for t in (*operands, *results)]
+        ins, outs = cls.sides(names)
+        under = [f for f, s in zip(spatial, found, strict=True) if not s.passes]
+        factors = Factors.of(ins, outs, shapes, replicate=under, sliding=under)
+        return factors.with_sizes(sizes)
+
+    @classmethod
+    @abstractmethod
+    def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
+        """The operands' and the results' of what x, w and y have."""
+
+    @property
+    def shapes_of_ends(self) -> tuple[Shape, Shape, Shape]:
+        x, w, y = (plain(v).get_shape() for v in self.ends(self.operands, self.results))
+        return x, w, y
+
+    def slides(self) -> list[Slide]:
+        weight = self.ends(self.operands, self.results)[1]
+        return slides(plain(weight).get_shape()[SPATIAL:], self.properties)
+
+    def like(
+        self, b: "Builder", kind: "type[Convolving]", first: SSAValue, second: SSAValue,
+        result: SSAValue | None = None,
+    ) -> SSAValue:  # fmt: skip
+        """Another one of the three, of the same convolution."""
+        props = {n: p for n, p in self.properties.items() if n != "strategy"}
+        stated = plain(result) if result is not None else None
+        return b.value(kind, first, second, props=props, result=stated, like=result)
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        x, w, y = self.shapes_of_ends
+        ends = self.ends(self.operands, self.results)
+        laid = [v for v in (ends[0], ends[2]) if v in self.operands]
+        cut = tiles(b, self.slides(), x, y, *laid)
+        props = slide_props(cut.slides)
+        return (self.in_tiles(b, cut, props, (*w[:SPATIAL], *cut.kernel)),)
+
+    @abstractmethod
+    def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
+        """The result, calculated on the windows; `kernel` is the shape of their weight."""
+
+
+def groups_of(x: Shape, w: Shape) -> int:
+    """How many groups the channels are in: a weight has the channels of x in one group."""
+    return x[1] // w[1] if w[1] else 1
+
+
+def convolved(x: Shape, w: Shape, props: Props) -> Shape:
+    """The shape of what a convolution makes.
+
+    Raises:
+        ShardirError: x and the weight do not fit.
+    """
+    if len(x) < 3 or len(x) != len(w):
+        raise ShardirError(
+            f"[T10] x is [batch, channels, spatial...], the weight [channels of y, channels of x, "
+            f"kernel...]: {list(x)} and {list(w)} are not"
+        )
+    groups = groups_of(x, w)
+    if x[1] != w[1] * groups or groups < 1 or w[0] % groups:
+        raise ShardirError(
+            f"[T10] x has {x[1]} channels, a weight {list(w)} is for {w[1]} channels in each group "
+            "and for as many groups as divide its first dimension"
+        )
+    found = slides(w[SPATIAL:], props)
+    places = (s.places(n) for s, n in zip(found, x[SPATIAL:], strict=True))
+    return (x[0], w[0], *places)
+
+
+def _grouped(x: Array, groups: int, dim: int) -> Array:
+    """A dimension of channels as two, the groups and theirs."""
+    return x.reshape(*x.shape[:dim], groups, x.shape[dim] // groups, *x.shape[dim + 1 :])
+
+
+def _padded(x: Array, found: Sequence[Slide]) -> Array:
+    return np.pad(x, [(0, 0)] * (x.ndim - len(found)) + [(s.low, s.high) for s in found])
+
+
+def _taps(found: Sequence[Slide], places: Shape) -> Iterator[tuple[Any, Any]]:
+    """Each place of the kernel, and the rows of padded x that it comes on."""
+    for at in product(*(range(s.kernel) for s in found)):
+        under = (s.under(k, n) for s, k, n in zip(found, at, places, strict=True))
+        yield (..., *at), (..., *under)
+
+
+def _flat(x: Array) -> Array:
+    """Grouped channels with all places in one dimension."""
+    return x.reshape(*x.shape[:3], prod(x.shape[3:]))
+
+
+@irdl_op_definition
+class ConvOp(Convolving):
+    """The kernel's product with each place of x that it slides over, summed over the kernel and the
+    channels of a group (a cross-correlation, as in torch)."""
+
+    name = "nn.conv"
+    x = operand_def(TensorType)
+    weight = operand_def(TensorType)
+    out = result_def(TensorType)
+    assembly_format = f"$x `,` $weight {SLIDES}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        x, w = operands
+        return [
+            tensor(needs_float(cls.name, operands), convolved(x.get_shape(), w.get_shape(), props))
+        ]
+
+    INFERRED: ClassVar[bool] = True
+
+    @classmethod
+    def ends(cls, operands: Sequence, results: Sequence) -> Sequence:
+        return operands[0], operands[1], results[0]
+
+    @classmethod
+    def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
+        return [names[0], names[1]], [names[2]]
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x, w = arrays
+        shape, found = place.shape(self.out), self.slides()
+        groups = groups_of(x.shape, w.shape)
+        xs, ws = _grouped(_padded(x, found), groups, 1), _grouped(w, groups, 0)
+        out = np.zeros((shape[0], groups, shape[1] // groups, *shape[2:]), x.dtype)
+        for tap, under in _taps(found, shape[SPATIAL:]):
+            out += np.einsum("ngc...,goc->ngo...", xs[under], ws[tap])
+        return out.reshape(shape)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        dy = cotangents[0]
+        assert dy is not None
+        return (
+            self.like(b, ConvTransposeOp, dy, self.weight, self.x),
+            self.like(b, ConvWeightOp, self.x, dy, self.weight),
+        )
+
+    def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
+        weight = b.reshape(self.weight, kernel)
+        return cut.to_y(b, b.value(ConvOp, cut.of_x(b, self.x), weight, props=props))
+
+
+@irdl_op_definition
+class ConvTransposeOp(Convolving):
+    """The x-like of a y-like and a weight: each element of y times the kernel, added where the
+    convolution takes it from. The result's type says how many rows there are."""
+
+    name = "nn.conv_transpose"
+    y = operand_def(TensorType)
+    weight = operand_def(TensorType)
+    out = result_def(TensorType)
+    INFERRED: ClassVar[bool] = False
+    assembly_format = f"$y `,` $weight {SLIDES}"
+
+    @classmethod
+    def ends(cls, operands: Sequence, results: Sequence) -> Sequence:
+        return results[0], operands[1], operands[0]
+
+    @classmethod
+    def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
+        return [names[2], names[1]], [names[0]]
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        y, w = arrays
+        shape, found = place.shape(self.out), self.slides()
+        groups = groups_of(shape, w.shape)
+        ys, ws = _grouped(y, groups, 1), _grouped(w, groups, 0)
+        out = _grouped(_padded(np.zeros(shape, y.dtype), found), groups, 1)
+        for tap, under in _taps(found, y.shape[SPATIAL:]):
+            out[under] += np.einsum("ngo...,goc->ngc...", ys, ws[tap])
+        inside = tuple(slice(s.low, s.low + n) for s, n in zip(found, shape[SPATIAL:], strict=True))
+        return out[(..., *inside)].reshape(shape)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        dx = cotangents[0]
+        assert dx is not None
+        return (
+            self.like(b, ConvOp, dx, self.weight),
+            self.like(b, ConvWeightOp, dx, self.y, self.weight),
+        )
+
+    def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
+        weight = b.reshape(self.weight, kernel)
+        shape = tensor(plain(self.out).element_type, tuple(cut.x))
+        made = b.value(ConvTransposeOp, cut.of_y(b, self.y), weight, props=props, result=shape)
+        return cut.to_x(b, made)
+
+
+@irdl_op_definition
+class ConvWeightOp(Convolving):
+    """The weight-like of an x-like and a y-like: their product summed over the batch and all
+    places. The result's type says the size of the kernel."""
+
+    name = "nn.conv_weight"
+    x = operand_def(TensorType)
+    y = operand_def(TensorType)
+    out = result_def(TensorType)
+    INFERRED: ClassVar[bool] = False
+    assembly_format = f"$x `,` $y {SLIDES}"
+
+    @classmethod
+    def ends(cls, operands: Sequence, results: Sequence) -> Sequence:
+        return operands[0], results[0], operands[1]
+
+    @classmethod
+    def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
+        return [names[0], names[2]], [names[1]]
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x, y = arrays
+        shape, found = place.shape(self.out), self.slides()
+        groups = groups_of(x.shape, shape)
+        xs, ys = _grouped(_padded(x, found), groups, 1), _grouped(y, groups, 1)
+        out = np.zeros((groups, shape[0] // groups, *shape[1:]), x.dtype)
+        for tap, under in _taps(found, y.shape[SPATIAL:]):
+            out[tap] += np.einsum("ngcs,ngos->goc", _flat(xs[under]), _flat(ys))
+        return out.reshape(shape)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        dw = cotangents[0]
+        assert dw is not None
+        return self.like(b, ConvTransposeOp, self.y, dw, self.x), self.like(b, ConvOp, self.x, dw)
+
+    def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
+        shape = tensor(plain(self.out).element_type, kernel)
+        operands = cut.of_x(b, self.x), cut.of_y(b, self.y)
+        made = b.value(ConvWeightOp, *operands, props=props, result=shape)
+        return b.reshape(made, plain(self.out).get_shape())
+
+
+OPS = [ConvOp, ConvTransposeOp, ConvWeightOp]

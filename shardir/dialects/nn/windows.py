@@ -1,0 +1,387 @@
+"""Windows of a dimension, and ops that slide: a convolution, a pool.
+
+    %w = nn.unfold %x dim 2 step 4 offset -1
+           : (tensor<8x3x16xf32>) -> tensor<8x3x4x6xf32>
+
+Where the dimension is split, the windows are split over the same axes, and lower-to-spmd makes an
+exchange of it, in which each device fetches the rows of its windows that it lacks. So an op that
+slides over a split dimension is calculated on windows, one for each device (`Tiles`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+from xdsl.dialects.builtin import IntegerAttr, TensorType, UnitAttr, i64
+from xdsl.ir import SSAValue
+from xdsl.irdl import (
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+)
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Shape
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.windows import Windows
+from shardir.dialects import dist
+from shardir.dialects.dist import layout_of
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    axis_of,
+    int_attr,
+    int_of,
+    letters,
+    needs_numbers,
+    plain,
+    same_element,
+)
+from shardir.dialects.nn.movement import IntsPerDimAttr
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+Int = IntegerAttr.constr(type=i64)
+T = TypeVar("T")
+
+
+# ---- windows as dimensions ----
+
+
+class _WindowsOp(TensorOp, ABC):
+    """A dimension of rows on one side; on the other its windows, and the rows of each. The result's
+    type says how many there are."""
+
+    COLLECTIVE: ClassVar[type[dist.WindowsOp]]
+    WHOLE_TYPES: ClassVar[bool] = True
+    INFERRED: ClassVar[bool] = False
+    dim = prop_def(Int)
+    step = prop_def(Int)
+    offset = prop_def(Int)
+    x = operand_def(TensorType)
+    out = result_def(TensorType)
+
+    @classmethod
+    @abstractmethod
+    def ends(cls, operands: Sequence[T], results: Sequence[T]) -> tuple[T, T]:
+        """Which of the operand and the result has the rows, and which the windows."""
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError(f"{cls.name} states its result type")
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        rows, windows = (t.get_shape() for t in cls.ends(operands, results))
+        same_element((*operands, *results))
+        d = axis_of(props, "dim", len(rows))
+        if (step := int_of(props, "step")) < 1:
+            raise ShardirError(f"[T10] step {step}: windows are at least 1 apart")
+        if len(windows) <= d + 1 or rows[:d] + rows[d + 1 :] != windows[:d] + windows[d + 2 :]:
+            raise ShardirError(
+                f"[T1] the windows of dimension {d} of {list(rows)} have two dimensions instead of "
+                f"it, and the others; {list(windows)} are not such"
+            )
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        rows, _ = cls.ends(operands, results)
+        names = letters(len(rows.get_shape()))
+        d = axis_of(props, "dim", len(names))
+        both = names, [*names[: d + 1], "", *names[d + 1 :]]
+        x, out = both if cls.LINEAR == "any" else both[::-1]
+        return Factors.of(
+            [x], [out], [t.get_shape() for t in (*operands, *results)],
+            linear=cls.LINEAR, sliding=[names[d]],
+        )  # fmt: skip
+
+    LINEAR: ClassVar[str]
+
+    @property
+    def at(self) -> int:
+        """The dimension of the rows; in the windows, theirs."""
+        rows, _ = self.ends(self.operands, self.results)
+        return axis_of(self.properties, "dim", len(plain(rows).get_shape()))
+
+    def windows(self, mesh: Mesh | None = None) -> Windows:
+        """Which rows each window has."""
+        x, out = self.shapes(mesh)
+        rows, windows = self.ends([x], [out])
+        sizes = rows[self.at], *windows[self.at : self.at + 2]
+        return Windows(*sizes, self.step.value.data, self.offset.value.data)
+
+    def start(self, place: Place) -> int:
+        """The row, of those that are here, at which the first window that is here begins."""
+        rows, windows = self.ends(self.operands, self.results)
+        first = place.start(windows, self.at) * self.step.value.data + self.offset.value.data
+        return first - place.start(rows, self.at)
+
+    def exchange(self, mesh: Mesh) -> tuple[type[dist.Collective], Props] | None:
+        layout = layout_of(self.x)
+        axes = layout.dims[self.at] if layout is not None else ()
+        parts = mesh.extent(axes)
+        windows = self.windows(mesh)
+        needed = ((k, r.holder) for k in range(parts) for r in windows.needed(parts, k))
+        if all(k == holder for k, holder in needed):
+            return None
+        props = {n: p for n, p in self.properties.items() if n != "strategy"}
+        return self.COLLECTIVE, {**props, "dim": int_attr(self.at), "axes": dist.AxesAttr(axes)}
+
+
+@irdl_op_definition
+class UnfoldOp(_WindowsOp):
+    """Windows of rows of a dimension, each `step` behind the one before; the first begins at row
+    `offset`. Rows outside of the dimension are zeros, or the `least` number."""
+
+    name = "nn.unfold"
+    COLLECTIVE: ClassVar[type[dist.WindowsOp]] = dist.UnfoldOp
+    LINEAR: ClassVar[str] = "any"
+    least = opt_prop_def(UnitAttr)
+    assembly_format = f"$x `dim` $dim `step` $step `offset` $offset (`least` $least^)? {STRATEGY}"
+
+    @classmethod
+    def ends(cls, operands: Sequence[T], results: Sequence[T]) -> tuple[T, T]:
+        return operands[0], results[0]
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        super().check_results(operands, results, props)
+        if "least" in props:
+            needs_numbers(cls.name, operands)
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        d, (count, size) = self.at, place.shape(self.out)[self.at : self.at + 2]
+        least = self.least is not None
+        return unfold(arrays[0], d, count, size, self.step.value.data, self.start(place), least)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        return (b.fold(cotangents[0], self.at, self.windows()),)
+
+
+@irdl_op_definition
+class FoldOp(_WindowsOp):
+    """Rows to which windows are added, where `nn.unfold` takes them from."""
+
+    name = "nn.fold"
+    COLLECTIVE: ClassVar[type[dist.WindowsOp]] = dist.FoldOp
+    LINEAR: ClassVar[str] = "sum"
+    assembly_format = f"$x `dim` $dim `step` $step `offset` $offset {STRATEGY}"
+
+    @classmethod
+    def ends(cls, operands: Sequence[T], results: Sequence[T]) -> tuple[T, T]:
+        return results[0], operands[0]
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        super().check_results(operands, results, props)
+        needs_numbers(cls.name, operands)
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        rows = place.shape(self.out)[self.at]
+        return fold(arrays[0], self.at, rows, self.step.value.data, self.start(place))
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        return (b.unfold(cotangents[0], self.at, self.windows()),)
+
+
+def at_dim(dim: int, start: int, stop: int, step: int = 1) -> tuple[slice, ...]:
+    """Rows of a dimension."""
+    return (*[slice(None)] * dim, slice(start, stop, step))
+
+
+def span(x: Array, dim: int, start: int, length: int, least: bool = False) -> Array:
+    """Rows [start, start + length) of a dimension; zeros, or the least, where there are none."""
+    fill: Any = 0
+    if least:
+        fill = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    out = np.full((*x.shape[:dim], length, *x.shape[dim + 1 :]), fill, x.dtype)
+    low, high = max(start, 0), min(start + length, x.shape[dim])
+    if low < high:
+        out[at_dim(dim, low - start, high - start)] = x[at_dim(dim, low, high)]
+    return out
+
+
+def unfold(
+    x: Array, dim: int, count: int, size: int, step: int, start: int, least: bool = False
+) -> Array:
+    """Windows of x, the first from row `start` on."""
+    windows = [span(x, dim, start + p * step, size, least) for p in range(count)]
+    shape = (*x.shape[:dim], 0, size, *x.shape[dim + 1 :])
+    return np.stack(windows, dim) if windows else np.zeros(shape, x.dtype)
+
+
+def fold(x: Array, dim: int, rows: int, step: int, start: int) -> Array:
+    """Rows to which windows are added, the first from row `start` on."""
+    out = np.zeros((*x.shape[:dim], rows, *x.shape[dim + 2 :]), x.dtype)
+    for p in range(x.shape[dim]):
+        out += span(x.take(p, dim), dim, -start - p * step, rows)
+    return out
+
+
+# ---- what slides ----
+
+SPATIAL = 2
+"""The first spatial dimension: before it are the batch and the channels."""
+
+
+class Slide(NamedTuple):
+    """How a kernel slides over one dimension, with `low` and `high` rows beyond its ends."""
+
+    kernel: int
+    stride: int = 1
+    low: int = 0
+    high: int = 0
+    dilation: int = 1
+
+    @property
+    def span(self) -> int:
+        """The rows from the first to the last that the kernel is on."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    @property
+    def passes(self) -> bool:
+        """Whether each row is on its own: the dimension can be split."""
+        return self[:4] == (1, 1, 0, 0)
+
+    def places(self, rows: int) -> int:
+        """How many places the kernel takes on so many rows.
+
+        Raises:
+            ShardirError: it does not fit.
+        """
+        if min(self.kernel, self.stride, self.dilation) < 1 or min(self.low, self.high) < 0:
+            raise ShardirError(
+                "[T10] a kernel, stride and dilation are at least 1, a padding at least 0"
+            )
+        room = rows + self.low + self.high - self.span
+        if room < 0:
+            raise ShardirError(
+                f"[T10] a kernel over {self.span} rows does not fit {rows} rows and a padding of "
+                f"{self.low} and {self.high}"
+            )
+        return room // self.stride + 1
+
+    def under(self, k: int, places: int) -> slice:
+        """The rows, padding included, on which row k of the kernel comes."""
+        first = k * self.dilation
+        return slice(first, first + (places - 1) * self.stride + 1, self.stride)
+
+
+def slides(kernel: Sequence[int], props: Props) -> list[Slide]:
+    """How the kernel slides over each spatial dimension.
+
+    Raises:
+        ShardirError: a property has not as many numbers as there are spatial dimensions.
+    """
+    n = len(kernel)
+
+    def numbers(name: str, per_dim: int, default: int) -> tuple[int, ...]:
+        attr = props.get(name)
+        found = attr.data if isinstance(attr, IntsPerDimAttr) else (default,) * n * per_dim
+        if len(found) != n * per_dim:
+            each = "two numbers, low and high," if per_dim == 2 else "one number"
+            raise ShardirError(
+                f"[T10] {name} <{', '.join(map(str, found))}>: {each} for each of {n} dimensions"
+            )
+        return found
+
+    stride, dilation = numbers("stride", 1, 1), numbers("dilation", 1, 1)
+    padding = numbers("padding", 2, 0)
+    return [
+        Slide(*s) for s in zip(kernel, stride, padding[::2], padding[1::2], dilation, strict=True)
+    ]
+
+
+def slide_props(found: Sequence[Slide]) -> dict[str, Any]:
+    """The properties that say how a kernel slides."""
+    return {
+        "stride": IntsPerDimAttr(tuple(s.stride for s in found)),
+        "padding": IntsPerDimAttr(tuple(n for s in found for n in (s.low, s.high))),
+        "dilation": IntsPerDimAttr(tuple(s.dilation for s in found)),
+    }
+
+
+class Tiles:
+    """An op that slides, in tiles: a split dimension of rows `x` becomes two, the devices' windows
+    and their rows; one of the results `y`, the windows and the places in each. The kernel stays
+    within a window and passes from one to the next, so that the windows' dimension can be split."""
+
+    def __init__(self, found: Sequence[Slide], x: Shape, y: Shape, parts: Sequence[int]):
+        self.slides: list[Slide] = []
+        self.kept: list[bool] = []
+        self.cut: list[tuple[int, Windows, Windows]] = []
+        self.x, self.y = list(x[:SPATIAL]), list(y[:SPATIAL])
+        for i, (s, rows, places, n) in enumerate(
+            zip(found, x[SPATIAL:], y[SPATIAL:], parts, strict=True)
+        ):
+            if n == 1 or s.passes:
+                self.slides.append(s)
+                self.x.append(rows)
+                self.y.append(places)
+                continue
+            each = -(-places // n)
+            count = -(-places // each)
+            size = (each - 1) * s.stride + s.span
+            self.cut.append(
+                (SPATIAL + i, Windows(rows, count, size, each * s.stride, -s.low),
+                 Windows(places, count, each, each))
+            )  # fmt: skip
+            self.slides += [Slide(1), Slide(s.kernel, s.stride, dilation=s.dilation)]
+            self.x += [count, size]
+            self.y += [count, each]
+
+    def of_x(self, b: "Builder", x: SSAValue, least: bool = False) -> SSAValue:
+        """The windows of the rows."""
+        for dim, windows, _ in reversed(self.cut):
+            x = b.unfold(x, dim, windows, least)
+        return x
+
+    def of_y(self, b: "Builder", y: SSAValue) -> SSAValue:
+        """The places of each window."""
+        for dim, _, windows in reversed(self.cut):
+            y = b.unfold(y, dim, windows)
+        return y
+
+    def to_x(self, b: "Builder", x: SSAValue) -> SSAValue:
+        """What windows add up to."""
+        for dim, windows, _ in self.cut:
+            x = b.fold(x, dim, windows)
+        return x
+
+    def to_y(self, b: "Builder", y: SSAValue) -> SSAValue:
+        """The places of all windows."""
+        for dim, _, windows in self.cut:
+            y = b.fold(y, dim, windows)
+        return y
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        return tuple(s.kernel for s in self.slides)
+
+
+def tiles(b: "Builder", found: Sequence[Slide], x: Shape, y: Shape, *values: SSAValue) -> Tiles:
+    """The tiles that suit the layouts of these values, of shape x or y."""
+    assert b.mesh is not None
+    mesh = b.mesh
+    layouts = [b.layout(v) for v in values]
+    parts = [max(mesh.extent(l.dims[SPATIAL + i]) for l in layouts) for i in range(len(found))]
+    return Tiles(found, x, y, parts)
+
+
+def kernel_size(found: Sequence[Slide]) -> int:
+    return prod(s.kernel for s in found)
+
+
+OPS = [UnfoldOp, FoldOp]

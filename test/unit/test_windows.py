@@ -1,0 +1,125 @@
+"""Windows of a split dimension: who needs what of whom, and what moves where an op slides."""
+
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "shardir/backend"))  # as beside a program
+
+import ops_windows
+import runtime as rt
+from harness import Arg, collectives, compiled, function, laid_out, layout, parts, problem
+
+from shardir.algebra.mesh import shard_bounds
+from shardir.algebra.notation import mesh_of
+from shardir.algebra.windows import Windows
+from shardir.dialects import dist, nn
+from shardir.dialects.nn.movement import IntsPerDimAttr
+
+FOUR = mesh_of("m", "d = 4")
+
+
+def some_windows(draw: random.Random) -> Windows:
+    return Windows(
+        draw.randrange(0, 20), draw.randrange(0, 9), draw.randrange(1, 7), draw.randrange(1, 7),
+        draw.randrange(-8, 8),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_who_holds_the_rows_of_windows(seed: int):
+    """Each row that exists, once, with the device that has it; in numpy's order."""
+    draw = random.Random(seed)
+    w, n = some_windows(draw), draw.choice([1, 2, 3, 4, 6])
+    owner = {r: k for k in range(n) for r in range(*shard_bounds(w.rows, n, k))}
+    most = 0
+    for k in range(n):
+        rows = {
+            w.offset + p * w.step + i
+            for p in range(*shard_bounds(w.count, n, k))
+            for i in range(w.size)
+        } & set(owner)
+        found = [(r, run.holder) for run in w.needed(n, k) for r in range(run.start, run.stop)]
+        assert found == sorted((r, owner[r]) for r in rows)
+        most = max(most, sum(owner[r] != k for r in rows))
+    assert w.halo(n) == most
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_runtime_fetches_what_is_needed_and_no_more(seed: int, monkeypatch):
+    """What the plans of all ranks send is what they receive, and as many rows as the halo."""
+    draw = random.Random(seed)
+    w, n = some_windows(draw), draw.choice([2, 3, 4])
+    monkeypatch.setattr(rt.Mesh, "group", lambda mesh, axes: SimpleNamespace(process_group=None))
+    numbers = w.rows, w.count, w.size, w.step, w.offset
+    meshes = [rt.Mesh([("d", n)], rank) for rank in range(n)]
+    plans = [ops_windows._plan(mesh, ("d",), *numbers) for mesh in meshes]
+    ops_windows._plans.clear()
+    for k, plan in enumerate(plans):
+        for j, other in enumerate(plans):
+            given = [(a + plan.rows[0], b + plan.rows[0]) for a, b in plan.given[j]]
+            taken = [(a + other.first, b + other.first) for a, b in other.taken[k]]
+            assert given == taken
+    received = [sum(b - a for runs in p.taken for a, b in runs) for p in plans]
+    assert max(received) == w.halo(n)
+
+
+def conv2d(b, x, w):
+    props = {"padding": IntsPerDimAttr((2, 2, 1, 1))}
+    return b.value(nn.ConvOp, x, w, props=props)
+
+
+def test_a_split_convolution_moves_its_halo():
+    """Of 16 rows over 4 devices a kernel of 5 rows needs 2 of each neighbour; backward the same
+    rows of the cotangent's contributions go the other way. Nothing is gathered."""
+    p = problem([Arg("f64", (2, 3, 16, 6)), Arg("f64", (4, 3, 5, 3))], conv2d, (0, 1))
+    text = layout("[{}, {}, {d}, {}]", FOUR)
+    module = compiled(laid_out(p.module, FOUR, [text, layout("[{}, {}, {}, {}]", FOUR)]))
+    assert not p.errors(module)
+    forward, backward = parts(module, "g")
+    assert collectives(forward) == {"unfold": 1}
+    assert collectives(backward) == {"fold": 1, "all_reduce": 1}
+    (halo,) = (op for op in forward if isinstance(op, dist.UnfoldOp))
+    windows = halo.windows(halo.values[0], halo.outs[0], FOUR)
+    assert windows == Windows(16, 4, 8, 4, -2)
+    assert windows.halo(4) == 4
+    assert [sum(r.stop - r.start for r in windows.needed(4, k)) for k in range(4)] == [6, 8, 8, 6]
+
+
+SIZES = [(n, k, s, lo, hi, d) for n in (1, 2, 5, 8, 11) for k, s, lo, hi, d in (
+    (3, 1, 1, 1, 1), (2, 2, 0, 0, 1), (3, 2, 1, 0, 1), (2, 1, 0, 3, 3), (5, 3, 4, 4, 1),
+    (1, 2, 0, 0, 1), (3, 4, 2, 2, 2),
+) if n + lo + hi > d * (k - 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize("n, k, s, lo, hi, d", SIZES)
+@pytest.mark.parametrize("text", ["[{}, {}, {d}]", "[{}, {}, {e, d}]", "[{d}, {}, {e}]"])
+def test_a_convolution_over_any_split_rows(text: str, n, k, s, lo, hi, d):
+    """Whatever the size, stride, padding and dilation, empty shards included; forward and
+    gradient, and those of the transposed convolution and of the weight's gradient."""
+    mesh = mesh_of("m", "d = 3, e = 2")
+    props = {
+        "stride": IntsPerDimAttr((s,)), "padding": IntsPerDimAttr((lo, hi)),
+        "dilation": IntsPerDimAttr((d,)),
+    }  # fmt: skip
+    places = (n + lo + hi - d * (k - 1) - 1) // s + 1
+    x, w, y = (2, 2, n), (3, 2, k), (2, 3, places)
+
+    def both(b, x_, w_):
+        made = b.value(nn.ConvOp, x_, w_, props=props)
+        back = b.value(
+            nn.ConvTransposeOp, made, w_, props=props, result=dist.tensor(x_.type.element_type, x)
+        )
+        again = b.value(
+            nn.ConvWeightOp, back, made, props=props, result=dist.tensor(w_.type.element_type, w)
+        )
+        return made, back, again
+
+    p = problem([Arg("f64", x), Arg("f64", w)], both, (0, 1))
+    assert tuple(p.wanted[0].shape) == y
+    module = compiled(laid_out(p.module, mesh, [layout(text, mesh), layout("[{}, {}, {}]", mesh)]))
+    assert not p.errors(module)
+    assert "all_gather" not in collectives(list(function(module, "f").body.block.ops))
