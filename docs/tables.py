@@ -68,6 +68,9 @@ nn.gather %0, %1 axis 0 : (tensor<9x4xf32>, tensor<5x3xi32>) -> tensor<5x3x4xf32
 nn.gather_grad %0, %1 axis 0 : (tensor<5x3xi32>, tensor<5x3x4xf32>) -> tensor<9x4xf32>
 nn.pick %0, %1 : (tensor<4x8xf32>, tensor<4xi32>) -> tensor<4xf32>
 nn.pick_grad %0, %1 : (tensor<4xi32>, tensor<4xf32>) -> tensor<4x8xf32>
+nn.take_along_axis %0, %1 axis 1 : (tensor<4x8xf32>, tensor<4x3xi32>) -> tensor<4x3xf32>
+nn.scatter_add %0, %1 axis 1 : (tensor<4x3xi32>, tensor<4x3xf32>) -> tensor<4x8xf32>
+nn.one_hot %0 : (tensor<4xi32>) -> tensor<4x8xf32>
 nn.softmax %0 axis 1 : (tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.softmax_grad %0, %1 axis 1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.log_softmax %0 axis 1 : (tensor<4x8xf32>) -> tensor<4x8xf32>

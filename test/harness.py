@@ -317,6 +317,9 @@ def _reduce(op: nn.ReduceOp, x: torch.Tensor) -> torch.Tensor:
 def _gather(op: nn.GatherOp, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     axis = op.axis.value.data % table.ndim
     rows = table.index_select(axis, ids.flatten().long())
+    if op.padding is not None:
+        held = (ids.flatten() == op.padding.value.data).reshape(-1, *[1] * (table.ndim - axis - 1))
+        rows = torch.where(held, rows.detach(), rows)
     return rows.reshape(*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :])
 
 
@@ -333,6 +336,11 @@ def _gather_grad(op: nn.GatherGradOp, ids: torch.Tensor, dy: torch.Tensor) -> to
     return torch.zeros(shape, dtype=dy.dtype).index_add(axis, ids.flatten().long(), rows)
 
 
+def _one_hot(op: nn.OneHotOp, ids: torch.Tensor) -> torch.Tensor:
+    hot = functional.one_hot(ids.long(), shape_of(op.out)[-1])
+    return hot.to(_dtype(op.out))
+
+
 def _broadcast(op: nn.BroadcastOp, x: torch.Tensor) -> torch.Tensor:
     shape, dims = shape_of(op.out), [d % len(shape_of(op.out)) for d in op.dims.data]
     for d in sorted(set(range(len(shape))) - set(dims)):
@@ -340,11 +348,16 @@ def _broadcast(op: nn.BroadcastOp, x: torch.Tensor) -> torch.Tensor:
     return x.permute([dims.index(d) for d in range(len(shape))]).expand(shape)
 
 
-def _convert(op: nn.ConvertOp, x: torch.Tensor) -> torch.Tensor:
-    element = op.out.type.element_type  # type: ignore[union-attr]
+def _dtype(v: SSAValue) -> torch.dtype:
+    """What torch calculates with: an integer type, or double precision."""
+    element = v.type.element_type  # type: ignore[union-attr]
     if isinstance(element, builtin.IntegerType):
-        return x.to({1: torch.bool, 32: torch.int32, 64: torch.int64}[element.width.data])
-    return x.to(torch.float64)
+        return {1: torch.bool, 32: torch.int32, 64: torch.int64}[element.width.data]
+    return torch.float64
+
+
+def _convert(op: nn.ConvertOp, x: torch.Tensor) -> torch.Tensor:
+    return x.to(_dtype(op.out))
 
 
 def _constant(op: nn.ConstantOp) -> torch.Tensor:
@@ -626,6 +639,11 @@ TORCH: dict[type[TensorOp], Reference] = {
     nn.PickGradOp: lambda op, ids, dy: torch.zeros(shape_of(op.out), dtype=dy.dtype).scatter(
         -1, ids.long()[..., None], dy[..., None]
     ),
+    nn.TakeAlongAxisOp: lambda op, x, ids: x.gather(op.axis.value.data, ids.long()),
+    nn.ScatterAddOp: lambda op, ids, src: torch.zeros(
+        shape_of(op.out), dtype=src.dtype
+    ).scatter_add(op.axis.value.data, ids.long(), src),
+    nn.OneHotOp: _one_hot,
     nn.SoftmaxOp: lambda op, x: x.softmax(op.axis.value.data),
     nn.SoftmaxGradOp: lambda op, y, dy: aten._softmax_backward_data(
         dy, y, op.axis.value.data, y.dtype

@@ -100,6 +100,33 @@ def pick_grad(ids: Tensor, dy: Tensor, rows: int, start: int, total: int) -> Ten
     return out.scatter_(-1, here.unsqueeze(-1), value.unsqueeze(-1))
 
 
+def take_along_axis(x: Tensor, ids: Tensor, axis: int, start: int, total: int) -> Tensor:
+    """The elements at the indices along `axis`; zeros where another rank holds them."""
+    here, inside = local_ids(ids, start, x.shape[axis], total)
+    if x.shape[axis] == 0:
+        return x.new_zeros(ids.shape)
+    out = x.gather(axis, here)
+    return out if inside is None else out.where(inside, torch.zeros_like(out))
+
+
+def scatter_add(
+    ids: Tensor, src: Tensor, axis: int, rows: int, start: int, total: int
+) -> Tensor:  # fmt: skip
+    """Zeros with `rows` along `axis`, to which each element of src is added at its index."""
+    here, inside = local_ids(ids, start, rows, total)
+    out = src.new_zeros([*ids.shape[:axis], rows, *ids.shape[axis + 1 :]])
+    if rows == 0:
+        return out
+    value = src if inside is None else src.where(inside, torch.zeros_like(src))
+    return out.scatter_add_(axis, here, value)
+
+
+def one_hot(ids: Tensor, rows: int, start: int, total: int, dtype: torch.dtype) -> Tensor:
+    """1 where one of `rows` classes, from `start` on, is the index; 0 elsewhere."""
+    classes = torch.arange(start, start + rows, device=ids.device)
+    return (in_range(ids, total).unsqueeze(-1) == classes).to(dtype)
+
+
 # ---- by place ----------------------------------------------------------------------------------
 
 

@@ -235,6 +235,12 @@ nn.gather_grad %0, %1 axis 1 : (tensor<2x2xi64>, tensor<3x2x2x2xf32>) -> tensor<
 nn.pick %0, %1 : (tensor<5x7xf32>, tensor<5xi32>) -> tensor<5xf32>
 nn.pick %0, %1 : (tensor<7xi32>, tensor<i64>) -> tensor<i32>
 nn.pick_grad %0, %1 : (tensor<2x3xi32>, tensor<2x3xf32>) -> tensor<2x3x7xf32>
+nn.take_along_axis %0, %1 axis 0 : (tensor<7x4xf32>, tensor<5x4xi32>) -> tensor<5x4xf32>
+nn.take_along_axis %0, %1 axis -1 : (tensor<3x8xi1>, tensor<3x5xi64>) -> tensor<3x5xi1>
+nn.scatter_add %0, %1 axis 1 : (tensor<3x5xi64>, tensor<3x5xf32>) -> tensor<3x7xf32>
+nn.scatter_add %0, %1 axis 0 : (tensor<6x4xi32>, tensor<6x4xi32>) -> tensor<8x4xi32>
+nn.one_hot %0 : (tensor<5xi32>) -> tensor<5x7xf32>
+nn.one_hot %0 : (tensor<2x3xi64>) -> tensor<2x3x8xi1>
 nn.softmax %0 axis -1 : (tensor<5x6xf32>) -> tensor<5x6xf32>
 nn.softmax %0 axis 1 : (tensor<3x6x2xbf16>) -> tensor<3x6x2xbf16>
 nn.softmax_grad %0, %1 axis 1 : (tensor<5x6xf32>, tensor<5x6xf32>) -> tensor<5x6xf32>

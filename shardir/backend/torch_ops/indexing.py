@@ -45,9 +45,33 @@ def _pick_grad(s: Scope, op: nn.PickGradOp) -> Text:
     return f"ops.pick_grad({s.operand(op.ids)}, {s.operand(op.dy)}, {where})"
 
 
+def _take_along_axis(s: Scope, op: nn.TakeAlongAxisOp) -> Text:
+    s.use("ops_runtime as ops")
+    axis = axis_of(op.properties, "axis", len(s.shape_of(op.x)))
+    where = f"{axis}, {s.start(op.x, axis)}, {s.whole(op.x)[axis]}"
+    return f"ops.take_along_axis({s.operand(op.x)}, {s.operand(op.ids)}, {where})"
+
+
+def _scatter_add(s: Scope, op: nn.ScatterAddOp) -> Text:
+    s.use("ops_runtime as ops")
+    axis = axis_of(op.properties, "axis", len(s.shape_of(op.out)))
+    where = f"{axis}, {s.size(op.out, axis)}, {s.start(op.out, axis)}, {s.whole(op.out)[axis]}"
+    return f"ops.scatter_add({s.operand(op.ids)}, {s.operand(op.src)}, {where})"
+
+
+def _one_hot(s: Scope, op: nn.OneHotOp) -> Text:
+    s.use("ops_runtime as ops")
+    last = len(s.shape_of(op.out)) - 1
+    where = f"{s.size(op.out, last)}, {s.start(op.out, last)}, {s.whole(op.out)[last]}"
+    return f"ops.one_hot({s.operand(op.ids)}, {where}, {s.dtype(op.out)})"
+
+
 TORCH: dict[type[Operation], Callable[..., Text]] = {
     nn.GatherOp: _gather,
     nn.GatherGradOp: _gather_grad,
     nn.PickOp: _pick,
     nn.PickGradOp: _pick_grad,
+    nn.TakeAlongAxisOp: _take_along_axis,
+    nn.ScatterAddOp: _scatter_add,
+    nn.OneHotOp: _one_hot,
 }

@@ -1,4 +1,5 @@
-"""Ops that take by index: gather (embedding) and pick, and what their gradients add up.
+"""Ops that take by index: gather (embedding), take_along_axis and pick, what their gradients add
+up, and one_hot.
 
 A dimension that is taken from can be split: a device gives zeros for indices of other shards, and
 the results are a partial sum.
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from xdsl.dialects.builtin import IntegerAttr, IntegerType, TensorType, i64
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
@@ -24,10 +25,12 @@ from shardir.dialects.nn.base import (
     TensorOp,
     Types,
     axis_of,
+    int_of,
     letters,
     needs_numbers,
     plain,
 )
+from shardir.dialects.nn.elementwise import SelectOp
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
@@ -104,26 +107,33 @@ class GatherGradOp(TensorOp):
             np.add.at(np.moveaxis(out, axis, 0), here[inside], rows[inside])
         return out
 
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        return None, b.value(GatherOp, cotangents[0], self.ids, props={"axis": self.axis})
+
 
 @irdl_op_definition
 class GatherOp(TensorOp):
     """Rows of a table at the indices: table.shape[:axis] + ids.shape + table.shape[axis + 1:].
 
-    An embedding is a gather at axis 0.
+    An embedding is a gather at axis 0. The row `padding` of the table gets no gradient.
     """
 
     name = "nn.gather"
     table = operand_def(TensorType)
     ids = operand_def(TensorType)
     axis = prop_def(IntegerAttr.constr(type=i64))
+    padding = opt_prop_def(IntegerAttr.constr(type=i64))
     out = result_def(TensorType)
-    assembly_format = f"$table `,` $ids `axis` $axis {STRATEGY}"
+    assembly_format = f"$table `,` $ids `axis` $axis (`padding` $padding^)? {STRATEGY}"
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         table, ids = operands
         needs_indices(ids)
         axis = axis_of(props, "axis", len(table.get_shape()))
+        if "padding" in props and (row := int_of(props, "padding")) < 0:
+            raise ShardirError(f"[T10] padding {row} is no row of the table; rows count from 0")
         return [tensor(table.element_type, _taken(table.get_shape(), ids.get_shape(), axis))]
 
     @classmethod
@@ -149,9 +159,18 @@ class GatherOp(TensorOp):
         return np.where(mask, rows, np.zeros((), table.dtype))
 
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
+        dy = cotangents[0]
+        assert dy is not None
+        if self.padding is not None:
+            ids, shape = plain(self.ids), plain(self.table).get_shape()
+            axis = axis_of(self.properties, "axis", len(shape))
+            row = b.constant(self.padding.value.data, ids.element_type)
+            used = b.compare("ne", self.ids, row)
+            dims = range(axis, axis + len(ids.get_shape()))
+            used = b.broadcast(used, list(dims), plain(dy).get_shape(), like=dy)
+            dy = b.value(SelectOp, used, dy, b.number(0.0, dy))
         d = b.value(
-            GatherGradOp, self.ids, cotangents[0],
+            GatherGradOp, self.ids, dy,
             props={"axis": self.axis}, result=plain(self.table), like=self.table,
         )  # fmt: skip
         return d, None
@@ -200,6 +219,10 @@ class PickGradOp(TensorOp):
             np.put_along_axis(out, here[..., None], value[..., None], axis=-1)
         return out
 
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        return None, b.value(PickOp, cotangents[0], self.ids)
+
 
 @irdl_op_definition
 class PickOp(TensorOp):
@@ -243,4 +266,161 @@ class PickOp(TensorOp):
         return d, None
 
 
-OPS: list[Any] = [GatherOp, GatherGradOp, PickOp, PickGradOp]
+# ---- along a dimension, with indices of the same rank ----
+
+
+def _check_along(rows: Shape, ids: Shape, axis: int) -> None:
+    """Raises ShardirError unless the shapes are alike but for the dimension `axis`."""
+    if len(rows) != len(ids) or any(
+        n != m for d, (n, m) in enumerate(zip(rows, ids, strict=True)) if d != axis
+    ):
+        raise ShardirError(
+            f"[T6] indices of shape {list(ids)} along dimension {axis} of {list(rows)}: "
+            "the other dimensions are to be equal; nn.broadcast or nn.slice makes them so"
+        )
+
+
+def _along(rank: int, axis: int) -> tuple[list[str], list[str]]:
+    """The factors of the rows and of the indices."""
+    rows = letters(rank)
+    return rows, [*rows[:axis], "k", *rows[axis + 1 :]]
+
+
+@irdl_op_definition
+class ScatterAddOp(TensorOp):
+    """Zeros of the result's shape, to which each element of src is added at its index along `axis`:
+    out[.., ids[.., i, ..], ..] += src[.., i, ..]."""
+
+    name = "nn.scatter_add"
+    ids = operand_def(TensorType)
+    src = operand_def(TensorType)
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    out = result_def(TensorType)
+    INFERRED: ClassVar[bool] = False
+    assembly_format = f"$ids `,` $src `axis` $axis {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError("nn.scatter_add states its result type")
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        ids, src = operands
+        needs_indices(ids)
+        needs_numbers(cls.name, (src, *results))
+        if src.get_shape() != ids.get_shape():
+            raise ShardirError(f"[T1] src is {src}, its shape is to be that of the indices, {ids}")
+        shape = results[0].get_shape()
+        _check_along(shape, ids.get_shape(), axis_of(props, "axis", len(shape)))
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        rank = len(results[0].get_shape())
+        rows, ids = _along(rank, axis_of(props, "axis", rank))
+        return Factors.of([ids, ids], [rows], [v.get_shape() for v in (*operands, *results)])
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        ids, src = arrays
+        shape = place.shape(self.out)
+        axis = axis_of(self.properties, "axis", len(shape))
+        start, total = place.start(self.out, axis), place.whole(self.out)[axis]
+        here, inside = local_indices(ids, start, shape[axis], total)
+        out = np.zeros(shape, src.dtype)
+        if shape[axis]:
+            at: list[Array] = list(np.ogrid[tuple(slice(n) for n in ids.shape)])
+            at[axis] = here
+            np.add.at(out, tuple(at), np.where(inside, src, np.zeros((), src.dtype)))
+        return out
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        return None, b.value(TakeAlongAxisOp, cotangents[0], self.ids, props={"axis": self.axis})
+
+
+@irdl_op_definition
+class TakeAlongAxisOp(TensorOp):
+    """The element at each index along `axis`: x[.., ids[.., i, ..], ..]."""
+
+    name = "nn.take_along_axis"
+    x = operand_def(TensorType)
+    ids = operand_def(TensorType)
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    out = result_def(TensorType)
+    assembly_format = f"$x `,` $ids `axis` $axis {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        x, ids = operands
+        needs_indices(ids)
+        shape = x.get_shape()
+        _check_along(shape, ids.get_shape(), axis_of(props, "axis", len(shape)))
+        return [tensor(x.element_type, ids.get_shape())]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        rank = len(operands[0].get_shape())
+        rows, ids = _along(rank, axis_of(props, "axis", rank))
+        return Factors.of([rows, ids], [ids], [v.get_shape() for v in (*operands, *results)])
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x, ids = arrays
+        axis = axis_of(self.properties, "axis", x.ndim)
+        start, total = place.start(self.x, axis), place.whole(self.x)[axis]
+        here, inside = local_indices(ids, start, x.shape[axis], total)
+        if x.shape[axis] == 0:
+            return np.zeros(ids.shape, x.dtype)
+        taken = np.take_along_axis(x, here, axis=axis)
+        return np.where(inside, taken, np.zeros((), x.dtype))
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        d = b.value(
+            ScatterAddOp, self.ids, cotangents[0],
+            props={"axis": self.axis}, result=plain(self.x), like=self.x,
+        )  # fmt: skip
+        return d, None
+
+
+@irdl_op_definition
+class OneHotOp(TensorOp):
+    """1 at the index along a new last dimension, the classes, and 0 elsewhere."""
+
+    name = "nn.one_hot"
+    ids = operand_def(TensorType)
+    out = result_def(TensorType)
+    INFERRED: ClassVar[bool] = False
+    assembly_format = f"$ids {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError("nn.one_hot states its result type")
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        needs_indices(operands[0])
+        if operands[0].get_shape() != results[0].get_shape()[:-1] or not results[0].get_shape():
+            raise ShardirError(
+                f"[T1] {results[0]} is to have the shape of the indices, {operands[0]}, and one "
+                "dimension more, the classes"
+            )
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        names = letters(len(operands[0].get_shape()))
+        shapes = [v.get_shape() for v in (*operands, *results)]
+        return Factors.of([names], [[*names, "c"]], shapes)
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        (ids,) = arrays
+        last = ids.ndim
+        rows, total = place.shape(self.out)[last], place.whole(self.out)[last]
+        here, inside = local_indices(ids, place.start(self.out, last), rows, total)
+        return inside[..., None] & (here[..., None] == np.arange(rows))
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        return (None,)
+
+
+OPS: list[Any] = [
+    GatherOp, GatherGradOp, PickOp, PickGradOp, TakeAlongAxisOp, ScatterAddOp, OneHotOp,
+]  # fmt: skip
