@@ -20,6 +20,7 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from shardir.algebra.cluster import BYTES
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
@@ -140,7 +141,8 @@ def _plan(op: dist.RedistributeOp, block: Block, mesh: Mesh) -> None:
     t = op.out.type
     assert isinstance(t, TensorType)
     shape, target = t.get_shape(), _layout(op.out)
-    steps = plan(shape, mesh, _layout(op.value), target)
+    itemsize = BYTES.get(str(t.element_type), 4)
+    steps = plan(shape, mesh, _layout(op.value), target, itemsize)
     value = op.value
     for i, step in enumerate(steps):
         layout = target if i == len(steps) - 1 else step.layout

@@ -13,7 +13,7 @@
 from collections.abc import Iterator
 from textwrap import indent
 
-from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
@@ -22,7 +22,6 @@ from shardir.dialects import dist
 from shardir.dialects.nn.base import plain
 from shardir.dialects.train import BackwardOp
 from shardir.passes.functions import bodies, name_of
-from shardir.passes.fuse_communication import local_bytes
 from shardir.syntax.diagnostics import file_place
 
 
@@ -52,8 +51,8 @@ def _plan(op: dist.RedistributeOp, meshes: dict[str, Mesh]) -> Redistribution:
     type = plain(op.value)
     source, target = dist.layout_of(op.value), dist.layout_of(op.out)
     assert source is not None and target is not None
-    itemsize = local_bytes(TensorType(type.element_type, ()))
-    return plan_redistribution(type.get_shape(), itemsize, meshes[source.mesh], source, target)
+    mesh, dtype = meshes[source.mesh], str(type.element_type)
+    return plan_redistribution(type.get_shape(), dtype, mesh, source, target)
 
 
 def _paragraph(op: dist.RedistributeOp, plan: Redistribution, order: dict[Operation, int]) -> str:

@@ -62,20 +62,3 @@ def within(region: Slices, part: Slices) -> Slices:
     return tuple(
         slice(r.start - p.start, r.stop - p.start) for r, p in zip(region, part, strict=True)
     )
-
-
-@lru_cache(maxsize=65536)
-def lacking(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
-    """The most elements that any device lacks: what no redistribution can do without. Of a value
-    that is to be reduced, a device lacks all of its part."""
-    reduces = mesh.without(target.partial, source.partial) is None
-    used = {a.name for a in (*source.used, *target.used)}
-    axes = tuple(a for a in mesh.names if a.name in used)  # along the others all devices are alike
-    return max(
-        sum(
-            p.elements
-            for p in pieces(mesh, shape, source.complete, target.complete, rank)
-            if reduces or p.holder != rank
-        )
-        for rank in (mesh.moved(0, axes, k) for k in range(mesh.extent(axes)))
-    )

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
-from shardir.algebra.redistribution import received
+from shardir.algebra.redistribution import seconds
 
 Dims = tuple[tuple[str, ...], ...]
 FactorAxes = dict[str, Axes]
@@ -233,7 +233,7 @@ def place(
         shapes: global shapes of the operands, then of the results.
 
     A factor on which all layouts agree is split so. For the others the combinations of what they
-    propose are compared by the elements that redistribution would move, operands to what the op
+    propose are compared by the time that redistribution's bytes would take, operands to what the op
     needs and results to what is wanted (a partial result with no wish: until it is complete);
     ties go to the most finely split.
     """
@@ -275,13 +275,13 @@ def _cheapest(
     wanted: dict[str, list[Axes]],
     partial: Layout | None,
 ) -> Placement:
-    best: tuple[tuple[int, int, int], Placement] | None = None
+    best: tuple[tuple[float, float, int], Placement] | None = None
     for chosen in _choices(factors, mesh, wanted):
         for keep in dict.fromkeys((partial, None)):
             found = placed(factors, chosen, mesh, keep)
             if found is None:
                 continue
-            moved = count = 0
+            moved = started = 0.0
             pairs = list(zip(operands, found.operands, shapes, strict=False))
             for result, hint, shape in zip(
                 found.results, hints, shapes[len(operands) :], strict=True
@@ -289,10 +289,10 @@ def _cheapest(
                 pairs.append((result, hint or result.complete, shape))
             for source, target, shape in pairs:
                 if source != target:
-                    n, steps = received(shape, mesh, source, target)
-                    moved, count = moved + n, count + steps
+                    a, b = seconds(shape, mesh, source, target)
+                    moved, started = moved + a, started + b
             split = mesh.extent(tuple(a for axes in chosen.values() for a in axes))
-            key = (moved, count, -split)
+            key = (moved, started, -split)
             if best is None or key < best[0]:
                 best = key, found
     if best is not None:

@@ -99,6 +99,17 @@ class Mesh:
         """What communication is priced by: the cluster, or one level that holds all devices."""
         return self.cluster or flat(self.size)
 
+    @cached_property
+    def level_digits(self) -> Axes:
+        """The digits of axes that end where the units of a level do."""
+        found = []
+        for unit in self.wires.units:
+            for name, size in self.axes:
+                minor, rest = divmod(unit, self.stride(Axis(name)))
+                if 1 < minor < size and not rest:
+                    found.append(Axis(name, size // minor, minor))
+        return tuple(found)
+
     def level(self, axes: Axes) -> int:
         """The level, counted from the innermost, over whose wires a group over `axes`
         communicates: the first of which one unit holds a whole group."""

@@ -1,45 +1,32 @@
-"""From one layout to another: the collectives and slices that lead there.
+"""From one layout to another: the collectives and slices that lead there in the least time.
 
-Each step is one move over one group of axes. A plan is the cheapest of a few: the named collectives
-in a fixed order (what shrinks a value first, what grows it last), or one exchange in which each
-device fetches exactly what it lacks, before it perhaps the reduction of contributions. No layout
-is out of reach, and a plan for complete values receives no more than the bound: what a device
-lacks.
+Layouts are the places, moves the ways between them, and the seconds that a move takes on the
+mesh's wires their lengths: a plan is a shortest path. It is looked for (A*) only where the best of
+a few known plans takes longer than what no plan can do without. These are the named collectives in
+a fixed order, and one exchange in which each device fetches exactly what it lacks, before it
+perhaps the reduction of contributions; so no layout is out of reach.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
-from math import prod
+from heapq import heappop, heappush
+from itertools import count
 
-from shardir.algebra.exchange import exchange_axes, lacking
+from shardir.algebra.bound import MANY, bound, seconds_bound
+from shardir.algebra.cluster import BYTES, Cluster
+from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh, axes_text, sizes_of
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.moves import Problem, Recipe
+from shardir.algebra.steps import Step, elements, step_memory, step_received, step_seconds
 
-LATENCY = 50_000
-"""What a collective costs besides its bytes: as much as receiving so many elements. Below about
-1 MB Gloo's collectives take the same time whatever their size."""
+LAYOUTS = 400
+"""How many layouts a search goes on from at most, and on many devices a tenth of them: then the
+best plan so far serves."""
 
-LOCAL = ("slice", "contribute", "pad")
-"""The moves that communicate nothing."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One move. `dim` is the dimension that is gathered, scattered or sliced; an all-to-all
-    splits `dim` and concatenates `concat`. `layout` is what the value has after it."""
-
-    kind: str
-    axes: Axes
-    layout: Layout
-    dim: int = -1
-    concat: int = -1
-
-    def __str__(self) -> str:
-        along = f" dim {self.dim}" if self.dim >= 0 else ""
-        concat = f" concat {self.concat}" if self.concat >= 0 else ""
-        return f"{self.kind}{along}{concat} over {axes_text(self.axes)} -> [{self.layout}]"
+LESS = 1 - 1e-9
+"""What takes less time: not what rounding makes of the same."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +34,7 @@ class Redistribution:
     """A planned redistribution of a tensor of global `shape`, and what it costs."""
 
     shape: Shape
-    itemsize: int
+    dtype: str
     mesh: Mesh
     source: Layout
     target: Layout
@@ -55,20 +42,23 @@ class Redistribution:
 
     @property
     def received_bytes(self) -> int:
-        """What the device that receives most receives."""
-        return _received(self.shape, self.mesh, self.source, self.steps)[0] * self.itemsize
+        """What the device that receives most receives, step by step."""
+        return _received(self.shape, self.mesh, self.source, self.steps)[0] * BYTES[self.dtype]
 
     @property
     def bound_bytes(self) -> int:
-        """What the device that lacks most lacks; of what is to be reduced, all of its part."""
-        return lacking(self.mesh, self.shape, self.source, self.target) * self.itemsize
+        """What a device must receive in any plan."""
+        return bound(self.mesh, self.shape, self.source, self.target) * BYTES[self.dtype]
 
     @property
     def peak_bytes(self) -> int:
-        """The most that lives on one device at once: a step's operand and its result."""
-        sizes = [prod(self.source.local_shape(self.mesh, self.shape))]
-        sizes += [prod(s.layout.local_shape(self.mesh, self.shape)) for s in self.steps]
-        return max(a + b for a, b in pairwise([*sizes, 0])) * self.itemsize
+        """The most that lives on one device at once: a step's operand, its result, its buffers."""
+        return _peak(self.shape, self.mesh, self.source, self.steps) * BYTES[self.dtype]
+
+    @property
+    def seconds(self) -> float:
+        """The time of all steps on the mesh's cluster."""
+        return sum(_seconds(self.shape, self.mesh, self.source, self.steps, BYTES[self.dtype]))
 
     def __str__(self) -> str:
         lines = [f"[{self.source}] -> [{self.target}]"]
@@ -77,84 +67,187 @@ class Redistribution:
             [
                 *lines,
                 f"  receives {self.received_bytes} B (at least {self.bound_bytes} B), "
-                f"peak {self.peak_bytes} B",
+                f"peak {self.peak_bytes} B, {self.seconds:.3g} s",
             ]
         )
 
 
 def plan_redistribution(
-    shape: Shape, itemsize: int, mesh: Mesh, source: Layout, target: Layout
+    shape: Shape,
+    dtype: str,
+    mesh: Mesh,
+    source: Layout,
+    target: Layout,
+    cluster: Cluster | None = None,
+    memory: int | None = None,
 ) -> Redistribution:
     """Plans one redistribution.
 
     Args:
         shape: of the whole tensor.
-        itemsize: bytes of an element.
+        dtype: of an element, as types spell it: f32.
+        cluster: the devices and wires of the mesh, if not those that it has itself.
+        memory: the bytes that may live on a device at once.
 
     Raises:
-        ShardirError: a layout does not fit the mesh or the shape; it names the invariant.
+        ShardirError: a layout or the cluster does not fit the mesh or the shape (it names the
+            invariant), there is no such element type, or no plan needs as little memory.
     """
+    if dtype not in BYTES:
+        raise ShardirError(f"no element type {dtype}; there are {', '.join(BYTES)}")
+    if cluster is not None:
+        mesh = replace(mesh, cluster=cluster)
+    mesh.check_cluster()
     for layout in (source, target):
         layout.check(mesh, shape)
+    if target.reduction == "any" and (source.reduction, source.partial) != ("any", target.partial):
+        raise ShardirError(
+            "[L4] no value becomes a partial any, which is of different values; say sum"
+        )
     source, target = source.simplified(mesh), target.simplified(mesh)
-    return Redistribution(shape, itemsize, mesh, source, target, plan(shape, mesh, source, target))
+    steps = plan(shape, mesh, source, target, BYTES[dtype], memory)
+    return Redistribution(shape, dtype, mesh, source, target, steps)
 
 
 @lru_cache(maxsize=65536)
-def plan(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[Step, ...]:
-    """The steps from `source` to `target` for a tensor of global `shape`."""
-    best = min(
-        _candidates(shape, mesh, source, target), key=lambda p: price(shape, mesh, source, p)
-    )
-    return tuple(best)
+def plan(
+    shape: Shape,
+    mesh: Mesh,
+    source: Layout,
+    target: Layout,
+    itemsize: int = 4,
+    memory: int | None = None,
+) -> tuple[Step, ...]:
+    """The steps from `source` to `target` for a tensor of global `shape`.
+
+    Raises:
+        ShardirError: no plan keeps to `memory`.
+    """
+    problem = Problem.of(mesh, shape, source, target)
+    search = Search(problem, itemsize, memory)
+    found = search.run()
+    if found is None:
+        needed = search.refused
+        while (smaller := Search(problem, itemsize, needed)).run() is None:
+            needed = smaller.refused
+        raise ShardirError(
+            f"no plan from [{source}] to [{target}] keeps to {memory} B on a device; "
+            f"the least that one needs is {needed} B"
+        )
+    return _joined(mesh, found)
 
 
-def named_collectives(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> list[Step]:
-    """The plan of named collectives alone, in their fixed order."""
-    return _Planner(shape, mesh, source, target).run()
+def _joined(mesh: Mesh, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps in normal form, where slices of a dimension that follow each other are one."""
+    out: list[Step] = []
+    for s in steps:
+        before = out[-1] if out else None
+        local = s.kind == "contribute" or (s.kind == "slice" and before and before.dim == s.dim)
+        if before is not None and before.kind == s.kind and local:
+            s = replace(s, axes=before.axes + s.axes)
+            out.pop()
+        out.append(replace(s, axes=mesh.simplify(s.axes), layout=s.layout.simplified(mesh)))
+    return tuple(out)
 
 
-def _candidates(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> Iterator[list[Step]]:
-    """Plans to choose from, the preferred one first. Shards of stated sizes are only exchanged."""
-    ends = list(zip(source.dims, target.dims, strict=True))
-    near = target
-    if any(s != t and (sizes_of(s) or sizes_of(t)) for s, t in ends):
-        dims = tuple(s if sizes_of(s) or sizes_of(t) else t for s, t in ends)
-        near = Layout(target.mesh, dims, target.partial, target.reduction)
-    else:
-        yield named_collectives(shape, mesh, source, target)
-        padded = _Planner(shape, mesh, source, target)
-        if padded.pad():
-            yield padded.run()
-    reduced = _Planner(shape, mesh, source, near)
-    while reduced.slice():
-        pass
-    reduced.scatter()
-    reduced.reduce()
-    yield [*reduced.steps, *_exchange(mesh, reduced.now, target)]
-    if reduced.steps:
-        whole = _Planner(shape, mesh, source, near)
-        whole.reduce()
-        yield [*whole.steps, *_exchange(mesh, whole.now, target)]
+class Search:
+    """The quickest plan for a problem whose steps all keep to `memory`; `refused` is the least that
+    one which does not needs."""
+
+    def __init__(self, problem: Problem, itemsize: int, memory: int | None):
+        self.problem, self.itemsize, self.memory = problem, itemsize, memory
+        self.refused = -1
+        self.best: tuple[float, tuple[Step, ...]] | None = None
+
+    def run(self) -> tuple[Step, ...] | None:
+        p = self.problem
+        for steps in _candidates(p):
+            self.offer(steps)
+        least = seconds_bound(p.mesh, p.shape, p.source, p.target, self.itemsize)
+        if self.best is None or least < self.best[0] * LESS:
+            self.look()
+        return None if self.best is None else self.best[1]
+
+    def offer(self, steps: list[Step]) -> None:
+        layout, held, seconds = self.problem.source, self.held(), 0.0
+        for step in steps:
+            found = self.after(layout, step, held)
+            if found is None:
+                return
+            seconds, held, layout = seconds + found[0], found[1], step.layout
+        if self.best is None or seconds < self.best[0] * LESS:
+            self.best = seconds, tuple(steps)
+
+    def held(self) -> int:
+        p = self.problem
+        return 0 if self.memory is None else elements(p.mesh, p.shape, p.source)
+
+    def after(self, layout: Layout, step: Step, held: int) -> tuple[float, int] | None:
+        """The time of a step, and what its result keeps alive; None where it needs too much."""
+        p = self.problem
+        if self.memory is not None:
+            peak, held = step_memory(p.mesh, p.shape, layout, step, held)
+            if (needed := peak * self.itemsize) > self.memory:
+                self.refused = needed if self.refused < 0 else min(needed, self.refused)
+                return None
+        return sum(step_seconds(p.mesh, p.shape, layout, step, self.itemsize)), held
+
+    def look(self) -> None:
+        """A* from the source, as far as a plan can still be quicker than the best."""
+        p, serial = self.problem, count()
+        seen = {(p.source, self.held()): 0.0}
+        bounds: dict[Layout, float] = {}
+        todo = [(0.0, 0, next(serial), 0.0, p.source, self.held(), ())]
+        for _ in range(LAYOUTS if p.mesh.size <= MANY else LAYOUTS // 10):
+            if not todo:
+                return
+            least, n, _, so_far, layout, held, steps = heappop(todo)
+            if self.best is not None and least >= self.best[0] * LESS:
+                return
+            if layout == p.target:
+                self.best = so_far, steps
+                return
+            if so_far > seen[layout, held]:
+                continue
+            for step in p.moves(layout):
+                rest = bounds.get(step.layout)
+                if rest is None:
+                    rest = bounds[step.layout] = seconds_bound(
+                        p.mesh, p.shape, step.layout, p.target, self.itemsize
+                    )
+                limit = float("inf") if self.best is None else self.best[0] * LESS - rest
+                if so_far + self.latency(step) >= limit:
+                    continue
+                found = self.after(layout, step, held)
+                if found is None:
+                    continue
+                seconds, key = so_far + found[0], (step.layout, found[1])
+                if seconds < limit and seconds < seen.get(key, float("inf")):
+                    seen[key] = seconds
+                    entry = seconds + rest, n + 1, next(serial), seconds
+                    heappush(todo, (*entry, *key, (*steps, step)))
+
+    def latency(self, step: Step) -> float:
+        mesh = self.problem.mesh
+        if not step.communicates(mesh):
+            return 0.0
+        return mesh.wires.levels[mesh.level(step.axes)].latency
 
 
-def _exchange(mesh: Mesh, now: Layout, target: Layout) -> list[Step]:
-    """One exchange to the target's split, and what makes the value partial as the target is."""
-    now = now.simplified(mesh)
-    moved = target.simplified(mesh).with_partial(now.partial, now.reduction)
-    steps = []
-    if moved.dims != now.dims:
-        steps.append(Step("exchange", exchange_axes(now, moved), moved))
-    new = mesh.without(target.partial, now.partial)
-    if new:
-        steps.append(Step("contribute", new, target))
-    return steps
-
-
-def price(shape: Shape, mesh: Mesh, source: Layout, steps: list[Step]) -> int:
-    """What a plan costs, in elements that one device receives."""
-    elements, count = _received(shape, mesh, source, steps)
-    return elements + LATENCY * count
+def _candidates(problem: Problem) -> Iterator[list[Step]]:
+    """Known plans, the preferred one first."""
+    near = problem.near
+    if near.target == problem.target:
+        yield Recipe(problem).run()
+    reductions = [Recipe.reduced]
+    if near.left(near.source):
+        reductions.append(Recipe.reduce)
+    for reduce in reductions:
+        recipe = Recipe(near)
+        reduce(recipe)
+        recipe.exchange(problem.target)
+        recipe.contribute()
+        yield recipe.steps
 
 
 def received(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[int, int]:
@@ -162,201 +255,39 @@ def received(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[
     return _received(shape, mesh, source, plan(shape, mesh, source, target))
 
 
-def _received(
-    shape: Shape, mesh: Mesh, source: Layout, steps: list[Step] | tuple[Step, ...]
-) -> tuple[int, int]:
-    elements = count = 0
+def seconds(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[float, float]:
+    """What the plan takes: for its bytes, and for its collectives."""
+    return _seconds(shape, mesh, source, plan(shape, mesh, source, target), 4)
+
+
+def named_collectives(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> list[Step]:
+    """The plan of named collectives alone, in their fixed order."""
+    return Recipe(Problem.of(mesh, shape, source, target)).run()
+
+
+def _received(shape: Shape, mesh: Mesh, source: Layout, steps: tuple[Step, ...]) -> tuple[int, int]:
+    total, layout = 0, source
+    for step in steps:
+        total += step_received(mesh, shape, layout, step)
+        layout = step.layout
+    return total, sum(s.communicates(mesh) for s in steps)
+
+
+def _seconds(
+    shape: Shape, mesh: Mesh, source: Layout, steps: tuple[Step, ...], itemsize: int
+) -> tuple[float, float]:
+    moving = starting = 0.0
     layout = source
     for step in steps:
-        elements += step_received(shape, mesh, layout, step)
-        count += step.kind not in LOCAL and mesh.extent(step.axes) > 1
-        layout = step.layout
-    return elements, count
+        found = step_seconds(mesh, shape, layout, step, itemsize)
+        moving, starting, layout = moving + found[0], starting + found[1], step.layout
+    return moving, starting
 
 
-def step_received(shape: Shape, mesh: Mesh, before: Layout, step: Step) -> int:
-    """Elements that the device which receives most receives in one step, by ring algorithms.
-
-    With n devices in a group: an all-reduce 2 (n - 1) / n of the value, a reduce-scatter n - 1
-    shards of what comes out and an all-gather n - 1 of what goes in (uneven ones are padded to the
-    largest), an all-to-all and an exchange what the device lacks.
-    """
-
-    def local(layout: Layout) -> int:
-        return prod(layout.local_shape(mesh, shape))
-
-    n = mesh.extent(step.axes)
-    match step.kind:
-        case "all_reduce":
-            return 2 * local(before) * (n - 1) // n
-        case "reduce_scatter":
-            return local(step.layout) * (n - 1)
-        case "all_gather":
-            return local(before) * (n - 1)
-        case "all_to_all" | "exchange":
-            return lacking(mesh, shape, before.complete, step.layout.complete)
-        case "broadcast":
-            return local(before)
-        case _:
-            return 0
-
-
-class _Planner:
-    def __init__(self, shape: Shape, mesh: Mesh, source: Layout, target: Layout):
-        self.shape, self.mesh, self.target = shape, mesh, target
-        self.now = source
-        self.steps: list[Step] = []
-        self.refine()
-
-    def go(self, kind: str, axes: Axes, layout: Layout, dim: int = -1, concat: int = -1) -> None:
-        self.steps.append(Step(kind, axes, layout, dim, concat))
-        self.now = layout
-
-    def run(self) -> list[Step]:
-        while self.slice():
-            pass
-        self.scatter()
-        self.reduce()
-        while self.now.dims != self.target.dims:
-            if not (self.slice() or self.exchange()):
-                self.gather()
-        self.contribute()
-        return self.steps
-
-    def refine(self) -> None:
-        """Cut the axes of both layouts at each other's digits, so that they can be compared."""
-        used = self.now.used + self.target.used
-
-        def fine(layout: Layout) -> Layout:
-            dims = tuple(a if sizes_of(a) else self.mesh.cut(a, used) for a in layout.dims)
-            partial = self.mesh.cut(layout.partial, used)
-            return Layout(layout.mesh, dims).with_partial(partial, layout.reduction)
-
-        self.now, self.target = fine(self.now), fine(self.target)
-
-    def divides(self, dim: int, axes: Axes) -> bool:
-        return self.shape[dim] % self.mesh.extent(axes) == 0
-
-    def steps_in(self, dim: int, coarse: Axes, fine: Axes) -> bool:
-        """Whether shards over `fine` lie within those over `coarse`, its prefix: always when both
-        divide the dimension; otherwise only from or to the unsplit dimension."""
-        return not coarse or (self.divides(dim, coarse) and self.divides(dim, fine))
-
-    def leads(self, dim: int, axes: Axes) -> bool:
-        """Whether shards over `axes`, a prefix of the target's, can stay on the way there."""
-        want = self.target.dims[dim]
-        return axes == want or self.steps_in(dim, axes, want)
-
-    def prefix(self, dim: int) -> int:
-        """How many leading axes of a dimension stay: none when the shards would not nest."""
-        have, want = self.now.dims[dim], self.target.dims[dim]
-        n = 0
-        while n < min(len(have), len(want)) and have[n] == want[n]:
-            n += 1
-        if n == len(have) == len(want):
-            return n
-        nested = self.steps_in(dim, have[:n], have) and self.steps_in(dim, have[:n], want)
-        return n if nested else 0
-
-    def left(self) -> Axes:
-        """The partial axes that the target does not keep."""
-        same = self.now.reduction == self.target.reduction
-        return tuple(a for a in self.now.partial if not (same and a in self.target.partial))
-
-    def scatter(self) -> None:
-        """Reduce contributions straight into a dimension that the target splits so."""
-        for dim, want in enumerate(self.target.dims):
-            have, left = self.now.dims[dim], self.left()
-            if self.prefix(dim) != len(have) or self.now.reduction == "any":
-                continue
-            axes = want[len(have) :]
-            while axes and not (set(axes) <= set(left) and self.steps_in(dim, have, have + axes)):
-                axes = axes[:-1]
-            if axes and self.leads(dim, have + axes):
-                kept = tuple(a for a in self.now.partial if a not in axes)
-                layout = self.now.with_dim(dim, have + axes)
-                layout = layout.with_partial(kept, self.now.reduction)
-                self.go("reduce_scatter", axes, layout, dim)
-
-    def reduce(self) -> None:
-        """Reduce contributions where they are."""
-        left = self.left()
-        if left:
-            kept = tuple(a for a in self.now.partial if a not in left)
-            kind = "broadcast" if self.now.reduction == "any" else "all_reduce"
-            self.go(kind, left, self.now.with_partial(kept, self.now.reduction))
-
-    def free(self, axes: Axes) -> bool:
-        used = self.now.used
-        return not any(self.mesh.overlap(a, b) for a in axes for b in used)
-
-    def slice(self) -> bool:
-        """Split a dimension further over axes that replicate the value."""
-        for dim, want in enumerate(self.target.dims):
-            have = self.now.dims[dim]
-            if self.prefix(dim) != len(have):
-                continue
-            axes = want[len(have) :]
-            while axes and not (self.free(axes) and self.steps_in(dim, have, have + axes)):
-                axes = axes[:-1]
-            if not axes or not self.leads(dim, have + axes):
-                continue
-            self.go("slice", axes, self.now.with_dim(dim, have + axes), dim)
-            return True
-        return False
-
-    def exchange(self) -> bool:
-        """Move the minor axes of one dimension to the minor end of another."""
-        for dim, want in enumerate(self.target.dims):
-            have = self.now.dims[dim]
-            if self.prefix(dim) != len(have) or len(have) == len(want):
-                continue
-            for source, theirs in enumerate(self.now.dims):
-                keep = self.prefix(source)
-                for n in range(len(theirs) - keep, 0, -1):
-                    axes, rest = theirs[-n:], theirs[:-n]
-                    if (
-                        source != dim
-                        and want[len(have) : len(have) + n] == axes
-                        and self.steps_in(source, rest, theirs)
-                        and self.steps_in(dim, have, have + axes)
-                        and self.leads(dim, have + axes)
-                    ):
-                        layout = self.now.with_dim(source, rest).with_dim(dim, have + axes)
-                        self.go("all_to_all", axes, layout, dim, source)
-                        return True
-        return False
-
-    def gather(self) -> None:
-        """Undo what the target does not have, in the dimension where that is least."""
-        best = None
-        for dim, have in enumerate(self.now.dims):
-            keep = self.prefix(dim)
-            if keep < len(have):
-                n = self.mesh.extent(have[keep:])
-                if best is None or n < best[0]:
-                    best = n, dim, keep
-        assert best is not None, "layouts that differ have an axis to gather or to slice"
-        _, dim, keep = best
-        have = self.now.dims[dim]
-        self.go("all_gather", have[keep:], self.now.with_dim(dim, have[:keep]), dim)
-
-    def pad(self) -> bool:
-        """Split axes become partial ones where they lie: zeros around each shard."""
-        if self.target.reduction != "sum" or self.now.reduction != "sum":
-            return False
-        for dim, have in enumerate(self.now.dims):
-            n = len(have)
-            while n and have[n - 1] in self.target.partial:
-                n -= 1
-            if n < len(have) and self.steps_in(dim, have[:n], have):
-                layout = self.now.with_dim(dim, have[:n])
-                layout = layout.with_partial(self.now.partial + have[n:])
-                self.go("pad", have[n:], layout, dim)
-        return bool(self.steps)
-
-    def contribute(self) -> None:
-        """A complete value becomes partial: the first device of each group keeps it."""
-        new = tuple(a for a in self.target.partial if a not in self.now.partial)
-        if new:
-            self.go("contribute", new, self.target)
+def _peak(shape: Shape, mesh: Mesh, source: Layout, steps: tuple[Step, ...]) -> int:
+    layout, held = source, elements(mesh, shape, source)
+    most = held
+    for step in steps:
+        peak, held = step_memory(mesh, shape, layout, step, held)
+        most, layout = max(most, peak), step.layout
+    return most

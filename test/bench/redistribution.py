@@ -10,9 +10,10 @@ from itertools import pairwise, permutations
 from typing import Any
 
 from shardir.algebra import redistribution
-from shardir.algebra.exchange import lacking
+from shardir.algebra.bound import bound
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis, Mesh
+from shardir.algebra.steps import step_received
 
 MESHES = {
     "2x2": ((2, 2), (64, 64)),
@@ -57,7 +58,7 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
         for a, b in pairs:
             redistribution.plan(shape, mesh, a, b)
         planning = (time.perf_counter() - start) / len(pairs) * 1e3
-        bounds = [lacking(mesh, shape, a, b) for a, b in pairs]
+        bounds = [bound(mesh, shape, a, b) for a, b in pairs]
         ours = [redistribution.received(shape, mesh, a, b)[0] for a, b in pairs]
         named = [_collectives(shape, mesh, a, b) for a, b in pairs]
         for engine, moved, ms in (("shardir", ours, planning), ("collectives", named, None)):
@@ -82,6 +83,6 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
 def _collectives(shape: tuple[int, ...], mesh: Mesh, a: Layout, b: Layout) -> int:
     layout, total = a, 0
     for step in redistribution.named_collectives(shape, mesh, a, b):
-        total += redistribution.step_received(shape, mesh, layout, step)
+        total += step_received(mesh, shape, layout, step)
         layout = step.layout
     return total

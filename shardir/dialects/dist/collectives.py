@@ -32,7 +32,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, axes_text, sizes_of
-from shardir.algebra.redistribution import Step
+from shardir.algebra.steps import Step
 from shardir.dialects.dist.types import (
     AxesAttr,
     PairsAttr,

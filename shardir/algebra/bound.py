@@ -1,0 +1,129 @@
+"""What no redistribution can do without: elements that devices must receive, and their time.
+
+Let an element have contributions on p places (one, where nothing is partial), and let the devices
+be divided into groups: each is to end with all of the element among its members (a device alone,
+or those along the axes over which the target is partial). A group that holds c of the p
+contributions lacks p - c. The first group that has them all has received p - c messages of the
+element, for in each that counts one contribution at least leaves its place. Every other group that
+lacked something receives one message more, not before then. So all devices together receive at
+least p - c + (groups - 1) messages. That is the argument by which Patarasuk and Yuan (Bandwidth
+optimal all-reduce algorithms for clusters of workstations, 2009) show 2 (n - 1) / n of a value for
+an all-reduce; for a reduce-scatter it gives (n - 1) / n. Rings reach both where shards are even.
+
+The device that receives most receives no less than the mean, and no less than what one device or
+group lacks. The same holds for the units of a level in place of devices, and the wires between
+them.
+"""
+
+from functools import lru_cache
+from math import prod
+
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Mesh, sizes_of
+from shardir.algebra.traffic import cut, shares, within
+
+MANY = 64
+"""On more devices, what each one lacks is not counted for a bound of time: it would take longer
+than it saves."""
+
+
+def refined(mesh: Mesh, source: Layout, target: Layout) -> tuple[Layout, Layout]:
+    """Both layouts, cut at each other's digits and where the units of levels end, so that digits
+    compare, and each is of one level."""
+    digits = (*source.used, *target.used, *mesh.level_digits)
+    return cut(mesh, source, digits), cut(mesh, target, digits)
+
+
+@lru_cache(maxsize=65536)
+def bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
+    """Elements that the device which receives most must receive, whatever the plan."""
+    source, target = refined(mesh, source.simplified(mesh), target.simplified(mesh))
+    if crossing(mesh, source, target):
+        return 0 if source.partial or target.partial else _one(mesh, shape, source, target)
+    total, devices = _all(mesh, shape, source, target, -1)
+    return max(-(-total // devices), _one(mesh, shape, source, target))
+
+
+def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, itemsize: int) -> float:
+    """The time that no plan between two refined layouts can do without."""
+    if crossing(mesh, source, target):
+        return 0.0
+    levels = mesh.wires.levels
+    best = [max(l.bandwidth for l in levels[i:]) for i in range(len(levels))]
+    apart = 0.0  # of all devices' traffic, each level's part
+    latency = 0.0
+    for i, bandwidth in enumerate(best):
+        if i and bandwidth == best[i - 1]:
+            continue
+        total, devices = _all(mesh, shape, source, target, i - 1, count=mesh.size <= MANY)
+        if total:
+            apart += total / devices * itemsize * (1 / bandwidth - (1 / best[i - 1] if i else 0))
+            latency = max(latency, min(l.latency for l in levels[i:]))
+    if mesh.size <= MANY:
+        one = _one(mesh, shape, source, target)
+    else:
+        one = _first(mesh, shape, source, target)
+    if one:
+        latency = max(latency, min(l.latency for l in levels))
+    return latency + max(apart, one * itemsize / best[0])
+
+
+def crossing(mesh: Mesh, source: Layout, target: Layout) -> bool:
+    """Whether digits overlap that are not the same, 2 x 3 of 6 and 3 x 2: then they do not say
+    which devices hold the same."""
+    digits = {*source.used, *target.used, *mesh.level_digits}
+    return mesh.clash(tuple(digits)) is not None
+
+
+def _reduced(source: Layout, target: Layout) -> Axes:
+    """The axes of contributions that must meet."""
+    if source.reduction != target.reduction and target.partial:
+        return source.partial
+    return tuple(a for a in source.partial if a not in target.partial)
+
+
+def _all(
+    mesh: Mesh, shape: Shape, source: Layout, target: Layout, level: int, count: bool = True
+) -> tuple[int, int]:
+    """(messages, devices): what all devices together must receive from outside of their unit of
+    the level (-1: the device itself). Not `count`ed where that takes a visit to each of them."""
+    inner = within(mesh, level, (*source.used, *target.used))
+    unit = mesh.wires.units[level] if level >= 0 else 1
+
+    def outer(axes: Axes) -> int:
+        return mesh.extent(tuple(a for a in axes if a not in inner))
+
+    if source.reduction == "any":  # the devices of the root lack nothing
+        return 0, 1
+    splits = tuple(a for d in target.dims for a in d)
+    gone = _reduced(source, target)
+    if (lost := outer(source.partial)) > (
+        stay := outer(tuple(a for a in source.partial if a not in gone))
+    ):
+        groups = mesh.size // unit // outer(splits) // outer(target.partial)
+        return prod(shape) * (lost - stay + max(groups, 1) - 1), mesh.size
+    if not count:
+        return 0, 1
+    among = inner | frozenset(target.partial)
+    alike = unit * outer(target.partial) // mesh.extent(tuple(a for a in splits if a in inner))
+    cases = shares(mesh, shape, source.complete, target.complete, (among,))
+    return sum((want - have) * n for (want, have), n in cases.items()), sum(cases.values()) * alike
+
+
+def _one(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
+    """What one device must receive, or each of a group that is to hold contributions."""
+    among = frozenset(target.partial)
+    cases = shares(mesh, shape, source.complete, target.complete, (among,))
+    if _reduced(source, target):
+        lacking = (min if source.reduction == "any" else max)(want for want, _ in cases)
+    else:
+        lacking = max(want - have for want, have in cases)
+    return -(-lacking // mesh.extent(target.partial))
+
+
+def _first(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
+    """What the first device must receive, which always has the largest shards."""
+    have, want = source.local_shape(mesh, shape), target.local_shape(mesh, shape)
+    if target.partial or any(map(sizes_of, (*source.dims, *target.dims))):
+        return 0
+    return prod(want) - (0 if _reduced(source, target) else prod(map(min, have, want)))

@@ -1,0 +1,305 @@
+"""The moves from one layout to others: which there are, and the recipe that compilers follow."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+from shardir.algebra.bound import MANY, refined
+from shardir.algebra.exchange import exchange_axes
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Mesh, sizes_of
+from shardir.algebra.steps import Step
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A tensor of global `shape`, and two layouts that are cut at each other's digits."""
+
+    mesh: Mesh
+    shape: Shape
+    source: Layout
+    target: Layout
+
+    @staticmethod
+    def of(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> "Problem":
+        ends = source.simplified(mesh), target.simplified(mesh)
+        if any(map(sizes_of, (*source.dims, *target.dims))):
+            # Sizes may be stated though they are the usual ones, which a normal form leaves out;
+            # but only an exchange takes a value that is spelled so.
+            same = [a == b for a, b in zip(ends[0].dims, ends[1].dims, strict=True)]
+            spelled = []
+            for layout, short in zip((source, target), ends, strict=True):
+                dims = zip(same, layout.dims, short.dims, strict=True)
+                kept = tuple(a if sizes_of(a) and not s else b for s, a, b in dims)
+                spelled.append(Layout(short.mesh, kept, short.partial, short.reduction))
+            ends = spelled[0], spelled[1]
+        return Problem(mesh, shape, *refined(mesh, *ends))
+
+    @cached_property
+    def runs(self) -> tuple[Axes, ...]:
+        """The groups of digits that a dimension is split over in one move: those that stand side
+        by side in either layout, and each alone; axes that neither uses too, since a reduction is
+        shared among the devices along them."""
+        found: dict[Axes, None] = {}
+        for axes in (*self.target.dims, *self.source.dims):
+            for i in range(len(axes)):
+                found.update(dict.fromkeys(axes[i:j] for j in range(i + 1, len(axes) + 1)))
+        digits = (*self.source.used, *self.target.used)
+        digits += tuple(
+            a
+            for a in self.mesh.cut(self.mesh.names, (*digits, *self.mesh.level_digits))
+            if self.mesh.extent((a,)) > 1 and not any(self.mesh.overlap(a, b) for b in digits)
+        )
+        found.update(dict.fromkeys((a,) for a in digits))
+        return tuple(found)
+
+    @property
+    def near(self) -> "Problem":
+        """The problem but for the dimensions that stated sizes leave to an exchange."""
+        ends = zip(self.source.dims, self.target.dims, strict=True)
+        dims = tuple(s if sizes_of(s) or sizes_of(t) else t for s, t in ends)
+        target = Layout(self.target.mesh, dims, self.target.partial, self.target.reduction)
+        return Problem(self.mesh, self.shape, self.source, target)
+
+    def divides(self, dim: int, axes: Axes) -> bool:
+        return self.shape[dim] % self.mesh.extent(axes) == 0
+
+    def nests(self, dim: int, coarse: Axes, fine: Axes) -> bool:
+        """Whether shards over `fine` lie within those over `coarse`, its prefix: always when both
+        divide the dimension; otherwise only from or to the unsplit dimension. Never where sizes
+        are stated."""
+        if sizes_of(coarse) or sizes_of(fine):
+            return False
+        return not coarse or (self.divides(dim, coarse) and self.divides(dim, fine))
+
+    def left(self, now: Layout) -> Axes:
+        """The partial axes that the target does not keep."""
+        same = now.reduction == self.target.reduction
+        return tuple(a for a in now.partial if not (same and a in self.target.partial))
+
+    def free(self, now: Layout, axes: Axes) -> bool:
+        return not any(self.mesh.overlap(a, b) for a in axes for b in now.used)
+
+    def partial(self, now: Layout, axes: Axes, reduction: str) -> Layout:
+        """The layout, partial over just these axes."""
+        return now.with_partial(tuple(sorted(axes, key=self.mesh.order)), reduction)
+
+    def moves(self, now: Layout) -> Iterator[Step]:
+        """Every move that can be of use from a layout."""
+        yield from self._local(now)
+        yield from self._reductions(now)
+        for dim, have in enumerate(now.dims):
+            for n in range(1, len(have) + 1):
+                rest, axes = have[:-n], have[-n:]
+                if not self.nests(dim, rest, have):
+                    continue
+                whole = now.with_dim(dim, rest)
+                yield Step("all_gather", axes, whole, dim)
+                for other, theirs in enumerate(now.dims):
+                    if other != dim and self.nests(other, theirs, theirs + axes):
+                        layout = whole.with_dim(other, theirs + axes)
+                        yield Step("all_to_all", axes, layout, other, dim)
+        yield from self._exchanges(now)
+
+    def _local(self, now: Layout) -> Iterator[Step]:
+        for axes in self.runs:
+            if self.free(now, axes):
+                for dim, have in enumerate(now.dims):
+                    if self.nests(dim, have, have + axes):
+                        yield Step("slice", axes, now.with_dim(dim, have + axes), dim)
+        for a in self.target.partial:
+            kind = self.target.reduction
+            if self.free(now, (a,)) and (not now.partial or now.reduction == kind):
+                layout = self.partial(now, (*now.partial, a), kind)
+                yield Step("contribute", (a,), layout)
+        # Zeros are no way to a complete value, but join a reduction that is to come.
+        if (now if now.partial else self.target).reduction != "sum":
+            return
+        if not (now.partial or self.target.partial):
+            return
+        for dim, have in enumerate(now.dims):
+            for n in range(1, len(have) + 1):
+                rest, axes = have[:-n], have[-n:]
+                if self.nests(dim, rest, have):
+                    layout = self.partial(now.with_dim(dim, rest), (*now.partial, *axes), "sum")
+                    yield Step("pad", axes, layout, dim)
+
+    def _reductions(self, now: Layout) -> Iterator[Step]:
+        left = now.partial
+        if now.reduction == "any":
+            if left := self.left(now):
+                yield Step("broadcast", left, now.complete)
+            return
+        for n in range(len(left), 0, -1):
+            for axes in combinations(left, n):
+                kept = tuple(a for a in now.partial if a not in axes)
+                yield Step("all_reduce", axes, now.with_partial(kept, now.reduction))
+        for axes in self.runs:
+            if set(axes) <= set(left):
+                kept = tuple(a for a in now.partial if a not in axes)
+                rest = now.with_partial(kept, now.reduction)
+                for dim, have in enumerate(now.dims):
+                    if self.nests(dim, have, have + axes):
+                        layout = rest.with_dim(dim, have + axes)
+                        yield Step("reduce_scatter", axes, layout, dim)
+
+    def _exchanges(self, now: Layout) -> Iterator[Step]:
+        """To the target's split, perhaps with axes over which it is partial at a dimension's minor
+        end, or in one dimension alone; or, on few devices, one digit to the minor end of a
+        dimension."""
+        new = tuple(a for a in self.target.partial if a not in now.partial)
+        ends = [self.target.with_dim(d, x + new).dims for d, x in enumerate(self.target.dims)]
+        ends += [now.with_dim(d, x).dims for d, x in enumerate(self.target.dims)]
+        ends.append(self.target.dims)
+        for dim, have in enumerate(now.dims if self.mesh.size <= MANY else ()):
+            for i, a in enumerate(have):
+                rest = now.with_dim(dim, have[:i] + have[i + 1 :])
+                ends += [
+                    rest.with_dim(other, (*theirs, a)).dims
+                    for other, theirs in enumerate(rest.dims)
+                ]
+        for dims in dict.fromkeys(ends):
+            layout = Layout(now.mesh, dims).with_partial(now.partial, now.reduction)
+            axes = exchange_axes(now, layout)
+            # Over no axes it would be a slice, but for stated sizes.
+            if (
+                (axes or any(map(sizes_of, dims)))
+                and dims != now.dims
+                and not self.mesh.clash(layout.used)
+            ):
+                yield Step("exchange", axes, layout)
+
+
+class Recipe:
+    """The named collectives in a fixed order, as many compilers have it: what shrinks a value
+    first, what grows it last."""
+
+    def __init__(self, problem: Problem):
+        self.problem, self.mesh, self.target = problem, problem.mesh, problem.target
+        self.now = problem.source
+        self.steps: list[Step] = []
+
+    def go(self, kind: str, axes: Axes, layout: Layout, dim: int = -1, concat: int = -1) -> None:
+        self.steps.append(Step(kind, axes, layout, dim, concat))
+        self.now = layout
+
+    def run(self) -> list[Step]:
+        self.reduced()
+        while self.now.dims != self.target.dims:
+            if not (self.slice() or self.all_to_all()):
+                self.gather()
+        self.contribute()
+        return self.steps
+
+    def reduced(self) -> None:
+        """The part up to where nothing is partial that the target has complete."""
+        while self.slice():
+            pass
+        self.scatter()
+        self.reduce()
+
+    def leads(self, dim: int, axes: Axes) -> bool:
+        """Whether shards over `axes`, a prefix of the target's, can stay on the way there."""
+        want = self.target.dims[dim]
+        return axes == want or self.problem.nests(dim, axes, want)
+
+    def prefix(self, dim: int) -> int:
+        """How many leading axes of a dimension stay: none when the shards would not nest."""
+        have, want = self.now.dims[dim], self.target.dims[dim]
+        n = 0
+        while n < min(len(have), len(want)) and have[n] == want[n]:
+            n += 1
+        if n == len(have) == len(want):
+            return n
+        nests = self.problem.nests
+        return n if nests(dim, have[:n], have) and nests(dim, have[:n], want) else 0
+
+    def scatter(self) -> None:
+        """Reduce contributions straight into a dimension that the target splits so."""
+        for dim, want in enumerate(self.target.dims):
+            have, left = self.now.dims[dim], self.problem.left(self.now)
+            if self.prefix(dim) != len(have) or self.now.reduction == "any":
+                continue
+            axes = want[len(have) :]
+            nests = self.problem.nests
+            while axes and not (set(axes) <= set(left) and nests(dim, have, have + axes)):
+                axes = axes[:-1]
+            if axes and self.leads(dim, have + axes):
+                kept = tuple(a for a in self.now.partial if a not in axes)
+                layout = self.now.with_dim(dim, have + axes)
+                layout = layout.with_partial(kept, self.now.reduction)
+                self.go("reduce_scatter", axes, layout, dim)
+
+    def reduce(self) -> None:
+        """Reduce contributions where they are."""
+        left = self.problem.left(self.now)
+        if left:
+            kept = tuple(a for a in self.now.partial if a not in left)
+            kind = "broadcast" if self.now.reduction == "any" else "all_reduce"
+            self.go(kind, left, self.now.with_partial(kept, self.now.reduction))
+
+    def slice(self) -> bool:
+        """Split a dimension further over axes that replicate the value."""
+        for dim, want in enumerate(self.target.dims):
+            have = self.now.dims[dim]
+            if self.prefix(dim) != len(have):
+                continue
+            axes = want[len(have) :]
+            free, nests = self.problem.free, self.problem.nests
+            while axes and not (free(self.now, axes) and nests(dim, have, have + axes)):
+                axes = axes[:-1]
+            if axes and self.leads(dim, have + axes):
+                self.go("slice", axes, self.now.with_dim(dim, have + axes), dim)
+                return True
+        return False
+
+    def all_to_all(self) -> bool:
+        """Move the minor axes of one dimension to the minor end of another."""
+        nests = self.problem.nests
+        for dim, want in enumerate(self.target.dims):
+            have = self.now.dims[dim]
+            if self.prefix(dim) != len(have) or len(have) == len(want):
+                continue
+            for source, theirs in enumerate(self.now.dims):
+                keep = self.prefix(source)
+                for n in range(len(theirs) - keep, 0, -1):
+                    axes, rest = theirs[-n:], theirs[:-n]
+                    if (
+                        source != dim
+                        and want[len(have) : len(have) + n] == axes
+                        and nests(source, rest, theirs)
+                        and nests(dim, have, have + axes)
+                        and self.leads(dim, have + axes)
+                    ):
+                        layout = self.now.with_dim(source, rest).with_dim(dim, have + axes)
+                        self.go("all_to_all", axes, layout, dim, source)
+                        return True
+        return False
+
+    def gather(self) -> None:
+        """Undo what the target does not have, in the dimension where that is least."""
+        best = None
+        for dim, have in enumerate(self.now.dims):
+            keep = self.prefix(dim)
+            if keep < len(have):
+                n = self.mesh.extent(have[keep:])
+                if best is None or n < best[0]:
+                    best = n, dim, keep
+        assert best is not None, "layouts that differ have an axis to gather or to slice"
+        _, dim, keep = best
+        have = self.now.dims[dim]
+        self.go("all_gather", have[keep:], self.now.with_dim(dim, have[:keep]), dim)
+
+    def exchange(self, target: Layout) -> None:
+        """The target's split, at once."""
+        layout = target.with_partial(self.now.partial, self.now.reduction)
+        if layout.dims != self.now.dims:
+            self.go("exchange", exchange_axes(self.now, layout), layout)
+
+    def contribute(self) -> None:
+        """A complete value becomes partial: the first device of each group keeps it."""
+        new = tuple(a for a in self.target.partial if a not in self.now.partial)
+        if new:
+            partial, kind = self.target.partial, self.target.reduction
+            self.go("contribute", new, self.now.with_partial(partial, kind))

@@ -1,0 +1,155 @@
+"""The steps of a redistribution: what one move receives, how long it takes, what it needs to hold.
+
+Bytes and seconds are those of the device that has most of them. Rings (all-reduce, reduce-scatter,
+all-gather) receive all of their bytes over the wires of the outermost level that the group crosses,
+which the devices at the edge of a unit do; an all-to-all and an exchange fetch each piece from the
+level where it lies.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Mesh, axes_text
+from shardir.algebra.traffic import fetched, sent, within
+
+LOCAL = ("slice", "contribute", "pad")
+"""The moves that communicate nothing."""
+
+SMALL = 1 << 16
+"""Up to so many elements the runtime gathers by an all-to-all, for which it copies."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One move. `dim` is the dimension that is gathered, scattered or sliced; an all-to-all
+    splits `dim` and concatenates `concat`. `layout` is what the value has after it."""
+
+    kind: str
+    axes: Axes
+    layout: Layout
+    dim: int = -1
+    concat: int = -1
+
+    def __str__(self) -> str:
+        along = f" dim {self.dim}" if self.dim >= 0 else ""
+        concat = f" concat {self.concat}" if self.concat >= 0 else ""
+        return f"{self.kind}{along}{concat} over {axes_text(self.axes)} -> [{self.layout}]"
+
+    def communicates(self, mesh: Mesh) -> bool:
+        return self.kind not in LOCAL and mesh.extent(self.axes) > 1
+
+
+def elements(mesh: Mesh, shape: Shape, layout: Layout) -> int:
+    """What a device holds at most."""
+    return prod(layout.local_shape(mesh, shape))
+
+
+def received_by_level(
+    mesh: Mesh, shape: Shape, before: Layout, step: Step
+) -> tuple[tuple[int, ...], ...]:
+    """Elements that a device receives in one step from each level, innermost first; the distinct
+    cases.
+
+    With n devices in a group: an all-reduce 2 (n - 1) / n of the value, a reduce-scatter n - 1
+    shards of what comes out and an all-gather n - 1 of what goes in (uneven ones are padded to the
+    largest), an all-to-all and an exchange what the device lacks.
+    """
+    n = mesh.extent(step.axes)
+    match step.kind:
+        case "all_reduce":
+            ring = -(-2 * elements(mesh, shape, before) * (n - 1) // n)
+        case "reduce_scatter":
+            ring = elements(mesh, shape, step.layout) * (n - 1)
+        case "all_gather":
+            ring = elements(mesh, shape, before) * (n - 1)
+        case "broadcast":
+            ring = elements(mesh, shape, before)
+        case "all_to_all" if before.even(mesh, shape) and step.layout.even(mesh, shape):
+            return (_evenly(mesh, shape, step),)
+        case "all_to_all" | "exchange":
+            return fetched(mesh, shape, before.complete, step.layout.complete)
+        case _:
+            ring = 0
+    level = mesh.level(step.axes)
+    return (tuple(ring if i == level else 0 for i in range(len(mesh.wires.levels))),)
+
+
+def _evenly(mesh: Mesh, shape: Shape, step: Step) -> tuple[int, ...]:
+    """The same of an all-to-all of even shards: as much from each device."""
+    part = elements(mesh, shape, step.layout) // mesh.extent(step.axes)
+    digits = mesh.cut(step.axes, mesh.level_digits)
+    found, reached = [], 1
+    for level in range(len(mesh.wires.levels)):
+        near = mesh.extent(tuple(within(mesh, level, digits)))
+        found.append((near - reached) * part)
+        reached = near
+    return tuple(found)
+
+
+def step_received(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> int:
+    """Elements that the device which receives most receives in one step."""
+    return max(sum(case) for case in received_by_level(mesh, shape, before, step))
+
+
+def step_seconds(
+    mesh: Mesh, shape: Shape, before: Layout, step: Step, itemsize: int
+) -> tuple[float, float]:
+    """What a step takes: for its bytes, and for being a collective."""
+    if not step.communicates(mesh):
+        return 0.0, 0.0
+    levels = mesh.wires.levels
+    most = max(
+        sum(n * itemsize / l.bandwidth for n, l in zip(case, levels, strict=True) if n)
+        for case in received_by_level(mesh, shape, before, step)
+    )
+    return most, levels[mesh.level(step.axes)].latency
+
+
+def step_memory(mesh: Mesh, shape: Shape, before: Layout, step: Step, held: int) -> tuple[int, int]:
+    """(the most elements that live on a device during a step, those that the result keeps alive),
+    as the runtime does it on CPU devices, where it needs the larger buffers.
+
+    `held` is what the operand keeps alive: more than itself where it is a slice.
+    """
+    have, after = elements(mesh, shape, before), elements(mesh, shape, step.layout)
+    n = mesh.extent(step.axes)
+    local = before.local_shape(mesh, shape)
+    in_order = list(step.axes) == sorted(step.axes, key=mesh.order)
+
+    def as_they_lie(dim: int, of: Shape) -> bool:
+        """Whether the blocks along a dimension lie behind each other, in the group's order."""
+        return in_order and prod(of[:dim]) == 1
+
+    match step.kind:
+        case _ if n == 1 or (step.kind == "contribute" and step.layout.reduction != "sum"):
+            return held, held
+        case "slice":
+            return held, held
+        case "reduce_scatter":
+            blocks = 0 if local[step.dim] % n == 0 and as_they_lie(step.dim, local) else n * after
+            return held + blocks + n * after + after, after
+        case "all_gather":
+            rows = step.layout.local_shape(mesh, shape)[step.dim]
+            largest = -(-rows // n)
+            padded = have if rows % n else 0  # by the device whose shard is short
+            copies = n * have if n * have <= SMALL else 0
+            views = as_they_lie(step.dim, local)
+            assert largest == local[step.dim]
+            blocks = n * have
+            return held + padded + blocks + max(copies, 0 if views else after), (
+                blocks if views else after
+            )
+        case "all_to_all":
+            total = step.layout.local_shape(mesh, shape)[step.concat]
+            even = local[step.dim] % n == 0 and total % n == 0
+            flat = 0 if even and as_they_lie(step.dim, local) else have
+            views = as_they_lie(step.concat, step.layout.local_shape(mesh, shape))
+            joined = 0 if views else after
+            return held + max(2 * flat, flat + after + joined), after
+        case "exchange":
+            out = sent(mesh, shape, before.complete, step.layout.complete)
+            got = step_received(mesh, shape, before, step)
+            return held + after + 2 * out + got, after
+        case _:
+            return held + after, after
