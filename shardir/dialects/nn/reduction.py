@@ -230,7 +230,7 @@ class ReduceOp(OverDims):
         return b.select(is_zero, at_zero, b.select(none, b.div(product, filled), zero))
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        """Of each shard its own product, then that of the shards'."""
+        """Of each shard its own product, then that of the shards', which is gathered for it."""
         x = self.x
         dims, _ = self.where()
         for d in dims:
@@ -238,7 +238,8 @@ class ReduceOp(OverDims):
                 x = b.reduce(rows, "prod", [d + 1])
         here = [d for d in dims if not b.layout(x).dims[d]]
         x = b.reduce(x, "prod", here, keep=True)
-        return (b.reduce(x, "prod", dims, self.keep is not None),)
+        props = {n: a for n, a in self.properties.items() if n != "strategy"}
+        return b.op(ReduceOp, x, props=props).results
 
 
 def _kind(props: Props) -> str:
