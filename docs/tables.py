@@ -87,6 +87,8 @@ nn.bce_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
 nn.bce_with_logits_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
 nn.soft_margin_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
 nn.kl_div_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
+nn.attention %0, %1, %2 causal : (tensor<8x6x4xf32>, tensor<2x6x4xf32>, tensor<2x6x5xf32>) -> tensor<8x6x5xf32>
+nn.attention_grad %0, %1, %2, %3 causal : (tensor<8x6x4xf32>, tensor<2x6x4xf32>, tensor<2x6x5xf32>, tensor<8x6x5xf32>) -> (tensor<8x6x4xf32>, tensor<2x6x4xf32>, tensor<2x6x5xf32>)
 nn.random <normal> %0 stream 1 : (tensor<i64>) -> tensor<4x8xf32>
 nn.dropout %0, %1 p 0.1 stream 2 : (tensor<4x8xf32>, tensor<i64>) -> tensor<4x8xf32>
 nn.layer_norm %0, %1, %2 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>) -> tensor<4x8xf32>
@@ -109,7 +111,10 @@ def syntax(op: type[IRDLOperation]) -> str:
 
 
 def _optional(op: type[IRDLOperation], keyword: str, name: str) -> str:
-    constraint = op.get_irdl_definition().properties[name].constr
+    definition = op.get_irdl_definition()
+    if name not in definition.properties:  # an operand
+        return f"[{keyword} ${name}]"
+    constraint = definition.properties[name].constr
     unit = UnitAttr in (constraint.get_bases() or ())
     return f"[{keyword}]" if unit else f"[{keyword} ${name}]"
 

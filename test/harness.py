@@ -433,6 +433,27 @@ def _reduced(op: nn.Loss, losses: torch.Tensor) -> torch.Tensor:
     return losses if how == "none" else losses.mean() if how == "mean" else losses.sum()
 
 
+def _attention(
+    op: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """By its formula: torch's own call takes no mask beside `is_causal`."""
+    if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
+        k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
+    scale = q.shape[-1] ** -0.5 if op.scale is None else op.scale.value.data
+    scores = q @ k.mT * scale
+    if op.causal is not None:
+        scores = scores.masked_fill(torch.ones_like(scores).tril() == 0, -torch.inf)
+    if mask is not None:
+        boolean = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if boolean else scores + mask
+    nothing = scores.isneginf().all(-1, keepdim=True)
+    return scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0) @ v
+
+
+def _attention_grad(op: Any, *given: torch.Tensor) -> Any:
+    return by_autograd(lambda *x: _attention(op, *x, *given[4:]), given[:3], given[3])
+
+
 def _drawn(
     op: Any, kind: str, params: Any, shape: Shape, key: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
@@ -672,6 +693,8 @@ TORCH: dict[type[TensorOp], Reference] = {
     nn.BceWithLogitsLossOp: _loss(functional.binary_cross_entropy_with_logits),
     nn.SoftMarginLossOp: _soft_margin,
     nn.KlDivLossOp: _kl_div,
+    nn.AttentionOp: _attention,
+    nn.AttentionGradOp: _attention_grad,
     nn.RandomOp: _random,
     nn.DropoutOp: _dropout,
     nn.LayerNormOp: _layer_norm,

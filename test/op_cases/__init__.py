@@ -6,6 +6,7 @@ A case has the element types that it is for; a type that no case of an op has is
 
 from op_cases import (
     activation,
+    attention,
     contraction,
     convolution,
     creation,
@@ -36,6 +37,7 @@ FAMILIES = (
     indexing,
     normalisation,
     losses,
+    attention,
     creation,
     random,
     train,

@@ -267,6 +267,13 @@ nn.bce_loss <mean> %0, %1 : (tensor<4x5xf32>, tensor<4x5xf32>) -> tensor<f32>
 nn.bce_with_logits_loss <mean> %0, %1 : (tensor<4x5xf32>, tensor<4x5xf32>) -> tensor<f32>
 nn.soft_margin_loss <none> %0, %1 : (tensor<4x5xf32>, tensor<4x5xf32>) -> tensor<4x5xf32>
 nn.kl_div_loss <mean> %0, %1 log_target : (tensor<4x5xf32>, tensor<4x5xf32>) -> tensor<f32>
+nn.attention %0, %1, %2 : (tensor<2x3x5x4xf32>, tensor<2x3x6x4xf32>, tensor<2x3x6x5xf32>) -> tensor<2x3x5x5xf32>
+nn.attention %0, %1, %2 causal scale 0.5 : (tensor<3x5x4xf32>, tensor<3x5x4xf32>, tensor<3x5x2xf32>) -> tensor<3x5x2xf32>
+nn.attention %0, %1, %2 mask %3 : (tensor<3x5x4xf32>, tensor<3x6x4xf32>, tensor<3x6x4xf32>, tensor<5x6xi1>) -> tensor<3x5x4xf32>
+nn.attention %0, %1, %2 mask %3 causal : (tensor<2x4x5x4xf32>, tensor<2x2x5x4xf32>, tensor<2x2x5x4xf32>, tensor<4x1x5xf32>) -> tensor<2x4x5x4xf32>
+nn.attention %0, %1, %2 causal : (tensor<2x3x5x4xbf16>, tensor<2x3x5x4xbf16>, tensor<2x3x5x4xbf16>) -> tensor<2x3x5x4xbf16>
+nn.attention_grad %0, %1, %2, %3 causal : (tensor<2x3x5x4xf32>, tensor<2x3x5x4xf32>, tensor<2x3x5x4xf32>, tensor<2x3x5x4xf32>) -> (tensor<2x3x5x4xf32>, tensor<2x3x5x4xf32>, tensor<2x3x5x4xf32>)
+nn.attention_grad %0, %1, %2, %3 mask %4 scale 0.5 : (tensor<4x5x4xf32>, tensor<2x6x4xf32>, tensor<2x6x2xf32>, tensor<4x5x2xf32>, tensor<5x6xi1>) -> (tensor<4x5x4xf32>, tensor<2x6x4xf32>, tensor<2x6x2xf32>)
 nn.random <uniform, low = -1.0, high = 1.0> %0 stream 2 : (tensor<i64>) -> tensor<5x6xf32>
 nn.random <normal, mean = 0.0, std = 2.0> %0 stream 2 : (tensor<i64>) -> tensor<4x3x2xbf16>
 nn.random <integers, low = 0, high = 9> %0 stream 2 : (tensor<i64>) -> tensor<5x6xi32>

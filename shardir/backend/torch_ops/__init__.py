@@ -6,6 +6,7 @@ result is already (the same variable), or None when it has written its own lines
 
 from shardir.backend.torch_ops import (
     activation,
+    attention,
     contraction,
     convolution,
     creation,
@@ -33,6 +34,7 @@ FAMILIES = (
     indexing,
     normalisation,
     losses,
+    attention,
     creation,
     random,
     train,

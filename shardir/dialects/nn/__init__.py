@@ -8,6 +8,7 @@ from xdsl.ir import Dialect
 
 from shardir.dialects.nn import (
     activation,
+    attention,
     base,
     contraction,
     convolution,
@@ -23,6 +24,7 @@ from shardir.dialects.nn import (
     windows,
 )
 from shardir.dialects.nn.activation import *
+from shardir.dialects.nn.attention import *
 from shardir.dialects.nn.base import *
 from shardir.dialects.nn.contraction import *
 from shardir.dialects.nn.convolution import *
@@ -50,6 +52,7 @@ FAMILIES = (
     indexing,
     normalisation,
     losses,
+    attention,
     creation,
     random,
 )

@@ -1,0 +1,26 @@
+"""Attention of an emitted program, where torch's own call has no argument for it. Copied beside
+every program; needs only torch."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def causal(q: Tensor, k: Tensor, start: int, mask: Tensor | None = None) -> Tensor:
+    """Which keys a query may attend to, of these rows of q, the first of which is number `start`:
+    those up to its own number. A mask says more: which count (bool), or what is added."""
+    rows = torch.arange(start, start + q.shape[-2], device=q.device)
+    allowed = torch.arange(k.shape[-2], device=q.device) <= rows.unsqueeze(-1)
+    if mask is None:
+        return allowed
+    return mask & allowed if mask.dtype == torch.bool else mask.where(allowed, float("-inf"))
+
+
+def backward(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """The cotangents of q, k and v; the forward part is calculated again."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = F.scaled_dot_product_attention(*leaves, **options)
+        return torch.autograd.grad(out, leaves, dy)

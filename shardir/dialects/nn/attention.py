@@ -1,0 +1,314 @@
+"""Attention, and its gradient.
+
+    %o = nn.attention %q, %k, %v causal : (tensor<2x8x16x4xf32>, ...) -> tensor<2x8x16x4xf32>
+
+q is [.., heads, m, d], k [.., heads, n, d], v [.., heads, n, e]; m counts the queries, n the keys.
+Where k and v have fewer heads, each serves as many heads of q as there are for one. A query that
+may attend to no key gets zeros, as in torch.
+
+Where the keys are split, attention is calculated by other ops: the greatest and the sum of each
+row, and the products, are what is communicated.
+"""
+
+from abc import ABC
+from collections.abc import Sequence
+from dataclasses import replace
+from math import sqrt
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import FloatAttr, TensorType, UnitAttr, f64, i1, i32
+from xdsl.ir import SSAValue
+from xdsl.irdl import (
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    opt_prop_def,
+    result_def,
+)
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Layout, Shape
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    float_of,
+    int_attr,
+    letters,
+    plain,
+)
+from shardir.dialects.nn.creation import IotaOp
+from shardir.dialects.nn.elementwise import (
+    ExpOp,
+    StopGradientOp,
+    broadcast_shape,
+    needs_float,
+)
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+_OPTIONS = "(`mask` $mask^)? (`causal` $causal^)? (`scale` $scale^)?"
+
+
+class _Attention(TensorOp, ABC):
+    """What attention and its gradient share. Their operands begin with q, k and v; a mask is the
+    last one."""
+
+    causal = opt_prop_def(UnitAttr)
+    scale = opt_prop_def(FloatAttr.constr(type=f64))
+    PRECISION: ClassVar[str] = "narrow"
+    GIVEN: ClassVar[int]
+    """How many operands there are, without a mask."""
+
+    # ---- types and factors ----
+
+    @classmethod
+    def check(cls, operands: Types) -> tuple[Any, Shape]:
+        """The element type, and the shape of the result."""
+        q, k, v = (t.get_shape() for t in operands[:3])
+        element = needs_float(cls.name, operands[: cls.GIVEN])
+        if not len(q) == len(k) == len(v) > 1:
+            raise ShardirError("[T6] q, k and v have one number of dimensions, two or more")
+        fits = k[:-1] == v[:-1] and q[-1] == k[-1] and q[:-3] == k[:-3]
+        heads, ours = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
+        if not fits or (heads != ours and (not ours or heads % ours)):
+            raise ShardirError(
+                f"[T6] {list(q)}, {list(k)} and {list(v)} are not the shapes of q [.., heads, m, "
+                "d], k [.., heads, n, d] and v [.., heads, n, e]"
+            )
+        if len(operands) > cls.GIVEN:
+            mask, scores = operands[-1], (*q[:-1], k[-2])
+            if mask.element_type not in (i1, element):
+                raise ShardirError(f"[T5] a mask is i1 or {element}, not {mask.element_type}")
+            if broadcast_shape([mask.get_shape(), scores]) != scores:
+                raise ShardirError(
+                    f"[T6] the mask is {list(mask.get_shape())}; it is to broadcast to the scores, "
+                    f"{list(scores)}"
+                )
+        return element, (*q[:-1], v[-1])
+
+    @classmethod
+    def dims(cls, operands: Types) -> tuple[dict[str, list[str]], int]:
+        """The factors of q, k, v, the result and the mask, and how many heads of q share one."""
+        q, k = (t.get_shape() for t in operands[:2])
+        ours = letters(len(q) - 2, "b")
+        theirs = list(ours)
+        group = 1
+        if len(q) > 2 and q[-3] != k[-3]:
+            group = q[-3] // k[-3]
+            ours[-1], theirs[-1] = "h g", "h"
+        found = {"q": [*ours, "m", "d"], "k": [*theirs, "n", "d"], "v": [*theirs, "n", "e"],
+                 "out": [*ours, "m", "e"]}  # fmt: skip
+        if len(operands) > cls.GIVEN:
+            shape, whole, names = operands[-1].get_shape(), (*q[:-1], k[-2]), [*ours, "m", "n"]
+            at = len(names) - len(shape)
+            found["mask"] = [
+                f if n == m else "" for f, n, m in zip(names[at:], shape, whole[at:], strict=True)
+            ]
+        return found, group
+
+    @classmethod
+    def factors_of(
+        cls, operands: Types, results: Types, given: Sequence[str], made: Sequence[str],
+        replicate: Sequence[str],
+    ) -> Factors:  # fmt: skip
+        dims, group = cls.dims(operands)
+        given = [*given, "mask"] if "mask" in dims else given
+        factors = Factors.of(
+            [dims[n] for n in given], [dims[n] for n in made],
+            [t.get_shape() for t in (*operands, *results)], replicate=replicate,
+        )  # fmt: skip
+        # Nothing but q and the result has a dimension for the group, and there the heads are too.
+        return replace(
+            factors, sizes=tuple((f, group if f == "g" else n) for f, n in factors.sizes)
+        )
+
+    # ---- numpy ----
+
+    def factor(self) -> float:
+        """What products of q and k are multiplied by."""
+        if self.scale is not None:
+            return float_of(self, "scale")
+        return 1 / sqrt(plain(self.operands[0]).get_shape()[-1])
+
+    def forward(self, place: Place, arrays: Sequence[Array]) -> tuple[Array, Array, Array]:
+        """The probabilities, and k and v with the heads of q."""
+        q, k, v = arrays[:3]
+        if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
+            k, v = (np.repeat(x, q.shape[-3] // k.shape[-3], axis=-3) for x in (k, v))
+        scores = q @ k.swapaxes(-1, -2) * q.dtype.type(self.factor())
+        if self.causal is not None:
+            at = [place.start(x, len(k.shape) - 2) for x in self.operands[:2]]
+            rows, columns = (a + np.arange(n) for a, n in zip(at, scores.shape[-2:], strict=True))
+            scores = np.where(columns <= rows[:, None], scores, -np.inf)
+        if len(arrays) > self.GIVEN:
+            mask = arrays[-1]
+            scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+        top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+        exps = np.exp(scores - np.where(np.isneginf(top), 0, top))
+        total = exps.sum(axis=-1, keepdims=True)
+        return (exps / np.where(total == 0, 1, total)).astype(q.dtype), k, v
+
+    # ---- by other ops ----
+
+    def spread(self, b: "Builder", x: SSAValue) -> SSAValue:
+        """A tensor with the heads of q, these in groups: [.., kv heads, group, ...]."""
+        (q, k), t = (plain(v).get_shape() for v in self.operands[:2]), plain(x).get_shape()
+        if len(q) < 3 or q[-3] == k[-3] or len(t) < 3:
+            return x
+        groups = (k[-3], q[-3] // k[-3]) if t[-3] == q[-3] else (1, 1)
+        return b.reshape(x, (*t[:-3], *groups, *t[-2:]))
+
+    def equation(self, text: str) -> str:
+        """An equation of Q, the leading dimensions of q, and K, those of k."""
+        q, k = (plain(v).get_shape() for v in self.operands[:2])
+        lead = "abchijkl"[: len(q) - 2]
+        grouped = len(q) > 2 and q[-3] != k[-3]
+        return text.replace("Q", f"{lead}g" if grouped else lead).replace("K", lead)
+
+    def probabilities(self, b: "Builder", mask: SSAValue | None) -> SSAValue:
+        """The softmax of the scores, [Q, m, n]."""
+        q, k = self.operands[:2]
+        scores = b.einsum(self.equation("Qmd,Knd->Qmn"), self.spread(b, q), k)
+        scores = b.scale(scores, self.factor())
+        last = len(plain(scores).get_shape()) - 1
+        if mask is not None or self.causal is not None:
+            nothing = b.number(float("-inf"), scores)
+        if self.causal is not None:
+            rows, columns = (self.count(b, scores, last - 1 + i, i) for i in (0, 1))
+            scores = b.select(b.compare("le", columns, rows), scores, nothing)
+        if mask is not None:
+            wide = self.spread(b, mask)
+            boolean = plain(mask).element_type == i1
+            scores = b.select(wide, scores, nothing) if boolean else b.add(scores, wide)
+        top = b.value(StopGradientOp, b.reduce(scores, "max", [last], keep=True))
+        if mask is not None:
+            top = b.select(b.compare("eq", top, nothing), b.number(0.0, top), top)
+        exps = b.value(ExpOp, b.sub(scores, top))
+        total = b.reduce(exps, "sum", [last], keep=True)
+        if mask is not None:
+            none = b.compare("eq", total, b.number(0.0, total))
+            total = b.select(none, b.number(1.0, total), total)
+        return b.div(exps, total)
+
+    @staticmethod
+    def count(b: "Builder", scores: SSAValue, dim: int, at: int) -> SSAValue:
+        """The numbers of the rows (at 0) or columns of the scores, [m, 1] or [1, n]."""
+        shape = [1, 1]
+        shape[at] = plain(scores).get_shape()[dim]
+        like = None
+        if b.mesh is not None:
+            axes = b.layout(scores).dims[dim]
+            like = Layout(b.mesh.name, ((axes, ()) if at == 0 else ((), axes)))
+        return b.value(
+            IotaOp, props={"dim": int_attr(at)}, result=tensor(i32, tuple(shape)), like=like
+        )
+
+    def score_cotangent(self, b: "Builder", p: SSAValue, dy: SSAValue) -> SSAValue:
+        """The cotangent of the scores, from the probabilities and that of the result."""
+        dp = b.einsum(self.equation("Qme,Kne->Qmn"), self.spread(b, dy), self.operands[2])
+        last = len(plain(p).get_shape()) - 1
+        total = b.reduce(b.mul(p, dp), "sum", [last], keep=True)
+        return b.mul(p, b.sub(dp, total))
+
+
+@irdl_op_definition
+class AttentionGradOp(_Attention):
+    """The cotangents of q, k and v of an attention, whose probabilities are calculated again"""
+
+    name = "nn.attention_grad"
+    q = operand_def(TensorType)
+    k = operand_def(TensorType)
+    v = operand_def(TensorType)
+    dy = operand_def(TensorType)
+    mask = opt_operand_def(TensorType)
+    dq = result_def(TensorType)
+    dk = result_def(TensorType)
+    dv = result_def(TensorType)
+    GIVEN: ClassVar[int] = 4
+    assembly_format = f"$q `,` $k `,` $v `,` $dy {_OPTIONS} {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        _, shape = cls.check(operands)
+        if operands[3].get_shape() != shape:
+            raise ShardirError(f"[T1] dy is {operands[3]}, its shape is to be {list(shape)}")
+        return list(operands[:3])
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        made = ("q", "k", "v")
+        return cls.factors_of(operands, results, (*made, "out"), made, ("n", "d", "e"))
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        q, k, _, dy = arrays[:4]
+        p, wide_k, wide_v = self.forward(place, arrays)
+        dp = dy @ wide_v.swapaxes(-1, -2)
+        ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True)) * q.dtype.type(self.factor())
+        dk, dv = ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dy
+        if dk.shape != k.shape:
+            heads = (*k.shape[:-2], q.shape[-3] // k.shape[-3])
+            dk, dv = (x.reshape(*heads, *x.shape[-2:]).sum(axis=-3) for x in (dk, dv))
+        return ds @ wide_k, dk, dv
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        p = self.probabilities(b, self.mask)
+        ds = b.scale(self.score_cotangent(b, p, self.dy), self.factor())
+        dq = b.einsum(self.equation("Qmn,Knd->Qmd"), ds, self.k)
+        dk = b.einsum(self.equation("Qmn,Qmd->Knd"), ds, self.spread(b, self.q))
+        dv = b.einsum(self.equation("Qmn,Qme->Kne"), p, self.spread(b, self.dy))
+        return b.reshape(dq, plain(self.q).get_shape()), dk, dv
+
+
+@irdl_op_definition
+class AttentionOp(_Attention):
+    """softmax(q k^T scale + mask) v, of the last two dimensions. Without a scale it is 1 / sqrt(d).
+    With `causal` query i attends to keys 0 to i. A mask of i1 says which keys count"""
+
+    name = "nn.attention"
+    q = operand_def(TensorType)
+    k = operand_def(TensorType)
+    v = operand_def(TensorType)
+    mask = opt_operand_def(TensorType)
+    out = result_def(TensorType)
+    GIVEN: ClassVar[int] = 3
+    assembly_format = f"$q `,` $k `,` $v {_OPTIONS} {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        return [tensor(*cls.check(operands))]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        return cls.factors_of(operands, results, ("q", "k", "v"), ("out",), ("n", "d"))
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        p, _, v = self.forward(place, arrays)
+        return p @ v
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        dy = cotangents[0]
+        assert dy is not None
+        masks = [self.mask] if self.mask is not None else []
+        props = {n: a for n, a in self.properties.items() if n in ("causal", "scale")}
+        given = b.results(AttentionGradOp, self.q, self.k, self.v, dy, *masks, props=props)
+        if self.mask is None or plain(self.mask).element_type == i1:
+            return (*given, *(None for _ in masks))
+        ds = self.score_cotangent(b, self.probabilities(b, self.mask), dy)
+        q, k = (plain(v).get_shape() for v in (self.q, self.k))
+        return (*given, b.sum_to(b.reshape(ds, (*q[:-1], k[-2])), self.mask))
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        p = self.probabilities(b, self.mask)
+        out = b.einsum(self.equation("Qmn,Kne->Qme"), p, self.v)
+        return (b.reshape(out, (*plain(self.q).get_shape()[:-1], plain(self.v).get_shape()[-1])),)
+
+
+OPS: list[Any] = [AttentionOp, AttentionGradOp]
