@@ -1,19 +1,27 @@
 """Redistribution: bytes received against the least that can be, for all ordered pairs of layouts.
 
 The bound is what the device that lacks most lacks. `shardir` is the planner; `collectives` is its
-fixed order of named collectives alone, as other compilers have it.
+fixed order of named collectives alone, as other compilers have it. `dtensor` is DTensor on CPU
+devices, where torch is there: for the pairs that its placements can say, beside the planner's
+figures for the same. Where wires differ, the ratios are those of modelled seconds to the recipe's.
 """
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from importlib import util
 from itertools import pairwise, permutations
+from pathlib import Path
 from typing import Any
 
 from shardir.algebra import redistribution
 from shardir.algebra.bound import bound
+from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis, Mesh
-from shardir.algebra.steps import step_received
+from shardir.algebra.steps import step_received, step_seconds
 
 MESHES = {
     "2x2": ((2, 2), (64, 64)),
@@ -22,6 +30,9 @@ MESHES = {
     "4x3": ((4, 3), (64, 50)),
 }
 """Sizes of the axes, and the tensor's shape; on 4x3 no shard over three is even."""
+
+DTENSOR = ("2x2", "2x4")
+"""Where DTensor is measured beside."""
 
 
 def layouts(mesh: Mesh, rank: int) -> list[Layout]:
@@ -50,7 +61,7 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
     the bound, of pairs that move anything), total (ratio of sums), planning_ms (per pair)."""
     out = []
     for name, (sizes, shape) in MESHES.items():
-        mesh = Mesh("m", tuple((f"a{i}", n) for i, n in enumerate(sizes)))
+        mesh = _mesh(sizes)
         all_of_them = layouts(mesh, len(shape))
         pairs = [(a, b) for a in all_of_them for b in all_of_them if a != b]
         redistribution.plan.cache_clear()
@@ -61,23 +72,79 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
         bounds = [bound(mesh, shape, a, b) for a, b in pairs]
         ours = [redistribution.received(shape, mesh, a, b)[0] for a, b in pairs]
         named = [_collectives(shape, mesh, a, b) for a, b in pairs]
-        for engine, moved, ms in (("shardir", ours, planning), ("collectives", named, None)):
-            ratios = [m / b for m, b in zip(moved, bounds, strict=True) if b]
-            at_bound = [m <= b for m, b in zip(moved, bounds, strict=True)]
-            out.append(
-                {
-                    "mesh": name,
-                    "pairs": len(pairs),
-                    "engine": engine,
-                    "at_bound": sum(at_bound) / len(pairs),
-                    "mean": sum(ratios) / len(ratios),
-                    "max": max(ratios),
-                    "total": sum(moved) / sum(bounds),
-                    "planning_ms": ms,
-                }
-            )
+        out.append(_record(name, "shardir", ours, bounds, planning))
+        out.append(_record(name, "collectives", named, bounds))
+        if name in DTENSOR:
+            out += _dtensor(name, mesh, shape)
         log(f"{name}: {len(pairs)} pairs")
+    out.append(_wired(log))
     return out
+
+
+def _mesh(sizes: tuple[int, ...], cluster: Cluster | None = None) -> Mesh:
+    return Mesh("m", tuple((f"a{i}", n) for i, n in enumerate(sizes)), cluster)
+
+
+def _record(
+    mesh: str, engine: str, moved: list[Any], bounds: list[Any], planning: float | None = None
+) -> dict[str, Any]:
+    ratios = [m / b for m, b in zip(moved, bounds, strict=True) if b]
+    return {
+        "mesh": mesh,
+        "pairs": len(moved),
+        "engine": engine,
+        "at_bound": sum(m <= b for m, b in zip(moved, bounds, strict=True)) / len(moved),
+        "mean": sum(ratios) / len(ratios),
+        "max": max(ratios),
+        "total": sum(moved) / sum(bounds),
+        "planning_ms": planning,
+    }
+
+
+def _dtensor(name: str, mesh: Mesh, shape: tuple[int, ...]) -> list[dict[str, Any]]:
+    """DTensor's record and ours, for the pairs of its placements; none without torch."""
+    if util.find_spec("torch") is None:
+        return []
+    program = Path(__file__).parent / "dtensor_redistribution.py"
+    command = [sys.executable, str(program), name, "x".join(map(str, shape))]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    theirs, ours, bounds = [], [], []
+    for source, target, moved in json.loads(printed.stdout):
+        if source != target:
+            ends = [_placed(mesh, p) for p in (source, target)]
+            theirs.append(moved // 4)
+            ours.append(redistribution.received(shape, mesh, *ends)[0])
+            bounds.append(bound(mesh, shape, *ends))
+    return [
+        _record(name, "shardir, placements", ours, bounds),
+        _record(name, "dtensor, placements", theirs, bounds),
+    ]
+
+
+def _placed(mesh: Mesh, placements: list[str]) -> Layout:
+    """The layout of a matrix that DTensor's placements say."""
+    at = list(zip(mesh.names, placements, strict=True))
+    return Layout(mesh.name, tuple(tuple(a for a, p in at if p == f"S{d}") for d in (0, 1)))
+
+
+def _wired(log: Callable[[str], object]) -> dict[str, Any]:
+    """Modelled seconds, ours to the recipe's, on two nodes of four devices."""
+    node, pod = Level("node", 4, 4.5e11, 3e-6), Level("pod", 2, 5e10, 2e-5)
+    mesh, shape = _mesh((2, 2, 2), Cluster((node, pod))), (4096, 4096)
+    all_of_them = layouts(mesh, len(shape))
+    pairs = [(a, b) for a in all_of_them for b in all_of_them if a != b]
+    start = time.perf_counter()
+    ours = [sum(redistribution.seconds(shape, mesh, a, b)) for a, b in pairs]
+    planning = (time.perf_counter() - start) / len(pairs) * 1e3
+    named = []
+    for a, b in pairs:
+        total, layout = 0.0, a
+        for step in redistribution.named_collectives(shape, mesh, a, b):
+            total += sum(step_seconds(mesh, shape, layout, step, 4))
+            layout = step.layout
+        named.append(total)
+    log(f"2x2x2 on two nodes: {len(pairs)} pairs")
+    return _record("2x2x2, two nodes", "shardir, seconds to the recipe's", ours, named, planning)
 
 
 def _collectives(shape: tuple[int, ...], mesh: Mesh, a: Layout, b: Layout) -> int:
