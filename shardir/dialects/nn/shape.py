@@ -1,8 +1,8 @@
 """Ops that move elements and calculate nothing: reshape, transpose, broadcast."""
 
 from collections.abc import Sequence
-from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from math import gcd, prod
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
@@ -88,9 +88,16 @@ class ReshapeOp(TensorOp):
         if prod(old) == 0:
             return Factors.of([ins], [outs], [old, new], linear="any")
         sizes: dict[str, int] = {}
+        whole: list[str] = []
         for i, (a, b) in enumerate(reshape_groups(old, new)):
-            _refine(f"g{i}", [old[d] for d in a], [new[d] for d in b], a, b, ins, outs, sizes)
-        return Factors.of([ins], [outs], [old, new], linear="any").with_sizes(sizes)
+            group = _refine(f"g{i}", [old[d] for d in a], [new[d] for d in b])
+            for names, dims, found in ((ins, a, group.old), (outs, b, group.new)):
+                for d, factors in zip(dims, found, strict=True):
+                    names[d] = " ".join(factors)
+            sizes |= group.sizes
+            whole += group.whole
+        factors = Factors.of([ins], [outs], [old, new], linear="any", replicate=whole)
+        return factors.with_sizes(sizes)
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         return arrays[0].reshape(place.shape(self.out))
@@ -100,51 +107,49 @@ class ReshapeOp(TensorOp):
         return (b.reshape(cotangents[0], plain(self.x).get_shape(), like=self.x),)
 
 
-def _refine(
-    name: str,
-    old: list[int],
-    new: list[int],
-    a: list[int],
-    b: list[int],
-    ins: list[str],
-    outs: list[str],
-    sizes: dict[str, int],
-) -> None:
-    """Name the common factors of one group, major to minor: sizes at which both sides can be cut.
+class _Refined(NamedTuple):
+    """The factors of each dimension of one group, their sizes, and the one that stays whole."""
+
+    old: list[list[str]]
+    new: list[list[str]]
+    sizes: dict[str, int]
+    whole: list[str]
+
+
+def _refine(name: str, old: list[int], new: list[int]) -> _Refined:
+    """The common factors of one group, major to minor: sizes at which both sides can be cut.
 
     8 x 6 -> 4 x 12 has the cuts 8 | 48 and 4 | 48: factors 4, 2, 6. Where the cuts of the sides do
-    not divide each other (6 x 4 -> 4 x 6) the rest of the group is one factor that stays whole.
+    not divide each other, what they have in common is a factor still, and all behind it stays
+    whole: 6 x 4 -> 4 x 6 is 2 (3 4) -> 2 (2 6).
     """
-    cuts = sorted({prod(old[: i + 1]) for i in range(len(old))} | {
-        prod(new[: i + 1]) for i in range(len(new))
-    })  # fmt: skip
-    at, factors = 1, []
-    for cut in cuts:
-        if cut % at:
-            break
-        factors.append((at, cut))
-        at = cut
-
-    def spelled(sides: list[int]) -> list[list[tuple[int, int]]]:
-        """The factors of each dimension; none where they do not make up the whole dimension."""
-        low, out = 1, []
-        for n in sides:
-            mine = [(lo, hi) for lo, hi in factors if low <= lo and hi <= low * n]
-            out.append(mine if prod(hi // lo for lo, hi in mine) == n else [])
-            low *= n
-        return out
-
+    found = _Refined([[] for _ in old], [[] for _ in new], {}, [])
+    i = j = 0
+    at, p, q = 1, old[0], new[0]
     while True:
-        found = spelled(old), spelled(new)
-        first, second = ({f for dim in side for f in dim} for side in found)
-        if (shared := first & second) == set(factors):
-            break
-        factors = [f for f in factors if f in shared]
-    for side, dims, names in ((found[0], a, ins), (found[1], b, outs)):
-        for mine, d in zip(side, dims, strict=True):
-            names[d] = " ".join(f"{name}_{lo}" for lo, _ in mine)
-    for lo, hi in factors:
-        sizes[f"{name}_{lo}"] = hi // lo
+        common = gcd(p, q)
+        if common > 1:
+            factor = f"{name}_{at}"
+            found.old[i].append(factor)
+            found.new[j].append(factor)
+            found.sizes[factor] = common
+            at, p, q = at * common, p // common, q // common
+        if p > 1 and q > 1:
+            rest = f"{name}_{at}"
+            if found.sizes:
+                found.sizes[rest] = prod(old) // at
+                found.whole.append(rest)
+            for dim in (found.old[i], found.new[j]):
+                if dim:
+                    dim.append(rest)
+            return found
+        if p == 1:
+            i += 1
+        if q == 1:
+            j += 1
+        if i == len(old):
+            return found
+        p, q = old[i] if p == 1 else p, new[j] if q == 1 else q
 
 
 @irdl_op_definition
