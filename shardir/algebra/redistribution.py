@@ -150,6 +150,11 @@ def _joined(mesh: Mesh, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(out)
 
 
+Entry = tuple[float, int, int, float, Layout, int, tuple[Step, ...]]
+"""(least time of a plan this way, steps, serial number, time so far, where, what is kept alive,
+the steps)"""
+
+
 class Search:
     """The quickest plan for a problem whose steps all keep to `memory`; `refused` is the least that
     one which does not needs."""
@@ -197,7 +202,7 @@ class Search:
         p, serial = self.problem, count()
         seen = {(p.source, self.held()): 0.0}
         bounds: dict[Layout, float] = {}
-        todo = [(0.0, 0, next(serial), 0.0, p.source, self.held(), ())]
+        todo: list[Entry] = [(0.0, 0, next(serial), 0.0, p.source, self.held(), ())]
         for _ in range(LAYOUTS if p.mesh.size <= MANY else LAYOUTS // 10):
             if not todo:
                 return

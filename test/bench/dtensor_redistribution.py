@@ -2,7 +2,7 @@
 
     python dtensor_redistribution.py 2x4 64x64
 
-prints JSON: a list of [source, target, bytes that rank 0 receives], placements spelled as R, S0, S1.
+prints JSON: a list of [source, target, bytes that rank 0 receives]; placements are R, S0, S1.
 A fake process group stands for the other ranks: nothing travels, but every collective is issued,
 and its bytes follow from its operands. On CPU devices these are all-gathers: DTensor has no other
 way from one split dimension to another there. Shards are even, so all ranks receive alike.
