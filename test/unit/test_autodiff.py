@@ -525,3 +525,47 @@ def test_collectives_of_the_local_view_stay():
         assert shown(parts(module, "g")[0]) == before, seed
         seen |= {name for name, _, _ in before}
     assert {"dist.all_reduce", "dist.all_gather", "dist.slice"} <= seen
+
+
+BATCH_NORM = """
+dist.mesh @m <d = 3>
+func.func private @f(
+    %x: tensor<7x4xf64, #dist.layout<@m, [{d}, {}]>>,
+    %w: tensor<4xf64> {train.parameter = "w", train.init = #train.init<normal>},
+    %b: tensor<4xf64> {train.parameter = "b", train.init = #train.init<normal>},
+    %mean: tensor<4xf64>
+        {train.state = "mean", train.init = #train.init<constant, value = 0.0>},
+    %var: tensor<4xf64> {train.state = "var", train.init = #train.init<constant, value = 1.0>}
+) -> (tensor<f64>, tensor<4xf64> {train.updates = "mean"}, tensor<4xf64> {train.updates = "var"}) {
+  %y, %mean_1, %var_1 = nn.batch_norm %x, %w, %b, %mean, %var momentum 0.1 eps 1.0e-5
+      : (tensor<7x4xf64, #dist.layout<@m, [{d}, {}]>>, tensor<4xf64>, tensor<4xf64>, tensor<4xf64>,
+         tensor<4xf64>) -> (tensor<7x4xf64>, tensor<4xf64>, tensor<4xf64>)
+  %z = nn.mul %y, %y : (tensor<7x4xf64>, tensor<7x4xf64>) -> tensor<7x4xf64>
+  %s = nn.reduce <sum> %z dims <0, 1> : (tensor<7x4xf64>) -> tensor<f64>
+  func.return %s, %mean_1, %var_1 : tensor<f64>, tensor<4xf64>, tensor<4xf64>
+}
+train.step @step of @f <sgd, lr = 0.5>
+"""
+
+
+def test_a_step_with_batch_norm_is_torchs():
+    """Statistics of the whole batch, unevenly split; only they and the gradients move."""
+    module = shardir.compile(BATCH_NORM).module
+    assert set(collectives(function(module, "step").body.block.ops)) == {"all_reduce"}  # type: ignore[arg-type]
+    norm = torch.nn.BatchNorm1d(4, momentum=0.1, dtype=torch.float64)
+    x = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        norm.weight.copy_(x[0])
+    state = [norm.weight, norm.bias, norm.running_mean, norm.running_var]
+    given = [x.numpy(), *(v.detach().numpy().copy() for v in state)]  # type: ignore[union-attr]
+    loss = (norm(x) ** 2).sum()
+    loss.backward()
+    with torch.no_grad():
+        wanted = [
+            loss,
+            norm.running_mean,
+            norm.running_var,
+            *(v - 0.5 * v.grad for v in (norm.weight, norm.bias)),
+        ]  # type: ignore[operator]
+    for y, want in zip(run(module, "step", given), wanted, strict=True):
+        assert np.allclose(y, want.detach().numpy(), rtol=1e-9, atol=1e-9)  # type: ignore[union-attr]

@@ -18,6 +18,7 @@ from shardir.dialects.nn import (
     losses,
     movement,
     normalisation,
+    norms,
     random,
     reduction,
     shape,
@@ -34,6 +35,7 @@ from shardir.dialects.nn.indexing import *
 from shardir.dialects.nn.losses import *
 from shardir.dialects.nn.movement import *
 from shardir.dialects.nn.normalisation import *
+from shardir.dialects.nn.norms import *
 from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
 from shardir.dialects.nn.shape import *
@@ -51,6 +53,7 @@ FAMILIES = (
     windows,
     indexing,
     normalisation,
+    norms,
     losses,
     attention,
     creation,

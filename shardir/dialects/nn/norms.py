@@ -1,0 +1,240 @@
+"""Norms with statistics over the batch, groups of channels, or rows: composites, so that each split
+is calculated where the parts lie, and partial sums are what is communicated.
+
+    %y, %mean_1, %var_1 = nn.batch_norm %x, %weight, %bias, %mean, %var momentum 0.1 eps 1e-5
+
+Statistics are global: those of the whole batch, however it is split. 16-bit numbers are normalised
+in f32.
+"""
+
+from abc import ABC
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    Float16Type,
+    FloatAttr,
+    IntegerAttr,
+    TensorType,
+    f32,
+    f64,
+    i64,
+)
+from xdsl.ir import SSAValue
+from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Composite,
+    Props,
+    Types,
+    float_of,
+    int_of,
+    letters,
+    plain,
+)
+from shardir.dialects.nn.elementwise import RsqrtOp, needs_float
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+Number = FloatAttr.constr(type=f64)
+
+
+class _Norm(Composite, ABC):
+    """x less its mean over its root mean square, times a weight, and a bias."""
+
+    PRECISION: ClassVar[str] = "wide"
+    eps = prop_def(Number)
+
+    def wide(self, b: "Builder", *values: SSAValue) -> list[SSAValue]:
+        """The values in a type in which sums of squares do not overflow."""
+        short = isinstance(plain(values[0]).element_type, BFloat16Type | Float16Type)
+        return [b.convert(v, f32) if short else v for v in values]
+
+    def scaled(self, b: "Builder", centred: SSAValue, var: SSAValue) -> SSAValue:
+        eps = b.constant(float_of(self, "eps"), plain(var).element_type)
+        return b.mul(centred, b.value(RsqrtOp, b.add(var, eps)))
+
+
+def _of_channels(b: "Builder", v: SSAValue, rank: int) -> SSAValue:
+    """One number for each channel, beside [batch, channels, ...]."""
+    return b.reshape(v, (plain(v).get_shape()[0], *[1] * (rank - 2)))
+
+
+class _ChannelNorm(_Norm, ABC):
+    """The first operand is [batch, channels, ...]; the others have a number for each channel."""
+
+    @classmethod
+    def check(cls, operands: Types) -> Any:
+        element, x = needs_float(cls.name, operands), operands[0].get_shape()
+        if len(x) < 2:
+            raise ShardirError(f"[T6] {cls.name} wants [batch, channels, ...], not {list(x)}")
+        for t in operands[1:]:
+            if t.get_shape() != x[1:2]:
+                raise ShardirError(
+                    f"[T6] x has {x[1]} channels, so weight, bias and statistics are "
+                    f"{list(x[1:2])}, not {list(t.get_shape())}"
+                )
+        return element
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        names = letters(len(operands[0].get_shape()))
+        channels = names[1:2]
+        return Factors.of(
+            [names, *[channels] * (len(operands) - 1)], [names, *[channels] * (len(results) - 1)],
+            [t.get_shape() for t in (*operands, *results)],
+        )  # fmt: skip
+
+
+@irdl_op_definition
+class BatchNormOp(_ChannelNorm):
+    """(x - mean) / sqrt(var + eps) * weight + bias with each channel's mean and variance over the
+    whole batch and all places; and the running statistics' new values, (1 - momentum) old +
+    momentum new, of which the variance is the unbiased one."""
+
+    name = "nn.batch_norm"
+    x = operand_def(TensorType)
+    weight = operand_def(TensorType)
+    bias = operand_def(TensorType)
+    mean = operand_def(TensorType)
+    var = operand_def(TensorType)
+    momentum = prop_def(Number)
+    out = result_def(TensorType)
+    new_mean = result_def(TensorType)
+    new_var = result_def(TensorType)
+    assembly_format = (
+        f"$x `,` $weight `,` $bias `,` $mean `,` $var `momentum` $momentum `eps` $eps {STRATEGY}"
+    )
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        element, x = cls.check(operands), operands[0].get_shape()
+        if prod(x[:1] + x[2:]) < 2:
+            raise ShardirError(
+                f"[T8] {list(x)} has fewer than two numbers in a channel: they have no variance"
+            )
+        return [tensor(element, x), tensor(element, x[1:2]), tensor(element, x[1:2])]
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+        t = plain(self.x)
+        shape, element = t.get_shape(), t.element_type
+        x, weight, bias, old_mean, old_var = self.wide(b, *self.operands)
+        dims, n = (0, *range(2, len(shape))), prod(shape[:1] + shape[2:])
+        mean = b.reduce(x, "mean", dims)
+        centred = b.sub(x, _of_channels(b, mean, len(shape)))
+        var = b.reduce(b.mul(centred, centred), "mean", dims)
+        normed = self.scaled(b, centred, _of_channels(b, var, len(shape)))
+        weight, bias = (_of_channels(b, v, len(shape)) for v in (weight, bias))
+        m = float_of(self, "momentum")
+        new_mean = b.add(b.scale(old_mean, 1 - m), b.scale(mean, m))
+        new_var = b.add(b.scale(old_var, 1 - m), b.scale(var, m * n / (n - 1)))
+        found = b.add(b.mul(normed, weight), bias), new_mean, new_var
+        return [b.convert(v, element) for v in found]
+
+
+@irdl_op_definition
+class BatchNormInferenceOp(_ChannelNorm):
+    """(x - mean) / sqrt(var + eps) * weight + bias with the mean and variance that are given for
+    each channel."""
+
+    name = "nn.batch_norm_inference"
+    x = operand_def(TensorType)
+    weight = operand_def(TensorType)
+    bias = operand_def(TensorType)
+    mean = operand_def(TensorType)
+    var = operand_def(TensorType)
+    out = result_def(TensorType)
+    assembly_format = f"$x `,` $weight `,` $bias `,` $mean `,` $var `eps` $eps {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        return [tensor(cls.check(operands), operands[0].get_shape())]
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+        rank = len(plain(self.x).get_shape())
+        x, *rest = self.wide(b, *self.operands)
+        weight, bias, mean, var = (_of_channels(b, v, rank) for v in rest)
+        normed = self.scaled(b, b.sub(x, mean), var)
+        out = b.add(b.mul(normed, weight), bias)
+        return (b.convert(out, plain(self.x).element_type),)
+
+
+@irdl_op_definition
+class GroupNormOp(_ChannelNorm):
+    """(x - mean) / sqrt(var + eps) * weight + bias with the mean and variance of each row of the
+    batch over the channels of a group and all places; `groups` groups of channels."""
+
+    name = "nn.group_norm"
+    x = operand_def(TensorType)
+    weight = operand_def(TensorType)
+    bias = operand_def(TensorType)
+    groups = prop_def(IntegerAttr.constr(type=i64))
+    out = result_def(TensorType)
+    assembly_format = f"$x `,` $weight `,` $bias `groups` $groups `eps` $eps {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        element, x = cls.check(operands), operands[0].get_shape()
+        groups = int_of(props, "groups")
+        if groups < 1 or x[1] % groups:
+            raise ShardirError(f"[T10] {x[1]} channels are not in {groups} groups of one size")
+        if prod(x[1:]) == 0:
+            raise ShardirError("[T8] there is no mean of nothing")
+        return [tensor(element, x)]
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+        t, groups = plain(self.x), self.groups.value.data
+        shape = t.get_shape()
+        x, weight, bias = self.wide(b, *self.operands)
+        grouped = b.reshape(x, (shape[0], groups, shape[1] // groups, *shape[2:]))
+        dims = range(2, len(shape) + 1)
+        centred = b.sub(grouped, b.reduce(grouped, "mean", dims, keep=True))
+        var = b.reduce(b.mul(centred, centred), "mean", dims, keep=True)
+        normed = b.reshape(self.scaled(b, centred, var), shape)
+        weight, bias = (_of_channels(b, v, len(shape)) for v in (weight, bias))
+        return (b.convert(b.add(b.mul(normed, weight), bias), t.element_type),)
+
+
+@irdl_op_definition
+class RmsNormOp(_Norm):
+    """x / sqrt(mean(x^2) + eps) * weight, over the trailing dimensions that the weight has."""
+
+    name = "nn.rms_norm"
+    x = operand_def(TensorType)
+    weight = operand_def(TensorType)
+    out = result_def(TensorType)
+    assembly_format = f"$x `,` $weight `eps` $eps {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        x, w = (t.get_shape() for t in operands)
+        if not 0 < len(w) <= len(x) or x[len(x) - len(w) :] != w:
+            raise ShardirError(
+                f"[T6] the weight must have the trailing dimensions of {list(x)}, not {list(w)}"
+            )
+        if prod(w) == 0:
+            raise ShardirError("[T8] there is no mean of nothing")
+        return [tensor(needs_float(cls.name, operands), x)]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        x, w = (t.get_shape() for t in operands)
+        names = letters(len(x))
+        return Factors.of([names, names[len(x) - len(w) :]], [names], [x, w, x])
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+        t = plain(self.x)
+        x, weight = self.wide(b, *self.operands)
+        rank, norm = len(t.get_shape()), len(plain(weight).get_shape())
+        square = b.reduce(b.mul(x, x), "mean", range(rank - norm, rank), keep=True)
+        return (b.convert(b.mul(self.scaled(b, x, square), weight), t.element_type),)
+
+
+OPS = [BatchNormOp, BatchNormInferenceOp, GroupNormOp, RmsNormOp]
