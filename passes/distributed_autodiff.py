@@ -15,8 +15,8 @@ one of the local view, whose collectives stay as they are.
 1. A cotangent's layout is not chosen: it follows from the factors of the op that makes it, partial
    over each axis that splits a factor which the operand does not have.
 2. Contributions to one cotangent are added while partial, and reduced once, where an op uses them,
-   to the layout of the primal value. Through an op of one operand that passes partial sums on
-   (a transpose, a cast that says so) they go as they are, if that makes them no larger.
+   to the layout of the primal value. Through an op that passes partial sums on (a transpose, a
+   cast that says so) they go as they are, if that makes them no larger.
 3. A redistribution hands the cotangent of its result on as that of its operand, in whatever layout
    it is: an all-gather pairs with a reduce-scatter or a slice, an all-to-all with its reverse, the
    sum that ends a partial value with nothing.
@@ -45,6 +45,8 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 
 from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import Layout
+from shardir.algebra.redistribution import seconds
 from shardir.dialects.builder import Builder
 from shardir.dialects.composites import expand
 from shardir.dialects.dist import (
@@ -252,7 +254,7 @@ class _Differentiation:
                     continue
                 if not isinstance(op, TensorOp):
                     raise ShardirError(f"[G8] {op.name} can't be differentiated")
-                late = passes_sums(op)
+                late = self.reduces_late(op)
                 cotangents = [self.cotangent(v, late) for v in op.results]
                 found = op.gradient(self.builder, *cotangents)
             except ShardirError as e:
@@ -286,18 +288,28 @@ class _Differentiation:
             op.keeps(v, mesh)
         return self.contributions.pop(out)
 
+    def reduces_late(self, op: TensorOp) -> bool:
+        """Whether an op takes the cotangent of its result while partial: it is linear, nothing
+        else uses the cotangent, and what it makes of it is no larger. So what comes back through
+        several reshapes of one value is added before it is reduced."""
+        varying = [v for v in op.operands if v in self.varying]
+        return (
+            len(varying) == 1
+            and bool(op.factors().linear)
+            and prod(plain(varying[0]).get_shape()) <= prod(plain(op.results[0]).get_shape())
+        )
+
     def cotangent(self, v: SSAValue, late: bool = False) -> SSAValue | None:
-        """The sum of the contributions, in the primal's layout; `late`: a partial sum still."""
+        """The sum of the contributions, in the primal's layout; `late`: perhaps partial."""
         if v not in self.contributions:
             return None
         total = self.total(v)
         layout = layout_of(v)
         if self.builder.mesh is None or layout is None:
             return total
-        wanted, have = layout.complete, self.builder.layout(total)
-        if late and have.reduction == "sum" and have.complete == wanted:
+        if late and self.builder.layout(total).complete == layout.complete:
             return total
-        return self.builder.redistribute(total, wanted)
+        return self.builder.redistribute(total, layout.complete)
 
     def total(self, v: SSAValue) -> SSAValue:
         """The sum of the contributions; those of one layout first, still partial."""
@@ -307,7 +319,7 @@ class _Differentiation:
             by_layout[key] = self.builder.add(by_layout[key], d) if key in by_layout else d
         totals = list(by_layout.values())
         if len(totals) > 1:
-            layout = self.builder.layout(v).complete
+            layout = self.meeting(v, totals)
             totals = [self.builder.redistribute(t, layout) for t in totals]
         total = totals[0]
         for t in totals[1:]:
@@ -315,6 +327,19 @@ class _Differentiation:
         if total.name_hint is None and v.name_hint is not None:
             total.name_hint = f"d_{v.name_hint}"
         return total
+
+    def meeting(self, v: SSAValue, totals: Sequence[SSAValue]) -> Layout:
+        """The layout in which contributions of several layouts are added: that of the primal or of
+        one of them, whichever moves least until the sum is where the primal is."""
+        b, end, shape = self.builder, self.builder.layout(v).complete, plain(v).get_shape()
+        assert b.mesh is not None
+        mesh = b.mesh
+
+        def cost(layout: Layout) -> tuple[float, float]:
+            moves = [*(b.seconds(t, layout) for t in totals), seconds(shape, mesh, layout, end)]
+            return sum(n for n, _ in moves), sum(n for _, n in moves)
+
+        return min((end, *map(b.layout, totals)), key=cost)
 
     def gradient_of(self, i: int) -> SSAValue | None:
         """The gradient of argument i, to be communicated with those of its `train.fusion`."""
@@ -421,14 +446,6 @@ RELOCATIONS = (
     RedistributeOp, AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ExchangeOp,
 )  # fmt: skip
 """What gives the same whole value in another layout, whatever single devices hold."""
-
-
-def passes_sums(op: TensorOp) -> bool:
-    """Whether the op's cotangent may go through it before it is reduced: the op is linear, and what
-    comes out is no larger."""
-    if len(op.operands) != 1 or not op.factors().linear:
-        return False
-    return prod(plain(op.operands[0]).get_shape()) <= prod(plain(op.results[0]).get_shape())
 
 
 def is_float(v: SSAValue) -> bool:

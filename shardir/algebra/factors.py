@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from math import gcd
+from math import gcd, prod
 from typing import NamedTuple
 
 from shardir.algebra.layout import Layout, Shape
@@ -248,7 +248,9 @@ def place(
                 proposal = () if f in factors.replicate else mine.get(f, ())
                 if proposal not in wanted[f]:
                     wanted[f].append(proposal)
-    if all(len(w) <= 1 for w in wanted.values()):
+    n = len(operands)
+    grows = partial is not None and max(map(prod, shapes[:n])) < max(map(prod, shapes[n:]))
+    if all(len(w) <= 1 for w in wanted.values()) and not grows:
         found = placed(factors, {f: w[0] for f, w in wanted.items() if w and w[0]}, mesh, partial)
         if found is not None:
             return found

@@ -17,6 +17,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from shardir.algebra.factors import place
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.mesh import Mesh
+from shardir.algebra.redistribution import seconds
 from shardir.algebra.windows import Windows
 from shardir.dialects import nn
 from shardir.dialects.dist import (
@@ -122,6 +123,13 @@ class Builder:
         new = self.redistribution(value, layout)
         self._moved[value, layout] = new
         return new
+
+    def seconds(self, value: SSAValue, layout: Layout) -> tuple[float, float]:
+        """What it takes to have the value in a layout: of bytes, and of latencies."""
+        have = self.layout(value)
+        if self.mesh is None or have == layout or (value, layout) in self._moved:
+            return 0.0, 0.0
+        return seconds(plain(value).get_shape(), self.mesh, have, layout)
 
     def known(self, value: SSAValue, same: SSAValue) -> None:
         """`same` is the value in another layout: it is not to be redistributed to that again, and

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import chains, digits, laid_out_shapes, layouts_on, meshes, shapes, with_sizes
 
 from shardir.algebra.errors import NotationError, ShardirError
-from shardir.algebra.factors import Factors, Placement, place
+from shardir.algebra.factors import Factors, Placement, place, placed
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
 from shardir.algebra.mesh import Axes, Axis, Mesh, Sized, shard_bounds
 from shardir.algebra.notation import (
@@ -462,9 +462,9 @@ def cost(
 @pytest.mark.parametrize("name", RULES)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
-def test_a_placement_is_legal_and_no_dearer_than_none(name: str, data: Any):
-    """What its layouts agree on is taken as it is, since that splits the calculation; otherwise
-    it moves no more than to replicate everything would."""
+def test_a_placement_is_legal_and_splits_what_is_agreed_on(name: str, data: Any):
+    """Factors on which the layouts agree are split so, since that splits the calculation; for the
+    others it moves no more than to leave them whole would."""
     factors, shapes = RULES[name]
     mesh = data.draw(
         st.sampled_from([GRID, EIGHT, mesh_of("m", "a = 2, b = 3"), mesh_of("m", "d = 6")])
@@ -477,21 +477,18 @@ def test_a_placement_is_legal_and_no_dearer_than_none(name: str, data: Any):
     assert agreement(factors, found.operands, found.results, mesh, False) == ""
     for layout, shape in zip((*found.operands, *found.results), shapes, strict=True):
         layout.check(mesh, shape)
-    if not agree(factors, operands, hints, mesh):
-        none = Placement(
-            {},
-            tuple(Layout("m", ((),) * r) for r in ranks[:n]),
-            tuple(Layout("m", ((),) * r) for r in ranks[n:]),
-        )
-        assert cost(mesh, shapes, operands, hints, found) <= cost(
-            mesh, shapes, operands, hints, none
-        )
+    least = placed(factors, agreed := agreed_on(factors, operands, hints, mesh), mesh)
+    if least is None:
+        least, agreed = placed(factors, {}, mesh), {}
+    assert least is not None
+    assert {f: found.axes.get(f) for f in agreed} == agreed
+    assert cost(mesh, shapes, operands, hints, found) <= cost(mesh, shapes, operands, hints, least)
 
 
-def agree(
+def agreed_on(
     factors: Factors, operands: tuple[Layout, ...], hints: tuple[Layout | None, ...], mesh: Mesh
-) -> bool:
-    """Whether no two values propose different axes for a factor."""
+) -> dict[str, Axes]:
+    """The factors for which all values propose the same axes."""
     wanted: dict[str, set[Axes]] = {}
     values = [*zip(factors.operands, operands, strict=True)]
     values += [(d, h) for d, h in zip(factors.results, hints, strict=True) if h is not None]
@@ -500,4 +497,28 @@ def agree(
             mine, _ = factors.assign(dim, axes, mesh)
             for f in dim:
                 wanted.setdefault(f, set()).add(() if f in factors.replicate else mine.get(f, ()))
-    return all(len(w) == 1 for w in wanted.values())
+    return {f: axes for f, w in wanted.items() if len(w) == 1 for axes in w if axes}
+
+
+def test_a_sum_that_both_sides_split_is_not_calculated_everywhere():
+    """FSDP and tensor parallelism: the columns of the weight are gathered, not the rows of both,
+    though less would move."""
+    factors = Factors.of(
+        [["b", "k"], ["k", "j"]], [["b", "j"]], ((512, 256), (256, 256), (512, 256))
+    )
+    mesh = mesh_of("m", "dp = 2, tp = 4")
+    x, w, y = (parse_layout(f"@m, {t}") for t in ("[{dp}, {tp}]", "[{tp}, {dp}]", "[{dp}, {}]"))
+    found = place(factors, (x, w), (y,), mesh, ((512, 256), (256, 256), (512, 256)))
+    assert found.operands == (x, parse_layout("@m, [{tp}, {}]"))
+    assert found.results == (parse_layout("@m, [{dp}, {}], partial sum {tp}"),)
+
+
+def test_contributions_are_reduced_before_they_are_spread():
+    factors = Factors.of([["i"]], [["i", "j"]], ((8,), (8, 64)), linear="any")
+    partial = parse_layout("@m, [{}], partial sum {a}")
+    found = place(factors, (partial,), (None,), GRID, ((8,), (8, 64)))
+    assert found.operands == (partial.complete,)
+    factors = Factors.of([["i", "j"]], [["i"]], ((8, 64), (8,)), linear="sum")
+    partial = parse_layout("@m, [{}, {}], partial sum {a}")
+    found = place(factors, (partial,), (None,), GRID, ((8, 64), (8,)))
+    assert found.operands == (partial,)

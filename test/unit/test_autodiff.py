@@ -173,6 +173,32 @@ def test_the_input_of_three_branches_is_reduced_once():
     assert fused == ({}, {"all_reduce": 2})  # the three weights' in one buffer
 
 
+def test_what_comes_back_through_views_is_reduced_once():
+    """Each branch flattens the input for itself, as exported linear layers do."""
+
+    def branches(b: Builder, x: Any, *weights: Any) -> list[Any]:
+        return [matmul(b, b.reshape(b.neg(x), (8, 8)), w) for w in weights]
+
+    p = problem([f64(4, 2, 8), *[f64(8, 8)] * 3], branches, (0,))
+    texts = ["[{a}, {}, {}]", *["[{}, {b}]"] * 3]
+    assert counted(p, texts) == ({}, {"all_reduce": 1})
+
+
+def test_what_is_broadcast_is_reduced_before():
+    """The cotangent of a sum is spread: better a complete one."""
+
+    def sums(b: Builder, x: Any, w: Any) -> Any:
+        return matmul(b, b.reshape(b.reduce(x, "sum", (2,)), (4, 6)), w)
+
+    p = problem([f64(4, 6, 5), f64(6, 8)], sums, (0,))
+    module = compiled(
+        laid_out(p.module, FOUR, [layout("[{}, {}, {}]", FOUR), layout("[{}, {d}]", FOUR)])
+    )
+    assert not p.errors(module, 10)
+    (reduced,) = [o for o in parts(module, "g")[1] if isinstance(o, dist.AllReduceOp)]
+    assert str(reduced.values[0].type).startswith("tensor<4x6xf64")
+
+
 def test_contributions_of_different_layouts():
     """x is used where it is split and where it is gathered."""
 
