@@ -22,7 +22,10 @@ one of the local view, whose collectives stay as they are.
    sum that ends a partial value with nothing.
 4. The redistribution of a parameter's gradient has the parameter's `train.fusion` index.
 5. Of a composite its parts are differentiated.
-6. A private function that is differentiated is consumed; a public one stays.
+6. With `accumulate` the function stands once for each microbatch, forward and backward; what no
+   input decides is calculated once. Contributions of all microbatches to one gradient are added
+   before they are reduced.
+7. A private function that is differentiated is consumed; a public one stays.
 """
 
 from collections.abc import Sequence
@@ -35,10 +38,12 @@ from xdsl.dialects.builtin import (
     ArrayAttr,
     DictionaryAttr,
     FunctionType,
+    IntegerAttr,
     ModuleOp,
     StringAttr,
     TensorType,
     UnitAttr,
+    i64,
 )
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
@@ -64,17 +69,17 @@ from shardir.dialects.dist import (
     mail,
     with_layout,
 )
-from shardir.dialects.nn.base import TensorOp, float_attr, plain
+from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.train import (
-    OPTIMIZERS,
+    MICROBATCH,
     BackwardOp,
     GradientOp,
-    InitAttr,
+    MicrobatchOp,
     StepOp,
+    UpdateOp,
     arg_attrs,
     result_attrs,
     set_arg_attrs,
-    text_attr,
     updated_argument,
 )
 from shardir.passes.functions import (
@@ -86,7 +91,11 @@ from shardir.passes.functions import (
     set_type,
 )
 from shardir.passes.lower_to_spmd import lift, lower
+from shardir.passes.train_step import TrainStep
 from shardir.syntax.diagnostics import Failure
+
+KEPT = {"train.parameter", "train.state"}
+"""What stays from one microbatch to the next, unlike inputs."""
 
 
 @dataclass(frozen=True)
@@ -154,28 +163,34 @@ class _Differentiation:
         self.builder = Builder(laid, self.block.add_op)
         self.contributions: dict[SSAValue, list[SSAValue]] = {}
         self.varying: set[SSAValue] = set()
+        self.step: TrainStep | None = None
+        self.losses: list[SSAValue] = []  # of several microbatches
 
     def run(self) -> FuncOp:
         last = self.block.last_op
         assert isinstance(last, ReturnOp)
         self.returned = list(last.operands)
         erase(last)
-        self.forward = list(self.block.ops)
-        self.sent = mail(self.forward)
+        forward = list(self.block.ops)
+        self.sent = mail(forward)
         self.builder.location = self.request.location
-        self.block.add_op(BackwardOp.create(location=self.request.location))
         n = len(self.block.args)
         if isinstance(self.request, StepOp):
             wrt = [i for i, a in enumerate(self.attrs) if "train.parameter" in a]
         else:
             wrt = list(self.request.wrt.data)
         self._check(wrt)
-        self.mark(wrt)
-        self.seed()
-        self.backward()
-        gradients = {i: self.gradient_of(i) for i in wrt if i < n}
+        self.varying.update(self.block.args[i] for i in wrt)
         if isinstance(self.request, StepOp):
-            results, marks = self.update(gradients)
+            self.step = TrainStep(self.request, self.builder, self.block, self.attrs)
+        if self.step is not None and self.step.count > 1:
+            self.microbatches(forward, self.step)
+        else:
+            self.differentiate(forward)
+        gradients = {i: self.gradient_of(i) for i in wrt if i < n}
+        self.builder.location = self.request.location
+        if self.step is not None:
+            results, marks = self.update(self.step, gradients)
         else:
             results = [*self.returned, *(self.or_zero(i, g) for i, g in gradients.items())]
             marks = [{} for _ in results]
@@ -188,6 +203,72 @@ class _Differentiation:
                 set_type(v, t)
         return self.function(marks)
 
+    def differentiate(self, forward: Sequence[Operation]) -> None:
+        """The backward part of a forward part that stands at the block's end."""
+        self.block.add_op(BackwardOp.create(location=self.request.location))
+        self.mark(forward)
+        self.seed()
+        self.backward(forward)
+
+    # ---- several microbatches ----
+
+    def microbatches(self, forward: Sequence[Operation], step: TrainStep) -> None:
+        """The function several times, each on inputs of its own; a state that it updates goes from
+        one to the next."""
+        args = self.block.args
+        inputs = [i for i, a in enumerate(self.attrs) if not KEPT & a.keys()]
+        updated = [i for i in self.updated if i is not None]
+        own = self.dependent(forward, [args[i] for i in (*inputs, *updated)])
+        mine = set(own)
+        shared = [op for op in forward if op not in mine]
+        self.mark(shared)
+        kept = {*args, *(v for op in shared for v in op.results)}
+        for i in inputs:
+            self.attrs[i] = {**self.attrs[i], MICROBATCH: IntegerAttr(0, i64)}
+        first, loss = self.returned, self.updated.index(None)
+        losses = [first[loss]]
+        self.differentiate(own)
+        for k in range(1, step.count):
+            self.fold(kept)
+            self.block.add_op(MicrobatchOp.create(location=self.request.location))
+            values = {args[i]: self.input(i, k) for i in inputs}
+            for i, v in zip(self.updated, self.returned, strict=True):
+                if i is not None:
+                    values[args[i]] = step.becomes(args[i], v)
+            ops = [op.clone(values) for op in own]
+            self.sent |= mail(ops)
+            for old, op in zip(own, ops, strict=True):
+                op.location = old.location
+                self.block.add_op(op)
+            self.returned = [values.get(v, v) for v in first]
+            losses.append(self.returned[loss])
+            self.differentiate(ops)
+        self.fold(kept)
+        self.backward(shared)
+        self.losses = losses
+
+    def dependent(self, ops: Sequence[Operation], inputs: Sequence[SSAValue]) -> list[Operation]:
+        """The ops that calculate with any of these values."""
+        reached, found = set(inputs), []
+        for op in ops:
+            if any(v in reached for v in self.taken(op)):
+                reached.update(op.results)
+                found.append(op)
+        return found
+
+    def input(self, i: int, k: int) -> SSAValue:
+        """Input i of microbatch k."""
+        first = self.block.args[i]
+        arg = self.block.insert_arg(first.type, len(self.block.args))
+        arg.name_hint = f"{first.name_hint}_{k}" if first.name_hint else None
+        self.attrs.append({**self.attrs[i], MICROBATCH: IntegerAttr(k, i64)})
+        return arg
+
+    def fold(self, values: set[SSAValue]) -> None:
+        """Add up the contributions to these values, so that no more than one of a layout lives."""
+        for v in [v for v in self.contributions if v in values]:
+            self.contributions[v] = self.by_layout(v)
+
     def _check(self, wrt: Sequence[int]) -> None:
         for i in wrt:
             t = self.block.args[i].type
@@ -199,15 +280,17 @@ class _Differentiation:
 
     # ---- which values depend on what is differentiated ----
 
-    def mark(self, wrt: Sequence[int]) -> None:
-        self.varying.update(self.block.args[i] for i in wrt)
-        for op in self.forward:
-            operands = [self.sent[op].value] if op in self.sent else op.operands
-            if any(v in self.varying for v in operands):
+    def mark(self, forward: Sequence[Operation]) -> None:
+        for op in forward:
+            if any(v in self.varying for v in self.taken(op)):
                 self.varying.update(v for v in op.results if is_float(v))
             if isinstance(op, RELOCATIONS):
                 for v, out in self.moved(op) or ():
                     self.builder.known(v, out)
+
+    def taken(self, op: Operation) -> Sequence[SSAValue]:
+        """What an op calculates with; of a recv, what was sent."""
+        return [self.sent[op].value] if op in self.sent else op.operands
 
     def moved(self, op: Operation) -> list[tuple[SSAValue, SSAValue]] | None:
         """What communication takes and gives, value by value; None of any other op."""
@@ -226,7 +309,9 @@ class _Differentiation:
                 continue
             if plain(v).get_shape() == ():
                 if v in self.varying:
-                    one = self.builder.constant(1.0, plain(v).element_type)
+                    element = plain(v).element_type
+                    step = self.step
+                    one = step.seed(element) if step else self.builder.constant(1.0, element)
                     self.contributions.setdefault(v, []).append(one)
                 if isinstance(self.request, StepOp):
                     continue
@@ -240,9 +325,9 @@ class _Differentiation:
 
     # ---- backward ----
 
-    def backward(self) -> None:
+    def backward(self, forward: Sequence[Operation]) -> None:
         faults: list[tuple[Operation | None, str]] = []
-        for op in reversed(self.forward):
+        for op in reversed(forward):
             if not any(v in self.varying and v in self.contributions for v in op.results):
                 continue
             self.builder.location = op.location
@@ -313,11 +398,7 @@ class _Differentiation:
 
     def total(self, v: SSAValue) -> SSAValue:
         """The sum of the contributions; those of one layout first, still partial."""
-        by_layout: dict[object, SSAValue] = {}
-        for d in self.contributions.pop(v):
-            key = layout_of(d)
-            by_layout[key] = self.builder.add(by_layout[key], d) if key in by_layout else d
-        totals = list(by_layout.values())
+        totals = self.by_layout(v)
         if len(totals) > 1:
             layout = self.meeting(v, totals)
             totals = [self.builder.redistribute(t, layout) for t in totals]
@@ -341,6 +422,18 @@ class _Differentiation:
 
         return min((end, *map(b.layout, totals)), key=cost)
 
+    def by_layout(self, v: SSAValue) -> list[SSAValue]:
+        """The contributions to v, those of one layout added up."""
+        found: dict[object, SSAValue] = {}
+        for d in self.contributions.pop(v):
+            key = layout_of(d)
+            if key in found:
+                found[key] = self.builder.add(found[key], d)
+                found[key].name_hint = f"d_{v.name_hint}" if v.name_hint else None
+            else:
+                found[key] = d
+        return list(found.values())
+
     def gradient_of(self, i: int) -> SSAValue | None:
         """The gradient of argument i, to be communicated with those of its `train.fusion`."""
         gradient = self.cotangent(self.block.args[i])
@@ -359,62 +452,28 @@ class _Differentiation:
         layout = layout_of(arg)
         return zeros if layout is None else self.builder.redistribute(zeros, layout)
 
-    # ---- the optimizer ----
-
     def update(
-        self, gradients: dict[int, SSAValue | None]
+        self, step: TrainStep, gradients: dict[int, SSAValue | None]
     ) -> tuple[list[SSAValue], list[dict[str, Attribute]]]:
-        assert isinstance(self.request, StepOp)
-        kind, states = OPTIMIZERS[self.request.optimizer.kind]
-        numbers = {n: float_attr(x) for n, x in self.request.optimizer.values.items()}
-        self.builder.location = self.request.location
+        """What a step returns, and the marks of it."""
+        if self.losses:
+            self.returned[self.updated.index(None)] = step.loss(self.losses)
+        self.block.add_op(UpdateOp.create(location=self.request.location))
+        updates = step.update(gradients)
         results = [
-            v if state is None else self.laid_as(self.block.args[state], v)
+            v if state is None else step.becomes(self.block.args[state], v)
             for v, state in zip(self.returned, self.updated, strict=True)
         ]
-        marks: list[dict[str, Attribute]] = list(self.marks)
-        for i, g in gradients.items():
-            w, key = self.block.args[i], text_attr(self.attrs[i], "train.parameter")
-            assert key is not None
-            kept = [self.state(w, f"{key}.{s}") for s in states] if g is not None else []
-            if g is None:
-                new: Sequence[SSAValue] = [w]
-            else:
-                types = [with_layout(plain(v), layout_of(v)) for v in (w, *kept)]
-                op = kind.create(
-                    operands=[w, g, *kept], result_types=types, properties=dict(numbers),
-                    location=self.request.location,
-                )  # fmt: skip
-                self.block.add_op(op)
-                new = op.results
-            for v, old, name in zip(
-                new, (w, *kept), (key, *(f"{key}.{s}" for s in states)), strict=False
-            ):
-                v.name_hint = v.name_hint or old.name_hint
-                results.append(v)
-                marks.append({"train.updates": StringAttr(name)})
-        return results, marks
-
-    def laid_as(self, state: SSAValue, v: SSAValue) -> SSAValue:
-        """The new value of a state, where the state lies."""
-        layout = layout_of(state)
-        return v if layout is None else self.builder.redistribute(v, layout)
-
-    def state(self, w: SSAValue, name: str) -> SSAValue:
-        """A new argument like `w` that starts at zero."""
-        arg = self.block.insert_arg(w.type, len(self.block.args))
-        hint = f"{w.name_hint or 'w'}_{name.rsplit('.', 1)[-1]}"
-        arg.name_hint = hint if SSAValue.is_valid_name(hint) else None
-        init = InitAttr(("constant", (("value", 0.0),)))
-        self.attrs.append({"train.state": StringAttr(name), "train.init": init})
-        return arg
+        marks = [*self.marks, *({"train.updates": StringAttr(name)} for _, name in updates)]
+        return [*results, *(v for v, _ in updates)], marks
 
     # ---- the function ----
 
     def sweep(self) -> None:
         """Remove backward ops whose results nobody uses, such as the cotangents of inputs."""
         op = self.block.last_op
-        while op is not None and not isinstance(op, BackwardOp):
+        first = next(op for op in self.block.ops if isinstance(op, BackwardOp))
+        while op is not None and op is not first:
             before = op.prev_op
             if op.results and all(v.first_use is None for v in op.results):
                 erase(op)

@@ -5,7 +5,7 @@
     %d = nn.mul %g, %h : ...                 ->  %h_0 = nn.gelu %x : ...
                                                  %d   = nn.mul %g, %h_0 : ...
 
-1. A marked op's results are not used after `train.backward`, but by its own repetition.
+1. A marked op's results are not used after the next `train.backward`, but by its own repetition.
 2. What a repetition needs of other marked ops is repeated too; unmarked values are kept.
 3. Collectives are never repeated unless they are marked themselves; the repetition keeps the mark,
    so that simplify-communication does not take it for the same collective made twice.
@@ -38,11 +38,14 @@ class Recompute(ModulePass):
 
 
 def _repeat_marked(block: Block) -> None:
+    """Each `train.backward` ends the forward part since the one before it."""
     ops = list(block.ops)
-    start = next((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), None)
-    if start is None:
-        return
-    marked = {op for op in ops[:start] if MARK in op.attributes}
+    starts = [i for i, op in enumerate(ops) if isinstance(op, BackwardOp)]
+    for begin, start in zip([0, *starts], starts, strict=False):
+        _repeat(block, {op for op in ops[begin:start] if MARK in op.attributes}, ops[start + 1 :])
+
+
+def _repeat(block: Block, marked: set[Operation], behind: list[Operation]) -> None:
     if not marked:
         return
     again: dict[SSAValue, SSAValue] = {}
@@ -63,7 +66,7 @@ def _repeat_marked(block: Block) -> None:
             block.insert_op_before(copy, before)
         return again[v]
 
-    for op in ops[start + 1 :]:
+    for op in behind:
         for i, v in enumerate(op.operands):
             if (new := value(v, op)) is not v:
                 op.operands[i] = new

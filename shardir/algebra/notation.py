@@ -20,9 +20,8 @@ from shardir.algebra.strategy import Strategy
 
 STARTS = ["layout", "local", "axes", "mesh", "cluster", "strategy", "numbers", "options"]
 
-Value = int | float | str
-Options = tuple[str, tuple[tuple[str, Value], ...]]
-"""A word, then names with values."""
+Options = tuple[str, tuple[tuple[str, Any], ...]]
+"""A word, then names with values: int, float, str, or options again."""
 
 
 def check_sizes(axes: Sequence[tuple[Any, int]]) -> None:
@@ -121,7 +120,7 @@ class _Values(Transformer):
 
     cuts = cut
 
-    def option(self, c: list[Any]) -> tuple[Any, Value]:
+    def option(self, c: list[Any]) -> tuple[Any, Any]:
         return c[0], c[1]
 
     def int(self, c: list[Any]) -> int:
@@ -137,11 +136,14 @@ class _Values(Transformer):
         return str(c[0])
 
     def options(self, c: list[Any]) -> Options:
-        names = [n for n, _ in c[1:]]
+        pairs = [o for o in c[1:] if o is not None]
+        names = [n for n, _ in pairs]
         for i, n in enumerate(names):
             if n in names[:i]:
                 raise NotationError(f"option {n} stands twice", n.start_pos)
-        return str(c[0]), tuple((str(n), v) for n, v in c[1:])
+        return str(c[0]), tuple((str(n), v) for n, v in pairs)
+
+    nested = options
 
     def strategy(self, c: list[Any]) -> Strategy:
         mesh, operands, results = c
@@ -223,18 +225,27 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def parse_options(text: str) -> Options:
-    """`normal, mean = 0.0` -> ("normal", (("mean", 0.0),)). Raises NotationError."""
+    """`normal, mean = 0.0` -> ("normal", (("mean", 0.0),)); a value may be `word<name = value>`.
+    Raises NotationError."""
     return _parse(text, "options", "options: word, name = value, ...")
 
 
 def options_text(options: Options) -> str:
     """The text of options again."""
     word, pairs = options
+    return ", ".join([word, *(f"{n} = {_value_text(v)}" for n, v in pairs)])
 
-    def value(v: Value) -> str:
-        return f'"{v}"' if isinstance(v, str) else repr(v)
 
-    return ", ".join([word, *(f"{n} = {value(v)}" for n, v in pairs)])
+def nested_text(options: Options) -> str:
+    """The text of options that are a value."""
+    word, pairs = options
+    return f"{word}<{', '.join(f'{n} = {_value_text(v)}' for n, v in pairs)}>"
+
+
+def _value_text(v: Any) -> str:
+    if isinstance(v, tuple):
+        return nested_text(v)
+    return f'"{v}"' if isinstance(v, str) else repr(v)
 
 
 def mesh_of(name: str, text: str) -> Mesh:

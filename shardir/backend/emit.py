@@ -249,9 +249,7 @@ class Scope:
         if number is not None:
             self.numbers[op.results[0]] = number  # it becomes part of the lines that use it
             return
-        if isinstance(op, train.Update) and self.backward:
-            self.head("update")
-        if not isinstance(op, dist.Collective | train.BackwardOp):
+        if not isinstance(op, dist.Collective | train.Mark):
             self.say_where(op)
         made = entry(self, op)
         if made is None:

@@ -5,6 +5,7 @@ shard lies. Copied beside every program; needs only torch.
 `total` the number of rows of all ranks.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -240,3 +241,44 @@ def constant(
             whole = whole.narrow(dim, begin, end - begin)
         _constants[key] = whole.contiguous().to(mesh.device)
     return _constants[key]
+
+
+# ---- numbers of a training step ---------------------------------------------------------------
+
+
+def learning_rate(
+    done: Tensor, kind: str, rate: float, warmup: int, steps: int = 0, end: float = 0.0,
+    power: float = 1.0, every: int = 1, factor: float = 1.0,
+) -> Tensor:  # fmt: skip
+    """The learning rate of the step behind `done` steps, by a `#train.schedule` of this kind."""
+    done = done.double()
+    past = (done - warmup).clamp(min=0)
+    ramp = ((done + 1) / max(1, warmup)).clamp(max=1)
+    if kind == "inverse_sqrt":
+        return rate * ramp * (max(1, warmup) / (done + 1).clamp(min=max(1, warmup))).sqrt()
+    if kind == "step":
+        return rate * ramp * factor ** (past / every).floor()
+    if kind == "constant":
+        return rate * ramp
+    part = (past / (steps - warmup)).clamp(max=1)
+    left = (1 + (math.pi * part).cos()) / 2 if kind == "cosine" else (1 - part) ** power
+    return ramp * (end + (rate - end) * left)
+
+
+def trust_ratio(w: Tensor, u: Tensor, coefficient: float, weight_decay: float) -> Tensor:
+    """coefficient |w| / (|u| + weight_decay |w|), from squares; 1 where a norm is 0."""
+    w, u = w.sqrt(), u.sqrt()
+    ratio = coefficient * w / (u + weight_decay * w)
+    return torch.where((w > 0) & (u > 0), ratio, 1.0)
+
+
+def next_loss_scale(
+    scale: Tensor, good: Tensor, finite: Tensor, growth: float, backoff: float, interval: int
+) -> tuple[Tensor, Tensor]:
+    """The loss scale of the next step, and the number of good steps since it changed."""
+    grown = scale * growth
+    grown = torch.where(grown.isfinite(), grown, scale)
+    full = good + 1 >= interval
+    after = torch.where(full, grown, scale)
+    count = torch.where(full | ~finite, 0, good + 1)
+    return torch.where(finite, after, scale * backoff), count

@@ -24,7 +24,7 @@ from shardir.backend.emit import (
 from shardir.backend.names import identifier
 from shardir.backend.torch_dist import groups_of
 from shardir.dialects.dist import global_shape, layout_of
-from shardir.dialects.train import InitAttr, arg_attrs, result_attrs, text_attr
+from shardir.dialects.train import InitAttr, arg_attrs, microbatch_of, result_attrs, text_attr
 from shardir.syntax.diagnostics import Failure, file_place
 
 Array = np.ndarray[Any, Any]
@@ -126,8 +126,10 @@ def _key(attrs: dict[str, Attribute]) -> str | None:
 
 def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     kind = "step" if "train.step" in f.attributes else "function"
+    numbers = [n for attrs in arg_attrs(f) if (n := microbatch_of(attrs)) is not None]
+    microbatches = 1 + max(numbers, default=0)
     args = [
-        _argument(f, a, attrs, kind, mesh, data)
+        _argument(f, a, attrs, kind, mesh, data, microbatches)
         for a, attrs in zip(f.body.block.args, arg_attrs(f), strict=True)
     ]
     keys: set[str] = set()
@@ -199,7 +201,7 @@ def _value(v: SSAValue, name: str, at: Operation, mesh: Mesh | None) -> dict[str
 
 def _argument(
     f: FuncOp, v: BlockArgument, attrs: dict[str, Attribute], kind: str, mesh: Mesh | None,
-    data: Data,
+    data: Data, microbatches: int,
 ) -> dict[str, Any]:  # fmt: skip
     name = v.name_hint or f"arg{v.index}"
     key, role, init = _key(attrs), "parameter", None
@@ -212,7 +214,10 @@ def _argument(
     layout = layout_of(v)
     if layout is not None and layout.partial:
         raise Failure.at(f, f"argument %{name} is partial: nobody can fill it")
-    return {**value, "role": role, "key": key, "init": _init(f, value, role, init, kind, data)}
+    made = _init(f, value, role, init, kind, data)
+    if made["kind"] == "file" and (number := microbatch_of(attrs)) is not None:
+        made |= {"microbatch": number, "microbatches": microbatches}
+    return {**value, "role": role, "key": key, "init": made}
 
 
 def _init(

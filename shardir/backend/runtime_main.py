@@ -328,8 +328,10 @@ class Runner:
         data = open_npy(self.plan.directory / arg.init["file"])
         (start, stop), *columns = self._bounds(arg)
         shuffle = arg.init.get("shuffle", True)
+        number, count = arg.init.get("microbatch", 0), arg.init.get("microbatches", 1)
 
         def batch(step: int) -> Tensor:
+            step = step * count + number  # a microbatch is the batch of a step without them
             if shuffle:
                 rows = runtime_random.batch_rows(len(data), step, arg.shape[0], self.seed)
             else:

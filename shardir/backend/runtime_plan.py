@@ -17,6 +17,7 @@ trained: its results with `updates` become that state; its first other result is
 normal (mean, std), uniform (low, high), integers (low, high), constant (value), values (data),
 and file (file: an .npy, as a path in the directory; shuffle: true unless it says false).
 A file input of a step is a batch of the file's rows at each step; of a function, its first rows.
+With `microbatch` and `microbatches` (0 and 1) a step takes so many batches, this one by its number.
 This file needs neither torch nor numpy.
 """
 
@@ -42,6 +43,7 @@ _INITS: dict[str, dict[str, Any]] = {
     "values": {"data": list},
     "file": {"file": str},
 }
+_MICROBATCH = {"microbatch": 0, "microbatches": 1}
 
 Axes = tuple  # of names and (name, pre, size)
 
@@ -345,6 +347,9 @@ def _check_init(place: _Place, arg: Argument, kind: str, directory: Path) -> Non
         else:  # a batch of rows, or the first ones
             least = 1 if kind == "step" else want[0] if want else 0
             right = bool(want) and list(shape[1:]) == want[1:] and shape[0] >= least
+        number, count = (place.get(n, int, default=d).value for n, d in _MICROBATCH.items())
+        if not 0 <= number < count:
+            raise place.fail(f"there is no microbatch {number} of {count}")
         if not right:
             raise place.fail(f"the file's shape {list(shape)} does not fit the shape {want}")
 

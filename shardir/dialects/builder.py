@@ -138,6 +138,10 @@ class Builder:
         if self.layout(value).partial and not self.layout(same).partial:
             self._complete.setdefault(value, same)
 
+    def complete(self, value: SSAValue) -> SSAValue:
+        """The value with its contributions brought together, split as it is."""
+        return value if self.mesh is None else self.redistribute(value, self.layout(value).complete)
+
     def redistribution(self, value: SSAValue, layout: Layout) -> SSAValue:
         """A new redistribution of the value."""
         type = with_layout(plain(value), layout)
@@ -306,6 +310,27 @@ class Builder:
 
     def select(self, condition: SSAValue, x: SSAValue, y: SSAValue) -> SSAValue:
         return self.value(nn.SelectOp, condition, x, y)
+
+    def total(self, scalars: Sequence[SSAValue]) -> SSAValue:
+        """The sum of scalars, complete: contributions are added on each device, and then brought
+        together once, whatever the axes over which each was partial."""
+        by_layout: dict[Layout | None, SSAValue] = {}
+        for x in scalars:
+            key = None if self.mesh is None else self.layout(x)
+            by_layout[key] = self.add(by_layout[key], x) if key in by_layout else x
+        parts = list(by_layout.values())
+        if self.mesh is not None:
+            every = [a for x in parts for a in self.layout(x).partial]
+            digits = {d for d in self.mesh.cut(tuple(every), tuple(every))}
+            crossing = any(self.mesh.overlap(a, b) for a in digits for b in digits if a != b)
+            whole = replicated(self.mesh.name, 0)
+            union = self.mesh.simplify(tuple(sorted(digits, key=self.mesh.order)))
+            shared = whole if crossing else whole.with_partial(union)
+            parts = [self.redistribute(x, shared) for x in parts]
+        sum = parts[0]
+        for x in parts[1:]:
+            sum = self.add(sum, x)
+        return self.complete(sum)
 
     def sum_to(self, x: SSAValue, like: SSAValue) -> SSAValue:
         """The gradient of numpy's broadcasting: sums over the dimensions that `like` lacks."""

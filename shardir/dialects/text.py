@@ -3,8 +3,12 @@
 The text between `<` and `>` is read by the algebra's notation, whichever parser of the IR met it.
 """
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
+from math import inf
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from xdsl.ir import Data
@@ -14,7 +18,7 @@ from xdsl.utils.exceptions import ParseError
 from xdsl.utils.lexer import Span
 
 from shardir.algebra.errors import NotationError
-from shardir.algebra.notation import Options, options_text, parse_options
+from shardir.algebra.notation import Options, nested_text, options_text, parse_options
 
 T = TypeVar("T")
 
@@ -123,34 +127,84 @@ def word(kind: type[WordAttr], text: str) -> WordAttr:
     return kind.read(text)
 
 
-class OptionsAttr(TextAttr[Options], ABC):
-    """A word of KINDS with its named values; each value has a type, and a default or is needed."""
+@dataclass(frozen=True)
+class Option:
+    """The values that an option may have: their type, the default (None: it must be given), and
+    their range; without the ends where `open`."""
 
-    KINDS: ClassVar[dict[str, dict[str, type | float]]]
+    kind: type
+    default: Any = None
+    least: float = -inf
+    most: float = inf
+    open: bool = False
+    nested: Callable[[Options, str], Options] | None = None
+    """What completes a word with named values that may stand in its place."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises NotationError when the value is out of range."""
+        inside = self.least < value < self.most if self.open else self.least <= value <= self.most
+        if not inside:
+            ends = [f"above {self.least:g}" if self.open else f"at least {self.least:g}"]
+            ends += [f"below {self.most:g}" if self.open else f"at most {self.most:g}"]
+            wanted = [e for e, end in zip(ends, (self.least, self.most), strict=True)
+                      if abs(end) != inf]  # fmt: skip
+            raise NotationError(f"[G10] {name} is {value}; it must be {' and '.join(wanted)}")
+
+
+Kinds = Mapping[str, Mapping[str, Option]]
+
+
+def complete(what: str, kinds: Kinds, given: Options, text: str) -> Options:
+    """Options with their defaults, in order. Raises NotationError where they are not of `kinds`."""
+    word, values = given[0], dict(given[1])
+    if word not in kinds:
+        raise NotationError(f"unknown {what} {word!r}; there are {', '.join(kinds)}")
+    wanted = kinds[word]
+    for n in values:
+        if n not in wanted:
+            has = f"it has {', '.join(wanted)}" if wanted else "it has none"
+            raise NotationError(f"{word} has no option {n}; {has}", place_of(n, text))
+    out: list[tuple[str, Any]] = []
+    for n, option in wanted.items():
+        value = values.get(n, option.default)
+        if value is None:
+            raise NotationError(f"{word} needs {n} = ...", len(text))
+        if option.nested is not None and isinstance(value, tuple):
+            out.append((n, option.nested(value, text)))
+            continue
+        if option.kind is float and isinstance(value, int):
+            value = float(value)
+        if not isinstance(value, option.kind):
+            shown = nested_text(value) if isinstance(value, tuple) else repr(value)
+            raise NotationError(f"{n} is a {option.kind.__name__}, not {shown}", place_of(n, text))
+        if option.kind is not str:
+            try:
+                option.check(n, value)
+            except NotationError as e:
+                raise NotationError(e.message, place_of(n, text)) from None
+        out.append((n, value))
+    return word, tuple(out)
+
+
+def place_of(name: str, text: str) -> int:
+    """Where the option stands in the text."""
+    found = re.search(rf"\b{re.escape(name)}\s*=", text)
+    return found.start() if found else 0
+
+
+class OptionsAttr(TextAttr[Options], ABC):
+    """A word of KINDS with its named values."""
+
+    KINDS: ClassVar[Kinds]
 
     @classmethod
     def from_text(cls, text: str) -> Options:
-        word, given = parse_options(text)
-        if word not in cls.KINDS:
-            raise NotationError(f"unknown {cls.name} {word!r}; there are {', '.join(cls.KINDS)}")
-        wanted, values = cls.KINDS[word], dict(given)
-        for n in values:
-            if n not in wanted:
-                raise NotationError(
-                    f"{word} has no option {n}; it has {', '.join(wanted)}", text.find(n)
-                )
-        out: list[tuple[str, Any]] = []
-        for n, kind in wanted.items():
-            if n not in values and isinstance(kind, type):
-                raise NotationError(f"{word} needs {n} = ...", len(text))
-            value = values.get(n, kind)
-            expected = kind if isinstance(kind, type) else float
-            if expected is float and isinstance(value, int):
-                value = float(value)
-            if not isinstance(value, expected):
-                raise NotationError(f"{n} is a {expected.__name__}, not {value!r}", text.find(n))
-            out.append((n, value))
-        return word, tuple(out)
+        return cls.completed(parse_options(text), text)
+
+    @classmethod
+    def completed(cls, given: Options, text: str) -> Options:
+        """The options with their defaults. Raises NotationError."""
+        return complete(cls.name, cls.KINDS, given, text)
 
     @classmethod
     def to_text(cls, data: Options) -> str:

@@ -13,7 +13,15 @@ from xdsl.dialects.func import FuncOp
 
 from shardir.algebra.errors import ShardirError
 from shardir.dialects import dist
-from shardir.dialects.train import GradientOp, InitAttr, StepOp, arg_attrs, result_attrs, text_attr
+from shardir.dialects.train import (
+    GradientOp,
+    InitAttr,
+    StepOp,
+    arg_attrs,
+    number_attr,
+    result_attrs,
+    text_attr,
+)
 from shardir.interpret.evaluator import global_type, run
 from shardir.interpret.values import Array, for_differences, rounded
 
@@ -32,7 +40,7 @@ class NotEquivalentError(ShardirError):
 
 def random_arguments(f: FuncOp, module: ModuleOp, seed: int = 0) -> list[Array]:
     """Random values for a function's arguments: standard normal; integers within what
-    `train.input` says, else 0 or 1."""
+    `train.input` says, else 0 or 1; states positive, as means of squares are."""
     rng = np.random.default_rng(seed)
     meshes = dist.meshes_of(module)
     out = []
@@ -47,6 +55,8 @@ def random_arguments(f: FuncOp, module: ModuleOp, seed: int = 0) -> list[Array]:
             value: Any = rng.integers(low, max(high, low + 1), shape)
         else:
             value = rng.standard_normal(shape)
+        if "train.state" in attrs:
+            value = np.abs(value)
         out.append(rounded(value, whole.element_type))
     return out
 
@@ -135,6 +145,8 @@ def _check_gradient(
 ) -> None:
     """What was made of a function returns its results; and its slope in a random direction, by
     central differences, is what the gradients say."""
+    if isinstance(request, StepOp) and request.microbatches > 1:
+        return  # it runs the function several times, on inputs that the function does not have
     f = request.find()
     name, made = f.sym_name.data, new.sym_name.data
     with for_differences():
@@ -144,6 +156,8 @@ def _check_gradient(
         for i, (x, y) in enumerate(zip(expected, found, strict=False)):
             compare(made, i, x, y, "f32")
         gradients = _gradients(request, new, everything, found, len(expected))
+        if gradients is None:
+            return
         rng = np.random.default_rng(2)
         direction = {i: rng.standard_normal(g.shape) for i, g in gradients.items()}
         cotangents = _cotangents(request, expected, everything[len(arguments) :])
@@ -181,27 +195,45 @@ def _cotangents(
     return out
 
 
+FIRST_MOMENTS = {"momentum": "momentum", "nesterov": "momentum", "adam": "exp_avg",
+                 "adamw": "exp_avg", "lamb": "exp_avg"}  # fmt: skip
+"""The state of an optimizer that a gradient is added to."""
+
+
 def _gradients(
     request: StepOp | GradientOp, new: FuncOp, given: list[Array], found: list[Array], results: int
-) -> dict[int, Array]:
+) -> dict[int, Array] | None:
     """The gradient of each argument, by its number; a step's from what it made of parameters and
-    states."""
+    states. None where they do not say."""
     if isinstance(request, GradientOp):
         return dict(zip(request.wrt.data, found[results:], strict=True))
     attrs = arg_attrs(new)
     keys = [text_attr(a, "train.parameter") or text_attr(a, "train.state") for a in attrs]
     marks = result_attrs(new)
     updated = {text_attr(m, "train.updates"): y for m, y in zip(marks, found, strict=True) if m}
-    numbers = request.optimizer.values
+    kind, numbers = request.optimizer.kind, request.optimizer.values
+    moment = FIRST_MOMENTS.get(kind)
+    plain = kind == "sgd" and isinstance(numbers["lr"], float)
+    if request.clip is not None or not (plain or moment):
+        return None
     out = {}
     for i, (a, key) in enumerate(zip(attrs, keys, strict=True)):
         if "train.parameter" not in a:
             continue
-        w, state = given[i], f"{key}.momentum"
-        if request.optimizer.kind == "momentum" and state in updated:
-            total = updated[state] - numbers["momentum"] * given[keys.index(state)]
+        w, state = given[i], f"{key}.{moment}"
+        decay = number_attr(a, "train.weight_decay", numbers["weight_decay"])
+        if moment is None:
+            rate = numbers["lr"] * number_attr(a, "train.lr_scale", 1.0)
+            if rate == 0:
+                return None
+            unused = np.array_equal(updated[key], w)
+            out[i] = np.zeros_like(w) if unused else (w - updated[key]) / rate - decay * w
+        elif state not in updated:  # nothing depends on the parameter
+            out[i] = np.zeros_like(w)
         else:
-            total = (w - updated[key]) / numbers["lr"]
-        unused = np.array_equal(updated[key], w)
-        out[i] = np.zeros_like(w) if unused else total - numbers["weight_decay"] * w
+            mean = "beta1" in numbers
+            kept = numbers["beta1"] if mean else numbers["momentum"]
+            total = updated[state] - kept * given[keys.index(state)]
+            total = total / (1 - kept) if mean else total
+            out[i] = total - (0.0 if kind in ("adamw", "lamb") else decay) * w
     return out

@@ -146,7 +146,7 @@ class _Whole:
             elif isinstance(op, CallOp):
                 callee = function(self.module, op.callee.root_reference.data)
                 out = tuple(self.call(callee, inputs))
-            elif isinstance(op, train.BackwardOp):
+            elif isinstance(op, train.Mark):
                 continue
             else:
                 raise ShardirError(f"the interpreter has no {op.name}")
@@ -212,7 +212,7 @@ class _AllRanks:
             elif isinstance(op, CallOp):
                 callee = function(self.module, op.callee.root_reference.data)
                 outs = self.call_parts(callee, inputs)
-            elif isinstance(op, train.BackwardOp):
+            elif isinstance(op, train.Mark):
                 continue
             else:
                 raise ShardirError(f"the interpreter of the local view has no {op.name}")

@@ -269,7 +269,8 @@ def test_names_are_data_on_real_ranks(tmp_path):
       %import = nn.matmul %x, %w : ({kind}, {weights}) -> {kind}
       %s = nn.reduce <sum> %import dims <0, 1> : ({kind}) -> {part}
       %loss = dist.all_reduce <sum> %s over <dp$.x> : ({part}) -> {whole}
-      %w_1 = train.sgd %w, %w lr 0.5 weight_decay 0.0 : ({weights}, {weights}) -> {weights}
+      %lr = nn.constant dense<0.5> : tensor<f64> -> tensor<f64, #dist.local<@m, []>>
+      %w_1 = train.sgd %w, %w, %lr weight_decay 0.0 : ({weights}, {weights}, tensor<f64, #dist.local<@m, []>>) -> {weights}
       func.return %loss, %w_1 : {whole}, {weights}
     }}"""
     key = name + '"\n\\'

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from harness import (
     ELEMENTS,
     MESH,
@@ -16,7 +15,6 @@ from harness import (
     apply,
     collectives,
     compiled,
-    differs,
     function,
     laid_out,
     layout,
@@ -25,8 +23,6 @@ from harness import (
     parts,
     problem,
     program,
-    to_torch,
-    torch_forward,
 )
 from random_programs import random_form, random_problem
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
@@ -36,7 +32,7 @@ import shardir
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.backend.plan import plan_of
-from shardir.dialects import dist, nn, train
+from shardir.dialects import dist, nn
 from shardir.dialects.builder import Builder
 from shardir.dialects.nn.base import int_attr
 from shardir.interpret import run
@@ -331,61 +327,6 @@ ARGS = [
     Arg("f64", (6,), "c"),
     Arg("f64", (6, 2), "u"),
 ]
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        "sgd, lr = 0.1",
-        "sgd, lr = 0.1, weight_decay = 0.01",
-        "momentum, lr = 0.1, momentum = 0.9",
-        "momentum, lr = 0.1, momentum = 0.9, weight_decay = 0.01",
-    ],
-)
-@pytest.mark.parametrize(
-    "texts",
-    [
-        [None] * 5,
-        ["[{a}, {}]", None, "[{}, {b}]", None, None],
-        [None, None, "[{a, b}, {}]", None, "[{}, {b}]"],
-    ],
-    ids=["data parallel", "both", "split weights"],
-)
-def test_steps_are_those_of_torch(optimizer: str, texts: list[str | None]):
-    plain = program(ARGS, regression)
-    layouts = [None if t is None else layout(t) for t in texts]
-    module = compiled(add_step(laid_out(plain, MESH, layouts), optimizer), check=True)
-    rng = np.random.default_rng(0)
-    values = [numbers(rng, a.element, a.shape) for a in ARGS]
-    parameters = [torch.nn.Parameter(to_torch(v)) for v in values[2:]]
-    options = train.OptimizerAttr.read(optimizer).values
-    theirs = torch.optim.SGD(parameters, **options)
-    ours = values[2:]
-    if optimizer.startswith("momentum"):
-        ours = ours + [np.zeros_like(v) for v in values[2:]]
-    order = updates(module)
-    for _ in range(5):
-        inputs = [numbers(rng, a.element, a.shape) for a in ARGS[:2]]
-        loss, *new = run(module, "step", [*inputs, *ours])
-        theirs.zero_grad()
-        (wanted,) = torch_forward(function(plain, "f"), [*map(to_torch, inputs), *parameters])
-        wanted.backward()
-        theirs.step()
-        assert not differs(loss, wanted.detach().numpy(), "f64", 10)
-        ours = [new[i] for i in order]
-        for found, p in zip(ours, parameters, strict=False):
-            assert not differs(found, p.detach().numpy(), "f64", 10)
-
-
-def updates(module: ModuleOp) -> list[int]:
-    """For each parameter and state of @step, which result (after the loss) updates it."""
-    f = function(module, "step")
-    results = [a.data["train.updates"].data for a in list(f.properties["res_attrs"])[1:]]  # type: ignore
-    keys = [
-        train.text_attr(a, "train.parameter") or train.text_attr(a, "train.state")
-        for a in train.arg_attrs(f)
-    ]
-    return [results.index(k) for k in keys if k is not None]
 
 
 def test_a_step_leaves_unused_parameters_as_they_are():

@@ -314,15 +314,33 @@ nn.constant dense<[true, false, true]> : tensor<3xi1> -> tensor<3xi1>
 nn.constant dense<7> : tensor<i64> -> tensor<i64>
 nn.iota dim 1 -> tensor<4x5xi32>
 nn.iota dim 0 -> tensor<5xf32>
-train.sgd %0, %1 lr 1.0e-01 weight_decay 0.0 : (tensor<5x4xf32>, tensor<5x4xf32>) -> tensor<5x4xf32>
-train.sgd %0, %1 lr 1.0e-01 weight_decay 0.5 : (tensor<5x4xbf16>, tensor<5x4xbf16>) -> tensor<5x4xbf16>
-train.momentum %0, %1, %2 lr 1.0e-01 momentum 0.9 weight_decay 0.0 : (tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>) -> (tensor<5x4xf32>, tensor<5x4xf32>)
-train.momentum %0, %1, %2 lr 1.0e-01 momentum 0.9 weight_decay 0.1 : (tensor<5x4xf64>, tensor<5x4xf64>, tensor<5x4xf64>) -> (tensor<5x4xf64>, tensor<5x4xf64>)
+train.sgd %0, %1, %2 weight_decay 0.0 : (tensor<5x4xf32>, tensor<5x4xf32>, tensor<f64>) -> tensor<5x4xf32>
+train.sgd %0, %1, %2 weight_decay 0.5 : (tensor<5x4xbf16>, tensor<5x4xbf16>, tensor<f64>) -> tensor<5x4xbf16>
+train.momentum %0, %1, %2, %3 momentum 0.9 weight_decay 0.0 : (tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>, tensor<f64>) -> (tensor<5x4xf32>, tensor<5x4xf32>)
+train.momentum %0, %1, %2, %3 momentum 0.9 weight_decay 0.1 : (tensor<5x4xf64>, tensor<5x4xf64>, tensor<5x4xf64>, tensor<f64>) -> (tensor<5x4xf64>, tensor<5x4xf64>)
+train.nesterov %0, %1, %2, %3 momentum 0.9 weight_decay 0.1 : (tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>, tensor<f64>) -> (tensor<5x4xf32>, tensor<5x4xf32>)
+train.lars %0, %1, %2, %3 momentum 0.9 weight_decay 0.1 : (tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>, tensor<f64>) -> (tensor<5x4xf32>, tensor<5x4xf32>)
+train.adam %0, %1, %2, %3, %4, %5, %6 beta1 0.8 beta2 0.9 eps 0.1 weight_decay 0.1 : (tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>, tensor<f64>, tensor<f64>, tensor<f64>) -> (tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>)
+train.adam %0, %1, %2, %3, %4, %5, %6 beta1 0.8 beta2 0.9 eps 0.1 weight_decay 0.1 : (tensor<5x4xbf16>, tensor<5x4xbf16>, tensor<5x4xbf16>, tensor<5x4xbf16>, tensor<f64>, tensor<f64>, tensor<f64>) -> (tensor<5x4xbf16>, tensor<5x4xbf16>, tensor<5x4xbf16>)
+train.adamw %0, %1, %2, %3, %4, %5, %6 beta1 0.8 beta2 0.9 eps 0.1 weight_decay 0.1 : (tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>, tensor<f64>, tensor<f64>, tensor<f64>) -> (tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>)
+train.adamw %0, %1, %2, %3, %4, %5, %6 beta1 0.8 beta2 0.9 eps 0.1 weight_decay 0.1 : (tensor<f32>, tensor<f32>, tensor<f32>, tensor<f32>, tensor<f64>, tensor<f64>, tensor<f64>) -> (tensor<f32>, tensor<f32>, tensor<f32>)
+train.lamb_direction %0, %1, %2, %3, %4, %5 beta1 0.8 beta2 0.9 eps 0.1 weight_decay 0.1 : (tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>, tensor<f64>, tensor<f64>) -> (tensor<5x4xf32>, tensor<5x4xf32>, tensor<5x4xf32>)
+train.lamb_direction %0, %1, %2, %3, %4, %5 beta1 0.8 beta2 0.9 eps 0.1 weight_decay 0.1 : (tensor<f32>, tensor<f32>, tensor<f32>, tensor<f32>, tensor<f64>, tensor<f64>) -> (tensor<f32>, tensor<f32>, tensor<f32>)
+train.learning_rate %0 <constant, rate = 0.5, warmup = 9> : (tensor<i64>) -> tensor<f64>
+train.learning_rate %0 <cosine, rate = 0.5, steps = 11, warmup = 2> : (tensor<i64>) -> tensor<f64>
+train.learning_rate %0 <polynomial, rate = 0.5, steps = 9, power = 2.0, end = 0.1> : (tensor<i64>) -> tensor<f64>
+train.learning_rate %0 <step, rate = 0.5, every = 2> : (tensor<i64>) -> tensor<f64>
+train.learning_rate %0 <inverse_sqrt, rate = 0.5> : (tensor<i64>) -> tensor<f64>
+train.bias_correction %0 beta 0.9 : (tensor<i64>) -> tensor<f64>
+train.trust_ratio %0, %1 coefficient 0.1 weight_decay 0.2 : (tensor<f64>, tensor<f64>) -> tensor<f64>
+train.next_loss_scale %0, %1, %2 growth 2.0 backoff 0.5 interval 1 : (tensor<f32>, tensor<i64>, tensor<i1>) -> (tensor<f32>, tensor<i64>)
+train.next_loss_scale %0, %1, %2 growth 2.0 backoff 0.5 interval 5 : (tensor<f32>, tensor<i64>, tensor<i1>) -> (tensor<f32>, tensor<i64>)
 """.strip().splitlines()  # fmt: skip
 
 MESH = Mesh("m", (("dp", 2), ("tp", 2)))
 POSITIVE = ("nn.log", "nn.log1p", "nn.log2", "nn.sqrt", "nn.rsqrt", "nn.reciprocal", "nn.div",
-            "nn.remainder", "nn.pow", "nn.tan")  # fmt: skip
+            "nn.remainder", "nn.pow", "nn.tan", "train.adam", "train.adamw", "train.lamb_direction",
+            "train.learning_rate", "train.bias_correction", "train.trust_ratio")  # fmt: skip
 SHARES = ("nn.binary_cross_entropy", "nn.bce_loss")  # of numbers from 0 to 1, both among them
 
 
@@ -468,9 +486,9 @@ def test_op_in_every_layout(line):
 
 def test_every_op_has_its_text():
     ops = [op for family in nn.FAMILIES for op in family.OPS]
-    updates = [op for op, _ in train.OPTIMIZERS.values()]
+    updates = [*train.UPDATES, *train.SCALARS]
     plain_ops = {op for op in ops if not issubclass(op, Composite)}
-    assert plain_ops | set(updates) | {train.BackwardOp} == set(TORCH)
+    assert {*plain_ops, *updates, *train.MARKS} == set(TORCH)
     assert {*dist.COLLECTIVES, *dist.windows.OPS, dist.SendOp, dist.RecvOp} == set(TORCH_DIST)
     tried = {module_op.name for line in CASES for module_op in [the_op(module_of(line)[0])[1]]}
     assert {op.name for op in (*ops, *updates)} == tried
@@ -565,10 +583,12 @@ func.func @step(
   %r = nn.relu %h : (tensor<4x3xf32, #dist.local<@m, [{dp}, {}]>>) -> tensor<4x3xf32, #dist.local<@m, [{dp}, {}]>>
   %l = nn.reduce <sum> %r dims <0, 1> : (tensor<4x3xf32, #dist.local<@m, [{dp}, {}]>>) -> tensor<f32, #dist.local<@m, [], partial sum {dp}>>
   %loss = dist.all_reduce <sum> %l over <dp> : (tensor<f32, #dist.local<@m, [], partial sum {dp}>>) -> tensor<f32, #dist.local<@m, []>>
+  %lr = nn.constant dense<0.5> : tensor<f64> -> tensor<f64, #dist.local<@m, []>>
   train.backward
   %d_w = nn.einsum "ik,ij->kj" %x, %r : (tensor<4x3xf32, #dist.local<@m, [{dp}, {}]>>, tensor<4x3xf32, #dist.local<@m, [{dp}, {}]>>) -> tensor<3x3xf32, #dist.local<@m, [{}, {}], partial sum {dp}>>
   %d_w_1 = dist.all_reduce <sum> %d_w over <dp> : (tensor<3x3xf32, #dist.local<@m, [{}, {}], partial sum {dp}>>) -> tensor<3x3xf32, #dist.local<@m, [{}, {}]>>
-  %new = train.sgd %w, %d_w_1 lr 0.5 weight_decay 0.0 : (tensor<3x3xf32, #dist.local<@m, [{}, {}]>>, tensor<3x3xf32, #dist.local<@m, [{}, {}]>>) -> tensor<3x3xf32, #dist.local<@m, [{}, {}]>>
+  train.update
+  %new = train.sgd %w, %d_w_1, %lr weight_decay 0.0 : (tensor<3x3xf32, #dist.local<@m, [{}, {}]>>, tensor<3x3xf32, #dist.local<@m, [{}, {}]>>, tensor<f64, #dist.local<@m, []>>) -> tensor<3x3xf32, #dist.local<@m, [{}, {}]>>
   func.return %loss, %new : tensor<f32, #dist.local<@m, []>>, tensor<3x3xf32, #dist.local<@m, [{}, {}]>>
 }
 """  # fmt: skip
@@ -596,14 +616,14 @@ def test_a_step_reads_well():
     loss = rt.all_reduce(mesh, l, "sum", ("dp",), donate=True)
 
     # ---- backward ----
-    # step.ir:12, backward
+    # step.ir:13, backward
     d_w = x.mT @ r
     del r
-    # all-reduce sum over dp (2 ranks), 36 B: nn.einsum %d_w at step.ir:12 leaves partial sums
+    # all-reduce sum over dp (2 ranks), 36 B: nn.einsum %d_w at step.ir:13 leaves partial sums
     d_w = rt.all_reduce(mesh, d_w, "sum", ("dp",), donate=True)
 
     # ---- update ----
-    # step.ir:14
+    # step.ir:16
     w.sub_(d_w, alpha=0.5)
 
     return loss, w"""
@@ -612,7 +632,8 @@ def test_a_step_reads_well():
 
 @pytest.mark.parametrize(("old", "new", "lacks"), [
     # the parameter is read after its update, by itself or through a view: no update in place
-    ("func.return %loss, %new", "%y = nn.neg %w : (T) -> T\n  func.return %loss, %y", "sub_"),
+    ("func.return %loss, %new", "%y = nn.neg %w : (T) -> T\n  %z = nn.add %y, %new : (T, T) -> T\n"
+     "  func.return %loss, %z", " w.sub_"),
     ("func.return %loss, %new", "func.return %loss, %new", None),
     ("train.backward", "%t = nn.transpose %w perm <1, 0> : (T) -> T\n  train.backward", None),
     # what is reduced is a view of the parameter: not donated
@@ -625,7 +646,8 @@ def test_a_step_reads_well():
 def test_memory_is_reused_only_where_nobody_reads_it(old, new, lacks):
     whole = "tensor<3x3xf32, #dist.local<@m, [{}, {}]>>"
     partial = "tensor<3x3xf32, #dist.local<@m, [{}, {}], partial sum {dp}>>"
-    new = new.replace("(T)", f"({whole})").replace("-> T", f"-> {whole}")
+    new = new.replace("(T, T)", "(T, " + whole + ")").replace("(T", f"({whole}")
+    new = new.replace("-> T", f"-> {whole}")
     new = new.replace("(P)", f"({partial})").replace("-> P", f"-> {partial}")
     text = body_of(program_text(parse(STEP.replace(old, new), "s.ir", verify=True)))
     if lacks is None:

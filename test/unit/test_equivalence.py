@@ -25,6 +25,8 @@ REQUESTS = {
     "gradient": "train.gradient @g of @loss wrt <0, 1>",
     "sgd": "train.step @g of @loss <sgd, lr = 0.1, weight_decay = 0.01>",
     "momentum": "train.step @g of @loss <momentum, lr = 0.1, momentum = 0.9>",
+    "adam": "train.step @g of @loss <adam, lr = 0.1, weight_decay = 0.1>",
+    "lamb": "train.step @g of @loss <lamb, lr = constant<rate = 0.1>> loss_scale <dynamic>",
 }
 
 

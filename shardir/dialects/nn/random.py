@@ -49,7 +49,7 @@ from shardir.dialects.nn.base import (
 )
 from shardir.dialects.nn.elementwise import needs_float
 from shardir.dialects.random import fill, places, seed_at, uniform
-from shardir.dialects.text import OptionsAttr
+from shardir.dialects.text import Kinds, Option, OptionsAttr
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
@@ -61,11 +61,11 @@ class DistributionAttr(OptionsAttr):
     std = 1.0>`, `<integers, low = 0, high = 10>` (without high) or `<bernoulli, p = 0.5>`."""
 
     name = "nn.distribution"
-    KINDS: ClassVar[dict[str, dict[str, type | float]]] = {
-        "uniform": {"low": 0.0, "high": 1.0},
-        "normal": {"mean": 0.0, "std": 1.0},
-        "integers": {"low": int, "high": int},
-        "bernoulli": {"p": float},
+    KINDS: ClassVar[Kinds] = {
+        "uniform": {"low": Option(float, 0.0), "high": Option(float, 1.0)},
+        "normal": {"mean": Option(float, 0.0), "std": Option(float, 1.0)},
+        "integers": {"low": Option(int), "high": Option(int)},
+        "bernoulli": {"p": Option(float)},
     }
 
 

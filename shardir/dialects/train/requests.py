@@ -1,23 +1,18 @@
-"""The `train` dialect: what to differentiate, how parameters start and how they are updated.
-
-    func.func @loss(%x: tensor<8x4xf32> {train.input = #train.init<normal, mean = 0.0, std = 1.0>},
-                    %w: tensor<4x2xf32> {train.parameter = "w", train.init = #train.init<...>})
-        -> tensor<f32> { ... }
-    train.step @step of @loss <momentum, lr = 0.1, momentum = 0.9>
+"""What to differentiate: `train.step` and `train.gradient`, what arguments say of themselves, and
+the marks between the parts of what is made of them.
 
 A parameter may say `train.fusion = 2 : i64`: its gradient is communicated in one buffer with those
-of the other parameters of that index.
-
-`distributed-autodiff` turns a `train.step` into a function from inputs, parameters and states to
-the loss and the updated parameters and states.
+of the other parameters of that index. `train.weight_decay = 0.0 : f64` stands in place of the
+optimizer's number for it, and `train.lr_scale = 0.1 : f64` multiplies its learning rate.
 """
 
 from abc import ABC
-from typing import Any, ClassVar
+from math import inf
+from typing import Any
 
-import numpy as np
 from xdsl.dialects.builtin import (
     AnyFloat,
+    ArrayAttr,
     DictionaryAttr,
     FloatAttr,
     IntegerAttr,
@@ -25,66 +20,20 @@ from xdsl.dialects.builtin import (
     SymbolNameConstraint,
     SymbolRefAttr,
     TensorType,
-    f64,
     i64,
 )
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Dialect
-from xdsl.irdl import (
-    IRDLOperation,
-    irdl_attr_definition,
-    irdl_op_definition,
-    operand_def,
-    prop_def,
-    result_def,
-    traits_def,
-)
+from xdsl.irdl import IRDLOperation, irdl_op_definition, opt_prop_def, prop_def, traits_def
 from xdsl.traits import SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.algebra.errors import ShardirError
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    DimsAttr,
-    Place,
-    Props,
-    Types,
-    float_of,
+from shardir.dialects.nn.base import DimsAttr
+from shardir.dialects.train.options import (
+    AccumulateAttr,
+    ClipAttr,
+    LossScaleAttr,
+    OptimizerAttr,
 )
-from shardir.dialects.nn.elementwise import Elementwise, needs_float
-from shardir.dialects.text import OptionsAttr
-
-# ---- attributes ----
-
-
-@irdl_attr_definition
-class InitAttr(OptionsAttr):
-    """How a value starts: drawn by its global position, so that every mesh draws the same, or read
-    from an array of an .npz file, in rows."""
-
-    name = "train.init"
-    KINDS: ClassVar[dict[str, dict[str, type | float]]] = {
-        "normal": {"mean": 0.0, "std": 1.0},
-        "uniform": {"low": 0.0, "high": 1.0},
-        "integers": {"low": int, "high": int},
-        "constant": {"value": float},
-        "file": {"path": str, "array": str},
-    }
-
-
-@irdl_attr_definition
-class OptimizerAttr(OptionsAttr):
-    """The optimizer of a train step, with its numbers."""
-
-    name = "train.optimizer"
-    KINDS: ClassVar[dict[str, dict[str, type | float]]] = {
-        "sgd": {"lr": float, "weight_decay": 0.0},
-        "momentum": {"lr": float, "momentum": float, "weight_decay": 0.0},
-    }
-
-
-# ---- what to differentiate ----
 
 
 class _OfFunction(IRDLOperation, ABC):
@@ -110,8 +59,19 @@ class StepOp(_OfFunction):
 
     name = "train.step"
     optimizer = prop_def(OptimizerAttr)
+    accumulate = opt_prop_def(AccumulateAttr)
+    clip = opt_prop_def(ClipAttr)
+    loss_scale = opt_prop_def(LossScaleAttr)
     traits = traits_def(SymbolOpInterface())
-    assembly_format = "$sym_name `of` $function $optimizer attr-dict"
+    assembly_format = (
+        "$sym_name `of` $function $optimizer (`accumulate` $accumulate^)? (`clip` $clip^)? "
+        "(`loss_scale` $loss_scale^)? attr-dict"
+    )
+
+    @property
+    def microbatches(self) -> int:
+        """How many times a step runs the function."""
+        return 1 if self.accumulate is None else self.accumulate.values["microbatches"]
 
     def verify_(self) -> None:
         f = self.find()
@@ -135,6 +95,9 @@ class StepOp(_OfFunction):
                 '{train.parameter = "name", train.init = #train.init<...>}'
             )
         check_fusion(f)
+        for attrs in arg_attrs(f):
+            for name in OWN_NUMBERS:
+                number_attr(attrs, name, 0.0)
         keys = [text_attr(a, "train.parameter") for a in arg_attrs(f) if "train.parameter" in a]
         for key in keys:
             if not key or keys.count(key) > 1:
@@ -165,12 +128,34 @@ class GradientOp(_OfFunction):
         check_fusion(f)
 
 
+class Mark(IRDLOperation, ABC):
+    """Where a part of a function begins."""
+
+    assembly_format = "attr-dict"
+
+
 @irdl_op_definition
-class BackwardOp(IRDLOperation):
-    """Where the forward part of a function ends and its backward part begins."""
+class BackwardOp(Mark):
+    """Where the forward part of a function (of a microbatch) ends and its backward part begins."""
 
     name = "train.backward"
-    assembly_format = "attr-dict"
+
+
+@irdl_op_definition
+class MicrobatchOp(Mark):
+    """Where the forward part of the next microbatch begins."""
+
+    name = "train.microbatch"
+
+
+@irdl_op_definition
+class UpdateOp(Mark):
+    """Where the backward part of a step ends, and what follows from its gradients begins."""
+
+    name = "train.update"
+
+
+MARKS: list[type[Mark]] = [BackwardOp, MicrobatchOp, UpdateOp]
 
 
 def arg_attrs(f: FuncOp) -> list[dict[str, Any]]:
@@ -231,9 +216,17 @@ def check_fusion(f: FuncOp) -> None:
 
 
 def set_arg_attrs(f: FuncOp, attrs: list[dict[str, Any]]) -> None:
-    from xdsl.dialects.builtin import ArrayAttr
-
     f.properties["arg_attrs"] = ArrayAttr(DictionaryAttr(a) for a in attrs)
+
+
+MICROBATCH = "train.microbatch"
+"""Marks an input of a step with the number of the microbatch that it belongs to, from 0."""
+
+
+def microbatch_of(attrs: dict[str, Any]) -> int | None:
+    """The microbatch that an input belongs to, where there are several."""
+    attr = attrs.get(MICROBATCH)
+    return attr.value.data if isinstance(attr, IntegerAttr) else None
 
 
 def text_attr(attrs: dict[str, Any], name: str) -> str | None:
@@ -242,80 +235,19 @@ def text_attr(attrs: dict[str, Any], name: str) -> str | None:
     return attr.data if isinstance(attr, StringAttr) else None
 
 
-# ---- optimizers ----
+OWN_NUMBERS = ("train.weight_decay", "train.lr_scale")
+"""What a parameter may say of itself to its optimizer."""
 
 
-class Update(Elementwise, ABC):
-    """A parameter and its states after one step, from its gradient; all of one shape."""
+def number_attr(attrs: dict[str, Any], name: str, default: float) -> float:
+    """The number of an attribute such as `train.lr_scale = 0.1 : f64`.
 
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        needs_float(cls.name, operands)
-        for t in operands[1:]:
-            if t != operands[0]:
-                raise ShardirError(
-                    f"[T6] the parameter is {operands[0]}, its gradient or state {t}"
-                )
-        return [t for i, t in enumerate(operands) if i != 1]
-
-    @classmethod
-    def rule(cls, operands: Types, results: Types, props: Props):
-        one = super().rule(operands, results[:1], props)
-        from dataclasses import replace
-
-        return replace(one, results=one.results * len(results))
-
-
-@irdl_op_definition
-class SgdOp(Update):
-    """w - lr (g + weight_decay w)"""
-
-    name = "train.sgd"
-    w = operand_def(TensorType)
-    g = operand_def(TensorType)
-    lr = prop_def(FloatAttr.constr(type=f64))
-    weight_decay = prop_def(FloatAttr.constr(type=f64))
-    new_w = result_def(TensorType)
-    assembly_format = f"$w `,` $g `lr` $lr `weight_decay` $weight_decay {STRATEGY}"
-
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        w, g = arrays
-        g = g + float_of(self, "weight_decay") * w
-        return (w - float_of(self, "lr") * g).astype(w.dtype)
-
-
-@irdl_op_definition
-class MomentumOp(Update):
-    """v' = momentum v + g + weight_decay w; w' = w - lr v'"""
-
-    name = "train.momentum"
-    w = operand_def(TensorType)
-    g = operand_def(TensorType)
-    v = operand_def(TensorType)
-    lr = prop_def(FloatAttr.constr(type=f64))
-    momentum = prop_def(FloatAttr.constr(type=f64))
-    weight_decay = prop_def(FloatAttr.constr(type=f64))
-    new_w = result_def(TensorType)
-    new_v = result_def(TensorType)
-    assembly_format = (
-        "$w `,` $g `,` $v `lr` $lr `momentum` $momentum `weight_decay` $weight_decay " + STRATEGY
-    )
-
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
-        w, g, v = arrays
-        v = float_of(self, "momentum") * v + g + float_of(self, "weight_decay") * w
-        v = np.asarray(v, dtype=w.dtype)
-        return (w - float_of(self, "lr") * v).astype(w.dtype), v
-
-
-OPTIMIZERS: dict[str, tuple[type[Update], tuple[str, ...]]] = {
-    "sgd": (SgdOp, ()),
-    "momentum": (MomentumOp, ("momentum",)),
-}
-"""The update op of each optimizer, and the names of its states (all start at zero)."""
-
-Train = Dialect(
-    "train",
-    [StepOp, GradientOp, BackwardOp, SgdOp, MomentumOp],
-    [InitAttr, OptimizerAttr],
-)
+    Raises:
+        VerifyException: it is no number, or a negative one.
+    """
+    attr = attrs.get(name)
+    if attr is None:
+        return default
+    if not (isinstance(attr, FloatAttr) and 0 <= attr.value.data < inf):
+        raise VerifyException(f"[G9] {name} is a number, at least 0, such as 0.1 : f64, not {attr}")
+    return attr.value.data

@@ -1,0 +1,77 @@
+"""The `train` dialect: what to differentiate, how parameters start and how they are updated.
+
+    func.func @loss(%x: tensor<8x4xf32> {train.input = #train.init<normal, mean = 0.0, std = 1.0>},
+                    %w: tensor<4x2xf32> {train.parameter = "w", train.init = #train.init<...>})
+        -> tensor<f32> { ... }
+    train.step @step of @loss <momentum, lr = 0.1, momentum = 0.9>
+
+`distributed-autodiff` turns a `train.step` into a function from inputs, parameters and states to
+the loss and the updated parameters and states.
+
+options.py has the attributes, requests.py what is asked for, updates.py the ops of a step,
+optimizers.py how each optimizer is made of them.
+"""
+
+from xdsl.ir import Dialect
+
+from shardir.dialects.train.optimizers import OPTIMIZERS, Clock, Target, Updated, sum_of_squares
+from shardir.dialects.train.options import (
+    ATTRS,
+    AccumulateAttr,
+    ClipAttr,
+    InitAttr,
+    LossScaleAttr,
+    OptimizerAttr,
+    ScheduleAttr,
+)
+from shardir.dialects.train.requests import (
+    MARKS,
+    MICROBATCH,
+    BackwardOp,
+    GradientOp,
+    Mark,
+    MicrobatchOp,
+    StepOp,
+    UpdateOp,
+    arg_attrs,
+    check_fusion,
+    microbatch_of,
+    number_attr,
+    result_attrs,
+    set_arg_attrs,
+    text_attr,
+    updated_argument,
+)
+from shardir.dialects.train.updates import (
+    NUMBER,
+    SCALARS,
+    UPDATES,
+    AdamOp,
+    AdamWOp,
+    BiasCorrectionOp,
+    LambDirectionOp,
+    LarsOp,
+    LearningRateOp,
+    MomentumOp,
+    NesterovOp,
+    NextLossScaleOp,
+    Scalar,
+    SgdOp,
+    TrustRatioOp,
+    Update,
+    WithMoments,
+    WithVelocity,
+)
+
+Train = Dialect("train", [StepOp, GradientOp, *MARKS, *UPDATES, *SCALARS], ATTRS)
+
+__all__ = [
+    "ATTRS", "MARKS", "MICROBATCH", "NUMBER", "OPTIMIZERS", "SCALARS", "UPDATES",
+    "AccumulateAttr", "AdamOp", "AdamWOp", "BackwardOp", "BiasCorrectionOp", "ClipAttr", "Clock",
+    "GradientOp", "InitAttr", "LambDirectionOp", "LarsOp", "LearningRateOp", "LossScaleAttr",
+    "Mark", "MicrobatchOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "OptimizerAttr",
+    "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "Target", "Train", "TrustRatioOp", "Update",
+    "UpdateOp", "Updated", "WithMoments", "WithVelocity", "arg_attrs", "check_fusion",
+    "microbatch_of", "number_attr", "result_attrs", "set_arg_attrs", "sum_of_squares",
+    "text_attr", "updated_argument",
+]  # fmt: skip

@@ -1,0 +1,145 @@
+"""Attributes of training: words with named values.
+
+    #train.init<normal, mean = 0.0, std = 1.0>
+    <adamw, lr = cosine<rate = 0.001, steps = 1000, warmup = 100>, weight_decay = 0.01>
+
+A value may itself be a word with named values, in angle brackets: a learning rate that changes.
+"""
+
+from math import inf
+from typing import ClassVar
+
+from xdsl.irdl import irdl_attr_definition
+
+from shardir.algebra.errors import NotationError
+from shardir.algebra.notation import Options
+from shardir.dialects.text import Kinds, Option, OptionsAttr, place_of
+
+
+@irdl_attr_definition
+class InitAttr(OptionsAttr):
+    """How a value starts: drawn by its global position, so that every mesh draws the same, or read
+    from an array of an .npz file, in rows."""
+
+    name = "train.init"
+    KINDS: ClassVar[Kinds] = {
+        "normal": {"mean": Option(float, 0.0), "std": Option(float, 1.0)},
+        "uniform": {"low": Option(float, 0.0), "high": Option(float, 1.0)},
+        "integers": {"low": Option(int), "high": Option(int)},
+        "constant": {"value": Option(float)},
+        "file": {"path": Option(str), "array": Option(str)},
+    }
+
+
+RATE = Option(float, least=0.0)
+END = Option(float, 0.0, least=0.0)
+STEPS = Option(int, least=1)
+WARMUP = Option(int, 0, least=0)
+
+
+@irdl_attr_definition
+class ScheduleAttr(OptionsAttr):
+    """How a learning rate follows from the number of steps done."""
+
+    name = "train.schedule"
+    KINDS: ClassVar[Kinds] = {
+        "constant": {"rate": RATE, "warmup": WARMUP},
+        "cosine": {"rate": RATE, "steps": STEPS, "end": END, "warmup": WARMUP},
+        "polynomial": {
+            "rate": RATE, "steps": STEPS, "end": END, "power": Option(float, 1.0, least=0.0),
+            "warmup": WARMUP,
+        },
+        "step": {
+            "rate": RATE, "every": STEPS, "factor": Option(float, 0.1, least=0.0),
+            "warmup": WARMUP,
+        },
+        "inverse_sqrt": {"rate": RATE, "warmup": WARMUP},
+    }  # fmt: skip
+
+    @classmethod
+    def completed(cls, given: Options, text: str) -> Options:
+        word, pairs = super().completed(given, text)
+        values = dict(pairs)
+        if values["warmup"] >= values.get("steps", inf):
+            raise NotationError(
+                f"[G10] warmup is {values['warmup']}; it must be below steps, {values['steps']}",
+                place_of("warmup", text),
+            )
+        return word, pairs
+
+
+LR = Option(float, least=0.0, nested=ScheduleAttr.completed)
+DECAY = Option(float, 0.0, least=0.0)
+BETA1, BETA2 = (Option(float, x, least=0.0, most=1.0) for x in (0.9, 0.999))
+
+
+def _adam(eps: float, weight_decay: float) -> dict[str, Option]:
+    return {
+        "lr": LR, "beta1": BETA1, "beta2": BETA2, "eps": Option(float, eps, least=0.0),
+        "weight_decay": Option(float, weight_decay, least=0.0),
+    }  # fmt: skip
+
+
+@irdl_attr_definition
+class OptimizerAttr(OptionsAttr):
+    """The optimizer of a train step, with its numbers."""
+
+    name = "train.optimizer"
+    KINDS: ClassVar[Kinds] = {
+        "sgd": {"lr": LR, "weight_decay": DECAY},
+        "momentum": {"lr": LR, "momentum": Option(float, least=0.0), "weight_decay": DECAY},
+        "nesterov": {"lr": LR, "momentum": Option(float, least=0.0), "weight_decay": DECAY},
+        "adam": _adam(1e-8, 0.0),
+        "adamw": _adam(1e-8, 0.01),
+        "lamb": _adam(1e-6, 0.01),
+        "lars": {
+            "lr": LR, "momentum": Option(float, 0.9, least=0.0), "weight_decay": DECAY,
+            "coefficient": Option(float, 0.001, least=0.0),
+        },
+        "adafactor": {
+            "lr": LR, "beta2_decay": Option(float, -0.8, most=0.0),
+            "eps1": Option(float, 1e-7, least=0.0), "eps2": Option(float, 1e-3, least=0.0),
+            "clip": Option(float, 1.0, least=0.0, open=True), "weight_decay": DECAY,
+        },
+    }  # fmt: skip
+
+
+@irdl_attr_definition
+class AccumulateAttr(OptionsAttr):
+    """How a step combines the gradients of several microbatches: `<mean, microbatches = 4>`."""
+
+    name = "train.accumulate"
+    KINDS: ClassVar[Kinds] = {
+        "mean": {"microbatches": Option(int, least=1)},
+        "sum": {"microbatches": Option(int, least=1)},
+    }
+
+
+@irdl_attr_definition
+class ClipAttr(OptionsAttr):
+    """How large gradients may be: their global norm, or each element's absolute value."""
+
+    name = "train.clip"
+    KINDS: ClassVar[Kinds] = {
+        "norm": {"max": Option(float, least=0.0, open=True)},
+        "value": {"max": Option(float, least=0.0, open=True)},
+    }
+
+
+@irdl_attr_definition
+class LossScaleAttr(OptionsAttr):
+    """What cotangents are multiplied by, so that small ones are not lost to a narrow type."""
+
+    name = "train.loss_scale"
+    KINDS: ClassVar[Kinds] = {
+        "static": {"factor": Option(float, least=0.0, open=True)},
+        "dynamic": {
+            "initial": Option(float, 65536.0, least=0.0, open=True),
+            "growth": Option(float, 2.0, least=1.0),
+            "backoff": Option(float, 0.5, least=0.0, most=1.0, open=True),
+            "interval": Option(int, 2000, least=1),
+        },
+    }
+
+
+ATTRS = [InitAttr, ScheduleAttr, OptimizerAttr, AccumulateAttr, ClipAttr, LossScaleAttr]

@@ -1,0 +1,345 @@
+"""What optimizers are made of: updates, elementwise on a parameter's part wherever it lies, and the
+numbers that they share, scalars in double precision.
+
+    %lr = train.learning_rate %count <cosine, rate = 0.1, steps = 100, end = 0.0, warmup = 0>
+    %w_1, %v_1 = train.momentum %w, %g, %v, %lr momentum 0.9 weight_decay 0.0
+"""
+
+from abc import ABC
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f32, f64, i1, i64
+from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import STRATEGY, Array, Place, Props, Types, float_of
+from shardir.dialects.nn.elementwise import Elementwise, needs_float
+from shardir.dialects.train.options import ScheduleAttr
+
+NUMBER = tensor(f64, ())
+"""The type of the numbers that all parameters share."""
+
+FLOAT = FloatAttr.constr(type=f64)
+
+
+class Several(Elementwise, ABC):
+    """An elementwise op with several results of one shape."""
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        one = super().rule(operands, results[:1], props)
+        return replace(one, results=one.results * len(results))
+
+
+# ---- updates ----
+
+
+class Update(Several, ABC):
+    """A parameter and its states after one step: from them, the gradient, and SCALARS."""
+
+    STATES: ClassVar[tuple[str, ...]] = ()
+    """The names of the states, which stand behind the gradient and behind the new parameter."""
+    SCALARS: ClassVar[tuple[str, ...]] = ("lr",)
+    """The last operands, of type NUMBER."""
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        n = len(operands) - len(cls.SCALARS)
+        needs_float(cls.name, operands[:n])
+        for t in operands[1:n]:
+            if t != operands[0]:
+                raise ShardirError(
+                    f"[T6] the parameter is {operands[0]}, its gradient or state {t}"
+                )
+        for name, t in zip(cls.SCALARS, operands[n:], strict=True):
+            if t != NUMBER:
+                raise ShardirError(f"[T5] {name} is a {NUMBER}, not {t}; nn.convert it")
+        return [operands[0], *operands[2:n]]
+
+
+@irdl_op_definition
+class SgdOp(Update):
+    """w - lr (g + weight_decay w)"""
+
+    name = "train.sgd"
+    w = operand_def(TensorType)
+    g = operand_def(TensorType)
+    lr = operand_def(TensorType)
+    weight_decay = prop_def(FLOAT)
+    new_w = result_def(TensorType)
+    assembly_format = f"$w `,` $g `,` $lr `weight_decay` $weight_decay {STRATEGY}"
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        w, g, lr = arrays
+        return w - lr * (g + float_of(self, "weight_decay") * w)
+
+
+class WithVelocity(Update, ABC):
+    """An update with one state, the velocity."""
+
+    STATES: ClassVar[tuple[str, ...]] = ("momentum",)
+    w = operand_def(TensorType)
+    g = operand_def(TensorType)
+    v = operand_def(TensorType)
+    lr = operand_def(TensorType)
+    momentum = prop_def(FLOAT)
+    weight_decay = prop_def(FLOAT)
+    new_w = result_def(TensorType)
+    new_v = result_def(TensorType)
+    assembly_format = (
+        "$w `,` $g `,` $v `,` $lr `momentum` $momentum `weight_decay` $weight_decay " + STRATEGY
+    )
+
+    def decayed(self, w: Array, g: Array) -> Array:
+        return g + float_of(self, "weight_decay") * w
+
+
+@irdl_op_definition
+class MomentumOp(WithVelocity):
+    """v' = momentum v + g + weight_decay w; w' = w - lr v'"""
+
+    name = "train.momentum"
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        w, g, v, lr = arrays
+        v = float_of(self, "momentum") * v + self.decayed(w, g)
+        return w - lr * v, v
+
+
+@irdl_op_definition
+class NesterovOp(WithVelocity):
+    """u = g + weight_decay w; v' = momentum v + u; w' = w - lr (u + momentum v')"""
+
+    name = "train.nesterov"
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        w, g, v, lr = arrays
+        u, momentum = self.decayed(w, g), float_of(self, "momentum")
+        v = momentum * v + u
+        return w - lr * (u + momentum * v), v
+
+
+@irdl_op_definition
+class LarsOp(WithVelocity):
+    """v' = momentum v + lr (g + weight_decay w); w' = w - v': the rate, which is the layer's own,
+    is part of the velocity (You, Gitman and Ginsburg, 2017)"""
+
+    name = "train.lars"
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        w, g, v, lr = arrays
+        v = float_of(self, "momentum") * v + lr * self.decayed(w, g)
+        return w - v, v
+
+
+class WithMoments(Update, ABC):
+    """An update with the running means of the gradient and of its square, m and v. `correction1`
+    is 1 - beta1^t and `correction2` 1 - beta2^t, at step t = 1, 2, ..."""
+
+    STATES: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    beta1 = prop_def(FLOAT)
+    beta2 = prop_def(FLOAT)
+    eps = prop_def(FLOAT)
+    weight_decay = prop_def(FLOAT)
+    new_w = result_def(TensorType)
+    new_m = result_def(TensorType)
+    new_v = result_def(TensorType)
+
+    def moments(self, g: Array, m: Array, v: Array) -> tuple[Array, Array]:
+        beta1, beta2 = float_of(self, "beta1"), float_of(self, "beta2")
+        return beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+
+    def direction(self, m: Array, v: Array, correction1: Array, correction2: Array) -> Array:
+        return m / correction1 / (np.sqrt(v / correction2) + float_of(self, "eps"))
+
+
+MOMENTS = (
+    "`beta1` $beta1 `beta2` $beta2 `eps` $eps `weight_decay` $weight_decay " + STRATEGY
+)  # fmt: skip
+
+
+class Adams(WithMoments, ABC):
+    """What Adam and AdamW have in common."""
+
+    SCALARS: ClassVar[tuple[str, ...]] = ("correction1", "correction2", "lr")
+    w = operand_def(TensorType)
+    g = operand_def(TensorType)
+    m = operand_def(TensorType)
+    v = operand_def(TensorType)
+    correction1 = operand_def(TensorType)
+    correction2 = operand_def(TensorType)
+    lr = operand_def(TensorType)
+    assembly_format = "$w `,` $g `,` $m `,` $v `,` $correction1 `,` $correction2 `,` $lr " + MOMENTS
+
+
+@irdl_op_definition
+class AdamOp(Adams):
+    """u = g + weight_decay w; m' = beta1 m + (1 - beta1) u; v' = beta2 v + (1 - beta2) u^2;
+    w' = w - lr (m' / correction1) / (sqrt(v' / correction2) + eps) (Kingma and Ba, 2015)"""
+
+    name = "train.adam"
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        w, g, m, v, correction1, correction2, lr = arrays
+        m, v = self.moments(g + float_of(self, "weight_decay") * w, m, v)
+        return w - lr * self.direction(m, v, correction1, correction2), m, v
+
+
+@irdl_op_definition
+class AdamWOp(Adams):
+    """As train.adam with u = g, from (1 - lr weight_decay) w (Loshchilov and Hutter, 2019)"""
+
+    name = "train.adamw"
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        w, g, m, v, correction1, correction2, lr = arrays
+        m, v = self.moments(g, m, v)
+        w = w - lr * float_of(self, "weight_decay") * w
+        return w - lr * self.direction(m, v, correction1, correction2), m, v
+
+
+@irdl_op_definition
+class LambDirectionOp(WithMoments):
+    """m' and v' as train.adam has them of u = g, and what a trust ratio then scales:
+    (m' / correction1) / (sqrt(v' / correction2) + eps) + weight_decay w (You et al., 2020)"""
+
+    name = "train.lamb_direction"
+    SCALARS: ClassVar[tuple[str, ...]] = ("correction1", "correction2")
+    w = operand_def(TensorType)
+    g = operand_def(TensorType)
+    m = operand_def(TensorType)
+    v = operand_def(TensorType)
+    correction1 = operand_def(TensorType)
+    correction2 = operand_def(TensorType)
+    assembly_format = "$w `,` $g `,` $m `,` $v `,` $correction1 `,` $correction2 " + MOMENTS
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        w, g, m, v, correction1, correction2 = arrays
+        m, v = self.moments(g, m, v)
+        direction = self.direction(m, v, correction1, correction2)
+        return direction + float_of(self, "weight_decay") * w, m, v
+
+
+# ---- scalars ----
+
+
+class Scalar(Several, ABC):
+    """Scalars from scalars, of the types OPERANDS; the results are of the types RESULTS."""
+
+    OPERANDS: ClassVar[tuple[TensorType, ...]]
+    RESULTS: ClassVar[tuple[TensorType, ...]] = (NUMBER,)
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        if tuple(operands) != cls.OPERANDS:
+            wanted, given = (", ".join(map(str, ts)) for ts in (cls.OPERANDS, operands))
+            raise ShardirError(f"[T5] {cls.name} takes {wanted}, not {given}")
+        return list(cls.RESULTS)
+
+
+COUNT = tensor(i64, ())
+
+
+@irdl_op_definition
+class LearningRateOp(Scalar):
+    """The learning rate of the step behind `done` steps"""
+
+    name = "train.learning_rate"
+    OPERANDS: ClassVar[tuple[TensorType, ...]] = (COUNT,)
+    done = operand_def(TensorType)
+    schedule = prop_def(ScheduleAttr)
+    lr = result_def(TensorType)
+    assembly_format = f"$done $schedule {STRATEGY}"
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        done, n = arrays[0].astype(np.float64), self.schedule.values
+        rate, warmup = n["rate"], n["warmup"]
+        part = min(1.0, max(0.0, done - warmup) / (n["steps"] - warmup)) if "steps" in n else 0.0
+        match self.schedule.kind:
+            case "cosine":
+                rate = n["end"] + (rate - n["end"]) * 0.5 * (1 + np.cos(np.pi * part))
+            case "polynomial":
+                rate = n["end"] + (rate - n["end"]) * (1 - part) ** n["power"]
+            case "step":
+                rate = rate * n["factor"] ** np.floor(max(0.0, done - warmup) / n["every"])
+            case "inverse_sqrt":
+                rate = rate * np.sqrt(max(1, warmup) / max(1, warmup, done + 1))
+        return np.asarray(rate * min(1.0, (done + 1) / max(1, warmup)))
+
+
+@irdl_op_definition
+class BiasCorrectionOp(Scalar):
+    """1 - beta^step: what a running mean that began at zero holds of what it averages"""
+
+    name = "train.bias_correction"
+    OPERANDS: ClassVar[tuple[TensorType, ...]] = (COUNT,)
+    step = operand_def(TensorType)
+    beta = prop_def(FLOAT)
+    out = result_def(TensorType)
+    assembly_format = f"$step `beta` $beta {STRATEGY}"
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        return np.asarray(1 - float_of(self, "beta") ** arrays[0].astype(np.float64))
+
+
+@irdl_op_definition
+class TrustRatioOp(Scalar):
+    """coefficient |w| / (|u| + weight_decay |w|), from the squares of the norms; 1 where a norm is
+    0"""
+
+    name = "train.trust_ratio"
+    OPERANDS: ClassVar[tuple[TensorType, ...]] = (NUMBER, NUMBER)
+    w = operand_def(TensorType)
+    u = operand_def(TensorType)
+    coefficient = prop_def(FLOAT)
+    weight_decay = prop_def(FLOAT)
+    ratio = result_def(TensorType)
+    assembly_format = (
+        f"$w `,` $u `coefficient` $coefficient `weight_decay` $weight_decay {STRATEGY}"
+    )
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        w, u = np.sqrt(arrays)
+        ratio = float_of(self, "coefficient") * w / (u + float_of(self, "weight_decay") * w)
+        return np.where((w > 0) & (u > 0), ratio, 1.0)
+
+
+@irdl_op_definition
+class NextLossScaleOp(Scalar):
+    """The loss scale and the number of good steps since it changed: scale backoff and 0 behind a
+    step that was not finite; scale growth and 0 behind `interval` good ones, where it is finite"""
+
+    name = "train.next_loss_scale"
+    OPERANDS: ClassVar[tuple[TensorType, ...]] = (tensor(f32, ()), COUNT, tensor(i1, ()))
+    RESULTS: ClassVar[tuple[TensorType, ...]] = (tensor(f32, ()), COUNT)
+    scale = operand_def(TensorType)
+    good = operand_def(TensorType)
+    finite = operand_def(TensorType)
+    growth = prop_def(FLOAT)
+    backoff = prop_def(FLOAT)
+    interval = prop_def(IntegerAttr.constr(type=i64))
+    new_scale = result_def(TensorType)
+    new_good = result_def(TensorType)
+    assembly_format = (
+        "$scale `,` $good `,` $finite `growth` $growth `backoff` $backoff `interval` $interval "
+        + STRATEGY
+    )
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        scale, good, finite = arrays
+        if not finite:
+            return scale * float_of(self, "backoff"), np.zeros_like(good)
+        if good + 1 < self.interval.value.data:
+            return scale, good + 1
+        grown = scale * float_of(self, "growth")
+        return np.where(np.isfinite(grown), grown, scale), np.zeros_like(good)
+
+
+UPDATES: list[type[Update]] = [
+    SgdOp, MomentumOp, NesterovOp, AdamOp, AdamWOp, LambDirectionOp, LarsOp,
+]  # fmt: skip
+SCALARS: list[type[Scalar]] = [LearningRateOp, BiasCorrectionOp, TrustRatioOp, NextLossScaleOp]
