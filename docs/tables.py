@@ -93,6 +93,8 @@ nn.soft_margin_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor
 nn.kl_div_loss <mean> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
 nn.attention %0, %1, %2 causal : (tensor<8x6x4xf32>, tensor<2x6x4xf32>, tensor<2x6x5xf32>) -> tensor<8x6x5xf32>
 nn.attention_grad %0, %1, %2, %3 causal : (tensor<8x6x4xf32>, tensor<2x6x4xf32>, tensor<2x6x5xf32>, tensor<8x6x5xf32>) -> (tensor<8x6x4xf32>, tensor<2x6x4xf32>, tensor<2x6x5xf32>)
+nn.rotary <halves> %0, %1 base 1.0e4 : (tensor<2x5x6xf32>, tensor<5xi32>) -> tensor<2x5x6xf32>
+nn.sinusoid <interleaved> %0 base 1.0e4 : (tensor<5xi32>) -> tensor<5x6xf32>
 nn.random <normal> %0 stream 1 : (tensor<i64>) -> tensor<4x8xf32>
 nn.dropout %0, %1 p 0.1 stream 2 : (tensor<4x8xf32>, tensor<i64>) -> tensor<4x8xf32>
 nn.layer_norm %0, %1, %2 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>) -> tensor<4x8xf32>

@@ -23,7 +23,18 @@ MAX_COMMENT = 600
 
 RESERVED = frozenset(
     {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
-    | {"torch", "rt", "ops", "ops_attention", "ops_random", "aten", "F", "mesh", "moves"}
+    | {
+        "torch",
+        "rt",
+        "ops",
+        "ops_attention",
+        "ops_positions",
+        "ops_random",
+        "aten",
+        "F",
+        "mesh",
+        "moves",
+    }
 )
 """What no value or function of a program is called: what its text uses, and Python's own names."""
 

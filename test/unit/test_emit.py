@@ -274,6 +274,10 @@ nn.attention %0, %1, %2 mask %3 causal : (tensor<2x4x5x4xf32>, tensor<2x2x5x4xf3
 nn.attention %0, %1, %2 causal : (tensor<2x3x5x4xbf16>, tensor<2x3x5x4xbf16>, tensor<2x3x5x4xbf16>) -> tensor<2x3x5x4xbf16>
 nn.attention_grad %0, %1, %2, %3 causal : (tensor<2x3x5x4xf32>, tensor<2x3x5x4xf32>, tensor<2x3x5x4xf32>, tensor<2x3x5x4xf32>) -> (tensor<2x3x5x4xf32>, tensor<2x3x5x4xf32>, tensor<2x3x5x4xf32>)
 nn.attention_grad %0, %1, %2, %3 mask %4 scale 0.5 : (tensor<4x5x4xf32>, tensor<2x6x4xf32>, tensor<2x6x2xf32>, tensor<4x5x2xf32>, tensor<5x6xi1>) -> (tensor<4x5x4xf32>, tensor<2x6x4xf32>, tensor<2x6x2xf32>)
+nn.rotary <halves> %0, %1 base 1.0e+04 : (tensor<2x5x6xf32>, tensor<5xi32>) -> tensor<2x5x6xf32>
+nn.rotary <interleaved> %0, %1 base 1.0e+04 reverse : (tensor<2x5x6xbf16>, tensor<2x1xi64>) -> tensor<2x5x6xbf16>
+nn.sinusoid <halves> %0 base 1.0e+02 : (tensor<5xi32>) -> tensor<5x6xf32>
+nn.sinusoid <interleaved> %0 base 1.0e+02 : (tensor<2x3xi64>) -> tensor<2x3x10xf16>
 nn.random <uniform, low = -1.0, high = 1.0> %0 stream 2 : (tensor<i64>) -> tensor<5x6xf32>
 nn.random <normal, mean = 0.0, std = 2.0> %0 stream 2 : (tensor<i64>) -> tensor<4x3x2xbf16>
 nn.random <integers, low = 0, high = 9> %0 stream 2 : (tensor<i64>) -> tensor<5x6xi32>

@@ -19,6 +19,7 @@ from shardir.dialects.nn import (
     movement,
     normalisation,
     norms,
+    positions,
     random,
     reduction,
     shape,
@@ -36,6 +37,7 @@ from shardir.dialects.nn.losses import *
 from shardir.dialects.nn.movement import *
 from shardir.dialects.nn.normalisation import *
 from shardir.dialects.nn.norms import *
+from shardir.dialects.nn.positions import *
 from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
 from shardir.dialects.nn.shape import *
@@ -56,6 +58,7 @@ FAMILIES = (
     norms,
     losses,
     attention,
+    positions,
     creation,
     random,
 )
@@ -70,5 +73,6 @@ Nn = Dialect(
         reduction.ReductionKindAttr,
         losses.LossReductionAttr,
         random.DistributionAttr,
+        positions.PairingAttr,
     ],
 )

@@ -1,0 +1,184 @@
+"""Positions: rotary embeddings and sinusoids.
+
+    %p = nn.iota dim 0 -> tensor<16xi32>
+    %r = nn.rotary <halves> %q, %p base 1.0e4 : (tensor<2x8x16x4xf32>, tensor<16xi32>) -> ...
+
+Positions are an operand. Where they are counted (`nn.iota`) and the sequence is split, each device
+counts from its own first row.
+
+Pair i of the d / 2 pairs of the last dimension turns with the frequency base^(-2 i / d): elements
+2 i and 2 i + 1 are a pair where they are `interleaved`, i and i + d / 2 where they are `halves`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import FloatAttr, TensorType, UnitAttr, f64
+from xdsl.ir import SSAValue
+from xdsl.irdl import (
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+)
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    float_of,
+    letters,
+)
+from shardir.dialects.nn.elementwise import broadcast_shape, needs_float
+from shardir.dialects.nn.indexing import needs_indices
+from shardir.dialects.text import WordAttr
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+
+@irdl_attr_definition
+class PairingAttr(WordAttr):
+    """`<halves>` or `<interleaved>`."""
+
+    name = "nn.pairing"
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        return ("halves", "interleaved")
+
+
+def needs_pairs(d: int, props: Props) -> None:
+    """Raises ShardirError unless the last dimension is of pairs, and the base is above 0."""
+    if d % 2:
+        raise ShardirError(f"[T6] the last dimension is of pairs; {d} is odd")
+    base = props["base"]
+    assert isinstance(base, FloatAttr)
+    if not base.value.data > 0:
+        raise ShardirError(f"[T10] base is {base.value.data}; it is to be above 0")
+
+
+def angles(positions: Array, pairs: Array, d: int, base: float, dtype: Any) -> Array:
+    """[.., pairs]: each position times the frequencies of these pairs of d numbers, in single
+    precision (as models are trained) or, for f64, in double."""
+    frequencies = (base ** (-2.0 * pairs / d)).astype(dtype)
+    return positions[..., None].astype(dtype) * frequencies
+
+
+@irdl_op_definition
+class RotaryOp(TensorOp):
+    """Each pair of the last dimension turned by its frequency times the row's position; the other
+    way round with `reverse`. Positions broadcast to the leading dimensions"""
+
+    name = "nn.rotary"
+    pairing = prop_def(PairingAttr)
+    x = operand_def(TensorType)
+    positions = operand_def(TensorType)
+    base = prop_def(FloatAttr.constr(type=f64))
+    reverse = opt_prop_def(UnitAttr)
+    out = result_def(TensorType)
+    assembly_format = f"$pairing $x `,` $positions `base` $base (`reverse` $reverse^)? {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        x, positions = operands
+        needs_float(cls.name, operands[:1])
+        needs_indices(positions)
+        if not x.get_shape():
+            raise ShardirError("[T6] the last dimension is of pairs; x has none")
+        needs_pairs(x.get_shape()[-1], props)
+        lead = x.get_shape()[:-1]
+        if broadcast_shape([positions.get_shape(), lead]) != lead:
+            raise ShardirError(
+                f"[T6] the positions are {list(positions.get_shape())}; they are to broadcast to "
+                f"the leading dimensions of x, {list(lead)}"
+            )
+        return [tensor(x.element_type, x.get_shape())]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        x, positions = (t.get_shape() for t in operands)
+        names = letters(len(x))
+        at = len(x) - 1 - len(positions)
+        mine = [
+            f if n == m else "" for f, n, m in zip(names[at:-1], positions, x[at:-1], strict=True)
+        ]
+        return Factors.of([names, mine], [names], [x, positions, x], replicate=names[-1:])
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x, positions = arrays
+        d = x.shape[-1]
+        turn = angles(positions, np.arange(d // 2), d, float_of(self, "base"), x.dtype)
+        cos, sin = np.cos(turn), np.sin(turn if self.reverse is None else -turn)
+        interleaved = self.pairing.data == "interleaved"
+        pairs = (*x.shape[:-1], d // 2, 2) if interleaved else (*x.shape[:-1], 2, d // 2)
+        axis = -1 if interleaved else -2
+        a, b = np.moveaxis(x.reshape(pairs), axis, 0)
+        return np.stack([a * cos - b * sin, b * cos + a * sin], axis=axis).reshape(x.shape)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        """A turn is undone by the turn back, which is its transpose."""
+        assert cotangents[0] is not None
+        props: dict[str, Any] = {"pairing": self.pairing, "base": self.base}
+        if self.reverse is None:
+            props["reverse"] = UnitAttr()
+        return b.value(RotaryOp, cotangents[0], self.positions, props=props), None
+
+
+@irdl_op_definition
+class SinusoidOp(TensorOp):
+    """For each position the sine and cosine of each frequency, as pairs of a new last dimension
+    (Vaswani et al., 2017)"""
+
+    name = "nn.sinusoid"
+    pairing = prop_def(PairingAttr)
+    positions = operand_def(TensorType)
+    base = prop_def(FloatAttr.constr(type=f64))
+    out = result_def(TensorType)
+    INFERRED: ClassVar[bool] = False
+    WHOLE_TYPES: ClassVar[bool] = True
+    assembly_format = f"$pairing $positions `base` $base {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError("nn.sinusoid states its result type")
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        needs_indices(operands[0])
+        needs_float(cls.name, results)
+        shape = results[0].get_shape()
+        if not shape or shape[:-1] != operands[0].get_shape():
+            raise ShardirError("[T1] the result has the dimensions of the positions, and one more")
+        needs_pairs(shape[-1], props)
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        names = letters(len(operands[0].get_shape()))
+        return Factors.of([names], [[*names, "d"]], [t.get_shape() for t in (*operands, *results)])
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        last = len(place.whole(self.out)) - 1
+        d, first = place.whole(self.out)[last], place.start(self.out, last)
+        column = np.arange(first, first + place.shape(self.out)[last])
+        interleaved = self.pairing.data == "interleaved"
+        pair, second = np.divmod(column, 2) if interleaved else divmod(column, d // 2)[::-1]
+        dtype = np.float64 if self.out.type.element_type == f64 else np.float32
+        turn = angles(arrays[0], pair, d, float_of(self, "base"), dtype)
+        return np.where(second, np.cos(turn), np.sin(turn))
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        return (None,)
+
+
+OPS: list[Any] = [RotaryOp, SinusoidOp]
+ATTRS = [PairingAttr]
