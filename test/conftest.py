@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "shardir/backend"))  # as beside a program
 
 from runlines import RunError, run, run_lines
 

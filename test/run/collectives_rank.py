@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ if sys.argv[1] == "d=3":  # as torch 2.11, which has only the older names
         if hasattr(dist, newer):
             delattr(dist, newer)
 
+sys.path.append(str(Path(__file__).parents[2] / "shardir/backend"))  # as beside a program
 from shardir.backend import runtime as rt
 
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int32", "int64", "bool"]

@@ -1,13 +1,11 @@
 """Faults that a reader from outside found, each held by one small program."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parents[2] / "shardir/backend"))  # as beside a program
 
 import numpy as np  # noqa: E402
 
