@@ -75,6 +75,10 @@ nn.pick_grad %0, %1 : (tensor<4xi32>, tensor<4xf32>) -> tensor<4x8xf32>
 nn.take_along_axis %0, %1 axis 1 : (tensor<4x8xf32>, tensor<4x3xi32>) -> tensor<4x3xf32>
 nn.scatter_add %0, %1 axis 1 : (tensor<4x3xi32>, tensor<4x3xf32>) -> tensor<4x8xf32>
 nn.one_hot %0 : (tensor<4xi32>) -> tensor<4x8xf32>
+nn.cumsum %0 axis 1 : (tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.sort %0 axis 1 : (tensor<4x8xf32>) -> (tensor<4x8xf32>, tensor<4x8xi64>)
+nn.argsort %0 axis 1 : (tensor<4x8xf32>) -> tensor<4x8xi64>
+nn.topk %0 k 2 axis 1 : (tensor<4x8xf32>) -> (tensor<4x2xf32>, tensor<4x2xi64>)
 nn.softmax %0 axis 1 : (tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.softmax_grad %0, %1 axis 1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.log_softmax %0 axis 1 : (tensor<4x8xf32>) -> tensor<4x8xf32>

@@ -381,6 +381,18 @@ def _iota(op: nn.IotaOp) -> torch.Tensor:
     return column.expand(shape).to(kind)
 
 
+def _cumsum(op: nn.CumsumOp, x: torch.Tensor) -> torch.Tensor:
+    axis = op.axis.value.data
+    if op.reverse is None:
+        return x.cumsum(axis, dtype=x.dtype)
+    return x.flip(axis).cumsum(axis, dtype=x.dtype).flip(axis)
+
+
+def _sort(op: Any, x: torch.Tensor, descending: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    values, indices = x.sort(dim=op.axis.value.data, descending=descending, stable=True)
+    return values, indices
+
+
 def _layer_norm(op: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return functional.layer_norm(x, w.shape, w, b, op.eps.value.data)
 
@@ -782,6 +794,12 @@ TORCH: dict[type[TensorOp], Reference] = {
         shape_of(op.out), dtype=src.dtype
     ).scatter_add(op.axis.value.data, ids.long(), src),
     nn.OneHotOp: _one_hot,
+    nn.CumsumOp: _cumsum,
+    nn.SortOp: lambda op, x: _sort(op, x, op.descending is not None),
+    nn.ArgsortOp: lambda op, x: _sort(op, x, op.descending is not None)[1],
+    nn.TopkOp: lambda op, x: tuple(
+        v.narrow(op.axis.value.data, 0, op.k.value.data) for v in _sort(op, x, op.smallest is None)
+    ),
     nn.SoftmaxOp: lambda op, x: x.softmax(op.axis.value.data),
     nn.SoftmaxGradOp: lambda op, y, dy: aten._softmax_backward_data(
         dy, y, op.axis.value.data, y.dtype

@@ -150,6 +150,14 @@ def parts(
     return [x.narrow(dim, *mine) for x, mine in zip(pieces, bounds, strict=True)]
 
 
+def topk(x: Tensor, k: int, axis: int, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The k greatest or least along `axis` and their indices. Of equal ones the first comes first,
+    wherever they lie; torch.topk leaves that open, and ranks would not agree."""
+    found = x.sort(dim=axis, descending=largest, stable=True)
+    values, indices = (v.narrow(axis, 0, k).contiguous() for v in found)
+    return values, indices
+
+
 # ---- rows ------------------------------------------------------------------------------------
 
 

@@ -7,10 +7,12 @@ one, where each new op is placed at least cost and its operands are brought to w
 from collections.abc import Callable, Sequence
 
 from xdsl.dialects.builtin import (
+    AnyFloat,
     DenseIntOrFPElementsAttr,
     LocationAttr,
     StringAttr,
     TensorType,
+    i64,
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -198,7 +200,8 @@ class Builder:
     def constant(self, number: float, element: Attribute) -> SSAValue:
         """A scalar constant."""
         type = tensor(element, ())
-        data = DenseIntOrFPElementsAttr.from_list(type, [number])  # type: ignore[arg-type]
+        held = number if isinstance(element, AnyFloat) else int(number)
+        data = DenseIntOrFPElementsAttr.from_list(type, [held])  # type: ignore[arg-type]
         return self.value(nn.ConstantOp, props={"value": data}, result=type)
 
     def number(self, number: float, like: SSAValue) -> SSAValue:
@@ -231,6 +234,21 @@ class Builder:
         if plain(x).get_shape() == shape:
             return x
         return self.value(nn.ReshapeOp, x, result=tensor(plain(x).element_type, shape), like=like)
+
+    def in_parts(self, x: SSAValue, axis: int) -> SSAValue | None:
+        """x with its split dimension `axis` as two: the shards, still split, and the rows of each.
+        None where it is whole, or the shards are not of one size."""
+        assert self.mesh is not None
+        shape, axes = plain(x).get_shape(), self.layout(x).dims[axis]
+        n = self.mesh.extent(axes)
+        if n == 1 or not self.mesh.even(shape[axis], axes):
+            return None
+        return self.reshape(x, (*shape[:axis], n, shape[axis] // n, *shape[axis + 1 :]))
+
+    def iota(self, dim: int, like: SSAValue) -> SSAValue:
+        """The i64 indices along `dim` of a value of the shape of `like`."""
+        type = tensor(i64, plain(like).get_shape())
+        return self.value(nn.IotaOp, props={"dim": int_attr(dim)}, result=type, like=like)
 
     def transpose(self, x: SSAValue, perm: Sequence[int]) -> SSAValue:
         return self.value(nn.TransposeOp, x, props={"perm": dims_attr(*perm)})

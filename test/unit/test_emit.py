@@ -240,6 +240,13 @@ nn.scatter_add %0, %1 axis 1 : (tensor<3x5xi64>, tensor<3x5xf32>) -> tensor<3x7x
 nn.scatter_add %0, %1 axis 0 : (tensor<6x4xi32>, tensor<6x4xi32>) -> tensor<8x4xi32>
 nn.one_hot %0 : (tensor<5xi32>) -> tensor<5x7xf32>
 nn.one_hot %0 : (tensor<2x3xi64>) -> tensor<2x3x8xi1>
+nn.cumsum %0 axis 1 : (tensor<5x6xf32>) -> tensor<5x6xf32>
+nn.cumsum %0 axis 0 reverse : (tensor<5x6xi32>) -> tensor<5x6xi32>
+nn.sort %0 axis 1 : (tensor<5x6xf32>) -> (tensor<5x6xf32>, tensor<5x6xi64>)
+nn.sort %0 axis 0 descending : (tensor<5x6xi32>) -> (tensor<5x6xi32>, tensor<5x6xi64>)
+nn.argsort %0 axis 1 descending : (tensor<5x6xbf16>) -> tensor<5x6xi64>
+nn.topk %0 k 2 axis 1 : (tensor<5x6xf32>) -> (tensor<5x2xf32>, tensor<5x2xi64>)
+nn.topk %0 k 3 axis 0 smallest : (tensor<5x6x2xi64>) -> (tensor<3x6x2xi64>, tensor<3x6x2xi64>)
 nn.softmax %0 axis -1 : (tensor<5x6xf32>) -> tensor<5x6xf32>
 nn.softmax %0 axis 1 : (tensor<3x6x2xbf16>) -> tensor<3x6x2xbf16>
 nn.softmax_grad %0, %1 axis 1 : (tensor<5x6xf32>, tensor<5x6xf32>) -> tensor<5x6xf32>

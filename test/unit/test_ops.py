@@ -34,6 +34,7 @@ from harness import (
     problem,
     program,
     shape_of,
+    traffic,
 )
 from op_cases import CASES, EVEN, Case
 from xdsl.utils.exceptions import VerifyException
@@ -241,6 +242,23 @@ ROWS: dict[str, tuple[list[Arg], Any, str, dict[str, int]]] = {
         "[{a}, {b}]", {"all_reduce": 2},  # greatest, least index
     ),
 }  # fmt: skip
+
+
+SHARDS: dict[str, Any] = {
+    "cumsum": lambda b, x: b.value(nn.CumsumOp, x, props={"axis": int_attr(1)}),
+    "topk": lambda b, x: b.op(nn.TopkOp, x, props={"axis": int_attr(1), "k": int_attr(1)}).results,
+    "prod": lambda b, x: b.reduce(x, "prod", [1]),
+}
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_a_split_dimension_is_calculated_by_shards(name: str):
+    """What moves does not grow with the shards."""
+    p = problem([Arg("f64", (4, 64))], SHARDS[name], (0,))
+    module = compiled(laid_out(p.module, MESH, [layout("[{}, {a, b}]")]))
+    assert not p.errors(module)
+    _, moved = traffic(module, "f", MESH)
+    assert 0 < moved < 4 * 64 * 8 / 8
 
 
 @pytest.mark.parametrize("name", ROWS)

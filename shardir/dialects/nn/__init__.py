@@ -19,6 +19,7 @@ from shardir.dialects.nn import (
     movement,
     normalisation,
     norms,
+    ordering,
     positions,
     random,
     reduction,
@@ -37,6 +38,7 @@ from shardir.dialects.nn.losses import *
 from shardir.dialects.nn.movement import *
 from shardir.dialects.nn.normalisation import *
 from shardir.dialects.nn.norms import *
+from shardir.dialects.nn.ordering import *
 from shardir.dialects.nn.positions import *
 from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
@@ -54,6 +56,7 @@ FAMILIES = (
     movement,
     windows,
     indexing,
+    ordering,
     normalisation,
     norms,
     losses,

@@ -52,12 +52,12 @@ class Activation(FloatUnary, ABC):
 
 @irdl_op_definition
 class ReluGradOp(ActivationGrad):
-    """dy where x > 0, else 0"""
+    """0 where x <= 0, else dy"""
 
     name = "nn.relu_grad"
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
-        return np.where(arrays[0] > 0, arrays[1], 0).astype(arrays[1].dtype)
+        return np.where(arrays[0] <= 0, 0, arrays[1]).astype(arrays[1].dtype)
 
 
 @irdl_op_definition

@@ -219,15 +219,13 @@ class DivOp(Float, Binary):
 class Extreme(Binary, ABC):
     """One of x and y; where they are equal, each gets half of the cotangent."""
 
-    CHOSEN: ClassVar[str]
-    """How x stands to y where it is the one."""
+    WORSE: ClassVar[tuple[str, str]]
+    """How x stands to y where it is not the one, and where y is not."""
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        element = plain(dy).element_type
-        chosen = b.convert(b.compare(self.CHOSEN, self.lhs, self.rhs), element)
-        even = b.convert(b.compare("eq", self.lhs, self.rhs), element)
-        dx = b.mul(dy, b.add(chosen, b.scale(even, 0.5)))
-        return dx, b.sub(dy, dx)
+        zero = b.number(0.0, dy)
+        shared = b.select(b.compare("eq", self.lhs, self.rhs), b.scale(dy, 0.5), dy)
+        return [b.select(b.compare(how, self.lhs, self.rhs), zero, shared) for how in self.WORSE]
 
 
 @irdl_op_definition
@@ -236,7 +234,7 @@ class MaxOp(Extreme):
 
     name = "nn.max"
     NUMPY: ClassVar[Function] = np.maximum
-    CHOSEN: ClassVar[str] = "gt"
+    WORSE: ClassVar[tuple[str, str]] = ("lt", "gt")
 
 
 @irdl_op_definition
@@ -245,7 +243,7 @@ class MinOp(Extreme):
 
     name = "nn.min"
     NUMPY: ClassVar[Function] = np.minimum
-    CHOSEN: ClassVar[str] = "lt"
+    WORSE: ClassVar[tuple[str, str]] = ("gt", "lt")
 
 
 @irdl_op_definition

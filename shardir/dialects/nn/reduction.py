@@ -34,13 +34,11 @@ from shardir.dialects.nn.base import (
     Types,
     axis_of,
     dims_of,
-    int_attr,
     int_of,
     letters,
     needs_numbers,
     plain,
 )
-from shardir.dialects.nn.creation import IotaOp
 from shardir.dialects.nn.elementwise import (
     ExpOp,
     Function,
@@ -234,7 +232,7 @@ class ReduceOp(OverDims):
         x = self.x
         dims, _ = self.where()
         for d in dims:
-            if (rows := in_parts(b, x, d)) is not None:
+            if (rows := b.in_parts(x, d)) is not None:
                 x = b.reduce(rows, "prod", [d + 1])
         here = [d for d in dims if not b.layout(x).dims[d]]
         x = b.reduce(x, "prod", here, keep=True)
@@ -246,17 +244,6 @@ def _kind(props: Props) -> str:
     kind = props["kind"]
     assert isinstance(kind, ReductionKindAttr)
     return kind.data
-
-
-def in_parts(b: "Builder", x: SSAValue, axis: int) -> SSAValue | None:
-    """x with its split dimension `axis` as two: the shards, still split, and the rows of each.
-    None where it is whole, or the shards are not of one size."""
-    assert b.mesh is not None
-    shape = plain(x).get_shape()
-    n = b.mesh.extent(b.layout(x).dims[axis])
-    if n == 1 or shape[axis] % n:
-        return None
-    return b.reshape(x, (*shape[:axis], n, shape[axis] // n, *shape[axis + 1 :]))
 
 
 # ---- statistics ----
@@ -409,9 +396,7 @@ class _ArgExtreme(TensorOp, ABC):
         found = b.compare("eq", self.x, b.reduce(self.x, self.KIND, [axis], keep=True))
         if isinstance(t.element_type, AnyFloat):
             found = b.value(OrOp, found, b.value(IsnanOp, self.x))
-        index = b.value(
-            IotaOp, props={"dim": int_attr(axis)}, result=tensor(i64, t.get_shape()), like=self.x
-        )
+        index = b.iota(axis, like=self.x)
         index = b.select(found, index, b.number(t.get_shape()[axis], index))
         return (b.reduce(index, "min", [axis], self.keep is not None),)
 

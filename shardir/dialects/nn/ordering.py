@@ -1,0 +1,224 @@
+"""Ops along a dimension whose order counts: running sums, sort, the k greatest.
+
+Where the dimension is split evenly, running sums and topk are calculated of each shard, and what
+the shards then need of each other is communicated (`decompose`). A sort wants it whole.
+"""
+
+from abc import ABC
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from xdsl.dialects.builtin import IntegerAttr, TensorType, UnitAttr, i64
+from xdsl.ir import Attribute, SSAValue
+from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    axis_of,
+    int_attr,
+    int_of,
+    letters,
+    needs_numbers,
+    plain,
+)
+from shardir.dialects.nn.indexing import ScatterAddOp, TakeAlongAxisOp
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+
+class _Along(TensorOp, ABC):
+    """An op along `axis` of x, which is whole; the other dimensions may be split."""
+
+    x = operand_def(TensorType)
+    axis = prop_def(IntegerAttr.constr(type=i64))
+
+    def at(self) -> int:
+        return axis_of(self.properties, "axis", len(plain(self.x).get_shape()))
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        return cls.along(operands, results, props)
+
+    @classmethod
+    def along(cls, operands: Types, results: Types, props: Props, linear: str = "") -> Factors:
+        shape = operands[0].get_shape()
+        axis, names = axis_of(props, "axis", len(shape)), letters(len(shape))
+        same = results[0].get_shape() == shape
+        out = names if same else [*names[:axis], "", *names[axis + 1 :]]
+        shapes = [t.get_shape() for t in (*operands, *results)]
+        return Factors.of(
+            [names], [out] * len(results), shapes, replicate=[names[axis]], linear=linear
+        )
+
+
+@irdl_op_definition
+class CumsumOp(_Along):
+    """The sum of all up to each element along `axis`; `reverse`: of all from it on."""
+
+    name = "nn.cumsum"
+    reverse = opt_prop_def(UnitAttr)
+    out = result_def(TensorType)
+    assembly_format = f"$x `axis` $axis (`reverse` $reverse^)? {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        needs_numbers(cls.name, operands)
+        axis_of(props, "axis", len(operands[0].get_shape()))
+        return [operands[0]]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        return cls.along(operands, results, props, linear="sum")
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x, axis = arrays[0], self.at()
+        if self.reverse is None:
+            return np.cumsum(x, axis, dtype=x.dtype)
+        return np.flip(np.cumsum(np.flip(x, axis), axis, dtype=x.dtype), axis)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        props: dict[str, Attribute] = {"axis": self.axis}
+        if self.reverse is None:
+            props["reverse"] = UnitAttr()
+        return (b.value(CumsumOp, cotangents[0], props=props),)
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        """The running sums of each shard, plus the totals of the shards before it."""
+        props: dict[str, Attribute] = {"axis": self.axis}
+        if self.reverse is not None:
+            props["reverse"] = self.reverse
+        axis, rows = self.at(), b.in_parts(self.x, self.at())
+        if rows is None:
+            return b.op(CumsumOp, self.x, props=props).results
+        local = b.value(CumsumOp, rows, props={**props, "axis": int_attr(axis + 1)})
+        totals = b.reduce(rows, "sum", [axis + 1])
+        shape = plain(totals).get_shape()
+        square = (*shape[:axis], shape[axis], *shape[axis:])
+        others = b.broadcast(totals, [d for d in range(len(square)) if d != axis], square)
+        mine, other = (b.iota(d, like=others) for d in (axis, axis + 1))
+        counted = b.compare("lt" if self.reverse is None else "gt", other, mine)
+        others = b.select(counted, others, b.number(0.0, others))
+        offset = b.reduce(others, "sum", [axis + 1])
+        offset = b.reshape(offset, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
+        return (b.reshape(b.add(local, offset), plain(self.x).get_shape()),)
+
+
+def order(x: Array, axis: int, descending: bool) -> Array:
+    """The indices that sort x along `axis`; equal elements stay in order, and NaN is greater than
+    all else."""
+    if not descending:
+        return np.argsort(x, axis, kind="stable")
+    backwards = np.argsort(np.flip(x, axis), axis, kind="stable")
+    return x.shape[axis] - 1 - np.flip(backwards, axis)
+
+
+class _Ordered(_Along, ABC):
+    """Elements of x in an order, and their indices."""
+
+    values = result_def(TensorType)
+    indices = result_def(TensorType)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        if cotangents[0] is None:
+            return (None,)
+        d = b.value(
+            ScatterAddOp, self.indices, cotangents[0],
+            props={"axis": self.axis}, result=plain(self.x), like=self.x,
+        )  # fmt: skip
+        return (d,)
+
+
+@irdl_op_definition
+class SortOp(_Ordered):
+    """The elements along `axis` from the least to the greatest, or `descending`, and their i64
+    indices. Equal ones stay in order; NaN is greater than all else."""
+
+    name = "nn.sort"
+    descending = opt_prop_def(UnitAttr)
+    assembly_format = f"$x `axis` $axis (`descending` $descending^)? {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        (t,) = operands
+        axis_of(props, "axis", len(t.get_shape()))
+        return [t, tensor(i64, t.get_shape())]
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        indices = order(arrays[0], self.at(), self.descending is not None)
+        return np.take_along_axis(arrays[0], indices, self.at()), indices
+
+
+@irdl_op_definition
+class ArgsortOp(_Along):
+    """The i64 indices of nn.sort."""
+
+    name = "nn.argsort"
+    descending = opt_prop_def(UnitAttr)
+    out = result_def(TensorType)
+    assembly_format = f"$x `axis` $axis (`descending` $descending^)? {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        return [SortOp.infer(operands, props)[1]]
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        return order(arrays[0], self.at(), self.descending is not None)
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        return (None,)
+
+
+@irdl_op_definition
+class TopkOp(_Ordered):
+    """The `k` greatest along `axis`, or the `smallest`, in order, and their i64 indices; of equal
+    ones the first. NaN is greater than all else."""
+
+    name = "nn.topk"
+    k = prop_def(IntegerAttr.constr(type=i64))
+    smallest = opt_prop_def(UnitAttr)
+    assembly_format = f"$x `k` $k `axis` $axis (`smallest` $smallest^)? {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        (t,) = operands
+        shape, k = t.get_shape(), int_of(props, "k")
+        axis = axis_of(props, "axis", len(shape))
+        if not 0 <= k <= shape[axis]:
+            raise ShardirError(f"[T10] k is {k}; dimension {axis} has {shape[axis]} elements")
+        out = (*shape[:axis], k, *shape[axis + 1 :])
+        return [tensor(t.element_type, out), tensor(i64, out)]
+
+    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+        indices = order(arrays[0], self.at(), self.smallest is None)
+        indices = np.take(indices, range(self.k.value.data), self.at())
+        return np.take_along_axis(arrays[0], indices, self.at()), indices
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        """The k greatest of those that are among the k greatest of a shard."""
+        axis, k = self.at(), self.k.value.data
+        props: dict[str, Attribute] = {n: p for n, p in self.properties.items() if n != "strategy"}
+        rows = b.in_parts(self.x, axis)
+        if rows is None or k >= plain(rows).get_shape()[axis + 1]:
+            return b.op(TopkOp, self.x, props=props).results
+        size = plain(rows).get_shape()[axis + 1]
+        values, ids = b.op(TopkOp, rows, props={**props, "axis": int_attr(axis + 1)}).results
+        ids = b.add(ids, b.scale(b.iota(axis, like=ids), size))
+        shape = plain(ids).get_shape()
+        flat = (*shape[:axis], shape[axis] * k, *shape[axis + 2 :])
+        values, ids = b.reshape(values, flat), b.reshape(ids, flat)
+        values, at = b.op(TopkOp, values, props=props).results
+        return values, b.value(TakeAlongAxisOp, ids, at, props={"axis": int_attr(axis)})
+
+
+OPS = [CumsumOp, SortOp, ArgsortOp, TopkOp]
