@@ -57,6 +57,9 @@ nn.batch_norm %0, %1, %2, %3, %4 momentum 0.1 eps 1.0e-5 : (tensor<4x8xf32>, ten
 nn.batch_norm_inference %0, %1, %2, %3, %4 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>, tensor<8xf32>, tensor<8xf32>) -> tensor<4x8xf32>
 nn.group_norm %0, %1, %2 groups 2 eps 1.0e-5 : (tensor<4x8x3xf32>, tensor<8xf32>, tensor<8xf32>) -> tensor<4x8x3xf32>
 nn.rms_norm %0, %1 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>) -> tensor<4x8xf32>
+nn.max_pool %0 window <2> stride <2> : (tensor<4x8x6xf32>) -> tensor<4x8x3xf32>
+nn.avg_pool %0 window <2> stride <2> : (tensor<4x8x6xf32>) -> tensor<4x8x3xf32>
+nn.adaptive_avg_pool %0 size <3> : (tensor<4x8x6xf32>) -> tensor<4x8x3xf32>
 nn.unfold %0 dim 0 step 2 offset -1 : (tensor<8x4xf32>) -> tensor<4x4x4xf32>
 nn.fold %0 dim 0 step 2 offset -1 : (tensor<4x4x4xf32>) -> tensor<8x4xf32>
 nn.slice %0 starts <1, 0> limits <4, 2> strides <1, 1> : (tensor<4x8xf32>) -> tensor<3x2xf32>

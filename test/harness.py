@@ -585,6 +585,26 @@ def _batch_norm_inference(op: Any, x: torch.Tensor, *channels: torch.Tensor) -> 
     return out
 
 
+def _max_pool(op: Any, x: torch.Tensor) -> torch.Tensor:
+    found = op.slides()
+    padded = functional.pad(
+        x, [n for s in reversed(found) for n in (s.low, s.high)], value=-torch.inf
+    )
+    call = getattr(functional, f"max_pool{len(found)}d")
+    return call(padded, [s.kernel for s in found], [s.stride for s in found])
+
+
+def _avg_pool(op: Any, x: torch.Tensor) -> torch.Tensor:
+    found, more = op.slides(), {"count_include_pad": op.exclude is None}
+    call = getattr(functional, f"avg_pool{len(found)}d")
+    assert all(s.low == s.high for s in found)
+    return call(x, *([getattr(s, n) for s in found] for n in ("kernel", "stride", "low")), **more)
+
+
+def _adaptive_avg_pool(op: Any, x: torch.Tensor) -> torch.Tensor:
+    return getattr(functional, f"adaptive_avg_pool{x.ndim - 2}d")(x, op.size.data)
+
+
 def _given(op: Any, *names: str) -> list[float]:
     return [getattr(op, n).value.data for n in names]
 
@@ -844,6 +864,9 @@ TORCH: dict[type[TensorOp], Reference] = {
     ),
     nn.RmsNormOp: lambda op, x, w: functional.rms_norm(x, w.shape, w, op.eps.value.data),
     nn.UnfoldOp: _unfold,
+    nn.MaxPoolOp: _max_pool,
+    nn.AvgPoolOp: _avg_pool,
+    nn.AdaptiveAvgPoolOp: _adaptive_avg_pool,
     nn.FoldOp: _fold,
     nn.ConvOp: _conv,
     nn.ConvTransposeOp: _conv_transpose,

@@ -123,3 +123,18 @@ def test_a_convolution_over_any_split_rows(text: str, n, k, s, lo, hi, d):
     module = compiled(laid_out(p.module, mesh, [layout(text, mesh), layout("[{}, {}, {}]", mesh)]))
     assert not p.errors(module)
     assert "all_gather" not in collectives(list(function(module, "f").body.block.ops))
+
+
+@pytest.mark.parametrize("kind", [nn.MaxPoolOp, nn.AvgPoolOp])
+def test_a_split_pool_moves_its_halo(kind: type):
+    """The rows under a device's windows that others have; the gradient's contributions back."""
+    numbers = {"window": (3, 2), "stride": (2, 2), "padding": (1, 1, 0, 0)}
+    props = {n: IntsPerDimAttr(v) for n, v in numbers.items()}
+    p = problem([Arg("f64", (2, 3, 16, 6))], lambda b, x: b.value(kind, x, props=props), (0,))
+    module = compiled(laid_out(p.module, FOUR, [layout("[{}, {}, {d}, {}]", FOUR)]))
+    assert not p.errors(module)
+    forward, backward = parts(module, "g")
+    assert collectives(forward) == {"unfold": 1}
+    assert collectives(backward) == {"fold": 1}
+    (halo,) = (op for op in forward if isinstance(op, dist.UnfoldOp))
+    assert halo.windows(halo.values[0], halo.outs[0], FOUR).halo(4) == 1

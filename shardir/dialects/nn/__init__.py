@@ -20,6 +20,7 @@ from shardir.dialects.nn import (
     normalisation,
     norms,
     ordering,
+    pooling,
     positions,
     random,
     reduction,
@@ -39,6 +40,7 @@ from shardir.dialects.nn.movement import *
 from shardir.dialects.nn.normalisation import *
 from shardir.dialects.nn.norms import *
 from shardir.dialects.nn.ordering import *
+from shardir.dialects.nn.pooling import *
 from shardir.dialects.nn.positions import *
 from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
@@ -59,6 +61,7 @@ FAMILIES = (
     ordering,
     normalisation,
     norms,
+    pooling,
     losses,
     attention,
     positions,

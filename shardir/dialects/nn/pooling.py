@@ -1,0 +1,180 @@
+"""Pools over any number of spatial dimensions: composites of windows and what is made of each.
+
+    %y = nn.max_pool %x window <3, 3> stride <2, 2> padding <1, 1, 1, 1>
+           : (tensor<8x16x32x32xf32>) -> tensor<8x16x16x16xf32>
+
+x is [batch, channels, spatial...]. Windows of a split dimension are a halo exchange (`nn.unfold`).
+"""
+
+from abc import ABC
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, TensorType, UnitAttr
+from xdsl.ir import SSAValue
+from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Shape
+from shardir.algebra.windows import Windows
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import STRATEGY, Composite, Props, Types, int_attr, letters, plain
+from shardir.dialects.nn.creation import ConstantOp
+from shardir.dialects.nn.elementwise import needs_float
+from shardir.dialects.nn.indexing import PickOp
+from shardir.dialects.nn.movement import IntsPerDimAttr
+from shardir.dialects.nn.reduction import ArgmaxOp
+from shardir.dialects.nn.windows import SPATIAL, Slide, slides
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+
+def numbers(props: Props, name: str) -> tuple[int, ...]:
+    attr = props[name]
+    assert isinstance(attr, IntsPerDimAttr)
+    return attr.data
+
+
+class _Pool(Composite, ABC):
+    @classmethod
+    def check(cls, operands: Types, count: int, what: str) -> Shape:
+        """The shape of x, which has `count` spatial dimensions."""
+        needs_float(cls.name, operands)
+        shape = operands[0].get_shape()
+        if count < 1 or len(shape) != SPATIAL + count:
+            raise ShardirError(
+                f"[T10] {what} has {count} numbers, one for each spatial dimension of "
+                f"[batch, channels, spatial...]; {list(shape)} has {len(shape) - SPATIAL}"
+            )
+        return shape
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        names = letters(len(operands[0].get_shape()))
+        shapes = [t.get_shape() for t in (*operands, *results)]
+        return Factors.of([names], [names], shapes, sliding=names[SPATIAL:])
+
+
+class _WindowPool(_Pool, ABC):
+    window = prop_def(IntsPerDimAttr)
+    stride = opt_prop_def(IntsPerDimAttr)
+    padding = opt_prop_def(IntsPerDimAttr)
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        window = numbers(props, "window")
+        x = cls.check(operands, len(window), "window")
+        found = slides(window, props)
+        places = [s.places(n) for s, n in zip(found, x[SPATIAL:], strict=True)]
+        if any(2 * max(s.low, s.high) > s.span for s in found):
+            raise ShardirError("[T10] a padding of a pool is at most half of its window")
+        return [tensor(operands[0].element_type, (*x[:SPATIAL], *places))]
+
+    def slides(self) -> list[Slide]:
+        return slides(self.window.data, self.properties)
+
+    def windows(self, b: "Builder", x: SSAValue, least: bool) -> SSAValue:
+        """x with two dimensions for each spatial one: the places, and the rows under the window."""
+        rows, places = (plain(v).get_shape()[SPATIAL:] for v in (x, self.results[0]))
+        ends = list(zip(self.slides(), rows, places, strict=True))
+        for i, (s, n, p) in reversed(list(enumerate(ends))):
+            x = b.unfold(x, SPATIAL + i, Windows(n, p, s.kernel, s.stride, -s.low), least)
+        return x
+
+
+@irdl_op_definition
+class MaxPoolOp(_WindowPool):
+    """The greatest under each window; of equal ones the first gets the cotangent, as in torch."""
+
+    name = "nn.max_pool"
+    x = operand_def(TensorType)
+    out = result_def(TensorType)
+    assembly_format = f"$x `window` $window (`stride` $stride^)? (`padding` $padding^)? {STRATEGY}"
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+        x = self.windows(b, self.x, least=True)
+        n, out = len(self.window.data), plain(self.out).get_shape()
+        places, under = ([SPATIAL + 2 * i + k for i in range(n)] for k in (0, 1))
+        rows = b.transpose(x, [0, 1, *places, *under])
+        flat = b.reshape(rows, (*out, prod(self.window.data)))
+        first = b.value(ArgmaxOp, flat, props={"axis": int_attr(len(out))})
+        return (b.value(PickOp, flat, first),)
+
+
+@irdl_op_definition
+class AvgPoolOp(_WindowPool):
+    """The mean under each window; `exclude` leaves the padding out of the count."""
+
+    name = "nn.avg_pool"
+    exclude = opt_prop_def(UnitAttr)
+    x = operand_def(TensorType)
+    out = result_def(TensorType)
+    assembly_format = (
+        "$x `window` $window (`stride` $stride^)? (`padding` $padding^)? "
+        f"(`exclude` $exclude^)? {STRATEGY}"
+    )
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+        found, t = self.slides(), plain(self.x)
+        under = [SPATIAL + 2 * i + 1 for i in range(len(found))]
+        mean = b.reduce(self.windows(b, self.x, least=False), "mean", under)
+        if self.exclude is None:
+            return (mean,)
+        shape = plain(self.out).get_shape()
+        for d, (s, rows) in enumerate(zip(found, t.get_shape()[SPATIAL:], strict=True), SPATIAL):
+            start = np.arange(shape[d]) * s.stride - s.low
+            inside = np.minimum(start + s.kernel, rows) - np.maximum(start, 0)
+            more = _constant(b, s.kernel / inside, t)
+            mean = b.mul(mean, b.reshape(more, (shape[d], *[1] * (len(shape) - 1 - d))))
+        return (mean,)
+
+
+@irdl_op_definition
+class AdaptiveAvgPoolOp(_Pool):
+    """The mean of each of `size` parts of a dimension: part i of n is rows floor(i N / n) to
+    ceil((i + 1) N / n)."""
+
+    name = "nn.adaptive_avg_pool"
+    size = prop_def(IntsPerDimAttr)
+    x = operand_def(TensorType)
+    out = result_def(TensorType)
+    assembly_format = f"$x `size` $size {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        size = numbers(props, "size")
+        x = cls.check(operands, len(size), "size")
+        if min(size) < 1 or 0 in x[SPATIAL:]:
+            raise ShardirError("[T10] there is no mean of nothing: sizes and rows are at least 1")
+        return [tensor(operands[0].element_type, (*x[:SPATIAL], *size))]
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+        x, t = self.x, plain(self.x)
+        names = "abcdefgh"[: len(t.get_shape())]
+        for d, (rows, n) in enumerate(
+            zip(t.get_shape()[SPATIAL:], self.size.data, strict=True), SPATIAL
+        ):
+            if n == 1:
+                x = b.reduce(x, "mean", [d], keep=True)
+            elif n != rows:
+                part = np.arange(n)
+                first, last = part * rows // n, -(-(part + 1) * rows // n)
+                row = np.arange(rows)
+                inside = (row >= first[:, None]) & (row < last[:, None])
+                share = _constant(b, inside / (last - first)[:, None], t)
+                y = names.replace(names[d], "o")
+                x = b.einsum(f"{names},o{names[d]}->{y}", x, share)
+        return (x,)
+
+
+def _constant(b: "Builder", values: np.ndarray, like: TensorType) -> SSAValue:
+    type = tensor(like.element_type, values.shape)
+    data = DenseIntOrFPElementsAttr.from_list(type, values.flatten().tolist())  # type: ignore[arg-type]
+    return b.value(ConstantOp, props={"value": data}, result=type)
+
+
+OPS = [MaxPoolOp, AvgPoolOp, AdaptiveAvgPoolOp]
