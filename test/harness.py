@@ -402,7 +402,7 @@ def _layer_norm_grad(op: Any, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor
 
 
 def _cross_entropy(op: Any, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    how = op.reduction.data if isinstance(op, nn.Loss) else "none"
+    how = op.reduction.data if type(op) is nn.CrossEntropyLossOp else "none"
     ignore, share = op.options()
     options = {} if ignore is None else {"ignore_index": ignore}
     out = functional.cross_entropy(
@@ -414,7 +414,7 @@ def _cross_entropy(op: Any, x: torch.Tensor, labels: torch.Tensor) -> torch.Tens
 
 def _nll(op: nn.NllLossOp, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     how = op.reduction.data
-    options = {} if op.ignore is None else {"ignore_index": op.ignore.value.data}
+    options: Any = {} if op.ignore is None else {"ignore_index": op.ignore.value.data}
     rows = x.reshape(-1, x.shape[-1])
     out = functional.nll_loss(rows, labels.flatten().long(), reduction=how, **options)
     return out.reshape(labels.shape) if how == "none" else out

@@ -21,6 +21,6 @@ def causal(q: Tensor, k: Tensor, start: int, mask: Tensor | None = None) -> Tens
 def backward(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, **options: Any) -> tuple[Tensor, ...]:
     """The cotangents of q, k and v; the forward part is calculated again."""
     with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        out = F.scaled_dot_product_attention(*leaves, **options)
-        return torch.autograd.grad(out, leaves, dy)
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, **options)
+        return torch.autograd.grad(out, (q, k, v), dy)

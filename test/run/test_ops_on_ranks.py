@@ -35,7 +35,7 @@ from shardir.backend.emit import program_text
 from shardir.dialects.dist import global_shape, type_layout
 from shardir.interpret.values import assemble, split
 
-LAYOUTS, SECONDS = 8, 30
+LAYOUTS, SECONDS = 8, 120
 
 
 @dataclass
