@@ -260,7 +260,7 @@ class _Differentiation:
         """Input i of microbatch k."""
         first = self.block.args[i]
         arg = self.block.insert_arg(first.type, len(self.block.args))
-        arg.name_hint = f"{first.name_hint}_{k}" if first.name_hint else None
+        arg.name_hint = f"{first.name_hint or 'input'}_batch{k}"  # xDSL drops a mere _1
         self.attrs.append({**self.attrs[i], MICROBATCH: IntegerAttr(k, i64)})
         return arg
 

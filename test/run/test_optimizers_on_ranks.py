@@ -1,0 +1,142 @@
+"""Every optimizer, clipping, loss scaling and microbatches on four Gloo ranks, in one start; the
+answer is torch's on one device."""
+# ruff: noqa: E402
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import shardir
+from shardir.backend import runtime_random
+from shardir.backend.launch import Options, run
+from shardir.dialects.random import fill
+
+LOSS = """
+func.func private @loss_NAME(
+    %x: tensor<4x4xf32, #dist.layout<@m, [{dp}, {}]>>
+        {train.input = #train.init<file, path = "rows.npz", array = "x">},
+    %w: tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>>
+        {train.parameter = "NAME_w", train.init = #train.init<normal>},
+    %b: tensor<6xf32> {train.parameter = "NAME_b", train.init = #train.init<normal>}
+) -> tensor<f32> {
+  %y = nn.matmul %x, %w : (tensor<4x4xf32, #dist.layout<@m, [{dp}, {}]>>,
+      tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>>) -> tensor<4x6xf32>
+  %z = nn.add %y, %b : (tensor<4x6xf32>, tensor<6xf32>) -> tensor<4x6xf32>
+  %t = nn.tanh %z : (tensor<4x6xf32>) -> tensor<4x6xf32>
+  %s = nn.mul %t, %t : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x6xf32>
+  %loss = nn.reduce <mean> %s dims <0, 1> : (tensor<4x6xf32>) -> tensor<f32>
+  func.return %loss : tensor<f32>
+}
+train.step @step_NAME of @loss_NAME <OPTIMIZER>
+"""
+STEPS = 4
+NORMAL = {"mean": 0.0, "std": 1.0}
+ROWS = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
+DYNAMIC = "loss_scale <dynamic, initial = 256.0, interval = 3>"
+O, S = torch.optim, torch.optim.lr_scheduler
+
+
+def layerwise(kind, p):
+    """LAMB and LARS, written out."""
+    m, v, t = [torch.zeros_like(w) for w in p], [torch.zeros_like(w) for w in p], [0]
+
+    def step():
+        t[0] += 1
+        for i, w in enumerate(p):
+            g, norm = w.grad, w.detach().norm()
+            if kind == "lars":
+                rate = 10.0 * 0.001 * norm / (g.norm() + 0.1 * norm)
+                m[i] = 0.9 * m[i] + rate * (g + 0.1 * w.detach())
+                w.data -= m[i]
+                continue
+            m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.999 * v[i] + 0.001 * g * g
+            a, c = m[i] / (1 - 0.9 ** t[0]), v[i] / (1 - 0.999 ** t[0])
+            r = a / (c.sqrt() + 1e-6) + 0.01 * w.detach()
+            w.data -= 0.1 * norm / r.norm() * r
+
+    return step
+
+
+def clipped(optimizer, p):
+    def step():
+        torch.nn.utils.clip_grad_norm_(p, 0.05)
+        optimizer.step()
+
+    return step
+
+
+def scheduled(optimizer, schedule):
+    def step():
+        optimizer.step()
+        schedule.step()
+
+    return step
+
+
+def cosine(p):
+    optimizer = O.SGD(p, 0.1)
+    return scheduled(optimizer, S.CosineAnnealingLR(optimizer, 6))
+
+
+CASES = {  # name: (options of the step, its microbatches, torch's)
+    "sgd": ("sgd, lr = 0.1>", 1, lambda p: O.SGD(p, 0.1).step),
+    "cosine": ("sgd, lr = cosine<rate = 0.1, steps = 6>>", 1, cosine),
+    "nesterov": ("nesterov, lr = 0.1, momentum = 0.9>", 1,
+                 lambda p: O.SGD(p, 0.1, 0.9, nesterov=True).step),
+    "adam": ("adam, lr = 0.1, weight_decay = 0.1>", 1,
+             lambda p: O.Adam(p, 0.1, weight_decay=0.1).step),
+    "adamw": ("adamw, lr = constant<rate = 0.1>>", 1, lambda p: O.AdamW(p, 0.1).step),
+    "lamb": ("lamb, lr = 0.1>", 1, lambda p: layerwise("lamb", p)),
+    "lars": ("lars, lr = 10.0, weight_decay = 0.1>", 1, lambda p: layerwise("lars", p)),
+    "adafactor": ("adafactor, lr = 0.1>", 1,
+                  lambda p: O.Adafactor(p, 0.1, eps=(1e-7, 1e-3)).step),
+    "clipped": ("sgd, lr = 0.1> clip <norm, max = 0.05>", 1,
+                lambda p: clipped(O.SGD(p, 0.1), p)),
+    "scaled": (f"adamw, lr = 0.1> {DYNAMIC}", 1, lambda p: O.AdamW(p, 0.1).step),
+    "several": ("momentum, lr = 0.1, momentum = 0.9> accumulate <mean, microbatches = 3>", 3,
+                lambda p: O.SGD(p, 0.1, 0.9).step),
+}  # fmt: skip
+
+
+def trained(name, count, make):
+    """The losses and parameters that torch comes to."""
+    p = []
+    for key, shape in (("w", (4, 6)), ("b", (6,))):
+        first = fill("normal", NORMAL, shape, None, f"0/{name}_{key}", np.float32)
+        p.append(torch.nn.Parameter(torch.tensor(first).double()))
+    step, losses = make(p), []
+    for t in range(STEPS):
+        for w in p:
+            w.grad = None
+        total = 0.0
+        for k in range(count):
+            rows = runtime_random.batch_rows(len(ROWS), t * count + k, 4, 0)
+            x = torch.tensor(ROWS[rows.numpy()]).double()
+            loss = ((x @ p[0] + p[1]).tanh() ** 2).mean() / count
+            loss.backward()
+            total += loss.item()
+        step()
+        losses.append(total)
+    return losses, [w.detach().numpy() for w in p]
+
+
+def test_every_optimizer_on_real_ranks(tmp_path):
+    np.savez(tmp_path / "rows.npz", x=ROWS)
+    text = "dist.mesh @m <dp = 2, tp = 2>\n" + "".join(
+        LOSS.replace("NAME", name).replace("OPTIMIZER>", options)
+        for name, (options, _, _) in CASES.items()
+    )
+    directory = shardir.compile(text, name=str(tmp_path / "steps.ir")).save(tmp_path / "out")
+    dump = tmp_path / "dump.npz"
+    report = run(directory, Options(timeout=60, dump=dump, steps=STEPS))
+    with np.load(dump) as found:
+        for name, (_, count, make) in CASES.items():
+            losses, parameters = trained(name, count, make)
+            np.testing.assert_allclose(report.losses[f"step_{name}"], losses, rtol=1e-4, err_msg=name)
+            for k, want in zip("wb", parameters, strict=True):
+                np.testing.assert_allclose(
+                    found[f"states/{name}_{k}"], want, rtol=2e-4, atol=2e-5, err_msg=name
+                )
+        assert found["states/step_scaled.loss_scale"] == 512.0
+        assert found["states/step_adamw.count"] == STEPS
