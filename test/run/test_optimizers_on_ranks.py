@@ -133,7 +133,9 @@ def test_every_optimizer_on_real_ranks(tmp_path):
     with np.load(dump) as found:
         for name, (_, count, make) in CASES.items():
             losses, parameters = trained(name, count, make)
-            np.testing.assert_allclose(report.losses[f"step_{name}"], losses, rtol=1e-4, err_msg=name)
+            np.testing.assert_allclose(
+                report.losses[f"step_{name}"], losses, rtol=1e-4, err_msg=name
+            )
             for k, want in zip("wb", parameters, strict=True):
                 np.testing.assert_allclose(
                     found[f"states/{name}_{k}"], want, rtol=2e-4, atol=2e-5, err_msg=name
