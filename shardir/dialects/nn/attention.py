@@ -61,6 +61,8 @@ class _Attention(TensorOp, ABC):
     """What attention and its gradient share. Their operands begin with q, k and v; a mask is the
     last one."""
 
+    PRECISION: ClassVar[str] = "narrow"
+
     causal = opt_prop_def(UnitAttr)
     scale = opt_prop_def(FloatAttr.constr(type=f64))
     PRECISION: ClassVar[str] = "narrow"

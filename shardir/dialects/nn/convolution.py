@@ -58,6 +58,8 @@ class Convolving(TensorOp, ABC):
     """One of x, w and y, from the other two. `padding` has two numbers for each dimension, before
     it and behind it."""
 
+    PRECISION: ClassVar[str] = "narrow"
+
     stride = opt_prop_def(IntsPerDimAttr)
     padding = opt_prop_def(IntsPerDimAttr)
     dilation = opt_prop_def(IntsPerDimAttr)

@@ -6,7 +6,7 @@ the shards then need of each other is communicated (`decompose`). A sort wants i
 
 from abc import ABC
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import IntegerAttr, TensorType, UnitAttr, i64
@@ -64,6 +64,8 @@ class _Along(TensorOp, ABC):
 @irdl_op_definition
 class CumsumOp(_Along):
     """The sum of all up to each element along `axis`; `reverse`: of all from it on."""
+
+    PRECISION: ClassVar[str] = "wide"
 
     name = "nn.cumsum"
     reverse = opt_prop_def(UnitAttr)

@@ -1,0 +1,41 @@
+"""mixed-precision: right for every op, and narrow where narrow is worth it."""
+
+from collections.abc import Sequence
+
+import pytest
+from harness import function, program
+from op_cases import CASES, Case
+from xdsl.context import Context
+from xdsl.dialects.builtin import TensorType, bf16, f32
+from xdsl.ir import SSAValue
+
+from shardir.dialects.builder import Builder
+from shardir.interpret.equivalence import check_pass
+from shardir.passes.mixed_precision import MixedPrecision
+
+FIRST = {c.op: c for c in reversed(CASES) if "f32" in c.elements and c.op.name.startswith("nn.")}
+
+
+@pytest.mark.parametrize("case", FIRST.values(), ids=str)
+def test_every_op_takes_the_types_that_it_is_given(case: Case) -> None:
+    """Its operands come from products, narrow; the program is well-typed and means the same."""
+    args = case.args("f32")
+
+    def body(b: Builder, *operands: SSAValue) -> Sequence[SSAValue]:
+        products = []
+        for v, a in zip(operands, args, strict=True):
+            letters = "abcdefg"[: len(a.shape)]
+            square = f"{letters},{letters}->{letters}"
+            products.append(b.einsum(square, v, v) if a.element == "f32" else v)
+        return case.body("f32")(b, *products)
+
+    before = program(args, body)
+    after = before.clone()
+    MixedPrecision().apply(Context(), after)
+    after.verify()
+    *_, found = (op for op in function(after, "f").walk() if isinstance(op, case.op))
+    types = {v.type.element_type for v in found.operands if isinstance(v.type, TensorType)}
+    if floats := types & {f32, bf16}:
+        assert floats == {f32 if case.op.PRECISION == "wide" else bf16}
+    if case.op.PRECISION == "narrow":
+        check_pass(before, after, "mixed-precision")
