@@ -106,11 +106,13 @@ class DistributedAutodiff(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         faults: list[tuple[Operation | None, str]] = []
-        wanted = [o for o in op.body.ops if isinstance(o, StepOp | GradientOp)]
+        wanted = in_order([o for o in op.body.ops if isinstance(o, StepOp | GradientOp)])
         uses = [o.function.root_reference.data for o in wanted]
         for request in wanted:
+            uses.remove(request.function.root_reference.data)
+            if isinstance(request, GradientOp) and request.maker() is not None:
+                continue  # what it is to be made of could not be made
             source = request.find()
-            uses.remove(name_of(source))
             private = source.sym_visibility is not None and source.sym_visibility.data == "private"
             consumed = private and name_of(source) not in uses and not _called(op, source)
             try:
@@ -124,6 +126,19 @@ class DistributedAutodiff(ModulePass):
                 erase(source)
         if faults:
             raise Failure(faults)
+
+
+def in_order(requests: Sequence[StepOp | GradientOp]) -> list[StepOp | GradientOp]:
+    """The requests, each behind the one that makes the function it is of."""
+    found: dict[StepOp | GradientOp, None] = {}
+    for request in requests:
+        chain = [request]
+        while isinstance(last := chain[-1], GradientOp) and (maker := last.maker()) is not None:
+            if maker in chain:
+                raise Failure([(request, f"[G1] @{request.sym_name.data} is to be made of itself")])
+            chain.append(maker)
+        found.update(dict.fromkeys(reversed(chain)))
+    return list(found)
 
 
 def _called(module: ModuleOp, f: FuncOp) -> bool:
@@ -154,6 +169,9 @@ class _Differentiation:
             source.add_region(Region(Block(arg_types=source.function_type.inputs)))
         self.block = region.block
         self.region = region
+        for op in list(self.block.ops):
+            if isinstance(op, BackwardOp):
+                erase(op)  # of a gradient: all of it is forward part now
         self.local: dict[SSAValue, Attribute] = {}
         """The types of the values of a function in the local view."""
         if mesh is not None and is_local_body(self.block):

@@ -16,6 +16,7 @@ from harness import (
     apply,
     collectives,
     compiled,
+    differs,
     function,
     laid_out,
     layout,
@@ -24,18 +25,19 @@ from harness import (
     parts,
     problem,
     program,
+    torch_forward,
 )
 from random_programs import random_form, random_problem
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr, UnitAttr
 from xdsl.ir import Operation
 
 import shardir
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.backend.plan import plan_of
-from shardir.dialects import dist, nn
+from shardir.dialects import dist, nn, train
 from shardir.dialects.builder import Builder
-from shardir.dialects.nn.base import int_attr
+from shardir.dialects.nn.base import dims_attr, int_attr
 from shardir.interpret import run
 from shardir.syntax.diagnostics import Failure
 
@@ -537,3 +539,33 @@ def test_a_step_with_batch_norm_is_torchs():
         ]  # type: ignore[operator]
     for y, want in zip(run(module, "step", given), wanted, strict=True):
         assert np.allclose(y, want.detach().numpy(), rtol=1e-9, atol=1e-9)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("texts", [None, ["[{a}, {}]", "[{}, {b}]"]], ids=["plain", "laid out"])
+def test_second_derivatives(texts: list[str] | None):
+    """@h of @g of @f: the cotangent of the gradient, and the loss's own of 1."""
+    args = [f64(6, 4), f64(4, 6)]
+
+    def body(b: Builder, x: Any, w: Any) -> Any:
+        y = b.value(nn.SoftmaxOp, b.value(nn.TanhOp, matmul(b, x, w)), props={"axis": int_attr(1)})
+        return mean(b, b.mul(y, b.value(nn.SigmoidOp, y)))
+
+    module = program(args, body, (0, 1))
+    module.body.block.add_op(train.GradientOp.create(properties={
+        "sym_name": StringAttr("h"), "function": SymbolRefAttr("g"), "wrt": dims_attr(1, 0),
+    }))  # fmt: skip
+    f = function(module, "f")
+    rng = np.random.default_rng(3)
+    x, w, dx, dw = (rng.standard_normal(s) for s in ((6, 4), (4, 6)) * 2)
+    leaves = [torch.tensor(v, requires_grad=True) for v in (x, w)]
+    (loss,) = torch_forward(f, leaves)
+    first = torch.autograd.grad(loss, leaves, create_graph=True)
+    total = loss + (first[0] * torch.tensor(dx)).sum() + (first[1] * torch.tensor(dw)).sum()
+    second = torch.autograd.grad(total, [leaves[1], leaves[0]])
+    if texts is None:
+        apply(module, "distributed-autodiff")
+    else:
+        module = compiled(laid_out(module, MESH, [layout(t) for t in texts]), check=True)
+    found = run(module, "h", [x, w, dx, dw])
+    for y, wanted in zip(found, (loss, *first, *second), strict=True):
+        assert not differs(y, wanted.detach().numpy(), "f64", 10)

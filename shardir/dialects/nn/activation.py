@@ -12,7 +12,8 @@ from xdsl.dialects.builtin import FloatAttr, TensorType, UnitAttr, f64
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
-from shardir.dialects.nn.base import STRATEGY, Array, Place, float_of
+from shardir.algebra.errors import ShardirError
+from shardir.dialects.nn.base import STRATEGY, Array, Place, float_of, plain
 from shardir.dialects.nn.elementwise import Float, FloatUnary, erf
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ class ActivationGrad(Float, ABC):
     dy = operand_def(TensorType)
     out = result_def(TensorType)
     assembly_format = f"$saved `,` $dy {STRATEGY}"
+
+    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        props = {name: p for name, p in self.properties.items() if name != "strategy"}
+        return self.curvature(b, dy), b.value(type(self), self.saved, dy, props=props)
+
+    def curvature(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+        """The cotangent of `saved`; None where it is 0."""
+        raise ShardirError(f"[G8] {self.name} has no gradient; nn.stop_gradient ends it before")
 
 
 Grad = type[ActivationGrad]
@@ -59,6 +68,9 @@ class ReluGradOp(ActivationGrad):
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         return np.where(arrays[0] <= 0, 0, arrays[1]).astype(arrays[1].dtype)
 
+    def curvature(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+        return None
+
 
 @irdl_op_definition
 class ReluOp(Activation):
@@ -79,6 +91,9 @@ class TanhGradOp(ActivationGrad):
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         return arrays[1] * (1 - arrays[0] ** 2)
+
+    def curvature(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+        return b.mul(b.scale(self.saved, -2.0), b.mul(self.dy, dy))
 
 
 @irdl_op_definition
@@ -101,6 +116,10 @@ class SigmoidGradOp(ActivationGrad):
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         return arrays[1] * arrays[0] * (1 - arrays[0])
+
+    def curvature(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+        one = b.constant(1.0, plain(dy).element_type)
+        return b.mul(b.sub(one, b.scale(self.saved, 2.0)), b.mul(self.dy, dy))
 
 
 @irdl_op_definition

@@ -126,6 +126,19 @@ class SoftmaxGradOp(_RowGrad):
         axis = axis_of(self.properties, "axis", y.ndim)
         return (dy - (y * dy).sum(axis=axis, keepdims=True)) * y
 
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        c = cotangents[0]
+        assert c is not None
+        axis = axis_of(self.properties, "axis", len(plain(c).get_shape()))
+
+        def sums(x: SSAValue, z: SSAValue) -> SSAValue:
+            return b.reduce(b.mul(x, z), "sum", [axis], keep=True)
+
+        # out = y dy - y sum(y dy)
+        d_y = b.sub(b.mul(c, self.dy), b.mul(c, sums(self.y, self.dy)))
+        d_y = b.sub(d_y, b.mul(self.dy, sums(c, self.y)))
+        return d_y, b.value(SoftmaxGradOp, self.y, c, props={"axis": self.axis})
+
 
 @irdl_op_definition
 class SoftmaxOp(_RowMap):

@@ -118,14 +118,44 @@ class GradientOp(_OfFunction):
     assembly_format = "$sym_name `of` $function `wrt` $wrt attr-dict"
 
     def verify_(self) -> None:
-        f = self.find()
-        n = len(f.function_type.inputs)
+        name = self.function.root_reference.data
+        n = len(self.signature(())[0])
         for i in self.wrt.data:
             if not 0 <= i < n:
-                raise VerifyException(f"[G4] @{f.sym_name.data} has no argument {i}")
+                raise VerifyException(f"[G4] @{name} has no argument {i}")
         if len(set(self.wrt.data)) != len(self.wrt.data):
             raise VerifyException(f"[G4] an argument stands twice in wrt {list(self.wrt.data)}")
-        check_fusion(f)
+        if self.maker() is None:
+            check_fusion(self.find())
+
+    def maker(self) -> "GradientOp | None":
+        """The request that makes the function, where that is a gradient itself."""
+        wanted = self.function.root_reference.data
+        module = self.parent_op()
+        found = module.regions[0].block.ops if module is not None else ()
+        return next(
+            (o for o in found if isinstance(o, GradientOp) and o.sym_name.data == wanted), None
+        )
+
+    def signature(self, above: tuple["GradientOp", ...]) -> tuple[list[Any], list[Any]]:
+        """The types of the function's arguments and results. `above`: the requests that ask.
+
+        Raises:
+            VerifyException: there is no such function, or a gradient is to be made of itself.
+        """
+        if self in above:
+            raise VerifyException(f"[G1] @{self.sym_name.data} is to be made of itself")
+        maker = self.maker()
+        if maker is None:
+            type = self.find().function_type
+            return list(type.inputs), list(type.outputs)
+        inputs, outputs = maker.signature((*above, self))
+        seeds = [
+            t for t in outputs
+            if isinstance(t, TensorType) and isinstance(t.element_type, AnyFloat) and t.get_shape()
+        ]  # fmt: skip
+        wrt = [inputs[i] for i in maker.wrt.data if 0 <= i < len(inputs)]
+        return [*inputs, *seeds], [*outputs, *wrt]
 
 
 class Mark(IRDLOperation, ABC):
