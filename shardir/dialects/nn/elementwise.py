@@ -687,8 +687,8 @@ class NanToNumOp(FloatUnary):
     assembly_format = f"$x `nan` $nan `posinf` $posinf `neginf` $neginf {STRATEGY}"
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
-        numbers = {n: float_of(self, n) for n in ("nan", "posinf", "neginf")}
-        return np.nan_to_num(arrays[0], **numbers)
+        nan, posinf, neginf = (float_of(self, n) for n in ("nan", "posinf", "neginf"))
+        return np.nan_to_num(arrays[0], nan=nan, posinf=posinf, neginf=neginf)
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.select(b.value(IsfiniteOp, self.x), dy, b.number(0.0, dy)),)
