@@ -85,7 +85,7 @@ def _lars(s: Scope, op: train.LarsOp) -> Text:
     return None
 
 
-def _moments(s: Scope, op: train.WithMoments, g: str) -> tuple[str, str]:
+def _moments(s: Scope, op: train.Adams | train.LambDirectionOp, g: str) -> tuple[str, str]:
     """The variables of the new moments, brought up to date."""
     beta1, beta2 = float_of(op, "beta1"), float_of(op, "beta2")
     m, v = _own(s, op, op.new_m, op.m), _own(s, op, op.new_v, op.v)
@@ -94,7 +94,7 @@ def _moments(s: Scope, op: train.WithMoments, g: str) -> tuple[str, str]:
     return m, v
 
 
-def _root(s: Scope, op: train.WithMoments, v: str) -> str:
+def _root(s: Scope, op: train.Adams | train.LambDirectionOp, v: str) -> str:
     correction = _number(s, op.correction2, op.w)
     return f"({v} / {correction}).sqrt_().add_({float_of(op, 'eps')!r})"
 

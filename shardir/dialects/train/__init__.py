@@ -47,6 +47,7 @@ from shardir.dialects.train.updates import (
     SCALARS,
     UPDATES,
     AdamOp,
+    Adams,
     AdamWOp,
     BiasCorrectionOp,
     LambDirectionOp,
@@ -59,7 +60,6 @@ from shardir.dialects.train.updates import (
     SgdOp,
     TrustRatioOp,
     Update,
-    WithMoments,
     WithVelocity,
 )
 
@@ -67,11 +67,11 @@ Train = Dialect("train", [StepOp, GradientOp, *MARKS, *UPDATES, *SCALARS], ATTRS
 
 __all__ = [
     "ATTRS", "MARKS", "MICROBATCH", "NUMBER", "OPTIMIZERS", "SCALARS", "UPDATES",
-    "AccumulateAttr", "AdamOp", "AdamWOp", "BackwardOp", "BiasCorrectionOp", "ClipAttr", "Clock",
+    "AccumulateAttr", "AdamOp", "AdamWOp", "Adams", "BackwardOp", "BiasCorrectionOp", "ClipAttr", "Clock",
     "GradientOp", "InitAttr", "LambDirectionOp", "LarsOp", "LearningRateOp", "LossScaleAttr",
     "Mark", "MicrobatchOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "OptimizerAttr",
     "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "Target", "Train", "TrustRatioOp", "Update",
-    "UpdateOp", "Updated", "WithMoments", "WithVelocity", "arg_attrs", "check_fusion",
+    "UpdateOp", "Updated", "WithVelocity", "arg_attrs", "check_fusion",
     "microbatch_of", "number_attr", "result_attrs", "set_arg_attrs", "sum_of_squares",
     "text_attr", "updated_argument",
 ]  # fmt: skip

@@ -129,7 +129,7 @@ class Target:
         """The results of an update op with the parameter's numbers."""
         names = [n for n in kind.get_irdl_definition().properties if n in self.numbers]
         props = {n: float_attr(self.numbers[n]) for n in names}
-        results = list(self.b.op(kind, *operands, props=props).results)
+        results: list[SSAValue] = [*self.b.op(kind, *operands, props=props).results]
         for new, old in zip(results, (operands[0], *operands[2:]), strict=False):
             new.name_hint = old.name_hint
         return results
