@@ -249,7 +249,7 @@ class _Differentiation:
         for k in range(1, step.count):
             self.fold(kept)
             self.block.add_op(MicrobatchOp.create(location=self.request.location))
-            values = {args[i]: self.input(i, k) for i in inputs}
+            values: dict[SSAValue, SSAValue] = {args[i]: self.input(i, k) for i in inputs}
             for i, v in zip(self.updated, self.returned, strict=True):
                 if i is not None:
                     values[args[i]] = step.becomes(args[i], v)
@@ -308,7 +308,7 @@ class _Differentiation:
 
     def taken(self, op: Operation) -> Sequence[SSAValue]:
         """What an op calculates with; of a recv, what was sent."""
-        return [self.sent[op].value] if op in self.sent else op.operands
+        return [self.sent[op].value] if isinstance(op, RecvOp) and op in self.sent else op.operands
 
     def moved(self, op: Operation) -> list[tuple[SSAValue, SSAValue]] | None:
         """What communication takes and gives, value by value; None of any other op."""

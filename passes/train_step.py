@@ -104,7 +104,7 @@ class TrainStep:
         keys = {i: train.text_attr(self.attrs[i], "train.parameter") or "" for i in gradients}
         old: dict[int, list[tuple[SSAValue, str]]] = {i: [(args[i], keys[i])] for i in gradients}
         running = {i: self._optimizer(i, g, clock, old[i]) for i, g in given.items()}
-        new = {i: [args[i]] for i in gradients}
+        new: dict[int, list[SSAValue]] = {i: [args[i]] for i in gradients}
         while running:
             for i, steps in list(running.items()):
                 try:
