@@ -68,7 +68,8 @@ Train = Dialect("train", [StepOp, GradientOp, *MARKS, *UPDATES, *SCALARS], ATTRS
 __all__ = [
     "ATTRS", "MARKS", "MICROBATCH", "NUMBER", "OPTIMIZERS", "SCALARS", "UPDATES",
     "AccumulateAttr", "AdamOp", "AdamWOp", "Adams", "BackwardOp", "BiasCorrectionOp", "ClipAttr",
-    "Clock",    "GradientOp", "InitAttr", "LambDirectionOp", "LarsOp", "LearningRateOp", "LossScaleAttr",
+    "Clock", "GradientOp", "InitAttr", "LambDirectionOp", "LarsOp", "LearningRateOp",
+    "LossScaleAttr",
     "Mark", "MicrobatchOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "OptimizerAttr",
     "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "Target", "Train", "TrustRatioOp", "Update",
     "UpdateOp", "Updated", "WithVelocity", "arg_attrs", "check_fusion",
