@@ -34,6 +34,7 @@ from shardir.dialects.nn.base import (
     Props,
     TensorOp,
     dims_attr,
+    float_attr,
     has_parts,
     int_attr,
     plain,
@@ -258,15 +259,22 @@ class Builder:
         x: SSAValue,
         low: Sequence[int],
         high: Sequence[int],
+        value: float = 0.0,
         like: SSAValue | None = None,
     ) -> SSAValue:
-        """x with rows of zeros before and after each dimension; negative numbers take rows away."""
+        """x with rows of `value` before and after each dimension; negative numbers take rows
+        away."""
         if not (any(low) or any(high)):
             return x
         if all(k <= 0 for k in (*low, *high)):
             ends = [n + k for n, k in zip(plain(x).get_shape(), high, strict=True)]
-            return self.slice(x, [-k for k in low], ends, like)
-        props = {"low": nn.IntsPerDimAttr(tuple(low)), "high": nn.IntsPerDimAttr(tuple(high))}
+            return self.slice(x, [-k for k in low], ends, like=like)
+        props: dict[str, Attribute] = {
+            "low": nn.IntsPerDimAttr(tuple(low)),
+            "high": nn.IntsPerDimAttr(tuple(high)),
+        }
+        if value:
+            props["value"] = float_attr(value)
         return self.value(nn.PadOp, x, props=props, like=like)
 
     def slice(
@@ -274,15 +282,27 @@ class Builder:
         x: SSAValue,
         starts: Sequence[int],
         limits: Sequence[int],
+        strides: Sequence[int] = (),
         like: SSAValue | None = None,
     ) -> SSAValue:
-        """The rows from `starts` to `limits` of each dimension."""
+        """The rows from `starts` to `limits` of each dimension, all or one in `strides`."""
+        steps = tuple(strides) or (1,) * len(starts)
+        if (0,) * len(steps) == tuple(starts) and tuple(limits) == plain(x).get_shape() and (
+            set(steps) <= {1}
+        ):  # fmt: skip
+            return x
         props = {
             "starts": nn.IntsPerDimAttr(tuple(starts)),
             "limits": nn.IntsPerDimAttr(tuple(limits)),
-            "strides": nn.IntsPerDimAttr((1,) * len(starts)),
+            "strides": nn.IntsPerDimAttr(steps),
         }
         return self.value(nn.SliceOp, x, props=props, like=like)
+
+    def iota(self, dim: int, shape: Shape, like: SSAValue | None = None) -> SSAValue:
+        """The number of each row of a dimension."""
+        return self.value(
+            nn.IotaOp, props={"dim": int_attr(dim)}, result=tensor(i64, shape), like=like
+        )
 
     def split(self, x: SSAValue, sizes: Sequence[int], axis: int) -> Sequence[SSAValue]:
         """Pieces of x along `axis`."""

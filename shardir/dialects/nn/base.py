@@ -224,8 +224,9 @@ def has_parts(kind: type[TensorOp]) -> bool:
 
 def splits_whole(factors: Factors, operands: Sequence[Layout]) -> bool:
     """Whether these layouts of its operands split a dimension that an op wants whole."""
+    whole = factors.replicate | factors.moved
     return any(
-        axes and any(f in factors.replicate for f in dim)
+        axes and any(f in whole for f in dim)
         for dims, layout in zip(factors.operands, operands, strict=True)
         for dim, axes in zip(dims, layout.dims, strict=True)
     )

@@ -2,7 +2,9 @@
 concat, stack, split.
 
 The factor of such a dimension is `moved`: the operand is whole along it, and each device makes its
-own part of the result. All other dimensions keep their layout, and contributions pass through.
+own part of the result. Where it is split and the rows keep their order, the op is calculated by
+windows of one row, whose exchange gives each device the rows of the result that it lacks. All other
+dimensions keep their layout, and contributions pass through.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f64, i64
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f64, i1, i64
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     irdl_attr_definition,
@@ -26,6 +28,7 @@ from xdsl.irdl import (
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
+from shardir.algebra.windows import Windows
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
@@ -42,6 +45,7 @@ from shardir.dialects.nn.base import (
     plain,
     same_element,
 )
+from shardir.dialects.nn.elementwise import OrOp, SelectOp
 from shardir.dialects.text import IntsAttr
 
 if TYPE_CHECKING:
@@ -75,6 +79,25 @@ def ints_of(props: Props, name: str, rank: int) -> tuple[int, ...]:
 
 class _Movement(TensorOp, ABC):
     WHOLE_TYPES: ClassVar[bool] = True
+
+
+def split_dims(b: "Builder", x: SSAValue, dims: Sequence[int]) -> list[int]:
+    """Those of the dimensions that are split."""
+    return [d for d in dims if b.mesh is not None and b.layout(x).dims[d]]
+
+
+def rows_from(
+    b: "Builder", x: SSAValue, dim: int, start: int, count: int, step: int = 1
+) -> SSAValue:
+    """Rows start, start + step, ... of a dimension, zeros where there are none."""
+    shape = plain(x).get_shape()
+    rows = b.unfold(x, dim, Windows(shape[dim], count, 1, step, start))
+    return b.reshape(rows, (*shape[:dim], count, *shape[dim + 1 :]))
+
+
+def both(b: "Builder", x: SSAValue, y: SSAValue) -> SSAValue:
+    """Two values of which one is zero, or false, wherever the other is not."""
+    return b.value(OrOp, x, y) if plain(x).element_type == i1 else b.add(x, y)
 
 
 class _RowMap(_Movement, ABC):
@@ -175,6 +198,17 @@ class SliceOp(_RowMap):
             if (start, limit, stride) != (0, shape[d], 1)
         }
 
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        shape, new = plain(self.x).get_shape(), plain(self.out).get_shape()
+        bounds, out = self.bounds(shape, self.properties), self.x
+        most = [d for d in self.rows(shape, self.properties) if 2 * new[d] >= shape[d]]
+        for d in split_dims(b, out, most):
+            start, _, stride = bounds[d]
+            out = rows_from(b, out, d, start, new[d], stride)
+            bounds[d] = 0, new[d], 1
+        starts, limits, strides = zip(*bounds, strict=True)
+        return (b.slice(out, starts, limits, strides),)
+
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         """The cotangent among zeros: behind each row the ones that a stride leaves out, before and
         after all of them the rest."""
@@ -225,6 +259,19 @@ class PadOp(_RowMap):
                 found[d] = np.where(rows < n, rows, -1)
         return found
 
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        shape, new, out = plain(self.x).get_shape(), plain(self.out).get_shape(), self.x
+        low, high, value = list(self.low.data), list(self.high.data), self.filling(self.properties)
+        for d in split_dims(b, out, list(self.rows(shape, self.properties))):
+            out = rows_from(b, out, d, -low[d], new[d])
+            if value:
+                filling = b.number(value, out)
+                row = b.iota(d, plain(out).get_shape(), like=out)
+                for how, bound in (("ge", low[d]), ("lt", low[d] + shape[d])):
+                    out = b.value(SelectOp, b.compare(how, row, b.number(bound, row)), out, filling)
+            low[d] = high[d] = 0
+        return (b.pad(out, low, high, value),)
+
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         assert cotangents[0] is not None
         low, high = ([-k for k in sides.data] for sides in (self.low, self.high))
@@ -266,6 +313,16 @@ class RollOp(_RowMap):
             )
             if n and k % n
         }
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        shape, shifts, out = plain(self.x).get_shape(), list(self.shifts.data), self.x
+        for d in split_dims(b, out, list(self.rows(shape, self.properties))):
+            n, k = shape[d], shifts[d] % shape[d]
+            out = both(b, rows_from(b, out, d, -k, n), rows_from(b, out, d, n - k, n))
+            shifts[d] = 0
+        if any(shifts):
+            out = b.value(RollOp, out, props={"shifts": IntsPerDimAttr(tuple(shifts))})
+        return (out,)
 
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         assert cotangents[0] is not None
@@ -388,6 +445,19 @@ class ConcatOp(_Movement):
         axis = axis_of(self.properties, "axis", arrays[0].ndim)
         return _part(place, np.concatenate(arrays, axis=axis), self.out, axis)
 
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        """The operands among zeros, added."""
+        shape = plain(self.out).get_shape()
+        axis, before = axis_of(self.properties, "axis", len(shape)), 0
+        out: SSAValue | None = None
+        for x in self.xs:
+            n = plain(x).get_shape()[axis]
+            new = rows_from(b, x, axis, -before, shape[axis])
+            out = new if out is None else both(b, out, new)
+            before += n
+        assert out is not None
+        return (out,)
+
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         assert cotangents[0] is not None
         axis = axis_of(self.properties, "axis", len(plain(self.out).get_shape()))
@@ -478,6 +548,12 @@ class SplitOp(_Movement):
         return tuple(
             _part(place, piece, out, axis) for piece, out in zip(whole, self.outs, strict=True)
         )
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        axis = axis_of(self.properties, "axis", len(plain(self.x).get_shape()))
+        sizes = self.pieces(self.properties)
+        starts = np.cumsum((0, *sizes)).tolist()
+        return [rows_from(b, self.x, axis, s, n) for s, n in zip(starts, sizes, strict=False)]
 
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         """A piece that nobody used has a cotangent of zeros."""
