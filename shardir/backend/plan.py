@@ -6,6 +6,7 @@ Also the data of `#train.init<file, ...>`: read here, checked against the argume
 
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain, count
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -129,8 +130,8 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     numbers = [n for attrs in arg_attrs(f) if (n := microbatch_of(attrs)) is not None]
     microbatches = 1 + max(numbers, default=0)
     args = [
-        _argument(f, a, attrs, kind, mesh, data, microbatches)
-        for a, attrs in zip(f.body.block.args, arg_attrs(f), strict=True)
+        _argument(f, a, name, attrs, kind, mesh, data, microbatches)
+        for a, name, attrs in zip(f.body.block.args, _names(f), arg_attrs(f), strict=True)
     ]
     keys: set[str] = set()
     for key in (a["key"] for a in args if a["role"] != "input"):
@@ -147,6 +148,16 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     if kind == "step" and all(r["updates"] or r["shape"] for r in results):
         raise Failure.at(f, "a train step returns its loss, a scalar, and then what it updates")
     return {"kind": kind, "narrowest": _narrowest(f), "args": args, "results": results}
+
+
+def _names(f: FuncOp) -> list[str]:
+    """A name for each argument, no two alike: xDSL takes the number off %x_1 and %x_2."""
+    found: dict[str, None] = {}
+    for v in f.body.block.args:
+        hint = v.name_hint or f"arg{v.index}"
+        numbered = (f"{hint}_{n}" for n in count(1))
+        found[next(name for name in chain([hint], numbered) if name not in found)] = None
+    return list(found)
 
 
 def _narrowest(f: FuncOp) -> str:
@@ -200,10 +211,9 @@ def _value(v: SSAValue, name: str, at: Operation, mesh: Mesh | None) -> dict[str
 
 
 def _argument(
-    f: FuncOp, v: BlockArgument, attrs: dict[str, Attribute], kind: str, mesh: Mesh | None,
-    data: Data, microbatches: int,
+    f: FuncOp, v: BlockArgument, name: str, attrs: dict[str, Attribute], kind: str,
+    mesh: Mesh | None, data: Data, microbatches: int,
 ) -> dict[str, Any]:  # fmt: skip
-    name = v.name_hint or f"arg{v.index}"
     key, role, init = _key(attrs), "parameter", None
     if key is None:
         key, role, init = name, "input", attrs.get("train.input", attrs.get("train.init"))

@@ -1,5 +1,6 @@
 """Faults that a reader from outside found, each held by one small program."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,14 @@ def test_small_results_are_compared_by_their_size(wrong: float) -> None:
     compare("f", 0, right, right + np.float32(1e-7), "f32")
     with pytest.raises(ShardirError, match="differs"):
         compare("f", 0, right, np.full(4, wrong, np.float32), "f32")
+
+
+def test_inputs_that_differ_in_a_number_are_drawn_apart(tmp_path: Path) -> None:
+    text = """
+    func.func @f(%x_1: tensor<4xf32>, %x_2: tensor<4xf32>) -> tensor<4xf32> {
+      %d = nn.sub %x_1, %x_2 : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+      func.return %d : tensor<4xf32>
+    }"""
+    plan = json.loads((shardir.compile(text).save(tmp_path / "p") / "plan.json").read_text())
+    first, second = plan["functions"]["f"]["args"]
+    assert first["key"] != second["key"]
