@@ -298,12 +298,6 @@ class Builder:
         }
         return self.value(nn.SliceOp, x, props=props, like=like)
 
-    def iota(self, dim: int, shape: Shape, like: SSAValue | None = None) -> SSAValue:
-        """The number of each row of a dimension."""
-        return self.value(
-            nn.IotaOp, props={"dim": int_attr(dim)}, result=tensor(i64, shape), like=like
-        )
-
     def split(self, x: SSAValue, sizes: Sequence[int], axis: int) -> Sequence[SSAValue]:
         """Pieces of x along `axis`."""
         props = {"sizes": nn.IntsPerDimAttr(tuple(sizes)), "axis": int_attr(axis)}

@@ -266,7 +266,7 @@ class PadOp(_RowMap):
             out = rows_from(b, out, d, -low[d], new[d])
             if value:
                 filling = b.number(value, out)
-                row = b.iota(d, plain(out).get_shape(), like=out)
+                row = b.iota(d, like=out)
                 for how, bound in (("ge", low[d]), ("lt", low[d] + shape[d])):
                     out = b.value(SelectOp, b.compare(how, row, b.number(bound, row)), out, filling)
             low[d] = high[d] = 0
