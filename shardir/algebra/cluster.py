@@ -2,18 +2,21 @@
 
     levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06},
             pod = 4 {bandwidth = 5e+10, latency = 2e-05}],
-    memory = 80000000000, flops {bf16 = 9.89e+14, f32 = 6.7e+13}
+    memory = 80000000000 {bandwidth = 3.35e+12}, flops {bf16 = 9.89e+14, f32 = 6.7e+13},
+    overhead = 4e-06
 
 A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit
 of the innermost level. Devices that share a node, say, communicate over its wires, and otherwise
 over those of the first level of which they share a unit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
+
+from shardir.algebra.errors import ShardirError
 
 BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i1": 1}
 """What an element takes up."""
@@ -21,7 +24,8 @@ BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i1": 1}
 
 class Level(NamedTuple):
     """A kind of unit: how many of the level below (innermost: devices) it holds; what a device
-    receives over its wires in bytes/s; what a collective over them costs besides, in seconds."""
+    receives over its wires in bytes/s; what a message over them costs besides, in seconds, of
+    which the planner counts one for a collective."""
 
     name: str
     count: int
@@ -38,25 +42,54 @@ class Level(NamedTuple):
 @dataclass(frozen=True)
 class Cluster:
     """Levels, innermost to outermost; the memory of a device in bytes, None where nobody says;
-    flop/s by element type."""
+    flop/s by element type; what a device reads and writes of its memory in bytes/s, None where
+    nobody says; what an op costs besides, in seconds."""
 
     levels: tuple[Level, ...]
     memory: int | None = None
     flops: tuple[tuple[str, float], ...] = ()
+    memory_bandwidth: float | None = None
+    overhead: float = 0.0
 
     def __str__(self) -> str:
         parts = [f"levels [{', '.join(map(str, self.levels))}]"]
         if self.memory is not None:
-            parts.append(f"memory = {self.memory}")
+            rate = self.memory_bandwidth
+            speed = "" if rate is None else f" {{bandwidth = {_number(rate)}}}"
+            parts.append(f"memory = {self.memory}{speed}")
         if self.flops:
             rates = ", ".join(f"{n} = {_number(r)}" for n, r in self.flops)
             parts.append(f"flops {{{rates}}}")
+        if self.overhead:
+            parts.append(f"overhead = {_number(self.overhead)}")
         return ", ".join(parts)
 
     @cached_property
     def units(self) -> tuple[int, ...]:
         """How many devices a unit of each level holds."""
         return tuple(accumulate((l.count for l in self.levels), mul))
+
+    def part(self, devices: int) -> "Cluster":
+        """The first `devices` of it: whole units, and the part of the next one that they fill.
+
+        Raises:
+            ShardirError: there are fewer, or they fill no units.
+        """
+        if devices > self.units[-1]:
+            raise ShardirError(f"[M5] the cluster has {self.units[-1]} devices, {devices} are used")
+        levels, left = [], devices
+        for level in self.levels:
+            count = min(level.count, left)
+            if left % count:
+                raise ShardirError(
+                    f"[M5] {devices} devices are no number of whole units of the cluster: a "
+                    f"{level.name} holds {level.count} of what is in it"
+                )
+            levels.append(level._replace(count=count))
+            left //= count
+            if left == 1:
+                break
+        return replace(self, levels=tuple(levels))
 
 
 def _number(x: float) -> str:

@@ -107,8 +107,18 @@ class _Values(Transformer):
         return tuple((str(n), r) for n, r in c)
 
     def cluster(self, c: list[Any]) -> Cluster:
-        *levels, memory, rates = c
-        return Cluster(tuple(levels), None if memory is None else int(memory), rates or ())
+        *levels, memory, rates, overhead = c
+        size, bandwidth = memory or (None, None)
+        return Cluster(tuple(levels), size, rates or (), bandwidth, overhead or 0.0)
+
+    def memory(self, c: list[Any]) -> tuple[int, float | None]:
+        size, *bandwidth = c
+        if bandwidth and float(bandwidth[0]) <= 0:
+            raise NotationError("a memory's bandwidth is positive", bandwidth[0].start_pos)
+        return int(size), float(bandwidth[0]) if bandwidth else None
+
+    def overhead(self, c: list[Any]) -> float:
+        return float(c[0])
 
     def count(self, c: list[Any]) -> int:
         if int(c[0]) < 1:
@@ -204,13 +214,13 @@ def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def parse_cluster(text: str) -> Cluster:
-    """`levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000,
-    flops {f32 = 6.7e+13}` -> Cluster. Raises NotationError."""
+    """`levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000 {bandwidth =
+    3.35e+12}, flops {f32 = 6.7e+13}, overhead = 4e-06` -> Cluster. Raises NotationError."""
     return _parse(
         text,
         "cluster",
-        "a cluster: levels [name = count {bandwidth = B/s, latency = s}, ...], memory = bytes, "
-        "flops {f32 = flop/s, ...}",
+        "a cluster: levels [name = count {bandwidth = B/s, latency = s}, ...], "
+        "memory = bytes {bandwidth = B/s}, flops {f32 = flop/s, ...}, overhead = s",
     )
 
 

@@ -1,0 +1,48 @@
+"""Clusters in files: the text of one `dist.cluster`, so that a file is a program too.
+
+    load("h200")            a ready-made one, of the folder ready/
+    load("here/ours.ir")    a file
+
+A name is that of a file in ready/, without its ending.
+"""
+
+import re
+from pathlib import Path
+
+from shardir.algebra.cluster import Cluster
+from shardir.algebra.errors import NotationError, ShardirError
+from shardir.algebra.notation import parse_cluster
+
+READY = Path(__file__).parent / "ready"
+
+_CLUSTER = re.compile(r"\s*dist\.cluster\s+@[\w$.]+\s*<(.*)>\s*", re.DOTALL)
+
+
+def names() -> tuple[str, ...]:
+    """The ready-made clusters."""
+    return tuple(sorted(p.stem for p in READY.glob("*.ir")))
+
+
+def load(name_or_path: str | Path) -> Cluster:
+    """A cluster by its name, or from a file.
+
+    Raises:
+        ShardirError: there is no such cluster, or the file has another text.
+    """
+    path = READY / f"{name_or_path}.ir" if str(name_or_path) in names() else Path(name_or_path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ShardirError(
+            f"no cluster {name_or_path}: neither a readable file nor one of {', '.join(names())}"
+        ) from None
+    found = _CLUSTER.fullmatch(re.sub(r"//[^\n]*", "", text))
+    if found is None:
+        raise ShardirError(
+            f"{path}: one cluster is wanted: dist.cluster @name "
+            "<levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}]>"
+        )
+    try:
+        return parse_cluster(found[1])
+    except NotationError as e:
+        raise ShardirError(f"{path}: {e}") from None

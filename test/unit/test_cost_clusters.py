@@ -1,0 +1,73 @@
+"""Ready-made clusters, and clusters in files."""
+
+from pathlib import Path
+
+import pytest
+
+import shardir
+from shardir.algebra.cluster import Cluster, Level
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.notation import parse_cluster
+from shardir.cost.clusters import READY, load, names
+
+DEVICES = {"gloo": 16, "h200": 512, "ascend910": 8, "pod2048": 2048}
+
+
+def test_all_are_known() -> None:
+    assert names() == tuple(sorted(DEVICES))
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_ready_made_cluster_is_a_program_and_a_value(name: str) -> None:
+    cluster = load(name)
+    assert cluster.units[-1] == DEVICES[name]
+    assert cluster.memory and cluster.memory_bandwidth and cluster.overhead > 0
+    assert dict(cluster.flops)["f32"] > 0
+    assert parse_cluster(str(cluster)) == cluster
+    text = (READY / f"{name}.ir").read_text()
+    assert f"@{name} <{cluster}>" in shardir.compile(text, "").text
+    mesh = f"dist.mesh @m <d = {DEVICES[name]}> on @{name}\n"
+    assert shardir.compile(text + mesh, "").text
+
+
+def test_levels_are_slower_the_further_out() -> None:
+    for name in DEVICES:
+        rates = [(l.bandwidth, -l.latency) for l in load(name).levels]
+        assert rates == sorted(rates, reverse=True)
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "ours.ir"
+    path.write_text(
+        "// mine\ndist.cluster @ours <levels [box = 2 {bandwidth = 1e9,\n  latency = 0}]>\n"
+    )
+    assert load(path) == load(str(path)) == Cluster((Level("box", 2, 1e9, 0.0),))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("levels [a = 2]", "one cluster is wanted: dist.cluster @name"),
+        ("dist.cluster @a <levels [a = 2]>", "unexpected ']' in a cluster"),
+        (None, "no cluster .*neither a readable file nor one of ascend910, gloo, h200, pod2048"),
+    ],
+)
+def test_what_is_no_cluster_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "x.ir"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ShardirError, match=message):
+        load(path)
+
+
+def test_a_part_is_whole_units_and_the_start_of_the_next() -> None:
+    pod = load("pod2048")
+    counts = {n: [l.count for l in pod.part(n).levels] for n in (1, 3, 8, 32, 64, 2048)}
+    assert counts == {
+        1: [1], 3: [3], 8: [4, 2], 32: [4, 2, 4], 64: [4, 2, 4, 2], 2048: [4, 2, 4, 64]
+    }  # fmt: skip
+    assert pod.part(8).memory == pod.memory and pod.part(2048) == pod
+    with pytest.raises(ShardirError, match=r"\[M5\] 6 devices are no number of whole units"):
+        pod.part(6)
+    with pytest.raises(ShardirError, match=r"\[M5\] the cluster has 2048 devices, 4096 are used"):
+        pod.part(4096)
