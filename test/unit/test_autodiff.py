@@ -569,3 +569,26 @@ def test_second_derivatives(texts: list[str] | None):
     found = run(module, "h", [x, w, dx, dw])
     for y, wanted in zip(found, (loss, *first, *second), strict=True):
         assert not differs(y, wanted.detach().numpy(), "f64", 10)
+
+
+@pytest.mark.parametrize("x", [[1.0, 2, 3, 4], [0.0, 2, 3, 4], [0.0, 0, 3, 4], [0.0, 0, 0, 4]])
+def test_the_second_derivative_of_a_product_at_zeros(x: list[float]):
+    """The slope of sum(g v) + f is H v + g: H has the products of all elements but two."""
+    module = shardir.compile("""
+      func.func @f(%x: tensor<4xf64>) -> tensor<f64> {
+        %y = nn.reduce <prod> %x dims <0> : (tensor<4xf64>) -> tensor<f64>
+        func.return %y : tensor<f64>
+      }
+      train.gradient @g of @f wrt <0>
+      train.gradient @h of @g wrt <0>
+    """).module
+    v = np.random.default_rng(0).standard_normal(4)
+
+    def without(*gone: int) -> float:
+        return float(np.prod([x[k] for k in range(4) if k not in gone]))
+
+    hessian = [[without(i, j) if i != j else 0.0 for j in range(4)] for i in range(4)]
+    gradient = [without(i) for i in range(4)]
+    found = run(module, "h", [np.array(x), v])
+    np.testing.assert_allclose(found[1], gradient, atol=1e-12)
+    np.testing.assert_allclose(found[2], np.array(hessian) @ v + gradient, atol=1e-12)

@@ -214,18 +214,27 @@ class ReduceOp(OverDims):
         return b.mul(chosen, self.spread(b, b.div(dy, ties)))
 
     def others(self, b: "Builder") -> SSAValue:
-        """For each element the product of the others. All nonzero elements are multiplied once;
-        it is that over x where no element is 0, itself at a single 0, and 0 elsewhere."""
+        """For each element the product of the others. All nonzero elements are multiplied once: p.
+        It is p / x where no element is 0, and p at a single 0. Elsewhere it is 0, but written with
+        the sum of the zeros, whose slope is that of the one that is left: so that the second
+        derivative is right too."""
         dims, _ = self.where()
-        zero, one = b.number(0.0, self.x), b.number(1.0, self.x)
+        zero, one, two = (b.number(n, self.x) for n in (0.0, 1.0, 2.0))
         is_zero = b.compare("eq", self.x, zero)
         filled = b.select(is_zero, one, self.x)
         keep = self.keep is not None
         product = self.spread(b, b.reduce(filled, "prod", dims, keep))
-        zeros = b.reduce(b.convert(is_zero, plain(self.x).element_type), "sum", dims, keep)
-        none, single = (self.spread(b, b.compare("eq", zeros, n)) for n in (zero, one))
-        at_zero = b.select(single, product, zero)
-        return b.select(is_zero, at_zero, b.select(none, b.div(product, filled), zero))
+        at_zero = b.convert(is_zero, plain(self.x).element_type)
+        count = b.reduce(at_zero, "sum", dims, keep)
+        none, single, double = (self.spread(b, b.compare("eq", count, n)) for n in (zero, one, two))
+        left = b.mul(at_zero, self.x)
+        lefts = self.spread(b, b.reduce(left, "sum", dims, keep))
+        other = b.mul(product, b.sub(lefts, left))
+        here = b.select(single, product, b.select(double, other, zero))
+        rest = b.div(product, filled)
+        return b.select(
+            is_zero, here, b.select(none, rest, b.select(single, b.mul(lefts, rest), zero))
+        )
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         """Of each shard its own product, then that of the shards', which is gathered for it."""
