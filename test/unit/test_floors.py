@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent.parent
 FLOORS = {
     "algebra": 1,
     "dialects": 2,
-    "syntax": 3, "interpret": 3, "cost": 3,
+    "syntax": 3, "interpret": 3, "cost": 3, "search": 3,
     "passes": 4,
     "frontends": 5, "backend": 5,
     "api": 6, "tools": 6, "universe": 6, "__init__": 6,
@@ -31,6 +31,7 @@ LIBRARIES = {
     "syntax": {"lark", "xdsl"},
     "interpret": {"numpy", "xdsl"},
     "cost": {"xdsl"},
+    "search": {"numpy", "xdsl"},
     "passes": {"xdsl"},
 }
 """What else the lower rooms may import, beside Python's own library."""

@@ -1,0 +1,132 @@
+"""The solver of the search, against all solutions of small problems, and against MILP."""
+
+from itertools import product
+from math import inf, isclose
+
+import numpy as np
+import pytest
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from shardir.search.elimination import CAP, Problem, Solution, solve
+
+
+def random_problem(seed: int, variables: int, edges: int, most: int = 4) -> Problem:
+    """Costs are whole numbers, so that sums are exact; one in ten is forbidden, but not where all
+    values are 0."""
+    rng = np.random.default_rng(seed)
+    problem = Problem()
+    for _ in range(variables):
+        problem.variable(rng.integers(0, 20, rng.integers(1, most + 1)).astype(float))
+    for _ in range(edges):
+        i, j = (int(k) for k in rng.integers(0, variables, 2))
+        shape = len(problem.unary[i]), len(problem.unary[j])
+        table = rng.integers(-5, 20, shape).astype(float)
+        forbidden = rng.random(shape) < 0.1
+        forbidden[0, 0] = False
+        table[forbidden] = inf
+        problem.add(i, j, table)
+    return problem
+
+
+def least(problem: Problem) -> float:
+    """By trying everything."""
+    return min(problem.cost(c) for c in product(*(range(len(u)) for u in problem.unary)))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_least_of_all_solutions_is_found(seed: int):
+    problem = random_problem(seed, variables=2 + seed % 7, edges=seed % 13)
+    found = solve(problem)
+    assert found.objective == problem.cost(found.choice) == least(problem)
+    assert found.bound == found.objective and found.gap == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("cap", [1, 4, 16])
+def test_with_small_tables_the_least_lies_between_bound_and_objective(seed: int, cap: int):
+    problem = random_problem(seed, variables=7, edges=15)
+    found = solve(problem, cap)
+    assert found.bound <= least(problem) <= found.objective == problem.cost(found.choice)
+
+
+def test_no_table_is_larger_than_the_cap(monkeypatch: pytest.MonkeyPatch):
+    problem, cap = random_problem(1, variables=30, edges=200), 300
+    made: list[int] = []
+    spread = np.add
+
+    def add(*operands: np.ndarray) -> np.ndarray:
+        out = spread(*operands)
+        made.append(out.size)
+        return out
+
+    monkeypatch.setattr("shardir.search.elimination.np.add", add)
+    found = solve(problem, cap)
+    assert max(made) <= cap
+    assert found.bound <= found.objective
+
+
+def test_what_is_forbidden_altogether_costs_infinitely_much():
+    problem = Problem()
+    a, b = problem.variable([0.0, 1.0]), problem.variable([0.0])
+    problem.add(a, b, np.full((2, 1), inf))
+    assert solve(problem).objective == inf
+
+
+def test_nothing_costs_nothing():
+    assert solve(Problem()) == Solution([], 0.0, 0.0)
+
+
+def ladder(rungs: int, values: int, seed: int) -> Problem:
+    """Forward and backward: two chains, and an edge from each op to its gradient."""
+    rng = np.random.default_rng(seed)
+    problem = Problem()
+    for _ in range(2 * rungs):
+        problem.variable(rng.integers(0, 50, values).astype(float))
+    for i in range(rungs):
+        pairs = [(i, 2 * rungs - 1 - i)]
+        if i + 1 < rungs:
+            pairs += [(i, i + 1), (2 * rungs - 1 - i, 2 * rungs - 2 - i)]
+        for a, b in pairs:
+            problem.add(a, b, rng.integers(0, 50, (values, values)).astype(float))
+    return problem
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_milp_finds_the_same_least(seed: int):
+    problem = ladder(rungs=8, values=4, seed=seed)
+    assert isclose(solve(problem).objective, by_milp(problem), abs_tol=1e-6)
+
+
+def by_milp(problem: Problem) -> float:
+    """The same as an integer program: a number for each value, and for each pair of values."""
+    starts = np.cumsum([0, *(len(u) for u in problem.unary)])
+    costs = [*np.concatenate(problem.unary)]
+    rows: list[dict[int, float]] = []
+    ends: list[float] = []
+    for i, u in enumerate(problem.unary):
+        rows.append({int(starts[i]) + x: 1.0 for x in range(len(u))})
+        ends.append(1.0)
+    for (i, j), table in problem.pairs.items():
+        first = len(costs)
+        costs += [*table.ravel()]
+        at = first + np.arange(table.size).reshape(table.shape)
+        for k, lines in ((i, at), (j, at.T)):
+            for x, line in enumerate(lines):
+                rows.append({**{int(c): 1.0 for c in line}, int(starts[k]) + x: -1.0})
+                ends.append(0.0)
+    matrix = np.zeros((len(rows), len(costs)))
+    for r, row in enumerate(rows):
+        for c, x in row.items():
+            matrix[r, c] = x
+    found = milp(
+        np.array(costs), integrality=np.ones(len(costs)), bounds=Bounds(0, 1),
+        constraints=LinearConstraint(matrix, ends, ends),
+    )  # fmt: skip
+    assert found.success
+    return float(found.fun)
+
+
+def test_two_thousand_variables_are_solved_to_the_least():
+    problem = ladder(rungs=1000, values=12, seed=0)
+    found = solve(problem, CAP)
+    assert found.gap == 0 and found.objective == problem.cost(found.choice)
