@@ -69,6 +69,7 @@ from shardir.dialects.dist import (
     mail,
     with_layout,
 )
+from shardir.dialects.nn import StopGradientOp
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.train import (
     MICROBATCH,
@@ -300,7 +301,8 @@ class _Differentiation:
 
     def mark(self, forward: Sequence[Operation]) -> None:
         for op in forward:
-            if any(v in self.varying for v in self.taken(op)):
+            through = not isinstance(op, StopGradientOp)
+            if through and any(v in self.varying for v in self.taken(op)):
                 self.varying.update(v for v in op.results if is_float(v))
             if isinstance(op, RELOCATIONS):
                 for v, out in self.moved(op) or ():

@@ -315,6 +315,16 @@ def test_no_cotangent_goes_through_integers_or_stop_gradient():
     counted(p, ["[{a}, {b}]"])
 
 
+def test_an_op_without_gradient_may_follow_stop_gradient():
+    """No cotangent is asked of what depends on the arguments only through it."""
+
+    def body(b: Builder, x: Any) -> Any:
+        stopped = b.value(nn.StopGradientOp, x)
+        return b.mul(x, b.value(nn.TanhGradOp, stopped, stopped))
+
+    counted(problem([f64(4, 4)], body, (0,)), ["[{a}, {b}]"])
+
+
 # ---- training steps ----
 
 
