@@ -175,7 +175,13 @@ def convolved(x: Shape, w: Shape, props: Props) -> Shape:
 
 def _grouped(x: Array, groups: int, dim: int) -> Array:
     """A dimension of channels as two, the groups and theirs."""
-    return x.reshape(*x.shape[:dim], groups, x.shape[dim] // groups, *x.shape[dim + 1 :])
+    theirs = _per_group(x.shape[dim], groups)
+    return x.reshape(*x.shape[:dim], groups, theirs, *x.shape[dim + 1 :])
+
+
+def _per_group(channels: int, groups: int) -> int:
+    """A device without groups is one of those over which groups of one channel are split."""
+    return channels // groups if groups else 1
 
 
 def _padded(x: Array, found: Sequence[Slide]) -> Array:
@@ -227,7 +233,7 @@ class ConvOp(Convolving):
         shape, found = place.shape(self.out), self.slides()
         groups = groups_of(x.shape, w.shape)
         xs, ws = _grouped(_padded(x, found), groups, 1), _grouped(w, groups, 0)
-        out = np.zeros((shape[0], groups, shape[1] // groups, *shape[2:]), x.dtype)
+        out = np.zeros((shape[0], groups, _per_group(shape[1], groups), *shape[2:]), x.dtype)
         for tap, under in _taps(found, shape[SPATIAL:]):
             out += np.einsum("ngc...,goc->ngo...", xs[under], ws[tap])
         return out.reshape(shape)
@@ -316,7 +322,7 @@ class ConvWeightOp(Convolving):
         shape, found = place.shape(self.out), self.slides()
         groups = groups_of(x.shape, shape)
         xs, ys = _grouped(_padded(x, found), groups, 1), _grouped(y, groups, 1)
-        out = np.zeros((groups, shape[0] // groups, *shape[1:]), x.dtype)
+        out = np.zeros((groups, _per_group(shape[0], groups), *shape[1:]), x.dtype)
         for tap, under in _taps(found, y.shape[SPATIAL:]):
             out[tap] += np.einsum("ngcs,ngos->goc", _flat(xs[under]), _flat(ys))
         return out.reshape(shape)
