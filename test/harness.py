@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -80,11 +79,6 @@ def ordered_subsets(axes: Sequence[Axis]) -> Iterator[Axes]:
             yield (a, *rest)
 
 
-def all_layouts(shapes: Sequence[Shape], mesh: Mesh = MESH) -> list[tuple[Layout, ...]]:
-    """Every combination of layouts of values of these shapes."""
-    return list(product(*(layouts(len(s), mesh) for s in shapes)))
-
-
 # ---- programs ----
 
 
@@ -108,19 +102,25 @@ def program(args: Sequence[Arg], body: Body, wrt: Sequence[int] | None = None) -
     for i, v in enumerate(block.args):
         v.name_hint = args[i].parameter or f"x{i}"
     results = body(Builder(None, block.add_op), *block.args)
-    results = [results] if isinstance(results, SSAValue) else list(results)
-    block.add_op(ReturnOp(*results))
-    signature = FunctionType.from_lists(types, [r.type for r in results])
-    f = FuncOp("f", signature, Region(block))
+    module = module_of(block, [results] if isinstance(results, SSAValue) else list(results), wrt)
     if any(a.parameter for a in args):
         init = train.InitAttr.read("normal")
-        train.set_arg_attrs(f, [
+        train.set_arg_attrs(function(module, "f"), [
             {"train.parameter": StringAttr(a.parameter), "train.init": init} if a.parameter
             else {"train.input": init} if a.element in FLOATS
             else {"train.input": train.InitAttr.read("integers, low = 0, high = 2")}
             for a in args
         ])  # fmt: skip
-    module = ModuleOp([f])
+    return module
+
+
+def module_of(
+    block: Block, results: Sequence[SSAValue], wrt: Sequence[int] | None = None
+) -> ModuleOp:
+    """A plain module: @f of this block, which is to return `results`, and a request for @g."""
+    block.add_op(ReturnOp(*results))
+    signature = FunctionType.from_lists(block.arg_types, [r.type for r in results])
+    module = ModuleOp([FuncOp("f", signature, Region(block))])
     if wrt is not None:
         module.body.block.add_op(train.GradientOp.create(properties={
             "sym_name": StringAttr("g"), "function": SymbolRefAttr("f"), "wrt": dims_attr(*wrt),
@@ -139,6 +139,11 @@ def add_step(module: ModuleOp, optimizer: str) -> ModuleOp:
 
 def function(module: ModuleOp, name: str) -> FuncOp:
     return next(op for op in module.body.ops if isinstance(op, FuncOp) and op.sym_name.data == name)
+
+
+def defined(module: ModuleOp) -> set[str]:
+    """The names of the functions that there are."""
+    return {op.sym_name.data for op in module.body.ops if isinstance(op, FuncOp)}
 
 
 def laid_out(
@@ -944,9 +949,14 @@ class Problem:
         return "g" if self.wrt else "f"
 
     def errors(self, module: ModuleOp, factor: float = 1.0) -> str:
-        """How the results of a form of the program differ from torch's; empty when they agree."""
-        found = run(module, self.name, self.arguments)
-        for i, (x, y, e) in enumerate(zip(found, self.wanted, self.elements, strict=True)):
+        """How the results of a form of the program differ from torch's; empty when they agree.
+        Before differentiation those are the results of @f alone."""
+        name = self.name if self.name in defined(module) else "f"
+        inputs = function(module, name).function_type.inputs.data
+        found = run(module, name, self.arguments[: len(inputs)])
+        for i, (x, y, e) in enumerate(
+            zip(found, self.wanted, self.elements, strict=name == self.name)
+        ):
             if message := differs(x, y, e, factor):
                 return f"result {i} {message}"
         return ""
@@ -964,6 +974,13 @@ def problem(
     module = program(args, body, wrt if wrt else None)
     kinds = [*kinds, *["normal"] * (len(args) - len(kinds))]
     arguments = [numbers(rng, a.element, a.shape, k) for a, k in zip(args, kinds, strict=True)]
+    return posed(module, wrt, arguments, rng)
+
+
+def posed(
+    module: ModuleOp, wrt: Sequence[int], arguments: list[Array], rng: np.random.Generator
+) -> Problem:
+    """The program with these arguments, random cotangents, and torch's answer."""
     outs = function(module, "f").function_type.outputs.data
     elements = elements_of(outs)
     cotangents = []
@@ -974,7 +991,8 @@ def problem(
             if e in FLOATS and t.get_shape()  # type: ignore[union-attr]
         ]
     wanted = torch_gradient(module, arguments, wrt, cotangents)
+    inputs = elements_of(function(module, "f").function_type.inputs.data)
     return Problem(
         module, tuple(wrt), [*arguments, *cotangents], wanted,
-        [*elements, *(args[i].element for i in wrt)],
+        [*elements, *(inputs[i] for i in wrt)],
     )  # fmt: skip

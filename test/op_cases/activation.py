@@ -4,9 +4,9 @@ from shardir.dialects import nn
 from shardir.dialects.nn.base import TensorOp
 
 
-def activation_grad(op: type[TensorOp], kind: str = "normal") -> list[Case]:
+def activation_grad(op: type[TensorOp], kind: str = "normal", gradient: bool = False) -> list[Case]:
     return [
-        Case(n, op, (s, s), kinds=(kind,), gradient=False)
+        Case(n, op, (s, s), kinds=(kind, "normal"), gradient=gradient)
         for n, s in {"even": EVEN, "odd": ODD}.items()
     ]
 
@@ -26,9 +26,9 @@ CASES: list[Case] = [
     *few(nn.EluOp, "ties", "ties-", alpha=1.0),
     *few(nn.HardtanhOp, "ties", min=-1.0, max=0.5),
     *few(nn.HardtanhOp, "normal", "relu6-", min=0.0, max=6.0),
-    *activation_grad(nn.ReluGradOp, "ties"),
-    *activation_grad(nn.TanhGradOp),
-    *activation_grad(nn.SigmoidGradOp),
+    *activation_grad(nn.ReluGradOp, "ties", gradient=True),
+    *activation_grad(nn.TanhGradOp, gradient=True),
+    *activation_grad(nn.SigmoidGradOp, gradient=True),
     *activation_grad(nn.SiluGradOp),
     *activation_grad(nn.GeluGradOp),
     Case("exact", nn.GeluGradOp, (ODD, ODD), props=EXACT, gradient=False),

@@ -56,7 +56,7 @@ def triangle(op: type[TensorOp], shape: Shape, diagonal: int) -> Case:
 def convert(source: str, target: str, shape: Shape) -> Case:
     floats = source in FLOATS and target in FLOATS
     return Case(
-        f"{source}->{target}",
+        f"{source}->{target}-{'x'.join(map(str, shape))}",
         nn.ConvertOp,
         ((source, shape),),
         (source,),

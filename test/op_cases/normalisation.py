@@ -10,7 +10,7 @@ def row(shape: Shape, axis: int) -> list[Case]:
     return [
         Case(name, nn.SoftmaxOp, (shape,), props=props),
         Case(name, nn.LogSoftmaxOp, (shape,), props=props),
-        Case(name, nn.SoftmaxGradOp, (shape, shape), props=props, gradient=False),
+        Case(name, nn.SoftmaxGradOp, (shape, shape), props=props),
         Case(name, nn.LogSoftmaxGradOp, (shape, shape), props=props, gradient=False),
     ]
 

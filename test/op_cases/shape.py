@@ -10,7 +10,7 @@ def reshape(old: Shape, new: Shape) -> Case:
 
 
 def transpose(shape: Shape, *perm: int) -> Case:
-    name = ",".join(map(str, perm))
+    name = f"{'x'.join(map(str, shape))}-{','.join(map(str, perm))}"
     return Case(name, nn.TransposeOp, (shape,), ALL, {"perm": dims_attr(*perm)})
 
 
