@@ -4,8 +4,9 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 STEPS ?= 240
+PROGRAMS ?= 2000
 
-.PHONY: demo test lint clean
+.PHONY: demo test programs lint clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 $(VENV)/ready: pyproject.toml
@@ -26,6 +27,9 @@ lint: $(VENV)/ready
 test: lint  ## the checks of the source, then every test
 	$(BIN)/python docs/examples/make_digits.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+programs: $(VENV)/ready  ## random programs of all ops, others each time
+	PROGRAMS=$(PROGRAMS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 test/unit/test_random_programs.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -1,25 +1,42 @@
-"""Random programs: five to twenty ops on a few arguments, with layouts and strategies at random.
+"""Random programs of any ops: cases of the laws of ops, chained, with layouts and strategies at
+random.
 
-Everything follows from the seed, so that a failure names the program that shows it.
+An op is drawn as one of its cases (`op_cases`), whose operands are values that the program has,
+brought to the case's shapes, or new arguments. So an op that has a case occurs. What is kept is
+smooth: an op is left out where torch itself gives another answer, or slope, when the operands
+change by a billionth (kinks, ties, an order about to change).
+
+Everything follows from the seed, so that a failure names the program that shows it; a program of
+fewer ops is the beginning of one of more.
 """
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cache
 
+import numpy as np
+import torch
 from harness import (
     ELEMENTS,
+    TORCH,
     Arg,
+    Array,
     Problem,
     function,
     laid_out,
-    problem,
+    module_of,
+    numbers,
+    posed,
     shape_of,
+    to_torch,
+    torch_gradient,
 )
+from op_cases import CASES, Case
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import ReturnOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
+from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, placed
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
@@ -27,229 +44,243 @@ from shardir.algebra.notation import mesh_of
 from shardir.algebra.strategy import Strategy
 from shardir.dialects import dist, nn
 from shardir.dialects.builder import Builder
-from shardir.dialects.nn.base import TensorOp, float_attr, int_attr
+from shardir.dialects.nn.base import TensorOp
 from shardir.passes.functions import set_type
 
-MESHES = [mesh_of("m", t) for t in ("a = 2, b = 2", "a = 4", "a = 2, b = 3", "a = 2, b = 4")]
-SIZES = (2, 3, 4, 4, 6, 8)
+MESHES = [
+    mesh_of("m", t)
+    for t in ("a = 2, b = 2", "a = 4", "a = 2, b = 3", "a = 2, b = 4", "a = 2, b = 2, c = 2")
+]
+SIZES = (1, 2, 3, 4, 4, 5, 6, 8)
+NOISE, STEADY, GREATEST = 1e-9, 1e-5, 1e3
+"""Operands change by NOISE of themselves; of a result's greatest element (or of 1) its change is to
+be below STEADY; no element is to be above GREATEST. So rounding stays below 1e-11."""
 
 
-@dataclass
-class Plan:
-    """What a program is built from: the same draws give the same arguments and the same ops."""
-
-    seed: int
-    args: list[Arg]
-    kinds: list[str]
+@cache
+def usable() -> dict[type[TensorOp], list[tuple[Case, str]]]:
+    """Per op its cases and the element types in which a program can have them: its floats are f64,
+    as torch's answer is."""
+    out: dict[type[TensorOp], list[tuple[Case, str]]] = {}
+    for case in CASES:
+        for element in case.elements:
+            args = case.args(element)
+            made = case.result_element or element
+            if all(e in ("f64", "i32", "i64", "i1") for e in (made, *(a.element for a in args))):
+                out.setdefault(case.op, []).append((case, element))
+    return out
 
 
 class Writer:
-    """Writes one program; `new` adds an argument."""
+    """Writes one program into a block, and calculates it as it does."""
 
     def __init__(self, seed: int):
-        self.draw = random.Random(seed)
-        self.args: list[Arg] = []
-        self.kinds: list[str] = []
-        self.steps: list[Callable[[Builder, list[SSAValue], list[SSAValue]], SSAValue]] = []
-        self.shapes: list[Shape] = []
+        self.draw, self.rng = random.Random(seed), np.random.default_rng(seed)
+        self.block = Block()
+        self.added: list[Operation] = []
+        self.b = Builder(None, self._add)
+        self.arguments: list[Array] = []
+        self.known: dict[SSAValue, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Of each value the numbers, and those after some noise in the operands of every op."""
 
-    def arg(self, element: str, shape: Shape, kind: str = "normal") -> int:
-        self.args.append(Arg(element, shape))
-        self.kinds.append(kind)
-        return len(self.args) - 1
+    def _add(self, op: Operation) -> None:
+        self.block.add_op(op)
+        self.added.append(op)
+        x, near = ([self.known[v][i] for v in op.operands] for i in (0, 1))
+        for i, v in enumerate(op.results):
+            self.known[v] = self.of(op, x)[i], self.of(op, [self.noisy(n) for n in near])[i]
 
-    def value(self, rank: int | None = None) -> int | None:
-        """A value that there is, of this rank; rather a late one."""
-        found = [i for i, s in enumerate(self.shapes) if rank is None or len(s) == rank]
-        return max(self.draw.choice(found), self.draw.choice(found)) if found else None
+    @staticmethod
+    def of(op: Operation, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        out = TORCH[type(op)](op, *inputs)  # type: ignore[index]
+        return out if isinstance(out, tuple) else (out,)
 
-    def add(
-        self, shape: Shape, step: Callable[[Builder, list[SSAValue], list[SSAValue]], SSAValue]
-    ) -> None:
-        self.shapes.append(shape)
-        self.steps.append(step)
+    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.dtype.is_floating_point:
+            return x
+        return x * (1 + NOISE * torch.tensor(self.rng.standard_normal(x.shape)))
 
-    def start(self) -> None:
-        for _ in range(self.draw.randint(1, 3)):
-            shape = tuple(self.draw.choice(SIZES) for _ in range(self.draw.choice((1, 2, 2, 3))))
-            i = self.arg("f64", shape)
-            self.add(shape, lambda b, a, v, i=i: a[i])
+    def argument(self, arg: Arg, kind: str) -> SSAValue:
+        array = numbers(self.rng, arg.element, arg.shape, kind)
+        type = dist.tensor(ELEMENTS[arg.element], arg.shape)
+        v = self.block.insert_arg(type, len(self.block.args))
+        v.name_hint = f"x{len(self.arguments)}"
+        self.arguments.append(array)
+        self.known[v] = to_torch(array), self.noisy(to_torch(array))
+        return v
 
-    def grow(self) -> None:
-        """One more value."""
-        kinds = [
-            self.unary, self.unary, self.binary, self.binary, self.matmul, self.matmul,
-            self.reduce, self.transpose, self.reshape, self.broadcast, self.row, self.gather,
-            self.select, self.norm, self.loss, self.constant,
-        ]  # fmt: skip
-        before = len(self.steps)
-        while len(self.steps) == before:
-            self.draw.choice(kinds)()
+    def values(self, element: str) -> list[SSAValue]:
+        return [v for v in self.known if element_of(v) == element]
 
-    def unary(self) -> None:
-        x = self.value()
-        kind = self.draw.choice([nn.ReluOp, nn.TanhOp, nn.SigmoidOp, nn.GeluOp, nn.NegOp])
-        assert x is not None
-        self.add(self.shapes[x], lambda b, a, v: b.value(kind, v[x]))
+    def operand(self, arg: Arg, kind: str, first: SSAValue | None = None) -> SSAValue:
+        """A value for an operand: one that there is, rather of its shape and rather a late one,
+        or a new argument. `first` is to be it if possible."""
+        if arg.element != "f64":
+            same = [v for v in self.values(arg.element) if shape_of(v) == arg.shape]
+            if kind not in ("normal", "ties") or not same or self.draw.random() < 0.2:
+                return self.argument(arg, kind)
+            return self.draw.choice(same)
+        found = self.values("f64")
+        if kind not in ("normal", "positive", "share", "ties", "halves"):
+            return self.argument(arg, kind)
+        if first is None and (not found or self.draw.random() < 0.2):
+            first = self.argument(arg, "normal")
+        same = [v for v in found if shape_of(v) == arg.shape]
+        if same and self.draw.random() < 0.6:
+            found = same
+        v = first if first is not None else found[max(self.draw.choices(range(len(found)), k=2))]
+        v = self.shaped(v, arg.shape)
+        if kind in ("positive", "share") or (self.known[v][0].abs() > 8).any():
+            v = self.b.value(nn.TanhOp, v)
+        if kind == "positive":
+            v = self.b.value(nn.ExpOp, v)
+        elif kind == "share":
+            v = self.b.value(nn.SigmoidOp, v)
+        return v
 
-    def binary(self) -> None:
-        x, y = self.value(), self.value()
-        assert x is not None and y is not None
-        small, large = self.shapes[x], self.shapes[y]
-        if len(small) > len(large):
-            small, large, x, y = large, small, y, x
-        tail = large[len(large) - len(small) :]
-        if any(n not in (1, m) for n, m in zip(small, tail, strict=True)):
-            y_new = self.arg("f64", tuple(self.draw.choice((n, n, 1)) for n in self.shapes[x]))
-            large = self.shapes[x]
-            kind = self.draw.choice([nn.AddOp, nn.SubOp, nn.MulOp, nn.MaxOp])
-            self.add(large, lambda b, a, v: b.value(kind, v[x], a[y_new]))
-            return
-        if self.draw.random() < 0.2:  # x / (y y + 1)
-            self.add(large, lambda b, a, v: b.div(
-                v[x], b.add(b.mul(v[y], v[y]), b.constant(1.0, ELEMENTS["f64"]))
-            ))  # fmt: skip
-            return
-        kind = self.draw.choice([nn.AddOp, nn.SubOp, nn.MulOp, nn.MaxOp])
-        self.add(large, lambda b, a, v: b.value(kind, v[x], v[y]))
+    def shaped(self, v: SSAValue, shape: Shape) -> SSAValue:
+        """The numbers of a value as another shape; sums of them where there are more or fewer."""
+        have, want = int(np.prod(shape_of(v))), int(np.prod(shape))
+        if shape_of(v) == shape:
+            return v
+        if have != want:
+            v = v if shape_of(v) == (1, have) else self.b.reshape(v, (1, have))
+            w = self.argument(Arg("f64", (have, want)), "normal")
+            v = self.b.value(nn.MatmulOp, v, w)
+        return v if shape_of(v) == shape else self.b.reshape(v, shape)
 
-    def matmul(self) -> None:
-        x = self.value(2)
-        if x is None:
-            return
-        rows, inner = self.shapes[x]
-        with_value = [i for i, s in enumerate(self.shapes) if len(s) == 2 and s[0] == inner]
-        if with_value and self.draw.random() < 0.4:
-            y = self.draw.choice(with_value)
-            self.add(
-                (rows, self.shapes[y][1]),
-                lambda b, a, v: b.value(nn.TanhOp, b.value(nn.MatmulOp, v[x], v[y])),
-            )
-            return
-        n = self.draw.choice(SIZES)
-        w = self.arg("f64", (inner, n))
-        self.add((rows, n), lambda b, a, v: b.value(nn.MatmulOp, v[x], a[w]))
+    def resized(self, case: Case, args: list[Arg], like: SSAValue) -> list[Arg]:
+        """The operands with other sizes: the first is `like`, the others follow it where they had
+        the same sizes. Those of the case where that is no operand of the op."""
+        old, new = args[0].shape, shape_of(like)
+        sizes = dict(zip(old, new, strict=False))
+        if (
+            not case.op.INFERRED
+            or 0 in new
+            or len(old) != len(new)
+            or tuple(sizes[n] for n in old) != new
+            or any(k.startswith("below:") for k in case.kinds)
+        ):
+            return args
+        out = [Arg(a.element, tuple(sizes.get(n, n) for n in a.shape)) for a in args]
+        try:
+            case.op.infer([dist.tensor(ELEMENTS[a.element], a.shape) for a in out], case.props)
+        except ShardirError:
+            return args
+        return out
 
-    def reduce(self) -> None:
-        x = self.value()
-        assert x is not None
-        shape = self.shapes[x]
-        dims = sorted(self.draw.sample(range(len(shape)), self.draw.randint(1, len(shape))))
-        kind = self.draw.choice(["sum", "mean", "max", "min"])
-        keep = len(dims) == len(shape) or self.draw.random() < 0.5
-        out = tuple(1 if d in dims else n for d, n in enumerate(shape) if keep or d not in dims)
-        self.add(out, lambda b, a, v: b.reduce(v[x], kind, dims, keep))
+    def grow(self, op: type[TensorOp] | None = None) -> bool:
+        """One more op (this one, or any), if it is smooth where it stands."""
+        self.added = []
+        args_before = len(self.block.args)
+        case, element = self.draw.choice(usable()[op or self.draw.choice(list(usable()))])
+        args = case.args(element)
+        kinds = [*case.kinds, *["normal"] * (len(args) - len(case.kinds))]
+        first = None
+        if args and args[0].element == "f64" and self.values("f64"):
+            first = self.draw.choice(self.values("f64"))
+            args = self.resized(case, args, first)
+        operands = []
+        for i, (a, k) in enumerate(zip(args, kinds, strict=True)):
+            operands.append(self.operand(a, k, first if i == 0 else None))
+        if not case.gradient:
+            operands = [
+                self.b.value(nn.StopGradientOp, v) if element_of(v) == "f64" else v
+                for v in operands
+            ]
+        case.body(element)(self.b, *operands)
+        if all(self.smooth(op) for op in self.added):
+            return True
+        for new in reversed(self.added):
+            for v in new.results:
+                del self.known[v]
+            new.detach()
+            new.erase()
+        for v in reversed(self.block.args[args_before:]):
+            del self.known[v]
+            self.block.erase_arg(v)
+            self.arguments.pop()
+        return False
 
-    def transpose(self) -> None:
-        x = self.value()
-        assert x is not None
-        shape = self.shapes[x]
-        perm = self.draw.sample(range(len(shape)), len(shape))
-        self.add(tuple(shape[d] for d in perm), lambda b, a, v: b.transpose(v[x], perm))
+    def smooth(self, op: Operation) -> bool:
+        """Whether neither what torch gives for an op nor its slope changes with a little noise."""
+        for v in op.results:
+            if element_of(v) not in ("f64", "i32", "i64", "i1") or not steady(*self.known[v]):
+                return False
+        if not any(case.gradient for case, _ in usable().get(type(op), [])):  # type: ignore[call-overload]
+            return True
+        return steady_slope(op, *([self.known[v][i] for v in op.operands] for i in (0, 1)))
 
-    def reshape(self) -> None:
-        x = self.value()
-        assert x is not None
-        shape = self.shapes[x]
-        if len(shape) > 1 and self.draw.random() < 0.5:
-            d = self.draw.randrange(len(shape) - 1)
-            new = (*shape[:d], shape[d] * shape[d + 1], *shape[d + 2 :])
-        else:
-            d = self.draw.randrange(len(shape))
-            cut = self.draw.choice([n for n in range(1, shape[d] + 1) if shape[d] % n == 0])
-            new = (*shape[:d], cut, shape[d] // cut, *shape[d + 1 :])
-        if len(new) <= 3 and max(new) <= 24:
-            self.add(new, lambda b, a, v: b.reshape(v[x], new))
-
-    def broadcast(self) -> None:
-        x = self.value()
-        assert x is not None
-        if len(self.shapes[x]) > 2:
-            return
-        n, shape = self.draw.choice(SIZES), self.shapes[x]
-        d = self.draw.randint(0, len(shape))
-        new = (*shape[:d], n, *shape[d:])
-        dims = [i for i in range(len(new)) if i != d]
-        self.add(new, lambda b, a, v: b.broadcast(v[x], dims, new))
-
-    def row(self) -> None:
-        x = self.value()
-        assert x is not None
-        kind = self.draw.choice([nn.SoftmaxOp, nn.LogSoftmaxOp])
-        axis = int_attr(self.draw.randrange(len(self.shapes[x])))
-        self.add(self.shapes[x], lambda b, a, v: b.value(kind, v[x], props={"axis": axis}))
-
-    def norm(self) -> None:
-        x = self.value()
-        assert x is not None
-        shape = self.shapes[x]
-        tail = shape[-self.draw.randint(1, len(shape)) :]
-        w, c = self.arg("f64", tail), self.arg("f64", tail)
-        self.add(shape, lambda b, a, v: b.value(
-            nn.LayerNormOp, v[x], a[w], a[c], props={"eps": float_attr(0.1)}
-        ))  # fmt: skip
-
-    def gather(self) -> None:
-        x = self.value()
-        assert x is not None
-        shape = self.shapes[x]
-        axis = self.draw.randrange(len(shape))
-        ids = tuple(self.draw.choice(SIZES) for _ in range(self.draw.randint(1, 4 - len(shape))))
-        if shape[axis] < 2:
-            return
-        i = self.arg(self.draw.choice(["i32", "i64"]), ids, f"below:{shape[axis]}")
-        self.add((*shape[:axis], *ids, *shape[axis + 1 :]), lambda b, a, v: b.value(
-            nn.GatherOp, v[x], a[i], props={"axis": int_attr(axis)}
-        ))  # fmt: skip
-
-    def loss(self) -> None:
-        x = self.value(2)
-        if x is None or self.shapes[x][1] < 2:
-            return
-        rows, classes = self.shapes[x]
-        labels = self.arg("i64", (rows,), f"below:{classes}")
-        kind = self.draw.choice([nn.CrossEntropyOp, nn.PickOp])
-        self.add((rows,), lambda b, a, v: b.value(kind, v[x], a[labels]))
-
-    def select(self) -> None:
-        x = self.value()
-        assert x is not None
-        self.add(self.shapes[x], lambda b, a, v: b.value(
-            nn.SelectOp, b.compare("gt", v[x], b.constant(0.25, ELEMENTS["f64"])), v[x],
-            b.neg(v[x]),
-        ))  # fmt: skip
-
-    def constant(self) -> None:
-        x = self.value()
-        assert x is not None
-        number = self.draw.choice([0.5, -2.0])
-        self.add(self.shapes[x], lambda b, a, v: b.scale(v[x], number))
-
-
-def random_problem(seed: int, loss: bool | None = None) -> Problem:
-    """The program of this seed; `loss`: whether it returns one scalar, else it is drawn."""
-    w = Writer(seed)
-    w.start()
-    for _ in range(w.draw.randint(3, 12)):
-        w.grow()
-    scalar = w.draw.random() < 0.5 if loss is None else loss
-
-    def body(b: Builder, *arguments: SSAValue) -> list[SSAValue]:
-        values: list[SSAValue] = []
-        for step in w.steps:
-            values.append(step(b, list(arguments), values))
-        used = [v for v in values[-3:]]
-        if not scalar:
-            return used
+    def finish(self) -> Problem | None:
+        """The program, which returns what it has not used; None if its gradient is not smooth."""
+        ends = [v for v in self.known if not list(v.uses) and v not in self.block.args]
+        floats = [v for v in ends if element_of(v) == "f64"]
+        scalar = self.draw.random() < 0.5
+        kept = [v for v in ends if v not in floats] + ([] if scalar else floats[-2:])
         total: SSAValue | None = None
-        for v in used:
-            one = b.reduce(v, "mean", range(len(shape_of(v))))
-            total = one if total is None else b.add(total, one)
-        assert total is not None
-        return [total]
+        for v in floats if scalar else floats[:-2]:
+            shape = shape_of(v)
+            one = self.b.reduce(v, "mean" if 0 not in shape else "sum", range(len(shape)))
+            total = one if total is None else self.b.add(total, one)
+        wrt = [i for i, v in enumerate(self.block.args) if element_of(v) == "f64"]
+        results = kept if total is None else [*kept, total]
+        if not results or not wrt:
+            return None
+        p = posed(module_of(self.block, results, wrt), wrt, self.arguments, self.rng)
+        n = len(self.arguments)
+        near = [self.noisy(torch.tensor(a)).numpy() if a.dtype.kind == "f" else a
+                for a in self.arguments]  # fmt: skip
+        other = torch_gradient(p.module, near, wrt, p.arguments[n:])
+        pairs = zip(p.wanted, other, strict=True)
+        return p if all(steady(torch.tensor(x), torch.tensor(y)) for x, y in pairs) else None
 
-    wrt = [i for i, a in enumerate(w.args) if a.element == "f64"]
-    return problem(w.args, body, wrt, w.kinds, seed)
+
+def steady(x: torch.Tensor, near: torch.Tensor) -> bool:
+    """Whether numbers have stayed about the same, finite and not large."""
+    x, near = x.detach(), near.detach()
+    if not x.dtype.is_floating_point:
+        return torch.equal(x, near)
+    if not x.numel():
+        return True
+    top = float(x.abs().max())
+    return top < GREATEST and float((x - near).abs().max()) <= STEADY * max(1.0, top)
+
+
+def steady_slope(op: Operation, x: list[torch.Tensor], near: list[torch.Tensor]) -> bool:
+    """Whether the cotangents of an op's float operands are about the same at two places."""
+
+    def slopes(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        leaves = [t.detach().clone().requires_grad_(t.dtype.is_floating_point) for t in inputs]
+        total = torch.zeros((), dtype=torch.float64)
+        for y in Writer.of(op, leaves):
+            if y.dtype.is_floating_point and y.requires_grad:
+                dy = torch.linspace(-1.0, 2.0, y.numel(), dtype=y.dtype).reshape(y.shape)
+                total = total + (y * dy).sum()
+        floats = [t for t in leaves if t.requires_grad]
+        if not total.requires_grad:
+            return []
+        found = torch.autograd.grad(total, floats, allow_unused=True)
+        return [d for d in found if d is not None]
+
+    return all(steady(d, e) for d, e in zip(slopes(x), slopes(near), strict=True))
+
+
+def element_of(v: SSAValue) -> str:
+    assert isinstance(v.type, TensorType)
+    return str(v.type.element_type)
+
+
+def random_problem(seed: int, ops: int | None = None) -> Problem:
+    """The program of this seed: of about so many ops, or five to twenty."""
+    for attempt in range(100):
+        w = Writer(seed * 100 + attempt)
+        size = w.draw.randint(5, 20) if ops is None else ops
+        while len(w.block.ops) < size:
+            w.grow()
+        p = w.finish()
+        if p is not None:
+            return p
+    raise AssertionError(f"no smooth program of seed {seed}")
 
 
 def pieces(draw: random.Random, mesh: Mesh) -> list[Axis]:

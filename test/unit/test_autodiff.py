@@ -403,18 +403,6 @@ def test_recompute_runs_again_and_changes_no_bit(texts: list[str]):
 # ---- random programs ----
 
 
-@pytest.mark.parametrize("first", range(0, 40, 4))
-def test_random_programs(first: int):
-    """Every pass keeps what a program computes, and the result is torch's."""
-    for seed in range(first, first + 4):
-        p = random_problem(seed)
-        plain = apply(p.module.clone(), "distributed-autodiff")
-        assert not p.errors(plain, 100), f"seed {seed}, one device"
-        module, mesh = random_form(p, seed)
-        compiled(module, check=True)
-        assert not p.errors(module, 100), f"seed {seed} on {mesh}"
-
-
 ORDERS = {
     "before the layouts": (
         "distributed-autodiff",
