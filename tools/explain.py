@@ -20,9 +20,9 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import Redistribution, plan_redistribution
 from shardir.dialects import dist
 from shardir.dialects.nn.base import plain
+from shardir.dialects.places import file_place
 from shardir.dialects.train import BackwardOp
 from shardir.passes.functions import bodies, name_of
-from shardir.syntax.diagnostics import file_place
 
 
 def explain(module: ModuleOp) -> list[str]:

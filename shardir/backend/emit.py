@@ -32,7 +32,8 @@ from shardir.dialects import dist, nn, train
 from shardir.dialects.composites import expanded
 from shardir.dialects.dist import global_shape, layout_of, meshes_of
 from shardir.dialects.nn.creation import dense_values
-from shardir.syntax.diagnostics import Failure, file_place
+from shardir.dialects.places import file_place
+from shardir.syntax.diagnostics import Failure
 
 DTYPES = {
     "f32": "torch.float32",

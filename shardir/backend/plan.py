@@ -25,8 +25,9 @@ from shardir.backend.emit import (
 from shardir.backend.names import identifier
 from shardir.backend.torch_dist import groups_of
 from shardir.dialects.dist import global_shape, layout_of
+from shardir.dialects.places import file_place
 from shardir.dialects.train import InitAttr, arg_attrs, microbatch_of, result_attrs, text_attr
-from shardir.syntax.diagnostics import Failure, file_place
+from shardir.syntax.diagnostics import Failure
 
 Array = np.ndarray[Any, Any]
 

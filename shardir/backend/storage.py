@@ -5,31 +5,11 @@ A storage is a piece of memory with all values that are views of it, or of parts
 that may share memory count as sharing it.
 """
 
-from collections.abc import Iterator
-
-from xdsl.dialects.builtin import TensorType
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp
-
-VIEWS: tuple[type[Operation], ...] = (
-    nn.ReshapeOp,
-    nn.TransposeOp,
-    nn.BroadcastOp,
-    nn.StopGradientOp,
-    nn.SliceOp,
-    nn.SplitOp,
-    nn.UnfoldOp,
-    nn.FoldOp,
-    dist.SliceOp,
-    dist.ContributeOp,
-    dist.BroadcastOp,
-    dist.PermuteOp,
-    dist.UnfoldOp,
-)
-"""Ops whose result may be their operand, or a view of it."""
+from shardir.dialects.views import views
 
 
 def live_ops(ops: list[Operation]) -> list[Operation]:
@@ -49,7 +29,6 @@ class Storages:
 
     def __init__(self, ops: list[Operation], mesh: Mesh | None):
         self.at = {op: i for i, op in enumerate(ops)}
-        self._mesh = mesh
         self._root: dict[SSAValue, SSAValue] = {}
         self._members: dict[SSAValue, list[SSAValue]] = {}
         self._last: dict[SSAValue, int] = {}
@@ -58,27 +37,11 @@ class Storages:
         for i, op in enumerate(ops):
             for v in op.operands:
                 self.last[v] = i
-            for result, operand in self._views(op):
+            for result, operand in views(op, mesh):
                 self._add(result, self.root(operand))
         for v, i in self.last.items():
             root = self.root(v)
             self._last[root] = max(i, self._last.get(root, -1))
-
-    def _views(self, op: Operation) -> Iterator[tuple[SSAValue, SSAValue]]:
-        if isinstance(op, VIEWS) or self._moves_nothing(op):
-            operands = tuple(op.operands) * (len(op.results) if len(op.operands) == 1 else 1)
-            yield from zip(op.results, operands, strict=True)
-
-    def _moves_nothing(self, op: Operation) -> bool:
-        match op:
-            case dist.Collective():
-                return self._mesh is None or self._mesh.extent(op.axes.data) == 1
-            case nn.ConvertOp():
-                return _element(op.x) == _element(op.out)
-            case nn.ReduceOp():
-                return not op.dims.data
-            case _:
-                return False
 
     def root(self, v: SSAValue) -> SSAValue:
         """The value that stands for a value's storage."""
@@ -113,8 +76,3 @@ class Storages:
     def shared(self, v: SSAValue, op: Operation) -> bool:
         """Whether another operand of `op` lies in the memory of `v`."""
         return sum(self.root(x) is self.root(v) for x in op.operands) > 1
-
-
-def _element(v: SSAValue) -> object:
-    assert isinstance(v.type, TensorType)
-    return v.type.element_type

@@ -16,18 +16,13 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from xdsl.dialects.builtin import (
-    ArrayAttr,
-    CallSiteLoc,
     FileLineColLoc,
-    FusedLoc,
     IntAttr,
-    LocationAttr,
     ModuleOp,
-    NameLoc,
     StringAttr,
 )
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import (
     IsolatedFromAbove,
     IsTerminator,
@@ -39,6 +34,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.errors import ShardirError
 from shardir.dialects.dist import check_type
+from shardir.dialects.places import file_place
 
 MISSING = re.compile(r"\bno (?:mesh|function|symbol) @")
 WORD = re.compile(r'"[^"\n]*"|[\w.$]+')
@@ -160,21 +156,6 @@ class Source:
     def _word_end(self, pos: int) -> int:
         m = WORD.match(self.text, pos)
         return m.end() if m else pos + 1
-
-
-def file_place(loc: LocationAttr | Attribute) -> tuple[str, int, int] | None:
-    """The file, line and column of a location, or of the first part of it that has one."""
-    match loc:
-        case FileLineColLoc():
-            return loc.filename.data, loc.line.data, loc.column.data
-        case NameLoc():
-            return file_place(loc.location)
-        case CallSiteLoc():
-            return file_place(loc.callee) or file_place(loc.caller)
-        case FusedLoc() if isinstance(loc.locations, ArrayAttr):
-            return next((p for x in loc.locations.data if (p := file_place(x))), None)
-        case _:
-            return None
 
 
 class Failure(ShardirError):  # noqa: N818
