@@ -127,7 +127,9 @@ class Layout:
         matrix, place = _device_matrix(mesh, self.used)
         maps = [[place[a] for a in axes] for axes in self.dims]
         shown = [str(m[0] if len(m) == 1 else m or -1) for m in maps]
-        return f"device matrix {list(matrix)}, tensor map [{', '.join(shown)}]"
+        cuts = [f", manual_split {s} of dimension {d}" for d, a in enumerate(self.dims)
+                if (s := sizes_of(a))]  # fmt: skip
+        return f"device matrix {list(matrix)}, tensor map [{', '.join(shown)}]{''.join(cuts)}"
 
 
 def check_sizes(mesh: Mesh, axes: Axes, size: int, what: str) -> None:

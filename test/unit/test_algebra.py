@@ -262,6 +262,9 @@ def test_the_words_of_the_documents():
     assert parse_layout("@m, [{}, {tp:(1)2}]").tensor_map(mesh) == (
         "device matrix [2, 2, 2], tensor map [-1, 1]"
     )
+    assert parse_layout("@m, [{dp} sizes [5, 3], {tp}]").tensor_map(mesh) == (
+        "device matrix [2, 4], tensor map [1, 0], manual_split (5, 3) of dimension 0"
+    )
 
 
 # ---- notation ----
