@@ -129,9 +129,10 @@ class BatchNormOp(_ChannelNorm):
         shape, element = t.get_shape(), t.element_type
         x, weight, bias, old_mean, old_var = self.wide(b, *self.operands)
         dims, n = (0, *range(2, len(shape))), prod(shape[:1] + shape[2:])
-        mean = b.reduce(x, "mean", dims)
+        # Complete at once: each of their uses would bring a partial sum together on its own.
+        mean = b.complete(b.reduce(x, "mean", dims))
         centred = b.sub(x, _of_channels(b, mean, len(shape)))
-        var = b.reduce(b.mul(centred, centred), "mean", dims)
+        var = b.complete(b.reduce(b.mul(centred, centred), "mean", dims))
         normed = self.scaled(b, centred, _of_channels(b, var, len(shape)))
         weight, bias = (_of_channels(b, v, len(shape)) for v in (weight, bias))
         m = float_of(self, "momentum")

@@ -152,6 +152,17 @@ class AdaptiveAvgPoolOp(_Pool):
             raise ShardirError("[T10] there is no mean of nothing: sizes and rows are at least 1")
         return [tensor(operands[0].element_type, (*x[:SPATIAL], *size))]
 
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        """One row of a result is made of all rows: it is not split as they are."""
+        names = letters(len(operands[0].get_shape()))
+        size = results[0].get_shape()
+        kept = ["" if n == 1 else f for f, n in zip(names, size, strict=True)][SPATIAL:]
+        shapes = [t.get_shape() for t in (*operands, *results)]
+        return Factors.of(
+            [names], [[*names[:SPATIAL], *kept]], shapes, sliding=[f for f in kept if f]
+        )
+
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
         x, t = self.x, plain(self.x)
         names = "abcdefgh"[: len(t.get_shape())]
