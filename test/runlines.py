@@ -8,6 +8,7 @@ it knows `|`, `&&`, `;`, `not`, `2>&1`, `> file`, `< file`, and the names `%s` (
 import io
 import os
 import re
+import runpy
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -55,6 +56,12 @@ def _ls(argv: list[str]) -> object:
     return 0
 
 
+def _python(argv: list[str]) -> object:
+    with mock.patch.object(sys, "argv", argv[1:]):
+        runpy.run_path(argv[1], run_name="__main__")
+    return 0
+
+
 TOOLS: dict[str, Callable[[list[str]], object]] = {
     "shard-opt": _shard_opt,
     "shard-run": _shard_run,
@@ -62,6 +69,7 @@ TOOLS: dict[str, Callable[[list[str]], object]] = {
     "cat": _cat,
     "echo": _echo,
     "ls": _ls,
+    "python": _python,
 }
 
 

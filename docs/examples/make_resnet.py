@@ -1,0 +1,175 @@
+"""Writes a ResNet with bottleneck blocks (He et al., 2015) and its training step as a program.
+
+    python docs/examples/make_resnet.py --dp 8 > resnet50.ir
+    python docs/examples/make_resnet.py --dp 2 --tp 2 --width 8 --batch 8 --image 32 > narrow.ir
+
+Parameters and running statistics have the names that torchvision gives them, and start as they do
+there. The rows of the batch are split over dp. With --tp the channels within each block are split
+as well: the first convolution makes only a device's share of them, the other two sum over theirs.
+With --sp the rows of the images are.
+"""
+
+import argparse
+from dataclasses import dataclass
+from math import sqrt
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value's name, its dimensions, its element type, and how it is split if that is stated."""
+
+    name: str
+    shape: tuple[int, ...]
+    element: str
+    layout: str = ""
+
+    @property
+    def type(self) -> str:
+        sizes = "".join(f"{n}x" for n in self.shape)
+        return f"tensor<{sizes}{self.element}{', ' if self.layout else ''}{self.layout}>"
+
+
+class Program:
+    """A function as it is written: its arguments, its ops, and what they make of its states."""
+
+    def __init__(self, element: str, axes: dict[str, int]):
+        self.element = element
+        self.axes = {name: n for name, n in axes.items() if name == "dp" or n > 1}
+        self.arguments: list[str] = []
+        self.ops: list[str] = []
+        self.updated: list[tuple[Value, str]] = []
+
+    def argument(
+        self, key: str, shape: tuple[int, ...], role: str, init: str, axes: tuple[str, ...] = (),
+        element: str = "",
+    ) -> Value:  # fmt: skip
+        """An argument; `axes` says for the leading dimensions which axis splits each, if any."""
+        split = [a if a in self.axes else "" for a in axes] + [""] * (len(shape) - len(axes))
+        entries = ", ".join(f"{{{a}}}" for a in split)
+        layout = f"#dist.layout<@m, [{entries}]>" if any(split) else ""
+        value = Value("%" + key.replace(".", "_"), shape, element or self.element, layout)
+        named = "" if role == "input" else f'"{key}", train.init = '
+        described = f"train.{role} = {named}#train.init<{init}>"
+        self.arguments.append(f"    {value.name}: {value.type} {{{described}}}")
+        return value
+
+    def op(self, name: str, text: str, operands: list[Value], *shapes: tuple[int, ...]) -> Value:
+        """An op with a result of each shape, named `name`, `name`_1, ...; the first is returned.
+        In its text {} stands for the operands."""
+        results = [
+            Value(f"%{name}{f'_{i}' * (i > 0)}", shape, self.element)
+            for i, shape in enumerate(shapes)
+        ]
+        types = ", ".join(v.type for v in operands)
+        to = ", ".join(v.type for v in results)
+        left, given = (", ".join(v.name for v in vs) for vs in (results, operands))
+        to = f"({to})" if len(results) > 1 else to
+        self.ops.append(f"  {left} = nn.{text.format(given)} : ({types}) -> {to}")
+        return results[0]
+
+    def conv(
+        self, key: str, x: Value, channels: int, kernel: int, stride: int = 1,
+        axes: tuple[str, ...] = (),
+    ) -> Value:  # fmt: skip
+        batch, depth, *rows = x.shape
+        init = f"normal, std = {sqrt(2 / (channels * kernel * kernel))!r}"
+        shape = (channels, depth, kernel, kernel)
+        weight = self.argument(f"{key}.weight", shape, "parameter", init, axes)
+        places = [(n - 1) // stride + 1 for n in rows]
+        low = kernel // 2
+        text = f"conv {{}} stride <{stride}, {stride}> padding <{low}, {low}, {low}, {low}>"
+        name = key.replace(".", "_")
+        return self.op(name, text, [x, weight], (batch, channels, *places))
+
+    def norm(self, key: str, x: Value, axis: str = "") -> Value:
+        """Batch normalisation, and the new values of its running statistics."""
+        name, channels = key.replace(".", "_"), x.shape[1:2]
+        weight, bias, mean, var = (
+            self.argument(f"{key}.{k}", channels, role, f"constant, value = {start}", (axis,))
+            for k, role, start in [
+                ("weight", "parameter", 1.0), ("bias", "parameter", 0.0),
+                ("running_mean", "state", 0.0), ("running_var", "state", 1.0),
+            ]
+        )  # fmt: skip
+        for i, k in enumerate(("running_mean", "running_var"), 1):
+            self.updated.append((Value(f"%{name}_{i}", channels, self.element), f"{key}.{k}"))
+        text = "batch_norm {} momentum 0.1 eps 0.00001"
+        return self.op(name, text, [x, weight, bias, mean, var], x.shape, channels, channels)
+
+    def relu(self, name: str, x: Value) -> Value:
+        return self.op(name, "relu {}", [x], x.shape)
+
+    def bottleneck(self, key: str, x: Value, channels: int, stride: int) -> Value:
+        """Down to `channels` channels, across by 3x3, up to four times as many, and x added."""
+        name = key.replace(".", "_")
+        y = self.conv(f"{key}.conv1", x, channels, 1, axes=("tp",))
+        y = self.relu(f"{name}_relu1", self.norm(f"{key}.bn1", y, "tp"))
+        y = self.conv(f"{key}.conv2", y, channels, 3, stride, axes=("", "tp"))
+        y = self.relu(f"{name}_relu2", self.norm(f"{key}.bn2", y, "tp"))
+        y = self.norm(f"{key}.bn3", self.conv(f"{key}.conv3", y, 4 * channels, 1, axes=("", "tp")))
+        if x.shape != y.shape:
+            x = self.conv(f"{key}.downsample.0", x, 4 * channels, 1, stride)
+            x = self.norm(f"{key}.downsample.1", x)
+        return self.relu(name, self.op(f"{name}_sum", "add {}", [y, x], y.shape))
+
+    def text(self, loss: Value, step: str) -> str:
+        mesh = ", ".join(f"{name} = {n}" for name, n in self.axes.items())
+        arguments = ",\n".join(self.arguments)
+        marked = ", ".join(f'{v.type} {{train.updates = "{key}"}}' for v, key in self.updated)
+        results = [loss, *(v for v, _ in self.updated)]
+        names, types = (
+            ", ".join(t) for t in zip(*((v.name, v.type) for v in results), strict=True)
+        )
+        body = "\n".join([*self.ops, f"  func.return {names} : {types}"])
+        return (
+            f"dist.mesh @m <{mesh}>\n\nfunc.func private @loss(\n{arguments}\n"
+            f") -> ({loss.type}, {marked}) {{\n{body}\n}}\n\ntrain.step @step of @loss <{step}>\n"
+        )
+
+
+def resnet(
+    blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, batch: int = 256, image: int = 224,
+    classes: int = 1000, rate: float = 0.1, element: str = "f32", **axes: int,
+) -> str:  # fmt: skip
+    """The program's text; `axes` are the sizes of dp, tp and sp."""
+    p = Program(element, axes)
+    x = p.argument("x", (batch, 3, image, image), "input", "normal", ("dp", "", "sp"))
+    high = f"integers, low = 0, high = {classes}"
+    labels = p.argument("labels", (batch,), "input", high, ("dp",), element="i32")
+    y = p.relu("relu", p.norm("bn1", p.conv("conv1", x, width, 7, 2)))
+    half = [(n - 1) // 2 + 1 for n in y.shape[2:]]
+    pool = "max_pool {} window <3, 3> stride <2, 2> padding <1, 1, 1, 1>"
+    y = p.op("maxpool", pool, [y], (batch, width, *half))
+    for i, count in enumerate(blocks):
+        for j in range(count):
+            y = p.bottleneck(f"layer{i + 1}.{j}", y, width << i, 2 if i > 0 and j == 0 else 1)
+    y = p.op("avgpool", "adaptive_avg_pool {} size <1, 1>", [y], (*y.shape[:2], 1, 1))
+    features = y.shape[1]
+    y = p.op("flat", "reshape {}", [y], (batch, features))
+    bound = f"uniform, low = {-1 / sqrt(features)!r}, high = {1 / sqrt(features)!r}"
+    weight = p.argument("fc.weight", (classes, features), "parameter", bound)
+    bias = p.argument("fc.bias", (classes,), "parameter", bound)
+    y = p.op("fc", 'einsum "bf,cf->bc" {}', [y, weight], (batch, classes))
+    y = p.op("logits", "add {}", [y, bias], (batch, classes))
+    loss = p.op("loss", "cross_entropy_loss <mean> {}", [y, labels], ())
+    return p.text(loss, f"momentum, lr = {rate}, momentum = 0.9, weight_decay = 0.0001")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes a ResNet's training step as a program.")
+    parser.add_argument("--blocks", default="3,4,6,3", help="of each stage (3,4,6,3: ResNet50)")
+    parser.add_argument("--width", type=int, default=64, help="channels of the first convolution")
+    parser.add_argument("--batch", type=int, default=256, help="images, on all devices together")
+    parser.add_argument("--image", type=int, default=224, help="rows and columns of an image")
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--element", default="f32", help="type of the numbers")
+    parser.add_argument("--dp", type=int, default=1, help="parts of the batch")
+    parser.add_argument("--tp", type=int, default=1, help="parts of the channels within a block")
+    parser.add_argument("--sp", type=int, default=1, help="parts of the rows of an image")
+    given = vars(parser.parse_args())
+    blocks = tuple(map(int, given.pop("blocks").split(",")))
+    print(resnet(blocks, **given), end="")
+
+
+if __name__ == "__main__":
+    main()
