@@ -1,4 +1,4 @@
-"""The tables of the documentation, from the code: `python docs/tables.py nn|dist|train|passes`.
+"""The tables of the documentation, from the code: `python docs/tables.py nn|ops|dist|train|passes`.
 
 `python test/unit/test_docs.py --regenerate` puts them into the pages.
 """
@@ -6,13 +6,16 @@
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from itertools import product
 
+from xdsl.context import Context
 from xdsl.dialects.builtin import (
     DenseIntOrFPElementsAttr,
     FloatAttr,
     IntegerAttr,
+    ModuleOp,
     StringAttr,
     SymbolRefAttr,
     TensorType,
@@ -21,14 +24,17 @@ from xdsl.dialects.builtin import (
     i1,
     i32,
 )
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Dialect
 from xdsl.irdl import IRDLOperation
 
 from shardir.algebra.errors import ShardirError
+from shardir.backend.emit import program_text
 from shardir.dialects import dist, nn, train
-from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.base import TensorOp, has_parts
 from shardir.dialects.text import TextAttr
 from shardir.passes import PASSES
+from shardir.syntax.diagnostics import Failure, ParseErrors
 from shardir.syntax.parser import parse
 
 TAIL = re.compile(r"\s*(\(`strategy` \$strategy\^\)\? )?attr-dict.*$")
@@ -39,6 +45,11 @@ nn.matmul %0, %1 : (tensor<4x5xf32>, tensor<5x6xf32>) -> tensor<4x6xf32>
 nn.convert %0 : (tensor<4x8xi32>) -> tensor<4x8xf32>
 nn.compare <lt> %0, %1 : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xi1>
 nn.clamp %0 min 0.0 max 1.0 : (tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.nan_to_num %0 nan 0.0 posinf 1.0 neginf -1.0 : (tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.triu %0 diagonal 0 : (tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.leaky_relu %0 slope 0.01 : (tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.elu %0 alpha 1.0 : (tensor<4x8xf32>) -> tensor<4x8xf32>
+nn.hardtanh %0 min -1.0 max 1.0 : (tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.tril %0 diagonal 0 : (tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.select %0, %1, %2 : (tensor<4x8xi1>, tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.reduce <sum> %0 dims <1> : (tensor<4x8xf32>) -> tensor<4xf32>
@@ -199,6 +210,107 @@ def rows(dialect: Dialect, *, with_factors: bool) -> Iterator[str]:
         yield row
 
 
+# ---- the ops, property by property ----
+
+ELEMENTS = ("f64", "f32", "bf16", "f16", "i64", "i32", "i1")
+
+
+def line_of(op: type[TensorOp], lines: dict[str, str]) -> str:
+    """An example of the op; on matrices of one shape where EXAMPLES has none."""
+    if op.name in lines:
+        return lines[op.name]
+    n = len(op.get_irdl_definition().operands)
+    for kinds in product(("f32", "i32", "i1"), repeat=n):
+        given = [f"tensor<4x8x{k}>" for k in kinds]
+        types = [TensorType({"f32": f32, "i32": i32, "i1": i1}[k], (4, 8)) for k in kinds]
+        try:
+            outs = [str(t) for t in op.infer(types, {})]
+        except (ShardirError, KeyError):
+            continue
+        names, out = ", ".join(f"%{i}" for i in range(n)), ", ".join(outs)
+        out = f"({out})" if len(outs) > 1 else out
+        return f"{op.name} {names} : ({', '.join(given)}) -> {out}"
+    raise SystemExit(f"EXAMPLES of docs/tables.py lacks {op.name}")
+
+
+def program(line: str, request: str = "") -> ModuleOp:
+    """A function @f of the op alone, and a request."""
+    types = line.partition(" : (")[2].partition(") -> ")[0]
+    operands = ", ".join(f"%x{i}: {t}" for i, t in enumerate(types.split(", ")) if t)
+    out = line.rsplit("-> ", 1)[1].strip("()")
+    n = out.count("tensor<")
+    names = ", ".join(f"%y#{i}" for i in range(n)) if n > 1 else "%y"
+    body = re.sub(r"%(\d)", r"%x\1", line)
+    return parse(
+        f"func.func @f({operands}) -> ({out}) {{\n  {'%y:' + str(n) if n > 1 else '%y'} = {body}\n"
+        f"  func.return {names} : {out}\n}}\n{request}",
+        verify=True,
+    )
+
+
+def elements(line: str) -> str:
+    """The element types that the op takes where the example has floats (or integers, or i1)."""
+    shown = next(e for e in ("f32", "i64", "i32", "i1") if f"{e}>" in line)
+    found = []
+    for e in ELEMENTS:
+        other = line.replace(f"{shown}>", f"{e}>")
+        with suppress(ShardirError, ParseErrors, Failure):
+            program(other if e[0] != "i" else other.replace("dense<0.0>", "dense<0>"))
+            found.append(e)
+    return " ".join(found)
+
+
+def gradient(op: type[TensorOp], line: str) -> str:
+    """Whether there is one, and why not."""
+    operands, results = line.partition(" : (")[2].partition(") -> ")[0], line.rpartition("-> ")[2]
+    floats = [i for i, t in enumerate(re.findall(r"tensor<[^>]*>", operands)) if "f32" in t]
+    if not floats:
+        return "-: no float operand"
+    if "f32" not in results:
+        return "-: no float result"
+    try:
+        module = program(line, f"train.gradient @g of @f wrt <{floats[0]}>")
+        PASSES["distributed-autodiff"]()().apply(Context(), module)
+    except Failure:
+        return "-: [G8]"
+    return "yes"
+
+
+def splits(op: type[TensorOp], line: str) -> str:
+    """Which factors can be split, and what becomes of the others."""
+    found = program(line).body.block.last_op
+    assert isinstance(found, FuncOp)
+    first = found.body.block.first_op
+    assert isinstance(first, TensorOp)
+    factors = first.factors()
+    whole = [f for f, _ in factors.sizes if f in factors.replicate]
+    free = [f for f, _ in factors.sizes if f not in factors.replicate]
+    parts = ["all" if not whole else ", ".join(free)] if free else []
+    if whole:
+        how = "in parts" if has_parts(op) else "gathered"
+        parts.append(f"{', '.join(whole)} {how}")
+    return "; ".join(parts) or "nothing to split"
+
+
+def torch_text(line: str) -> str:
+    """What is emitted for the op on one device."""
+    text = program_text(program(line)).partition("def f(")[2].partition("\n\n\n")[0]
+    body = [x.strip() for x in text.splitlines()[1:]]
+    body = [x for x in body if x and not x.startswith("#")]
+    return "; ".join(x for x in body if not x.startswith("return")) or body[-1]
+
+
+def properties() -> Iterator[str]:
+    lines = {line.split(" ", 1)[0]: line for line in EXAMPLES.strip().splitlines()}
+    yield "| op | gradient | split | element types | in torch, on an example |"
+    yield "| --- | --- | --- | --- | --- |"
+    for op in nn.Nn.operations:
+        assert issubclass(op, TensorOp)
+        line = line_of(op, lines)
+        cells = [gradient(op, line), splits(op, line), elements(line), f"`{torch_text(line)}`"]
+        yield f"| `{op.name}` | {' | '.join(c.replace('|', chr(92) + '|') for c in cells)} |"
+
+
 def passes() -> Iterator[str]:
     yield "| pass | from -> to | file |"
     yield "| --- | --- | --- |"
@@ -214,6 +326,8 @@ def table(name: str) -> str:
     match name:
         case "nn":
             return "\n".join(rows(nn.Nn, with_factors=True))
+        case "ops":
+            return "\n".join(properties())
         case "dist":
             return "\n".join(rows(dist.Dist, with_factors=False))
         case "train":
@@ -221,7 +335,7 @@ def table(name: str) -> str:
         case "passes":
             return "\n".join(passes())
         case _:
-            raise SystemExit(f"no table {name}; there are nn, dist, train, passes")
+            raise SystemExit(f"no table {name}; there are nn, ops, dist, train, passes")
 
 
 if __name__ == "__main__":

@@ -177,6 +177,12 @@ def test_outputs_are_current(page: Path, tmp_path: Path) -> None:
     assert regenerated(page, tmp_path) == page.read_text(), told
 
 
+def test_the_table_of_ops_has_no_empty_cell() -> None:
+    rows = [re.split(r"(?<!\\) \| ", row.strip("| ")) for row in _tables()("ops").splitlines()]
+    assert len(rows) > 100
+    assert all(len(row) == 5 and all(cell.strip("` ") for cell in row) for row in rows)
+
+
 RUNNING = [
     pytest.param(page, text, id=page.name)
     for page in PAGES
