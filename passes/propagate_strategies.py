@@ -24,7 +24,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardir.algebra.errors import ShardirError
-from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
+from shardir.algebra.factors import FactorAxes, Factors, Placement
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.dialects.dist import layout_of, with_layout
@@ -74,21 +74,7 @@ def strategy_placement(op: TensorOp, mesh: Mesh) -> Placement:
     factors = op.factors()
     if has_parts(type(op)):
         factors = replace(factors, replicate=frozenset())
-    chosen = op.strategy.data.factor_axes(factors, mesh)
-    found = placed(factors, chosen, mesh)
-    if found is None:
-        for i, dims in enumerate(factors.results):
-            for d, names in enumerate(dims):
-                if factors.compose(names, chosen, mesh) is None:
-                    raise ShardirError(
-                        f"[S6] with the strategy {op.strategy.data} dimension {d} of result {i}, "
-                        "which is made of several, would not be cut into runs of rows; cut the "
-                        "first of them only, or into single rows"
-                    )
-        raise ShardirError(
-            f"[S9] the strategy {op.strategy.data} splits two dimensions of the op over one axis"
-        )
-    return found
+    return op.strategy.data.placement(factors, mesh)
 
 
 class _Propagation:

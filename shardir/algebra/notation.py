@@ -156,8 +156,8 @@ class _Values(Transformer):
     nested = options
 
     def strategy(self, c: list[Any]) -> Strategy:
-        mesh, operands, results = c
-        return Strategy(None if mesh is None else str(mesh), operands, results)
+        mesh, operands, results, partial = c
+        return Strategy(None if mesh is None else str(mesh), operands, results, *(partial or ()))
 
 
 @cache
@@ -225,7 +225,7 @@ def parse_cluster(text: str) -> Cluster:
 
 
 def parse_strategy(text: str) -> Strategy:
-    """`((2, 4), (4, 1))`, `@m, ((2, {tp}), ...) -> ((...))` -> Strategy. Raises NotationError."""
+    """`((2, 4), (4, 1))`, `@m, (({tp}, {}), ...) -> ((...)), partial sum {dp}` -> Strategy. Raises NotationError."""
     return _parse(text, "strategy", "a strategy: ((2, 4), (4, 1)) or (({dp}, {tp}), ({tp}, {}))")
 
 

@@ -260,9 +260,12 @@ def received(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[
     return _received(shape, mesh, source, plan(shape, mesh, source, target))
 
 
-def seconds(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[float, float]:
+def seconds(
+    shape: Shape, mesh: Mesh, source: Layout, target: Layout, itemsize: int = 4
+) -> tuple[float, float]:
     """What the plan takes: for its bytes, and for its collectives."""
-    return _seconds(shape, mesh, source, plan(shape, mesh, source, target), 4)
+    steps = plan(shape, mesh, source, target, itemsize)
+    return _seconds(shape, mesh, source, steps, itemsize)
 
 
 def named_collectives(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> list[Step]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from shardir.algebra.errors import ShardirError
-from shardir.algebra.factors import FactorAxes, Factors
-from shardir.algebra.layout import check_sizes
+from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
+from shardir.algebra.layout import Layout, check_sizes
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 
 Cut = int | Axes
@@ -19,16 +19,58 @@ Cut = int | Axes
 
 @dataclass(frozen=True)
 class Strategy:
-    """One tuple of cuts per operand, optionally one per result; `mesh` None is the only mesh."""
+    """One tuple of cuts per operand, optionally one per result; `mesh` None is the only mesh. A
+    linear op may take operands that are `partial`, and pass that on."""
 
     mesh: str | None
     operands: tuple[tuple[Cut, ...], ...]
     results: tuple[tuple[Cut, ...], ...] | None = None
+    partial: Axes = ()
+    reduction: str = "sum"
 
     def __str__(self) -> str:
         mesh = f"@{self.mesh}, " if self.mesh else ""
         results = "" if self.results is None else f" -> {_cuts_text(self.results)}"
-        return f"{mesh}{_cuts_text(self.operands)}{results}"
+        kept = f", partial {self.reduction} {axes_text(self.partial)}" if self.partial else ""
+        return f"{mesh}{_cuts_text(self.operands)}{results}{kept}"
+
+    def placement(self, factors: Factors, mesh: Mesh) -> Placement:
+        """The placement that it states of an op.
+
+        Raises:
+            ShardirError: it does not fit the op or the mesh.
+        """
+        chosen = self.factor_axes(factors, mesh)
+        partial = None
+        if self.partial:
+            partial = Layout(mesh.name, (), self.partial, self.reduction).simplified(mesh)
+            self._check_partial(factors, partial, mesh)
+        found = placed(factors, chosen, mesh, partial)
+        if found is None:
+            for i, dims in enumerate(factors.results):
+                for d, names in enumerate(dims):
+                    if factors.compose(names, chosen, mesh) is None:
+                        raise ShardirError(
+                            f"[S6] with the strategy {self} dimension {d} of result {i}, "
+                            "which is made of several, would not be cut into runs of rows; cut the "
+                            "first of them only, or into single rows"
+                        )
+            twice = "uses one axis twice"
+            if not self.partial:
+                twice = "splits two dimensions of the op over one axis"
+            raise ShardirError(f"[S9] the strategy {self} {twice}")
+        return found
+
+    def _check_partial(self, factors: Factors, partial: Layout, mesh: Mesh) -> None:
+        try:
+            partial.check_axes(mesh)
+        except ShardirError as e:
+            raise ShardirError(f"[S8] {e}") from None
+        if not (factors.linear and (factors.linear == "any" or self.reduction == "sum")):
+            raise ShardirError(
+                f"[S10] the op does not pass a partial {self.reduction} on; "
+                "leave it out of the strategy, and it is reduced before"
+            )
 
     def factor_axes(self, factors: Factors, mesh: Mesh) -> FactorAxes:
         """The axes of each factor of an op.

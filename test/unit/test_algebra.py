@@ -1,6 +1,7 @@
 """Meshes, layouts, factors, strategies and their notation, as properties."""
 
 import itertools
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -384,6 +385,18 @@ def test_numbers_become_axes_major_first():
 def test_axes_spelled_in_two_ways_are_the_same():
     found = parse_strategy("(({d:(1)2, d:(2)4}, {}), ({}, {})) -> (({d}, {}),)")
     assert found.factor_axes(MATMUL, EIGHT) == {"i": (Axis("d"),)}
+
+
+def test_a_strategy_says_which_contributions_an_op_passes_on():
+    text = "(({a}, {}), ({a}, {})), partial sum {b}"
+    found = parse_strategy(text)
+    assert str(found) == text
+    add = Factors.of([["i", "j"]] * 2, [["i", "j"]], [(4, 6)] * 3, linear="sum")
+    placement = found.placement(add, GRID)
+    partial = parse_layout("@m, [{a}, {}], partial sum {b}")
+    assert placement.operands == (partial, partial) and placement.results == (partial,)
+    with pytest.raises(ShardirError, match=r"^\[S10\]"):
+        found.placement(replace(add, linear=""), GRID)
 
 
 # ---- factors ----
