@@ -387,6 +387,7 @@ class _Differentiation:
             cotangent = self.cotangent(out)
             assert cotangent is not None
             new = op.reversed(cotangent)
+            new.outs[0].name_hint = f"d_{v.name_hint}" if v.name_hint is not None else None
             self.block.add_op(new)
             return list(new.outs)
         elif isinstance(op, Collective):
