@@ -23,10 +23,10 @@ torch = pytest.importorskip("torch")
 
 import shardir
 from shardir.backend.launch import Options, run
-from shardir.dialects.random import fill
+from shardir.dialects.random import fill, seed_at, uniform
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-TYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32}
+TYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64}
 
 pytestmark = pytest.mark.xdist_group("examples on ranks")
 """One process runs them all, so that each program runs once (pytest -n 2 --dist loadgroup)."""
@@ -104,6 +104,16 @@ JOBS = {
         Job("resnet", 2, "resnet_data", made={**NARROW, "dp": 4}),
         Job("resnet", 2, "resnet_channels", made={**SHALLOW, "dp": 2, "tp": 2}),
         Job("resnet", 2, "resnet_rows", made={**SHALLOW, "dp": 2, "sp": 2}),
+        Job("row22_loss_parallel"),
+        Job("row25_dropout"),
+        Job("row39_positions"),
+        Job("row39_realformer"),
+        Job("row39_encoder_decoder"),
+        Job("bert"),
+        Job("pangu_alpha"),
+        Job("wide_and_deep"),
+        Job("ulysses"),
+        Job("ring_attention"),
     ],
     8: [
         Job("row05_strategies"),
@@ -146,7 +156,7 @@ def run_together(jobs: list[Job], folder: Path) -> dict[str, Ran]:
     shutil.copy(Path(__file__).parent / "many_rank.py", together / "program.py")
     work = [[str(d), job.steps] for d, job in zip(directories.values(), jobs, strict=True)]
     with mock.patch.dict(os.environ, {"JOBS": json.dumps(work)}):
-        run(together, Options(timeout=60))
+        run(together, Options(timeout=120))
     return {
         name: Ran(d, json.loads((d / "plan.json").read_text()), dict(np.load(d / "dump.npz")))
         for name, d in directories.items()
@@ -427,3 +437,205 @@ def test_resnet(ran, name):
     assert len(running) == 2 * (53 if name == "resnet_data" else 20)
     for a in running:
         equal(example.dump[f"states/{a['key']}"], values[a["name"]], a["key"])
+
+
+# ---- transformers: rows 22, 25, 39, and the models by name ----
+
+
+def attention(x: Any, memory: Any, q: Any, k: Any, v: Any, o: Any, **options: Any) -> Any:
+    """Queries of x, keys and values of memory, all [batch, rows, columns]; weights by heads."""
+    heads = (torch.einsum("bse,ehd->bhsd", t, w) for t, w in ((x, q), (memory, k), (memory, v)))
+    context = torch.nn.functional.scaled_dot_product_attention(*heads, **options)
+    return torch.einsum("bhsd,hde->bse", context, o)
+
+
+def norm(x: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
+    return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def gelu(x: Any) -> Any:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def classified(logits: Any, labels: Any, **options: Any) -> Any:
+    """The mean cross entropy; classes are the last dimension."""
+    return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), **options)
+
+
+def sinusoids(rows: int, columns: int) -> Any:
+    """Vaswani et al. (2017), 3.5."""
+    angles = torch.arange(rows)[:, None] / 1e4 ** (torch.arange(0, columns, 2).double() / columns)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+
+def test_loss_parallel(ran):
+    def loss(v: Tensors) -> Any:
+        e = v["table"][v["tokens"]]
+        r = e + gelu(e @ v["up"]) @ v["down"]
+        return classified(r @ v["table"].T, v["targets"])
+
+    example = ran("row22_loss_parallel")
+    check_training(example, loss, steps=3)
+    for function in ("lookup", "product"):
+        args = example.args(function)
+        equal(example.results(function)[0], args["table"][args["tokens"]])
+
+
+def kept(key: int, stream: int, p: float, *shape: int) -> Any:
+    """What dropout multiplies by, drawn for the whole tensor at once."""
+    drawn = uniform(seed_at(key, stream), np.arange(np.prod(shape))).reshape(shape)
+    return torch.tensor((drawn >= p) / (1 - p))
+
+
+def test_dropout(ran):
+    example = ran("row25_dropout")
+    for function in ("split", "whole"):
+        equal(example.results(function)[0], kept(7, 3, 0.25, 16, 8))
+
+    def loss(v: Tensors) -> Any:
+        key = int(v["key"])
+        v["key"] = v["key"] + 1
+        h = gelu(v["x"] @ v["up"]) * kept(key, 1, 0.25, 16, 8)
+        return torch.nn.functional.mse_loss(h @ v["down"] * kept(key, 2, 0.5, 16, 6), v["target"])
+
+    check_training(example, loss, steps=3)
+    assert example.dump["states/key"] == example.args("step")["key"] + 3
+
+
+def turned(x: Any) -> Any:
+    """Rotary embeddings (Su et al., 2021) as products of complex numbers: x[i] and x[i + d / 2]."""
+    rows, columns = x.shape[-2:]
+    rate = 1e4 ** (-torch.arange(0, columns, 2).double() / columns)
+    turn = torch.polar(torch.ones(rows, columns // 2).double(), torch.arange(rows)[:, None] * rate)
+    pairs = torch.complex(x[..., : columns // 2], x[..., columns // 2 :]) * turn
+    return torch.cat([pairs.real, pairs.imag], -1)
+
+
+@pytest.mark.parametrize("kind", ["learned", "sinusoidal", "rotary"])
+def test_positions(ran, kind):
+    def attended(x: Any, *weights: Any) -> Any:
+        table = weights[0] if kind == "learned" else sinusoids(6, 8)
+        placed = x if kind == "rotary" else x + table
+        q, k, v = (torch.einsum("bse,ehd->bhsd", placed, w) for w in weights[-3:])
+        if kind == "rotary":
+            q, k = turned(q), turned(k)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    example = ran("row39_positions")
+    args = example.args(f"{kind}_gradient")
+    names = ["x", *(["table"] if kind == "learned" else []), "wq", "wk", "wv"]
+    right = gradients(attended, [args[n] for n in names], args["d_y"])
+    for name, found, value in zip(
+        ("y", *names), example.results(f"{kind}_gradient"), right, strict=True
+    ):
+        equal(found, value, name)
+
+
+def test_realformer(ran):
+    def loss(v: Tensors) -> Any:
+        x, scores = v["x"], 0.0
+        for n in "12":
+            q, k, u = (torch.einsum("bse,ehd->bhsd", x, v[w + n]) for w in ("wq", "wk", "wv"))
+            scores = q @ k.mT / 2 + scores
+            context = torch.softmax(scores, -1) @ u
+            attended = torch.einsum("bhsd,hde->bse", context, v[f"wo{n}"])
+            x = norm(x + attended, v[f"g{n}a"], v[f"c{n}a"])
+            x = norm(x + gelu(x @ v[f"up{n}"]) @ v[f"down{n}"], v[f"g{n}b"], v[f"c{n}b"])
+        return torch.nn.functional.mse_loss(x, v["target"])
+
+    check_training(ran("row39_realformer"), loss, steps=3)
+
+
+def test_encoder_decoder(ran):
+    def embedded(v: Tensors, tokens: Any) -> Any:
+        return v["table"][tokens] * 8**0.5 + sinusoids(tokens.shape[1], 8)
+
+    def fed(v: Tensors, x: Any, n: str, of: str) -> Any:
+        return norm(x + torch.relu(x @ v[f"up{n}"]) @ v[f"down{n}"], v[f"n{of}"], v[f"c{of}"])
+
+    def loss(v: Tensors) -> Any:
+        encoder, decoder, across = ([v[a + b] for b in "qkvo"] for a in "edx")
+        s, t = embedded(v, v["source"]), embedded(v, v["target"])
+        memory = fed(v, norm(s + attention(s, s, *encoder), v["n1"], v["c1"]), "1", "2")
+        m = norm(t + attention(t, t, *decoder, is_causal=True), v["n3"], v["c3"])
+        m = norm(m + attention(m, memory, *across), v["n4"], v["c4"])
+        logits = fed(v, m, "2", "5") @ v["table"].T
+        return classified(logits, v["labels"], label_smoothing=0.1)
+
+    check_training(ran("row39_encoder_decoder"), loss, steps=3)
+
+
+def test_bert(ran):
+    functional = torch.nn.functional
+
+    def loss(v: Tensors) -> Any:
+        e = v["table"][v["tokens"]] + v["sides"][v["segments"]] + v["places"]
+        x = norm(e, v["n0"], v["c0"], 1e-12)
+        counts = (torch.arange(6) < v["lengths"][:, None])[:, None, None]
+        weights = (v["wq"], v["wk"], v["wv"], v["wo"])
+        f = norm(x + attention(x, x, *weights, attn_mask=counts), v["n1"], v["c1"], 1e-12)
+        y = norm(f + functional.gelu(f @ v["up"]) @ v["down"], v["n2"], v["c2"], 1e-12)
+        t = norm(functional.gelu(y @ v["wt"]), v["n3"], v["c3"], 1e-12)
+        labels = v["masked"].where(v["masked"] >= 0, -100)
+        missing = classified(t @ v["table"].T + v["bias"], labels)
+        return missing + classified(torch.tanh(y[:, 0] @ v["wp"]) @ v["ws"], v["follows"])
+
+    example = ran("bert")
+    values = example.args("step")
+    assert (values["lengths"] < 6).any() and (values["masked"] < 0).any()
+    check_training(example, loss, steps=3)
+
+
+def test_pangu_alpha(ran):
+    def fed(v: Tensors, x: Any, up: str, a: str, down: str, b: str) -> Any:
+        return gelu(x @ v[up] + v[a]) @ v[down] + v[b]
+
+    def loss(v: Tensors) -> Any:
+        x = v["table"][v["tokens"]] + v["positions"][v["places"]]
+        a = norm(x, v["n1"], v["c1"])
+        x = x + attention(a, a, *(v[f"w{w}"] for w in "qkvo"), is_causal=True)
+        x = x + fed(v, norm(x, v["n2"], v["c2"]), "up", "b1", "down", "b2")
+        y = norm(x, v["n3"], v["c3"])
+        memory = norm(y, v["n4"], v["c4"])
+        asks = v["next"][v["places"]]
+        y = y + attention(asks, memory, *(v[f"u{w}"] for w in "qkvo"), is_causal=True)
+        y = y + fed(v, norm(y, v["n5"], v["c5"]), "up2", "b3", "down2", "b4")
+        return classified(y @ v["table"].T, v["targets"])
+
+    check_training(ran("pangu_alpha"), loss, steps=3)
+
+
+def test_wide_and_deep(ran):
+    def loss(v: Tensors) -> Any:
+        linear = v["wide"][v["crossed"]].sum(1)
+        features = torch.cat([v["deep"][v["ids"]].flatten(1), v["dense"]], 1)
+        deep = torch.relu(features @ v["w1"] + v["b1"]) @ v["w2"]
+        logits = (linear + deep + v["b"])[:, 0]
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, v["clicks"])
+
+    check_training(ran("wide_and_deep"), loss, steps=3)
+
+
+def test_ulysses(ran):
+    def loss(v: Tensors) -> Any:
+        weights = (v["wq"], v["wk"], v["wv"], v["wo"])
+        y = v["x"] + attention(v["x"], v["x"], *weights, is_causal=True)
+        return torch.nn.functional.mse_loss(y, v["target"])
+
+    check_training(ran("ulysses"), loss, steps=3)
+
+
+def test_ring_attention(ran):
+    """Blocks [4, batch, heads, 2, columns] are a sequence of 8."""
+
+    def attended(*blocks: Any) -> Any:
+        whole = (x.permute(1, 2, 0, 3, 4).flatten(2, 3) for x in blocks)
+        y = torch.nn.functional.scaled_dot_product_attention(*whole, is_causal=True)
+        return y.unflatten(2, (4, 2)).permute(2, 0, 1, 3, 4)
+
+    example = ran("ring_attention")
+    args = example.args("gradient")
+    right = gradients(attended, [args[n] for n in "qkv"], args["d_y"])
+    equal(example.results("ring")[0], right[0])
+    for found, value in zip(example.results("gradient"), right, strict=True):
+        equal(found, value)

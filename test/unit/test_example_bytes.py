@@ -1,0 +1,87 @@
+"""What the transformers of docs/examples communicate, in bytes, against Megatron's formula.
+
+Counted as in test/bench/gpt_bytes.py: of each collective the larger of what a device gives and
+gets. Of a model with B samples of S tokens, d columns and f hidden columns on dp x tp devices:
+
+    activation     A = B / dp * S * d * 4 bytes
+    over tp        behind each product that is split by rows, and the lookup in the split table,
+                   forward: A; in front of each input of products that are split by columns, the
+                   head too, backward: A (Shoeybi et al., 2019). Where the loss is split over the
+                   vocabulary, for each token three numbers (Narayanan et al., 2021), four where
+                   labels are smoothed.
+    over dp        the gradients, as the parameters are split over tp; and the loss.
+"""
+
+from pathlib import Path
+
+import pytest
+
+import shardir
+from shardir.tools import bench
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+DP = TP = 2
+B, S, D, V = 4, 6, 8, 12
+
+
+def activation(rows: int = S) -> int:
+    return B // DP * rows * D * 4
+
+
+def loss(numbers: int = 3) -> int:
+    return numbers * B // DP * S * 4
+
+
+def gradients(split: int, whole: int) -> int:
+    """Of so many numbers of parameters, and the loss."""
+    return (split // TP + whole + 1) * 4
+
+
+def pangu_alpha(layers: int) -> int:
+    """The query layer on top is one more, and its queries are an input of their own."""
+    f = 4 * D
+    forward = 1 + 2 * (layers + 1)
+    backward = 1 + 2 * (layers + 1) + 1
+    split = V * D + (layers + 1) * (4 * D * D + 2 * D * f + f)
+    # Positions and queries; of a layer two norms and the bias behind; the norm below the query's.
+    whole = 2 * S * D + (layers + 1) * (2 * 2 * D + D) + 2 * D
+    return (forward + backward) * activation() + loss() + gradients(split, whole)
+
+
+def realformer() -> int:
+    f = 2 * D
+    split, whole = 2 * (4 * D * D + 2 * D * f), 2 * 4 * D
+    # The first layer's input is data: 2 backward of the second layer, 1 of the first.
+    return (4 + 3) * activation() + gradients(split, whole)
+
+
+def encoder_decoder() -> int:
+    f = 2 * D
+    split, whole = V * D + 3 * 4 * D * D + 2 * 2 * D * f, 5 * 2 * D
+    # A lookup and two products each; the decoder has one product more, and the head. Backward in
+    # front of each attention and MLP, and the memory.
+    over_tp = (3 + 2) * activation(5) + (4 + 3 + 1) * activation() + activation(5)
+    return over_tp + loss(4) + gradients(split, whole)
+
+
+def bert() -> int:
+    f = 2 * D
+    split = V * D + V + 4 * D * D + 2 * D * f
+    whole = S * D + 2 * D + 2 * D * D + 2 * D + 4 * 2 * D
+    # Two losses, and how many of the masked tokens count (i64).
+    return (3 + 3) * activation() + loss() + gradients(split, whole) + 4 + 8
+
+
+@pytest.mark.parametrize(
+    ("example", "wanted"),
+    [
+        ("pangu_alpha", pangu_alpha(1)),
+        ("row39_realformer", realformer()),
+        ("row39_encoder_decoder", encoder_decoder()),
+        ("bert", bert()),
+    ],
+)
+def test_a_model_communicates_what_megatron_does(example: str, wanted: int):
+    communicated = bench.load("gpt-bytes").communicated
+    compiled = shardir.compile_file(EXAMPLES / f"{example}.ir")
+    assert communicated(compiled.module)[1] == wanted
