@@ -98,8 +98,10 @@ JOBS = {
         Job("row09_transformer"),
         Job("row21_split_softmax"),
         Job("row21_by_hand"),
+        Job("row23_densenet"),
         Job("row26_manual_split"),
         Job("row35_mixed_precision", pipeline="mixed-precision,train"),
+        Job("row36_lamb"),
         Job("mlp_by_hand"),
         Job("resnet", 2, "resnet_data", made={**NARROW, "dp": 4}),
         Job("resnet", 2, "resnet_channels", made={**SHALLOW, "dp": 2, "tp": 2}),
@@ -288,7 +290,7 @@ def test_the_net_is_trained(ran):
     )
 
 
-# ---- models: rows 9 and 21 ----
+# ---- models: rows 9, 21, 23; the optimizer of row 36 ----
 
 
 def test_reid(ran):
@@ -393,6 +395,43 @@ def test_mlp_by_hand(ran):
         return functional.mse_loss(h @ v["down"] + v["b"], v["y"])
 
     check_training(ran("mlp_by_hand"), loss, steps=3)
+
+
+def test_densenet(ran):
+    """Row 23, in the sizes of the lecture."""
+
+    def loss(v: Tensors) -> Any:
+        e = v["x"] @ v["table"]
+        q, k, u = (torch.relu(e @ v[f"w{i}"] + v[f"b{i}"]) for i in (1, 2, 3))
+        return torch.nn.functional.mse_loss(q @ k.T @ u, v["labels"])
+
+    check_training(ran("row23_densenet"), loss, steps=3, lr=0.01)
+
+
+def test_lamb(ran):
+    """Row 36: Algorithm 1 with the norms of whole parameters, whatever devices hold."""
+    functional = torch.nn.functional
+    example = ran("row36_lamb")
+    v = example.args("step")
+    keys = ("up", "b", "down", "c")
+    m, s = ({k: torch.zeros_like(v[k]) for k in keys} for _ in range(2))
+    losses = []
+    for t in range(1, 4):
+        for k in keys:
+            v[k].requires_grad_()
+        logits = functional.gelu(v["x"] @ v["up"] + v["b"], approximate="tanh") @ v["down"] + v["c"]
+        loss = functional.cross_entropy(logits, v["labels"])
+        losses.append(loss.item())
+        for k, g in zip(keys, torch.autograd.grad(loss, [v[k] for k in keys]), strict=True):
+            w = v[k].detach()
+            m[k] = 0.9 * m[k] + 0.1 * g
+            s[k] = 0.999 * s[k] + 0.001 * g * g
+            u = m[k] / (1 - 0.9**t) / ((s[k] / (1 - 0.999**t)).sqrt() + 1e-6) + 0.01 * w
+            v[k] = w - 0.05 * (w.norm() / u.norm() if w.norm() > 0 else 1.0) * u
+    equal(example.dump["losses/step"], np.array(losses), "losses")
+    for k in keys:
+        equal(example.dump[f"states/{k}"], v[k], k)
+        equal(example.dump[f"states/{k}.exp_avg_sq"], s[k], k)
 
 
 # ---- row 24: ResNet50 ----
