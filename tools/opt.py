@@ -34,6 +34,7 @@ from xdsl.utils.exceptions import DiagnosticException, ParseError
 from xdsl.utils.target import Target
 from xdsl.xdsl_opt_main import _empty_post_init, xDSLOptMain
 
+from shardir.algebra.cluster import Cluster
 from shardir.algebra.errors import ShardirError
 from shardir.passes import on_one_device
 from shardir.syntax.diagnostics import (
@@ -78,7 +79,9 @@ class Driver(xDSLOptMain):
             "shard-opt", description="Runs passes over a sharding program.", allow_abbrev=False
         )
         self.register_all_arguments(parser)
-        self.args = parser.parse_args(args)
+        given = sys.argv[1:] if args is None else args
+        # --cost alone is not to take the file behind it for a cluster
+        self.args = parser.parse_args(["--cost=" if a == "--cost" else a for a in given])
         self.timing: list[tuple[str, float]] = []
 
     # ---- the command line ----
@@ -120,6 +123,12 @@ class Driver(xDSLOptMain):
             action="store_true",
             help="for which edge each redistribution is, its plan and its bytes, to stderr",
         )
+        add(
+            "--cost",
+            metavar="[=CLUSTER]",
+            help="what the program costs on the mesh's cluster, or on a ready-made one or one in a "
+            "file, by op, to stderr (docs/cost.md)",
+        )
         add("--list-passes", action="store_true", help="the passes and their options")
         add("--no-aliases", action="store_true", help="print layouts in full, not as #layoutN")
         add("--traceback", action="store_true", help="the Python trace of an internal error")
@@ -134,6 +143,7 @@ class Driver(xDSLOptMain):
             return 0
         self.passes = build(self.args.passes or "", self.available_passes, pipelines())
         self.target = self.make_target()
+        self.cluster = self.load_cluster()
         if self.args.disable_verify:
             Attribute.__post_init__ = _empty_post_init
         self.name, text = self.read_input()
@@ -202,6 +212,7 @@ class Driver(xDSLOptMain):
             if self.args.print_between_passes and not last:
                 print(f"IR after {p.name}:\n{self.text_of(module)}\n")
         self.explain(module)
+        self.cost(module)
         return self.timed("print", lambda: self.emit(module, original))
 
     def parse(self, source: Source) -> ModuleOp:
@@ -237,13 +248,21 @@ class Driver(xDSLOptMain):
 
     def explain(self, module: ModuleOp) -> None:
         """The redistributions that stand in the module: before they are lowered, and at the end."""
-        if not self.args.explain_redistributions:
-            return
-        from shardir.tools.explain import explain
+        if self.args.explain_redistributions:
+            from shardir.tools.explain import explain
 
-        with self.internal("the explanation of redistributions"):
-            for paragraph in explain(module):
-                print(paragraph, file=sys.stderr)
+            with self.internal("the explanation of redistributions"):
+                for paragraph in explain(module):
+                    print(paragraph, file=sys.stderr)
+
+    def cost(self, module: ModuleOp) -> None:
+        """What the functions cost that are in the local view at the end."""
+        if self.args.cost is not None:
+            from shardir.cost import report
+
+            with self.internal("the report of costs"):
+                for cost in report(module, self.cluster):
+                    print(cost, file=sys.stderr)
 
     @contextlib.contextmanager
     def internal(self, what: str) -> Iterator[None]:
@@ -295,6 +314,17 @@ class Driver(xDSLOptMain):
             raise UsageError(
                 f"{name}:{line}: this is not UTF-8 text (byte 0x{data[e.start]:02x})"
             ) from None
+
+    def load_cluster(self) -> Cluster | None:
+        """The cluster of --cost; None where none is named."""
+        if not self.args.cost:
+            return None
+        from shardir.cost.clusters import load
+
+        try:
+            return load(self.args.cost)
+        except ShardirError as e:
+            raise UsageError(f"--cost: {e}") from None
 
     def make_target(self) -> Target | Callable[..., None] | None:
         """The target, or None for printing the module."""

@@ -179,6 +179,8 @@ WRONG = {
     "-p twice{x=1}": "twice is a pipeline and has no options; its passes have",
     "-p 17+": "pass pipeline: Expected pass name here (in '17+')",
     "-t foldr": "there is no target foldr; did you mean folder?",
+    "--cost=h20": "--cost: no cluster h20: neither a readable file nor one of ascend910, gloo, "
+    "h200, pod2048",
     "-t folder{fial}": "target folder has no option fial; did you mean fail?",
     "/nowhere/at/all.ir": "cannot read /nowhere/at/all.ir: No such file or directory",
     "/": "/ is a directory, not a program",

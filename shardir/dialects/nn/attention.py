@@ -11,9 +11,9 @@ row, and the products, are what is communicated.
 """
 
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import sqrt
+from math import prod, sqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -60,8 +60,6 @@ _OPTIONS = "(`mask` $mask^)? (`causal` $causal^)? (`scale` $scale^)?"
 class _Attention(TensorOp, ABC):
     """What attention and its gradient share. Their operands begin with q, k and v; a mask is the
     last one."""
-
-    PRECISION: ClassVar[str] = "narrow"
 
     causal = opt_prop_def(UnitAttr)
     scale = opt_prop_def(FloatAttr.constr(type=f64))
@@ -131,6 +129,14 @@ class _Attention(TensorOp, ABC):
         return replace(
             factors, sizes=tuple((f, group if f == "g" else n) for f, n in factors.sizes)
         )
+
+    PRODUCTS: ClassVar[tuple[int, int]]
+    """How many products of matrices have the factors m, n and d, and how many m, n and e."""
+
+    @classmethod
+    def flops(cls, sizes: Mapping[str, int], shapes: Sequence[Shape]) -> int:
+        scores = prod(n for f, n in sizes.items() if f not in ("d", "e"))
+        return 2 * scores * sum(n * sizes[f] for n, f in zip(cls.PRODUCTS, "de", strict=True))
 
     # ---- numpy ----
 
@@ -235,6 +241,7 @@ class AttentionGradOp(_Attention):
     dk = result_def(TensorType)
     dv = result_def(TensorType)
     GIVEN: ClassVar[int] = 4
+    PRODUCTS: ClassVar[tuple[int, int]] = (3, 2)
     assembly_format = f"$q `,` $k `,` $v `,` $dy {_OPTIONS} {STRATEGY}"
 
     @classmethod
@@ -281,6 +288,7 @@ class AttentionOp(_Attention):
     mask = opt_operand_def(TensorType)
     out = result_def(TensorType)
     GIVEN: ClassVar[int] = 3
+    PRODUCTS: ClassVar[tuple[int, int]] = (1, 1)
     assembly_format = f"$q `,` $k `,` $v {_OPTIONS} {STRATEGY}"
 
     @classmethod

@@ -9,6 +9,7 @@ that needs a dimension whole may also state how it is calculated when that dimen
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -85,6 +86,10 @@ class TensorOp(IRDLOperation, ABC):
     """In which type mixed precision calculates it: "narrow" (what gains most by it), "wide" (what
     needs the range or the digits), or "given", that of its operands."""
 
+    FLOPS: ClassVar[int] = 1
+    """Floating-point operations for each element of the largest of its operands and results; a
+    function such as exp is one."""
+
     @classmethod
     @abstractmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
@@ -94,6 +99,17 @@ class TensorOp(IRDLOperation, ABC):
     @abstractmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         """The op's factors, for global shapes."""
+
+    @classmethod
+    def flops(cls, sizes: Mapping[str, int], shapes: Sequence[Shape]) -> int:
+        """Floating-point operations of one device, which has these sizes of the factors, and these
+        shapes of operands, then results."""
+        return cls.FLOPS * max(map(prod, shapes))
+
+    @classmethod
+    def touched(cls, shapes: Sequence[Shape]) -> Sequence[int]:
+        """How many elements of each operand, then of each result, are read or written."""
+        return [prod(s) for s in shapes]
 
     @abstractmethod
     def evaluate(self, place: Place, *arrays: Array) -> Array | tuple[Array, ...]:

@@ -9,7 +9,8 @@ Each letter is a factor. A letter of both operands that the result lacks is summ
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Shape
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
@@ -102,6 +104,10 @@ class Contraction(TensorOp, ABC):
         return Factors.of([list(x), list(y)], [list(z)], [
             t.get_shape() for t in (*operands, *results)
         ])  # fmt: skip
+
+    @classmethod
+    def flops(cls, sizes: Mapping[str, int], shapes: Sequence[Shape]) -> int:
+        return 2 * prod(sizes.values())
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         x, y, z = self.letters

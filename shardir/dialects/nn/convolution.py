@@ -14,7 +14,7 @@ that is split is calculated in windows (`Tiles`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -109,6 +109,11 @@ class Convolving(TensorOp, ABC):
         under = [f for f, s in zip(spatial, found, strict=True) if not s.passes]
         factors = Factors.of(ins, outs, shapes, replicate=under, sliding=under)
         return factors.with_sizes(sizes)
+
+    @classmethod
+    def flops(cls, sizes: Mapping[str, int], shapes: Sequence[Shape]) -> int:
+        _, w, y = cls.ends(shapes[:2], shapes[2:])
+        return 2 * prod(y) * prod(w[1:])
 
     @classmethod
     @abstractmethod

@@ -53,6 +53,7 @@ class ConstantOp(TensorOp):
     """
 
     name = "nn.constant"
+    FLOPS: ClassVar[int] = 0
     value = prop_def(DenseIntOrFPElementsAttr)
     out = result_def(TensorType)
     INFERRED: ClassVar[bool] = False
@@ -100,6 +101,7 @@ class IotaOp(TensorOp):
     """
 
     name = "nn.iota"
+    FLOPS: ClassVar[int] = 0
     dim = prop_def(IntegerAttr.constr(type=i64))
     out = result_def(TensorType)
     INFERRED: ClassVar[bool] = False

@@ -812,6 +812,7 @@ class ConvertOp(Unary):
     is reduced in that type; without it the sum is reduced before."""
 
     name = "nn.convert"
+    FLOPS: ClassVar[int] = 0
     partial = opt_prop_def(UnitAttr)
     INFERRED: ClassVar[bool] = False
     assembly_format = f"(`partial` $partial^)? $x {STRATEGY}"
@@ -850,6 +851,7 @@ class StopGradientOp(Unary):
     """x, through which no cotangent goes."""
 
     name = "nn.stop_gradient"
+    FLOPS: ClassVar[int] = 0
     LINEAR: ClassVar[str] = "any"
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:

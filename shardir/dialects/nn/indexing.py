@@ -5,7 +5,9 @@ A dimension that is taken from can be split: a device gives zeros for indices of
 the results are a partial sum.
 """
 
+from abc import ABC
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -58,6 +60,17 @@ def local_indices(ids: Array, start: int, size: int, total: int) -> tuple[Array,
 
 def _taken(table: Shape, ids: Shape, axis: int) -> Shape:
     return (*table[:axis], *ids, *table[axis + 1 :])
+
+
+class _Taking(TensorOp, ABC):
+    """Elements of the first operand at the indices that are the second."""
+
+    FLOPS: ClassVar[int] = 0
+
+    @classmethod
+    def touched(cls, shapes: Sequence[Shape]) -> Sequence[int]:
+        table, ids, out = map(prod, shapes)
+        return [min(table, out), ids, out]
 
 
 @irdl_op_definition
@@ -113,7 +126,7 @@ class GatherGradOp(TensorOp):
 
 
 @irdl_op_definition
-class GatherOp(TensorOp):
+class GatherOp(_Taking):
     """Rows of a table at the indices: table.shape[:axis] + ids.shape + table.shape[axis + 1:].
 
     An embedding is a gather at axis 0. The row `padding` of the table gets no gradient.
@@ -225,7 +238,7 @@ class PickGradOp(TensorOp):
 
 
 @irdl_op_definition
-class PickOp(TensorOp):
+class PickOp(_Taking):
     """One element of the last dimension for each of the leading ones: x[..., ids[...]]."""
 
     name = "nn.pick"
@@ -338,7 +351,7 @@ class ScatterAddOp(TensorOp):
 
 
 @irdl_op_definition
-class TakeAlongAxisOp(TensorOp):
+class TakeAlongAxisOp(_Taking):
     """The element at each index along `axis`: x[.., ids[.., i, ..], ..]."""
 
     name = "nn.take_along_axis"
@@ -386,6 +399,7 @@ class OneHotOp(TensorOp):
     """1 at the index along a new last dimension, the classes, and 0 elsewhere."""
 
     name = "nn.one_hot"
+    FLOPS: ClassVar[int] = 0
     ids = operand_def(TensorType)
     out = result_def(TensorType)
     INFERRED: ClassVar[bool] = False

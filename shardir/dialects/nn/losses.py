@@ -109,6 +109,7 @@ def where(b: "Builder", condition: SSAValue | None, x: SSAValue) -> SSAValue:
 
 
 class _CrossEntropy(_OfLabels, ABC):
+    FLOPS: ClassVar[int] = 5
     ignore = opt_prop_def(IntegerAttr.constr(type=i64))
     smoothing = opt_prop_def(FloatAttr.constr(type=f64))
 

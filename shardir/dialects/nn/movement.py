@@ -78,6 +78,7 @@ def ints_of(props: Props, name: str, rank: int) -> tuple[int, ...]:
 
 
 class _Movement(TensorOp, ABC):
+    FLOPS: ClassVar[int] = 0
     WHOLE_TYPES: ClassVar[bool] = True
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 class _RowOp(TensorOp, ABC):
     """Operands and result of one shape; the dimension `axis` is whole on every device."""
 
+    FLOPS: ClassVar[int] = 5
     axis = prop_def(IntegerAttr.constr(type=i64))
 
     @classmethod
@@ -200,6 +201,7 @@ class LayerNormGradOp(TensorOp):
     """The cotangents of x, weight and bias of a layer norm."""
 
     name = "nn.layer_norm_grad"
+    FLOPS: ClassVar[int] = 12
     x = operand_def(TensorType)
     weight = operand_def(TensorType)
     dy = operand_def(TensorType)
@@ -246,6 +248,7 @@ class LayerNormOp(TensorOp):
     bias have."""
 
     name = "nn.layer_norm"
+    FLOPS: ClassVar[int] = 8
     PRECISION: ClassVar[str] = "wide"
     x = operand_def(TensorType)
     weight = operand_def(TensorType)

@@ -61,6 +61,7 @@ class ReshapeOp(TensorOp):
     """
 
     name = "nn.reshape"
+    FLOPS: ClassVar[int] = 0
     x = operand_def(TensorType)
     out = result_def(TensorType)
     INFERRED: ClassVar[bool] = False
@@ -157,6 +158,7 @@ class TransposeOp(TensorOp):
     """Dimension i of the result is dimension perm[i] of the operand."""
 
     name = "nn.transpose"
+    FLOPS: ClassVar[int] = 0
     x = operand_def(TensorType)
     perm = prop_def(DimsAttr)
     out = result_def(TensorType)
@@ -198,6 +200,7 @@ class BroadcastOp(TensorOp):
     """
 
     name = "nn.broadcast"
+    FLOPS: ClassVar[int] = 0
     x = operand_def(TensorType)
     dims = prop_def(DimsAttr)
     out = result_def(TensorType)

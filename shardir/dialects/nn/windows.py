@@ -144,6 +144,7 @@ class UnfoldOp(_WindowsOp):
     `offset`. Rows outside of the dimension are zeros, or the `least` number."""
 
     name = "nn.unfold"
+    FLOPS: ClassVar[int] = 0
     COLLECTIVE: ClassVar[type[dist.WindowsOp]] = dist.UnfoldOp
     LINEAR: ClassVar[str] = "any"
     least = opt_prop_def(UnitAttr)

@@ -66,6 +66,7 @@ class SgdOp(Update):
     """w - lr (g + weight_decay w)"""
 
     name = "train.sgd"
+    FLOPS: ClassVar[int] = 4
     w = operand_def(TensorType)
     g = operand_def(TensorType)
     lr = operand_def(TensorType)
@@ -81,6 +82,7 @@ class SgdOp(Update):
 class WithVelocity(Update, ABC):
     """An update with one state, the velocity."""
 
+    FLOPS: ClassVar[int] = 6
     STATES: ClassVar[tuple[str, ...]] = ("momentum",)
     w = operand_def(TensorType)
     g = operand_def(TensorType)
@@ -140,6 +142,7 @@ class WithMoments(Update, ABC):
     """An update with the running means of the gradient and of its square, m and v. `correction1`
     is 1 - beta1^t and `correction2` 1 - beta2^t, at step t = 1, 2, ..."""
 
+    FLOPS: ClassVar[int] = 16
     STATES: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     beta1 = prop_def(FLOAT)
     beta2 = prop_def(FLOAT)

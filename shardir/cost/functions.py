@@ -1,0 +1,52 @@
+"""The functions of a module whose cost can be said, each with the mesh that it runs on."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
+from shardir.algebra.cluster import Cluster
+from shardir.algebra.mesh import Mesh
+from shardir.cost.clusters import load
+from shardir.dialects import dist
+
+DEFAULT = "gloo"
+"""The cluster of a mesh that is on none."""
+
+
+def values(f: FuncOp) -> Iterator[SSAValue]:
+    """Arguments, then results in order."""
+    block = f.body.block
+    yield from block.args
+    for op in block.ops:
+        yield from op.results
+
+
+def is_global(f: FuncOp) -> bool:
+    """Whether the function is laid out, in the global view."""
+    return any(dist.layout_of(v) is not None and not dist.is_local(v.type) for v in values(f))
+
+
+def functions(module: ModuleOp, cluster: Cluster | None) -> Iterator[tuple[FuncOp, Mesh]]:
+    """The functions with a body; one without layouts runs on one device.
+
+    Raises:
+        ShardirError: a mesh has more devices than the cluster, or its axes do not make up units.
+    """
+    meshes = dist.meshes_of(module)
+    for f in module.body.ops:
+        if isinstance(f, FuncOp) and f.body.blocks:
+            layout = next((l for v in values(f) if (l := dist.layout_of(v)) is not None), None)
+            known = meshes.get(layout.mesh) if layout is not None else None
+            yield f, on_cluster(known or Mesh("one", (("d", 1),)), cluster)
+
+
+def on_cluster(mesh: Mesh, cluster: Cluster | None) -> Mesh:
+    """The mesh on the first devices of the cluster; without one on its own, or on DEFAULT."""
+    if cluster is None and mesh.cluster is not None:
+        return mesh
+    found = replace(mesh, cluster=(cluster or load(DEFAULT)).part(mesh.size))
+    found.check_cluster()
+    return found

@@ -1,0 +1,255 @@
+"""The time model against cases by hand, torch's own counts of flops, and messages one by one."""
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import flop_counter
+from xdsl.dialects.builtin import TensorType, f32
+
+import shardir
+from shardir.algebra.cluster import Cluster, Level
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.cost import clusters, op_seconds, report
+from shardir.cost.collectives import all_gather, all_reduce, broadcast, direct, gather, levels_of
+from shardir.cost.seconds import OpCost, calculation_seconds, chosen_of
+from shardir.dialects import dist, nn
+from shardir.dialects.nn.base import TensorOp, rule_of
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+BOX, SHELF = Level("box", 4, 1e9, 1e-6), Level("shelf", 2, 1e8, 1e-5)
+CLUSTER = Cluster((BOX, SHELF), 10**9, (("f32", 1e9), ("f64", 1e8)), 1e10, 1e-6)
+MESH = Mesh("m", (("dp", 2), ("tp", 4)), CLUSTER)
+DP, TP = (Axis("dp"),), (Axis("tp"),)
+
+
+def tensor(*shape: int) -> TensorType:
+    return dist.tensor(f32, shape)
+
+
+def costs_of(text: str) -> list[OpCost]:
+    return list(report(shardir.compile(text, "").module, CLUSTER)[0].ops)
+
+
+# ---- one op ----
+
+
+def test_one_op_without_ir() -> None:
+    """x [64, 32] @ w [32, 16] with rows over dp and columns over tp: 32 x 32 by 32 x 4."""
+    types = tensor(64, 32), tensor(32, 16), tensor(64, 16)
+    factors = rule_of(nn.MatmulOp, types[:2], types[2:], {})
+    seconds = op_seconds(nn.MatmulOp, factors, {"i": DP, "j": TP}, types, MESH)
+    assert seconds == pytest.approx(2 * 32 * 32 * 4 / 1e9 + 1e-6)
+    # of which no device has a part that another has too
+    whole = op_seconds(nn.MatmulOp, factors, {}, types, MESH) - 1e-6
+    assert whole == pytest.approx(8 * (seconds - 1e-6))
+    with pytest.raises(ShardirError, match=r"nn.matmul cannot be split"):
+        op_seconds(nn.MatmulOp, factors, {"i": DP, "j": DP}, types, MESH)
+
+
+def test_an_elementwise_op_takes_what_its_bytes_take() -> None:
+    """1,000 + 1,000 -> 1,000 of f32: 12,000 B, each device with a quarter of them."""
+    types = (tensor(1000),) * 3
+    factors = rule_of(nn.AddOp, types[:2], types[2:], {})
+    slow = Mesh("m", MESH.axes, Cluster((BOX, SHELF), 1, (("f32", 1e9),), 1e6, 0.0))
+    (factor, _), *_ = factors.sizes
+    assert op_seconds(nn.AddOp, factors, {factor: TP}, types, slow) == pytest.approx(3e-3)
+
+
+def test_a_type_without_a_rate_is_as_slow_as_the_slowest() -> None:
+    assert calculation_seconds(CLUSTER, "f32", 10**6, 0) == pytest.approx(1e-3 + 1e-6)
+    assert calculation_seconds(CLUSTER, "bf16", 10**6, 0) == pytest.approx(1e-2 + 1e-6)
+    assert calculation_seconds(Cluster((BOX,)), "f32", 10**6, 10**6) == 0.0
+
+
+FLOPS = [
+    ("nn.matmul %0, %1", (3, 4, 5), (5, 6), (3, 4, 6), 2 * 3 * 4 * 5 * 6),
+    ('nn.einsum "bik,bjk->bij" %0, %1', (3, 4, 5), (3, 6, 5), (3, 4, 6), 2 * 3 * 4 * 5 * 6),
+    ("nn.add %0, %1", (7, 3), (7, 3), (7, 3), 21),
+]
+
+
+@pytest.mark.parametrize(("op", "x", "w", "y", "flops"), FLOPS, ids=[f[0] for f in FLOPS])
+def test_flops(op: str, x: Any, w: Any, y: Any, flops: int) -> None:
+    a, b, c = (f"tensor<{'x'.join(map(str, s))}xf32>" for s in (x, w, y))
+    cost = costs_of(
+        f"func.func @f(%0: {a}, %1: {b}) -> {c} {{\n"
+        f"  %2 = {op} : ({a}, {b}) -> {c}\n  func.return %2 : {c}\n}}"
+    )[0]
+    assert cost.flops == flops
+    assert cost.bytes == 4 * (prod(x) + prod(w) + prod(y))
+
+
+def test_convolutions_have_as_many_flops_as_in_torch() -> None:
+    """Forward, and both gradients."""
+    x = torch.randn(2, 6, 9, 8, requires_grad=True)
+    w = torch.randn(4, 3, 3, 2, requires_grad=True)
+    with flop_counter.FlopCounterMode(display=False) as counter:
+        y = torch.nn.functional.conv2d(x, w, stride=2, groups=2)
+    flops = counter.get_total_flops()
+    shapes = {"x": x.shape, "w": w.shape, "y": y.shape}
+    for kind, ends in ((nn.ConvOp, "xwy"), (nn.ConvTransposeOp, "ywx"), (nn.ConvWeightOp, "xyw")):
+        assert kind.flops({}, [tuple(shapes[e]) for e in ends]) == flops
+
+
+@pytest.mark.parametrize("heads", [2, 6])
+def test_attention_has_as_many_flops_as_in_torch(heads: int) -> None:
+    q, k, v, out = (3, 6, 5, 8), (3, heads, 7, 8), (3, heads, 7, 4), (3, 6, 5, 4)
+    types = [tensor(*s) for s in (q, k, v, out)]
+    factors = rule_of(nn.AttentionOp, tuple(types[:3]), tuple(types[3:]), {})
+    found = nn.AttentionOp.flops(dict(factors.sizes), [q, k, v, out])
+    assert found == flop_counter.sdpa_flop_count(q, k, v)
+    found = nn.AttentionGradOp.flops(dict(factors.sizes), [q, k, v, out, q, k, v])
+    assert found == flop_counter.sdpa_backward_flop_count(out, q, k, v)
+
+
+def test_what_moves_nothing_costs_nothing_and_a_gather_reads_its_rows_alone() -> None:
+    cost, free, number = costs_of(
+        "func.func @f(%t: tensor<1000x8xf32>, %i: tensor<5xi64>) -> (tensor<8x5xf32>, tensor<f32>)"
+        " {\n  %y = nn.gather %t, %i axis 0 : (tensor<1000x8xf32>, tensor<5xi64>) -> "
+        "tensor<5x8xf32>\n"
+        "  %z = nn.transpose %y perm <1, 0> : (tensor<5x8xf32>) -> tensor<8x5xf32>\n"
+        "  %c = nn.constant dense<1.0> : tensor<f32> -> tensor<f32>\n"
+        "  func.return %z, %c : tensor<8x5xf32>, tensor<f32>\n}"
+    )
+    assert (cost.flops, cost.bytes) == (0, 2 * 5 * 8 * 4 + 5 * 8)
+    assert (free.bytes, free.seconds) == (number.bytes, number.seconds) == (0, 0.0)
+
+
+@pytest.mark.parametrize("name", ["digits.ir", "row21_split_softmax.ir", "row12_net_trained.ir"])
+def test_ops_cost_the_same_with_and_without_ir(name: str) -> None:
+    """What a search asks for is what the report of the program says."""
+    module = shardir.compile_file(EXAMPLES / name, "train").module
+    seen = 0
+    for cost in (c for f in report(module, clusters.load("h200")) for c in f.ops):
+        op = cost.op
+        if isinstance(op, TensorOp) and cost.seconds and op.operands:
+            mesh = report(module, clusters.load("h200"))[0].mesh
+            layouts = [dist.layout_of(v) for v in (*op.operands, *op.results)]
+            assert all(isinstance(l, Layout) for l in layouts)
+            factors = op.factors(mesh)
+            chosen = chosen_of(factors, layouts, mesh)  # type: ignore[arg-type]
+            types = [
+                dist.tensor(v.type.element_type, s)  # type: ignore[union-attr]
+                for v, s in zip((*op.operands, *op.results), op.shapes(mesh), strict=True)
+            ]
+            assert op_seconds(type(op), factors, chosen, types, mesh) == cost.seconds
+            seen += 1
+    assert seen
+
+
+# ---- collectives ----
+
+
+def ring(mesh: Mesh, axes: Axes, size: float, rounds: int) -> float:
+    """A ring round by round: each device sends a part to the next, over the wires between them;
+    the slowest of a round is waited for. The slowest group counts."""
+    found = []
+    for group in mesh.groups(axes):
+        links = []
+        for a, b in zip(group, (*group[1:], group[0]), strict=True):
+            units = mesh.wires.units
+            wires = next(
+                l for l, u in zip(mesh.wires.levels, units, strict=True) if a // u == b // u
+            )
+            links.append(wires.latency + size / len(group) / wires.bandwidth)
+        found.append(sum(max(links) for _ in range(rounds)))
+    return max(found)
+
+
+@pytest.mark.parametrize("axes", [DP, TP, (*DP, *TP), (Axis("tp", 1, 2),)], ids=str)
+@pytest.mark.parametrize("size", [64.0, 1e9])
+def test_rings_are_their_messages(axes: Axes, size: float) -> None:
+    n, levels = MESH.extent(axes), levels_of(MESH, axes)
+    whole, half = ring(MESH, axes, size, 2 * (n - 1)), ring(MESH, axes, size, n - 1)
+    for form, messages in ((all_reduce(size, levels), whole), (all_gather(size, levels), half)):
+        assert form.seconds <= messages * (1 + 1e-12)
+        if form.name == "ring":
+            assert form.seconds == pytest.approx(messages)
+
+
+def test_levels_of_groups() -> None:
+    assert levels_of(MESH, TP) == ((4, BOX),)
+    assert levels_of(MESH, DP) == ((2, SHELF),)
+    assert levels_of(MESH, (*DP, *TP)) == ((4, BOX), (2, SHELF))
+    across = Mesh("m", (("a", 4), ("b", 2)), CLUSTER)
+    assert levels_of(across, (Axis("a"),)) == ((2, BOX), (2, SHELF))
+    assert levels_of(across, (Axis("a", 1, 2),)) == ((2, SHELF),)
+    assert levels_of(across, ()) == ()
+
+
+def test_forms_by_hand() -> None:
+    """Of 3 devices nothing doubles; of 64 B the tree is quickest, of 3 GB the ring."""
+    three = ((3, Level("l", 3, 1e9, 1e-6)),)
+    small, large = all_reduce(64, three), all_reduce(3e9, three)
+    assert (small.name, large.name) == ("ring", "ring")
+    many = ((100, Level("l", 100, 1e9, 1e-6)),)
+    small, large = all_reduce(64, many), all_reduce(1e9, many)
+    assert small.name == "tree" and small.seconds == pytest.approx(14e-6 + 128e-9)
+    assert large.name == "ring" and large.seconds == pytest.approx(198e-6 + 2 * 0.99)
+    assert all_gather(64, many).name == "ring"
+    doubled = all_gather(64, ((64, Level("l", 64, 1e9, 1e-6)),))
+    assert doubled.name == "doubling" and doubled.seconds == pytest.approx(6e-6 + 63e-9)
+    assert broadcast(1e9, many).seconds == pytest.approx(1 + 7e-6)
+    assert gather(1e9, many).seconds == pytest.approx(0.99 + 7e-6)
+    assert direct(1e9, many).seconds == pytest.approx(1 + 1e-6)
+    assert all_reduce(64, ()).seconds == all_gather(64, ()).seconds == direct(64, ()).seconds == 0
+
+
+def test_hierarchies_by_hand() -> None:
+    """800 MB on 2 boxes of 4. All-reduce: within a box 0.6 s, twice; a quarter across, 2 x 1 s.
+    All-gather: a quarter across, 1 s, then all of it within, 0.6 s."""
+    levels = levels_of(MESH, (*DP, *TP))
+    found = all_reduce(8e8, levels)
+    assert found.name == "hierarchical"
+    assert found.seconds == pytest.approx(2 * (0.6 + 2e-6) + 2 * (1 + 1e-5))
+    found = all_gather(8e8, levels)
+    assert found.name == "hierarchical"
+    assert found.seconds == pytest.approx(0.6 + 2e-6 + 1 + 1e-5)
+
+
+LOCAL = """dist.mesh @m <dp = 2, tp = 4>
+func.func @f(%x: tensor<8x4xf32, #dist.local<@m, [{{}}, {{tp}}]>>) -> {out} {{
+  %y = {op} : (tensor<8x4xf32, #dist.local<@m, [{{}}, {{tp}}]>>) -> {out}
+  func.return %y : {out}
+}}
+"""
+COLLECTIVES = [
+    ("dist.all_gather %x dim 1 over <tp>", "tensor<8x16xf32, #dist.local<@m, [{}, {}]>>", 384,
+     2e-6 + 384 / 1e9),
+    ("dist.all_to_all %x split 0 concat 1 over <tp>",
+     "tensor<2x16xf32, #dist.local<@m, [{tp}, {}]>>", 96, 1e-6 + 96 / 1e9),
+    ("dist.exchange %x over <tp>", "tensor<2x16xf32, #dist.local<@m, [{tp}, {}]>>", 96,
+     1e-6 + 96 / 1e9),
+    ("dist.permute %x pairs <0, 1, 1, 0> over <dp>",
+     "tensor<8x4xf32, #dist.local<@m, [{}, {tp}]>>", 128, 1e-5 + 128 / 1e8),
+    ("dist.broadcast %x from 0 over <tp>", "tensor<8x4xf32, #dist.local<@m, [{}, {tp}]>>", 128,
+     2e-6 + 128 / 1e9),
+    ("dist.unfold %x dim 1 step 1 offset -1 over <tp>",
+     "tensor<8x4x3xf32, #dist.local<@m, [{}, {tp}, {}]>>", 64, 1e-6 + 64 / 1e9),
+    ("dist.slice %x dim 0 over <dp>", "tensor<4x4xf32, #dist.local<@m, [{dp}, {tp}]>>", 0, 0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "out", "received", "seconds"), COLLECTIVES, ids=[c[0].split()[0] for c in COLLECTIVES]
+)
+def test_a_collective(op: str, out: str, received: int, seconds: float) -> None:
+    cost = costs_of(LOCAL.format(op=op, out=out))[0]
+    assert (cost.flops, cost.bytes) == (0, received)
+    assert cost.seconds == pytest.approx(seconds)
+
+
+def test_a_function_is_the_sum_of_its_ops() -> None:
+    module = shardir.compile_file(EXAMPLES / "digits.ir", "train").module
+    step = next(f for f in report(module, clusters.load("pod2048")) if f.name == "step")
+    assert step.mesh.wires.units == (4,)
+    parts = step.calculation + sum(s for _, s in step.communication.values())
+    assert step.seconds == pytest.approx(parts) == pytest.approx(sum(c.seconds for c in step.ops))
+    assert set(step.communication) == {DP, TP}
+    # a rank's 8,970 gradients and the loss, by a ring of two
+    assert step.communication[DP][0] == 4 * (64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10 + 1)
