@@ -142,7 +142,7 @@ LINEAR = {
     "neg": lambda b, x, y: b.neg(x),
     "transpose": lambda b, x, y: b.transpose(x, [1, 0]),
     "reshape": lambda b, x, y: b.reshape(x, (32,)),
-    "broadcast": lambda b, x, y: b.broadcast(x, [1, 2], (2, 4, 8)),
+    "broadcast": lambda b, x, y: b.broadcast(x, [1, 2], (1, 4, 8)),
     "sum": lambda b, x, y: b.reduce(x, "sum", [1]),
     "mean": lambda b, x, y: b.reduce(x, "mean", [1]),
 }
@@ -159,6 +159,15 @@ def test_a_linear_op_keeps_contributions(name: str):
     assert not collectives(forward[:ours])
     assert collectives(forward) == {"all_reduce": 1}
     assert "all_gather" not in collectives(function(module, "g").body.block.ops)  # type: ignore[arg-type]
+
+
+def test_contributions_are_reduced_before_they_are_repeated():
+    """A broadcast would double what the all-reduce takes."""
+    given = [layout("[{b}, {}], partial sum {a}")]
+    p = problem([Arg("f32", EVEN)], lambda b, x: b.broadcast(x, [1, 2], (2, 4, 8)), (0,))
+    forward, _ = parts(module := compiled(laid_out(p.module, MESH, given)), "g")
+    assert not p.errors(module)
+    assert [type(op) for op in forward] == [dist.AllReduceOp, nn.BroadcastOp]
 
 
 # ---- rows that are split ----
