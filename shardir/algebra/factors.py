@@ -42,9 +42,9 @@ class Factors:
     "" when operands must be complete."""
     moved: frozenset[str] = frozenset()
     sliding: frozenset[str] = frozenset()
-    """Factors along which rows are not each on their own, as where a window slides. Dimensions that
-    are split alike need not be of one size, so sizes of shards that one states are not the
-    other's; and devices may need rows that others hold (`TensorOp.exchange`)."""
+    """Factors along which rows are not each on their own, as where a window slides: devices may
+    need rows that others hold (`TensorOp.exchange`). Dimensions that have such a factor, or a moved
+    one, need not be of one size, so sizes of shards that one states are not the other's."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -135,7 +135,8 @@ class Factors:
         can the next one be split. Axes are cut into sub-axes where that lets them fit.
         """
         if len(dim) == 1:
-            return {dim[0]: tuple(axes) if dim[0] in self.sliding else axes}, True
+            alike = dim[0] not in self.sliding | self.moved
+            return {dim[0]: axes if alike else tuple(axes)}, True
         if not dim or sizes_of(axes):
             return {}, mesh.extent(axes) == 1
         out: FactorAxes = {}

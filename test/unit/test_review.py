@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
 
+from harness import compiled  # noqa: E402
+
 import shardir  # noqa: E402
 from shardir.algebra.errors import ShardirError  # noqa: E402
 from shardir.backend import runtime as rt  # noqa: E402
@@ -132,3 +134,39 @@ def test_inputs_that_differ_in_a_number_are_drawn_apart(tmp_path: Path) -> None:
     plan = json.loads((shardir.compile(text).save(tmp_path / "p") / "plan.json").read_text())
     first, second = plan["functions"]["f"]["args"]
     assert first["key"] != second["key"]
+
+
+# ---- layouts ----
+
+LAID_OUT = {
+    "stated sizes before a concat": (
+        "%x: tensor<5x3xf64, #dist.layout<@m, [{}, {b} sizes [1, 0, 2]]>>, %y: tensor<5x1xf64>",
+        "nn.concat %x, %y axis 1 : (tensor<5x3xf64, #dist.layout<@m, [{}, {b} sizes [1, 0, 2]]>>, "
+        "tensor<5x1xf64>) -> tensor<5x4xf64>",
+    ),
+    "stated sizes before a slice": (
+        "%x: tensor<4x3xf64, #dist.layout<@m, [{a} sizes [1, 3], {}]>>, %y: tensor<f64>",
+        "nn.slice %x starts <1, 0> limits <4, 3> strides <1, 1> : (tensor<4x3xf64, "
+        "#dist.layout<@m, [{a} sizes [1, 3], {}]>>) -> tensor<3x3xf64>",
+    ),
+    "stated sizes before no repeats": (
+        "%x: tensor<5x3xf64, #dist.layout<@m, [{a} sizes [4, 1], {}]>>, %y: tensor<f64>",
+        "nn.repeat_interleave %x repeats 0 axis 0 : (tensor<5x3xf64, "
+        "#dist.layout<@m, [{a} sizes [4, 1], {}]>>) -> tensor<0x3xf64>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_laid_out_ops_keep_their_meaning(name: str) -> None:
+    """Stated sizes were taken over by dimensions of another size."""
+    arguments, op = LAID_OUT[name]
+    result = op.rsplit("-> ", 1)[1]
+    module = shardir.parse(f"""
+        dist.mesh @m <a = 2, b = 3>
+        func.func @f({arguments}) -> {result} {{
+          %z = {op}
+          func.return %z : {result}
+        }}
+        train.gradient @g of @f wrt <0>""")
+    compiled(module, check=True)

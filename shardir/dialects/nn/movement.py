@@ -386,7 +386,10 @@ class RepeatInterleaveOp(_Movement):
         outs, repeats = list(names), int_of(props, "repeats")
         if repeats > 1:
             outs[axis] = f"{names[axis]} r"
-        found = Factors.of([names], [outs], [shape, results[0].get_shape()], linear="any")
+        found = Factors.of(
+            [names], [outs], [shape, results[0].get_shape()], linear="any",
+            moved=[] if repeats else [names[axis]],
+        )  # fmt: skip
         return found.with_sizes({"r": repeats})
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
