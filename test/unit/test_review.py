@@ -138,6 +138,7 @@ def test_inputs_that_differ_in_a_number_are_drawn_apart(tmp_path: Path) -> None:
 
 # ---- layouts ----
 
+CONV = "(tensor<2x4x5xf64>, tensor<4x1x2xf64>) -> tensor<2x4x4xf64>"
 LAID_OUT = {
     "stated sizes before a concat": (
         "%x: tensor<5x3xf64, #dist.layout<@m, [{}, {b} sizes [1, 0, 2]]>>, %y: tensor<5x1xf64>",
@@ -154,12 +155,19 @@ LAID_OUT = {
         "nn.repeat_interleave %x repeats 0 axis 0 : (tensor<5x3xf64, "
         "#dist.layout<@m, [{a} sizes [4, 1], {}]>>) -> tensor<0x3xf64>",
     ),
+    "a device without a group of a convolution": (
+        "%x: tensor<2x4x5xf64, #dist.layout<@m, [{}, {b}, {}]>>, %y: tensor<4x1x2xf64>",
+        f"nn.conv %x, %y : {CONV}".replace(
+            "2x4x5xf64", "2x4x5xf64, #dist.layout<@m, [{}, {b}, {}]>"
+        ),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", LAID_OUT)
 def test_laid_out_ops_keep_their_meaning(name: str) -> None:
-    """Stated sizes were taken over by dimensions of another size."""
+    """Stated sizes were taken over by dimensions of another size; groups of channels were counted
+    where there are none: four over three devices are 2, 2 and 0."""
     arguments, op = LAID_OUT[name]
     result = op.rsplit("-> ", 1)[1]
     module = shardir.parse(f"""

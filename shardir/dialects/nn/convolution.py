@@ -63,6 +63,7 @@ class Convolving(TensorOp, ABC):
     stride = opt_prop_def(IntsPerDimAttr)
     padding = opt_prop_def(IntsPerDimAttr)
     dilation = opt_prop_def(IntsPerDimAttr)
+    out = result_def(TensorType)
     MULTILINEAR: ClassVar[bool] = True
     WHOLE_TYPES: ClassVar[bool] = True
 
@@ -119,6 +120,16 @@ class Convolving(TensorOp, ABC):
     @abstractmethod
     def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
         """The operands' and the results' of what x, w and y have."""
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        shape = place.shape(self.out)
+        if not prod(shape):  # perhaps a device without any of the groups
+            return np.zeros(shape, arrays[0].dtype)
+        return self.calculated(shape, *arrays)
+
+    @abstractmethod
+    def calculated(self, shape: Shape, *arrays: Array) -> Array:
+        """The result, of a shape that is not empty."""
 
     @property
     def shapes_of_ends(self) -> tuple[Shape, Shape, Shape]:
@@ -213,7 +224,6 @@ class ConvOp(Convolving):
     name = "nn.conv"
     x = operand_def(TensorType)
     weight = operand_def(TensorType)
-    out = result_def(TensorType)
     assembly_format = f"$x `,` $weight {SLIDES}"
 
     @classmethod
@@ -233,9 +243,9 @@ class ConvOp(Convolving):
     def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
         return [names[0], names[1]], [names[2]]
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def calculated(self, shape: Shape, *arrays: Array) -> Array:
         x, w = arrays
-        shape, found = place.shape(self.out), self.slides()
+        found = self.slides()
         groups = groups_of(x.shape, w.shape)
         xs, ws = _grouped(_padded(x, found), groups, 1), _grouped(w, groups, 0)
         out = np.zeros((shape[0], groups, _per_group(shape[1], groups), *shape[2:]), x.dtype)
@@ -264,7 +274,6 @@ class ConvTransposeOp(Convolving):
     name = "nn.conv_transpose"
     y = operand_def(TensorType)
     weight = operand_def(TensorType)
-    out = result_def(TensorType)
     INFERRED: ClassVar[bool] = False
     assembly_format = f"$y `,` $weight {SLIDES}"
 
@@ -276,9 +285,9 @@ class ConvTransposeOp(Convolving):
     def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
         return [names[2], names[1]], [names[0]]
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def calculated(self, shape: Shape, *arrays: Array) -> Array:
         y, w = arrays
-        shape, found = place.shape(self.out), self.slides()
+        found = self.slides()
         groups = groups_of(shape, w.shape)
         ys, ws = _grouped(y, groups, 1), _grouped(w, groups, 0)
         out = _grouped(_padded(np.zeros(shape, y.dtype), found), groups, 1)
@@ -310,7 +319,6 @@ class ConvWeightOp(Convolving):
     name = "nn.conv_weight"
     x = operand_def(TensorType)
     y = operand_def(TensorType)
-    out = result_def(TensorType)
     INFERRED: ClassVar[bool] = False
     assembly_format = f"$x `,` $y {SLIDES}"
 
@@ -322,9 +330,9 @@ class ConvWeightOp(Convolving):
     def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
         return [names[0], names[2]], [names[1]]
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def calculated(self, shape: Shape, *arrays: Array) -> Array:
         x, y = arrays
-        shape, found = place.shape(self.out), self.slides()
+        found = self.slides()
         groups = groups_of(x.shape, shape)
         xs, ys = _grouped(_padded(x, found), groups, 1), _grouped(y, groups, 1)
         out = np.zeros((groups, _per_group(shape[0], groups), *shape[1:]), x.dtype)
