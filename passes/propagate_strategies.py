@@ -166,7 +166,8 @@ class _Propagation:
     def split_inputs(self) -> None:
         """Data parallel for the inputs that nothing reaches."""
         used = [a for dims in self.known.values() for axes in dims for a in axes or ()]
-        free = tuple(a for a in self.mesh.names if not any(self.mesh.overlap(a, b) for b in used))
+        names = self.mesh.simplify(self.mesh.names)  # an axis of size 1 splits nothing
+        free = tuple(a for a in names if not any(self.mesh.overlap(a, b) for b in used))
         changed: list[Operation] = []
         for v in self.block.args:
             if v in self.fixed or v in self.parameters or not self.known.get(v):
@@ -174,7 +175,7 @@ class _Propagation:
             if any(self.known[v]):
                 continue
             assert isinstance(v.type, TensorType)
-            axes = free if self.reached(v) else free or self.mesh.names
+            axes = free if self.reached(v) else free or names
             while axes and v.type.get_shape()[0] % self.mesh.extent(axes):
                 axes = axes[:-1]
             if axes:

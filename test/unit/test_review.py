@@ -178,3 +178,18 @@ def test_laid_out_ops_keep_their_meaning(name: str) -> None:
         }}
         train.gradient @g of @f wrt <0>""")
     compiled(module, check=True)
+
+
+def test_axis_of_size_1_splits_no_input() -> None:
+    """It does not overlap with itself, so that an op could get it for two dimensions."""
+    text = """
+        dist.mesh @m <a = 1, b = 1>
+        func.func @f(
+            %x: tensor<3x6x2xf32>, %w: tensor<6xf32, #dist.layout<@m, [{a, b}]>>, %b: tensor<6xf32>
+        ) -> tensor<3x6x2xf32> {
+          %y = nn.group_norm %x, %w, %b groups 3 eps 1.000000e-05 : (tensor<3x6x2xf32>,
+            tensor<6xf32, #dist.layout<@m, [{a, b}]>>, tensor<6xf32>) -> tensor<3x6x2xf32>
+          func.return %y : tensor<3x6x2xf32>
+        }"""
+    assert "{a" not in shardir.compile(text, "propagate-strategies").text
+    shardir.compile(text)
