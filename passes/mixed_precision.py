@@ -34,6 +34,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardir.dialects import nn
+from shardir.dialects.dist import RedistributeOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp
 from shardir.passes.functions import bodies, is_local_body, name_of, set_type
@@ -77,7 +78,9 @@ class _Casts:
         last = self.block.last_op
         results = [v.type for v in last.operands] if isinstance(last, ReturnOp) else []
         for op in list(self.block.ops):
-            if isinstance(op, TensorOp) and not isinstance(op, nn.ConvertOp) and op.operands:
+            if isinstance(op, RedistributeOp):  # it moves what comes
+                give_element(op.out, _element(op.value))
+            elif isinstance(op, TensorOp) and not isinstance(op, nn.ConvertOp) and op.operands:
                 self.retype(op)
         if isinstance(last, ReturnOp):
             for i, type in enumerate(results):
@@ -96,8 +99,8 @@ class _Casts:
         for i in floats:
             op.operands[i] = self.as_type(op.operands[i], wanted, op)
         for v in op.results:
-            if isinstance(v.type, TensorType) and v.type.element_type in (f32, self.narrow):
-                set_type(v, TensorType(wanted, v.type.get_shape(), v.type.encoding))
+            if _element(v) in (f32, self.narrow):
+                give_element(v, wanted)
 
     def as_type(self, v: SSAValue, element: Attribute, before: Operation) -> SSAValue:
         """The value in another type, converted where it is first needed."""
@@ -124,6 +127,11 @@ def _is_number(v: SSAValue) -> bool:
     while isinstance(v.owner, nn.BroadcastOp):
         v = v.owner.x
     return isinstance(v.owner, nn.ConstantOp) and v.owner.value.is_splat()
+
+
+def give_element(v: SSAValue, element: Attribute | None) -> None:
+    assert isinstance(v.type, TensorType) and element is not None
+    set_type(v, TensorType(element, v.type.get_shape(), v.type.encoding))
 
 
 def _element(v: SSAValue) -> Attribute | None:

@@ -193,3 +193,26 @@ def test_axis_of_size_1_splits_no_input() -> None:
         }"""
     assert "{a" not in shardir.compile(text, "propagate-strategies").text
     shardir.compile(text)
+
+
+# ---- mixed precision ----
+
+
+@pytest.mark.parametrize("pipeline", ["train", "single-device"])
+def test_what_the_text_redistributes_may_be_narrow(pipeline: str) -> None:
+    """It stayed f32, of a product in bf16."""
+    text = """
+        dist.mesh @m <a = 2>
+        func.func @f(%x: tensor<4x4xf32, #dist.layout<@m, [{a}, {}]>>) -> tensor<4x4xf32> {
+          %y = nn.matmul %x, %x : (tensor<4x4xf32, #dist.layout<@m, [{a}, {}]>>,
+            tensor<4x4xf32, #dist.layout<@m, [{a}, {}]>>)
+            -> tensor<4x4xf32, #dist.layout<@m, [{a}, {}]>>
+          %z = dist.redistribute %y : (tensor<4x4xf32, #dist.layout<@m, [{a}, {}]>>)
+            -> tensor<4x4xf32, #dist.layout<@m, [{}, {}]>>
+          %r = nn.relu %z : (tensor<4x4xf32, #dist.layout<@m, [{}, {}]>>) -> tensor<4x4xf32>
+          func.return %r : tensor<4x4xf32>
+        }"""
+    after = shardir.compile(text, f"mixed-precision,{pipeline}").text
+    assert "nn.convert %x" in after
+    assert "nn.convert %r" in after
+    assert after.count("nn.convert") == 2
