@@ -39,7 +39,7 @@ class FuseCommunication(ModulePass):
 
 def _sink_casts(block: Block) -> None:
     at = {op: i for i, op in enumerate(block.ops)}
-    for op in reversed(list(block.ops)):
+    for op in list(block.ops):
         if isinstance(op, nn.ConvertOp) and isinstance(op.x.owner, dist.FUSIBLE):
             users = [u.operation for u in op.out.uses]
             if users:

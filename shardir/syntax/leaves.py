@@ -60,7 +60,7 @@ START = {
     "ANGLES": "props",
 }  # fmt: skip
 ATTR = re.compile(STATEMENT_TERMINALS["ATTR"], re.ASCII)
-ALIAS = re.compile(r"^([#!][A-Za-z_$][\w$-]*)\s*=[^\S\n]*", re.M | re.ASCII)
+ALIAS = re.compile(r"^[^\S\n]*([#!][A-Za-z_$][\w$-]*)\s*=[^\S\n]*", re.M | re.ASCII)
 DIALECT = r"[A-Za-z_$][\w$-]*\.[\w.$-]+"
 BY_XDSL = "affine_map|affine_set|array|strided|opaque"
 TERMINALS = lark_regexes(

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
-
 from harness import compiled  # noqa: E402
 
 import shardir  # noqa: E402
@@ -17,6 +16,18 @@ from shardir.algebra.errors import ShardirError  # noqa: E402
 from shardir.backend import runtime as rt  # noqa: E402
 from shardir.interpret.equivalence import compare  # noqa: E402
 from shardir.tools import run as shard_run  # noqa: E402
+
+# ---- text ----
+
+
+def test_alias_may_be_indented() -> None:
+    """It was said not to be defined."""
+    text = """
+        dist.mesh @m <a = 2>
+        #rows = #dist.layout<@m, [{a}]>
+        func.func private @f(tensor<4xf32, #rows>)"""
+    assert "[{a}]" in shardir.compile(text, "").text
+
 
 # ---- constants ----
 
@@ -216,3 +227,24 @@ def test_what_the_text_redistributes_may_be_narrow(pipeline: str) -> None:
     assert "nn.convert %x" in after
     assert "nn.convert %r" in after
     assert after.count("nn.convert") == 2
+
+
+# ---- passes twice ----
+
+
+def test_casts_keep_their_order() -> None:
+    """Two that wait for the same op changed places each time that collectives were fused."""
+    text = """
+        dist.mesh @m <a = 2>
+        #sum = #dist.local<@m, [{}], partial sum {a}>
+        #all = #dist.local<@m, [{}]>
+        func.func @f(%x: tensor<4xf32, #sum>, %y: tensor<4xf32, #sum>) -> tensor<4xf64, #all> {
+          %u = dist.all_reduce <sum> %x over <a> : (tensor<4xf32, #sum>) -> tensor<4xf32, #all>
+          %v = dist.all_reduce <sum> %y over <a> : (tensor<4xf32, #sum>) -> tensor<4xf32, #all>
+          %p = nn.convert %u : (tensor<4xf32, #all>) -> tensor<4xf64, #all>
+          %q = nn.convert %v : (tensor<4xf32, #all>) -> tensor<4xf64, #all>
+          %r = nn.add %p, %q : (tensor<4xf64, #all>, tensor<4xf64, #all>) -> tensor<4xf64, #all>
+          func.return %r : tensor<4xf64, #all>
+        }"""
+    once = shardir.compile(text, "fuse-communication")
+    assert shardir.compile(once.module, "fuse-communication").text == once.text
