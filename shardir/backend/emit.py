@@ -27,12 +27,13 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.backend import names
 from shardir.backend.names import Names, axes_text, comment, docstring, joined, tuple_text
-from shardir.backend.storage import Storages, live_ops
+from shardir.backend.storage import Storages
 from shardir.dialects import dist, nn, train
 from shardir.dialects.composites import expanded
 from shardir.dialects.dist import global_shape, layout_of, meshes_of
 from shardir.dialects.nn.creation import dense_values
 from shardir.dialects.places import file_place
+from shardir.dialects.views import live_ops
 from shardir.syntax.diagnostics import Failure
 
 DTYPES = {

@@ -8,20 +8,7 @@ that may share memory count as sharing it.
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.views import views
-
-
-def live_ops(ops: list[Operation]) -> list[Operation]:
-    """The ops whose results somebody needs; sends, receives and collectives always are."""
-    needed: set[SSAValue] = set()
-    kept = []
-    for op in reversed(ops):
-        if isinstance(op, TensorOp) and not any(r in needed for r in op.results):
-            continue
-        kept.append(op)
-        needed.update(op.operands)
-    return kept[::-1]
 
 
 class Storages:

@@ -1,11 +1,14 @@
 """What a program in the local view costs: a table per function, and the same as Python values.
 
-@step on @m <dp = 2, tp = 2>: 1.29e-03 s
-  op                          place      flops    bytes   seconds
-  %y = nn.matmul              x.ir:5       192      176  5.00e-06
-  %s_1 = dist.all_reduce      x.ir:6         -        6  9.00e-04  ring over {dp, tp}
-  calculation                              ...
-  communication over {dp}                    -       48  3.00e-04
+@step on @m <dp = 2, tp = 2>: 0.000905 s
+  op                        place     flops  bytes   seconds
+  %y = nn.matmul            x.ir:5      192    176  5.02e-06
+  %s = dist.all_reduce      x.ir:6        -      6    0.0009  ring over {dp, tp}
+  calculation                           192    176  5.02e-06
+  communication over {dp, tp}             -      6    0.0009
+  memory: at most 304 B, at %y = nn.matmul x.ir:5
+    parameters 48, inputs 64, activations 192
+    largest: %y 192, %x 64, %w 48
 """
 
 from collections.abc import Iterator
@@ -18,8 +21,12 @@ from xdsl.ir import Operation
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.cost.functions import functions, is_global
+from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.seconds import OpCost, cost_of
 from shardir.dialects.places import file_place
+
+LARGEST = 8
+"""How many storages are named."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class FunctionCost:
     name: str
     mesh: Mesh
     ops: tuple[OpCost, ...]
+    memory: MemoryUse
 
     @property
     def seconds(self) -> float:
@@ -61,7 +69,19 @@ class FunctionCost:
         for axes, (received, seconds) in self.communication.items():
             what = f"communication over {axes_text(axes)}"
             rows.append((what, "", "-", str(received), _s(seconds), ""))
-        return "\n".join([f"@{self.name} on {self.mesh}: {_s(self.seconds)} s", *table(rows)])
+        head = f"@{self.name} on {self.mesh}: {_s(self.seconds)} s"
+        return "\n".join([head, *table(rows), *self._memory()])
+
+    def _memory(self) -> Iterator[str]:
+        use, holds = self.memory, self.mesh.wires.memory
+        more = f", more than the {holds} B of a device" if holds and use.peak > holds else ""
+        at = f"{called(use.op)} {place(use.op)}".rstrip()
+        yield f"  memory: at most {use.peak} B, at {at}{more}"
+        yield "    " + ", ".join(f"{part} {n}" for part, n in use.parts.items() if n)
+        named = [s for s in use.storages if s.value.name_hint][:LARGEST]
+        if named:
+            shown = ", ".join(f"%{s.value.name_hint} {s.bytes}" for s in named)
+            yield f"    largest: {shown}"
 
 
 def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCost]:
@@ -79,7 +99,8 @@ def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCos
 def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
     """What a function in the local view costs on the mesh's cluster."""
     found = (cost_of(op, mesh) for op in f.body.block.ops)
-    return FunctionCost(f.sym_name.data, mesh, tuple(c for c in found if c is not None))
+    ops = tuple(c for c in found if c is not None)
+    return FunctionCost(f.sym_name.data, mesh, ops, memory_of(f, mesh))
 
 
 def _row(c: OpCost) -> tuple[str, ...]:

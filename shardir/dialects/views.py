@@ -1,6 +1,6 @@
-"""Which results lie in the memory of an operand: what is a view need not be calculated or stored.
+"""Which ops need not be calculated, and which results lie in the memory of an operand.
 
-The answer is on the safe side for whoever writes into memory: two values that may share it do.
+The latter is on the safe side for whoever writes into memory: two values that may share it do.
 """
 
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.dialects import dist, nn
+from shardir.dialects.nn.base import TensorOp
 
 VIEWS: tuple[type[Operation], ...] = (
     nn.ReshapeOp,
@@ -27,6 +28,18 @@ VIEWS: tuple[type[Operation], ...] = (
     dist.UnfoldOp,
 )
 """Ops whose result may be their operand, or a view of it."""
+
+
+def live_ops(ops: list[Operation]) -> list[Operation]:
+    """The ops whose results somebody needs; sends, receives and collectives always are."""
+    needed: set[SSAValue] = set()
+    kept = []
+    for op in reversed(ops):
+        if isinstance(op, TensorOp) and not any(r in needed for r in op.results):
+            continue
+        kept.append(op)
+        needed.update(op.operands)
+    return kept[::-1]
 
 
 def views(op: Operation, mesh: Mesh | None) -> Iterator[tuple[SSAValue, SSAValue]]:

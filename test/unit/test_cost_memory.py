@@ -1,0 +1,156 @@
+"""The memory model against what lives while torch runs the emitted program, and cases by hand."""
+
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from xdsl.dialects.builtin import ModuleOp, TensorType
+
+import shardir
+from shardir.backend.emit import program_text
+from shardir.cost.functions import functions
+from shardir.cost.memory import MemoryUse, memory_of
+from shardir.dialects.nn.base import plain
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+TYPES = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32}
+
+
+def uses(module: ModuleOp) -> dict[str, MemoryUse]:
+    return {f.sym_name.data: memory_of(f, mesh) for f, mesh in functions(module, None)}
+
+
+class Alive(TorchDispatchMode):
+    """The most bytes in storages of living tensors, whenever torch has run something."""
+
+    def __init__(self, tensors: list[torch.Tensor]):
+        super().__init__()
+        self.alive = [weakref.ref(t) for t in tensors]
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.alive += [weakref.ref(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        self.alive = [r for r in self.alive if r() is not None]
+        storages = {
+            s.data_ptr(): s.nbytes() for r in self.alive if (s := _storage(r())) is not None
+        }
+        self.peak = max(self.peak, sum(storages.values()))
+        return out
+
+
+def _storage(t: torch.Tensor | None) -> Any:
+    return None if t is None else t.untyped_storage()
+
+
+def measured(module: ModuleOp, name: str) -> int:
+    """The peak of one call of a function, its arguments included."""
+    space: dict[str, Any] = {"__name__": "program"}
+    exec(compile(program_text(module, single=True), "<program>", "exec"), space)
+    f = next(f for f, _ in functions(module, None) if f.sym_name.data == name)
+    given = [_random(plain(a)) for a in f.body.block.args]
+    mode = Alive(given)
+    with mode:
+        results = space[name](SimpleNamespace(device="cpu"), *given)
+    assert results is not None
+    return mode.peak
+
+
+def _random(t: TensorType) -> torch.Tensor:
+    return torch.zeros(t.get_shape(), dtype=TYPES[str(t.element_type)])
+
+
+STEP = """func.func private @loss(
+    %x: tensor<8x6x4xf32> {{train.input = #train.init<normal>}},
+    %w: tensor<4x10xf32> {{train.parameter = "w", train.init = #train.init<normal>}},
+    %v: tensor<60x{n}xf32> {{train.parameter = "v", train.init = #train.init<normal>}}
+) -> tensor<f32> {{
+  %y = nn.matmul %x, %w : (tensor<8x6x4xf32>, tensor<4x10xf32>) -> tensor<8x6x10xf32>
+  %t = nn.tanh %y : (tensor<8x6x10xf32>) -> tensor<8x6x10xf32>
+  %p = nn.transpose %t perm <0, 2, 1> : (tensor<8x6x10xf32>) -> tensor<8x10x6xf32>
+  %r = nn.reshape %p : (tensor<8x10x6xf32>) -> tensor<8x60xf32>
+  %z = nn.matmul %r, %v : (tensor<8x60xf32>, tensor<60x{n}xf32>) -> tensor<8x{n}xf32>
+  %e = nn.exp %z : (tensor<8x{n}xf32>) -> tensor<8x{n}xf32>
+  %s = nn.reduce <sum> %e dims <0, 1> : (tensor<8x{n}xf32>) -> tensor<f32>
+  func.return %s : tensor<f32>
+}}
+train.step @step of @loss <{optimizer}>
+"""
+
+
+@pytest.mark.parametrize("n", [1, 9, 80])
+@pytest.mark.parametrize("optimizer", ["sgd, lr = 0.1", "momentum, lr = 0.1, momentum = 0.9"])
+def test_a_step_needs_what_torch_needs(n: int, optimizer: str) -> None:
+    """A view and its copy, freed activations, gradients, and updates in place."""
+    text = STEP.format(n=n, optimizer=optimizer)
+    module = shardir.compile(text, "single-device").module
+    use = uses(module)["step"]
+    assert use.peak == measured(module, "step") == sum(use.parts.values())
+    assert use.parts["parameters"] == 4 * (40 + 60 * n)
+    assert use.parts["states"] == (0 if "sgd" in optimizer else use.parts["parameters"])
+    assert use.parts["inputs"] == 8 * 6 * 4 * 4
+
+
+def test_the_digits_need_what_torch_needs() -> None:
+    """In a function that is no step nothing is freed before the return. nn.pick allocates a little
+    within itself, which is not counted."""
+    module = shardir.compile_file(EXAMPLES / "digits.ir", "single-device").module
+    found = uses(module)
+    assert found["step"].peak == measured(module, "step")
+    assert 0.99 * measured(module, "accuracy") < found["accuracy"].peak
+    assert found["accuracy"].peak <= measured(module, "accuracy")
+
+
+TYPES_OF = {
+    "$x": "tensor<4x8xf32, #dist.local<@m, [{d}, {}]>>",
+    "$s": "tensor<4x8xf32, #dist.local<@m, [{}, {}], partial sum {d}>>",
+    "$w": "tensor<4x8xf32, #dist.local<@m, [{}, {}]>>",
+    "$g": "tensor<16x8xf32, #dist.local<@m, [{}, {}]>>",
+}
+ALONE = """func.func @f(%x: $s) -> $w attributes {train.step} {
+  %y = nn.neg %x : ($s) -> $s
+  %z = dist.all_reduce <sum> %y over <d> : ($s) -> $w
+  func.return %z : $w
+}
+"""
+KEPT = """func.func @f(%x: $s) -> $w attributes {train.step} {
+  %z = dist.all_reduce <sum> %x over <d> : ($s) -> $w
+  func.return %z : $w
+}
+"""
+FUSED = """func.func @f(%x: $s) -> $w attributes {train.step} {
+  %y = nn.neg %x : ($s) -> $s
+  %a, %b = dist.all_reduce <sum> %y, %x over <d> : ($s, $s) -> ($w, $w)
+  %c = nn.neg %a : ($w) -> $w
+  %e = nn.neg %c : ($w) -> $w
+  func.return %e : $w
+}
+"""
+GATHERED = """func.func @f(%x: $x) -> $g attributes {train.step} {
+  %z = dist.all_gather %x dim 0 over <d> : ($x) -> $g
+  func.return %z : $g
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "at"),
+    [
+        (ALONE, 1 + 1, "nn.neg"),  # the all-reduce writes where its operand was
+        (KEPT, 1 + 1, "dist.all_reduce"),  # not into what is the caller's
+        (FUSED, 1 + 1 + 2, "dist.all_reduce"),  # both results in one flat buffer
+        (GATHERED, 1 + 4 + 4, "dist.all_gather"),  # small ones are gathered by way of copies
+    ],
+    ids=["alone", "kept", "fused", "gathered"],
+)
+def test_collectives(text: str, values: int, at: str) -> None:
+    """In values of 4 x 8 f32, 128 B."""
+    for short, full in TYPES_OF.items():
+        text = text.replace(short, full)
+    use = uses(shardir.compile("dist.mesh @m <d = 4>\n" + text, "").module)["f"]
+    assert (use.peak, use.op.name) == (values * 128, at)
