@@ -364,40 +364,62 @@ def slice(mesh: Mesh, x: Tensor, dim: int, axes: Axes) -> Tensor:
 
 
 def all_to_all(
-    mesh: Mesh, x: Tensor, split_dim: int, concat_dim: int, axes: Axes,
-    concat_total: int | None = None,
-) -> Tensor:  # fmt: skip
+    mesh: Mesh, x: Any, split_dim: int, concat_dim: int, axes: Axes, total: Any = None
+) -> Any:
     """Splits `split_dim` over the group and puts `concat_dim` together.
 
-    concat_total: size of `concat_dim` afterwards, needed where its shards are uneven.
+    total: size of `concat_dim` afterwards, needed where its shards are uneven. A list of tensors
+    (total: one, or a list of them) travels as one flat buffer.
     """
     group = mesh.group(axes)
-    n = group.size
-    if n == 1:
+    if group.size == 1:
         return x
-    total = n * x.shape[concat_dim] if concat_total is None else concat_total
-    even = x.shape[split_dim] % n == 0 and total % n == 0
-    if even and group.in_order and _is_major(x, split_dim):
-        flat = x.view(-1)
+    if isinstance(x, Tensor):
+        return _all_to_all(group, [x], split_dim, concat_dim, [total])[0]
+    totals = _for_each(total, x)
+    return _per_dtype(
+        x,
+        lambda at: _all_to_all(
+            group, [x[i] for i in at], split_dim, concat_dim, [totals[i] for i in at]
+        ),
+    )
+
+
+def _all_to_all(
+    group: Group, xs: list[Tensor], split_dim: int, concat_dim: int, totals: list
+) -> list[Tensor]:
+    n, first = group.size, xs[0]
+    totals = [n * x.shape[concat_dim] if t is None else t for x, t in zip(xs, totals)]
+    even = all(x.shape[split_dim] % n == 0 and t % n == 0 for x, t in zip(xs, totals))
+    if len(xs) == 1 and even and group.in_order and _is_major(first, split_dim):
+        flat = first.view(-1)
         sends = None
     else:
-        pieces = [x.narrow(split_dim, s, t - s) for s, t in _all_bounds(x.shape[split_dim], n)]
-        pieces = _to_torch_order(group, pieces)
-        flat = torch.cat([piece.reshape(-1) for piece in pieces])
-        sends = None if even else [piece.numel() for piece in pieces]
-    start, stop = bounds(x.shape[split_dim], n, group.index)
-    shape = _with_size(x.shape, split_dim, stop - start)
-    shapes = [_with_size(shape, concat_dim, t - s) for s, t in _all_bounds(total, n)]
-    sizes = [math.prod(s) for s in _to_torch_order(group, shapes)]
+        pieces = [[x.narrow(split_dim, *p) for p in _parts(x.shape[split_dim], n)] for x in xs]
+        rows = list(zip(*(_to_torch_order(group, of_one) for of_one in pieces)))
+        flat = torch.cat([piece.reshape(-1) for row in rows for piece in row])
+        sends = None if even else [sum(piece.numel() for piece in row) for row in rows]
+    shapes = []
+    for x, total in zip(xs, totals):
+        own = _with_size(x.shape, split_dim, _parts(x.shape[split_dim], n)[group.index][1])
+        shapes.append([_with_size(own, concat_dim, size) for _, size in _parts(total, n)])
+    rows = list(zip(*(_to_torch_order(group, of_one) for of_one in shapes)))
+    sizes = [math.prod(shape) for row in rows for shape in row]
+    receives = None if even else [sum(map(math.prod, row)) for row in rows]
     out = flat.new_empty(sum(sizes))
-    dist.all_to_all_single(
-        _wire(out), _wire(flat), None if even else sizes, sends, group=group.process_group
-    )
+    dist.all_to_all_single(_wire(out), _wire(flat), receives, sends, group=group.process_group)
+    if len(xs) == 1 and group.in_order and math.prod(shapes[0][0][:concat_dim]) == 1:
+        return [out.view(_with_size(shapes[0][0], concat_dim, totals[0]))]
     parts = out.split(sizes)
-    blocks = [parts[place].view(shapes[k]) for k, place in enumerate(group.order)]
-    if group.in_order and math.prod(shape[:concat_dim]) == 1:
-        return out.view(_with_size(shape, concat_dim, total))
-    return torch.cat(blocks, concat_dim)
+    return [
+        torch.cat([parts[p * len(xs) + i].view(rows[p][i]) for p in group.order], concat_dim)
+        for i in range(len(xs))
+    ]
+
+
+def _parts(total: int, count: int) -> list[tuple[int, int]]:
+    """Where each part begins, and its size."""
+    return [(start, stop - start) for start, stop in _all_bounds(total, count)]
 
 
 def _all_bounds(total: int, count: int) -> list[tuple[int, int]]:

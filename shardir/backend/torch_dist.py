@@ -196,13 +196,18 @@ def _all_gather(s: Scope, op: dist.AllGatherOp) -> Text:
         return None
     dim = op.dim.value.data
     _why(s, op, "all-gather", f"{_needed_by(s, op)} dimension {dim} of {_names(s, op)} whole")
-    totals = [_total(s, op, v, o, dim) for v, o in zip(op.values, op.outs, strict=True)]
-    tail = f"{dim}, {axes_text(op.axes.data)}"
-    if any(totals):
-        each = [t or "None" for t in totals]
-        tail += f", total={each[0] if len(each) == 1 else '[' + ', '.join(each) + ']'}"
+    tail = f"{dim}, {axes_text(op.axes.data)}{_totals(s, op, dim)}"
     _write(s, op, "all_gather", tail)
     return None
+
+
+def _totals(s: Scope, op: dist.Collective, dim: int) -> str:
+    """`, total=...` where the sizes of the dimension after gathering are to be said."""
+    totals = [_total(s, op, v, o, dim) for v, o in zip(op.values, op.outs, strict=True)]
+    if not any(totals):
+        return ""
+    each = [t or "None" for t in totals]
+    return f", total={each[0] if len(each) == 1 else '[' + ', '.join(each) + ']'}"
 
 
 def _names(s: Scope, op: dist.Collective) -> str:
@@ -234,13 +239,8 @@ def _all_to_all(s: Scope, op: dist.AllToAllOp) -> Text:
         _check_nesting(s, op, out, split, len(op.axes.data))
     _why(s, op, "all-to-all", f"{_needed_by(s, op)} {_names(s, op)} split in dimension {split}, "
          f"not {concat}")  # fmt: skip
-
-    def text(v: SSAValue, out: SSAValue) -> str:
-        total = _total(s, op, v, out, concat)
-        tail = f", concat_total={total}" if total else ""
-        return _call(s, "all_to_all", v, f"{split}, {concat}, {axes_text(op.axes.data)}{tail}")
-
-    _each(s, op, text)
+    tail = f"{split}, {concat}, {axes_text(op.axes.data)}{_totals(s, op, concat)}"
+    _write(s, op, "all_to_all", tail)
     return None
 
 

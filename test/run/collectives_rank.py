@@ -192,6 +192,17 @@ class Cases:
             out = rt.all_to_all(self.mesh, x, 0, 1, self.axes)
             check(out, shards(whole, 0, self.n)[self.me], dtype)
 
+    def all_to_all_fused(self):
+        given = [((8, 10), "float32"), ((10, 3), "float32"), ((5, 8), "int32")]
+        wholes = [self.whole(shape, dtype) for shape, dtype in given]
+        xs = [
+            tensor(shards(w, 1, self.n)[self.me], dtype)
+            for w, (_, dtype) in zip(wholes, given, strict=True)
+        ]
+        outs = rt.all_to_all(self.mesh, xs, 0, 1, self.axes, [w.shape[1] for w in wholes])
+        for out, whole, (_, dtype) in zip(outs, wholes, given, strict=True):
+            check(out, shards(whole, 0, self.n)[self.me], dtype)
+
     def slice(self):
         for size, dim in itertools.product([8, 10, 2, 0], [0, 1]):
             whole = self.whole((size, 3) if dim == 0 else (3, size))

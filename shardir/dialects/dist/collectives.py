@@ -269,8 +269,9 @@ class AllToAllOp(Collective):
     name = "dist.all_to_all"
     split = prop_def(Int.constr(type=i64))
     concat = prop_def(Int.constr(type=i64))
+    fusion = opt_prop_def(Int.constr(type=i64))
     assembly_format = (
-        "$values `split` $split `concat` $concat `over` $axes attr-dict "
+        "$values `split` $split `concat` $concat `over` $axes (`fusion` $fusion^)? attr-dict "
         "`:` functional-type(operands, results)"
     )
 
@@ -578,8 +579,8 @@ COLLECTIVES = (
 LOCAL = (SliceOp, ContributeOp, PadOp)
 """The collectives that communicate nothing."""
 
-FUSIBLE = (AllReduceOp, ReduceScatterOp, AllGatherOp)
-"""The collectives that have a `fusion` index."""
+FUSIBLE = (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp)
+"""The collectives that have a `fusion` index, and whose values travel in one buffer."""
 
 OPS = [*COLLECTIVES, SendOp, RecvOp]
 
