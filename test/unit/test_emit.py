@@ -395,7 +395,7 @@ def the_op(module):
     return f, f.body.block.first_op
 
 
-@pytest.mark.parametrize("line", CASES)
+@pytest.mark.parametrize("line", CASES, ids=lambda line: line[:90])
 def test_op_equals_numpy(line):
     module, _ = module_of(line)
     _, op = the_op(module)
@@ -459,7 +459,7 @@ def shardir_string(text):
     return StringAttr(text)
 
 
-@pytest.mark.parametrize("line", CASES)
+@pytest.mark.parametrize("line", CASES, ids=lambda line: line[:90])
 def test_op_in_every_layout(line):
     module, _ = module_of(line)
     _, op = the_op(module)
