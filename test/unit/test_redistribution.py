@@ -27,12 +27,14 @@ from strategies import layouts_on, meshes, shapes, with_sizes
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
 
+from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.algebra.redistribution import plan, received
 from shardir.dialects import dist
 from shardir.interpret import run
+from shardir.interpret.values import assemble
 from shardir.passes.functions import update_signature
 
 EVEN, UNEVEN = (8, 8), (5, 7)
@@ -190,3 +192,12 @@ def test_the_gradient_of_an_uneven_redistribution_to_partial():
     assert not p.errors(compiled(module, GRADIENT))
     _, backward = parts(module, "g")
     assert not collectives(backward)
+
+
+def test_replicas_are_equal_to_the_bit():
+    whole = replicated(MESH.name, 1)
+    parts = [np.ones(3, np.float32) for _ in range(MESH.size)]
+    assert (assemble(parts, whole, MESH, (3,)) == 1).all()
+    parts[2] = np.nextafter(parts[2], np.float32(2))
+    with pytest.raises(ShardirError, match="a replica that differs"):
+        assemble(parts, whole, MESH, (3,))
