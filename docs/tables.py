@@ -69,6 +69,7 @@ nn.batch_norm_inference %0, %1, %2, %3, %4 eps 1.0e-5 : (tensor<4x8xf32>, tensor
 nn.group_norm %0, %1, %2 groups 2 eps 1.0e-5 : (tensor<4x8x3xf32>, tensor<8xf32>, tensor<8xf32>) -> tensor<4x8x3xf32>
 nn.rms_norm %0, %1 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>) -> tensor<4x8xf32>
 nn.max_pool %0 window <2> stride <2> : (tensor<4x8x6xf32>) -> tensor<4x8x3xf32>
+nn.max_pool_grad %0, %1 window <2> stride <2> : (tensor<4x8x6xf32>, tensor<4x8x3xf32>) -> tensor<4x8x6xf32>
 nn.avg_pool %0 window <2> stride <2> : (tensor<4x8x6xf32>) -> tensor<4x8x3xf32>
 nn.adaptive_avg_pool %0 size <3> : (tensor<4x8x6xf32>) -> tensor<4x8x3xf32>
 nn.unfold %0 dim 0 step 2 offset -1 : (tensor<8x4xf32>) -> tensor<4x4x4xf32>

@@ -599,6 +599,13 @@ def _max_pool(op: Any, x: torch.Tensor) -> torch.Tensor:
     return call(padded, [s.kernel for s in found], [s.stride for s in found])
 
 
+def _max_pool_grad(op: Any, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    leaf = x.detach().requires_grad_()
+    with torch.enable_grad():
+        y = _max_pool(op, leaf)
+    return torch.autograd.grad(y, leaf, dy)[0]
+
+
 def _avg_pool(op: Any, x: torch.Tensor) -> torch.Tensor:
     found, more = op.slides(), {"count_include_pad": op.exclude is None}
     call = getattr(functional, f"avg_pool{len(found)}d")
@@ -870,6 +877,7 @@ TORCH: dict[type[TensorOp], Reference] = {
     nn.RmsNormOp: lambda op, x, w: functional.rms_norm(x, w.shape, w, op.eps.value.data),
     nn.UnfoldOp: _unfold,
     nn.MaxPoolOp: _max_pool,
+    nn.MaxPoolGradOp: _max_pool_grad,
     nn.AvgPoolOp: _avg_pool,
     nn.AdaptiveAvgPoolOp: _adaptive_avg_pool,
     nn.FoldOp: _fold,

@@ -120,3 +120,30 @@ def conv_weight(
         1
     ]
     return made.view(tuple(shape))
+
+
+# ---- pools -----------------------------------------------------------------------------------
+
+
+def max_pool(x: Tensor, kernel: Numbers, stride: Numbers, padding: Numbers) -> Tensor:
+    s = Slide(x.shape[2:], kernel, stride, padding, [1] * len(kernel))
+    folded = s.fold(x)
+    if folded.numel():
+        padded, left = s.padded(folded, -torch.inf)
+        call = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(left) - 1]
+        y = call(padded, s.kernel, s.stride, left)
+    else:
+        y = x.new_empty((*folded.shape[:2], *s.places(folded)))
+    return s.unfold(y, x.shape)
+
+
+def max_pool_grad(
+    x: Tensor, dy: Tensor, kernel: Numbers, stride: Numbers, padding: Numbers
+) -> Tensor:
+    """The cotangent of x. Where the greatest were is found by calculating them again."""
+    if not x.numel():
+        return torch.zeros_like(x)
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        y = max_pool(leaf, kernel, stride, padding)
+    return torch.autograd.grad(y, leaf, dy)[0]

@@ -1,6 +1,8 @@
+from xdsl.dialects.builtin import f32
+
 from op_cases.case import Case
 from shardir.algebra.layout import Shape
-from shardir.dialects import nn
+from shardir.dialects import dist, nn
 from shardir.dialects.nn.movement import IntsPerDimAttr
 
 
@@ -8,8 +10,11 @@ def pool(x: Shape, window: Shape, stride: Shape = (), padding: Shape = ()) -> li
     given = {"window": window, "stride": stride, "padding": padding}
     props = {n: IntsPerDimAttr(v) for n, v in given.items() if v}
     name = "-".join("x".join(map(str, v)) for v in (x, window, stride, padding))
+    (y,) = nn.MaxPoolOp.infer([dist.tensor(f32, x)], props)
+    ends, kinds = (x, y.get_shape()), ("ties", "normal")
     return [
         Case(name, nn.MaxPoolOp, (x,), props=props, kinds=("ties",)),
+        Case(name, nn.MaxPoolGradOp, ends, props=props, kinds=kinds, gradient=False),
         Case(name, nn.AvgPoolOp, (x,), props=props),
         Case(f"{name}-exclude", nn.AvgPoolOp, (x,), ("f64",), {**props, "exclude": nn.UNIT}),
     ]

@@ -302,6 +302,8 @@ nn.batch_norm_inference %0, %1, %2, %3, %4 eps 1.0e+01 : (tensor<5x4x3xf32>, ten
 nn.group_norm %0, %1, %2 groups 2 eps 1.0e-02 : (tensor<3x4x3xbf16>, tensor<4xbf16>, tensor<4xbf16>) -> tensor<3x4x3xbf16>
 nn.rms_norm %0, %1 eps 1.0e-02 : (tensor<5x8xf32>, tensor<8xf32>) -> tensor<5x8xf32>
 nn.max_pool %0 window <3, 2> stride <2, 1> padding <1, 1, 0, 0> : (tensor<3x2x5x4xf32>) -> tensor<3x2x3x3xf32>
+nn.max_pool_grad %0, %1 window <3, 2> stride <2, 1> padding <1, 1, 0, 0> : (tensor<3x2x5x4xf32>, tensor<3x2x3x3xf32>) -> tensor<3x2x5x4xf32>
+nn.max_pool_grad %0, %1 window <3> stride <2> padding <1, 0> : (tensor<3x2x5xf64>, tensor<3x2x2xf64>) -> tensor<3x2x5xf64>
 nn.avg_pool %0 window <3> stride <2> padding <1, 1> exclude : (tensor<3x4x5xf64>) -> tensor<3x4x3xf64>
 nn.adaptive_avg_pool %0 size <3> : (tensor<3x4x5xf32>) -> tensor<3x4x3xf32>
 nn.unfold %0 dim 1 step 2 offset -1 : (tensor<4x7x3xf32>) -> tensor<4x3x5x3xf32>

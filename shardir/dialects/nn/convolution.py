@@ -14,10 +14,9 @@ that is split is calculated in windows (`Tiles`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
@@ -43,8 +42,10 @@ from shardir.dialects.nn.windows import (
     IntsPerDimAttr,
     Slide,
     Tiles,
+    padded,
     slide_props,
     slides,
+    taps,
     tiles,
 )
 
@@ -200,17 +201,6 @@ def _per_group(channels: int, groups: int) -> int:
     return channels // groups if groups else 1
 
 
-def _padded(x: Array, found: Sequence[Slide]) -> Array:
-    return np.pad(x, [(0, 0)] * (x.ndim - len(found)) + [(s.low, s.high) for s in found])
-
-
-def _taps(found: Sequence[Slide], places: Shape) -> Iterator[tuple[Any, Any]]:
-    """Each place of the kernel, and the rows of padded x that it comes on."""
-    for at in product(*(range(s.kernel) for s in found)):
-        under = (s.under(k, n) for s, k, n in zip(found, at, places, strict=True))
-        yield (..., *at), (..., *under)
-
-
 def _flat(x: Array) -> Array:
     """Grouped channels with all places in one dimension."""
     return x.reshape(*x.shape[:3], prod(x.shape[3:]))
@@ -247,9 +237,9 @@ class ConvOp(Convolving):
         x, w = arrays
         found = self.slides()
         groups = groups_of(x.shape, w.shape)
-        xs, ws = _grouped(_padded(x, found), groups, 1), _grouped(w, groups, 0)
+        xs, ws = _grouped(padded(x, found), groups, 1), _grouped(w, groups, 0)
         out = np.zeros((shape[0], groups, _per_group(shape[1], groups), *shape[2:]), x.dtype)
-        for tap, under in _taps(found, shape[SPATIAL:]):
+        for tap, under in taps(found, shape[SPATIAL:]):
             out += np.einsum("ngc...,goc->ngo...", xs[under], ws[tap])
         return out.reshape(shape)
 
@@ -290,8 +280,8 @@ class ConvTransposeOp(Convolving):
         found = self.slides()
         groups = groups_of(shape, w.shape)
         ys, ws = _grouped(y, groups, 1), _grouped(w, groups, 0)
-        out = _grouped(_padded(np.zeros(shape, y.dtype), found), groups, 1)
-        for tap, under in _taps(found, y.shape[SPATIAL:]):
+        out = _grouped(padded(np.zeros(shape, y.dtype), found), groups, 1)
+        for tap, under in taps(found, y.shape[SPATIAL:]):
             out[under] += np.einsum("ngo...,goc->ngc...", ys, ws[tap])
         inside = tuple(slice(s.low, s.low + n) for s, n in zip(found, shape[SPATIAL:], strict=True))
         return out[(..., *inside)].reshape(shape)
@@ -334,9 +324,9 @@ class ConvWeightOp(Convolving):
         x, y = arrays
         found = self.slides()
         groups = groups_of(x.shape, shape)
-        xs, ys = _grouped(_padded(x, found), groups, 1), _grouped(y, groups, 1)
+        xs, ys = _grouped(padded(x, found), groups, 1), _grouped(y, groups, 1)
         out = np.zeros((groups, _per_group(shape[0], groups), *shape[1:]), x.dtype)
-        for tap, under in _taps(found, y.shape[SPATIAL:]):
+        for tap, under in taps(found, y.shape[SPATIAL:]):
             out[tap] += np.einsum("ngcs,ngos->goc", _flat(xs[under]), _flat(ys))
         return out.reshape(shape)
 

@@ -1,4 +1,5 @@
-"""Pools over any number of spatial dimensions: composites of windows and what is made of each.
+"""Pools over any number of spatial dimensions: the greatest, and means, which are composites of
+windows and what is made of each.
 
     %y = nn.max_pool %x window <3, 3> stride <2, 2> padding <1, 1, 1, 1>
            : (tensor<8x16x32x32xf32>) -> tensor<8x16x16x16xf32>
@@ -8,7 +9,6 @@ x is [batch, channels, spatial...]. Windows of a split dimension are a halo exch
 
 from abc import ABC
 from collections.abc import Sequence
-from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,13 +21,30 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.algebra.windows import Windows
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Composite, Props, Types, int_attr, letters, plain
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Composite,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    letters,
+    plain,
+)
 from shardir.dialects.nn.creation import ConstantOp
 from shardir.dialects.nn.elementwise import needs_float
-from shardir.dialects.nn.indexing import PickOp
 from shardir.dialects.nn.movement import IntsPerDimAttr
-from shardir.dialects.nn.reduction import ArgmaxOp
-from shardir.dialects.nn.windows import SPATIAL, Slide, slides
+from shardir.dialects.nn.windows import (
+    SPATIAL,
+    Slide,
+    Tiles,
+    padded,
+    slide_props,
+    slides,
+    taps,
+    tiles,
+)
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
@@ -39,7 +56,7 @@ def numbers(props: Props, name: str) -> tuple[int, ...]:
     return attr.data
 
 
-class _Pool(Composite, ABC):
+class _Pool(TensorOp, ABC):
     @classmethod
     def check(cls, operands: Types, count: int, what: str) -> Shape:
         """The shape of x, which has `count` spatial dimensions."""
@@ -77,17 +94,71 @@ class _WindowPool(_Pool, ABC):
     def slides(self) -> list[Slide]:
         return slides(self.window.data, self.properties)
 
-    def windows(self, b: "Builder", x: SSAValue, least: bool) -> SSAValue:
-        """x with two dimensions for each spatial one: the places, and the rows under the window."""
-        rows, places = (plain(v).get_shape()[SPATIAL:] for v in (x, self.results[0]))
-        ends = list(zip(self.slides(), rows, places, strict=True))
-        for i, (s, n, p) in reversed(list(enumerate(ends))):
-            x = b.unfold(x, SPATIAL + i, Windows(n, p, s.kernel, s.stride, -s.low), least)
-        return x
+
+class _MaxPooling(_WindowPool, ABC):
+    """Along a dimension in which a window has several rows, each device needs all rows, or it is
+    calculated in tiles."""
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        names = letters(len(operands[0].get_shape()))
+        found = slides(numbers(props, "window"), props)
+        under = [f for f, s in zip(names[SPATIAL:], found, strict=True) if not s.passes]
+        shapes = [t.get_shape() for t in (*operands, *results)]
+        ends = [names] * len(operands), [names] * len(results)
+        return Factors.of(*ends, shapes, replicate=under, sliding=under)
+
+    def tiles(self, b: "Builder", y: SSAValue) -> tuple[Tiles, Props]:
+        """The tiles, and the properties of the pool of each."""
+        x = self.operands[0]
+        shapes = plain(x).get_shape(), plain(y).get_shape()
+        cut = tiles(b, self.slides(), *shapes, *self.operands)
+        props = {"window": IntsPerDimAttr(cut.kernel), **slide_props(cut.slides)}
+        del props["dilation"]
+        return cut, props
 
 
 @irdl_op_definition
-class MaxPoolOp(_WindowPool):
+class MaxPoolGradOp(_MaxPooling):
+    """Zeros, to which dy is added where the greatest under each window is"""
+
+    name = "nn.max_pool_grad"
+    x = operand_def(TensorType)
+    dy = operand_def(TensorType)
+    dx = result_def(TensorType)
+    assembly_format = (
+        f"$x `,` $dy `window` $window (`stride` $stride^)? (`padding` $padding^)? {STRATEGY}"
+    )
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        x, dy = operands
+        (y,) = super().infer([x], props)
+        if dy != y:
+            raise ShardirError(f"[T1] the pool makes {y}, so dy is no {dy}")
+        return [x]
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x, dy = arrays
+        found, places = self.slides(), dy.shape[SPATIAL:]
+        inner = padded(x, found, -np.inf)
+        out, top = np.zeros_like(inner), _greatest(inner, found, dy.shape)
+        left = np.ones(dy.shape, bool)
+        for _, under in taps(found, places):
+            here = left & ((inner[under] == top) | np.isnan(inner[under]))
+            out[under] += np.where(here, dy, 0)
+            left &= ~here
+        ends = zip(found, x.shape[SPATIAL:], strict=True)
+        return out[(..., *(slice(s.low, s.low + n) for s, n in ends))]
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+        cut, props = self.tiles(b, self.dy)
+        x, dy = cut.of_x(b, self.x, least=True), cut.of_y(b, self.dy)
+        return (cut.to_x(b, b.value(MaxPoolGradOp, x, dy, props=props)),)
+
+
+@irdl_op_definition
+class MaxPoolOp(_MaxPooling):
     """The greatest under each window; of equal ones the first gets the cotangent, as in torch."""
 
     name = "nn.max_pool"
@@ -95,18 +166,30 @@ class MaxPoolOp(_WindowPool):
     out = result_def(TensorType)
     assembly_format = f"$x `window` $window (`stride` $stride^)? (`padding` $padding^)? {STRATEGY}"
 
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        found = self.slides()
+        return _greatest(padded(arrays[0], found, -np.inf), found, place.shape(self.out))
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        assert cotangents[0] is not None
+        props = {n: p for n, p in self.properties.items() if n != "strategy"}
+        return (b.value(MaxPoolGradOp, self.x, cotangents[0], props=props),)
+
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
-        x = self.windows(b, self.x, least=True)
-        n, out = len(self.window.data), plain(self.out).get_shape()
-        places, under = ([SPATIAL + 2 * i + k for i in range(n)] for k in (0, 1))
-        rows = b.transpose(x, [0, 1, *places, *under])
-        flat = b.reshape(rows, (*out, prod(self.window.data)))
-        first = b.value(ArgmaxOp, flat, props={"axis": int_attr(len(out))})
-        return (b.value(PickOp, flat, first),)
+        cut, props = self.tiles(b, self.out)
+        return (cut.to_y(b, b.value(MaxPoolOp, cut.of_x(b, self.x, least=True), props=props)),)
+
+
+def _greatest(x: Array, found: Sequence[Slide], shape: Shape) -> Array:
+    """The greatest under each window of padded x."""
+    out = np.full(shape, -np.inf, x.dtype)
+    for _, under in taps(found, shape[SPATIAL:]):
+        np.maximum(out, x[under], out=out)
+    return out
 
 
 @irdl_op_definition
-class AvgPoolOp(_WindowPool):
+class AvgPoolOp(Composite, _WindowPool):
     """The mean under each window; `exclude` leaves the padding out of the count."""
 
     name = "nn.avg_pool"
@@ -118,10 +201,18 @@ class AvgPoolOp(_WindowPool):
         f"(`exclude` $exclude^)? {STRATEGY}"
     )
 
+    def windows(self, b: "Builder", x: SSAValue) -> SSAValue:
+        """x with two dimensions for each spatial one: the places, and the rows under the window."""
+        rows, places = (plain(v).get_shape()[SPATIAL:] for v in (x, self.results[0]))
+        ends = list(zip(self.slides(), rows, places, strict=True))
+        for i, (s, n, p) in reversed(list(enumerate(ends))):
+            x = b.unfold(x, SPATIAL + i, Windows(n, p, s.kernel, s.stride, -s.low))
+        return x
+
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
         found, t = self.slides(), plain(self.x)
         under = [SPATIAL + 2 * i + 1 for i in range(len(found))]
-        mean = b.reduce(self.windows(b, self.x, least=False), "mean", under)
+        mean = b.reduce(self.windows(b, self.x), "mean", under)
         if self.exclude is None:
             return (mean,)
         shape = plain(self.out).get_shape()
@@ -134,7 +225,7 @@ class AvgPoolOp(_WindowPool):
 
 
 @irdl_op_definition
-class AdaptiveAvgPoolOp(_Pool):
+class AdaptiveAvgPoolOp(Composite, _Pool):
     """The mean of each of `size` parts of a dimension: part i of n is rows floor(i N / n) to
     ceil((i + 1) N / n)."""
 
@@ -188,4 +279,4 @@ def _constant(b: "Builder", values: np.ndarray, like: TensorType) -> SSAValue:
     return b.value(ConstantOp, props={"value": data}, result=type)
 
 
-OPS = [MaxPoolOp, AvgPoolOp, AdaptiveAvgPoolOp]
+OPS = [MaxPoolOp, MaxPoolGradOp, AvgPoolOp, AdaptiveAvgPoolOp]

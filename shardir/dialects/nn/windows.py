@@ -9,7 +9,8 @@ slides over a split dimension is calculated on windows, one for each device (`Ti
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
@@ -312,6 +313,19 @@ def slide_props(found: Sequence[Slide]) -> dict[str, Any]:
         "padding": IntsPerDimAttr(tuple(n for s in found for n in (s.low, s.high))),
         "dilation": IntsPerDimAttr(tuple(s.dilation for s in found)),
     }
+
+
+def taps(found: Sequence[Slide], places: Shape) -> Iterator[tuple[Any, Any]]:
+    """Each place of the kernel, and the rows of padded x that it comes on."""
+    for at in product(*(range(s.kernel) for s in found)):
+        under = (s.under(k, n) for s, k, n in zip(found, at, places, strict=True))
+        yield (..., *at), (..., *under)
+
+
+def padded(x: Array, found: Sequence[Slide], value: float = 0.0) -> Array:
+    """x with its padding, of a value."""
+    ends = [(0, 0)] * (x.ndim - len(found)) + [(s.low, s.high) for s in found]
+    return np.pad(x, ends, constant_values=value)
 
 
 class Tiles:
