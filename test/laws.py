@@ -164,7 +164,7 @@ def over(mesh: Mesh) -> Callable[[type[TensorOp]], str]:
     return lambda op: counted(sum(m is mesh for _, _, (m, _) in runs(op)), "layout")
 
 
-def shards(test: Callable[[Shape, int], bool]) -> Callable[[type[TensorOp]], str]:
+def shards(test: Callable[[int, int], bool]) -> Callable[[type[TensorOp]], str]:
     """How many of the layouts cut a dimension of n rows over k devices so that `test` holds."""
 
     def cell(op: type[TensorOp]) -> str:
