@@ -225,7 +225,11 @@ def parse_cluster(text: str) -> Cluster:
 
 
 def parse_strategy(text: str) -> Strategy:
-    """`((2, 4), (4, 1))`, `@m, (({tp}, {}), ...) -> ((...)), partial sum {dp}` -> Strategy. Raises NotationError."""
+    """`((2, 4), (4, 1))`, `@m, (({tp}, {}), ...) -> ((...)), partial sum {dp}` -> Strategy.
+
+    Raises:
+        NotationError: the text is no strategy.
+    """
     return _parse(text, "strategy", "a strategy: ((2, 4), (4, 1)) or (({dp}, {tp}), ({tp}, {}))")
 
 
