@@ -38,7 +38,7 @@ def explain(module: ModuleOp) -> list[str]:
                 part = " (backward)"
             elif isinstance(op, dist.RedistributeOp):
                 plans.append(_plan(op, meshes))
-                found.append(f"{name}{part}{_at(op)}: {_paragraph(op, plans[-1], order)}")
+                found.append(f"{name}{part}{at(op)}: {_paragraph(op, plans[-1], order)}")
         if plans:
             received = sum(p.received_bytes for p in plans)
             bound = sum(p.bound_bytes for p in plans)
@@ -58,31 +58,32 @@ def _plan(op: dist.RedistributeOp, meshes: dict[str, Mesh]) -> Redistribution:
 def _paragraph(op: dist.RedistributeOp, plan: Redistribution, order: dict[Operation, int]) -> str:
     name = f"%{op.value.name_hint}, " if op.value.name_hint else ""
     maps = [layout.tensor_map(plan.mesh) for layout in (plan.source, plan.target)]
-    lines = [f"from {_maker(op.value)}", *_readers(op.out, order), " -> ".join(maps), str(plan)]
+    lines = [f"from {maker(op.value)}", *_readers(op.out, order), " -> ".join(maps), str(plan)]
     return f"{name}{plain(op.value)}\n" + indent("\n".join(lines), "  ")
 
 
-def _maker(v: SSAValue) -> str:
+def maker(v: SSAValue) -> str:
+    """The op that makes a value, or the argument that it is."""
     if isinstance(v, BlockArgument):
-        return f"the argument %{v.name_hint or v.index}{_at(v)}"
+        return f"the argument %{v.name_hint or v.index}{at(v)}"
     assert isinstance(v.owner, Operation)
-    return _called(v.owner)
+    return called(v.owner)
 
 
 def _readers(v: SSAValue, order: dict[Operation, int]) -> Iterator[str]:
     uses = [(use.operation, use.index) for use in v.uses]
     for op, i in sorted(uses, key=lambda use: (order[use[0]], use[1])):
-        yield f"for {_called(op)}, operand {i}"
+        yield f"for {called(op)}, operand {i}"
     if not uses:
         yield "for nobody: no op reads it"
 
 
-def _called(op: Operation) -> str:
+def called(op: Operation) -> str:
     """`%y = nn.matmul at net.ir:22`; names are those of the source."""
     names = [f"%{v.name_hint}" for v in op.results if v.name_hint]
-    return f"{', '.join(names)}{' = ' if names else ''}{op.name}{_at(op)}"
+    return f"{', '.join(names)}{' = ' if names else ''}{op.name}{at(op)}"
 
 
-def _at(what: Operation | BlockArgument) -> str:
+def at(what: Operation | BlockArgument) -> str:
     place = file_place(what.location)
     return f" at {place[0]}:{place[1]}" if place else ""

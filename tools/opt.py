@@ -17,11 +17,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin, ModuleOp
@@ -51,9 +51,13 @@ from shardir.syntax.printer import print_module
 from shardir.tools.expected import compare
 from shardir.tools.pipelines import UsageError, build, checked, describe, spec_of
 
+if TYPE_CHECKING:
+    from shardir.tools.explain_layouts import Explanation
+
 SEPARATOR = "// -----"
 LOWERING = "lower-to-spmd"
 """The pass after which there are collectives, and no redistributions."""
+PROPAGATION = "propagate-strategies"
 BUG = (
     "this is a fault of shardir, not of the input; please report it with the input "
     "(--traceback shows where)"
@@ -80,8 +84,9 @@ class Driver(xDSLOptMain):
         )
         self.register_all_arguments(parser)
         given = sys.argv[1:] if args is None else args
-        # --cost alone is not to take the file behind it for a cluster
-        self.args = parser.parse_args(["--cost=" if a == "--cost" else a for a in given])
+        # --cost or --explain alone is not to take the file behind it for a cluster or names
+        alone = ("--cost", "--explain")
+        self.args = parser.parse_args([f"{a}=" if a in alone else a for a in given])
         self.timing: list[tuple[str, float]] = []
 
     # ---- the command line ----
@@ -129,6 +134,12 @@ class Driver(xDSLOptMain):
             help="what the program costs on the mesh's cluster, or on a ready-made one or one in a "
             "file, by op, to stderr (docs/cost.md)",
         )
+        add(
+            "--explain",
+            metavar="[=%NAME,...]",
+            help="for these values, or for all: why each has its layout, by which ops it came, and "
+            "what it costs against what else was proposed, to stderr",
+        )
         add("--list-passes", action="store_true", help="the passes and their options")
         add("--no-aliases", action="store_true", help="print layouts in full, not as #layoutN")
         add("--traceback", action="store_true", help="the Python trace of an internal error")
@@ -148,6 +159,7 @@ class Driver(xDSLOptMain):
             Attribute.__post_init__ = _empty_post_init
         self.name, text = self.read_input()
         chunks = split_chunks(text) if self.args.split_input_file else [text]
+        self.explanation = self.make_explanation()
         outputs: list[str] = []
         failed = False
         for chunk in chunks:
@@ -164,6 +176,9 @@ class Driver(xDSLOptMain):
                 outputs.append(output)
         if self.args.time_passes:
             self.print_times()
+        if self.explanation is not None and self.explanation.unknown and not failed:
+            names = ", ".join(f"%{n}" for n in sorted(self.explanation.unknown))
+            raise UsageError(f"--explain: no value {names} was given a layout")
         if not failed:
             self.write(f"{SEPARATOR}\n".join(outputs))
         elif not self.args.output_file:
@@ -200,6 +215,7 @@ class Driver(xDSLOptMain):
         for i, p in enumerate(self.passes):
             if p.name == LOWERING:
                 self.explain(module)
+                self.explain_made(module)
             self.apply(p, module, source)
             if original is not None and on_one_device(p):
                 original = module.clone()
@@ -212,6 +228,7 @@ class Driver(xDSLOptMain):
             if self.args.print_between_passes and not last:
                 print(f"IR after {p.name}:\n{self.text_of(module)}\n")
         self.explain(module)
+        self.explain_made(module)
         self.cost(module)
         return self.timed("print", lambda: self.emit(module, original))
 
@@ -239,6 +256,8 @@ class Driver(xDSLOptMain):
     def apply(self, p: ModulePass, module: ModuleOp, source: Source) -> None:
         before = module.clone() if self.args.check_equivalence else None
         with self.internal(f"pass {p.name}"):
+            if self.explanation is not None and p.name == PROPAGATION:
+                self.say(self.explanation.propagate(module))
             self.timed(p.name, lambda: p.apply(self.ctx, module))
         if before is not None:
             from shardir.interpret.equivalence import check_pass
@@ -252,8 +271,20 @@ class Driver(xDSLOptMain):
             from shardir.tools.explain import explain
 
             with self.internal("the explanation of redistributions"):
-                for paragraph in explain(module):
-                    print(paragraph, file=sys.stderr)
+                self.say(explain(module))
+
+    def make_explanation(self) -> "Explanation | None":
+        if self.args.explain is None:
+            return None
+        from shardir.tools.explain_layouts import Explanation
+
+        return Explanation(self.args.explain)
+
+    def explain_made(self, module: ModuleOp) -> None:
+        """The layouts of values that passes made since propagate-strategies."""
+        if self.explanation is not None:
+            with self.internal("the explanation of layouts"):
+                self.say(self.explanation.made(module))
 
     def cost(self, module: ModuleOp) -> None:
         """What the functions cost that are in the local view at the end."""
@@ -261,8 +292,11 @@ class Driver(xDSLOptMain):
             from shardir.cost import report
 
             with self.internal("the report of costs"):
-                for cost in report(module, self.cluster):
-                    print(cost, file=sys.stderr)
+                self.say(map(str, report(module, self.cluster)))
+
+    def say(self, paragraphs: Iterable[str]) -> None:
+        for paragraph in paragraphs:
+            print(paragraph, file=sys.stderr)
 
     @contextlib.contextmanager
     def internal(self, what: str) -> Iterator[None]:

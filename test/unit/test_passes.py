@@ -1,6 +1,7 @@
 """The laws of the passes, on random programs. What each pass makes of a program is shown case by
 case in test/filecheck."""
 
+import random
 from collections.abc import Iterator
 from functools import cache
 
@@ -22,7 +23,7 @@ from harness import (
 from random_programs import random_form, random_problem
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import parse_strategy
@@ -109,6 +110,39 @@ def test_stated_layouts_stay():
             found = layout_of(after)
             assert found is not None
             assert before is None or found == before.simplified(mesh)
+
+
+def shuffled(ops: list[Operation], rng: random.Random) -> list[Operation]:
+    """The ops in another order in which each value is made before it is used."""
+    left, done, out = list(ops), set(), []
+    while left:
+        ready = [
+            op
+            for op in left
+            if all(not isinstance(v.owner, Operation) or v.owner in done for v in op.operands)
+        ]
+        out.append(rng.choice(ready))
+        done.add(out[-1])
+        left.remove(out[-1])
+    return out
+
+
+def test_the_order_of_ops_does_not_matter():
+    moved = 0
+    for seed, (module, _, _) in zip(SEEDS, forms("propagate-strategies"), strict=True):
+        other = module.clone()
+        block = function(other, "f").body.block
+        *same, last = list(block.ops)
+        order = shuffled(same, random.Random(seed))
+        moved += order != same
+        for op in order:
+            op.detach()
+            block.insert_op_before(op, last)
+        compiled(module, ("propagate-strategies",))
+        compiled(other, ("propagate-strategies",))
+        expected = [layout_of(v) for op in function(module, "f").body.block.ops for v in op.results]
+        assert [layout_of(v) for op in same for v in op.results] == expected
+    assert moved > len(SEEDS) / 2
 
 
 def test_an_axis_for_two_factors_is_refused():
