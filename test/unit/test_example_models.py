@@ -1,4 +1,5 @@
-"""What the transformers of docs/examples communicate, in bytes, against Megatron's formula.
+"""The transformers of docs/examples: what they communicate, in bytes, against Megatron's formula;
+and the same on meshes that divide neither samples nor heads.
 
 Counted as in test/bench/gpt_bytes.py: of each collective the larger of what a device gives and
 gets. Of a model with B samples of S tokens, d columns and f hidden columns on dp x tp devices:
@@ -15,8 +16,10 @@ gets. Of a model with B samples of S tokens, d columns and f hidden columns on d
 from pathlib import Path
 
 import pytest
+from harness import compiled
 
 import shardir
+from shardir.syntax.parser import parse
 from shardir.tools import bench
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -83,5 +86,24 @@ def bert() -> int:
 )
 def test_a_model_communicates_what_megatron_does(example: str, wanted: int):
     communicated = bench.load("gpt-bytes").communicated
-    compiled = shardir.compile_file(EXAMPLES / f"{example}.ir")
-    assert communicated(compiled.module)[1] == wanted
+    module = shardir.compile_file(EXAMPLES / f"{example}.ir").module
+    assert communicated(module)[1] == wanted
+
+
+@pytest.mark.parametrize("mesh", ["dp = 3, tp = 2", "dp = 2, tp = 3"])
+@pytest.mark.parametrize(
+    "example",
+    [
+        "bert",
+        "pangu_alpha",
+        "row22_loss_parallel",
+        "row25_dropout",
+        "row39_encoder_decoder",
+        "row39_realformer",
+    ],
+)
+def test_a_model_is_the_same_on_other_meshes(example: str, mesh: str):
+    """4 samples over 3, 2 heads over 3: after each pass, and for the gradients."""
+    text, here = (EXAMPLES / f"{example}.ir").read_text(), "dist.mesh @m <dp = 2, tp = 2>"
+    assert here in text
+    compiled(parse(text.replace(here, f"dist.mesh @m <{mesh}>")), check=True)
