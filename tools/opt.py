@@ -287,12 +287,13 @@ class Driver(xDSLOptMain):
                 self.say(self.explanation.made(module))
 
     def cost(self, module: ModuleOp) -> None:
-        """What the functions cost that are in the local view at the end."""
+        """What the functions cost: those in the global view by the relative model."""
         if self.args.cost is not None:
-            from shardir.cost import report
+            from shardir.cost import relative, report
 
             with self.internal("the report of costs"):
-                self.say(map(str, report(module, self.cluster)))
+                costs = (*relative(module, self.cluster), *report(module, self.cluster))
+                self.say(map(str, costs))
 
     def say(self, paragraphs: Iterable[str]) -> None:
         for paragraph in paragraphs:

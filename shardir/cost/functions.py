@@ -29,22 +29,22 @@ def is_global(f: FuncOp) -> bool:
     return any(dist.layout_of(v) is not None and not dist.is_local(v.type) for v in values(f))
 
 
-def functions(module: ModuleOp, cluster: Cluster | None) -> Iterator[tuple[FuncOp, Mesh]]:
-    """The functions with a body; one without layouts runs on one device.
-
-    Raises:
-        ShardirError: a mesh has more devices than the cluster, or its axes do not make up units.
-    """
+def functions(module: ModuleOp) -> Iterator[tuple[FuncOp, Mesh]]:
+    """The functions with a body; one without layouts runs on one device."""
     meshes = dist.meshes_of(module)
     for f in module.body.ops:
         if isinstance(f, FuncOp) and f.body.blocks:
             layout = next((l for v in values(f) if (l := dist.layout_of(v)) is not None), None)
             known = meshes.get(layout.mesh) if layout is not None else None
-            yield f, on_cluster(known or Mesh("one", (("d", 1),)), cluster)
+            yield f, known or Mesh("one", (("d", 1),))
 
 
 def on_cluster(mesh: Mesh, cluster: Cluster | None) -> Mesh:
-    """The mesh on the first devices of the cluster; without one on its own, or on DEFAULT."""
+    """The mesh on the first devices of the cluster; without one on its own, or on DEFAULT.
+
+    Raises:
+        ShardirError: the mesh has more devices than the cluster, or its axes do not make up units.
+    """
     if cluster is None and mesh.cluster is not None:
         return mesh
     found = replace(mesh, cluster=(cluster or load(DEFAULT)).part(mesh.size))

@@ -212,14 +212,14 @@ def _parts(f: FuncOp, ops: list[Operation]) -> dict[SSAValue, str]:
         found |= dict.fromkeys(op.results, "activations")
     for op in ops:
         if isinstance(op, train.Update):
-            for v in _leading_to(op.operands[1]):
+            for v in leading_to(op.operands[1]):
                 found.setdefault(v, "gradients")
             found |= dict.fromkeys(op.results[:1], "parameters")
             found |= dict.fromkeys(op.results[1:], "states")
     return found
 
 
-def _leading_to(gradient: SSAValue) -> Iterator[SSAValue]:
+def leading_to(gradient: SSAValue) -> Iterator[SSAValue]:
     """A gradient, and what it is of other places, types or scale."""
     todo = [gradient]
     while todo:
@@ -228,6 +228,8 @@ def _leading_to(gradient: SSAValue) -> Iterator[SSAValue]:
         op = v.owner
         if isinstance(op, dist.Collective):
             todo += [x for x, out in zip(op.values, op.outs, strict=True) if out is v]
+        elif isinstance(op, dist.RedistributeOp):
+            todo.append(op.value)
         elif isinstance(op, Elementwise) and not isinstance(op, train.Update):
             todo += [x for x in op.operands if _shape(x) == _shape(v)]
 

@@ -20,7 +20,7 @@ from xdsl.ir import Operation
 
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Axes, Mesh, axes_text
-from shardir.cost.functions import functions, is_global
+from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.seconds import OpCost, cost_of
 from shardir.dialects.places import file_place
@@ -93,7 +93,11 @@ def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCos
     Raises:
         ShardirError: a mesh is no part of the cluster, or nothing is known of an op.
     """
-    return [cost_of_function(f, mesh) for f, mesh in functions(module, cluster) if not is_global(f)]
+    return [
+        cost_of_function(f, on_cluster(mesh, cluster))
+        for f, mesh in functions(module)
+        if not is_global(f)
+    ]
 
 
 def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:

@@ -72,7 +72,7 @@ def op_seconds(
         raise ShardirError(f"{kind.name} cannot be split as {chosen} on the mesh {mesh}")
     layouts = (*found.operands, *found.results)
     shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]
-    flops, touched = _work(kind, factors, chosen, mesh, shapes, types)
+    flops, touched = work(kind, factors, chosen, mesh, shapes, types)
     return calculation_seconds(mesh.wires, str(types[0].element_type), flops, touched)
 
 
@@ -85,7 +85,7 @@ def calculation_seconds(cluster: Cluster, element: str, flops: int, touched: int
     return max(calculating, moving) + cluster.overhead
 
 
-def _work(
+def work(
     kind: type[TensorOp], factors: Factors, chosen: FactorAxes, mesh: Mesh,
     shapes: Sequence[Shape], types: Sequence[TensorType],
 ) -> tuple[int, int]:  # fmt: skip
@@ -144,7 +144,7 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
 
 
 def _calculation(op: TensorOp, mesh: Mesh) -> OpCost:
-    if isinstance(op, FREE) or moves_nothing(op, mesh) or _is_number(op):
+    if isinstance(op, FREE) or moves_nothing(op, mesh) or is_number(op):
         return OpCost(op, 0, 0, 0.0)
     values = (*op.operands, *op.results)
     types = [v.type for v in values if isinstance(v.type, TensorType)]
@@ -152,12 +152,12 @@ def _calculation(op: TensorOp, mesh: Mesh) -> OpCost:
     factors = op.factors(mesh)
     chosen = chosen_of(factors, layouts, mesh) if layouts else {}
     shapes = [t.get_shape() for t in types]
-    flops, touched = _work(type(op), factors, chosen, mesh, shapes, types)
+    flops, touched = work(type(op), factors, chosen, mesh, shapes, types)
     seconds = calculation_seconds(mesh.wires, str(types[0].element_type), flops, touched)
     return OpCost(op, flops, touched, seconds)
 
 
-def _is_number(op: TensorOp) -> bool:
+def is_number(op: TensorOp) -> bool:
     """A scalar that is part of the ops that use it."""
     return isinstance(op, nn.ConstantOp) and not plain(op.out).get_shape()
 
@@ -170,7 +170,8 @@ def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
     before, after = (sum(map(size_of, vs)) for vs in (op.values, op.outs))
     match op:
         case dist.AllReduceOp():
-            form, received = collectives.all_reduce(before, levels), -(-2 * before * (n - 1) // n)
+            form = collectives.all_reduce(before, levels)
+            received = sum(_ring(v, n) for v in op.values)
         case dist.ReduceScatterOp():
             form, received = collectives.all_gather(n * after, levels), after * (n - 1)
         case dist.AllGatherOp():
@@ -191,6 +192,12 @@ def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
         case _:
             form, received = collectives.direct(before, levels), before
     return OpCost(op, 0, received, form.seconds, axes, form.name)
+
+
+def _ring(v: SSAValue, n: int) -> int:
+    """The bytes of a value that one of n devices receives in the ring of an all-reduce."""
+    assert isinstance(v.type, TensorType)
+    return -(-2 * prod(v.type.get_shape()) * (n - 1) // n) * itemsize(v.type)
 
 
 def _pieces(op: dist.AllToAllOp | dist.ExchangeOp, mesh: Mesh) -> tuple[Form, int]:

@@ -22,7 +22,7 @@ TYPES = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": 
 
 
 def uses(module: ModuleOp) -> dict[str, MemoryUse]:
-    return {f.sym_name.data: memory_of(f, mesh) for f, mesh in functions(module, None)}
+    return {f.sym_name.data: memory_of(f, mesh) for f, mesh in functions(module)}
 
 
 class Alive(TorchDispatchMode):
@@ -52,7 +52,7 @@ def measured(module: ModuleOp, name: str) -> int:
     """The peak of one call of a function, its arguments included."""
     space: dict[str, Any] = {"__name__": "program"}
     exec(compile(program_text(module, single=True), "<program>", "exec"), space)
-    f = next(f for f, _ in functions(module, None) if f.sym_name.data == name)
+    f = next(f for f, _ in functions(module) if f.sym_name.data == name)
     given = [_random(plain(a)) for a in f.body.block.args]
     mode = Alive(given)
     with mode:

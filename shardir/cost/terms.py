@@ -1,0 +1,175 @@
+"""The documents' relative model of a plan, from bytes alone.
+
+    T = alpha D_cal + beta1 D_inner + beta2 D_inter + gamma D_dp
+
+Each D is in bytes on one device, and knows of the hardware only which plan each redistribution has:
+D_cal is what calculation reads and writes, D_inner what is received to end partial values (within
+an op that is split), D_inter what is received to lay values out otherwise (between ops), D_dp what
+is received for gradients on their way to an update. The coefficients are what knows the hardware.
+It compares plans of a program; it is no time.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from shardir.algebra.cluster import Cluster
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.redistribution import plan
+from shardir.algebra.steps import step_received
+from shardir.cost.functions import functions, is_global, on_cluster
+from shardir.cost.memory import leading_to
+from shardir.cost.report import called, place, table
+from shardir.cost.seconds import FREE, chosen_of, is_number, itemsize, work
+from shardir.dialects import dist, train
+from shardir.dialects.nn.attention import AttentionGradOp, AttentionOp
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.contraction import Contraction
+from shardir.dialects.nn.convolution import Convolving
+from shardir.dialects.views import moves_nothing
+
+CUBE = (Contraction, Convolving, AttentionOp, AttentionGradOp)
+"""Ops that the documents' cube units calculate; the others are the vector units'."""
+
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What a byte of each term counts."""
+
+    alpha: float
+    beta1: float
+    beta2: float
+    gamma: float
+
+    @staticmethod
+    def of(cluster: Cluster) -> "Coefficients":
+        """In seconds: model parallel communication over the innermost wires, data parallel over
+        the outermost. What the cluster does not state counts nothing."""
+        inner, outer = (1 / cluster.levels[i].bandwidth for i in (0, -1))
+        memory = cluster.memory_bandwidth
+        return Coefficients(1 / memory if memory else 0.0, inner, inner, outer)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The four terms in bytes: of one op, or of several."""
+
+    cal: int = 0
+    inner: int = 0
+    inter: int = 0
+    dp: int = 0
+
+    def __add__(self, other: "Terms") -> "Terms":
+        pairs = zip(self.bytes, other.bytes, strict=True)
+        return Terms(*(a + b for a, b in pairs))
+
+    @property
+    def bytes(self) -> tuple[int, int, int, int]:
+        return self.cal, self.inner, self.inter, self.dp
+
+    def cost(self, c: Coefficients) -> float:
+        """T"""
+        return c.alpha * self.cal + c.beta1 * self.inner + c.beta2 * self.inter + c.gamma * self.dp
+
+
+@dataclass(frozen=True)
+class PlanCost:
+    """The terms of a laid-out function: of each op that has some, and their sum."""
+
+    name: str
+    mesh: Mesh
+    ops: tuple[tuple[Operation, Terms], ...]
+    coefficients: Coefficients
+
+    @property
+    def terms(self) -> Terms:
+        return sum((t for _, t in self.ops), Terms())
+
+    @property
+    def cube(self) -> int:
+        """The part of D_cal that is of the cube units."""
+        return sum(t.cal for op, t in self.ops if isinstance(op, CUBE))
+
+    @property
+    def cost(self) -> float:
+        return self.terms.cost(self.coefficients)
+
+    def __str__(self) -> str:
+        rows = [("op", "place", "D_cal", "D_inner", "D_inter", "D_dp", "")]
+        rows += [(called(op), place(op), *map(str, t.bytes), "") for op, t in self.ops]
+        rows.append(("sum", "", *map(str, self.terms.bytes), ""))
+        c, cal = self.coefficients, self.terms.cal
+        return "\n".join([
+            f"@{self.name} on {self.mesh} of {self.mesh.size} devices: T = {self.cost:.3g}",
+            *table(rows),
+            f"  D_cal: {self.cube} of products, {cal - self.cube} of other ops",
+            f"  alpha = {c.alpha:.3g}, beta1 = {c.beta1:.3g}, beta2 = {c.beta2:.3g}, "
+            f"gamma = {c.gamma:.3g}",
+        ])  # fmt: skip
+
+
+def relative(
+    module: ModuleOp, cluster: Cluster | None = None, coefficients: Coefficients | None = None
+) -> list[PlanCost]:
+    """The terms of the functions that are laid out, in the global view; best behind
+    insert-redistributions, where edges have their communication.
+
+    Args:
+        cluster: what coefficients are of that nobody gives, if not that of the mesh.
+    """
+    found = []
+    for f, mesh in functions(module):
+        if is_global(f):
+            c = coefficients or Coefficients.of(on_cluster(mesh, cluster).wires)
+            found.append(PlanCost(f.sym_name.data, mesh, tuple(_ops(f, mesh)), c))
+    return found
+
+
+def _ops(f: FuncOp, mesh: Mesh) -> Iterator[tuple[Operation, Terms]]:
+    ops = list(f.body.block.ops)
+    updates = [op for op in ops if isinstance(op, train.Update)]
+    gradients = {v for op in updates for v in leading_to(op.operands[1])}
+    for op in ops:
+        if isinstance(op, dist.RedistributeOp):
+            terms = _communication(op, mesh, op.out in gradients)
+        elif isinstance(op, TensorOp):
+            terms = Terms(cal=_touched(op, mesh))
+        else:
+            continue
+        if any(terms.bytes):
+            yield op, terms
+
+
+def _touched(op: TensorOp, mesh: Mesh) -> int:
+    """The bytes that an op reads and writes on one device."""
+    if isinstance(op, FREE) or moves_nothing(op, mesh) or is_number(op):
+        return 0
+    values: Sequence[SSAValue] = (*op.operands, *op.results)
+    layouts = [l for v in values if (l := dist.layout_of(v)) is not None]
+    if len(layouts) < len(values):
+        return 0
+    types = [v.type for v in values if isinstance(v.type, TensorType)]
+    shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]
+    factors = op.factors(mesh)
+    return work(type(op), factors, chosen_of(factors, layouts, mesh), mesh, shapes, types)[1]
+
+
+def _communication(op: dist.RedistributeOp, mesh: Mesh, gradient: bool) -> Terms:
+    source, target = dist.layout_of(op.value), dist.layout_of(op.out)
+    assert source is not None and target is not None and isinstance(op.value.type, TensorType)
+    layout, target = source.simplified(mesh), target.simplified(mesh)
+    shape, size = op.value.type.get_shape(), itemsize(op.value.type)
+    inner = inter = 0
+    for step in plan(shape, mesh, layout, target, size):
+        received = step_received(mesh, shape, layout, step) * size
+        if step.kind in REDUCTIONS:
+            inner += received
+        else:
+            inter += received
+        layout = step.layout
+    return Terms(dp=inner + inter) if gradient else Terms(inner=inner, inter=inter)
