@@ -68,7 +68,7 @@ class Reader(Protocol):
 
 
 def piece(d: fmt.FormatDirective, rules: Rules, *, first: bool = False) -> Piece:
-    """The rule text of a directive; `first` in an optional group, where it must not be empty."""
+    """The rule text of a directive; `first` or the anchor of an optional group is never empty."""
 
     def maybe(text: str) -> str:
         return text if first else f"[{text}]"
@@ -153,7 +153,7 @@ def setter(d: fmt.AttributeVariable, read: Callable[[Any], Attribute]) -> Setter
 
 def group(d: fmt.OptionalGroupDirective, rules: Rules) -> Piece:
     """`(...)?`: a rule of its own, so that a group of keywords alone says whether it is there."""
-    texts, then = sequence((d.then_first, *d.then_elements), rules, first=True)
+    texts, then = sequence((d.then_first, *d.then_elements), rules, first=True, anchor=d.anchor)
     other_text, other = sequence(d.else_elements, rules)
     name = rules.name("group", texts)
     units = [e for e in d.then_elements if isinstance(e, fmt.OptionalUnitAttrVariable)]
@@ -192,12 +192,17 @@ def apply(setters: Sequence[Setter], s: ParsingState, children: Sequence[Any]) -
 
 
 def sequence(
-    directives: Sequence[fmt.FormatDirective], rules: Rules, *, first: bool = False
+    directives: Sequence[fmt.FormatDirective],
+    rules: Rules,
+    *,
+    first: bool = False,
+    anchor: object = None,
 ) -> Piece:
+    """The pieces of directives in a row. An optional group stands or falls with its `anchor`."""
     texts: list[str] = []
     setters: list[Setter] = []
     for d in directives:
-        text, found = piece(d, rules, first=first)
+        text, found = piece(d, rules, first=first or d is anchor)
         first = first and isinstance(d, fmt.WhitespaceDirective)
         texts.append(text)
         setters += found
