@@ -118,10 +118,13 @@ nn.random <normal> %0 stream 1 : (tensor<i64>) -> tensor<4x8xf32>
 nn.dropout %0, %1 p 0.1 stream 2 : (tensor<4x8xf32>, tensor<i64>) -> tensor<4x8xf32>
 nn.layer_norm %0, %1, %2 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>) -> tensor<4x8xf32>
 nn.layer_norm_grad %0, %1, %2 eps 1.0e-5 : (tensor<4x8xf32>, tensor<8xf32>, tensor<4x8xf32>) -> (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>)
+nn.custom "acme.twice"(%0) : (tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.constant dense<0.0> : tensor<4x8xf32> -> tensor<4x8xf32>
 nn.iota dim 1 -> tensor<4x8xi32>
 """  # noqa: E501
 """One of each op whose operands are not simply matrices of one shape."""
+
+nn.register_custom_op("acme.twice", torch="acme.kernels:twice")
 
 
 def syntax(op: type[IRDLOperation]) -> str:
@@ -132,6 +135,7 @@ def syntax(op: type[IRDLOperation]) -> str:
     text = TAIL.sub("", text)
     text = re.sub(r"\((`\w+`) \$(\w+)\^\)\?", lambda m: _optional(op, m[1], m[2]), text)
     text = re.sub(r"\$(\w+)", lambda m: _variable(op, m[1]), text)
+    text = re.sub(r" `\(` (.*?) `\)`", r"(\1)", text)
     return f"{op.name} {text.replace(' `,`', ',').replace('`', '')}".rstrip()
 
 

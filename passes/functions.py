@@ -7,17 +7,20 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.dialects.composites import adopt
 from shardir.dialects.dist import is_local, layout_of, meshes_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.syntax.diagnostics import Failure
 
 
 def bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Block]]:
-    """The functions that have a body. Control flow between blocks is not part of the language."""
+    """The functions that have a body, from now on without ops that nobody described: those are
+    custom ones. Control flow between blocks is not part of the language."""
     for op in module.body.ops:
         if isinstance(op, FuncOp) and op.body.blocks:
             if len(op.body.blocks) > 1:
                 raise Failure([(op, "a function of the sharding passes has one block")])
+            adopt(op.body.block)
             yield op, op.body.block
 
 

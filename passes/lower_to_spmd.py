@@ -11,8 +11,11 @@
 3. An op for which devices need rows that others hold becomes the exchange that fetches them.
 4. The collectives of a redistribution have its `fusion` index, and its mark for `recompute`.
 5. Functions without layouts stay as they are.
+6. A custom op without a rule, which every device calculates whole, is warned of, once for each
+   name.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -26,6 +29,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp, agreement
+from shardir.dialects.nn.custom import CustomOp
 from shardir.passes.functions import (
     bodies,
     erase,
@@ -38,7 +42,7 @@ from shardir.passes.functions import (
     update_signature,
     values,
 )
-from shardir.syntax.diagnostics import Failure
+from shardir.syntax.diagnostics import Failure, warn
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class LowerToSpmd(ModulePass):
             todo.append((block, mesh))
         if faults:
             raise Failure(faults)
+        _warn_of_replicated([op for block, mesh in todo if mesh.size > 1 for op in block.ops])
         for block, mesh in todo:
             lower(block, mesh)
         for f, _ in bodies(op):
@@ -85,6 +90,19 @@ def _not_computable(block: Block, mesh: Mesh) -> list[tuple[Operation | None, st
             if message:
                 faults.append((op, f"[T3] {op.name}: {message}"))
     return faults
+
+
+def _warn_of_replicated(ops: Sequence[Operation]) -> None:
+    first: dict[str, CustomOp] = {}
+    for op in ops:
+        if isinstance(op, CustomOp) and op.custom.rule is None:
+            first.setdefault(op.callee.data, op)
+    for name, op in first.items():
+        warn(
+            op,
+            f'no rule is registered of the op "{name}", so every device gathers its operands and '
+            f'calculates all of it; shardir.register_custom_op("{name}", rule=...) mends it',
+        )
 
 
 def lift(block: Block, mesh: Mesh) -> dict[SSAValue, Attribute]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardir.api import run as run
     from shardir.backend.dtensor import from_dtensor as from_dtensor
     from shardir.backend.dtensor import to_dtensor as to_dtensor
+    from shardir.dialects.nn.custom import register_custom_op as register_custom_op
 
 PLACES = {
     "ShardirError": "shardir.algebra.errors",
@@ -28,6 +29,7 @@ PLACES = {
     "run": "shardir.api",
     "from_dtensor": "shardir.backend.dtensor",
     "to_dtensor": "shardir.backend.dtensor",
+    "register_custom_op": "shardir.dialects.nn.custom",
 }
 __version__ = "0.1.0"
 

@@ -489,6 +489,21 @@ def _rotary(op: nn.RotaryOp, x: torch.Tensor, positions: torch.Tensor) -> torch.
     return (out.mT if halves else out).flatten(-2)
 
 
+def _custom(op: nn.CustomOp, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+    """What op_cases/custom.py registers."""
+    by = op.options.data["by"].value.data if op.options is not None else 1  # type: ignore[attr-defined]
+    match op.callee.data:
+        case "test.mirror":
+            return x[:, torch.arange(x.shape[1] - 1, -1, -1)] * by
+        case "test.mirror_grad":
+            return more[1][:, torch.arange(x.shape[1] - 1, -1, -1)] * by
+        case "test.square":
+            return x**2
+        case name:
+            assert name == "test.square_grad"
+            return more[1] * (x + x)
+
+
 def _sinusoid(op: nn.SinusoidOp, positions: torch.Tensor) -> torch.Tensor:
     turns = _turns(op, positions, shape_of(op.out)[-1])
     return torch.stack([turns.imag, turns.real], -2 if op.pairing.data == "halves" else -1).flatten(
@@ -864,6 +879,7 @@ TORCH: dict[type[TensorOp], Reference] = {
     nn.AttentionGradOp: _attention_grad,
     nn.RotaryOp: _rotary,
     nn.SinusoidOp: _sinusoid,
+    nn.CustomOp: _custom,
     nn.RandomOp: _random,
     nn.DropoutOp: _dropout,
     nn.LayerNormOp: _layer_norm,

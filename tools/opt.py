@@ -49,7 +49,14 @@ from shardir.syntax.diagnostics import (
 from shardir.syntax.parser import IRParser, no_gc
 from shardir.syntax.printer import print_module
 from shardir.tools.expected import compare
-from shardir.tools.pipelines import UsageError, build, checked, describe, spec_of
+from shardir.tools.pipelines import (
+    UsageError,
+    build,
+    checked,
+    describe,
+    import_modules,
+    spec_of,
+)
 
 if TYPE_CHECKING:
     from shardir.tools.explain_layouts import Explanation
@@ -140,6 +147,14 @@ class Driver(xDSLOptMain):
             help="for these values, or for all: why each has its layout, by which ops it came, and "
             "what it costs against what else was proposed, to stderr",
         )
+        add(
+            "--import",
+            dest="imports",
+            action="append",
+            default=[],
+            metavar="MODULE",
+            help="a Python module that registers custom ops (shardir.register_custom_op)",
+        )
         add("--list-passes", action="store_true", help="the passes and their options")
         add("--no-aliases", action="store_true", help="print layouts in full, not as #layoutN")
         add("--traceback", action="store_true", help="the Python trace of an internal error")
@@ -152,6 +167,7 @@ class Driver(xDSLOptMain):
 
             print(describe(PASSES, PIPELINES))
             return 0
+        import_modules(self.args.imports)
         self.passes = build(self.args.passes or "", self.available_passes, pipelines())
         self.target = self.make_target()
         self.cluster = self.load_cluster()

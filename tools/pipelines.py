@@ -2,7 +2,8 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, get_type_hints
 
 from xdsl.passes import ModulePass
@@ -17,6 +18,19 @@ Factories = Mapping[str, Callable[[], type[ModulePass]]]
 
 class UsageError(ShardirError):
     """The command line does not say something that can be done."""
+
+
+def import_modules(names: Sequence[str]) -> None:
+    """Imports modules that register custom ops, such as `acme.shardir_ops`.
+
+    Raises:
+        UsageError: one is not found, or fails.
+    """
+    for name in names:
+        try:
+            import_module(name)
+        except Exception as e:
+            raise UsageError(f"--import {name}: {type(e).__name__}: {e}") from e
 
 
 def split(text: str, what: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from shardir.algebra.errors import ShardirError
 from shardir.backend.launch import LaunchError, Options, read_plan, run
 from shardir.backend.report import Progress, run_and_check, summary
+from shardir.tools.pipelines import import_modules
 
 
 class InternalError(LaunchError):
@@ -28,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
             directory = options.program
             if not directory.is_dir() and directory.suffix in (".ir", ".mlir"):
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shard-run-"))
+                import_modules(options.imports)
                 directory = _compiled(directory, options.pass_pipeline, Path(folder))
             return _run(directory, options)
     except LaunchError as error:
@@ -61,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--dump", type=_new_file, metavar="FILE", help="write all states and results to an .npz")
     add("--seed", type=int, default=0, help="of parameters and batches (0)")
     add("--pass-pipeline", default="train", metavar="P", help="for an .ir file (train)")
+    add(
+        "--import", dest="imports", action="append", default=[], metavar="MODULE",
+        help="for an .ir file: a Python module that registers custom ops",
+    )  # fmt: skip
     return parser
 
 

@@ -14,7 +14,7 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -118,8 +118,15 @@ def source_of(module: ModuleOp) -> str | None:
 
 def function_names(functions: Sequence[FuncOp]) -> dict[FuncOp, str]:
     """What each function is called in the program."""
-    given = Names()
+    given = Names(name for f in functions for name in foreign_names(f))
     return {f: given.new(f.sym_name.data, "function") for f in functions}
+
+
+def foreign_names(f: FuncOp) -> Iterator[str]:
+    """What the text of a function names that is not shardir's: the modules of custom ops."""
+    for op in f.walk():
+        if isinstance(op, nn.CustomOp) and op.custom.function is not None:
+            yield op.custom.function[0].split(".")[0]
 
 
 def program_text(module: ModuleOp, rank: int | None = None, single: bool = False) -> str:
@@ -140,10 +147,13 @@ def program_text(module: ModuleOp, rank: int | None = None, single: bool = False
     called = function_names(functions)
     program = Program(mesh, rank)
     bodies = [Scope(program, f, called[f]).text() for f in functions]
-    lines = [_docstring(module, mesh, rank, single), ""]
+    lines = [_docstring(module, mesh, rank, single, sorted(program.foreign)), ""]
     for ours in (False, True):
         wanted = sorted(i for i in program.imports if i.startswith("torch") != ours)
         lines += ["", *(f"import {i}" for i in wanted)] if ours else [f"import {i}" for i in wanted]
+    if program.foreign:
+        lines += ["", *comment("What custom ops are; Python must find it where this runs:")]
+        lines += [f"import {i}" for i in sorted(program.foreign)]
     if program.aten:
         lines += ["", "aten = torch.ops.aten"]
     for name, literal in program.constants.items():
@@ -161,21 +171,25 @@ def program_text(module: ModuleOp, rank: int | None = None, single: bool = False
     return "\n".join(lines) + "\n"
 
 
-def _docstring(module: ModuleOp, mesh: Mesh | None, rank: int | None, single: bool) -> str:
+def _docstring(
+    module: ModuleOp, mesh: Mesh | None, rank: int | None, single: bool, foreign: Sequence[str]
+) -> str:
     source = source_of(module)
     origin = f"Compiled by shardir from {PurePath(source).name if source else 'a module'}"
+    needed = f"Its custom ops need {', '.join(foreign)}, installed or in PYTHONPATH."
+    needs = [needed] if foreign else []
     if single:
         return docstring(f"{origin} for one device: what all ranks together are to compute.",
-                         "python single.py")  # fmt: skip
+                         "python single.py", *needs)  # fmt: skip
     if mesh is None:
-        return docstring(f"{origin} for one device.", "python program.py")
+        return docstring(f"{origin} for one device.", "python program.py", *needs)
     where = f"{origin} for mesh {mesh} ({mesh.size} ranks, numbered row-major)"
     start = f"torchrun --nproc-per-node {mesh.size} program.py, or shard-run with this directory."
     if rank is not None:
         at = ", ".join(f"{n} = {mesh.coordinate(rank, a)}" for (n, _), a in
                        zip(mesh.axes, mesh.names, strict=True))  # fmt: skip
         return docstring(f"{where}: rank {rank} ({at}) alone. To read; what runs is program.py.")
-    return docstring(f"{where}. Every rank runs this file on its own shards.", start)
+    return docstring(f"{where}. Every rank runs this file on its own shards.", start, *needs)
 
 
 class Program:
@@ -184,6 +198,7 @@ class Program:
     def __init__(self, mesh: Mesh | None, rank: int | None):
         self.mesh, self.rank = mesh, rank
         self.imports = {"torch", "runtime as rt"}
+        self.foreign: set[str] = set()  # the modules of custom ops
         self.aten = False
         self.constants: dict[str, list[str]] = {}
         self.table = table()
@@ -215,7 +230,7 @@ class Scope:
         self.arg_attrs = train.arg_attrs(f)
         self.ops = live_ops(list(self.block.ops))
         self.storages = Storages(self.ops, self.mesh)
-        self.names = Names()
+        self.names = Names(foreign_names(f))
         self.variables: dict[SSAValue, Variable] = {}
         self.numbers: dict[SSAValue, Number] = {}
         self.mail: dict[str, deque[dist.SendOp]] = {}  # what no dist.recv has met so far

@@ -24,6 +24,7 @@ from shardir.backend.emit import (
 )
 from shardir.backend.names import identifier
 from shardir.backend.torch_dist import groups_of
+from shardir.dialects.composites import expanded
 from shardir.dialects.dist import global_shape, layout_of
 from shardir.dialects.places import file_place
 from shardir.dialects.train import InitAttr, arg_attrs, microbatch_of, result_attrs, text_attr
@@ -90,6 +91,7 @@ def plan_of(module: ModuleOp, base_dir: Path | None = None) -> tuple[dict[str, A
         Failure: something in the program cannot be run: a file that is not there, a state of two
             shapes, a step without a loss.
     """
+    module = expanded(module)
     mesh, functions = mesh_of(module), public_functions(module)
     called = function_names(functions)
     data = Data(base_dir, inits=_inits(functions))

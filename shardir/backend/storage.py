@@ -5,9 +5,12 @@ A storage is a piece of memory with all values that are views of it, or of parts
 that may share memory count as sharing it.
 """
 
+from itertools import product
+
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.dialects.nn.custom import CustomOp
 from shardir.dialects.views import views
 
 
@@ -26,6 +29,9 @@ class Storages:
                 self.last[v] = i
             for result, operand in views(op, mesh):
                 self._add(result, self.root(operand))
+            if isinstance(op, CustomOp):  # nobody knows whether it gives a view, nor of what
+                for result, operand in product(op.results, op.operands):
+                    self.join(result, operand)
         for v, i in self.last.items():
             root = self.root(v)
             self._last[root] = max(i, self._last.get(root, -1))
@@ -43,6 +49,8 @@ class Storages:
         mine, other = self.root(v), self.root(operand)
         if mine is other:
             return
+        if isinstance(mine, BlockArgument):  # what may be the caller's is not ours
+            mine, other = other, mine
         for value in (mine, *self._members.pop(mine, [])):
             self._add(value, other)
         self._last[other] = max(self._last.get(other, -1), self._last.pop(mine, -1))

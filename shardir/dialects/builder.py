@@ -60,12 +60,12 @@ class Builder:
         kind: type[TensorOp],
         *operands: SSAValue,
         props: Props | None = None,
-        result: TensorType | None = None,
+        result: TensorType | Sequence[TensorType] | None = None,
         like: SSAValue | Layout | None = None,
     ) -> TensorOp:
         """A new op.
 
-        `result` states the type where it can't be inferred (its layout is ignored); `like` is the
+        `result` states the types where they can't be inferred (layouts are ignored); `like` is the
         layout to aim at where the operands do not decide: a layout, or a value that has it.
         """
         props = props or {}
@@ -158,7 +158,7 @@ class Builder:
         kind: type[TensorOp],
         *operands: SSAValue,
         props: Props | None = None,
-        result: TensorType | None = None,
+        result: TensorType | Sequence[TensorType] | None = None,
         like: SSAValue | Layout | None = None,
     ) -> Sequence[SSAValue]:
         """The results of a new op, see `op`; or of its parts, where it is a composite, or wants a
@@ -377,9 +377,13 @@ class Builder:
 
 
 def _result_types(
-    kind: type[TensorOp], operands: Sequence[TensorType], props: Props, result: TensorType | None
+    kind: type[TensorOp],
+    operands: Sequence[TensorType],
+    props: Props,
+    result: TensorType | Sequence[TensorType] | None,
 ) -> list[TensorType]:
     """The types of an op's results: stated, or inferred."""
     if result is None:
         return kind.infer(operands, props)
-    return [tensor(result.element_type, result.get_shape())]
+    stated = [result] if isinstance(result, TensorType) else result
+    return [tensor(t.element_type, t.get_shape()) for t in stated]

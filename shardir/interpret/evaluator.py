@@ -112,14 +112,14 @@ def run(module: ModuleOp, name: str, arguments: Sequence[Any]) -> list[Array]:
     Raises:
         ShardirError: the function, its arguments, or an op of it can't be evaluated.
     """
+    module = expanded(module)
     f = function(module, name)
     meshes = dist.meshes_of(module)
     arrays = check_arguments(f, arguments, meshes)
     with np.errstate(all="ignore"):
         if is_local_function(f):
             return _AllRanks(module, meshes).call(f, arrays)
-        module = expanded(module)
-        return _Whole(module).call(function(module, name), arrays)
+        return _Whole(module).call(f, arrays)
 
 
 class _Whole:

@@ -10,6 +10,7 @@ from op_cases import (
     contraction,
     convolution,
     creation,
+    custom,
     elementwise,
     indexing,
     losses,
@@ -48,6 +49,7 @@ FAMILIES = (
     positions,
     creation,
     random,
+    custom,
     train,
 )
 

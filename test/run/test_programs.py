@@ -2,7 +2,9 @@
 # ruff: noqa: E402, E501
 
 import json
+from pathlib import Path
 
+import kernels
 import numpy as np
 import pytest
 
@@ -125,13 +127,21 @@ func.func @fused(%x: A, %w: A) -> (C, C) {
   %a, %b = dist.all_gather %x, %w dim 0 over <dp, tp> : (A, A) -> (C, C)
   func.return %a, %b : C, C
 }
+func.func @custom(%x: A) -> A {
+  %y = nn.custom "test.ranks"(%x) with {by = -2 : i64} : (A) -> A
+  func.return %y : A
+}
 func.func private @hidden(%x: A) -> A {
   func.return %x : A
 }
 """
 
 
-def test_every_collective_on_real_ranks(tmp_path):
+def test_every_collective_on_real_ranks(tmp_path, monkeypatch):
+    """And a custom op, whose module the ranks find as any other of Python's."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(kernels.__file__).parent))
+    shardir.register_custom_op("test.ranks", torch="kernels:mirror",
+                               rule="(i, j) -> (i, j) replicate j")  # fmt: skip
     cases = moves()
     letters = {"A": local((2, 6), "{dp, tp}, {}"), "C": local((8, 6), "{}, {}"),
                "B": local((2, 6), "{dp}, {}", ", partial sum {tp}", [4, 6])}  # fmt: skip
@@ -154,6 +164,7 @@ def test_every_collective_on_real_ranks(tmp_path):
     x = first_numbers("x", (8, 6))
     np.testing.assert_array_equal(dumped["results/shift/0"], np.vstack([np.zeros((2, 6)), x[:6]]))
     np.testing.assert_array_equal(dumped["results/sent/0"], -np.vstack([x[:2], x[4:6]]))
+    np.testing.assert_array_equal(dumped["results/custom/0"], -2 * x[:, ::-1])
     np.testing.assert_array_equal(dumped["results/fused/0"], x)
     np.testing.assert_array_equal(dumped["results/fused/1"], first_numbers("w", (8, 6)))
 

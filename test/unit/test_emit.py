@@ -14,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import op_cases.custom  # noqa: F401 - what its custom ops are
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Region
@@ -350,6 +351,8 @@ train.bias_correction %0 beta 0.9 : (tensor<i64>) -> tensor<f64>
 train.trust_ratio %0, %1 coefficient 0.1 weight_decay 0.2 : (tensor<f64>, tensor<f64>) -> tensor<f64>
 train.next_loss_scale %0, %1, %2 growth 2.0 backoff 0.5 interval 1 : (tensor<f32>, tensor<i64>, tensor<i1>) -> (tensor<f32>, tensor<i64>)
 train.next_loss_scale %0, %1, %2 growth 2.0 backoff 0.5 interval 5 : (tensor<f32>, tensor<i64>, tensor<i1>) -> (tensor<f32>, tensor<i64>)
+nn.custom "test.mirror"(%0) with {by = 3 : i64} : (tensor<5x6xf32>) -> tensor<5x6xf32>
+nn.custom "test.square"(%0) : (tensor<5x6xf64>) -> tensor<5x6xf64>
 """.strip().splitlines()  # fmt: skip
 
 MESH = Mesh("m", (("dp", 2), ("tp", 2)))

@@ -44,6 +44,7 @@ from shardir.algebra.mesh import Axes
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp, dims_attr, float_attr, int_attr
 
+pytestmark = pytest.mark.filterwarnings("ignore:no rule is registered of the op")
 RUNS = [(c, e) for c in CASES for e in c.elements]
 
 

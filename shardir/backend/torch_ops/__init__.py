@@ -10,6 +10,7 @@ from shardir.backend.torch_ops import (
     contraction,
     convolution,
     creation,
+    custom,
     elementwise,
     indexing,
     losses,
@@ -41,6 +42,7 @@ FAMILIES = (
     positions,
     creation,
     random,
+    custom,
     train,
 )
 

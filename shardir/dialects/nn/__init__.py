@@ -13,6 +13,7 @@ from shardir.dialects.nn import (
     contraction,
     convolution,
     creation,
+    custom,
     elementwise,
     indexing,
     losses,
@@ -33,6 +34,7 @@ from shardir.dialects.nn.base import *
 from shardir.dialects.nn.contraction import *
 from shardir.dialects.nn.convolution import *
 from shardir.dialects.nn.creation import *
+from shardir.dialects.nn.custom import *
 from shardir.dialects.nn.elementwise import *
 from shardir.dialects.nn.indexing import *
 from shardir.dialects.nn.losses import *
@@ -67,6 +69,7 @@ FAMILIES = (
     positions,
     creation,
     random,
+    custom,
 )
 
 Nn = Dialect(

@@ -341,6 +341,12 @@ _rules = BySignature()
 _verified = BySignature()
 
 
+def forget_signatures() -> None:
+    """Empties the memos: what follows from a signature is another than before."""
+    _rules.clear()
+    _verified.clear()
+
+
 def rule_of(
     op: type[TensorOp],
     operands: tuple[TensorType, ...],

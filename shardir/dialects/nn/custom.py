@@ -1,0 +1,345 @@
+"""Custom ops: functions that the embedder registers under a name.
+
+    %y = nn.custom "acme.rescale"(%x) with {by = 2.0} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+
+    shardir.register_custom_op("acme.rescale", torch="acme.kernels:rescale", evaluate=rescale,
+                               rule="(i, j) -> (i, j)", gradient="acme.rescale_grad")
+
+The text names an op and gives it data, no more: which functions stand for it is said in Python.
+Without a rule nothing is known of its dimensions, so every device holds its operands whole and
+calculates all of it.
+"""
+
+import keyword
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    ArrayAttr,
+    DenseArrayBase,
+    DictionaryAttr,
+    FloatAttr,
+    IntegerAttr,
+    StringAttr,
+    TensorType,
+    UnitAttr,
+    i1,
+)
+from xdsl.ir import Attribute, SSAValue
+from xdsl.irdl import (
+    irdl_op_definition,
+    opt_prop_def,
+    prop_def,
+    var_operand_def,
+    var_result_def,
+)
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Shape
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    forget_signatures,
+    letters,
+    plain,
+)
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+Value = int | float | str | tuple["Value", ...]
+Dims = tuple[tuple[str, ...], ...]
+"""For each value the factor of each of its dimensions; "" where it has none."""
+
+NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+RULE = re.compile(
+    r"(?P<operands>.*?)->(?P<results>[^>]*\))"
+    r"(\s*reduce\s+(?P<reduction>sum|max|min))?(\s*replicate\s+(?P<replicate>\w+(\s*,\s*\w+)*))?\s*",
+    re.ASCII,
+)
+GROUPS = re.compile(r"\s*(\([^()]*\)(\s*,\s*\([^()]*\))*)?\s*")
+FACTOR = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def is_dotted_name(text: str) -> bool:
+    """Whether a text is an ASCII name of Python, or several with dots between them."""
+    return NAME.fullmatch(text) is not None and not any(map(keyword.iskeyword, text.split(".")))
+
+
+# ---- what is registered ----
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The factors of an op, whatever the sizes of its dimensions."""
+
+    operands: Dims
+    results: Dims
+    reduction: str
+    replicate: tuple[str, ...]
+
+    @staticmethod
+    def read(text: str) -> "Rule":
+        """`(i, k), (k, j) -> (i, j)`, then perhaps `reduce max`, and `replicate j`.
+
+        Raises:
+            ShardirError: it is no rule, or no device could calculate by it.
+        """
+
+        def wrong(message: str) -> ShardirError:
+            return ShardirError(f"the rule {text!r} {message}")
+
+        m = RULE.fullmatch(text)
+        if m is None or not all(GROUPS.fullmatch(m[side]) for side in ("operands", "results")):
+            raise wrong('is not like "(i, k), (k, j) -> (i, j) reduce sum replicate j"')
+        operands, results = (
+            tuple(
+                tuple("" if (d := dim.strip()) == "1" else d for dim in group.split(","))
+                if group.strip()
+                else ()
+                for group in re.findall(r"\(([^()]*)\)", m[side])
+            )
+            for side in ("operands", "results")
+        )
+        whole = tuple(f.strip() for f in (m["replicate"] or "").split(",") if f.strip())
+        for value in (*operands, *results):
+            found = [f for f in value if f]
+            if bad := [f for f in found if not FACTOR.fullmatch(f)]:
+                raise wrong(f"has {bad[0]!r} where a dimension has one name, or 1 for none")
+            if len(set(found)) < len(found):
+                raise wrong(f"has a name twice in ({', '.join(value)})")
+        known = {f for value in operands for f in value if f}
+        for f in (f for value in results for f in value if f):
+            if f not in known and f not in whole:
+                raise wrong(f"has {f} in a result alone: no device could know which part is its; "
+                            f"add replicate {f}")  # fmt: skip
+        if lost := set(whole) - {f for value in (*operands, *results) for f in value}:
+            raise wrong(f"replicates {min(lost)}, which no dimension has")
+        return Rule(operands, results, m["reduction"] or "sum", whole)
+
+    def misfit(self, operands: Sequence[Shape], results: Sequence[Shape]) -> str:
+        """Why values of these shapes do not go with the rule; empty when they do."""
+        sizes: dict[str, int] = {}
+        for what, names, shapes in (
+            ("operand", self.operands, operands), ("result", self.results, results),
+        ):  # fmt: skip
+            if len(names) != len(shapes):
+                return f"has {len(names)} {what}s, not {len(shapes)}"
+            for i, (dims, shape) in enumerate(zip(names, shapes, strict=True)):
+                if len(dims) != len(shape):
+                    return f"has {len(dims)} dimensions in {what} {i}, not {len(shape)}"
+                for f, n in zip(dims, shape, strict=True):
+                    if f and sizes.setdefault(f, n) != n:
+                        return f"has {f} in dimensions of {sizes[f]} and of {n}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Custom:
+    """What is registered of a custom op."""
+
+    evaluate: Callable[..., Any] | None = None
+    torch: str | None = None
+    gradient: str | None = None
+    rule: Rule | None = None
+
+    @cached_property
+    def function(self) -> tuple[str, str] | None:
+        """The module and the function of `torch`."""
+        if self.torch is None:
+            return None
+        module, _, function = self.torch.partition(":")
+        return module, function
+
+
+_registered: dict[str, Custom] = {}
+_NOTHING = Custom()
+
+
+def register_custom_op(
+    name: str,
+    *,
+    torch: str | None = None,
+    evaluate: Callable[..., Any] | None = None,
+    rule: str | None = None,
+    gradient: str | None = None,
+) -> None:
+    """Says what `nn.custom "name"` is, or an op `name` of a dialect that shardir does not know;
+    in the place of what was said of that name before.
+
+    Args:
+        torch: `"module:function"`. Emitted programs import the module, and call the function with
+            the operands' tensors, and the op's attributes by name. It writes into no operand.
+        evaluate: the same on numpy arrays, for the interpreter.
+        rule: how the dimensions relate, such as `"(i, k), (k, j) -> (i, j)"`. The functions then
+            get a device's part. A name that a result lacks is one that is summed over.
+        gradient: the name of the custom op that takes operands, results and the cotangents of the
+            float results, and gives the cotangents of the float operands.
+
+    Raises:
+        ShardirError: a name, the rule or `torch` is not what it must be.
+    """
+    for n in (name, gradient):
+        if n is not None and not NAME.fullmatch(n):
+            raise ShardirError(f"{n!r} cannot name a custom op: letters, digits, _ and dots can")
+    if torch is not None:
+        module, colon, function = torch.partition(":")
+        if not (colon and is_dotted_name(module) and is_dotted_name(function)):
+            raise ShardirError(f'{torch!r} is not like "module:function"')
+    made = Custom(evaluate, torch, gradient, Rule.read(rule) if rule is not None else None)
+    _registered[name] = made
+    forget_signatures()
+
+
+def forget_custom_op(name: str) -> None:
+    """Takes back what was registered of a name."""
+    _registered.pop(name, None)
+    forget_signatures()
+
+
+# ---- the op ----
+
+
+def python_value(attr: Attribute) -> Value:
+    """What the functions get of an attribute: a number, a bool, a string, a tuple of these; of
+    any other its text."""
+    match attr:
+        case IntegerAttr():
+            return bool(attr.value.data) if attr.type == i1 else attr.value.data
+        case FloatAttr():
+            return attr.value.data
+        case StringAttr():
+            return attr.data
+        case UnitAttr():
+            return True
+        case ArrayAttr():
+            return tuple(python_value(a) for a in attr.data)
+        case DenseArrayBase():
+            return tuple(attr.get_values())  # pyright: ignore[reportAttributeAccessIssue]
+        case _:
+            return str(attr)
+
+
+@irdl_op_definition
+class CustomOp(TensorOp):
+    """What is registered in Python under the name (`shardir.register_custom_op`). Without a
+    registered rule each device calculates all of it, from whole operands"""
+
+    name = "nn.custom"
+    callee = prop_def(StringAttr)
+    options = opt_prop_def(DictionaryAttr)
+    xs = var_operand_def(TensorType)
+    outs = var_result_def(TensorType)
+    assembly_format = f"$callee `(` $xs `)` (`with` $options^)? {STRATEGY}"
+    INFERRED: ClassVar[bool] = False
+    WHOLE_TYPES: ClassVar[bool] = True
+    PRECISION: ClassVar[str] = "wide"
+
+    @property
+    def custom(self) -> Custom:
+        """What is registered of it."""
+        return _registered.get(self.callee.data, _NOTHING)
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """The options, as Python has them."""
+        data = self.options.data if self.options is not None else {}
+        return {name: python_value(a) for name, a in data.items()}
+
+    def lacks(self, what: str, example: str) -> ShardirError:
+        """The error that something is needed of the op and not registered."""
+        name = self.callee.data
+        return ShardirError(
+            f'[T11] no {what} is registered of the op "{name}": '
+            f'shardir.register_custom_op("{name}", {example}), here or in a module for --import'
+        )
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError("[T11] the results of a custom op are stated, not inferred")
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        callee, options = props["callee"], props.get("options")
+        assert isinstance(callee, StringAttr)
+        if not NAME.fullmatch(callee.data):
+            raise ShardirError(
+                f"[T11] {callee.data!r} cannot name a custom op: letters, digits, _ and dots can"
+            )
+        for name in options.data if isinstance(options, DictionaryAttr) else ():
+            if not is_dotted_name(name) or "." in name:
+                raise ShardirError(
+                    f"[T11] functions cannot take an option {name!r}: it is no name in Python"
+                )
+        if not results:
+            raise ShardirError("[T11] a custom op has a result: without one nobody needs it")
+        rule = _registered.get(callee.data, _NOTHING).rule
+        shapes = ([t.get_shape() for t in side] for side in (operands, results))
+        if rule is not None and (message := rule.misfit(*shapes)):
+            raise ShardirError(f'[T11] the rule that is registered of "{callee.data}" {message}')
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        callee = props["callee"]
+        assert isinstance(callee, StringAttr)
+        shapes = [t.get_shape() for t in (*operands, *results)]
+        rule = _registered.get(callee.data, _NOTHING).rule
+        if rule is not None:
+            return Factors.of(rule.operands, rule.results, shapes, replicate=rule.replicate,
+                              reduction=rule.reduction)  # fmt: skip
+        names = letters(sum(map(len, shapes)))
+        rest = iter(names)
+        dims = [[next(rest) for _ in shape] for shape in shapes]
+        n = len(operands)
+        return Factors.of(dims[:n], dims[n:], shapes, replicate=names)
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array | tuple[Array, ...]:
+        if self.custom.evaluate is None:
+            raise self.lacks("evaluation in numpy", "evaluate=function")
+        made = self.custom.evaluate(*arrays, **self.values)
+        found = tuple(map(np.asarray, made if isinstance(made, tuple) else (made,)))
+        shapes, wanted = [a.shape for a in found], [place.shape(v) for v in self.results]
+        if shapes != wanted:
+            raise ShardirError(
+                f'[T11] the evaluation of "{self.callee.data}" gives shapes '
+                f"{', '.join(map(str, map(list, shapes)))}; its types say "
+                f"{', '.join(map(str, map(list, wanted)))}"
+            )
+        return found
+
+    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        if self.custom.gradient is None:
+            name = self.callee.data
+            raise ShardirError(
+                f'[G8] no gradient is registered of the op "{name}": '
+                f'shardir.register_custom_op("{name}", gradient="{name}_grad") names the custom '
+                "op that it is; nn.stop_gradient before it ends it"
+            )
+        given = [
+            b.zeros(plain(v), like=v) if d is None else d
+            for v, d in zip(self.results, cotangents, strict=True)
+            if isinstance(plain(v).element_type, AnyFloat)
+        ]
+        types = [plain(v) for v in self.operands]
+        floats = [isinstance(t.element_type, AnyFloat) for t in types]
+        props: dict[str, Attribute] = {"callee": StringAttr(self.custom.gradient)}
+        if self.options is not None:
+            props["options"] = self.options
+        made = iter(b.results(
+            CustomOp, *self.operands, *self.results, *given, props=props,
+            result=[t for t, is_float in zip(types, floats, strict=True) if is_float],
+        ))  # fmt: skip
+        return [next(made) if is_float else None for is_float in floats]
+
+
+OPS = [CustomOp]

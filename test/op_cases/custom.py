@@ -1,0 +1,41 @@
+"""Custom ops with a rule and without, whose functions are in kernels.py."""
+
+import kernels
+from harness import FLOATS
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, StringAttr, i64
+
+import shardir
+from op_cases.case import ALL, EVEN, ODD, Case
+from shardir.dialects import nn
+from shardir.dialects.nn.base import Props
+
+shardir.register_custom_op(
+    "test.mirror", torch="kernels:mirror", evaluate=kernels.mirror_np,
+    rule="(i, j) -> (i, j) replicate j", gradient="test.mirror_grad",
+)  # fmt: skip
+shardir.register_custom_op(
+    "test.mirror_grad", torch="kernels:mirror_grad", evaluate=kernels.mirror_grad_np,
+    rule="(i, j), (i, j), (i, j) -> (i, j) replicate j",
+)  # fmt: skip
+shardir.register_custom_op(
+    "test.square", torch="kernels:square", evaluate=kernels.square,
+    gradient="test.square_grad",
+)  # fmt: skip
+shardir.register_custom_op(
+    "test.square_grad", torch="kernels:square_grad", evaluate=kernels.square_grad
+)
+
+
+def named(name: str, **options: int) -> Props:
+    props: Props = {"callee": StringAttr(name)}
+    if options:
+        attrs = {k: IntegerAttr(n, i64) for k, n in options.items()}
+        props = {**props, "options": DictionaryAttr(attrs)}
+    return props
+
+
+CASES: list[Case] = [
+    Case("mirror", nn.CustomOp, (ODD,), ALL, named("test.mirror"), ODD),
+    Case("by", nn.CustomOp, (EVEN,), ("f64",), named("test.mirror", by=3), EVEN),
+    Case("replicated", nn.CustomOp, (EVEN,), FLOATS, named("test.square"), EVEN),
+]
