@@ -11,6 +11,7 @@ def _pass(file: str, name: str) -> Callable[[], type[ModulePass]]:
 
 
 PASSES: dict[str, Callable[[], type[ModulePass]]] = {
+    "inline-calls": _pass("inline_calls", "InlineCalls"),
     "mixed-precision": _pass("mixed_precision", "MixedPrecision"),
     "propagate-strategies": _pass("propagate_strategies", "PropagateStrategies"),
     "insert-redistributions": _pass("insert_redistributions", "InsertRedistributions"),
@@ -31,9 +32,9 @@ def on_one_device(p: ModulePass) -> bool:
 
 PIPELINES: dict[str, str] = {
     "train": (
-        "propagate-strategies,insert-redistributions,distributed-autodiff,recompute,"
+        "inline-calls,propagate-strategies,insert-redistributions,distributed-autodiff,recompute,"
         "lower-to-spmd,simplify-communication,fuse-communication"
     ),
-    "single-device": "strip-layouts,distributed-autodiff,recompute",
+    "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute",
 }
 """Names for sequences of passes, to be used like a pass."""

@@ -167,7 +167,7 @@ class Propagation:
         placements: list[tuple[TensorOp, Placement]] = []
         for op in self.block.ops:
             if isinstance(op, CallOp):
-                faults.append((op, "layouts do not spread through calls; inline the function"))
+                faults.append((op, "[F3] layouts do not spread through calls; run inline-calls"))
             if isinstance(op, TensorOp) and op.strategy is not None:
                 try:
                     placements.append((op, strategy_placement(op, self.mesh)))
