@@ -4,6 +4,7 @@ Both parsers of the IR (ours and xDSL's own) hand the text between `<` and `>` t
 `str` of the value is its text again.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -137,7 +138,9 @@ class _Values(Transformer):
         return int(c[0])
 
     def float(self, c: list[Any]) -> float:
-        return float(c[0])
+        if math.isinf(number := float(c[0])):
+            raise NotationError(f"{c[0]} is beyond the range of floats", c[0].start_pos)
+        return number
 
     def string(self, c: list[Any]) -> str:
         return str(c[0])[1:-1]

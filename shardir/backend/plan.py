@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
+from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
 from shardir.backend.emit import (
     DTYPES,
@@ -27,6 +28,7 @@ from shardir.backend.torch_dist import groups_of
 from shardir.dialects.composites import expanded
 from shardir.dialects.dist import global_shape, layout_of
 from shardir.dialects.places import file_place
+from shardir.dialects.random import check_range
 from shardir.dialects.train import InitAttr, arg_attrs, microbatch_of, result_attrs, text_attr
 from shardir.syntax.diagnostics import Failure
 
@@ -237,13 +239,17 @@ def _init(
     f: FuncOp, value: dict[str, Any], role: str, init: Attribute | None, kind: str, data: Data
 ) -> dict[str, Any]:
     if not isinstance(init, InitAttr):
-        if role != "input":
-            raise Failure.at(f, f"%{value['name']} has no train.init = #train.init<...>")
+        if role != "input" or init is not None:
+            is_now = f", but {init}" if init is not None else ""
+            what = "train.input" if role == "input" else "train.init"
+            raise Failure.at(f, f"%{value['name']} has no {what} = #train.init<...>{is_now}")
         if value["dtype"].startswith("i"):
             return {"kind": "integers", "low": 0, "high": 2}
         return {"kind": "normal", "mean": 0.0, "std": 1.0}
-    if init.kind == "integers" and init.values["low"] >= init.values["high"]:
-        raise Failure.at(f, f"%{value['name']}: low must be below high, which is not drawn itself")
+    try:
+        check_range(init.kind, init.values, value["dtype"])
+    except ShardirError as e:
+        raise Failure.at(f, f"%{value['name']}: {e}") from None
     if init.kind == "file":
         return {"kind": "file", "file": _file(f, value, role, init.values, kind, data)}
     return {"kind": init.kind, **init.values}

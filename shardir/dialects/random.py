@@ -10,12 +10,38 @@ from typing import Any
 
 import numpy as np
 
+from shardir.algebra.errors import ShardirError
+from shardir.dialects.text import Kinds, Option
+
+INTEGER = Option(int, least=-(2**62), most=2**62 - 1)  # so that high - low fits 64 bits
+DRAWN: Kinds = {
+    "normal": {"mean": Option(float, 0.0), "std": Option(float, 1.0, least=0.0)},
+    "uniform": {"low": Option(float, 0.0), "high": Option(float, 1.0)},
+    "integers": {"low": INTEGER, "high": INTEGER},
+}
+"""Distributions, with their numbers."""
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LOG = [2.0 / k for k in range(15, 0, -2)]
 _SIN = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(8, -1, -1)]
 _HALF_EXPONENT = 0x3FF0000000000000 >> 1  # of 1.0
+
+
+def check_range(kind: str, params: Mapping[str, Any], element: str) -> None:
+    """Raises ShardirError unless numbers of an element type can be drawn from low to high."""
+    if kind not in ("uniform", "integers"):
+        return
+    low, high = params["low"], params["high"]
+    if kind == "uniform" and low > high:
+        raise ShardirError(f"[T10] low is {low}; it is to be at most high, {high}")
+    if kind == "integers" and low >= high:
+        raise ShardirError(
+            f"[T10] low is {low}; it is to be below high, {high}, which is not drawn itself"
+        )
+    if kind == "integers" and element == "i32" and not -(2**31) <= low < high <= 2**31:
+        raise ShardirError(f"[T10] i32 does not hold the numbers from {low} to {high - 1}")
 
 
 def seed_of(key: str) -> int:

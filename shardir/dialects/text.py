@@ -130,22 +130,24 @@ def word(kind: type[WordAttr], text: str) -> WordAttr:
 @dataclass(frozen=True)
 class Option:
     """The values that an option may have: their type, the default (None: it must be given), and
-    their range; without the ends where `open`."""
+    their range, from `least` to `most`; `ends` says which of the two are in it, as in [0, 1)."""
 
     kind: type
     default: Any = None
     least: float = -inf
     most: float = inf
-    open: bool = False
+    ends: str = "[]"
     nested: Callable[[Options, str], Options] | None = None
     """What completes a word with named values that may stand in its place."""
 
     def check(self, name: str, value: Any) -> None:
         """Raises NotationError when the value is out of range."""
-        inside = self.least < value < self.most if self.open else self.least <= value <= self.most
-        if not inside:
-            ends = [f"above {self.least:g}" if self.open else f"at least {self.least:g}"]
-            ends += [f"below {self.most:g}" if self.open else f"at most {self.most:g}"]
+        above, below = self.ends[0] == "(", self.ends[1] == ")"
+        low = value > self.least if above else value >= self.least
+        high = value < self.most if below else value <= self.most
+        if not (low and high):
+            ends = [f"above {self.least:g}" if above else f"at least {self.least:g}"]
+            ends += [f"below {self.most:g}" if below else f"at most {self.most:g}"]
             wanted = [e for e, end in zip(ends, (self.least, self.most), strict=True)
                       if abs(end) != inf]  # fmt: skip
             raise NotationError(f"[G10] {name} is {value}; it must be {' and '.join(wanted)}")

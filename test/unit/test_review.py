@@ -59,6 +59,29 @@ def test_constant_without_elements(type: str, shape: tuple[int, ...]) -> None:
 
 # ---- what is run ----
 
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("<normal>", "<normal, std = -1.0>", r"\[G10\] std is -1.0; it must be at least 0"),
+        ("<normal>", "<uniform, low = 2.0, high = 1.0>", "low is 2.0; it is to be at most high"),
+        ("<normal>", "<integers, low = 0, high = 9223372036854775808>", r"\[G10\] high is"),
+        ("<normal>", "<normal, std = 1e400>", "1e400 is beyond the range of floats"),
+        ("lr = 0.1", "lr = 1e400", "1e400 is beyond the range of floats"),
+        ('#train.init<file, path = "data.npz", array = "x">', '"x"', 'has no train.input = .* "x"'),
+    ],
+)
+def test_numbers_that_nobody_can_draw_are_refused(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    """Some were drawn otherwise than said, or ended a run; what is no init was as none at all."""
+    np.savez(tmp_path / "data.npz", x=np.zeros(4, np.float32), y=np.zeros(4, np.float32))
+    text = STEP.replace("BATCH", "4")
+    assert old in text
+    with pytest.raises(ShardirError, match=message):
+        shardir.compile(text.replace(old, new), base_dir=tmp_path).save(tmp_path / "out")
+
+
 STEP = """
     func.func private @f(
         %x: tensor<4xf32> {train.input = #train.init<file, path = "data.npz", array = "x">},

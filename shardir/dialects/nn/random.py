@@ -48,7 +48,7 @@ from shardir.dialects.nn.base import (
     letters,
 )
 from shardir.dialects.nn.elementwise import needs_float
-from shardir.dialects.random import fill, places, seed_at, uniform
+from shardir.dialects.random import DRAWN, check_range, fill, places, seed_at, uniform
 from shardir.dialects.text import Kinds, Option, OptionsAttr
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ class DistributionAttr(OptionsAttr):
 
     name = "nn.distribution"
     KINDS: ClassVar[Kinds] = {
-        "uniform": {"low": Option(float, 0.0), "high": Option(float, 1.0)},
-        "normal": {"mean": Option(float, 0.0), "std": Option(float, 1.0)},
-        "integers": {"low": Option(int), "high": Option(int)},
+        **DRAWN,
         "bernoulli": {"p": Option(float)},
     }
 
@@ -118,8 +116,7 @@ class RandomOp(_Drawn):
             raise ShardirError(f"[T5] {how.kind} numbers are not {element}; nn.convert them")
         if how.kind == "bernoulli":
             needs_share(how.values["p"])
-        if how.kind == "integers" and how.values["low"] >= how.values["high"]:
-            raise ShardirError("[T10] low is to be below high, which is not drawn itself")
+        check_range(how.kind, how.values, str(element))
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:

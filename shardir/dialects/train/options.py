@@ -13,6 +13,7 @@ from xdsl.irdl import irdl_attr_definition
 
 from shardir.algebra.errors import NotationError
 from shardir.algebra.notation import Options
+from shardir.dialects.random import DRAWN
 from shardir.dialects.text import Kinds, Option, OptionsAttr, place_of
 
 
@@ -23,9 +24,7 @@ class InitAttr(OptionsAttr):
 
     name = "train.init"
     KINDS: ClassVar[Kinds] = {
-        "normal": {"mean": Option(float, 0.0), "std": Option(float, 1.0)},
-        "uniform": {"low": Option(float, 0.0), "high": Option(float, 1.0)},
-        "integers": {"low": Option(int), "high": Option(int)},
+        **DRAWN,
         "constant": {"value": Option(float)},
         "file": {"path": Option(str), "array": Option(str)},
     }
@@ -70,7 +69,7 @@ class ScheduleAttr(OptionsAttr):
 
 LR = Option(float, least=0.0, nested=ScheduleAttr.completed)
 DECAY = Option(float, 0.0, least=0.0)
-BETA1, BETA2 = (Option(float, x, least=0.0, most=1.0) for x in (0.9, 0.999))
+BETA1, BETA2 = (Option(float, x, least=0.0, most=1.0, ends="[)") for x in (0.9, 0.999))
 
 
 def _adam(eps: float, weight_decay: float) -> dict[str, Option]:
@@ -99,7 +98,7 @@ class OptimizerAttr(OptionsAttr):
         "adafactor": {
             "lr": LR, "beta2_decay": Option(float, -0.8, most=0.0),
             "eps1": Option(float, 1e-7, least=0.0), "eps2": Option(float, 1e-3, least=0.0),
-            "clip": Option(float, 1.0, least=0.0, open=True), "weight_decay": DECAY,
+            "clip": Option(float, 1.0, least=0.0, ends="()"), "weight_decay": DECAY,
         },
     }  # fmt: skip
 
@@ -121,8 +120,8 @@ class ClipAttr(OptionsAttr):
 
     name = "train.clip"
     KINDS: ClassVar[Kinds] = {
-        "norm": {"max": Option(float, least=0.0, open=True)},
-        "value": {"max": Option(float, least=0.0, open=True)},
+        "norm": {"max": Option(float, least=0.0, ends="()")},
+        "value": {"max": Option(float, least=0.0, ends="()")},
     }
 
 
@@ -132,11 +131,11 @@ class LossScaleAttr(OptionsAttr):
 
     name = "train.loss_scale"
     KINDS: ClassVar[Kinds] = {
-        "static": {"factor": Option(float, least=0.0, open=True)},
+        "static": {"factor": Option(float, least=0.0, ends="()")},
         "dynamic": {
-            "initial": Option(float, 65536.0, least=0.0, open=True),
+            "initial": Option(float, 65536.0, least=0.0, ends="()"),
             "growth": Option(float, 2.0, least=1.0),
-            "backoff": Option(float, 0.5, least=0.0, most=1.0, open=True),
+            "backoff": Option(float, 0.5, least=0.0, most=1.0, ends="()"),
             "interval": Option(int, 2000, least=1),
         },
     }
