@@ -65,6 +65,8 @@ from shardir.dialects.dist import (
     RedistributeOp,
     ReduceScatterOp,
     SliceOp,
+    UnfoldOp,
+    WindowsOp,
     layout_of,
     mail,
     with_layout,
@@ -390,6 +392,11 @@ class _Differentiation:
             new.outs[0].name_hint = f"d_{v.name_hint}" if v.name_hint is not None else None
             self.block.add_op(new)
             return list(new.outs)
+        elif isinstance(op, WindowsOp):
+            cotangent, b = self.cotangent(out), self.builder
+            assert cotangent is not None
+            back = b.fold if isinstance(op, UnfoldOp) else b.unfold
+            return [back(cotangent, op.dim.value.data, op.windows(v, out, mesh))]
         elif isinstance(op, Collective):
             op.keeps(v, mesh)
         return self.contributions.pop(out)

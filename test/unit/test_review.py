@@ -214,6 +214,31 @@ def test_laid_out_ops_keep_their_meaning(name: str) -> None:
     compiled(module, check=True)
 
 
+@pytest.mark.parametrize(
+    ("op", "result"),
+    [
+        ("nn.max_pool %x window <3> stride <2> padding <1, 1>", "2x1x4xf64"),
+        ("nn.slice %x starts <0, 0, 1> limits <2, 1, 7> strides <1, 1, 1>", "2x1x6xf64"),
+        ("nn.fold %x dim 1 step 2 offset 0", "2x7xf64"),
+    ],
+)
+def test_halo_exchanges_are_differentiated_in_the_local_view(op: str, result: str) -> None:
+    """The cotangent of the windows was taken for that of the rows."""
+    halo = "[{}, {}, {b}]" if "fold" not in op else "[{}, {b}, {}]"
+    shape = "2x1x7xf64" if "fold" not in op else "2x4x1xf64"
+    x = f"tensor<{shape}, #dist.layout<@m, {halo}>>"
+    module = shardir.parse(f"""
+        dist.mesh @m <a = 2, b = 3>
+        func.func @f(%x: {x}) -> tensor<{result}> {{
+          %z = {op} : ({x}) -> tensor<{result}>
+          func.return %z : tensor<{result}>
+        }}
+        train.gradient @g of @f wrt <0>""")
+    compiled(module, ("propagate-strategies", "insert-redistributions", "lower-to-spmd"))
+    assert f"dist.{'fold' if 'fold' in op else 'unfold'}" in str(module)
+    compiled(module, ("distributed-autodiff",), check=True)
+
+
 def test_axis_of_size_1_splits_no_input() -> None:
     """It does not overlap with itself, so that an op could get it for two dimensions."""
     text = """
