@@ -409,7 +409,7 @@ def _layer_norm_grad(op: Any, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor
 def _cross_entropy(op: Any, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     how = op.reduction.data if type(op) is nn.CrossEntropyLossOp else "none"
     ignore, share = op.options()
-    options = {} if ignore is None else {"ignore_index": ignore}
+    options: Any = {} if ignore is None else {"ignore_index": ignore}
     out = functional.cross_entropy(
         x.reshape(-1, x.shape[-1]), labels.flatten().long(), label_smoothing=share, reduction=how,
         **options,
@@ -719,7 +719,8 @@ def _next_loss_scale(op: Any, scale: Any, good: Any, finite: Any) -> Any:
     growth, backoff = _given(op, "growth", "backoff")
     scale, tracker = scale.float(), good.int()
     found = (~finite).float()
-    torch._amp_update_scale_(scale, tracker, found, growth, backoff, op.interval.value.data)
+    amp: Any = torch
+    amp._amp_update_scale_(scale, tracker, found, growth, backoff, op.interval.value.data)
     return scale.double(), tracker.long()
 
 

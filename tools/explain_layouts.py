@@ -52,7 +52,7 @@ class Explanation:
         self.said.add(v)
         self.unknown.discard(v.name_hint or "")
         layout = dist.layout_of(v)
-        first = f"{where}{at(v if isinstance(v, BlockArgument) else v.owner)}: {named(v)}, "
+        first = f"{where}{at(_maker(v))}: {named(v)}, "
         return "\n  ".join([f"{first}{plain(v)}: [{layout}]", *lines])
 
     def propagate(self, module: ModuleOp) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _way(p: Propagation, v: SSAValue) -> Iterator[str]:
 
 def _steps(p: Propagation, v: SSAValue, d: int, seen: set) -> Iterator[str]:
     why = p.why[v, d]
-    here = at(v if isinstance(v, BlockArgument) else v.owner)
+    here = at(_maker(v))
     if why.how == "stated":
         yield f"stated{here}"
     elif why.how == "strategy":
@@ -198,18 +198,26 @@ def _alternatives(
         factors = op.factors()
         names = (*factors.operands, *factors.results)
         touched = (*op.operands, *op.results)
-        mine = names[touched.index(v)]
+        mine = next(n for w, n in zip(touched, names, strict=True) if w is v)
         for w, names_of in zip(touched, names, strict=True):
             other = dist.layout_of(w)
             assert other is not None
             for e, (dim, axes) in enumerate(zip(names_of, other.dims, strict=True)):
                 assigned, _ = factors.assign(dim, axes, p.mesh)
                 for d, mine_of in enumerate(mine):
-                    got = mine_of and factors.compose(mine_of, assigned, p.mesh)
+                    got = factors.compose(mine_of, assigned, p.mesh) if mine_of else None
                     if got and got != layout.dims[d]:
                         new = _with(layout, d, got, p.mesh)
                         found.setdefault(new, (w, e))
     return found
+
+
+def _maker(v: SSAValue) -> Operation | BlockArgument:
+    """What a value comes from."""
+    if isinstance(v, BlockArgument):
+        return v
+    assert isinstance(v.owner, Operation)
+    return v.owner
 
 
 def _with(layout: Layout, d: int, axes: Axes, mesh: Mesh) -> Layout:
@@ -240,7 +248,7 @@ def _follows(op: Operation, v: SSAValue, layout: Layout, mesh: Mesh) -> Iterator
                     from_where.setdefault(f, []).append(
                         f"{f} over {axes_text(a)}, as dimension {e} of {named(w)}"
                     )
-    i = list(op.results).index(v)
+    i = next(i for i, w in enumerate(op.results) if w is v)
     for d, dim in enumerate(factors.results[i]):
         for line in [f for name in dim for f in from_where.get(name, ())]:
             yield f"dimension {d}: {line}"

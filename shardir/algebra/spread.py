@@ -161,7 +161,8 @@ def begins(axes: Axes, first: Axes, mesh: Mesh) -> bool:
 def _granted(
     factors: Factors, names_of: tuple[tuple[str, ...], ...], v: Seen, chosen: FactorAxes, mesh: Mesh
 ) -> Split:
-    wanted = tuple([(names and factors.compose(names, chosen, mesh)) or () for names in names_of])
+    found = [factors.compose(names, chosen, mesh) if names else None for names in names_of]
+    wanted: Split = tuple([axes or () for axes in found])
     return widened(v.dims, wanted, v.limits, mesh)
 
 

@@ -226,9 +226,9 @@ def pad(mesh: Any, x: Tensor, dim: int, axes: tuple, total: int | None = None) -
 
     total: size of `dim` afterwards, needed where the shards are uneven.
     """
-    total = mesh.count(axes) * x.shape[dim] if total is None else total
-    start, stop = mesh.bounds(total, axes)
-    out = x.new_zeros((*x.shape[:dim], total, *x.shape[dim + 1 :]))
+    rows: int = mesh.count(axes) * x.shape[dim] if total is None else total
+    start, stop = mesh.bounds(rows, axes)
+    out = x.new_zeros((*x.shape[:dim], rows, *x.shape[dim + 1 :]))
     out.narrow(dim, start, stop - start).copy_(x)
     return out
 

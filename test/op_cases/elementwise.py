@@ -45,7 +45,7 @@ def unary(
 
 def few(op: type[TensorOp], kind: str = "normal", name: str = "", **numbers: float) -> list[Case]:
     """An op of floats whose base others test on all shapes."""
-    return unary(op, FLOATS, kind, name, ("odd",), **numbers)
+    return unary(op, FLOATS, kind, name, ("odd",), gradient=True, **numbers)
 
 
 def triangle(op: type[TensorOp], shape: Shape, diagonal: int) -> Case:

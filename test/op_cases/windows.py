@@ -1,10 +1,12 @@
+from xdsl.ir import Attribute
+
 from op_cases.case import ALL, NUMBERS, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
 from shardir.dialects.nn.base import int_attr
 
 
-def numbers(**values: int) -> dict[str, object]:
+def numbers(**values: int) -> dict[str, Attribute]:
     return {n: int_attr(v) for n, v in values.items()}
 
 

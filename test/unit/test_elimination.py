@@ -2,6 +2,7 @@
 
 from itertools import product
 from math import inf, isclose
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,7 +103,7 @@ def by_milp(problem: Problem) -> float:
     starts = np.cumsum([0, *(len(u) for u in problem.unary)])
     costs = [*np.concatenate(problem.unary)]
     rows: list[dict[int, float]] = []
-    ends: list[float] = []
+    ends: Any = []
     for i, u in enumerate(problem.unary):
         rows.append({int(starts[i]) + x: 1.0 for x in range(len(u))})
         ends.append(1.0)

@@ -351,8 +351,11 @@ def test_the_global_norm_takes_one_reduction(name: str):
     """Though parameters are split over different axes."""
     clip = train.ClipAttr.read("norm, max = 1.0")
     plain, clipped = (
-        collectives(parts(compiled(module_of("sgd, lr = 0.1", LAYOUTS[name], **o)), "step")[1])
-        for o in ({}, {"clip": clip})
+        collectives(parts(compiled(made), "step")[1])
+        for made in (
+            module_of("sgd, lr = 0.1", LAYOUTS[name]),
+            module_of("sgd, lr = 0.1", LAYOUTS[name], clip=clip),
+        )
     )
     assert clipped["all_reduce"] == plain.get("all_reduce", 0) + 1
 

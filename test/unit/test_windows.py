@@ -1,21 +1,16 @@
 """Windows of a split dimension: who needs what of whom, and what moves where an op slides."""
 
 import random
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "shardir/backend"))  # as beside a program
-
-import ops_windows
-import runtime as rt
 from harness import Arg, collectives, compiled, function, laid_out, layout, parts, problem
 
 from shardir.algebra.mesh import shard_bounds
 from shardir.algebra.notation import mesh_of
 from shardir.algebra.windows import Windows
+from shardir.backend import ops_windows
+from shardir.backend import runtime as rt
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.movement import IntsPerDimAttr
 

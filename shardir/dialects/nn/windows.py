@@ -118,8 +118,9 @@ class _WindowsOp(TensorOp, ABC):
         """Which rows each window has."""
         x, out = self.shapes(mesh)
         rows, windows = self.ends([x], [out])
-        sizes = rows[self.at], *windows[self.at : self.at + 2]
-        return Windows(*sizes, self.step.value.data, self.offset.value.data)
+        at = self.at
+        step, offset = self.step.value.data, self.offset.value.data
+        return Windows(rows[at], windows[at], windows[at + 1], step, offset)
 
     def start(self, place: Place) -> int:
         """The row, of those that are here, at which the first window that is here begins."""
