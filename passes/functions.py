@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from xdsl.dialects.builtin import FunctionType, ModuleOp, NoneAttr, StringAttr, TensorType
+from xdsl.dialects.builtin import FunctionType, ModuleOp, StringAttr, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.composites import adopt
-from shardir.dialects.dist import is_local, layout_of, meshes_of
+from shardir.dialects.dist import is_local, layout_of, meshes_of, sharding_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.syntax.diagnostics import Failure
 
@@ -43,13 +43,13 @@ def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
     named: dict[str, Operation] = {}
     for op in f.body.block.ops:
         for v in op.results:
-            if (layout := layout_of(v)) is not None:
-                named.setdefault(layout.mesh, op)
+            if (mesh := _mesh_name(v)) is not None:
+                named.setdefault(mesh, op)
         if isinstance(op, TensorOp) and op.strategy is not None and op.strategy.data.mesh:
             named.setdefault(op.strategy.data.mesh, op)
     for v in f.body.block.args:
-        if (layout := layout_of(v)) is not None:
-            named.setdefault(layout.mesh, f)
+        if (mesh := _mesh_name(v)) is not None:
+            named.setdefault(mesh, f)
     if len(named) > 1:
         names = ", ".join(f"@{n}" for n in named)
         raise Failure([(f, f"@{f.sym_name.data} uses the meshes {names}; one function, one mesh")])
@@ -60,9 +60,16 @@ def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
     return next(iter(meshes.values())) if len(meshes) == 1 else None
 
 
+def _mesh_name(v: SSAValue) -> str | None:
+    layout = layout_of(v)
+    if layout is None and (sharding := sharding_of(v)) is not None:
+        layout = sharding.layout
+    return None if layout is None else layout.mesh
+
+
 def has_layouts(block: Block) -> bool:
-    """Whether a global layout stands on some value."""
-    return any(layout_of(v) is not None and not is_local(v.type) for v in values(block))
+    """Whether a global layout, or what is stated of one, stands on some value."""
+    return any(sharding_of(v) is not None for v in values(block))
 
 
 def is_local_body(block: Block) -> bool:
@@ -92,7 +99,7 @@ def update_signature(f: FuncOp) -> None:
 def unlaid(block: Block) -> Operation | None:
     """An op (or, for an argument, the function) of which a tensor has no layout."""
     for v in values(block):
-        if isinstance(v.type, TensorType) and isinstance(v.type.encoding, NoneAttr):
+        if isinstance(v.type, TensorType) and layout_of(v) is None:
             return v.owner if isinstance(v.owner, Operation) else block.parent_op()
     return None
 

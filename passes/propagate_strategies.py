@@ -4,7 +4,9 @@
                              tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>>) -> tensor<8x6xf32>
  -> %h = nn.matmul %x, %w : (...) -> tensor<8x6xf32, #dist.layout<@m, [{dp}, {tp}]>>
 
-1. A layout that the text states is never changed. An op with a strategy decides its results.
+1. A layout that the text states is never changed; of a `#dist.sharding` open dimensions are split
+   further, but over no axis that is to stay replicated, and dimensions of a priority take part
+   after all of lower ones. An op with a strategy decides its other results.
 2. Axes spread along factors, forward and backward, to a fixed point. First what activations know
    spreads to all, then what parameters do: a weight that is split over the batch's axis does not
    unsplit the batch.
@@ -33,6 +35,7 @@ from shardir.algebra.factors import Factors, Placement
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import seconds
+from shardir.algebra.sharding import Sharding
 from shardir.algebra.spread import (
     Limits,
     Option,
@@ -44,7 +47,7 @@ from shardir.algebra.spread import (
     ways,
     widened,
 )
-from shardir.dialects.dist import layout_of, with_layout
+from shardir.dialects.dist import layout_of, sharding_of, with_layout
 from shardir.dialects.nn.base import TensorOp, has_parts, plain
 from shardir.dialects.train import arg_attrs
 from shardir.passes.functions import (
@@ -124,6 +127,10 @@ class Propagation:
         self.f, self.block, self.mesh = f, block, mesh
         self.known: dict[SSAValue, Split] = {}
         self.fixed: set[SSAValue] = set()
+        self.stated: dict[SSAValue, Sharding] = {}
+        """What is stated of values to which something may be added."""
+        self.priority = 0
+        """Up to which priority dimensions take part."""
         self.parameters: set[SSAValue] = set()
         self.waiting = True
         """Whether it is still the activations' turn to propose."""
@@ -138,9 +145,10 @@ class Propagation:
 
     def run(self) -> None:
         self.read()
-        self.spread(self.level)
-        self.waiting = False
-        self.spread(self.level)
+        for priority in sorted({0, *(p for s in self.stated.values() for p in s.priorities)}):
+            for waiting in (True, False):
+                self.priority, self.waiting = priority, waiting
+                self.spread(self.level)
         self.split_inputs()
         for v in values(self.block):
             if isinstance(v.type, TensorType) and layout_of(v) is None:
@@ -154,13 +162,16 @@ class Propagation:
         for v in values(self.block):
             if not isinstance(v.type, TensorType):
                 continue
-            if (layout := layout_of(v)) is None:
+            if (sharding := sharding_of(v)) is None:
                 self.known[v] = ((),) * len(v.type.get_shape())
                 continue
-            layout = layout.simplified(self.mesh)
-            set_type(v, with_layout(v.type, layout))
-            self.know(v, layout.dims, Why("stated"))
-            self.fixed.add(v)
+            sharding = sharding.simplified(self.mesh)
+            self.know(v, sharding.layout.dims, Why("stated"))
+            if layout_of(v) is None:
+                self.stated[v] = sharding
+            else:
+                set_type(v, with_layout(v.type, sharding.layout))
+                self.fixed.add(v)
         for arg, attrs in zip(self.block.args, arg_attrs(self.f), strict=True):
             if "train.parameter" in attrs or "train.state" in attrs:
                 self.parameters.add(arg)
@@ -181,7 +192,7 @@ class Propagation:
         """They decide the results of their ops, and what of operands nothing else does."""
         for op, placement in placements:
             for v, layout in zip(op.results, placement.results, strict=True):
-                if v not in self.fixed:
+                if v not in self.fixed and v not in self.stated:
                     self.know(v, layout.dims, Why("strategy", op))
                     self.fixed.add(v)
         wanted: dict[SSAValue, dict[Split, Operation]] = {}
@@ -258,6 +269,11 @@ class Propagation:
         assert isinstance(v.type, TensorType)
         every = frozenset(range(len(self.known[v])))
         parameter = v in self.parameters
+        if (stated := self.stated.get(v)) is not None:
+            late = frozenset(d for d in every if stated.priority(d) > self.priority)
+            silent = every if parameter and self.waiting else late
+            limits = Limits(stated.open - late, silent, stated.replicated)
+            return Seen(v.type.get_shape(), self.known[v], limits, parameter)
         limits = Limits(
             frozenset() if v in self.fixed else every,
             every if parameter and self.waiting else frozenset(),
@@ -312,7 +328,7 @@ class Propagation:
         for v in self.block.args:
             if v in self.fixed or v in self.parameters or not self.known.get(v):
                 continue
-            if any(self.known[v]):
+            if any(self.known[v]) or v in self.stated:
                 continue
             axes = free if self.reached(v) else free or names
             while axes and plain(v).get_shape()[0] % self.mesh.extent(axes):

@@ -11,7 +11,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of
+from shardir.dialects.dist import MeshOp, RedistributeOp, sharding_of
 from shardir.dialects.nn.base import plain
 from shardir.passes.functions import (
     bodies,
@@ -42,7 +42,7 @@ class StripLayouts(ModulePass):
                     inner.out.replace_all_uses_with(inner.value)
                     erase(inner)
             for v in values(block):
-                if layout_of(v) is not None:
+                if sharding_of(v) is not None:
                     set_type(v, plain(v))
             update_signature(f)
         for mesh in [m for m in op.body.ops if isinstance(m, MeshOp)]:

@@ -17,9 +17,20 @@ from shardir.algebra.cluster import BYTES, Cluster, Level
 from shardir.algebra.errors import NotationError
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
 from shardir.algebra.mesh import Axes, Axis, Mesh, Sized
+from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
 
-STARTS = ["layout", "local", "axes", "mesh", "cluster", "strategy", "numbers", "options"]
+STARTS = [
+    "layout",
+    "sharding",
+    "local",
+    "axes",
+    "mesh",
+    "cluster",
+    "strategy",
+    "numbers",
+    "options",
+]
 
 Options = tuple[str, tuple[tuple[str, Any], ...]]
 """A word, then names with values: int, float, str, or options again."""
@@ -55,6 +66,21 @@ class _Values(Transformer):
         mesh, dims, partial = c
         layout = Layout(str(mesh), dims)
         return layout if partial is None else layout.with_partial(*partial)
+
+    def open_dim(self, c: list[Any]) -> tuple[Axes, bool, int]:
+        *entries, priority = c
+        axes = tuple(e for e in entries if isinstance(e, Axis))
+        return axes, "?" in entries, int(priority[1:]) if priority else 0
+
+    def sharding(self, c: list[Any]) -> Sharding:
+        mesh, *dims, replicated = c
+        dims = [d for d in dims if d is not None]
+        return Sharding(
+            Layout(str(mesh), tuple(axes for axes, _, _ in dims)),
+            frozenset(i for i, (_, is_open, _) in enumerate(dims) if is_open),
+            tuple(priority for _, _, priority in dims),
+            replicated or (),
+        )
 
     def partial(self, c: list[Any]) -> tuple[Axes, str]:
         reduction, axes = c
@@ -199,6 +225,11 @@ def read(lark: Lark, values: Transformer, text: str, start: str, what: str) -> A
 def parse_layout(text: str) -> Layout:
     """`@m, [{dp}, {tp:(2)4}], partial sum {x}` -> Layout. Raises NotationError."""
     return _parse(text, "layout", "a layout: @mesh, [{axis, ...}, ...], partial sum {axis, ...}")
+
+
+def parse_sharding(text: str) -> Sharding:
+    """`@m, [{dp, ?}, {?}p1], replicated {tp}` -> Sharding. Raises NotationError."""
+    return _parse(text, "sharding", "a sharding: @mesh, [{axis, ?}, {?}p1], replicated {axis, ...}")
 
 
 def parse_local(text: str) -> LocalLayout:

@@ -10,7 +10,6 @@ its attributes' printers (openxla/shardy, docs/sharding_representation.md).
 """
 
 import re
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -20,58 +19,10 @@ from shardir.algebra.errors import NotationError, ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.notation import check_sizes, grammar, read
+from shardir.algebra.sharding import Sharding
 
 NAME = re.compile(r"[A-Za-z_][\w$.]*")
 """What a mesh or an axis can be called in both notations."""
-
-
-@dataclass(frozen=True)
-class Sharding:
-    """A layout, and what a propagation may add to it."""
-
-    layout: Layout
-    open: frozenset[int] = frozenset()
-    """Dimensions that may be split further; the others are to stay as they are."""
-    priorities: tuple[int, ...] = ()
-    """When each dimension takes part in the propagation, 0 first; empty: all of them at 0."""
-    replicated: Axes = ()
-    """Axes that are to split no open dimension."""
-
-    def priority(self, dim: int) -> int:
-        return self.priorities[dim] if self.priorities else 0
-
-    def simplified(self, mesh: Mesh) -> "Sharding":
-        """The one spelling: the layout's, axes in mesh order, only priorities with an effect."""
-        layout = self.layout.simplified(mesh)
-        priorities = tuple(
-            self.priority(i) if axes or i in self.open else 0 for i, axes in enumerate(layout.dims)
-        )
-        replicated = mesh.simplify(tuple(sorted(self.replicated, key=mesh.order)))
-        return Sharding(layout, self.open, priorities if any(priorities) else (), replicated)
-
-    def check(self, mesh: Mesh) -> None:
-        """Raises ShardirError; a layout's faults name the invariant of docs/language.md."""
-        rank = len(self.layout.dims)
-        self.layout.check_axes(mesh)
-        for a in self.replicated:
-            mesh.check_axis(a)
-        if (clash := mesh.clash((*self.layout.used, *self.replicated))) is not None:
-            raise ShardirError(
-                f"axis {clash[1]} is to stay replicated, and {clash[0]} is in use; an axis splits, "
-                "is unreduced or replicates: leave it out in all places but one"
-            )
-        if self.priorities and len(self.priorities) != rank:
-            raise ShardirError(
-                f"{len(self.priorities)} priorities for {rank} dimensions; one for each, or none"
-            )
-        for i, axes in enumerate(self.layout.dims):
-            if self.priority(i) and not axes and i not in self.open:
-                raise ShardirError(
-                    f"dimension {i} is unsplit and closed, so that its priority "
-                    f"p{self.priority(i)} has no effect; leave it out, or open the dimension: {{?}}"
-                )
-        if outside := sorted(i for i in self.open if not 0 <= i < rank):
-            raise ShardirError(f"dimension {outside[0]} is open, and there are {rank}")
 
 
 def to_sdy(sharding: Layout | Sharding, mesh: Mesh) -> str:

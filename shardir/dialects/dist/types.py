@@ -35,8 +35,10 @@ from shardir.algebra.notation import (
     parse_layout,
     parse_local,
     parse_mesh,
+    parse_sharding,
     parse_strategy,
 )
+from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
 from shardir.dialects.text import IntsAttr, TextAttr, WordAttr
 
@@ -79,6 +81,18 @@ class LayoutAttr(TextAttr[Layout]):
     @classmethod
     def from_text(cls, text: str) -> Layout:
         return parse_layout(text)
+
+
+@irdl_attr_definition
+class ShardingAttr(TextAttr[Sharding]):
+    """`<@m, [{dp, ?}, {?}p1], replicated {tp}>`: what is stated of a global value's layout, to
+    which propagate-strategies may add; no other pass sees one."""
+
+    name = "dist.sharding"
+
+    @classmethod
+    def from_text(cls, text: str) -> Sharding:
+        return parse_sharding(text)
 
 
 @irdl_attr_definition
@@ -251,6 +265,14 @@ def type_layout(type: Attribute) -> Layout | None:
     return None
 
 
+def sharding_of(value: SSAValue) -> Sharding | None:
+    """What the text states of a global value: a layout, or one that may be added to."""
+    encoding = value.type.encoding if isinstance(value.type, TensorType) else None
+    if isinstance(encoding, ShardingAttr):
+        return encoding.data
+    return Sharding(encoding.data) if isinstance(encoding, LayoutAttr) else None
+
+
 def is_local(type: Attribute) -> bool:
     """Whether the type is that of a local value."""
     return isinstance(type, TensorType) and isinstance(type.encoding, LocalAttr)
@@ -293,6 +315,8 @@ def with_layout(type: TensorType, layout: Layout | None) -> TensorType:
 def check_type(op: Operation, type: Attribute, what: str) -> None:
     """Raises VerifyException when the layout in a type breaks an invariant (docs/language.md)."""
     layout = type_layout(type)
+    if isinstance(type, TensorType) and isinstance(type.encoding, ShardingAttr):
+        layout = type.encoding.data.layout
     if layout is None:
         return
     assert isinstance(type, TensorType)
@@ -304,7 +328,11 @@ def check_type(op: Operation, type: Attribute, what: str) -> None:
 
 
 @lru_cache(maxsize=65536)
-def _check(mesh: Mesh, encoding: LayoutAttr | LocalAttr, shape: Shape) -> None:
+def _check(mesh: Mesh, encoding: LayoutAttr | ShardingAttr | LocalAttr, shape: Shape) -> None:
+    if isinstance(encoding, ShardingAttr):
+        encoding.data.layout.check(mesh, shape)
+        encoding.data.check(mesh)
+        return
     if isinstance(encoding, LayoutAttr):
         encoding.data.check(mesh, shape)
         return
@@ -334,5 +362,5 @@ def check_types(op: Operation) -> None:
 
 
 ATTRS = [
-    ClusterAttr, MeshAttr, LayoutAttr, LocalAttr, AxesAttr, StrategyAttr, ReductionAttr, PairsAttr,
+    ClusterAttr, MeshAttr, LayoutAttr, ShardingAttr, LocalAttr, AxesAttr, StrategyAttr, ReductionAttr, PairsAttr,
 ]  # fmt: skip
