@@ -99,6 +99,8 @@ def plan_redistribution(
         mesh = replace(mesh, cluster=cluster)
     mesh.check_cluster()
     for layout in (source, target):
+        if layout.mesh != mesh.name:
+            raise ShardirError(f"[R3] the layout [{layout}] is of another mesh than @{mesh.name}")
         layout.check(mesh, shape)
     if target.reduction == "any" and (source.reduction, source.partial) != ("any", target.partial):
         raise ShardirError(

@@ -13,6 +13,7 @@ from harness import compiled  # noqa: E402
 
 import shardir  # noqa: E402
 from shardir.algebra.errors import ShardirError  # noqa: E402
+from shardir.algebra.notation import mesh_of, parse_layout  # noqa: E402
 from shardir.backend import runtime as rt  # noqa: E402
 from shardir.interpret.equivalence import compare  # noqa: E402
 from shardir.tools import run as shard_run  # noqa: E402
@@ -252,6 +253,14 @@ def test_axis_of_size_1_splits_no_input() -> None:
         }"""
     assert "{a" not in shardir.compile(text, "propagate-strategies").text
     shardir.compile(text)
+
+
+def test_redistribution_of_another_mesh_is_refused() -> None:
+    """It was planned as if both were one, with a step between two meshes."""
+    mesh = mesh_of("m", "a = 2")
+    layouts = [parse_layout(f"@{name}, [{{a}}, {{}}]") for name in "km"]
+    with pytest.raises(ShardirError, match=r"\[R3\] the layout \[@k"):
+        shardir.plan_redistribution((4, 4), "f32", mesh, layouts[0], layouts[1])
 
 
 # ---- mixed precision ----
