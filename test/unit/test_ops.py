@@ -16,6 +16,7 @@ from harness import (
     ELEMENTS,
     FLOATS,
     MESH,
+    PIPELINE,
     TORCH,
     Arg,
     Problem,
@@ -39,8 +40,9 @@ from op_cases import CASES, EVEN, Case
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.errors import ShardirError
-from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Axes
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Axis, Sized
+from shardir.algebra.notation import mesh_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp, dims_attr, float_attr, int_attr
 
@@ -102,6 +104,48 @@ def faults(p: Problem, given: Sequence[Tried]) -> list[str]:
 def test_all_ranks_are_one_device(case: Case, element: str):
     wrong = faults(case.problem(element), tried(case, element))
     assert not wrong, f"{len(wrong)} layouts are wrong, such as\n" + "\n".join(wrong[:3])
+
+
+ODD_MESH = mesh_of("m", "a = 4, b = 3")
+PIECES = [(Axis("a", 1, 2), Axis("a", 2, 2), Axis("b")), (Axis("a"), Axis("b"))]
+LOCAL_FIRST = (*PIPELINE[:2], "lower-to-spmd", "distributed-autodiff", "simplify-communication")
+
+
+def odd_layout(draw: random.Random, shape: Shape) -> Layout:
+    """Digits and axes in any order over the dimensions, half of them with sizes that are stated."""
+    pieces = [*draw.choice(PIECES)]
+    draw.shuffle(pieces)
+    places = [draw.randint(0, len(shape)) for _ in pieces]
+    dims = [tuple(p for p, at in zip(pieces, places, strict=True) if at == d)
+            for d in range(len(shape))]  # fmt: skip
+    for d, axes in enumerate(dims):
+        if axes and draw.random() < 0.5:
+            cuts = sorted(draw.randint(0, shape[d]) for _ in range(ODD_MESH.extent(axes) - 1))
+            ends = zip([0, *cuts], [*cuts, shape[d]], strict=True)
+            dims[d] = Sized(axes, tuple(b - a for a, b in ends))
+    return Layout("m", tuple(dims))
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_digits_and_stated_sizes(op: type[TensorOp]):
+    """Twelve ranks, many of them with nothing; differentiated before it is lowered or behind."""
+    draw = random.Random(op.name)
+    mine = [c for c in CASES if c.op is op]
+    wrong = []
+    for passes in (PIPELINE, LOCAL_FIRST) * 2:
+        case = draw.choice(mine)
+        p = case.problem(case.elements[0])
+        block = function(p.module, "f").body.block
+        assert block.last_op is not None
+        given = [odd_layout(draw, shape_of(v)) for v in block.args]
+        results = [
+            odd_layout(draw, shape_of(v)) if draw.random() < 0.5 or not given else None
+            for v in block.last_op.operands
+        ]
+        message = p.errors(compiled(laid_out(p.module, ODD_MESH, given, results), passes))
+        if message:
+            wrong.append(f"{case} {[*map(str, (*given, *results))]}: {message}")
+    assert not wrong, "\n".join(wrong)
 
 
 def with_partial(l: Layout, draw: random.Random, reductions: Sequence[str]) -> Layout:
