@@ -14,6 +14,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "inline-calls": _pass("inline_calls", "InlineCalls"),
     "mixed-precision": _pass("mixed_precision", "MixedPrecision"),
     "propagate-strategies": _pass("propagate_strategies", "PropagateStrategies"),
+    "search-strategies": _pass("search_strategies", "SearchStrategies"),
     "insert-redistributions": _pass("insert_redistributions", "InsertRedistributions"),
     "distributed-autodiff": _pass("distributed_autodiff", "DistributedAutodiff"),
     "recompute": _pass("recompute", "Recompute"),
@@ -33,6 +34,10 @@ def on_one_device(p: ModulePass) -> bool:
 PIPELINES: dict[str, str] = {
     "train": (
         "inline-calls,propagate-strategies,insert-redistributions,distributed-autodiff,recompute,"
+        "lower-to-spmd,simplify-communication,fuse-communication"
+    ),
+    "auto": (
+        "inline-calls,distributed-autodiff,search-strategies,insert-redistributions,recompute,"
         "lower-to-spmd,simplify-communication,fuse-communication"
     ),
     "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute",

@@ -10,7 +10,8 @@ part.
     }
 
 It works on the plain program, on the laid-out one, before or after insert-redistributions, and on
-one of the local view, whose collectives stay as they are.
+one of the local view, whose collectives stay as they are. Where some values have layouts and some
+have none, these stay what they are, pins for search-strategies, and the rest is plain.
 
 1. A cotangent's layout is not chosen: it follows from the factors of the op that makes it, partial
    over each axis that splits a factor which the operand does not have.
@@ -87,7 +88,7 @@ from shardir.dialects.train import (
 )
 from shardir.passes.functions import (
     erase,
-    has_layouts,
+    is_laid_out,
     is_local_body,
     mesh_of,
     name_of,
@@ -179,7 +180,7 @@ class _Differentiation:
         """The types of the values of a function in the local view."""
         if mesh is not None and is_local_body(self.block):
             self.local = lift(self.block, mesh)
-        laid = mesh if mesh is not None and has_layouts(self.block) else None
+        laid = mesh if mesh is not None and is_laid_out(self.block) else None
         expand(self.block, laid)
         self.builder = Builder(laid, self.block.add_op)
         self.contributions: dict[SSAValue, list[SSAValue]] = {}

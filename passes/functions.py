@@ -72,6 +72,12 @@ def has_layouts(block: Block) -> bool:
     return any(sharding_of(v) is not None for v in values(block))
 
 
+def is_laid_out(block: Block) -> bool:
+    """Whether every tensor has a layout."""
+    tensors = [v for v in values(block) if isinstance(v.type, TensorType)]
+    return bool(tensors) and all(layout_of(v) is not None for v in tensors)
+
+
 def is_local_body(block: Block) -> bool:
     """Whether the function is in the local view."""
     return any(is_local(v.type) for v in values(block))

@@ -3,62 +3,43 @@
     minimise  sum_i unary_i[x_i]  +  sum_ij table_ij[x_i, x_j]
 
 Bucket elimination (Dechter 1999): one variable after another goes, and leaves the least that it
-costs for each choice of its neighbours. The sum is exact, and the work exponential only in the
-width of the graph, which programs have little of. Where the table that a variable would leave has
-more than `cap` entries, its costs are minimised in several groups, each for itself (mini-buckets,
-Dechter and Rish 2003): what comes out is then a bound from below, and the solution is one for
-which choices were made by these bounds and improved one at a time. Either way `objective` is what
-the solution costs, and no solution costs less than `bound`.
+costs for each choice of its neighbours. That is exact, and the work exponential only in the width
+of the graph. Where a table would have more than `cap` entries, a bound (relaxation.py) rules out
+values first, until what is left fits. A solution to hold the bound against comes from mini-buckets
+(Dechter and Rish 2003): the costs of a variable whose table would be too large are minimised in
+several groups, each for itself, which gives another bound. Where that does not lead to an end
+either, the best solution is the answer, and no solution costs less than the best bound.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from heapq import heapify, heappop, heappush
 from math import inf, prod
-from typing import Any
 
 import numpy as np
 
-Table = np.ndarray[Any, np.dtype[np.float64]]
+from shardir.search.problem import Problem, Table, improve
+from shardir.search.relaxation import Relaxation
+
 Scope = tuple[int, ...]
 
 CAP = 1 << 24
 """Entries of the largest table: 128 MiB."""
 
+ROUGH = 1 << 16
+"""Entries of the largest table while values are ruled out."""
 
-@dataclass
-class Problem:
-    """Variables, each with the cost of each of its values, and tables of costs of pairs. Infinite
-    costs forbid."""
+ROUNDS, NARROWINGS = 10, 8
+"""How often costs are moved before values are ruled out, and how often that is done."""
 
-    unary: list[Table] = field(default_factory=list)
-    pairs: dict[tuple[int, int], Table] = field(default_factory=dict)
-
-    def variable(self, costs: Sequence[float] | Table) -> int:
-        """A new variable, by the costs of its values."""
-        self.unary.append(np.asarray(costs, dtype=np.float64))
-        return len(self.unary) - 1
-
-    def add(self, i: int, j: int, table: Table) -> None:
-        """Adds table[x_i, x_j] to the sum; j may be i."""
-        if i == j:
-            self.unary[i] = self.unary[i] + np.diagonal(table)
-            return
-        if i > j:
-            i, j, table = j, i, table.T
-        have = self.pairs.get((i, j))
-        self.pairs[i, j] = table if have is None else have + table
-
-    def cost(self, choice: Sequence[int]) -> float:
-        """What a solution costs."""
-        total = sum(float(u[x]) for u, x in zip(self.unary, choice, strict=True))
-        return total + sum(float(t[choice[i], choice[j]]) for (i, j), t in self.pairs.items())
+ENOUGH = 1e-9
+"""The gap that is none."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The value of each variable. `objective` is infinite where none was found that is allowed."""
+    """The value of each variable, what that costs, and what no solution costs less than."""
 
     choice: list[int]
     objective: float
@@ -67,9 +48,7 @@ class Solution:
     @property
     def gap(self) -> float:
         """By how much of it the objective may be above the least."""
-        if self.objective == self.bound:
-            return 0.0
-        return (self.objective - self.bound) / abs(self.objective) if self.objective < inf else inf
+        return 0.0 if self.objective == self.bound else 1 - self.bound / self.objective
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,10 +68,75 @@ class _Factor:
 
 
 def solve(problem: Problem, cap: int = CAP) -> Solution:
-    """The least, or with tables of at most `cap` entries a solution and a bound.
+    """The least, or with tables of at most `cap` entries a solution and a bound."""
+    return eliminate(problem, cap) if fits(problem, cap) else narrowed(problem, cap)
 
-    The variable that leaves the smallest table goes first.
-    """
+
+def narrowed(problem: Problem, cap: int) -> Solution:
+    """The same where the tables would be too large: values that a bound rules out go first, again
+    and again, as long as that helps."""
+    allowed = [np.arange(len(u)) for u in problem.unary]
+    choice, bound, left = None, -inf, problem
+    for _ in range(NARROWINGS):
+        relaxation = Relaxation(left, choice)
+        relaxation.run(ROUNDS)
+        rough = eliminate(relaxation.moved(), min(cap, ROUGH))
+        relaxation.found(rough.choice)
+        bound = max(bound, relaxation.bound(), rough.bound)
+        keep = relaxation.allowed()
+        allowed = [a[k] for a, k in zip(allowed, keep, strict=True)]
+        choice = [
+            int(np.flatnonzero(k == x)[0]) for k, x in zip(keep, relaxation.choice, strict=True)
+        ]
+        left = relaxation.moved().only(keep)
+        if relaxation.objective - bound <= ENOUGH * abs(bound):
+            break
+        if fits(left, cap):
+            found = eliminate(left, cap)
+            choice, bound = found.choice, found.bound
+            break
+    assert choice is not None
+    return _of(problem, allowed, choice, bound)
+
+
+def _of(
+    problem: Problem, allowed: Sequence[np.ndarray], choice: Sequence[int], bound: float
+) -> Solution:
+    """A solution of what is left of a problem, as one of the problem."""
+    whole = [int(a[x]) for a, x in zip(allowed, choice, strict=True)]
+    objective = problem.cost(whole)
+    return Solution(whole, objective, min(bound, objective))
+
+
+def fits(problem: Problem, cap: int) -> bool:
+    """Whether bucket elimination makes no table of more than `cap` entries."""
+    sizes = [len(u) for u in problem.unary]
+    near: list[set[int]] = [set() for _ in sizes]
+    for i, j in problem.pairs:
+        near[i].add(j)
+        near[j].add(i)
+    weights = [_entries(near[v], sizes) for v in range(len(sizes))]
+    heap = [(w, v) for v, w in enumerate(weights)]
+    heapify(heap)
+    left = [True] * len(sizes)
+    while heap:
+        weight, v = heappop(heap)
+        if not left[v] or weight != weights[v]:
+            continue
+        if weight * sizes[v] > cap:
+            return False
+        left[v] = False
+        for u in near[v]:
+            near[u] |= near[v]
+            near[u] -= {u, v}
+            weights[u] = _entries(near[u], sizes)
+            heappush(heap, (weights[u], u))
+    return True
+
+
+def eliminate(problem: Problem, cap: int) -> Solution:
+    """Bucket elimination, with mini-buckets where a table would be too large; the variable that
+    leaves the smallest table goes first."""
     sizes = [len(u) for u in problem.unary]
     touching: list[dict[_Factor, None]] = [{} for _ in sizes]
     near: list[set[int]] = [set() for _ in sizes]
@@ -112,7 +156,7 @@ def solve(problem: Problem, cap: int = CAP) -> Solution:
     heapify(heap)
     gone: list[tuple[int, list[_Factor]]] = []
     left = [True] * len(sizes)
-    bound, exact = 0.0, True
+    bound, whole = 0.0, True
     while heap:
         weight, v = heappop(heap)
         if not left[v] or weight != weights[v]:
@@ -127,7 +171,7 @@ def solve(problem: Problem, cap: int = CAP) -> Solution:
         for u in near[v]:
             near[u].discard(v)
         groups = list(_groups(bucket, v, sizes, cap))
-        exact = exact and len(groups) == 1
+        whole = whole and len(groups) == 1
         for scope, group in groups:
             total = reduce(np.add, [f.spread((*scope, v)) for f in group])
             least = total.min(axis=-1)
@@ -141,10 +185,10 @@ def solve(problem: Problem, cap: int = CAP) -> Solution:
     choice = [0] * len(sizes)
     for v, bucket in reversed(gone):
         choice[v] = int(sum(f.at(choice, v) for f in bucket).argmin())  # type: ignore[union-attr]
-    if not exact:
-        _improve(problem, choice)
+    if not whole:
+        improve(problem, choice)
     objective = problem.cost(choice)
-    return Solution(choice, objective, objective if exact else min(bound, objective))
+    return Solution(choice, objective, objective if whole else min(bound, objective))
 
 
 def _entries(scope: set[int], sizes: list[int]) -> int:
@@ -167,19 +211,3 @@ def _groups(
             groups.append((set(factor.scope), [factor]))
     for scope, group in groups:
         yield tuple(sorted(scope - {v})), group
-
-
-def _improve(problem: Problem, choice: list[int]) -> None:
-    """Changes one variable at a time for the better, until that does not help."""
-    near: list[list[tuple[int, Table]]] = [[] for _ in choice]
-    for (i, j), table in problem.pairs.items():
-        near[i].append((j, table))
-        near[j].append((i, table.T))
-    changed = True
-    while changed:
-        changed = False
-        for v, unary in enumerate(problem.unary):
-            costs = unary + sum(t[:, choice[u]] for u, t in near[v])
-            best = int(costs.argmin())
-            if costs[best] < costs[choice[v]]:
-                choice[v], changed = best, True

@@ -1,0 +1,136 @@
+"""search-strategies: nothing or a few pins -> the strategies and layouts of least cost.
+
+    %y = nn.matmul %x, %w : (tensor<8x4xf32>, tensor<4x6xf32>) -> tensor<8x6xf32>
+ -> %y = nn.matmul %x, %w strategy<@m, (({dp}, {}), ({}, {tp}))> : ...
+
+After distributed-autodiff, so that gradients and updates count: the layouts of a training step are
+those of forward and backward part together.
+
+1. Every op gets a strategy, every value a layout; insert-redistributions follows them, and what it
+   makes takes the seconds that the search counted.
+2. What the text states, a layout of a value or a strategy of an op, stays.
+3. The plan is the least in the modelled seconds of calculation and communication, of all plans in
+   which an axis splits one dimension of an op, as a whole and evenly; or, where the solver's tables
+   would be too large, one that is above the least by no more than the gap that is stated.
+4. Parameters and states lie as the updates leave them, and may be split: nothing is said of memory.
+5. The function's `search` attribute says the seconds (`objective`), the bound, and the gap.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, TensorType
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import FactorAxes, Factors
+from shardir.algebra.mesh import Mesh
+from shardir.dialects.composites import expand
+from shardir.dialects.dist import Collective, RedistributeOp, StrategyAttr, with_layout
+from shardir.dialects.nn.base import TensorOp, float_attr, plain
+from shardir.dialects.train import GradientOp, StepOp, arg_attrs, result_attrs
+from shardir.passes.functions import (
+    bodies,
+    is_local_body,
+    mesh_of,
+    name_of,
+    set_type,
+    update_signature,
+)
+from shardir.search.choices import Offers, itemsize
+from shardir.search.elimination import CAP
+from shardir.search.graph import Plan, search
+from shardir.syntax.diagnostics import Failure
+
+FLOPS, MEMORY = 4e10, 8e9
+"""flop/s and bytes/s of a device where no cluster says: one core, as Gloo's ranks have."""
+
+
+@dataclass(frozen=True)
+class SearchStrategies(ModulePass):
+    """Finds the strategies and layouts of least cost."""
+
+    name = "search-strategies"
+    entries: int = CAP
+    """The entries of the solver's largest table: memory for exactness."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        later = {
+            o.function.root_reference.data
+            for o in op.body.ops
+            if isinstance(o, StepOp | GradientOp)
+        }
+        for f, block in bodies(op):
+            mesh = mesh_of(f, op)
+            if mesh is None or is_local_body(block):
+                continue
+            if name_of(f) in later:
+                message = "is still to be differentiated; run distributed-autodiff before"
+                raise Failure([(f, f"@{name_of(f)} {message}, so that its gradients count")])
+            _check(f, block)
+            expand(block, None)
+            try:
+                plan = search(block, Offers(mesh, op_seconds), ties(f, block), self.entries)
+            except ShardirError as e:
+                raise Failure([(f, str(e))]) from None
+            write(f, plan)
+
+
+def op_seconds(
+    factors: Factors, chosen: FactorAxes, types: Sequence[TensorType], operands: int, mesh: Mesh
+) -> float:
+    """What an op takes on one device: its flops, or what it reads and writes, whichever is more."""
+    split = {f: mesh.extent(a) for f, a in chosen.items()}
+    points = prod(-(-n // split.get(f, 1)) for f, n in factors.sizes)
+    flops = 2 * points if operands > 1 and factors.reduced else points
+    moved = 0
+    for t, dims in zip(types, (*factors.operands, *factors.results), strict=True):
+        parts = prod(split.get(f, 1) for d in dims for f in d)
+        moved += itemsize(t) * prod(t.get_shape()) / parts
+    rates = dict(mesh.wires.flops)
+    rate = rates.get(str(types[-1].element_type), rates.get("f32", FLOPS))
+    return max(flops / rate, moved / (mesh.wires.memory_bandwidth or MEMORY))
+
+
+def _check(f: FuncOp, block: Block) -> None:
+    faults: list[tuple[Operation | None, str]] = []
+    for op in block.ops:
+        if isinstance(op, RedistributeOp | Collective | CallOp):
+            faults.append((op, f"{op.name} in @{name_of(f)}: the search decides on communication; "
+                           "leave it out, and state layouts or strategies instead"))  # fmt: skip
+    if faults:
+        raise Failure(faults)
+
+
+def ties(f: FuncOp, block: Block) -> dict[SSAValue, SSAValue]:
+    """The returned values that become arguments of the next step."""
+    names: dict[str, SSAValue] = {}
+    for arg, attrs in zip(block.args, arg_attrs(f), strict=True):
+        for key in ("train.parameter", "train.state"):
+            if isinstance(name := attrs.get(key), StringAttr):
+                names[name.data] = arg
+    found: dict[SSAValue, SSAValue] = {}
+    end = block.last_op
+    assert isinstance(end, ReturnOp)
+    for v, marks in zip(end.operands, result_attrs(f), strict=True):
+        if isinstance(name := marks.get("train.updates"), StringAttr) and name.data in names:
+            found[v] = names[name.data]
+    return found
+
+
+def write(f: FuncOp, plan: Plan) -> None:
+    """The plan, in the IR."""
+    for op, choice in plan.choices.items():
+        assert isinstance(op, TensorOp)
+        if op.operands:
+            op.properties["strategy"] = StrategyAttr(choice.strategy)
+    for v, layout in plan.layouts.items():
+        set_type(v, with_layout(plain(v), layout))
+    update_signature(f)
+    s = plan.solution
+    numbers = {"objective": s.objective, "bound": s.bound, "gap": s.gap}
+    f.attributes["search"] = DictionaryAttr({k: float_attr(x) for k, x in numbers.items()})

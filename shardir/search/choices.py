@@ -1,0 +1,214 @@
+"""What may be chosen for one op: the ways to place it, and the seconds that each takes.
+
+    nn.matmul (i, k), (k, j) -> (i, j) on <dp = 2, tp = 4>: dp on i, k, j or none, tp on i, k, j or
+    none: 16 choices
+
+1. Each axis splits one factor, as a whole, or repeats the calculation. A factor is split evenly.
+2. A linear op may also take operands that are partial sums over an axis, and pass them on.
+3. An op that wants a dimension whole may have it split where it can be calculated by its parts.
+4. What the text says, a strategy, is the only choice.
+5. What is calculated from no argument is calculated whole on every device: slices of it are free.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations, product
+from math import prod
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Block, Operation
+
+from shardir.algebra.cluster import BYTES
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.redistribution import seconds
+from shardir.algebra.strategy import Strategy
+from shardir.dialects.builder import Builder
+from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
+from shardir.dialects.nn.base import (
+    BySignature,
+    Composite,
+    TensorOp,
+    has_parts,
+    plain,
+    splits_whole,
+)
+
+OpSeconds = Callable[[Factors, FactorAxes, Sequence[TensorType], int, Mesh], float]
+"""The seconds that an op takes on the device that has most to do, by its factors, the axes that
+split them, the global types of its operands, then of its results, and how many are operands."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to place an op, as `strategy` says it; the layouts that its operands must have, and
+    those that its results come out with."""
+
+    strategy: Strategy
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    seconds: float
+
+
+Choices = tuple[Choice, ...]
+
+
+def moving(shape: Shape, itemsize: int, mesh: Mesh, source: Layout, target: Layout) -> float:
+    """The seconds of a redistribution.
+
+    Those of even shards are the same for all tensors of as many elements, whatever dimensions are
+    split: one problem stands for all of them, in which every dimension has as many rows as there
+    are devices, and one has the rest.
+    """
+    if source == target:
+        return 0.0
+    touched = [i for i, d in enumerate(zip(source.dims, target.dims, strict=True)) if any(d)]
+    if all(shape[i] % mesh.size == 0 for i in touched):
+        touched.sort(key=lambda i: str((source.dims[i], target.dims[i])))
+        rest = prod(shape) // mesh.size ** len(touched)
+        source, target = (
+            replace(l, dims=(*(l.dims[i] for i in touched), ())) for l in (source, target)
+        )
+        shape = (*[mesh.size] * len(touched), rest)
+    return _moving(shape, itemsize, mesh, source, target)
+
+
+@lru_cache(maxsize=1 << 20)
+def _moving(shape: Shape, itemsize: int, mesh: Mesh, source: Layout, target: Layout) -> float:
+    return sum(seconds(shape, mesh, source, target, itemsize))
+
+
+def itemsize(t: TensorType) -> int:
+    """The bytes of an element."""
+    return BYTES.get(str(t.element_type), 4)
+
+
+class Offers:
+    """The choices of ops on a mesh, made once for each signature."""
+
+    def __init__(self, mesh: Mesh, op_seconds: OpSeconds):
+        self.mesh, self.op_seconds = mesh, op_seconds
+        self.axes = [a for a in mesh.names if mesh.extent((a,)) > 1]
+        self._made = BySignature()
+
+    def of(self, op: TensorOp, constant: bool) -> Choices:
+        """The choices of an op; `constant`: it depends on no argument."""
+        whole = constant and op.strategy is None
+        types = (v.type for v in (*op.operands, *op.results))
+        parts = (type(op), whole, *types, None, *op.properties.values())
+        return self._made.get_or(parts, lambda: tuple(self.make(op, whole)))
+
+    def make(self, op: TensorOp, whole: bool) -> Iterator[Choice]:
+        if op.strategy is not None:
+            yield self.choice(op, op.strategy.data)
+            return
+        factors = _factors(op)
+        for kept in self.kept(op) if not whole else [()]:
+            for chosen in self.splits(factors, kept) if not whole else [{}]:
+                try:
+                    strategy = self.strategy(factors, chosen, kept)
+                    if strategy is not None:
+                        yield self.choice(op, strategy)
+                except ShardirError:
+                    continue  # its parts can't be calculated so
+
+    def kept(self, op: TensorOp) -> Iterator[Axes]:
+        """The axes over which operands may be partial; where results are larger, none."""
+        shapes, n = op.shapes(), len(op.operands)
+        yield ()
+        if op.factors().linear and max(map(prod, shapes[:n])) >= max(map(prod, shapes[n:])):
+            for k in range(1, len(self.axes) + 1):
+                yield from combinations(self.axes, k)
+
+    def splits(self, factors: Factors, kept: Axes) -> Iterator[FactorAxes]:
+        """Each axis that is not kept on one factor or on none."""
+        fixed = factors.replicate | factors.moved | factors.sliding
+        names = [f for f, _ in factors.sizes if f not in fixed]
+        axes = [a for a in self.axes if a not in kept]
+        for combination in product([None, *names], repeat=len(axes)):
+            chosen: FactorAxes = {}
+            for axis, f in zip(axes, combination, strict=True):
+                if f is not None:
+                    chosen[f] = (*chosen.get(f, ()), axis)
+            if all(factors.size(f) % self.mesh.extent(a) == 0 for f, a in chosen.items()):
+                yield {f: self.mesh.simplify(a) for f, a in chosen.items()}
+
+    def strategy(self, factors: Factors, chosen: FactorAxes, kept: Axes) -> Strategy | None:
+        """What says in the text how factors are split; None where nothing does."""
+        partial = Layout(self.mesh.name, (), kept) if kept else None
+        found = placed(factors, chosen, self.mesh, partial)
+        if found is None:
+            return None
+        operands = tuple(o.dims for o in found.operands)
+        for results in (None, tuple(r.dims for r in found.results)):
+            strategy = Strategy(self.mesh.name, operands, results, kept)
+            try:
+                if strategy.placement(factors, self.mesh) == found:
+                    return strategy
+            except ShardirError:
+                continue
+        return None
+
+    def choice(self, op: TensorOp, strategy: Strategy) -> Choice:
+        """How an op is calculated with a strategy.
+
+        Raises:
+            ShardirError: it can't be.
+        """
+        factors = _factors(op)
+        found = strategy.placement(factors, self.mesh)
+        if isinstance(op, Composite) or splits_whole(op.factors(), found.operands):
+            results, time = self.by_parts(op, found)
+            return Choice(strategy, found.operands, results, time)
+        time = self.time(op, factors, found.axes)
+        return Choice(strategy, found.operands, found.results, time)
+
+    def time(self, op: TensorOp, factors: Factors, chosen: FactorAxes) -> float:
+        types = [plain(v) for v in (*op.operands, *op.results)]
+        return self.op_seconds(factors, chosen, types, len(op.operands), self.mesh)
+
+    def by_parts(self, op: TensorOp, found: Placement) -> tuple[tuple[Layout, ...], float]:
+        """The layouts of an op's results, complete, and its time, where its parts calculate it."""
+        types = [with_layout(plain(v), l) for v, l in zip(op.operands, found.operands, strict=True)]
+        block = Block(arg_types=types)
+        builder = Builder(self.mesh, block.add_op)
+        made = type(op).create(
+            operands=block.args, result_types=[plain(v) for v in op.results],
+            properties=dict(op.properties),
+        )  # fmt: skip
+        parts = made.decompose(builder)
+        assert parts is not None
+        ends = [builder.complete(v) for v in parts]
+        time = sum(self.spent(inner) for inner in block.ops)
+        results = tuple(builder.layout(v) for v in ends)
+        made.erase()
+        return results, time
+
+    def spent(self, op: Operation) -> float:
+        """The seconds of an op that is laid out: a redistribution, or a calculation."""
+        if isinstance(op, RedistributeOp):
+            t = plain(op.value)
+            source, target = layout_of(op.value), layout_of(op.out)
+            assert source is not None and target is not None
+            return moving(t.get_shape(), itemsize(t), self.mesh, source, target)
+        if not isinstance(op, TensorOp):
+            return 0.0
+        factors, chosen = op.factors(), {}
+        sides = (*factors.operands, *factors.results)
+        for v, dims in zip((*op.operands, *op.results), sides, strict=True):
+            layout = layout_of(v)
+            assert layout is not None
+            for d, axes in zip(dims, layout.dims, strict=True):
+                chosen.update({
+                    f: a for f, a in factors.assign(d, axes, self.mesh)[0].items() if a
+                })  # fmt: skip
+        return self.time(op, factors, chosen)
+
+
+def _factors(op: TensorOp) -> Factors:
+    """The factors that a strategy of the op may split."""
+    factors = op.factors()
+    return replace(factors, replicate=frozenset()) if has_parts(type(op)) else factors

@@ -1,0 +1,244 @@
+"""Layouts and strategies of least cost for a function: its ops and values as a sum of costs.
+
+    an op                                    how it is calculated: its seconds
+    a value with several users               the layout in which it lies
+    an argument                              the same, and one more in which several users share
+                                             it: the redistribution from one to the other; of equal
+                                             ones what splits most
+    who makes a value, who uses it           the redistribution from what comes out to what is
+                                             needed, or to and from the layout in which it lies
+
+That is what insert-redistributions makes of the strategies and layouts, seconds for seconds. What
+it does better: where several ops need a value in the same layout, beside the two above, they are
+counted one by one and made once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardir.algebra.layout import Layout
+from shardir.dialects.dist import layout_of
+from shardir.dialects.nn.base import TensorOp, plain
+from shardir.search.choices import Choice, Choices, Offers, itemsize, moving
+from shardir.search.elimination import CAP, Solution, solve
+from shardir.search.problem import Problem, Table
+
+Place = tuple[Layout, Layout | None]
+"""In which layout a value lies, and in which else several users share it."""
+
+Places = tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is chosen: for each op and each value of a function. Seconds of the objective, and what
+    no choice takes less than."""
+
+    choices: Mapping[Operation, Choice]
+    layouts: Mapping[SSAValue, Layout]
+    solution: Solution
+
+
+def search(block: Block, offers: Offers, ties: Mapping[SSAValue, SSAValue], cap: int = CAP) -> Plan:
+    """The least costly plan.
+
+    Args:
+        ties: returned values that become the next step's arguments, each with that argument: both
+            lie alike.
+        cap: the entries of the solver's largest table.
+    """
+    return _Graph(block, offers, ties).plan(cap)
+
+
+class _Graph:
+    def __init__(self, block: Block, offers: Offers, ties: Mapping[SSAValue, SSAValue]):
+        self.block, self.offers, self.mesh = block, offers, offers.mesh
+        self.problem = Problem()
+        self.ties = ties
+        self.choices: dict[Operation, Choices] = {}
+        self.of_op: dict[Operation, int] = {}
+        self.places: dict[SSAValue, Places] = {}
+        self.of_value: dict[SSAValue, int] = {}
+        self.users: dict[SSAValue, list[Operation]] = {}
+        self._tables: dict[tuple, Table] = {}
+        self._places: dict[tuple, Places] = {}
+
+    def plan(self, cap: int) -> Plan:
+        constant: set[SSAValue] = set()
+        ops = [op for op in self.block.ops if isinstance(op, TensorOp)]
+        for op in ops:
+            fixed = all(v in constant for v in op.operands)
+            if fixed:
+                constant.update(op.results)
+            choices = self.choices[op] = self.offers.of(op, fixed)
+            self.of_op[op] = self.problem.variable(self.seconds(choices))
+        for op in self.block.ops:
+            for v in dict.fromkeys(op.operands):
+                self.users.setdefault(v, []).append(op)
+        for v in self.block.args:
+            if isinstance(v.type, TensorType):
+                self.lie(v)
+        for op in ops:
+            for v in op.results:
+                if v not in self.of_value and self.lies(v):
+                    self.lie(v)
+        for op in ops:
+            for i, v in enumerate(op.results):
+                self.made(op, i, v)
+        for v, users in self.users.items():
+            for op in users:
+                if isinstance(op, TensorOp):
+                    self.used(v, op)
+        return self.read(ops, solve(self.problem, cap))
+
+    def seconds(self, choices: Choices) -> Table:
+        key = (id(choices),)
+        if key not in self._tables:
+            self._tables[key] = np.array([c.seconds for c in choices])
+        return self._tables[key]
+
+    # ---- where values lie ----
+
+    def lies(self, v: SSAValue) -> bool:
+        """Whether it is to be decided where a result lies: otherwise it lies as it comes out, and
+        its only user takes it from there."""
+        users = self.users.get(v, [])
+        returned = any(isinstance(op, ReturnOp) for op in users)
+        return len(users) > 1 or returned or layout_of(v) is not None
+
+    def lie(self, v: SSAValue) -> None:
+        """A variable for where a value lies; one for both ends of a tie."""
+        if v in self.ties and (end := self.ties[v]) in self.of_value:
+            self.places[v], self.of_value[v] = self.places[end], self.of_value[end]
+            return
+        places = self.places[v] = self.places_of(v)
+        shape, size = plain(v).get_shape(), itemsize(plain(v))
+        self.of_value[v] = self.problem.variable(
+            [0.0 if t is None else moving(shape, size, self.mesh, l, t) for l, t in places]
+        )
+
+    def places_of(self, v: SSAValue) -> Places:
+        users = [op for op in self.users.get(v, []) if isinstance(op, TensorOp)]
+        needs = [(id(self.choices[op]), slots(op, v)) for op in users]
+        made = v.owner if isinstance(v.owner, Operation) else None
+        out = made is not None and list(made.results).index(v)
+        ends = [w for w, end in self.ties.items() if end is v]
+        from_ends = [(id(self.choices[w.owner]), list(w.owner.results).index(w)) for w in ends]  # type: ignore[index]
+        key = (v.type, tuple(needs), made and id(self.choices[made]), out, tuple(from_ends))
+        if key in self._places:
+            return self._places[key]
+        several: dict[Layout, int] = {}
+        for op in users:
+            needs_of = dict.fromkeys(l for c in self.choices[op] for l in needed(c, slots(op, v)))
+            for need in needs_of:
+                several[need] = several.get(need, 0) + 1
+        stated = layout_of(v)
+        if stated is not None:
+            lying = [stated.simplified(self.mesh)]
+        else:
+            found = dict.fromkeys(l for l in several if not l.partial)
+            for w in [v, *ends]:
+                if isinstance(w.owner, Operation):
+                    i = list(w.owner.results).index(w)
+                    found.update(
+                        dict.fromkeys(c.results[i].complete for c in self.choices[w.owner])
+                    )
+            lying = sorted(found, key=lambda l: -self.mesh.extent(l.used))
+        places: list[Place] = [(l, None) for l in lying]
+        if made is None:
+            shared = [l for l, n in several.items() if n > 1 and not l.partial]
+            places += [(l, t) for l in lying for t in shared if t != l]
+        self._places[key] = tuple(places)
+        return self._places[key]
+
+    # ---- edges ----
+
+    def table(self, key: tuple, make: Callable[[], Table]) -> Table:
+        if key not in self._tables:
+            self._tables[key] = make()
+        return self._tables[key]
+
+    def made(self, op: TensorOp, i: int, v: SSAValue) -> None:
+        """From what comes out to where it lies."""
+        if v not in self.of_value:
+            return
+        choices, places, t = self.choices[op], self.places[v], plain(v)
+        table = self.table(
+            (id(choices), "makes", i, id(places)),
+            lambda: self.moves(t, [c.results[i] for c in choices], [p[0] for p in places]),
+        )
+        self.problem.add(self.of_op[op], self.of_value[v], table)
+
+    def used(self, v: SSAValue, op: TensorOp) -> None:
+        """From where a value lies, or from what comes out, to what an op needs."""
+        choices, t, at = self.choices[op], plain(v), slots(op, v)
+        if v in self.of_value:
+            places = self.places[v]
+            shares = v not in self.ties
+            table = self.table(
+                (id(places), id(choices), at, shares),
+                lambda: self.taken(t, places, choices, at, shares),
+            )
+            self.problem.add(self.of_value[v], self.of_op[op], table)
+            return
+        maker = v.owner
+        assert isinstance(maker, Operation)
+        i, makers = list(maker.results).index(v), self.choices[maker]
+        table = self.table(
+            (id(makers), i, id(choices), at),
+            lambda: self.taken(t, [(c.results[i], None) for c in makers], choices, at, False),
+        )
+        self.problem.add(self.of_op[maker], self.of_op[op], table)
+
+    def taken(
+        self,
+        t: TensorType,
+        places: Sequence[Place],
+        choices: Choices,
+        at: Sequence[int],
+        shares: bool,
+    ) -> Table:
+        """What each choice costs, of an op that uses a value at these operands, in each place."""
+        needs = [tuple(needed(c, at)) for c in choices]
+        every = list(dict.fromkeys(l for n in needs for l in n))
+        moves = self.moves(t, [p[0] for p in places], every)
+        if shares:
+            for i, (_, shared) in enumerate(places):
+                if shared is not None and shared in every:
+                    moves[i, every.index(shared)] = 0.0
+        columns = {n: sum(moves[:, every.index(l)] for l in n) for n in dict.fromkeys(needs)}
+        return np.stack([columns[n] for n in needs], axis=1)
+
+    def moves(self, t: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> Table:
+        """The seconds from each layout to each other."""
+        a, b = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
+        shape, size = t.get_shape(), itemsize(t)
+        least = np.array([[moving(shape, size, self.mesh, x, y) for y in b] for x in a])
+        rows, columns = [a.index(x) for x in sources], [b.index(y) for y in targets]
+        return least.reshape(len(a), len(b))[np.ix_(rows, columns)]
+
+    # ---- the solution ----
+
+    def read(self, ops: Sequence[TensorOp], solution: Solution) -> Plan:
+        choice = solution.choice
+        chosen = {op: self.choices[op][choice[self.of_op[op]]] for op in ops}
+        layouts = {v: self.places[v][choice[i]][0] for v, i in self.of_value.items()}
+        for op in ops:
+            for v, layout in zip(op.results, chosen[op].results, strict=True):
+                layouts.setdefault(v, layout)
+        return Plan(chosen, layouts, solution)
+
+
+def slots(op: Operation, v: SSAValue) -> tuple[int, ...]:
+    """The operands at which an op uses a value."""
+    return tuple(i for i, w in enumerate(op.operands) if w is v)
+
+
+def needed(c: Choice, at: Sequence[int]) -> Sequence[Layout]:
+    """The layouts that a choice needs a value in."""
+    return tuple(dict.fromkeys(c.operands[i] for i in at))

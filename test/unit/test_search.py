@@ -1,0 +1,124 @@
+"""search-strategies: against all plans of small programs, and its seconds against the program's."""
+
+from itertools import product
+from math import isclose
+
+import pytest
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block
+
+from shardir.algebra.notation import parse_layout
+from shardir.dialects.dist import StrategyAttr, layout_of, with_layout
+from shardir.dialects.nn.base import TensorOp, plain
+from shardir.passes import PASSES
+from shardir.passes.functions import bodies, mesh_of, set_type, update_signature
+from shardir.passes.propagate_strategies import strategy_placement
+from shardir.passes.search_strategies import op_seconds, ties
+from shardir.search.choices import Offers
+from shardir.syntax.parser import parse
+from shardir.tools import bench
+
+search = bench.load("search")
+
+HEAD = """
+dist.cluster @c <levels [node = 2 {bandwidth = 1e+08, latency = 1e-7}], memory = 1000000000 {bandwidth = 1e+10}, flops {f32 = 1e+9}>
+dist.mesh @m <d = 2> on @c
+"""  # noqa: E501
+
+SUMS = """
+func.func @f(%x: tensor<8x16xf32, #dist.layout<@m, [{}, {d}]>>, %w: tensor<16x12xf32, #dist.layout<@m, [{d}, {}]>>, %v: tensor<16x12xf32, #dist.layout<@m, [{d}, {}]>>) -> tensor<8x12xf32, #dist.layout<@m, [{}, {}]>> {
+  %y = nn.matmul %x, %w : (tensor<8x16xf32, #dist.layout<@m, [{}, {d}]>>, tensor<16x12xf32, #dist.layout<@m, [{d}, {}]>>) -> tensor<8x12xf32>
+  %r = nn.matmul %x, %v : (tensor<8x16xf32, #dist.layout<@m, [{}, {d}]>>, tensor<16x12xf32, #dist.layout<@m, [{d}, {}]>>) -> tensor<8x12xf32>
+  %z = nn.add %y, %r : (tensor<8x12xf32>, tensor<8x12xf32>) -> tensor<8x12xf32, #dist.layout<@m, [{}, {}]>>
+  func.return %z : tensor<8x12xf32, #dist.layout<@m, [{}, {}]>>
+}
+"""  # noqa: E501
+
+
+def body(module: ModuleOp) -> Block:
+    ((_, block),) = bodies(module)
+    return block
+
+
+def least_of_all(text: str) -> float:
+    """Every strategy of every op, and every layout of what has no stated one: each plan goes
+    through insert-redistributions, and the seconds of what that makes are added up."""
+    module = parse(text)
+    block = body(module)
+    ((f, _),) = bodies(module)
+    mesh = mesh_of(f, module)
+    assert mesh is not None
+    ops = [op for op in block.ops if isinstance(op, TensorOp)]
+    offers = Offers(mesh, op_seconds)
+    strategies = [[c.strategy for c in offers.of(op, False)] for op in ops]
+    matrices = [parse_layout(f"@m, {dims}") for dims in ("[{}, {}]", "[{d}, {}]", "[{}, {d}]")]
+    open_args = [i for i, v in enumerate(block.args) if layout_of(v) is None]
+    best = float("inf")
+    for chosen in product(*strategies):
+        for ends in product(matrices, repeat=len(open_args)):
+            for lying in product([*matrices, None], repeat=len(ops)):
+                trial = module.clone()
+                inner = body(trial)
+                for i, layout in zip(open_args, ends, strict=True):
+                    set_type(inner.args[i], with_layout(plain(inner.args[i]), layout))
+                made = [op for op in inner.ops if isinstance(op, TensorOp)]
+                for op, strategy, layout in zip(made, chosen, lying, strict=True):
+                    op.properties["strategy"] = StrategyAttr(strategy)
+                    v = op.results[0]
+                    if layout_of(v) is None:
+                        natural = strategy_placement(op, mesh).results[0]
+                        set_type(v, with_layout(plain(v), layout or natural))
+                update_signature(next(bodies(trial))[0])
+                last = inner.last_op
+                assert last is not None
+                if layout_of(last.operands[0]).partial:  # type: ignore[union-attr]
+                    continue  # what is returned is complete
+                PASSES["insert-redistributions"]()().apply(None, trial)  # type: ignore[arg-type]
+                best = min(best, search.seconds(trial))
+    return best
+
+
+def test_no_plan_of_all_is_better():
+    text = HEAD + SUMS
+    assert isclose(objective(parse(text)), least_of_all(text))
+
+
+def objective(module: ModuleOp) -> float:
+    PASSES["search-strategies"]()().apply(None, module)  # type: ignore[arg-type]
+    ((f, _),) = bodies(module)
+    found = f.attributes["search"].data  # type: ignore[attr-defined]
+    assert found["gap"].value.data < 1e-9
+    return found["objective"].value.data
+
+
+SMALL = {"batch": 4, "seq": 8, "hidden": 16, "heads": 4, "vocab": 16}
+
+
+@pytest.mark.parametrize("sizes", [{}, SMALL], ids=["peers' sizes", "small"])
+def test_a_step_takes_the_seconds_that_were_counted(sizes: dict[str, int]):
+    """Nor does Megatron's plan take less."""
+    annotated = search.gpt(layers=2, mesh=(1, 4), **sizes)
+    module = search.applied(search.STATED.sub("", annotated), "distributed-autodiff")
+    counted = objective(module)
+    PASSES["insert-redistributions"]()().apply(None, module)  # type: ignore[arg-type]
+    assert isclose(search.seconds(module), counted)
+    assert counted <= search.seconds(search.applied(annotated, search.ANNOTATED)) * (1 + 1e-9)
+
+
+def test_pins_of_a_function_are_kept_through_its_gradient():
+    """The batch over dp and one weight over tp, as a user says it; the rest follows."""
+    text = search.gpt(layers=1, mesh=(1, 4), **SMALL)
+    keep = "%l0_fc1: tensor<16x64xf32, #dist.layout<@m, [{}, {tp}]>>"
+    assert keep in text
+    plain_text = search.STATED.sub("", text)
+    pinned = plain_text.replace("%l0_fc1: tensor<16x64xf32>", keep).replace(
+        ", %l0_fc1 : (tensor<4x8x16xf32>, tensor<16x64xf32>)",
+        ", %l0_fc1 : (tensor<4x8x16xf32>, tensor<16x64xf32, #dist.layout<@m, [{}, {tp}]>>)",
+    )
+    module = search.applied(pinned, "distributed-autodiff,search-strategies")
+    block = body(module)
+    (w,) = [v for v in block.args if v.name_hint == "l0_fc1"]
+    assert layout_of(w) == parse_layout("@m, [{}, {tp}]")
+    ((f, _),) = bodies(module)
+    (new,) = [v for v, arg in ties(f, block).items() if arg is w]
+    assert layout_of(new) == layout_of(w)
