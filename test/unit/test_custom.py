@@ -3,6 +3,7 @@
 
 import sys
 import warnings
+from typing import Any
 
 import kernels
 import numpy as np
@@ -50,7 +51,7 @@ def register():
 def called(program, monkeypatch, name="f"):
     """A function of the program of one device, in this process."""
     monkeypatch.setitem(sys.modules, "runtime", runtime)
-    space = {"__name__": "program"}
+    space: dict[str, Any] = {"__name__": "program"}
     exec(compile(program, "program.py", "exec"), space)
     mesh = runtime.Mesh([], 0)
     return lambda *given: space[name](mesh, *map(torch.tensor, given))
@@ -173,7 +174,7 @@ def test_a_view_is_not_written_into(register, monkeypatch):
     train.step @step of @loss <sgd, lr = 0.25>
     """  # noqa: E501
     compiled = shardir.compile(text)
-    w, n = np.float32([1, 2, 3]), np.float32([0, 0, 0])
+    w, n = (np.array(x, np.float32) for x in ([1, 2, 3], [0, 0, 0]))
     want = run(compiled.module, "step", [w, n])
     found = called(compiled.program, monkeypatch, "step")(w, n)
     for value, right in zip(found, want, strict=True):
