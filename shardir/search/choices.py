@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
 from math import prod
+from typing import Any
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation
@@ -29,7 +30,6 @@ from shardir.algebra.strategy import Strategy
 from shardir.dialects.builder import Builder
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
 from shardir.dialects.nn.base import (
-    BySignature,
     Composite,
     TensorOp,
     has_parts,
@@ -56,6 +56,7 @@ class Choice:
 Choices = tuple[Choice, ...]
 
 
+@lru_cache(maxsize=1 << 20)
 def moving(shape: Shape, itemsize: int, mesh: Mesh, source: Layout, target: Layout) -> float:
     """The seconds of a redistribution.
 
@@ -92,14 +93,16 @@ class Offers:
     def __init__(self, mesh: Mesh, op_seconds: OpSeconds):
         self.mesh, self.op_seconds = mesh, op_seconds
         self.axes = [a for a in mesh.names if mesh.extent((a,)) > 1]
-        self._made = BySignature()
+        self._made: dict[Any, Choices] = {}
 
     def of(self, op: TensorOp, constant: bool) -> Choices:
         """The choices of an op; `constant`: it depends on no argument."""
         whole = constant and op.strategy is None
-        types = (v.type for v in (*op.operands, *op.results))
-        parts = (type(op), whole, *types, None, *op.properties.values())
-        return self._made.get_or(parts, lambda: tuple(self.make(op, whole)))
+        types = tuple(v.type for v in (*op.operands, *op.results))
+        key = (type(op), whole, types, tuple(op.properties.items()))
+        if key not in self._made:
+            self._made[key] = tuple(self.make(op, whole))
+        return self._made[key]
 
     def make(self, op: TensorOp, whole: bool) -> Iterator[Choice]:
         if op.strategy is not None:
