@@ -31,7 +31,7 @@ from shardir.algebra.factors import FactorAxes, Factors
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.composites import expand
 from shardir.dialects.dist import Collective, RedistributeOp, StrategyAttr, with_layout
-from shardir.dialects.nn.base import TensorOp, float_attr, plain
+from shardir.dialects.nn.base import float_attr, plain
 from shardir.dialects.train import GradientOp, StepOp, arg_attrs, result_attrs
 from shardir.passes.functions import (
     bodies,
@@ -125,7 +125,6 @@ def ties(f: FuncOp, block: Block) -> dict[SSAValue, SSAValue]:
 def write(f: FuncOp, plan: Plan) -> None:
     """The plan, in the IR."""
     for op, choice in plan.choices.items():
-        assert isinstance(op, TensorOp)
         if op.operands:
             op.properties["strategy"] = StrategyAttr(choice.strategy)
     for v, layout in plan.layouts.items():

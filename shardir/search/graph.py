@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from shardir.algebra.layout import Layout
 from shardir.dialects.dist import layout_of
@@ -39,7 +39,7 @@ class Plan:
     """What is chosen: for each op and each value of a function. Seconds of the objective, and what
     no choice takes less than."""
 
-    choices: Mapping[Operation, Choice]
+    choices: Mapping[TensorOp, Choice]
     layouts: Mapping[SSAValue, Layout]
     solution: Solution
 
@@ -126,9 +126,9 @@ class _Graph:
         users = [op for op in self.users.get(v, []) if isinstance(op, TensorOp)]
         needs = [(id(self.choices[op]), slots(op, v)) for op in users]
         made = v.owner if isinstance(v.owner, Operation) else None
-        out = made is not None and list(made.results).index(v)
+        out = made is not None and place_of(v)
         ends = [w for w, end in self.ties.items() if end is v]
-        from_ends = [(id(self.choices[w.owner]), list(w.owner.results).index(w)) for w in ends]  # type: ignore[index]
+        from_ends = [(id(self.choices[w.owner]), place_of(w)) for w in ends]  # type: ignore[index]
         key = (v.type, tuple(needs), made and id(self.choices[made]), out, tuple(from_ends))
         if key in self._places:
             return self._places[key]
@@ -144,7 +144,7 @@ class _Graph:
             found = dict.fromkeys(l for l in several if not l.partial)
             for w in [v, *ends]:
                 if isinstance(w.owner, Operation):
-                    i = list(w.owner.results).index(w)
+                    i = place_of(w)
                     found.update(
                         dict.fromkeys(c.results[i].complete for c in self.choices[w.owner])
                     )
@@ -188,7 +188,7 @@ class _Graph:
             return
         maker = v.owner
         assert isinstance(maker, Operation)
-        i, makers = list(maker.results).index(v), self.choices[maker]
+        i, makers = place_of(v), self.choices[maker]
         table = self.table(
             (id(makers), i, id(choices), at),
             lambda: self.taken(t, [(c.results[i], None) for c in makers], choices, at, False),
@@ -232,6 +232,12 @@ class _Graph:
             for v, layout in zip(op.results, chosen[op].results, strict=True):
                 layouts.setdefault(v, layout)
         return Plan(chosen, layouts, solution)
+
+
+def place_of(v: SSAValue) -> int:
+    """Which of its op's results a value is."""
+    assert isinstance(v, OpResult)
+    return v.index
 
 
 def slots(op: Operation, v: SSAValue) -> tuple[int, ...]:
