@@ -73,7 +73,7 @@ from shardir.dialects.dist import (
     with_layout,
 )
 from shardir.dialects.nn import StopGradientOp
-from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.nn.base import Composite, TensorOp, plain
 from shardir.dialects.train import (
     MICROBATCH,
     BackwardOp,
@@ -96,7 +96,7 @@ from shardir.passes.functions import (
 )
 from shardir.passes.lower_to_spmd import lift, lower
 from shardir.passes.train_step import TrainStep
-from shardir.syntax.diagnostics import Failure
+from shardir.syntax.diagnostics import Failure, warn
 
 KEPT = {"train.parameter", "train.state"}
 """What stays from one microbatch to the next, unlike inputs."""
@@ -181,6 +181,10 @@ class _Differentiation:
         if mesh is not None and is_local_body(self.block):
             self.local = lift(self.block, mesh)
         laid = mesh if mesh is not None and is_laid_out(self.block) else None
+        for op in self.block.ops:
+            if laid is None and isinstance(op, Composite) and op.strategy is not None:
+                warn(op, f"the strategy of {op.name} is lost: its parts are differentiated before "
+                     "propagate-strategies could read it")  # fmt: skip
         expand(self.block, laid)
         self.builder = Builder(laid, self.block.add_op)
         self.contributions: dict[SSAValue, list[SSAValue]] = {}

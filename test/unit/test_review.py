@@ -16,6 +16,7 @@ from shardir.algebra.errors import ShardirError  # noqa: E402
 from shardir.algebra.notation import mesh_of, parse_layout  # noqa: E402
 from shardir.backend import runtime as rt  # noqa: E402
 from shardir.interpret.equivalence import compare  # noqa: E402
+from shardir.syntax.diagnostics import collect_warnings  # noqa: E402
 from shardir.tools import run as shard_run  # noqa: E402
 
 # ---- text ----
@@ -305,3 +306,21 @@ def test_casts_keep_their_order() -> None:
         }"""
     once = shardir.compile(text, "fuse-communication")
     assert shardir.compile(once.module, "fuse-communication").text == once.text
+
+
+def test_a_strategy_that_is_lost_is_said() -> None:
+    text = """
+    dist.mesh @m <a = 2>
+    func.func private @f(%x: tensor<4x8xf32>, %w: tensor<8xf32> {train.parameter = "w", train.init = #train.init<normal>}) -> tensor<f32> {
+      %y = nn.mul %x, %w : (tensor<4x8xf32>, tensor<8xf32>) -> tensor<4x8xf32>
+      %l = nn.mse_loss <mean> %y, %x strategy<((2, 1), (2, 1))> : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
+      func.return %l : tensor<f32>
+    }
+    train.step @step of @f <sgd, lr = 0.1>
+    """  # noqa: E501
+    with collect_warnings() as early:
+        shardir.compile(text, "distributed-autodiff,propagate-strategies")
+    assert ["the strategy of nn.mse_loss is lost" in message for _, message in early] == [True]
+    with collect_warnings() as late:
+        shardir.compile(text, "train")
+    assert not late
