@@ -1,6 +1,7 @@
 """`a,b{x=1}` -> passes: named pipelines expanded, names and options checked."""
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -80,6 +81,10 @@ def spec_of(text: str, what: str) -> ArgSpec:
     try:
         if "}" in text and not text.endswith("}"):
             raise UsageError(f"{what}: unexpected text after the options of {text!r}")
+        _, _, options = re.sub(r'"[^"]*"', "", text).partition("{")
+        names = [n.replace("_", "-") for n in re.findall(r"([\w-]+)\s*=", options)]
+        if twice := [n for n in dict.fromkeys(names) if names.count(n) > 1]:
+            raise UsageError(f"{what}: option {twice[0]} stands twice in {text!r}")
         return parse_spec(text)
     except ArgSpecParseError as e:
         *_, message = str(e).strip().splitlines()

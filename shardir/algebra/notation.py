@@ -101,6 +101,7 @@ class _Values(Transformer):
         return tuple(int(n) for n in c if n is not None)
 
     numbers = ints
+    sizes = ints
 
     def size(self, c: list[Any]) -> tuple[Any, int]:
         return c[0], int(c[1])

@@ -96,6 +96,11 @@ def plan_redistribution(
     if dtype not in BYTES:
         raise ShardirError(f"no element type {dtype}; there are {', '.join(BYTES)}")
     if cluster is not None:
+        if not isinstance(cluster, Cluster):
+            raise ShardirError(
+                "the cluster is a Cluster, such as shardir.cost.clusters.load gives, "
+                f"not {cluster!r}"
+            )
         mesh = replace(mesh, cluster=cluster)
     mesh.check_cluster()
     for layout in (source, target):

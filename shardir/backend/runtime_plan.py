@@ -311,6 +311,12 @@ def _value(place: _Place, sizes: dict[str, int]) -> dict[str, Any]:
     if len(dims) != len(shape):
         message = f"{len(dims)} entries for a shape of {len(shape)} dimensions"
         raise place.get("dims").fail(message)
+    for d, (rows, axes) in enumerate(zip(shape, dims, strict=True)):
+        if isinstance(axes, Sized) and (len(axes.sizes), sum(axes.sizes)) != (
+            math.prod(sizes[a] if isinstance(a, str) else a[2] for a in axes), rows,
+        ):  # fmt: skip
+            message = f"dimension {d}: {list(axes.sizes)} are not the shards of {rows} rows"
+            raise place.get("dims").fail(message)
     dtype = place.get("dtype").one_of(DTYPES)
     return {"name": place.get("name", str).value, "shape": shape, "dtype": dtype, "dims": dims}
 

@@ -131,7 +131,8 @@ def split_images() -> list[Job]:
 
 def test_ops_on_real_ranks(tmp_path: Path):
     todo = [*jobs(), two_matmuls(), *split_images()]
-    assert len(todo) > 40 and sum(j.count > 0 for j in todo) > 30
+    assert len(todo) > len({case.op for case in CASES})
+    assert sum(j.count > 0 for j in todo) > len(todo) / 2
     listing = []
     for j in todo:
         inputs, _ = j.types

@@ -172,6 +172,7 @@ WRONG = {
     "-p rename{times=h}": "pass rename: option times is int, not 'h'",
     "-p rename{times}": "pass rename: option times is int, not 'no value'",
     "-p rename{to=1}": "pass rename: option to is str, not '1'",
+    "-p rename{to=g to=h}": "pass pipeline: option to stands twice in 'rename{to=g to=h}'",
     "-p rename{": "pass pipeline: a bracket or string in 'rename{' is never closed",
     "-p rename}": "pass pipeline: the '}' after 'rename' closes nothing",
     "-p rename{to=h}x": "pass pipeline: unexpected text after the options of 'rename{to=h}x'",

@@ -4,20 +4,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from harness import compiled
 
-torch = pytest.importorskip("torch")
-
-import numpy as np  # noqa: E402
-from harness import compiled  # noqa: E402
-
-import shardir  # noqa: E402
-from shardir.algebra.errors import ShardirError  # noqa: E402
-from shardir.algebra.notation import mesh_of, parse_layout  # noqa: E402
-from shardir.backend import runtime as rt  # noqa: E402
-from shardir.interpret.equivalence import compare  # noqa: E402
-from shardir.syntax.diagnostics import collect_warnings  # noqa: E402
-from shardir.tools import run as shard_run  # noqa: E402
+import shardir
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.notation import mesh_of, parse_layout
+from shardir.backend import runtime as rt
+from shardir.backend.runtime_plan import PlanError, load_plan
+from shardir.interpret.equivalence import compare
+from shardir.syntax.diagnostics import collect_warnings
+from shardir.tools import run as shard_run
 
 # ---- text ----
 
@@ -324,3 +324,33 @@ def test_a_strategy_that_is_lost_is_said() -> None:
     with collect_warnings() as late:
         shardir.compile(text, "train")
     assert not late
+
+
+def test_stated_sizes_in_a_plan_make_up_the_dimension(tmp_path: Path) -> None:
+    text = """
+    dist.mesh @m <a = 2>
+    func.func @f(%x: tensor<5xf32, #dist.layout<@m, [{a} sizes [1, 4]]>>) -> tensor<f32> {
+      %s = nn.reduce <sum> %x dims <0> : (tensor<5xf32, #dist.layout<@m, [{a} sizes [1, 4]]>>) -> tensor<f32>
+      func.return %s : tensor<f32>
+    }"""  # noqa: E501
+    directory = shardir.compile(text).save(tmp_path / "p")
+    path = directory / "plan.json"
+    plan = json.loads(path.read_text())
+    load_plan(directory)
+    for sizes in ([1, 3], [1, 4, 0]):
+        plan["functions"]["f"]["args"][0]["dims"][0]["sizes"] = sizes
+        path.write_text(json.dumps(plan))
+        with pytest.raises(PlanError, match=r"dimension 0: .* are not the shards of 5 rows"):
+            load_plan(directory)
+
+
+def test_no_sizes_are_no_sizes() -> None:
+    with pytest.raises(ShardirError, match="unexpected '\\]' in a layout"):
+        parse_layout("@m, [{a} sizes []]")
+
+
+def test_a_cluster_is_a_cluster() -> None:
+    mesh, layout = Mesh("m", (("a", 2),)), parse_layout("@m, [{a}]")
+    name: Any = "h200"
+    with pytest.raises(ShardirError, match=r"the cluster is a Cluster, such as .* not 'h200'"):
+        shardir.plan_redistribution((4,), "f32", mesh, layout, layout, cluster=name)

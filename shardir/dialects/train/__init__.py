@@ -34,7 +34,7 @@ from shardir.dialects.train.requests import (
     StepOp,
     UpdateOp,
     arg_attrs,
-    check_fusion,
+    check_marks,
     microbatch_of,
     number_attr,
     result_attrs,
@@ -72,7 +72,7 @@ __all__ = [
     "LossScaleAttr",
     "Mark", "MicrobatchOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "OptimizerAttr",
     "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "Target", "Train", "TrustRatioOp", "Update",
-    "UpdateOp", "Updated", "WithVelocity", "arg_attrs", "check_fusion",
+    "UpdateOp", "Updated", "WithVelocity", "arg_attrs", "check_marks",
     "microbatch_of", "number_attr", "result_attrs", "set_arg_attrs", "sum_of_squares",
     "text_attr", "updated_argument",
 ]  # fmt: skip

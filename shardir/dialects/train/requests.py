@@ -94,7 +94,7 @@ class StepOp(_OfFunction):
                 f"[G3] @{f.sym_name.data} has no parameter; mark arguments with "
                 '{train.parameter = "name", train.init = #train.init<...>}'
             )
-        check_fusion(f)
+        check_marks(f)
         for attrs in arg_attrs(f):
             for name in OWN_NUMBERS:
                 number_attr(attrs, name, 0.0)
@@ -126,7 +126,7 @@ class GradientOp(_OfFunction):
         if len(set(self.wrt.data)) != len(self.wrt.data):
             raise VerifyException(f"[G4] an argument stands twice in wrt {list(self.wrt.data)}")
         if self.maker() is None:
-            check_fusion(self.find())
+            check_marks(self.find())
 
     def maker(self) -> "GradientOp | None":
         """The request that makes the function, where that is a gradient itself."""
@@ -234,11 +234,19 @@ def check_updates(f: FuncOp) -> None:
             raise VerifyException(f"{where}, a {old}: it is {t}; reshape or convert it")
 
 
-def check_fusion(f: FuncOp) -> None:
-    """Raises VerifyException when an argument's `train.fusion` is no index."""
+def check_marks(f: FuncOp) -> None:
+    """Raises VerifyException when an argument is two things at once, or its `train.fusion` is no
+    index."""
     for i, attrs in enumerate(arg_attrs(f)):
+        kinds = [k for k in ("train.parameter", "train.state", "train.input") if k in attrs]
+        if len(kinds) > 1:
+            raise VerifyException(
+                f"[G6] argument {i} of @{f.sym_name.data} has {' and '.join(kinds)}; "
+                "it is one of them: leave the other out"
+            )
         index = attrs.get("train.fusion")
-        if index is not None and not (isinstance(index, IntegerAttr) and index.type == i64):
+        is_index = isinstance(index, IntegerAttr) and index.type == i64 and index.value.data >= 0
+        if index is not None and not is_index:
             raise VerifyException(
                 f"[G5] train.fusion of argument {i} of @{f.sym_name.data} is an index "
                 f"such as 2 : i64, not {index}"
