@@ -91,9 +91,10 @@ class TensorOp(IRDLOperation, ABC):
     function such as exp is one."""
 
     @classmethod
-    @abstractmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        """The results' shapes and element types. Raises ShardirError where operands do not fit."""
+        """The results' shapes and element types, where they follow from the operands. Raises
+        ShardirError where operands do not fit."""
+        raise ShardirError(f"{cls.name} states its result types")
 
     @classmethod
     @abstractmethod

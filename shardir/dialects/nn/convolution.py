@@ -89,10 +89,6 @@ class Convolving(TensorOp, ABC):
         cls.check(operands, results, props)
 
     @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError(f"{cls.name} states its result type")
-
-    @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         x, w, _ = (t.get_shape() for t in cls.ends(operands, results))
         groups, found = groups_of(x, w), slides(w[SPATIAL:], props)

@@ -15,7 +15,6 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, prop_def, result_def
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.dialects.nn.base import (
     Array,
@@ -60,10 +59,6 @@ class ConstantOp(TensorOp):
     assembly_format = "$value (`strategy` $strategy^)? attr-dict `->` type($out)"
 
     @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError("nn.constant states its result type")
-
-    @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         shape = results[0].get_shape()
         return Factors.of([], [letters(len(shape))], [shape])
@@ -106,10 +101,6 @@ class IotaOp(TensorOp):
     out = result_def(TensorType)
     INFERRED: ClassVar[bool] = False
     assembly_format = "`dim` $dim (`strategy` $strategy^)? attr-dict `->` type($out)"
-
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError("nn.iota states its result type")
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:

@@ -818,6 +818,10 @@ class ConvertOp(Unary):
     assembly_format = f"(`partial` $partial^)? $x {STRATEGY}"
 
     @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError(f"{cls.name} states its result types")  # not that of its operand
+
+    @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         if operands[0].get_shape() != results[0].get_shape():
             raise ShardirError("[T1] nn.convert keeps the shape")
@@ -829,10 +833,6 @@ class ConvertOp(Unary):
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         factors = super().rule(operands, results, props)
         return replace(factors, linear="sum") if "partial" in props else factors
-
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError("nn.convert states its result type")
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         return arrays[0]  # the interpreter brings every result to its type

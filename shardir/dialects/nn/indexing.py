@@ -86,10 +86,6 @@ class GatherGradOp(TensorOp):
     assembly_format = f"$ids `,` $dy `axis` $axis {STRATEGY}"
 
     @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError("nn.gather_grad states its result type")
-
-    @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         needs_indices(operands[0])
         needs_numbers(cls.name, (operands[1], *results))
@@ -201,10 +197,6 @@ class PickGradOp(TensorOp):
     assembly_format = f"$ids `,` $dy {STRATEGY}"
 
     @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError("nn.pick_grad states its result type")
-
-    @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         needs_indices(operands[0])
         needs_numbers(cls.name, (operands[1], *results))
@@ -313,10 +305,6 @@ class ScatterAddOp(TensorOp):
     assembly_format = f"$ids `,` $src `axis` $axis {STRATEGY}"
 
     @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError("nn.scatter_add states its result type")
-
-    @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         ids, src = operands
         needs_indices(ids)
@@ -404,10 +392,6 @@ class OneHotOp(TensorOp):
     out = result_def(TensorType)
     INFERRED: ClassVar[bool] = False
     assembly_format = f"$ids {STRATEGY}"
-
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError("nn.one_hot states its result type")
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:

@@ -149,10 +149,6 @@ class SinusoidOp(TensorOp):
     assembly_format = f"$pairing $positions `base` $base {STRATEGY}"
 
     @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError("nn.sinusoid states its result type")
-
-    @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         needs_indices(operands[0])
         needs_float(cls.name, results)

@@ -102,10 +102,6 @@ class RandomOp(_Drawn):
     assembly_format = f"$distribution $key `stream` $stream {STRATEGY}"
 
     @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError("nn.random states its result type")
-
-    @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         needs_key(operands[0])
         how, element = props["distribution"], results[0].element_type

@@ -79,10 +79,6 @@ class ReshapeOp(TensorOp):
             )
 
     @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError("nn.reshape states its result type")
-
-    @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         old, new = operands[0].get_shape(), results[0].get_shape()
         ins, outs = [""] * len(old), [""] * len(new)
@@ -221,10 +217,6 @@ class BroadcastOp(TensorOp):
             n, m = old.get_shape()[i], new.get_shape()[d]
             if n not in (1, m):
                 raise ShardirError(f"[T6] dimension {i} of size {n} can't repeat to {m}")
-
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError("nn.broadcast states its result type")
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:

@@ -78,10 +78,6 @@ class _WindowsOp(TensorOp, ABC):
         """Which of the operand and the result has the rows, and which the windows."""
 
     @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError(f"{cls.name} states its result type")
-
-    @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         rows, windows = (t.get_shape() for t in cls.ends(operands, results))
         same_element((*operands, *results))
