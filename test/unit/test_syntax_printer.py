@@ -35,8 +35,8 @@ from xdsl.parser import Parser
 from shardir.algebra.notation import parse_axes, parse_layout, parse_strategy
 from shardir.dialects.dist import AxesAttr, LayoutAttr, MeshOp, RedistributeOp, StrategyAttr
 from shardir.dialects.nn.activation import ReluOp
+from shardir.dialects.nn.arithmetic import AddOp
 from shardir.dialects.nn.contraction import MatmulOp
-from shardir.dialects.nn.elementwise import AddOp
 from shardir.syntax.parser import default_parser, parse
 from shardir.syntax.printer import print_module
 

@@ -8,14 +8,16 @@ from xdsl.ir import Dialect
 
 from shardir.dialects.nn import (
     activation,
+    arithmetic,
     attention,
     base,
     contraction,
     convolution,
     creation,
     custom,
-    elementwise,
     indexing,
+    joining,
+    logic,
     losses,
     movement,
     normalisation,
@@ -25,10 +27,12 @@ from shardir.dialects.nn import (
     positions,
     random,
     reduction,
+    selection,
     shape,
     windows,
 )
 from shardir.dialects.nn.activation import *
+from shardir.dialects.nn.arithmetic import *
 from shardir.dialects.nn.attention import *
 from shardir.dialects.nn.base import *
 from shardir.dialects.nn.contraction import *
@@ -37,6 +41,8 @@ from shardir.dialects.nn.creation import *
 from shardir.dialects.nn.custom import *
 from shardir.dialects.nn.elementwise import *
 from shardir.dialects.nn.indexing import *
+from shardir.dialects.nn.joining import *
+from shardir.dialects.nn.logic import *
 from shardir.dialects.nn.losses import *
 from shardir.dialects.nn.movement import *
 from shardir.dialects.nn.normalisation import *
@@ -46,18 +52,22 @@ from shardir.dialects.nn.pooling import *
 from shardir.dialects.nn.positions import *
 from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
+from shardir.dialects.nn.selection import *
 from shardir.dialects.nn.shape import *
 from shardir.dialects.nn.windows import *
 
 UNIT = UnitAttr()
 FAMILIES = (
-    elementwise,
+    arithmetic,
+    logic,
+    selection,
     activation,
     contraction,
     convolution,
     reduction,
     shape,
     movement,
+    joining,
     windows,
     indexing,
     ordering,
@@ -78,7 +88,7 @@ Nn = Dialect(
     [
         base.DimsAttr,
         movement.IntsPerDimAttr,
-        elementwise.ComparisonAttr,
+        logic.ComparisonAttr,
         reduction.ReductionKindAttr,
         losses.LossReductionAttr,
         random.DistributionAttr,

@@ -13,8 +13,9 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
 from shardir.algebra.errors import ShardirError
+from shardir.dialects.nn.arithmetic import erf
 from shardir.dialects.nn.base import STRATEGY, Array, Place, float_of, plain
-from shardir.dialects.nn.elementwise import Float, FloatUnary, erf
+from shardir.dialects.nn.elementwise import Float, FloatUnary
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

@@ -32,7 +32,7 @@ from shardir.dialects.nn.base import (
     needs_numbers,
     plain,
 )
-from shardir.dialects.nn.elementwise import SelectOp
+from shardir.dialects.nn.selection import SelectOp
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

@@ -40,6 +40,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.activation import SigmoidOp, SoftplusOp
+from shardir.dialects.nn.arithmetic import AbsOp, ExpOp, LogOp, MaxOp, MinOp, SquareOp
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
@@ -52,16 +53,7 @@ from shardir.dialects.nn.base import (
     letters,
     plain,
 )
-from shardir.dialects.nn.elementwise import (
-    AbsOp,
-    Binary,
-    ExpOp,
-    LogOp,
-    MaxOp,
-    MinOp,
-    SquareOp,
-    needs_float,
-)
+from shardir.dialects.nn.elementwise import Binary, needs_float
 from shardir.dialects.nn.indexing import PickOp, needs_indices
 from shardir.dialects.nn.normalisation import shifted_exp, softmax
 from shardir.dialects.text import WordAttr
@@ -526,4 +518,3 @@ OPS: list[Any] = [
     CrossEntropyLossOp, NllLossOp, MseLossOp, L1LossOp, HuberLossOp, SmoothL1LossOp, BceLossOp,
     BceWithLogitsLossOp, SoftMarginLossOp, KlDivLossOp,
 ]  # fmt: skip
-ATTRS = [LossReductionAttr]

@@ -1,5 +1,5 @@
-"""Ops whose results have rows from elsewhere along a dimension: slice, pad, flip, roll, tile, and
-concat, stack, split.
+"""Ops whose results have rows from elsewhere along a dimension: slice, pad, flip, roll, tile; and,
+in joining.py, concat, stack, split.
 
 The factor of such a dimension is `moved`: the operand is whole along it, and each device makes its
 own part of the result. Where it is split and the rows keep their order, the op is calculated by
@@ -21,8 +21,6 @@ from xdsl.irdl import (
     opt_prop_def,
     prop_def,
     result_def,
-    var_operand_def,
-    var_result_def,
 )
 
 from shardir.algebra.errors import ShardirError
@@ -43,9 +41,9 @@ from shardir.dialects.nn.base import (
     int_of,
     letters,
     plain,
-    same_element,
 )
-from shardir.dialects.nn.elementwise import OrOp, SelectOp
+from shardir.dialects.nn.logic import OrOp
+from shardir.dialects.nn.selection import SelectOp
 from shardir.dialects.text import IntsAttr
 
 if TYPE_CHECKING:
@@ -77,7 +75,9 @@ def ints_of(props: Props, name: str, rank: int) -> tuple[int, ...]:
     return attr.data
 
 
-class _Movement(TensorOp, ABC):
+class Movement(TensorOp, ABC):
+    """Nothing is calculated; types follow from each other for whole values only."""
+
     FLOPS: ClassVar[int] = 0
     WHOLE_TYPES: ClassVar[bool] = True
 
@@ -101,7 +101,7 @@ def both(b: "Builder", x: SSAValue, y: SSAValue) -> SSAValue:
     return b.value(OrOp, x, y) if plain(x).element_type == i1 else b.add(x, y)
 
 
-class _RowMap(_Movement, ABC):
+class _RowMap(Movement, ABC):
     """Along each dimension, row j of the result is row `rows[j]` of the operand, or the filling."""
 
     x = operand_def(TensorType)
@@ -359,7 +359,7 @@ class TileOp(_RowMap):
 
 
 @irdl_op_definition
-class RepeatInterleaveOp(_Movement):
+class RepeatInterleaveOp(Movement):
     """Each row of `axis` `repeats` times: 1 1 2 2 3 3."""
 
     name = "nn.repeat_interleave"
@@ -409,182 +409,4 @@ class RepeatInterleaveOp(_Movement):
         return (b.reduce(copies, "sum", [axis + 1]),)
 
 
-# ---- several operands or results ----
-
-
-@irdl_op_definition
-class ConcatOp(_Movement):
-    """The operands one after the other along `axis`."""
-
-    name = "nn.concat"
-    xs = var_operand_def(TensorType)
-    axis = prop_def(IntegerAttr.constr(type=i64))
-    out = result_def(TensorType)
-    assembly_format = f"$xs `axis` $axis {STRATEGY}"
-
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        needs_one(cls.name, operands)
-        element, first = same_element(operands), operands[0].get_shape()
-        axis = axis_of(props, "axis", len(first))
-        for i, t in enumerate(operands):
-            shape = t.get_shape()
-            if len(shape) != len(first) or _without(shape, axis) != _without(first, axis):
-                raise ShardirError(
-                    f"[T6] operand {i} is {list(shape)}, operand 0 {list(first)}: they are to be "
-                    f"alike in all dimensions but {axis}"
-                )
-        rows = sum(t.get_shape()[axis] for t in operands)
-        return [tensor(element, (*first[:axis], rows, *first[axis + 1 :]))]
-
-    @classmethod
-    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(results[0].get_shape()))
-        return Factors.of(
-            [names] * len(operands), [names], [t.get_shape() for t in (*operands, *results)],
-            moved=[names[axis_of(props, "axis", len(names))]], linear="any",
-        )  # fmt: skip
-
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        axis = axis_of(self.properties, "axis", arrays[0].ndim)
-        return _part(place, np.concatenate(arrays, axis=axis), self.out, axis)
-
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        """The operands among zeros, added."""
-        shape = plain(self.out).get_shape()
-        axis, before = axis_of(self.properties, "axis", len(shape)), 0
-        out: SSAValue | None = None
-        for x in self.xs:
-            n = plain(x).get_shape()[axis]
-            new = rows_from(b, x, axis, -before, shape[axis])
-            out = new if out is None else both(b, out, new)
-            before += n
-        assert out is not None
-        return (out,)
-
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        axis = axis_of(self.properties, "axis", len(plain(self.out).get_shape()))
-        return b.split(cotangents[0], [plain(x).get_shape()[axis] for x in self.xs], axis)
-
-
-@irdl_op_definition
-class StackOp(_Movement):
-    """The operands beside each other along a new dimension, `axis` of the result."""
-
-    name = "nn.stack"
-    xs = var_operand_def(TensorType)
-    axis = prop_def(IntegerAttr.constr(type=i64))
-    out = result_def(TensorType)
-    assembly_format = f"$xs `axis` $axis {STRATEGY}"
-
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        needs_one(cls.name, operands)
-        element, shape = same_element(operands), operands[0].get_shape()
-        for t in operands:
-            if t.get_shape() != shape:
-                raise ShardirError(f"[T6] shapes {list(shape)} and {list(t.get_shape())} differ")
-        axis = axis_of(props, "axis", len(shape) + 1)
-        return [tensor(element, (*shape[:axis], len(operands), *shape[axis:]))]
-
-    @classmethod
-    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(operands[0].get_shape()))
-        axis = axis_of(props, "axis", len(names) + 1)
-        return Factors.of(
-            [names] * len(operands), [[*names[:axis], "s", *names[axis:]]],
-            [t.get_shape() for t in (*operands, *results)], linear="any",
-        )  # fmt: skip
-
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        axis = axis_of(self.properties, "axis", arrays[0].ndim + 1)
-        return _part(place, np.stack(arrays, axis=axis), self.out, axis)
-
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        shape = plain(self.xs[0]).get_shape()
-        axis = axis_of(self.properties, "axis", len(shape) + 1)
-        return [b.reshape(d, shape) for d in b.split(cotangents[0], [1] * len(self.xs), axis)]
-
-
-@irdl_op_definition
-class SplitOp(_Movement):
-    """Pieces of x along `axis`, of these `sizes`."""
-
-    name = "nn.split"
-    x = operand_def(TensorType)
-    sizes = prop_def(IntsPerDimAttr)
-    axis = prop_def(IntegerAttr.constr(type=i64))
-    outs = var_result_def(TensorType)
-    assembly_format = f"$x `sizes` $sizes `axis` $axis {STRATEGY}"
-
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        shape = operands[0].get_shape()
-        axis, sizes = axis_of(props, "axis", len(shape)), cls.pieces(props)
-        if sum(sizes) != shape[axis] or any(n < 0 for n in sizes) or not sizes:
-            raise ShardirError(
-                f"[T10] pieces of {list(sizes)} rows are not the {shape[axis]} of dimension {axis}"
-            )
-        element = operands[0].element_type
-        return [tensor(element, (*shape[:axis], n, *shape[axis + 1 :])) for n in sizes]
-
-    @classmethod
-    def pieces(cls, props: Props) -> tuple[int, ...]:
-        attr = props["sizes"]
-        assert isinstance(attr, IntsPerDimAttr)
-        return attr.data
-
-    @classmethod
-    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(operands[0].get_shape()))
-        return Factors.of(
-            [names], [names] * len(results), [t.get_shape() for t in (*operands, *results)],
-            moved=[names[axis_of(props, "axis", len(names))]], linear="any",
-        )  # fmt: skip
-
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
-        (x,) = arrays
-        axis = axis_of(self.properties, "axis", x.ndim)
-        ends = np.cumsum(self.pieces(self.properties))[:-1]
-        whole = np.split(x, ends, axis=axis)
-        return tuple(
-            _part(place, piece, out, axis) for piece, out in zip(whole, self.outs, strict=True)
-        )
-
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        axis = axis_of(self.properties, "axis", len(plain(self.x).get_shape()))
-        sizes = self.pieces(self.properties)
-        starts = np.cumsum((0, *sizes)).tolist()
-        return [rows_from(b, self.x, axis, s, n) for s, n in zip(starts, sizes, strict=False)]
-
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        """A piece that nobody used has a cotangent of zeros."""
-        given = [
-            b.zeros(plain(out), like=out) if d is None else d
-            for d, out in zip(cotangents, self.outs, strict=True)
-        ]
-        return (b.value(ConcatOp, *given, props={"axis": self.axis}),)
-
-
-def needs_one(op: str, operands: Types) -> None:
-    """Raises ShardirError when there is no operand."""
-    if not operands:
-        raise ShardirError(f"[T10] {op} wants an operand at least")
-
-
-def _without(shape: Shape, axis: int) -> Shape:
-    return (*shape[:axis], *shape[axis + 1 :])
-
-
-def _part(place: Place, whole: Array, out: SSAValue, axis: int) -> Array:
-    """The rows of `axis` that belong here."""
-    first = place.start(out, axis)
-    part = np.arange(first, first + place.shape(out)[axis])
-    return np.take(whole, part, axis=axis)
-
-
-OPS: list[Any] = [
-    SliceOp, PadOp, FlipOp, RollOp, TileOp, RepeatInterleaveOp, ConcatOp, StackOp, SplitOp,
-]  # fmt: skip
+OPS: list[Any] = [SliceOp, PadOp, FlipOp, RollOp, TileOp, RepeatInterleaveOp]

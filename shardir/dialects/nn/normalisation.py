@@ -17,6 +17,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.dialects.dist import tensor
+from shardir.dialects.nn.arithmetic import ExpOp, LogOp, SqrtOp
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
@@ -30,13 +31,8 @@ from shardir.dialects.nn.base import (
     plain,
     same_element,
 )
-from shardir.dialects.nn.elementwise import (
-    ExpOp,
-    LogOp,
-    SqrtOp,
-    StopGradientOp,
-    needs_float,
-)
+from shardir.dialects.nn.elementwise import needs_float
+from shardir.dialects.nn.selection import StopGradientOp
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

@@ -28,6 +28,7 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.dialects.dist import tensor
+from shardir.dialects.nn.arithmetic import RsqrtOp
 from shardir.dialects.nn.base import (
     STRATEGY,
     Composite,
@@ -38,7 +39,7 @@ from shardir.dialects.nn.base import (
     letters,
     plain,
 )
-from shardir.dialects.nn.elementwise import RsqrtOp, needs_float
+from shardir.dialects.nn.elementwise import needs_float
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

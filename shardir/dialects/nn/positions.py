@@ -177,4 +177,3 @@ class SinusoidOp(TensorOp):
 
 
 OPS: list[Any] = [RotaryOp, SinusoidOp]
-ATTRS = [PairingAttr]

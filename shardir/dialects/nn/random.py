@@ -174,4 +174,3 @@ class DropoutOp(_Drawn):
 
 
 OPS: list[Any] = [RandomOp, DropoutOp]
-ATTRS = [DistributionAttr]

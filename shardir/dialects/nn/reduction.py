@@ -24,6 +24,7 @@ from xdsl.irdl import (
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.dialects.dist import tensor
+from shardir.dialects.nn.arithmetic import ExpOp, LogOp, SqrtOp, SquareOp
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
@@ -39,18 +40,9 @@ from shardir.dialects.nn.base import (
     needs_numbers,
     plain,
 )
-from shardir.dialects.nn.elementwise import (
-    ExpOp,
-    Function,
-    IsinfOp,
-    IsnanOp,
-    LogOp,
-    OrOp,
-    SqrtOp,
-    SquareOp,
-    StopGradientOp,
-    needs_float,
-)
+from shardir.dialects.nn.elementwise import Function, needs_float
+from shardir.dialects.nn.logic import IsinfOp, IsnanOp, OrOp
+from shardir.dialects.nn.selection import StopGradientOp
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:
@@ -429,4 +421,3 @@ class ArgminOp(_ArgExtreme):
 
 
 OPS = [ReduceOp, LogsumexpOp, VarOp, StdOp, ArgmaxOp, ArgminOp]
-ATTRS = [ReductionKindAttr]

@@ -1,0 +1,128 @@
+"""Elementwise truth: what is asked of numbers, and what is made of the answers."""
+
+from abc import ABC
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import IntegerType, i1
+from xdsl.irdl import irdl_attr_definition, irdl_op_definition, prop_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.dialects.nn.base import STRATEGY, Array, Place, Props, Types, same_element
+from shardir.dialects.nn.elementwise import Binary, Function, Step, Unary, needs_float
+from shardir.dialects.text import WordAttr
+
+COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+
+
+@irdl_attr_definition
+class ComparisonAttr(WordAttr):
+    """`<eq>`, `<ne>`, `<lt>`, `<le>`, `<gt>` or `<ge>`."""
+
+    name = "nn.comparison"
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        return tuple(COMPARISONS)
+
+
+@irdl_op_definition
+class CompareOp(Step, Binary):
+    """i1 elements: whether x stands in the relation to y."""
+
+    name = "nn.compare"
+    how = prop_def(ComparisonAttr)
+    assembly_format = f"$how $lhs `,` $rhs {STRATEGY}"
+
+    @classmethod
+    def element(cls, operands: Types, props: Props) -> Any:
+        same_element(operands)
+        return i1
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        return COMPARISONS[self.how.data](arrays[0], arrays[1])
+
+
+class FloatTest(Step, Unary, ABC):
+    @classmethod
+    def element(cls, operands: Types, props: Props) -> Any:
+        needs_float(cls.name, operands)
+        return i1
+
+
+@irdl_op_definition
+class IsnanOp(FloatTest):
+    """i1 elements: whether x is NaN"""
+
+    name = "nn.isnan"
+    NUMPY: ClassVar[Function] = np.isnan
+
+
+@irdl_op_definition
+class IsinfOp(FloatTest):
+    """i1 elements: whether x is infinite"""
+
+    name = "nn.isinf"
+    NUMPY: ClassVar[Function] = np.isinf
+
+
+@irdl_op_definition
+class IsfiniteOp(FloatTest):
+    """i1 elements: whether x is neither infinite nor NaN"""
+
+    name = "nn.isfinite"
+    NUMPY: ClassVar[Function] = np.isfinite
+
+
+class Bitwise(Step, ABC):
+    @classmethod
+    def element(cls, operands: Types, props: Props) -> Any:
+        element = same_element(operands)
+        if not isinstance(element, IntegerType):
+            raise ShardirError(
+                f"[T5] {cls.name} wants i1 or integers, not {element}; nn.compare gives i1"
+            )
+        return element
+
+
+@irdl_op_definition
+class AndOp(Bitwise, Binary):
+    """x and y: of i1 whether both hold, of integers bit by bit"""
+
+    name = "nn.and"
+    NUMPY: ClassVar[Function] = np.bitwise_and
+
+
+@irdl_op_definition
+class OrOp(Bitwise, Binary):
+    """x or y: of i1 whether one or both hold, of integers bit by bit"""
+
+    name = "nn.or"
+    NUMPY: ClassVar[Function] = np.bitwise_or
+
+
+@irdl_op_definition
+class XorOp(Bitwise, Binary):
+    """x or y but not both: of i1, or of integers bit by bit"""
+
+    name = "nn.xor"
+    NUMPY: ClassVar[Function] = np.bitwise_xor
+
+
+@irdl_op_definition
+class NotOp(Bitwise, Unary):
+    """Not x: of i1, or of integers bit by bit"""
+
+    name = "nn.not"
+    NUMPY: ClassVar[Function] = np.invert
+
+
+OPS = [CompareOp, IsnanOp, IsinfOp, IsfiniteOp, AndOp, OrOp, XorOp, NotOp]

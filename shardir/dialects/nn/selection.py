@@ -1,0 +1,212 @@
+"""Elementwise ops that keep an element or put another in its place: by a condition, by bounds, by
+where it stands; and those that keep all, in another type or without a cotangent."""
+
+from abc import ABC
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import (
+    FloatAttr,
+    IntegerAttr,
+    IntegerType,
+    TensorType,
+    UnitAttr,
+    f64,
+    i1,
+    i64,
+)
+from xdsl.ir import SSAValue
+from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    Types,
+    float_of,
+    int_of,
+    plain,
+    same_element,
+)
+from shardir.dialects.nn.elementwise import Elementwise, FloatUnary, Function, Unary, needs_float
+from shardir.dialects.nn.logic import IsfiniteOp
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+
+@irdl_op_definition
+class SelectOp(Elementwise):
+    """x where the condition holds, else y."""
+
+    name = "nn.select"
+    condition = operand_def(TensorType)
+    lhs = operand_def(TensorType)
+    rhs = operand_def(TensorType)
+    out = result_def(TensorType)
+    NUMPY: ClassVar[Function] = np.where
+    assembly_format = f"$condition `,` $lhs `,` $rhs {STRATEGY}"
+
+    @classmethod
+    def element(cls, operands: Types, props: Props) -> Any:
+        if operands[0].element_type != i1:
+            raise ShardirError(f"[T5] the condition is i1, not {operands[0].element_type}")
+        return same_element(operands[1:])
+
+    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        zero = b.number(0.0, dy)
+        return None, b.select(self.condition, dy, zero), b.select(self.condition, zero, dy)
+
+
+@irdl_op_definition
+class ClampOp(FloatUnary):
+    """x brought into min to max; at the ends the cotangent still goes through."""
+
+    name = "nn.clamp"
+    min = opt_prop_def(FloatAttr.constr(type=f64))
+    max = opt_prop_def(FloatAttr.constr(type=f64))
+    assembly_format = f"$x (`min` $min^)? (`max` $max^)? {STRATEGY}"
+
+    @classmethod
+    def element(cls, operands: Types, props: Props) -> Any:
+        if "min" not in props and "max" not in props:
+            raise ShardirError("[T10] nn.clamp wants a min, a max, or both")
+        return super().element(operands, props)
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        low, high = (None if p is None else p.value.data for p in (self.min, self.max))
+        return np.clip(arrays[0], low, high)
+
+    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        for how, end in (("ge", self.min), ("le", self.max)):
+            if end is not None:
+                inside = b.compare(how, self.x, b.number(end.value.data, self.x))
+                dy = b.select(inside, dy, b.number(0.0, dy))
+        return (dy,)
+
+
+@irdl_op_definition
+class NanToNumOp(FloatUnary):
+    """x, with these numbers in the place of NaN and the infinities."""
+
+    name = "nn.nan_to_num"
+    nan = prop_def(FloatAttr.constr(type=f64))
+    posinf = prop_def(FloatAttr.constr(type=f64))
+    neginf = prop_def(FloatAttr.constr(type=f64))
+    assembly_format = f"$x `nan` $nan `posinf` $posinf `neginf` $neginf {STRATEGY}"
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        nan, posinf, neginf = (float_of(self, n) for n in ("nan", "posinf", "neginf"))
+        return np.nan_to_num(arrays[0], nan=nan, posinf=posinf, neginf=neginf)
+
+    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return (b.select(b.value(IsfiniteOp, self.x), dy, b.number(0.0, dy)),)
+
+
+# ---- by place: the part above or below a diagonal of the last two dimensions ----
+
+
+class Triangle(Unary, ABC):
+    LINEAR: ClassVar[str] = "any"
+    diagonal = prop_def(IntegerAttr.constr(type=i64))
+    assembly_format = f"$x `diagonal` $diagonal {STRATEGY}"
+
+    @classmethod
+    def element(cls, operands: Types, props: Props) -> Any:
+        if len(operands[0].get_shape()) < 2:
+            raise ShardirError(f"[T4] {cls.name} wants two dimensions or more")
+        return super().element(operands, props)
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        (x,) = arrays
+        rows, columns = (
+            place.start(self.x, d) + np.arange(x.shape[d]) for d in (x.ndim - 2, x.ndim - 1)
+        )
+        above = columns - rows[:, None] - int_of(self.properties, "diagonal")
+        return np.where(type(self).NUMPY(above, 0), x, np.zeros((), x.dtype))
+
+    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return (b.value(type(self), dy, props={"diagonal": self.diagonal}),)
+
+
+@irdl_op_definition
+class TrilOp(Triangle):
+    """x on and below the diagonal (0: the main one, 1: the next above it), 0 elsewhere."""
+
+    name = "nn.tril"
+    NUMPY: ClassVar[Function] = np.less_equal
+
+
+@irdl_op_definition
+class TriuOp(Triangle):
+    """x on and above the diagonal (0: the main one, 1: the next above it), 0 elsewhere."""
+
+    name = "nn.triu"
+    NUMPY: ClassVar[Function] = np.greater_equal
+
+
+# ---- all elements ----
+
+
+@irdl_op_definition
+class ConvertOp(Unary):
+    """The same numbers in the result's element type. `partial` passes a partial sum on, so that it
+    is reduced in that type; without it the sum is reduced before."""
+
+    name = "nn.convert"
+    FLOPS: ClassVar[int] = 0
+    partial = opt_prop_def(UnitAttr)
+    INFERRED: ClassVar[bool] = False
+    assembly_format = f"(`partial` $partial^)? $x {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError(f"{cls.name} states its result types")  # not that of its operand
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        if operands[0].get_shape() != results[0].get_shape():
+            raise ShardirError("[T1] nn.convert keeps the shape")
+        if "partial" in props:
+            needs_float("nn.convert partial", operands)
+            needs_float("nn.convert partial", results)
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        factors = super().rule(operands, results, props)
+        return replace(factors, linear="sum") if "partial" in props else factors
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        return arrays[0]  # the interpreter brings every result to its type
+
+    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        element = plain(self.x).element_type
+        if isinstance(element, IntegerType):
+            return (None,)
+        props = {"partial": self.partial} if self.partial is not None else {}
+        type = tensor(element, plain(dy).get_shape())
+        return (b.value(ConvertOp, dy, props=props, result=type),)
+
+
+@irdl_op_definition
+class StopGradientOp(Unary):
+    """x, through which no cotangent goes."""
+
+    name = "nn.stop_gradient"
+    FLOPS: ClassVar[int] = 0
+    LINEAR: ClassVar[str] = "any"
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        return arrays[0]
+
+    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return (None,)
+
+
+OPS = [SelectOp, ClampOp, NanToNumOp, TrilOp, TriuOp, ConvertOp, StopGradientOp]
