@@ -35,6 +35,18 @@ Places = tuple[Place, ...]
 
 
 @dataclass(frozen=True)
+class CostGraph:
+    """What is made least: the sum of costs, and which of its variables says which choice of an op
+    and which place of a value (at both ends of a tie, the same)."""
+
+    problem: Problem
+    choices: Mapping[Operation, Choices]
+    places: Mapping[SSAValue, Places]
+    of_op: Mapping[Operation, int]
+    of_value: Mapping[SSAValue, int]
+
+
+@dataclass(frozen=True)
 class Plan:
     """What is chosen: for each op and each value of a function. Seconds of the objective, and what
     no choice takes less than."""
@@ -42,6 +54,7 @@ class Plan:
     choices: Mapping[TensorOp, Choice]
     layouts: Mapping[SSAValue, Layout]
     solution: Solution
+    graph: CostGraph
 
 
 def search(block: Block, offers: Offers, ties: Mapping[SSAValue, SSAValue], cap: int = CAP) -> Plan:
@@ -231,7 +244,8 @@ class _Graph:
         for op in ops:
             for v, layout in zip(op.results, chosen[op].results, strict=True):
                 layouts.setdefault(v, layout)
-        return Plan(chosen, layouts, solution)
+        graph = CostGraph(self.problem, self.choices, self.places, self.of_op, self.of_value)
+        return Plan(chosen, layouts, solution, graph)
 
 
 def place_of(v: SSAValue) -> int:
