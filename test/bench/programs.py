@@ -1,18 +1,19 @@
-"""Programs that the benchmarks compile: transformers of any depth, as text.
+"""Programs that the benchmarks compile, of any size, as text: transformers, MLPs, DLRM.
 
-The block is that of the peers' benchmark (pre-norm, causal attention, gelu MLP; no biases in the
-attention): weights and batch are annotated, Megatron style, and nothing else.
+Weights and batch are annotated, and nothing else; transformers as Megatron splits them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass
 class Text:
-    """Lines of IR, with the types of the values remembered. `fsdp`: parameters are split over dp
-    as well, along the first dimension that is whole."""
+    """Lines of IR, with the types of the values remembered. Axes of size 1 are left out of layouts.
+    `fsdp`: parameters are split over dp as well, along the first whole dimension that divides."""
 
+    mesh: dict[str, int]
     fsdp: bool = False
     lines: list[str] = field(default_factory=list)
     types: dict[str, str] = field(default_factory=dict)
@@ -22,10 +23,16 @@ class Text:
         self, name: str, shape: list[int], axes: str, attrs: str, element: str = "f32"
     ) -> str:
         type = tensor(shape, element)
-        laid = f"{type[:-1]}, #dist.layout<@m, [{axes}]>>"
+        laid = f"{type[:-1]}, #dist.layout<@m, [{self.splitting(axes)}]>>"
         self.types[name] = laid
         self.arguments.append(f"%{name}: {laid} {{{attrs}}}")
         return name
+
+    def splitting(self, axes: str) -> str:
+        """Of what each dimension is split over, the axes that have a size."""
+        for axis, n in self.mesh.items():
+            axes = axes.replace(f"{{{axis}}}", "{}") if n == 1 else axes
+        return axes
 
     def op(self, name: str, text: str, operands: list[str], type: str) -> str:
         types = ", ".join(self.types[o] for o in operands)
@@ -35,15 +42,33 @@ class Text:
         return name
 
     def parameter(self, name: str, shape: list[int], axes: str, init: str) -> str:
+        entries = self.splitting(axes).split(", ")
         if self.fsdp:
-            axes = axes.replace("{}", "{dp}", 1)
+            whole = [
+                d for d, e in enumerate(entries) if e == "{}" and shape[d] % self.mesh["dp"] == 0
+            ]
+            for d in whole[:1]:
+                entries[d] = "{dp}"
+        axes = ", ".join(entries)
         return self.argument(name, shape, axes, f'train.parameter = "{name}", train.init = {init}')
 
-    def step(self, mesh: tuple[int, int], lr: float) -> str:
-        """The module: a mesh <dp, tp>, a function that returns %loss, and its step."""
+    def indices(self, name: str, shape: list[int], axes: str, high: int, low: int = 0) -> str:
+        attrs = f"train.input = #train.init<integers, low = {low}, high = {high}>"
+        return self.argument(name, shape, axes, attrs, "i32")
+
+    def squared_error(self, y: str, shape: list[int]) -> str:
+        """The loss mean((y - target)^2)."""
+        e = self.op("error", f"nn.sub %{y}, %target", [y, "target"], tensor(shape))
+        e = self.op("squared", f"nn.mul %{e}, %{e}", [e, e], tensor(shape))
+        dims = ", ".join(map(str, range(len(shape))))
+        return self.op("loss", f"nn.reduce <mean> %{e} dims <{dims}>", [e], "tensor<f32>")
+
+    def step(self, lr: float) -> str:
+        """The module: the mesh, a function that returns %loss, and its step."""
         arguments = ",\n    ".join(self.arguments)
+        mesh = ", ".join(f"{axis} = {n}" for axis, n in self.mesh.items())
         return (
-            f"dist.mesh @m <dp = {mesh[0]}, tp = {mesh[1]}>\n\n"
+            f"dist.mesh @m <{mesh}>\n\n"
             f"func.func private @loss(\n    {arguments}\n) -> tensor<f32> {{\n"
             + "\n".join(self.lines)
             + "\n  func.return %loss : tensor<f32>\n}\n\n"
@@ -58,34 +83,57 @@ def tensor(shape: list[int], element: str = "f32") -> str:
 NORMAL = "#train.init<normal, mean = 0.0, std = {:.6f}>"
 ONES, ZEROS = (f"#train.init<constant, value = {v}>" for v in ("1.0", "0.0"))
 
-Norm = Callable[[str, str], str]
-"""Writes a norm of that name of a value; the name of the result."""
 
+@dataclass(frozen=True)
+class Block:
+    """The sizes of a transformer's blocks: attention, then an MLP of 4 `hidden` with
+    gelu and biases; weights are split over tp. `biases`: the attention's products have some too."""
 
-def blocks(
-    t: Text, h: str, norm: Norm, *, layers: int, batch: int, seq: int, hidden: int, heads: int
-) -> str:
-    """Writes `layers` blocks behind the value `h`: causal attention without biases, then an MLP of
-    4 `hidden` with gelu and biases, each behind a norm; weights are split over tp. The name of the
-    last value, [batch, seq, hidden]."""
-    act = tensor([batch, seq, hidden])
-    head = hidden // heads
-    split, turned = tensor([batch, seq, heads, head]), tensor([batch, heads, seq, head])
-    scores = tensor([batch, heads, seq, seq])
-    square = tensor([seq, seq], "i32")
-    t.op("row", "nn.iota dim 0", [], square)
-    t.op("column", "nn.iota dim 1", [], square)
-    t.op("causal", "nn.compare <ge> %row, %column", ["row", "column"], tensor([seq, seq], "i1"))
-    for n, v in (("scale", head**-0.5), ("low", -1e9)):
-        t.op(n, f"nn.constant dense<{v!r}> : tensor<f32>", [], "tensor<f32>")
-    for i in range(layers):
-        n = norm(f"l{i}_ln1", h)
-        qkv = []
+    layers: int
+    batch: int
+    seq: int
+    hidden: int
+    heads: int
+    biases: bool = False
+
+    @property
+    def act(self) -> str:
+        return tensor([self.batch, self.seq, self.hidden])
+
+    def product(
+        self, t: Text, name: str, x: str, weight: str, sizes: list[int], axes: str, *,
+        scale: float = 1.0, bias: str | None = None, named: str = "",
+    ) -> str:  # fmt: skip
+        """x @ weight, and a bias of that name."""
+        w = t.parameter(weight, sizes, axes, NORMAL.format(self.hidden**-0.5 * scale))
+        type = tensor([self.batch, self.seq, sizes[1]])
+        y = t.op(name, f"nn.matmul %{x}, %{w}", [x, w], type)
+        if bias is None:
+            return y
+        b = t.parameter(bias, sizes[1:], axes.split(", ")[1], ZEROS)
+        return t.op(f"{name}_b", f"nn.add %{y}, %{b}", [y, b], type)
+
+    def constants(self, t: Text) -> None:
+        for n, v in (("scale", (self.hidden // self.heads) ** -0.5), ("low", -1e9)):
+            t.op(n, f"nn.constant dense<{v!r}> : tensor<f32>", [], "tensor<f32>")
+
+    def causal(self, t: Text) -> str:
+        square = tensor([self.seq, self.seq], "i32")
+        t.op("row", "nn.iota dim 0", [], square)
+        t.op("column", "nn.iota dim 1", [], square)
+        type = tensor([self.seq, self.seq], "i1")
+        return t.op("causal", "nn.compare <ge> %row, %column", ["row", "column"], type)
+
+    def attention(self, t: Text, i: int, x: str, counts: str) -> str:
+        """Of layer i; `counts` says which keys do."""
+        batch, seq, hidden, heads = self.batch, self.seq, self.hidden, self.heads
+        split = tensor([batch, seq, heads, hidden // heads])
+        turned = tensor([batch, heads, seq, hidden // heads])
+        scores = tensor([batch, heads, seq, seq])
+        square, qkv = [hidden, hidden], []
         for part in "qkv":
-            w = t.parameter(
-                f"l{i}_w{part}", [hidden, hidden], "{}, {tp}", NORMAL.format(hidden**-0.5)
-            )
-            p = t.op(f"l{i}_{part}", f"nn.matmul %{n}, %{w}", [n, w], act)
+            bias = f"l{i}_b{part}" if self.biases else None
+            p = self.product(t, f"l{i}_{part}", x, f"l{i}_w{part}", square, "{}, {tp}", bias=bias)
             p = t.op(f"l{i}_{part}_split", f"nn.reshape %{p}", [p], split)
             qkv.append(t.op(
                 f"l{i}_{part}_heads", f"nn.transpose %{p} perm <0, 2, 1, 3>", [p], turned
@@ -93,29 +141,59 @@ def blocks(
         q, k, v = qkv
         s = t.op(f"l{i}_qk", f'nn.einsum "bhtd,bhsd->bhts" %{q}, %{k}', [q, k], scores)
         s = t.op(f"l{i}_scaled", f"nn.mul %{s}, %scale", [s, "scale"], scores)
-        s = t.op(f"l{i}_masked", f"nn.select %causal, %{s}, %low", ["causal", s, "low"], scores)
+        s = t.op(f"l{i}_masked", f"nn.select %{counts}, %{s}, %low", [counts, s, "low"], scores)
         a = t.op(f"l{i}_attn", f"nn.softmax %{s} axis 3", [s], scores)
         o = t.op(f"l{i}_mix", f"nn.matmul %{a}, %{v}", [a, v], turned)
         o = t.op(f"l{i}_back", f"nn.transpose %{o} perm <0, 2, 1, 3>", [o], split)
-        o = t.op(f"l{i}_merged", f"nn.reshape %{o}", [o], act)
-        w = t.parameter(f"l{i}_wo", [hidden, hidden], "{tp}, {}", NORMAL.format(hidden**-0.5))
-        o = t.op(f"l{i}_out", f"nn.matmul %{o}, %{w}", [o, w], act)
-        h = t.op(f"l{i}_mid", f"nn.add %{h}, %{o}", [h, o], act)
-        n = norm(f"l{i}_ln2", h)
-        wide = tensor([batch, seq, 4 * hidden])
-        w = t.parameter(f"l{i}_fc1", [hidden, 4 * hidden], "{}, {tp}", NORMAL.format(hidden**-0.5))
-        b = t.parameter(f"l{i}_b1", [4 * hidden], "{tp}", ZEROS)
-        f = t.op(f"l{i}_up", f"nn.matmul %{n}, %{w}", [n, w], wide)
-        f = t.op(f"l{i}_up_b", f"nn.add %{f}, %{b}", [f, b], wide)
-        f = t.op(f"l{i}_gelu", f"nn.gelu %{f}", [f], wide)
-        w = t.parameter(
-            f"l{i}_fc2", [4 * hidden, hidden], "{tp}, {}", NORMAL.format(hidden**-0.5 / 2)
+        o = t.op(f"l{i}_merged", f"nn.reshape %{o}", [o], self.act)
+        bias = f"l{i}_bo" if self.biases else None
+        return self.product(t, f"l{i}_out", o, f"l{i}_wo", square, "{tp}, {}", bias=bias)
+
+    def mlp(self, t: Text, i: int, x: str) -> str:
+        wide = 4 * self.hidden
+        up, down = [self.hidden, wide], [wide, self.hidden]
+        f = self.product(t, f"l{i}_up", x, f"l{i}_fc1", up, "{}, {tp}", bias=f"l{i}_b1")
+        f = t.op(f"l{i}_gelu", f"nn.gelu %{f}", [f], tensor([self.batch, self.seq, wide]))
+        return self.product(
+            t, f"l{i}_down", f, f"l{i}_fc2", down, "{tp}, {}", scale=0.5, bias=f"l{i}_b2"
         )
-        b = t.parameter(f"l{i}_b2", [hidden], "{}", ZEROS)
-        f = t.op(f"l{i}_down", f"nn.matmul %{f}, %{w}", [f, w], act)
-        f = t.op(f"l{i}_down_b", f"nn.add %{f}, %{b}", [f, b], act)
-        h = t.op(f"l{i}_h", f"nn.add %{h}, %{f}", [h, f], act)
-    return h
+
+    def pre_norm(self, t: Text, h: str, norm: "Norm") -> str:
+        """The layers behind the value `h`, each part behind a norm and added to what it was of; the
+        name of the last value, [batch, seq, hidden]."""
+        counts = self.causal(t)
+        self.constants(t)
+        for i in range(self.layers):
+            o = self.attention(t, i, norm(f"l{i}_ln1", h), counts)
+            h = t.op(f"l{i}_mid", f"nn.add %{h}, %{o}", [h, o], self.act)
+            f = self.mlp(t, i, norm(f"l{i}_ln2", h))
+            h = t.op(f"l{i}_h", f"nn.add %{h}, %{f}", [h, f], self.act)
+        return h
+
+    def post_norm(self, t: Text, h: str, norm: "Norm", counts: str) -> str:
+        """The same with the norms behind the sums."""
+        self.constants(t)
+        for i in range(self.layers):
+            o = self.attention(t, i, h, counts)
+            h = norm(f"l{i}_ln1", t.op(f"l{i}_mid", f"nn.add %{h}, %{o}", [h, o], self.act))
+            f = self.mlp(t, i, h)
+            h = norm(f"l{i}_ln2", t.op(f"l{i}_h", f"nn.add %{h}, %{f}", [h, f], self.act))
+        return h
+
+
+Norm = Callable[[str, str], str]
+"""Writes a norm of that name of a value; the name of the result."""
+
+
+def layer_norm(t: Text, type: str, hidden: int) -> Norm:
+    """Norms with a scale and a bias."""
+
+    def norm(name: str, x: str) -> str:
+        w = t.parameter(f"{name}_w", [hidden], "{}", ONES)
+        b = t.parameter(f"{name}_b", [hidden], "{}", ZEROS)
+        return t.op(name, f"nn.layer_norm %{x}, %{w}, %{b} eps 1.0e-05", [x, w, b], type)
+
+    return norm
 
 
 def transformer(
@@ -133,23 +211,15 @@ def transformer(
     Arguments x and target are [batch, seq, hidden], split over dp; weights are split over tp as
     Megatron does.
     """
-    t = Text()
-    act = tensor([batch, seq, hidden])
+    t = Text(dict(zip(("dp", "tp"), mesh, strict=True)))
+    block = Block(layers, batch, seq, hidden, heads)
     for name in ("x", "target"):
         attrs = "train.input = " + NORMAL.format(1)
         t.argument(name, [batch, seq, hidden], "{dp}, {}, {}", attrs)
-
-    def norm(name: str, x: str) -> str:
-        w = t.parameter(f"{name}_w", [hidden], "{}", ONES)
-        b = t.parameter(f"{name}_b", [hidden], "{}", ZEROS)
-        return t.op(name, f"nn.layer_norm %{x}, %{w}, %{b} eps 1.0e-05", [x, w, b], act)
-
-    sizes = {"layers": layers, "batch": batch, "seq": seq, "hidden": hidden, "heads": heads}
-    y = norm("lnf", blocks(t, "x", norm, **sizes))
-    e = t.op("error", f"nn.sub %{y}, %target", [y, "target"], act)
-    e = t.op("squared", f"nn.mul %{e}, %{e}", [e, e], act)
-    t.op("loss", f"nn.reduce <mean> %{e} dims <0, 1, 2>", [e], "tensor<f32>")
-    return t.step(mesh, lr)
+    norm = layer_norm(t, block.act, hidden)
+    y = norm("lnf", block.pre_norm(t, "x", norm))
+    t.squared_error(y, [batch, seq, hidden])
+    return t.step(lr)
 
 
 def gpt(
@@ -171,11 +241,10 @@ def gpt(
     Tokens and targets are [batch, seq], split over dp; the table [vocab, hidden] is split by rows
     over tp, the blocks as Megatron does. `fsdp`: each parameter is also split over dp.
     """
-    t = Text(fsdp)
-    act = tensor([batch, seq, hidden])
+    t = Text(dict(zip(("dp", "tp"), mesh, strict=True)), fsdp)
+    block = Block(layers, batch, seq, hidden, heads)
     for name in ("tokens", "targets"):
-        attrs = f"train.input = #train.init<integers, low = 0, high = {vocab}>"
-        t.argument(name, [batch, seq], "{dp}, {}", attrs, "i32")
+        t.indices(name, [batch, seq], "{dp}, {}", vocab)
     table = t.parameter("wte", [vocab, hidden], "{tp}, {}", NORMAL.format(0.02))
     positions = t.parameter("wpe", [seq, hidden], "{}, {}", NORMAL.format(0.02))
     row = tensor([hidden])
@@ -184,17 +253,165 @@ def gpt(
     def norm(name: str, x: str) -> str:
         w = t.parameter(f"{name}_w", [hidden], "{}", ONES)
         operands = [x, w, "no_bias"]
-        return t.op(name, f"nn.layer_norm %{x}, %{w}, %no_bias eps 1.0e-05", operands, act)
+        return t.op(name, f"nn.layer_norm %{x}, %{w}, %no_bias eps 1.0e-05", operands, block.act)
 
-    e = t.op("embedded", f"nn.gather %{table}, %tokens axis 0", [table, "tokens"], act)
-    e = t.op("placed", f"nn.add %{e}, %{positions}", [e, positions], act)
-    sizes = {"layers": layers, "batch": batch, "seq": seq, "hidden": hidden, "heads": heads}
-    y = norm("lnf", blocks(t, e, norm, **sizes))
+    e = t.op("embedded", f"nn.gather %{table}, %tokens axis 0", [table, "tokens"], block.act)
+    e = t.op("placed", f"nn.add %{e}, %{positions}", [e, positions], block.act)
+    y = norm("lnf", block.pre_norm(t, e, norm))
     wide = tensor([batch, seq, vocab])
     y = t.op("logits", f'nn.einsum "bsd,vd->bsv" %{y}, %{table}', [y, table], wide)
     y = t.op("losses", f"nn.cross_entropy %{y}, %targets", [y, "targets"], tensor([batch, seq]))
     t.op("loss", f"nn.reduce <mean> %{y} dims <0, 1>", [y], "tensor<f32>")
-    return t.step(mesh, lr)
+    return t.step(lr)
+
+
+def bert(
+    *,
+    layers: int,
+    batch: int = 8,
+    seq: int = 128,
+    hidden: int = 256,
+    heads: int = 8,
+    vocab: int = 1024,
+    mesh: tuple[int, int] = (2, 4),
+    lr: float = 0.01,
+    fsdp: bool = False,
+) -> str:
+    """A train step of BERT (Devlin et al., 2019) on masked tokens: the sum of the embeddings of
+    tokens, segments and positions, a norm, `layers` Post-LN blocks in which keys behind a sample's
+    end do not count, and the head, a product, gelu, a norm and the tokens' table with a bias; the
+    mean cross entropy over the places that are masked, SGD.
+
+    Tokens, segments, labels and lengths are split over dp; the table [vocab, hidden] and the head's
+    bias over tp, the blocks as Megatron does. `fsdp`: each parameter is also split over dp.
+    """
+    t = Text(dict(zip(("dp", "tp"), mesh, strict=True)), fsdp)
+    block = Block(layers, batch, seq, hidden, heads, biases=True)
+    t.indices("tokens", [batch, seq], "{dp}, {}", vocab)
+    t.indices("segments", [batch, seq], "{dp}, {}", 2)
+    t.indices("lengths", [batch], "{dp}", seq + 1, low=seq // 2)
+    t.indices("masked", [batch, seq], "{dp}, {}", vocab, low=-vocab)
+    norm = layer_norm(t, block.act, hidden)
+    table = t.parameter("words", [vocab, hidden], "{tp}, {}", NORMAL.format(0.02))
+    sides = t.parameter("sides", [2, hidden], "{}, {}", NORMAL.format(0.02))
+    places = t.parameter("places", [seq, hidden], "{}, {}", NORMAL.format(0.02))
+    e = t.op("embedded", f"nn.gather %{table}, %tokens axis 0", [table, "tokens"], block.act)
+    s = t.op("sided", f"nn.gather %{sides}, %segments axis 0", [sides, "segments"], block.act)
+    e = t.op("both", f"nn.add %{e}, %{s}", [e, s], block.act)
+    e = t.op("placed", f"nn.add %{e}, %{places}", [e, places], block.act)
+    key = tensor([batch, 1, 1, seq], "i32")
+    t.op("key", "nn.iota dim 3", [], key)
+    t.op("ends", "nn.reshape %lengths", ["lengths"], tensor([batch, 1, 1, 1], "i32"))
+    type = tensor([batch, 1, 1, seq], "i1")
+    counts = t.op("counts", "nn.compare <lt> %key, %ends", ["key", "ends"], type)
+    y = block.post_norm(t, norm("lne", e), norm, counts)
+    square = [hidden, hidden]
+    y = block.product(t, "turned", y, "head", square, "{}, {}", bias="head_b")
+    y = norm("lnh", t.op("turned_gelu", f"nn.gelu %{y}", [y], block.act))
+    wide = tensor([batch, seq, vocab])
+    y = t.op("products", f'nn.einsum "bsd,vd->bsv" %{y}, %{table}', [y, table], wide)
+    b = t.parameter("words_b", [vocab], "{tp}", ZEROS)
+    y = t.op("logits", f"nn.add %{y}, %{b}", [y, b], wide)
+    t.op("none", "nn.constant dense<-1> : tensor<i32>", [], "tensor<i32>")
+    type = tensor([batch, seq], "i32")
+    labels = t.op("labels", "nn.max %masked, %none", ["masked", "none"], type)
+    loss = f"nn.cross_entropy_loss <mean> %{y}, %{labels} ignore -1"
+    t.op("loss", loss, [y, labels], "tensor<f32>")
+    return t.step(lr)
+
+
+def mlp(
+    *,
+    layers: int = 2,
+    batch: int = 64,
+    dim: int = 256,
+    hidden: int = 1024,
+    mesh: tuple[int, int] = (2, 4),
+    lr: float = 0.01,
+) -> str:
+    """A train step of `layers` residual layers, x + gelu(x w1) w2, loss mean((x - y)^2), SGD.
+
+    x and y are [batch, dim], split over dp; w1 by columns and w2 by rows over tp.
+    """
+    t = Text(dict(zip(("dp", "tp"), mesh, strict=True)))
+    act, wide = tensor([batch, dim]), tensor([batch, hidden])
+    for name in ("x", "target"):
+        t.argument(name, [batch, dim], "{dp}, {}", "train.input = " + NORMAL.format(1))
+    x = "x"
+    for i in range(layers):
+        up = t.parameter(f"w1_{i}", [dim, hidden], "{}, {tp}", NORMAL.format(dim**-0.5))
+        down = t.parameter(f"w2_{i}", [hidden, dim], "{tp}, {}", NORMAL.format(hidden**-0.5))
+        h = t.op(f"up_{i}", f"nn.matmul %{x}, %{up}", [x, up], wide)
+        h = t.op(f"gelu_{i}", f"nn.gelu %{h}", [h], wide)
+        h = t.op(f"down_{i}", f"nn.matmul %{h}, %{down}", [h, down], act)
+        x = t.op(f"x_{i}", f"nn.add %{x}, %{h}", [x, h], act)
+    t.squared_error(x, [batch, dim])
+    return t.step(lr)
+
+
+def dlrm(
+    *,
+    split: str,
+    devices: int = 8,
+    batch: int = 2048,
+    tables: int = 8,
+    rows: int = 100_000,
+    width: int = 64,
+    dense: int = 16,
+    bottom: tuple[int, ...] = (512, 256),
+    top: tuple[int, ...] = (512, 256),
+    lr: float = 0.01,
+) -> str:
+    """A train step of DLRM (Naumov et al., 2019): a row for each category of a sample, one from
+    each of `tables` tables [rows, width]; an MLP on dense features; the products of each pair of
+    these vectors beside the dense one, and an MLP on them to one logit; binary cross entropy, SGD.
+
+    The batch is split over d, the MLPs are whole. The tables are split over d as `split` says, by
+    whole "tables", or by "columns" or "rows", where all of them are one table, and a category's
+    index says of which it is.
+    """
+    t = Text({"d": devices})
+    t.argument("dense", [batch, dense], "{d}, {}", "train.input = " + NORMAL.format(1))
+    t.argument("clicks", [batch, 1], "{d}, {}", "train.input = #train.init<uniform>")
+    found = tensor([batch, tables, width])
+    if split == "tables":
+        t.indices("ids", [batch, tables], "{d}, {}", rows)
+        t.parameter("table", [tables, rows, width], "{d}, {}, {}", NORMAL.format(0.1))
+        each = tensor([tables, batch, width], "i32")
+        t.op("turned", "nn.transpose %ids perm <1, 0>", ["ids"], tensor([tables, batch], "i32"))
+        t.op("each", "nn.broadcast %turned dims <0, 1>", ["turned"], each)
+        looked = tensor([tables, batch, width])
+        t.op("looked", "nn.take_along_axis %table, %each axis 1", ["table", "each"], looked)
+        t.op("rows", "nn.transpose %looked perm <1, 0, 2>", ["looked"], found)
+    else:
+        t.indices("ids", [batch, tables], "{d}, {}", tables * rows)
+        axes = {"columns": "{}, {d}", "rows": "{d}, {}"}[split]
+        t.parameter("table", [tables * rows, width], axes, NORMAL.format(0.1))
+        t.op("rows", "nn.gather %table, %ids axis 0", ["table", "ids"], found)
+
+    def layers(name: str, x: str, sizes: tuple[int, ...]) -> str:
+        for i, (n, m) in enumerate(pairwise(sizes)):
+            w = t.parameter(f"{name}{i}_w", [n, m], "{}, {}", NORMAL.format(n**-0.5))
+            b = t.parameter(f"{name}{i}_b", [m], "{}", ZEROS)
+            type = tensor([batch, m])
+            x = t.op(f"{name}{i}_product", f"nn.matmul %{x}, %{w}", [x, w], type)
+            x = t.op(f"{name}{i}", f"nn.add %{x}, %{b}", [x, b], type)
+            if m > 1:
+                x = t.op(f"{name}{i}_relu", f"nn.relu %{x}", [x], type)
+        return x
+
+    x = layers("bottom", "dense", (dense, *bottom, width))
+    row = t.op("dense_row", f"nn.reshape %{x}", [x], tensor([batch, 1, width]))
+    n = tables + 1
+    t.op("vectors", f"nn.concat %{row}, %rows axis 1", [row, "rows"], tensor([batch, n, width]))
+    type = tensor([batch, n, n])
+    t.op("pairs", 'nn.einsum "bie,bje->bij" %vectors, %vectors', ["vectors", "vectors"], type)
+    t.op("flat", "nn.reshape %pairs", ["pairs"], tensor([batch, n * n]))
+    t.op("all", f"nn.concat %{x}, %flat axis 1", [x, "flat"], tensor([batch, width + n * n]))
+    y = layers("top", "all", (width + n * n, *top, 1))
+    loss = f"nn.bce_with_logits_loss <mean> %{y}, %clicks"
+    t.op("loss", loss, [y, "clicks"], "tensor<f32>")
+    return t.step(lr)
 
 
 OPS_PER_LAYER = 26

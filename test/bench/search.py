@@ -1,6 +1,6 @@
 """The search for strategies: seconds until it ends, and what it proves of the plan.
 
-The step is that of `gpt-bytes`, without any annotation, on Gloo's ranks (no cluster). `objective`,
+The step is that of `bytes`, without any annotation, on Gloo's ranks (no cluster). `objective`,
 `bound` and `megatron` are modelled seconds of one step: of the plan, of what no plan takes less
 than, and of Megatron's plan (the annotations of `programs.gpt`), all by the same model.
 """

@@ -1,7 +1,7 @@
 """The transformers of docs/examples: what they communicate, in bytes, against Megatron's formula;
 and the same on meshes that divide neither samples nor heads.
 
-Counted as in test/bench/gpt_bytes.py: of each collective the larger of what a device gives and
+Counted as in test/bench/bytes.py: of each collective the larger of what a device gives and
 gets. Of a model with B samples of S tokens, d columns and f hidden columns on dp x tp devices:
 
     activation     A = B / dp * S * d * 4 bytes
@@ -85,7 +85,7 @@ def bert() -> int:
     ],
 )
 def test_a_model_communicates_what_megatron_does(example: str, wanted: int):
-    communicated = bench.load("gpt-bytes").communicated
+    communicated = bench.load("bytes").communicated
     module = shardir.compile_file(EXAMPLES / f"{example}.ir").module
     assert communicated(module)[1] == wanted
 
