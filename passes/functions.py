@@ -85,7 +85,7 @@ def is_local_body(block: Block) -> bool:
 
 def set_type(value: SSAValue, type: Attribute) -> None:
     """Another type for a value, in place: building ops anew costs twenty times as much."""
-    value._type = type  # pyright: ignore[reportPrivateUsage]
+    value._type = type
 
 
 def erase(op: Operation) -> None:

@@ -14,11 +14,13 @@
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, TensorType
-from xdsl.ir import Attribute, Block
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block
 from xdsl.passes import ModulePass
 
+from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
+from shardir.dialects.nn.base import plain
 from shardir.passes.functions import bodies, erase, is_local_body
 
 
@@ -47,15 +49,6 @@ def _sink_casts(block: Block) -> None:
                 block.insert_op_before(op, min(users, key=at.__getitem__))
 
 
-def local_bytes(t: Attribute) -> int:
-    """What a local value occupies on one device."""
-    assert isinstance(t, TensorType)
-    n = (t.element_type.bitwidth + 7) // 8  # type: ignore[attr-defined]
-    for s in t.get_shape():
-        n *= s
-    return n
-
-
 @dataclass
 class _Bucket:
     ops: list[dist.Collective]
@@ -70,12 +63,12 @@ def _fuse(block: Block, max_bytes: int) -> None:
     for op, i in at.items():
         if not isinstance(op, dist.FUSIBLE):
             continue
-        size = sum(local_bytes(v.type) for v in op.values)
+        size = sum(size_of(v) for v in op.values)
         if op.fusion is None and size > max_bytes:
             continue
         uses = [at[u.operation] for v in op.results for u in v.uses]
         first_use = min(uses, default=len(at))
-        element = op.values[0].type.element_type  # type: ignore[union-attr]
+        element = plain(op.values[0]).element_type
         props = tuple(sorted((k, str(v)) for k, v in op.properties.items()))
         key = (type(op), props, element)
         bucket = buckets.get(key)

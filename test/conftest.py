@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,15 +16,15 @@ from runlines import RunError, run, run_lines
 class RunLine(pytest.Item):
     """One RUN line."""
 
-    def __init__(self, *, command: str, line: int, **kwargs: object):
-        super().__init__(**kwargs)  # type: ignore[arg-type]
+    def __init__(self, *, command: str, line: int, **kwargs: Any):
+        super().__init__(**kwargs)
         self.command, self.line = command, line
 
     def runtest(self) -> None:
         factory: pytest.TempPathFactory = self.config._tmp_path_factory  # type: ignore[attr-defined]
         run(self.command, self.path, factory.mktemp("run"))
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None):  # type: ignore[override]
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None):
         if isinstance(excinfo.value, RunError):
             return str(excinfo.value)
         return super().repr_failure(excinfo)

@@ -6,7 +6,7 @@ is torch on one device, op by op from the table TORCH, in double precision.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional
+from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import FunctionType, ModuleOp, StringAttr, SymbolRefAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
@@ -23,9 +24,10 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of, parse_layout
 from shardir.backend import runtime_random
+from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn, train
 from shardir.dialects.builder import Builder
-from shardir.dialects.nn.base import TensorOp, dims_attr
+from shardir.dialects.nn.base import dims_attr, plain
 from shardir.interpret import check_pass, run
 from shardir.interpret.values import rounded
 from shardir.passes import PASSES
@@ -180,7 +182,7 @@ def compiled(
     """The module after the passes (in place). `check`: compare its meaning after each of them."""
     for name in passes:
         before = module.clone() if check else None
-        PASSES[name]()().apply(None, module)  # type: ignore[arg-type]
+        PASSES[name]()().apply(Context(), module)
         if before is not None:
             module.verify()
             check_pass(before, module, name)
@@ -195,7 +197,7 @@ def apply(module: ModuleOp, *passes: str) -> ModuleOp:
 
 # ---- what was made of a program ----
 
-COMMUNICATION = {
+COMMUNICATION: dict[type[Operation], str] = {
     dist.AllReduceOp: "all_reduce", dist.AllGatherOp: "all_gather",
     dist.ReduceScatterOp: "reduce_scatter", dist.AllToAllOp: "all_to_all",
     dist.BroadcastOp: "broadcast", dist.PermuteOp: "permute",
@@ -211,7 +213,7 @@ def parts(module: ModuleOp, name: str) -> tuple[list[Operation], list[Operation]
     return ops[:at], ops[at:]
 
 
-def collectives(ops: Sequence[Operation]) -> dict[str, int]:
+def collectives(ops: Iterable[Operation]) -> dict[str, int]:
     """How many collectives of each kind move data."""
     return dict(Counter(COMMUNICATION[type(op)] for op in ops if type(op) in COMMUNICATION))
 
@@ -224,16 +226,13 @@ def traffic(module: ModuleOp, name: str, mesh: Mesh) -> tuple[int, float]:
     """The collectives of a function and the bytes that a device receives, by ring algorithms."""
     count, total = 0, 0.0
     for op in function(module, name).body.block.ops:
-        kind = COMMUNICATION.get(type(op))  # type: ignore[arg-type]
+        kind = COMMUNICATION.get(type(op))
         if kind is None:
             continue
         assert isinstance(op, dist.Collective)
         n = mesh.extent(op.axes.data)
         for value, out in zip(op.values, op.outs, strict=True):
-            t = out.type if kind == "all_gather" else value.type
-            assert isinstance(t, builtin.TensorType)
-            bits = t.element_type.bitwidth  # type: ignore[attr-defined]
-            size = float(np.prod(t.get_shape())) * bits / 8
+            size = size_of(out if kind == "all_gather" else value)
             total += size * (n - 1) / n * (2 if kind == "all_reduce" else 1)
         count += 1
     return count, total
@@ -355,7 +354,7 @@ def _broadcast(op: nn.BroadcastOp, x: torch.Tensor) -> torch.Tensor:
 
 def _dtype(v: SSAValue) -> torch.dtype:
     """What torch calculates with: an integer type, or double precision."""
-    element = v.type.element_type  # type: ignore[union-attr]
+    element = plain(v).element_type
     if isinstance(element, builtin.IntegerType):
         return {1: torch.bool, 32: torch.int32, 64: torch.int64}[element.width.data]
     return torch.float64
@@ -366,24 +365,18 @@ def _convert(op: nn.ConvertOp, x: torch.Tensor) -> torch.Tensor:
 
 
 def _constant(op: nn.ConstantOp) -> torch.Tensor:
-    t = op.out.type
-    values = np.array(list(op.value.get_values()))
-    if isinstance(t.element_type, builtin.IntegerType):  # type: ignore[union-attr]
-        values = values.astype({1: bool, 32: np.int32, 64: np.int64}[
-            t.element_type.width.data  # type: ignore[union-attr]
-        ])  # fmt: skip
+    values, element = np.array(list(op.value.get_values())), plain(op.out).element_type
+    if isinstance(element, builtin.IntegerType):
+        values = values.astype({1: bool, 32: np.int32, 64: np.int64}[element.width.data])
     shape = shape_of(op.out)
     return to_torch(np.full(shape, values[0]) if values.size == 1 else values.reshape(shape))
 
 
 def _iota(op: nn.IotaOp) -> torch.Tensor:
-    t, shape = op.out.type.element_type, shape_of(op.out)  # type: ignore[union-attr]
+    shape = shape_of(op.out)
     dim = op.dim.value.data % len(shape)
     column = torch.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(shape))])
-    kind = torch.float64 if not isinstance(t, builtin.IntegerType) else (
-        torch.int32 if t.width.data == 32 else torch.int64
-    )  # fmt: skip
-    return column.expand(shape).to(kind)
+    return column.expand(shape).to(_dtype(op.out))
 
 
 def _cumsum(op: nn.CumsumOp, x: torch.Tensor) -> torch.Tensor:
@@ -491,7 +484,8 @@ def _rotary(op: nn.RotaryOp, x: torch.Tensor, positions: torch.Tensor) -> torch.
 
 def _custom(op: nn.CustomOp, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
     """What op_cases/custom.py registers."""
-    by = op.options.data["by"].value.data if op.options is not None else 1  # type: ignore[attr-defined]
+    given = op.options.data["by"] if op.options is not None else None
+    by = given.value.data if isinstance(given, builtin.IntegerAttr) else 1
     match op.callee.data:
         case "test.mirror":
             return x[:, torch.arange(x.shape[1] - 1, -1, -1)] * by
@@ -520,11 +514,8 @@ def _drawn(
 
 
 def _random(op: nn.RandomOp, key: torch.Tensor) -> torch.Tensor:
-    t = op.out.type.element_type  # type: ignore[union-attr]
-    kinds = {1: torch.bool, 32: torch.int32, 64: torch.int64}
-    dtype = kinds[t.width.data] if isinstance(t, builtin.IntegerType) else torch.float64
     how = op.distribution
-    return _drawn(op, how.kind, how.values, shape_of(op.out), key, dtype)
+    return _drawn(op, how.kind, how.values, shape_of(op.out), key, _dtype(op.out))
 
 
 def _dropout(op: nn.DropoutOp, x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -536,9 +527,7 @@ def _dropout(op: nn.DropoutOp, x: torch.Tensor, key: torch.Tensor) -> torch.Tens
 def _unfold(op: nn.UnfoldOp, x: torch.Tensor) -> torch.Tensor:
     rows, windows = shape_of(op.x)[op.at], op.windows()
     fill = 0 if op.least is None else (
-        -torch.inf if x.dtype.is_floating_point else torch.iinfo(
-            {"i32": torch.int32, "i64": torch.int64}[str(op.x.type.element_type)]  # type: ignore[union-attr]
-        ).min
+        -torch.inf if x.dtype.is_floating_point else torch.iinfo(_dtype(op.x)).min
     )  # fmt: skip
     parts = []
     for p in range(windows.count):
@@ -725,8 +714,7 @@ def _next_loss_scale(op: Any, scale: Any, good: Any, finite: Any) -> Any:
 
 
 def shape_of(v: SSAValue) -> Shape:
-    assert isinstance(v.type, builtin.TensorType)
-    return v.type.get_shape()
+    return plain(v).get_shape()
 
 
 aten = torch.ops.aten
@@ -735,7 +723,7 @@ COMPARE = {
     "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
 }  # fmt: skip
 
-TORCH: dict[type[TensorOp], Reference] = {
+TORCH: dict[type[Operation], Reference] = {
     nn.AddOp: lambda op, x, y: x + y,
     nn.SubOp: lambda op, x, y: x - y,
     nn.MulOp: lambda op, x, y: x * y,
@@ -923,7 +911,7 @@ def torch_forward(f: FuncOp, arguments: Sequence[torch.Tensor]) -> list[torch.Te
         inputs = [env[v] for v in op.operands]
         if isinstance(op, ReturnOp):
             return inputs
-        out = TORCH[type(op)](op, *inputs)  # type: ignore[index]
+        out = TORCH[type(op)](op, *inputs)
         env.update(zip(op.results, out if isinstance(out, tuple) else (out,), strict=True))
     raise AssertionError("a function returns")
 
@@ -953,9 +941,13 @@ def torch_gradient(
     return [t.detach().numpy() for t in (*results, *gradients)]
 
 
-def elements_of(types: Sequence[Attribute]) -> list[str]:
+def tensors(types: Iterable[Attribute]) -> list[builtin.TensorType]:
+    return [t for t in types if isinstance(t, builtin.TensorType)]
+
+
+def elements_of(types: Iterable[Attribute]) -> list[str]:
     """The names of the element types of tensor types."""
-    return [str(t.element_type) for t in types if isinstance(t, builtin.TensorType)]
+    return [str(t.element_type) for t in tensors(types)]
 
 
 @dataclass
@@ -1006,14 +998,14 @@ def posed(
     module: ModuleOp, wrt: Sequence[int], arguments: list[Array], rng: np.random.Generator
 ) -> Problem:
     """The program with these arguments, random cotangents, and torch's answer."""
-    outs = function(module, "f").function_type.outputs.data
+    outs = tensors(function(module, "f").function_type.outputs)
     elements = elements_of(outs)
     cotangents = []
     if wrt:
         cotangents = [
-            numbers(rng, e, t.get_shape())  # type: ignore[union-attr]
+            numbers(rng, e, t.get_shape())
             for e, t in zip(elements, outs, strict=True)
-            if e in FLOATS and t.get_shape()  # type: ignore[union-attr]
+            if e in FLOATS and t.get_shape()
         ]
     wanted = torch_gradient(module, arguments, wrt, cotangents)
     inputs = elements_of(function(module, "f").function_type.inputs.data)

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import islice, product
 from math import prod
 
-from harness import FLOATS, MESH, TORCH, apply, function, layouts, program
+from harness import FLOATS, MESH, TORCH, apply, elements_of, function, layouts, program
 from op_cases import CASES, Case
 from xdsl.dialects.builtin import TensorType
 
@@ -146,7 +146,7 @@ def gradient(op: type[TensorOp]) -> str:
     case, element, first = floats[0]
     module = program(case.args(element), case.body(element), [first])
     results = function(module, "f").function_type.outputs.data
-    if not any(str(t.element_type) in FLOATS for t in results):  # type: ignore[union-attr]
+    if not any(e in FLOATS for e in elements_of(results)):
         return "none: no float result"
     try:
         apply(module, "distributed-autodiff")

@@ -58,10 +58,10 @@ be below STEADY; no element is to be above GREATEST. So rounding stays below 1e-
 
 
 @cache
-def usable() -> dict[type[TensorOp], list[tuple[Case, str]]]:
+def usable() -> dict[type[Operation], list[tuple[Case, str]]]:
     """Per op its cases and the element types in which a program can have them: its floats are f64,
     as torch's answer is."""
-    out: dict[type[TensorOp], list[tuple[Case, str]]] = {}
+    out: dict[type[Operation], list[tuple[Case, str]]] = {}
     for case in CASES:
         for element in case.elements:
             args = case.args(element)
@@ -92,7 +92,7 @@ class Writer:
 
     @staticmethod
     def of(op: Operation, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        out = TORCH[type(op)](op, *inputs)  # type: ignore[index]
+        out = TORCH[type(op)](op, *inputs)
         return out if isinstance(out, tuple) else (out,)
 
     def noisy(self, x: torch.Tensor) -> torch.Tensor:
@@ -210,7 +210,7 @@ class Writer:
                 return False
             if element_of(v) not in ("f64", "i32", "i64", "i1") or not steady(*self.known[v]):
                 return False
-        if not any(case.gradient for case, _ in usable().get(type(op), [])):  # type: ignore[call-overload]
+        if not any(case.gradient for case, _ in usable().get(type(op), [])):
             return True
         return steady_slope(op, *([self.known[v][i] for v in op.operands] for i in (0, 1)))
 

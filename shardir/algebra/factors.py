@@ -176,6 +176,16 @@ class Factors:
             out += axes
         return mesh.simplify(tuple(out))
 
+    def layout(self, dims: Dims, chosen: FactorAxes, mesh: Mesh) -> Layout | None:
+        """The layout of a value whose factors are split so; None if there is none."""
+        axes = []
+        for dim in dims:
+            mine = self.compose(dim, chosen, mesh)
+            if mine is None:
+                return None
+            axes.append(mine)
+        return Layout(mesh.name, tuple(axes))
+
 
 class Placement(NamedTuple):
     """How one op is calculated: the axes of its factors, the layouts that its operands must have,
@@ -199,21 +209,19 @@ def placed(
     operands, results = [], []
     given = {f: a for f, a in chosen.items() if f not in factors.moved}
     for dims in factors.operands:
-        axes = [factors.compose(d, given, mesh) for d in dims]
-        if None in axes:
+        layout = factors.layout(dims, given, mesh)
+        if layout is None:
             return None
-        layout = Layout(mesh.name, tuple(axes))  # type: ignore[arg-type]
         operands.append(layout.with_partial(kept, partial.reduction) if partial else layout)
     for dims, lacking in zip(factors.results, factors.per_result, strict=True):
-        axes = [factors.compose(d, chosen, mesh) for d in dims]
-        if None in axes:
+        layout = factors.layout(dims, chosen, mesh)
+        if layout is None:
             return None
         reduced = [a for f in lacking for a in chosen.get(f, ())]
         reduced = mesh.simplify(tuple(sorted((*reduced, *kept), key=mesh.order)))
         reduction = partial.reduction if partial is not None else factors.reduction
-        if kept and reduced != kept and partial.reduction != factors.reduction:  # type: ignore
+        if kept and reduced != kept and reduction != factors.reduction:
             return None
-        layout = Layout(mesh.name, tuple(axes))  # type: ignore[arg-type]
         results.append(layout.with_partial(reduced, reduction))
     return Placement(chosen, tuple(operands), tuple(results))
 

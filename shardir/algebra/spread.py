@@ -13,7 +13,7 @@ are compared:
    first in the mesh.
 """
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple, TypeVar
@@ -26,7 +26,7 @@ from shardir.algebra.redistribution import seconds
 Split = tuple[Axes, ...]
 """Per dimension the axes that are known to split it."""
 
-K = TypeVar("K", bound=Hashable)
+K = TypeVar("K", bound=str | int)
 
 
 class Limits(NamedTuple):
@@ -132,7 +132,7 @@ def best_first(
     """The ways by their cost; among equals what splits more, then as they stood."""
     priced = [(cost(way), way) for way in all_ways]
     priced.sort(key=lambda p: (*p[0], -mesh.extent(tuple(a for x in p[1].values() for a in x))))
-    options = tuple(Option(tuple(way.items()), *c) for c, way in priced)  # type: ignore[arg-type]
+    options = tuple(Option(tuple(way.items()), *c) for c, way in priced)
     return [way for _, way in priced], options
 
 

@@ -5,10 +5,10 @@ one, where each new op is placed at least cost and its operands are brought to w
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from xdsl.dialects.builtin import (
     AnyFloat,
-    DenseIntOrFPElementsAttr,
     LocationAttr,
     StringAttr,
     TensorType,
@@ -177,9 +177,9 @@ class Builder:
         assert made is not None
         return made
 
-    def value(self, kind: type[TensorOp], *operands: SSAValue, **options: object) -> SSAValue:
+    def value(self, kind: type[TensorOp], *operands: SSAValue, **options: Any) -> SSAValue:
         """The only result of a new op; see `results`."""
-        return self.results(kind, *operands, **options)[0]  # type: ignore[arg-type]
+        return self.results(kind, *operands, **options)[0]
 
     # ---- spellings ----
 
@@ -201,8 +201,7 @@ class Builder:
     def constant(self, number: float, element: Attribute) -> SSAValue:
         """A scalar constant."""
         type = tensor(element, ())
-        held = number if isinstance(element, AnyFloat) else int(number)
-        data = DenseIntOrFPElementsAttr.from_list(type, [held])  # type: ignore[arg-type]
+        data = nn.dense_attr(type, [number if isinstance(element, AnyFloat) else int(number)])
         return self.value(nn.ConstantOp, props={"value": data}, result=type)
 
     def number(self, number: float, like: SSAValue) -> SSAValue:

@@ -163,13 +163,14 @@ COLLECTIVES: dict[type[Operation], Callable[..., Parts]] = {
 
 def run_collective(op: dist.Collective, values: list[Parts], mesh: Mesh) -> list[Parts]:
     """Each value's parts on all ranks, after the collective."""
-    if isinstance(op, dist.ExchangeOp):
-        ends = zip(values, op.values, op.outs, strict=True)
-        return [_exchange(parts, v, out, mesh) for parts, v, out in ends]
-    if isinstance(op, dist.WindowsOp):
-        apply = _unfold if isinstance(op, dist.UnfoldOp) else _fold
-        ends = zip(values, op.values, op.outs, strict=True)
-        return [apply(parts, v, out, op, mesh) for parts, v, out in ends]  # type: ignore[arg-type]
+    ends = zip(values, op.values, op.outs, strict=True)
+    match op:
+        case dist.ExchangeOp():
+            return [_exchange(parts, v, out, mesh) for parts, v, out in ends]
+        case dist.UnfoldOp():
+            return [_unfold(parts, v, out, op, mesh) for parts, v, out in ends]
+        case dist.FoldOp():
+            return [_fold(parts, v, out, op, mesh) for parts, v, out in ends]
     results = []
     for parts in values:
         out: Parts = list(parts)

@@ -268,7 +268,7 @@ class Leaves(Transformer[Any, Any]):
             self.kept[key] = found
         return found
 
-    def number(self, type: Attribute, t: Token) -> Attribute:
+    def number(self, type: Any, t: Token) -> Attribute:
         if isinstance(type, IntegerType | builtin.IndexType):
             if t.value in ("true", "false"):
                 if type != builtin.i1:
@@ -281,7 +281,7 @@ class Leaves(Transformer[Any, Any]):
             raise LeafError(t.start, t.end, f"expected a number, got {t.value}")
         if "x" in t.value:
             return self.float_bits(t, type)
-        return FloatAttr(float(t.value), type)  # type: ignore[arg-type]
+        return FloatAttr(float(t.value), type)
 
     def array(self, element: Any, t: Token) -> Attribute:
         """`[1, 2]` of a dense array whose element type the op's format knows."""

@@ -47,6 +47,7 @@ from runpy import run_path
 from typing import Any
 
 from programs import bert, dlrm, gpt, mlp
+from xdsl.context import Context
 from xdsl.dialects.builtin import FixedBitwidthType, ModuleOp, TensorType
 from xdsl.ir import SSAValue
 
@@ -93,7 +94,7 @@ def compiled(text: str) -> ModuleOp:
     """The step, taken through the pipeline `train`."""
     module = parse(text)
     for name in PIPELINES["train"].split(","):
-        PASSES[name]()().apply(None, module)  # type: ignore[arg-type]
+        PASSES[name]()().apply(Context(), module)
     return module
 
 

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from programs import gpt
+from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.passes import PASSES
@@ -28,7 +29,7 @@ def applied(text: str, pipeline: str) -> ModuleOp:
     """The module of a text after the passes."""
     module = parse(text)
     for name in pipeline.split(","):
-        PASSES[name]()().apply(None, module)  # type: ignore[arg-type]
+        PASSES[name]()().apply(Context(), module)
     return module
 
 
@@ -56,7 +57,7 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
             ((f, block),) = bodies(module)
             ops = sum(1 for _ in block.ops)
             start = perf_counter()
-            PASSES["search-strategies"]()().apply(None, module)  # type: ignore[arg-type]
+            PASSES["search-strategies"]()().apply(Context(), module)
             found = f.attributes["search"].data  # type: ignore[attr-defined]
             out.append({
                 "model": f"gpt of {layers} layers", "devices": dp * tp,

@@ -2,7 +2,6 @@ from typing import Any
 
 import numpy as np
 from harness import ELEMENTS
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr
 
 from op_cases.case import EVEN, NUMBERS, ODD, Case
 from shardir.dialects import dist, nn
@@ -12,7 +11,7 @@ from shardir.dialects.nn.base import int_attr
 def constant(element: str, values: Any) -> Case:
     values = np.array(values)
     type = dist.tensor(ELEMENTS[element], values.shape)
-    data = DenseIntOrFPElementsAttr.from_list(type, values.flatten().tolist())  # type: ignore[arg-type]
+    data = nn.dense_attr(type, values.flatten().tolist())
     return Case(
         f"{element}-{'x'.join(map(str, values.shape))}",
         nn.ConstantOp,

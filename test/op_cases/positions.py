@@ -1,4 +1,5 @@
 from harness import FLOATS
+from xdsl.ir import Attribute
 
 from op_cases.case import Case
 from shardir.algebra.layout import Shape
@@ -7,8 +8,8 @@ from shardir.dialects.nn.base import Props, float_attr
 from shardir.dialects.text import word
 
 
-def by(pairing: str, **more: object) -> Props:
-    return {"pairing": word(nn.PairingAttr, pairing), "base": float_attr(100.0), **more}  # type: ignore[dict-item]
+def by(pairing: str, **more: Attribute) -> Props:
+    return {"pairing": word(nn.PairingAttr, pairing), "base": float_attr(100.0), **more}
 
 
 def rotary(name: str, x: Shape, positions: Shape, props: Props, element: str = "i32") -> Case:

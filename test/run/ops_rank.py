@@ -11,6 +11,7 @@ import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ def main(directory: Path, rank: int) -> None:
     mesh = rt.Mesh([("a", 2), ("b", 2)], rank)
     out, failures = {}, []
     for name, function, elements in json.loads((directory / "jobs.json").read_text()):
-        space = {"__name__": name}
+        space: dict[str, Any] = {"__name__": name}
         path = directory / f"{name}.py"
         exec(compile(path.read_text(), str(path), "exec"), space)
         with np.load(directory / f"{name}.npz") as given:
@@ -49,7 +50,7 @@ def main(directory: Path, rank: int) -> None:
             ]
         try:
             with torch.no_grad():
-                results = space[function](mesh, *arguments)  # type: ignore[operator]
+                results = space[function](mesh, *arguments)
         except Exception:  # all failures are wanted; a rank that stops alone ends by the timeout
             failures.append(f"{name}: {traceback.format_exc(limit=-3)}")
             continue

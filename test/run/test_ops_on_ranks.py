@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import tensors
 
 pytest.importorskip("torch")
 
@@ -51,7 +52,7 @@ class Job:
     def types(self) -> tuple[list[TensorType], list[TensorType]]:
         """Local types of the arguments and the results."""
         t = function(self.module, self.problem.name).function_type
-        return list(t.inputs.data), list(t.outputs.data)  # type: ignore[arg-type]
+        return tensors(t.inputs), tensors(t.outputs)
 
 
 def job(name: str, p: Problem, draw: random.Random) -> Job:

@@ -519,13 +519,13 @@ train.step @step of @f <sgd, lr = 0.5>
 def test_a_step_with_batch_norm_is_torchs():
     """Statistics of the whole batch, unevenly split; only they and the gradients move."""
     module = shardir.compile(BATCH_NORM).module
-    assert set(collectives(function(module, "step").body.block.ops)) == {"all_reduce"}  # type: ignore[arg-type]
+    assert set(collectives(function(module, "step").body.block.ops)) == {"all_reduce"}
     norm = torch.nn.BatchNorm1d(4, momentum=0.1, dtype=torch.float64)
     x = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         norm.weight.copy_(x[0])
     state = [norm.weight, norm.bias, norm.running_mean, norm.running_var]
-    given = [x.numpy(), *(v.detach().numpy().copy() for v in state)]  # type: ignore[union-attr]
+    given = [x.numpy(), *(v.detach().numpy().copy() for v in state)]
     loss = (norm(x) ** 2).sum()
     loss.backward()
     with torch.no_grad():
@@ -536,7 +536,7 @@ def test_a_step_with_batch_norm_is_torchs():
             *(v - 0.5 * v.grad for v in (norm.weight, norm.bias) if v.grad is not None),
         ]
     for y, want in zip(run(module, "step", given), wanted, strict=True):
-        assert np.allclose(y, want.detach().numpy(), rtol=1e-9, atol=1e-9)  # type: ignore[union-attr]
+        assert np.allclose(y, want.detach().numpy(), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("texts", [None, ["[{a}, {}]", "[{}, {b}]"]], ids=["plain", "laid out"])

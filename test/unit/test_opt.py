@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pytest
 from xdsl.context import Context
@@ -80,7 +81,9 @@ class Break(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for f in op.ops:
             if isinstance(f, FuncOp):
-                f.body.block.erase_op(f.body.block.last_op)  # type: ignore[arg-type]
+                end = f.body.block.last_op
+                assert end is not None
+                f.body.block.erase_op(end)
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,8 @@ class Folder(Target):
     name = "folder"
     fail: bool = False
 
-    def emit(self, ctx: Context, module: ModuleOp, output: object) -> None:
-        print("text", file=output)  # type: ignore[call-overload]
+    def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
+        print("text", file=output)
 
     def emit_directory(self, ctx: Context, module: ModuleOp, original: ModuleOp, out: Path) -> None:
         for name, m in (("now", module), ("before", original)):

@@ -60,7 +60,7 @@ def module_of(
     args: Sequence[Arg] = ARGS, body: Any = regression, **options: Attribute,
 ) -> ModuleOp:  # fmt: skip
     """The step before the passes; `own` numbers of parameters, `options` of the step."""
-    module = laid_out(program(args, body), MESH, [t and layout(t) for t in texts])  # type: ignore
+    module = laid_out(program(args, body), MESH, [layout(t) if t else None for t in texts])
     f = function(module, "f")
     attrs = train.arg_attrs(f)
     for a in attrs:
@@ -85,14 +85,13 @@ class Ours:
     def __post_init__(self) -> None:
         f = function(self.module, "step")
         self.attrs = train.arg_attrs(f)
-        results = list(f.properties["res_attrs"])  # type: ignore[call-overload]
-        self.updates = [a.data.get("train.updates") for a in results]
+        self.updates = [train.text_attr(a, "train.updates") for a in train.result_attrs(f)]
         for a in self.attrs:
             if (name := train.text_attr(a, "train.state")) is not None:
                 start = a["train.init"].values["value"]
                 t = next(v.type for v, b in zip(f.body.block.args, self.attrs, strict=True)
                          if b is a)  # fmt: skip
-                shape = dist.global_shape(t, MESH)  # type: ignore[arg-type]
+                shape = dist.global_shape(t, MESH)
                 self.values[name] = np.full(shape, start)
 
     def step(self, inputs: Sequence[Array]) -> Array:
@@ -104,8 +103,9 @@ class Ours:
         ]
         given = [next(left) if k is None else self.values[k] for k in keys]
         loss, *new = run(self.module, "step", given)
-        for mark, v in zip(self.updates[1:], new, strict=True):
-            self.values[mark.data] = v  # type: ignore[union-attr]
+        for name, v in zip(self.updates[1:], new, strict=True):
+            assert name is not None
+            self.values[name] = v
         return loss
 
 
@@ -251,7 +251,7 @@ def test_states_lie_as_their_parameters_do(optimizer: str):
     f = function(module, "step")
     lies = {
         train.text_attr(a, "train.parameter") or train.text_attr(a, "train.state"): (
-            dist.layout_of(v), dist.global_shape(v.type, MESH)  # type: ignore[arg-type]
+            dist.layout_of(v), dist.global_shape(v.type, MESH)
         )
         for v, a in zip(f.body.block.args, train.arg_attrs(f), strict=True)
     }  # fmt: skip
@@ -262,7 +262,8 @@ def test_states_lie_as_their_parameters_do(optimizer: str):
             gone = {"row_var": len(shape) - 1, "col_var": len(shape) - 2}.get(key.split(".")[1])
             kept = [d for d in range(len(shape)) if d != gone]
             assert size == tuple(shape[d] for d in kept)
-            assert there.dims == tuple(at.dims[d] for d in kept)  # type: ignore[union-attr]
+            assert at is not None and there is not None
+            assert there.dims == tuple(at.dims[d] for d in kept)
         assert rest
 
 
@@ -327,10 +328,11 @@ def test_gradients_are_clipped_by_their_global_norm(most: float, texts: list[str
     clip = train.ClipAttr.read(f"norm, max = {most}")
     ours = Ours(compiled(module_of("sgd, lr = 0.1", texts, clip=clip), check=True), values)
     optimizer = O.SGD(parameters, 0.1)
-    inner = optimizer.step
-    optimizer.step = lambda: (  # type: ignore[method-assign]
-        torch.nn.utils.clip_grad_norm_(parameters, most), inner()
-    )  # fmt: skip
+
+    def clipped(*_: object) -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, most)
+
+    optimizer.register_step_pre_hook(clipped)
     compare(ours, parameters, by_torch(optimizer, parameters))
 
 
@@ -339,10 +341,7 @@ def test_gradients_are_clipped_by_value():
     clip = train.ClipAttr.read("value, max = 0.05")
     ours = Ours(compiled(module_of("sgd, lr = 0.1", LAYOUTS["both"], clip=clip)), values)
     optimizer = O.SGD(parameters, 0.1)
-    inner = optimizer.step
-    optimizer.step = lambda: (  # type: ignore[method-assign]
-        torch.nn.utils.clip_grad_value_(parameters, 0.05), inner()
-    )  # fmt: skip
+    optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_(parameters, 0.05))
     compare(ours, parameters, by_torch(optimizer, parameters))
 
 
@@ -398,7 +397,7 @@ def test_a_static_loss_scale_changes_nothing_else():
 
     def clipped() -> None:
         torch.nn.utils.clip_grad_norm_(parameters, 0.3)
-        if all(bool(p.grad.isfinite().all()) for p in parameters):  # type: ignore[union-attr]
+        if all(bool(p.grad.isfinite().all()) for p in parameters if p.grad is not None):
             inner()
 
     optimizer.step = clipped  # type: ignore[method-assign]

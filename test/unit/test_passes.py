@@ -21,6 +21,7 @@ from harness import (
     traffic,
 )
 from random_programs import random_form, random_problem
+from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
@@ -29,7 +30,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import parse_strategy
 from shardir.dialects import dist, nn
 from shardir.dialects.dist import is_local, layout_of
-from shardir.dialects.nn.base import TensorOp, agreement
+from shardir.dialects.nn.base import TensorOp, agreement, plain
 from shardir.interpret import check_pass, run
 from shardir.interpret.equivalence import NotEquivalentError
 from shardir.passes.functions import set_type, values
@@ -168,7 +169,7 @@ def test_every_op_is_computable_afterwards():
             if isinstance(op, TensorOp):
                 operands = tuple(layout_of(v) for v in op.operands)
                 results = tuple(layout_of(v) for v in op.results)
-                assert not agreement(op.factors(), operands, results, mesh, op.MULTILINEAR)  # type: ignore[arg-type]
+                assert not agreement(op.factors(), operands, results, mesh, op.MULTILINEAR)
                 assert op.strategy is None
 
 
@@ -201,7 +202,7 @@ def test_what_is_not_computable_is_said_for_each_op():
     )
     for v in every_value(module):
         if layout_of(v) is None:
-            set_type(v, dist.with_layout(v.type, layout("[{a}, {}]")))  # type: ignore[arg-type]
+            set_type(v, dist.with_layout(plain(v), layout("[{a}, {}]")))
     with pytest.raises(Failure) as e:
         apply(module, "lower-to-spmd")
     assert len(e.value.faults) == 2 and all("[T3]" in message for _, message in e.value.faults)
@@ -241,7 +242,7 @@ def test_fusing_moves_the_same_bytes_in_fewer_collectives():
         counts = []
         for most in (0, 64, 1 << 20):
             fused = module.clone()
-            FuseCommunication(max_bytes=most).apply(None, fused)  # type: ignore[arg-type]
+            FuseCommunication(max_bytes=most).apply(Context(), fused)
             fused.verify()
             count, received = traffic(fused, p.name, mesh)
             assert received == pytest.approx(traffic(module, p.name, mesh)[1])

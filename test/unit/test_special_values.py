@@ -10,10 +10,13 @@ from harness import (
     Problem,
     apply,
     compiled,
+    elements_of,
+    function,
     laid_out,
     layout,
     numbers,
     program,
+    tensors,
     torch_gradient,
 )
 from xdsl.ir import Attribute, SSAValue
@@ -70,9 +73,8 @@ def problem(body: Callable[..., list[SSAValue]], *operands: np.ndarray) -> Probl
     module = program(
         [Arg("f64", x.shape) for x in operands], body, (wrt := (*range(len(operands)),))
     )
-    f = next(iter(module.body.ops))
-    outs = f.function_type.outputs.data  # type: ignore[attr-defined]
-    elements = [str(t.element_type) for t in outs]
+    outs = tensors(function(module, "f").function_type.outputs)
+    elements = elements_of(outs)
     rng = np.random.default_rng(0)
     cotangents = [numbers(rng, "f64", t.get_shape()) for t in outs if str(t.element_type) == "f64"]
     wanted = torch_gradient(module, operands, wrt, cotangents)

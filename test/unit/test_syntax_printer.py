@@ -2,10 +2,12 @@
 
 import math
 import time
+from typing import Literal
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from xdsl.dialects.builtin import (
+    AnyFloat,
     ArrayAttr,
     DenseArrayBase,
     DictionaryAttr,
@@ -62,9 +64,9 @@ def tensors(draw: st.DrawFn) -> TensorType:
     return TensorType(element, shape) if encoding is None else TensorType(element, shape, encoding)
 
 
-def floats(type_: object, width: int) -> st.SearchStrategy[Attribute]:
-    values = st.floats(width=width, allow_nan=False)  # type: ignore[arg-type]
-    return values.map(lambda v: FloatAttr(v, type_))  # type: ignore[arg-type]
+def floats(type_: AnyFloat, width: Literal[16, 32, 64]) -> st.SearchStrategy[Attribute]:
+    values = st.floats(width=width, allow_nan=False)
+    return values.map(lambda v: FloatAttr(v, type_))
 
 
 def attributes(text: st.SearchStrategy[str]) -> st.SearchStrategy[Attribute]:

@@ -278,8 +278,9 @@ def is_local(type: Attribute) -> bool:
     return isinstance(type, TensorType) and isinstance(type.encoding, LocalAttr)
 
 
-def global_shape(type: TensorType, mesh: Mesh | None) -> Shape:
-    """The shape of the whole value, of a type in either view."""
+def global_shape(type: Attribute, mesh: Mesh | None) -> Shape:
+    """The shape of the whole value, of a tensor type in either view."""
+    assert isinstance(type, TensorType)
     if isinstance(type.encoding, LocalAttr):
         assert mesh is not None
         return type.encoding.data.global_shape(mesh, type.get_shape())

@@ -180,30 +180,23 @@ class TensorOp(IRDLOperation, ABC):
 
     def shapes(self, mesh: Mesh | None = None) -> tuple[Shape, ...]:
         """Global shapes of the operands, then of the results."""
-        return tuple(
-            global_shape(v.type, mesh)  # type: ignore[arg-type]
-            for v in (*self.operands, *self.results)
-        )
+        return tuple(global_shape(v.type, mesh) for v in (*self.operands, *self.results))
 
     def check_local(self) -> None:
         """Local computability: the layouts of operands and results agree with the factors."""
-        layouts = [type_layout(v.type) for v in (*self.operands, *self.results)]
-        first = next((l for l in layouts if l is not None), None)
-        if first is None:
+        values = (*self.operands, *self.results)
+        layouts = [l for v in values if (l := type_layout(v.type)) is not None]
+        if not layouts:
             return
-        if None in layouts:
+        if len(layouts) < len(values):
             raise VerifyException(
                 "[T2] some values of this op have a layout and some have none; "
                 "run propagate-strategies, or give each a layout"
             )
-        mesh = find_mesh(self, first.mesh)
+        mesh = find_mesh(self, layouts[0].mesh)
         n = len(self.operands)
         message = agreement(
-            self.factors(mesh),
-            tuple(layouts[:n]),
-            tuple(layouts[n:]),
-            mesh,
-            self.MULTILINEAR,  # type: ignore[arg-type]
+            self.factors(mesh), tuple(layouts[:n]), tuple(layouts[n:]), mesh, self.MULTILINEAR
         )
         if not message and (exchange := self.exchange(mesh)) is not None:
             message = f"devices need rows that others hold; {exchange[0].name} fetches them"

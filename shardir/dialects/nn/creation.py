@@ -44,6 +44,11 @@ def dense_values(attr: DenseIntOrFPElementsAttr[Any]) -> Array:
     return np.full(shape, flat[0]) if flat.size == 1 else flat.reshape(shape)
 
 
+def dense_attr(type: TensorType[Any], values: Sequence[float]) -> DenseIntOrFPElementsAttr[Any]:
+    """The dense attribute of these numbers, row by row."""
+    return DenseIntOrFPElementsAttr.from_list(type, values)
+
+
 @irdl_op_definition
 class ConstantOp(TensorOp):
     """Numbers that the text gives. A device holds its part of them.

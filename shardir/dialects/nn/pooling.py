@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, TensorType, UnitAttr
+from xdsl.dialects.builtin import TensorType, UnitAttr
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
@@ -32,7 +32,7 @@ from shardir.dialects.nn.base import (
     letters,
     plain,
 )
-from shardir.dialects.nn.creation import ConstantOp
+from shardir.dialects.nn.creation import ConstantOp, dense_attr
 from shardir.dialects.nn.elementwise import needs_float
 from shardir.dialects.nn.movement import IntsPerDimAttr
 from shardir.dialects.nn.windows import (
@@ -275,8 +275,9 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
 
 def _constant(b: "Builder", values: np.ndarray, like: TensorType) -> SSAValue:
     type = tensor(like.element_type, values.shape)
-    data = DenseIntOrFPElementsAttr.from_list(type, values.flatten().tolist())  # type: ignore[arg-type]
-    return b.value(ConstantOp, props={"value": data}, result=type)
+    return b.value(
+        ConstantOp, props={"value": dense_attr(type, values.flatten().tolist())}, result=type
+    )
 
 
 OPS = [MaxPoolOp, MaxPoolGradOp, AvgPoolOp, AdaptiveAvgPoolOp]
