@@ -21,6 +21,7 @@ have none, these stay what they are, pins for search-strategies, and the rest is
 3. A redistribution hands the cotangent of its result on as that of its operand, in whatever layout
    it is: an all-gather pairs with a reduce-scatter or a slice, an all-to-all with its reverse, the
    sum that ends a partial value with nothing.
+   A barrier does so where layouts are decided; before, the cotangent has one the other way round.
 4. The redistribution of a parameter's gradient has the parameter's `train.fusion` index.
 5. Of a composite its parts are differentiated.
 6. With `accumulate` the function stands once for each microbatch, forward and backward; what no
@@ -56,12 +57,14 @@ from shardir.algebra.redistribution import seconds
 from shardir.dialects.builder import Builder
 from shardir.dialects.composites import expand
 from shardir.dialects.dist import (
+    SAME_VALUE,
     AllGatherOp,
     AllReduceOp,
     AllToAllOp,
     Collective,
     ExchangeOp,
     PermuteOp,
+    PropagationBarrierOp,
     RecvOp,
     RedistributeOp,
     ReduceScatterOp,
@@ -311,7 +314,7 @@ class _Differentiation:
             through = not isinstance(op, StopGradientOp)
             if through and any(v in self.varying for v in self.taken(op)):
                 self.varying.update(v for v in op.results if is_float(v))
-            if isinstance(op, RELOCATIONS):
+            if self.builder.mesh is not None and isinstance(op, RELOCATIONS):
                 for v, out in self.moved(op) or ():
                     self.builder.known(v, out)
 
@@ -321,7 +324,7 @@ class _Differentiation:
 
     def moved(self, op: Operation) -> list[tuple[SSAValue, SSAValue]] | None:
         """What communication takes and gives, value by value; None of any other op."""
-        if isinstance(op, RedistributeOp):
+        if isinstance(op, SAME_VALUE):
             return [(op.value, op.out)]
         if isinstance(op, Collective):
             return list(zip(op.values, op.outs, strict=True))
@@ -387,16 +390,13 @@ class _Differentiation:
             ShardirError: no layout says what it is.
         """
         mesh = self.builder.mesh
-        assert mesh is not None
-        if isinstance(op, RecvOp):
+        if mesh is None:  # layouts are still to be decided
+            if isinstance(op, PropagationBarrierOp):
+                return self.reversed(op, out)
+        elif isinstance(op, RecvOp):
             op.check_keeps(v, mesh)
         elif isinstance(op, PermuteOp) and not op.keeps(v, mesh):
-            cotangent = self.cotangent(out)
-            assert cotangent is not None
-            new = op.reversed(cotangent)
-            new.outs[0].name_hint = f"d_{v.name_hint}" if v.name_hint is not None else None
-            self.block.add_op(new)
-            return list(new.outs)
+            return self.reversed(op, out)
         elif isinstance(op, WindowsOp):
             cotangent, b = self.cotangent(out), self.builder
             assert cotangent is not None
@@ -405,6 +405,15 @@ class _Differentiation:
         elif isinstance(op, Collective):
             op.keeps(v, mesh)
         return self.contributions.pop(out)
+
+    def reversed(self, op: PermuteOp | PropagationBarrierOp, out: SSAValue) -> list[SSAValue]:
+        """What comes back through an op that has a reverse."""
+        cotangent = self.cotangent(out)
+        assert cotangent is not None
+        new, name = op.reversed(cotangent), op.operands[0].name_hint
+        new.results[0].name_hint = f"d_{name}" if name else None
+        self.block.add_op(new)
+        return list(new.results)
 
     def reduces_late(self, op: TensorOp) -> bool:
         """Whether an op takes the cotangent of its result while partial: it is linear, nothing
@@ -535,7 +544,7 @@ class _Differentiation:
 
 
 RELOCATIONS = (
-    RedistributeOp, AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ExchangeOp,
+    *SAME_VALUE, AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ExchangeOp,
 )  # fmt: skip
 """What gives the same whole value in another layout, whatever single devices hold."""
 

@@ -7,9 +7,18 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.dialects.builder import Builder
 from shardir.dialects.composites import adopt
-from shardir.dialects.dist import is_local, layout_of, meshes_of, sharding_of
-from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.dist import (
+    PropagationBarrierOp,
+    ShardingGroupOp,
+    is_local,
+    layout_of,
+    meshes_of,
+    sharding_of,
+)
+from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.places import maker
 from shardir.syntax.diagnostics import Failure
 
 
@@ -81,6 +90,62 @@ def is_laid_out(block: Block) -> bool:
 def is_local_body(block: Block) -> bool:
     """Whether the function is in the local view."""
     return any(is_local(v.type) for v in values(block))
+
+
+def sharding_groups(block: Block) -> list[dict[SSAValue, ShardingGroupOp]]:
+    """The values that are to lie alike, group by group, each with an op that says so. Groups that
+    share a value are one.
+
+    Raises:
+        Failure: values of a group have different shapes.
+    """
+    found: list[dict[SSAValue, ShardingGroupOp]] = []
+    ids: list[set[int]] = []
+    for op in block.ops:
+        if not isinstance(op, ShardingGroupOp):
+            continue
+        members, numbers = {op.value: op}, {op.group.value.data}
+        for i in reversed(range(len(found))):
+            if op.value in found[i] or not numbers.isdisjoint(ids[i]):
+                members, numbers = found.pop(i) | members, ids.pop(i) | numbers
+        found.append(members)
+        ids.append(numbers)
+    faults: list[tuple[Operation | None, str]] = []
+    for members in found:
+        first, *others = members
+        for v in others:
+            if plain(v).get_shape() != plain(first).get_shape():
+                shapes = [list(plain(w).get_shape()) for w in (v, first)]
+                message = (
+                    f"[P2] the values of sharding group {members[v].group.value.data} are to have "
+                    f"one shape, but {maker(v)} is {shapes[0]}, and {maker(first)} is {shapes[1]}; "
+                    "leave one of them out"
+                )
+                faults.append((members[v], message))
+    if faults:
+        raise Failure(faults)
+    return found
+
+
+def settle(op: PropagationBarrierOp | ShardingGroupOp, builder: Builder) -> None:
+    """Takes a barrier or a group out, where layouts are decided. A barrier between two layouts
+    becomes a redistribution."""
+    if isinstance(op, PropagationBarrierOp):
+        layout = layout_of(op.out)
+        value = op.value if layout is None else builder.redistribute(op.value, layout)
+        op.out.replace_all_uses_with(value)
+    erase(op)
+
+
+def settle_all(block: Block, mesh: Mesh | None) -> None:
+    """The same of all that there are; without a mesh there are no layouts either."""
+    cursor: list[Operation] = []
+    builder = Builder(mesh, lambda new: block.insert_op_before(new, cursor[0]))
+    for op in list(block.ops):
+        if isinstance(op, PropagationBarrierOp | ShardingGroupOp):
+            cursor[:] = [op]
+            builder.location = op.location
+            settle(op, builder)
 
 
 def set_type(value: SSAValue, type: Attribute) -> None:

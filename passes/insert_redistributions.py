@@ -11,6 +11,8 @@
 5. A softmax, loss or norm whose row is split becomes the ops that calculate it in parts; a
    composite always does.
 6. The same redistribution of a value is made once.
+7. Sharding groups and propagation barriers have had their effect: they go away, and a barrier
+   between two layouts is a redistribution.
 """
 
 from dataclasses import dataclass
@@ -26,7 +28,12 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.builder import Builder
 from shardir.dialects.composites import replace_by_parts
-from shardir.dialects.dist import layout_of, with_layout
+from shardir.dialects.dist import (
+    PropagationBarrierOp,
+    ShardingGroupOp,
+    layout_of,
+    with_layout,
+)
 from shardir.dialects.nn.base import Composite, TensorOp, has_parts, plain, splits_whole
 from shardir.passes.functions import (
     bodies,
@@ -35,6 +42,8 @@ from shardir.passes.functions import (
     mesh_of,
     name_of,
     set_type,
+    settle,
+    settle_all,
     unlaid,
 )
 from shardir.passes.propagate_strategies import strategy_placement
@@ -50,7 +59,10 @@ class InsertRedistributions(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for f, block in bodies(op):
             mesh = mesh_of(f, op)
-            if mesh is None or is_local_body(block) or not has_layouts(block):
+            if is_local_body(block):
+                continue
+            if mesh is None or not has_layouts(block):
+                settle_all(block, None)
                 continue
             if (lacking := unlaid(block)) is not None:
                 raise Failure(
@@ -64,10 +76,12 @@ def _insert(block: Block, mesh: Mesh) -> None:
     builder = Builder(mesh, lambda new: block.insert_op_before(new, cursor[0]))
     faults: list[tuple[Operation | None, str]] = []
     for op in list(block.ops):
-        if not isinstance(op, TensorOp):
-            continue
         cursor[:] = [op]
         builder.location = op.location
+        if isinstance(op, PropagationBarrierOp | ShardingGroupOp):
+            settle(op, builder)
+        if not isinstance(op, TensorOp):
+            continue
         try:
             if isinstance(op, Composite) or row_is_split(op, mesh):
                 _decompose(op, builder)

@@ -10,7 +10,7 @@
    shards are uneven.
 3. An op for which devices need rows that others hold becomes the exchange that fetches them.
 4. The collectives of a redistribution have its `fusion` index, and its mark for `recompute`.
-5. Functions without layouts stay as they are.
+5. Functions without layouts stay as they are, but for groups and barriers, which go away in all.
 6. A custom op without a rule, which every device calculates whole, is warned of, once for each
    name.
 """
@@ -38,6 +38,7 @@ from shardir.passes.functions import (
     mesh_of,
     name_of,
     set_type,
+    settle_all,
     unlaid,
     update_signature,
     values,
@@ -56,13 +57,17 @@ class LowerToSpmd(ModulePass):
         todo: list[tuple[Block, Mesh]] = []
         for f, block in bodies(op):
             mesh = mesh_of(f, op)
-            if mesh is None or is_local_body(block) or not has_layouts(block):
+            if is_local_body(block):
+                continue
+            if mesh is None or not has_layouts(block):
+                settle_all(block, None)
                 continue
             if (lacking := unlaid(block)) is not None:
                 faults.append(
                     (lacking, f"a value in @{name_of(f)} has no layout; run propagate-strategies")
                 )
                 continue
+            settle_all(block, mesh)
             faults += _not_computable(block, mesh)
             todo.append((block, mesh))
         if faults:

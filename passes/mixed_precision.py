@@ -34,7 +34,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardir.dialects import nn
-from shardir.dialects.dist import RedistributeOp
+from shardir.dialects.dist import SAME_VALUE
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp
 from shardir.passes.functions import bodies, is_local_body, name_of, set_type
@@ -78,7 +78,7 @@ class _Casts:
         last = self.block.last_op
         results = [v.type for v in last.operands] if isinstance(last, ReturnOp) else []
         for op in list(self.block.ops):
-            if isinstance(op, RedistributeOp):  # it moves what comes
+            if isinstance(op, SAME_VALUE):
                 give_element(op.out, _element(op.value))
             elif isinstance(op, TensorOp) and not isinstance(op, nn.ConvertOp) and op.operands:
                 self.retype(op)

@@ -16,6 +16,8 @@
 5. Inputs that nothing reaches are split by rows over the axes that nothing uses: data parallel.
 6. What is still open is replicated.
 7. The order in which ops stand does not matter, only which uses what of which.
+8. Values of a `dist.sharding_group` are split alike: what is stated of one, or what one learns,
+   holds for all. Over a `dist.propagation_barrier` axes spread in its direction only.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,12 +45,20 @@ from shardir.algebra.spread import (
     Split,
     Spread,
     best_first,
+    meet,
     spread,
     ways,
     widened,
 )
-from shardir.dialects.dist import layout_of, sharding_of, with_layout
+from shardir.dialects.dist import (
+    PropagationBarrierOp,
+    ShardingGroupOp,
+    layout_of,
+    sharding_of,
+    with_layout,
+)
 from shardir.dialects.nn.base import TensorOp, has_parts, plain
+from shardir.dialects.places import maker
 from shardir.dialects.train import arg_attrs
 from shardir.passes.functions import (
     bodies,
@@ -56,6 +66,7 @@ from shardir.passes.functions import (
     mesh_of,
     name_of,
     set_type,
+    sharding_groups,
     update_signature,
     values,
 )
@@ -113,9 +124,9 @@ class Why(NamedTuple):
     """How axes came to a dimension of a value."""
 
     how: str
-    """"stated", "strategy", "rows" (an input that nothing reached), or "factor"."""
+    """"stated", "strategy", "rows" (an input that nothing reached), "group", or "factor"."""
     op: Operation | None = None
-    """By which op."""
+    """By which op; of a group, that which says that the value is in it."""
     sources: tuple[tuple[SSAValue, int], ...] = ()
     """From which values' dimensions."""
 
@@ -126,9 +137,10 @@ class Propagation:
     def __init__(self, f: FuncOp, block: Block, mesh: Mesh):
         self.f, self.block, self.mesh = f, block, mesh
         self.known: dict[SSAValue, Split] = {}
-        self.fixed: set[SSAValue] = set()
         self.stated: dict[SSAValue, Sharding] = {}
-        """What is stated of values to which something may be added."""
+        """What is stated of values, by the text, a strategy or another of their group."""
+        self.groups: dict[SSAValue, dict[SSAValue, ShardingGroupOp]] = {}
+        """The values that lie as a value does, itself included, each with what says so."""
         self.priority = 0
         """Up to which priority dimensions take part."""
         self.parameters: set[SSAValue] = set()
@@ -159,19 +171,15 @@ class Propagation:
 
     def read(self) -> None:
         faults: list[tuple[Operation | None, str]] = []
+        said: dict[SSAValue, tuple[Sharding, Why]] = {}
         for v in values(self.block):
             if not isinstance(v.type, TensorType):
                 continue
-            if (sharding := sharding_of(v)) is None:
-                self.known[v] = ((),) * len(v.type.get_shape())
-                continue
-            sharding = sharding.simplified(self.mesh)
-            self.know(v, sharding.layout.dims, Why("stated"))
-            if layout_of(v) is None:
-                self.stated[v] = sharding
-            else:
-                set_type(v, with_layout(v.type, sharding.layout))
-                self.fixed.add(v)
+            self.known[v] = ((),) * len(v.type.get_shape())
+            if (sharding := sharding_of(v)) is not None:
+                said[v] = sharding.simplified(self.mesh), Why("stated")
+                if layout_of(v) is not None:
+                    set_type(v, with_layout(v.type, said[v][0].layout))
         for arg, attrs in zip(self.block.args, arg_attrs(self.f), strict=True):
             if "train.parameter" in attrs or "train.state" in attrs:
                 self.parameters.add(arg)
@@ -184,36 +192,102 @@ class Propagation:
                     placements.append((op, strategy_placement(op, self.mesh)))
                 except ShardirError as e:
                     faults.append((op, f"{op.name} in @{name_of(self.f)}: {e}"))
+        try:
+            groups = sharding_groups(self.block)
+        except Failure as e:
+            raise Failure([*faults, *e.faults]) from None
+        for op, placement in placements:  # they decide results of which nothing is stated
+            for v, layout in zip(op.results, placement.results, strict=True):
+                said.setdefault(
+                    v, (Sharding(Layout(self.mesh.name, layout.dims)), Why("strategy", op))
+                )
+        for members in groups:
+            self.groups.update(dict.fromkeys(members, members))
+            stated = {v: said.pop(v) for v in members if v in said}
+            try:
+                if stated:
+                    self.state(self.agreed(members, stated), stated)
+            except Failure as e:
+                faults += e.faults
         if faults:
             raise Failure(faults)
-        self.apply_strategies(placements)
+        for v, what in said.items():
+            self.state(what[0], {v: what})
+        self.need(placements)
 
-    def apply_strategies(self, placements: list[tuple[TensorOp, Placement]]) -> None:
-        """They decide the results of their ops, and what of operands nothing else does."""
-        for op, placement in placements:
-            for v, layout in zip(op.results, placement.results, strict=True):
-                if v not in self.fixed and v not in self.stated:
-                    self.know(v, layout.dims, Why("strategy", op))
-                    self.fixed.add(v)
-        wanted: dict[SSAValue, dict[Split, Operation]] = {}
+    def agreed(
+        self,
+        members: dict[SSAValue, ShardingGroupOp],
+        said: dict[SSAValue, tuple[Sharding, Why]],
+    ) -> Sharding:
+        """What all that is stated of values of a group says together.
+
+        Raises:
+            Failure: they contradict each other.
+        """
+        first, *others = said
+        both = said[first][0]
+        for i, v in enumerate(others):
+            sharding = said[v][0]
+            met = meet(both, sharding, self.mesh)
+            if met is None:
+                before = [first, *others[:i]]
+                w = next(
+                    (w for w in before if meet(said[w][0], sharding, self.mesh) is None), before[-1]
+                )
+                group = members[v].group.value.data
+                raise Failure(
+                    [(members[v], f"[P3] the values of sharding group {group} are to lie alike, "
+                      f"but {_said(v, *said[v])}, and {_said(w, *said[w])}; state one of them, or "
+                      "both alike")]
+                )  # fmt: skip
+            both = met
+        return both
+
+    def state(self, sharding: Sharding, said: dict[SSAValue, tuple[Sharding, Why]]) -> None:
+        """What is stated, together, of some values of a group holds for all of it."""
+        for v, (mine, why) in said.items():
+            self.stated.update(dict.fromkeys(self.alike(v), sharding))
+            self.know(v, sharding.layout.dims)
+            for d, axes in enumerate(mine.layout.dims):
+                if axes and axes == sharding.layout.dims[d]:
+                    if (v, d) in self.why:  # said of another of the group too
+                        self.why[v, d] = why
+                    else:
+                        self.because(v, d, why)
+
+    def need(self, placements: list[tuple[TensorOp, Placement]]) -> None:
+        """What strategies need their operands split as, where nothing else is stated."""
+        wanted: dict[SSAValue, dict[Split, tuple[SSAValue, Operation]]] = {}
         for op, placement in placements:
             for v, layout in zip(op.operands, placement.operands, strict=True):
-                if v not in self.fixed:
-                    wanted.setdefault(v, {}).setdefault(layout.dims, op)
-        for v, by in wanted.items():
-            self.known[v] = self.granted(v, [*by])
-            for w, op in by.items():
-                for d, axes in enumerate(w):
-                    if axes and axes == self.known[v][d]:
-                        self.why.setdefault((v, d), Why("strategy", op))
+                if not self.closed(v):
+                    wanted.setdefault(self.alike(v)[0], {}).setdefault(layout.dims, (v, op))
+        for first, by in wanted.items():
+            self.know(first, self.granted(first, [*by]))
+            for dims, (v, op) in by.items():
+                for d, axes in enumerate(dims):
+                    if axes and axes == self.known[v][d] and (v, d) not in self.why:
+                        self.because(v, d, Why("strategy", op))
 
-    def know(self, v: SSAValue, dims: Split, why: Why) -> None:
-        """Writes what a value knows, and why, of each dimension that is another than before."""
-        before = self.known.get(v, ((),) * len(dims))
-        for d, (old, new) in enumerate(zip(before, dims, strict=True)):
-            if new != old:
-                self.why[v, d] = why
-        self.known[v] = dims
+    def alike(self, v: SSAValue) -> tuple[SSAValue, ...]:
+        """The values of its group; of none, itself."""
+        return tuple(self.groups.get(v, (v,)))
+
+    def closed(self, v: SSAValue) -> bool:
+        """Whether nothing may be added to what is stated of a value."""
+        return v in self.stated and not self.stated[v].open
+
+    def know(self, v: SSAValue, dims: Split) -> None:
+        """What is known of a value, and so of all of its group."""
+        self.known.update(dict.fromkeys(self.alike(v), dims))
+
+    def because(self, v: SSAValue, d: int, why: Why) -> None:
+        """How axes came to a dimension of a value, and by it to others of its group."""
+        self.why[v, d] = why
+        for w in self.alike(v):
+            if w is not v:
+                self.why[w, d] = Why("group", self.groups[w][w], ((v, d),))
 
     # ---- the fixed point ----
 
@@ -242,42 +316,57 @@ class Propagation:
 
     def visit(self, ops: Iterable[Operation]) -> list[tuple[SSAValue, Operation | None]]:
         """What changed by these ops; with it the op that has nothing to learn from that."""
-        wanted: dict[SSAValue, list[tuple[Split, Operation, Spread]]] = {}
+        wanted: dict[SSAValue, list[tuple[Split, SSAValue, Learnt]]] = {}
         for op in ops:
-            if not isinstance(op, TensorOp) or op.strategy is not None:
+            if isinstance(op, PropagationBarrierOp):
+                found = self.behind(op)
+            elif isinstance(op, TensorOp) and op.strategy is None:
+                seen = tuple([self.seen(v) for v in (*op.operands, *op.results)])
+                found = spread(splittable(op), seen, self.mesh)
+            else:
                 continue
-            touched = (*op.operands, *op.results)
-            found = spread(splittable(op), tuple([self.seen(v) for v in touched]), self.mesh)
             if found.options:
                 self.contests[op] = found.options
-            for v, dims in zip(touched, found.dims, strict=True):
+            for v, dims in zip((*op.operands, *op.results), found.dims, strict=True):
                 if dims is not self.known[v] and dims != self.known[v]:
-                    wanted.setdefault(v, []).append((dims, op, found))
+                    first = self.alike(v)[0]
+                    wanted.setdefault(first, []).append((dims, v, Learnt(op, found)))
         changed: list[tuple[SSAValue, Operation | None]] = []
-        for v, all_wanted in wanted.items():
-            dims = self.granted(v, [w for w, _, _ in all_wanted])
-            before = self.known[v]
-            for w, op, found in all_wanted:
+        for first, all_wanted in wanted.items():
+            alike = self.alike(first)
+            before, dims = self.known[first], self.granted(first, [w for w, _, _ in all_wanted])
+            for w, v, learnt in all_wanted:
                 for d, axes in enumerate(dims):
                     if axes == w[d] != before[d]:
-                        self.why[v, d] = self.reason(v, d, op, found)
-            self.known[v] = dims
-            changed.append((v, all_wanted[0][1] if len(all_wanted) == 1 else None))
+                        self.because(v, d, learnt.why(v, d))
+            self.know(first, dims)
+            alone = all_wanted[0][2].op if len(all_wanted) == len(alike) == 1 else None
+            changed += [(v, alone) for v in alike]
         return changed
+
+    def behind(self, op: PropagationBarrierOp) -> Spread:
+        """What a barrier lets through."""
+        ends = [self.seen(op.value), self.seen(op.out)]
+        every = frozenset(range(len(ends[0].shape)))
+        for end, (given, taken) in enumerate((("forward", "backward"), ("backward", "forward"))):
+            limits = ends[end].limits
+            if op.allowed.data != given:
+                limits = limits._replace(silent=every)
+            if op.allowed.data != taken:
+                limits = limits._replace(open=frozenset())
+            ends[end] = ends[end]._replace(limits=limits)
+        return spread(op.factors(), tuple(ends), self.mesh)
 
     def seen(self, v: SSAValue) -> Seen:
         assert isinstance(v.type, TensorType)
         every = frozenset(range(len(self.known[v])))
         parameter = v in self.parameters
+        open, late, barred = every, frozenset[int](), ()
         if (stated := self.stated.get(v)) is not None:
-            late = frozenset(d for d in every if stated.priority(d) > self.priority)
-            silent = every if parameter and self.waiting else late
-            limits = Limits(stated.open - late, silent, stated.replicated)
-            return Seen(v.type.get_shape(), self.known[v], limits, parameter)
-        limits = Limits(
-            frozenset() if v in self.fixed else every,
-            every if parameter and self.waiting else frozenset(),
-        )
+            if stated.priorities:
+                late = frozenset(d for d in every if stated.priority(d) > self.priority)
+            open, barred = stated.open - late, stated.replicated
+        limits = Limits(open, every if parameter and self.waiting else late, barred)
         return Seen(v.type.get_shape(), self.known[v], limits, parameter)
 
     def granted(self, v: SSAValue, wanted: list[Split]) -> Split:
@@ -306,16 +395,9 @@ class Propagation:
 
         all_ways = ways(proposed, (), self.mesh)
         if len(all_ways) > 1:
-            all_ways, self.contests[v] = best_first(all_ways, cost, self.mesh)
+            all_ways, compared = best_first(all_ways, cost, self.mesh)
+            self.contests.update(dict.fromkeys(self.alike(v), compared))
         return split_so(all_ways[0])
-
-    def reason(self, v: SSAValue, d: int, op: Operation, found: Spread) -> Why:
-        assert isinstance(op, TensorOp)
-        factors = op.factors()
-        touched = (*op.operands, *op.results)
-        names = (*factors.operands, *factors.results)[touched.index(v)][d]
-        sources = [found.sources[f] for f in names if f in found.sources]
-        return Why("factor", op, tuple(dict.fromkeys((touched[i], e) for i, e in sources)))
 
     # ---- inputs that nothing reaches ----
 
@@ -326,16 +408,18 @@ class Propagation:
         free = tuple(a for a in names if not any(self.mesh.overlap(a, b) for b in used))
         changed: list[Operation] = []
         for v in self.block.args:
-            if v in self.fixed or v in self.parameters or not self.known.get(v):
+            alike = self.alike(v)
+            if v in self.stated or not self.known.get(v) or any(self.known[v]):
                 continue
-            if any(self.known[v]) or v in self.stated:
+            if any(w in self.parameters for w in alike):
                 continue
-            axes = free if self.reached(v) else free or names
+            axes = free if any(map(self.reached, alike)) else free or names
             while axes and plain(v).get_shape()[0] % self.mesh.extent(axes):
                 axes = axes[:-1]
             if axes:
-                self.know(v, (axes, *self.known[v][1:]), Why("rows"))
-                changed += [use.operation for use in v.uses]
+                self.know(v, (axes, *self.known[v][1:]))
+                self.because(v, 0, Why("rows"))
+                changed += [use.operation for w in alike for use in w.uses]
         self.spread(changed)
 
     def reached(self, v: SSAValue) -> bool:
@@ -345,6 +429,26 @@ class Propagation:
             for use in v.uses
             for w in (*use.operation.operands, *use.operation.results)
         )
+
+
+class Learnt(NamedTuple):
+    """What an op does to its values."""
+
+    op: TensorOp | PropagationBarrierOp
+    spread: Spread
+
+    def why(self, v: SSAValue, d: int) -> Why:
+        """How axes came by it to a dimension of one of them."""
+        factors, touched = self.op.factors(), (*self.op.operands, *self.op.results)
+        names = (*factors.operands, *factors.results)[touched.index(v)][d]
+        sources = [self.spread.sources[f] for f in names if f in self.spread.sources]
+        found = dict.fromkeys((touched[i], e) for i, e in sources)
+        return Why("factor", self.op, tuple(found))
+
+
+def _said(v: SSAValue, sharding: Sharding, why: Why) -> str:
+    by = " by its strategy" if why.how == "strategy" else ""
+    return f"{maker(v)} lies as [{sharding}]{by}"
 
 
 class Levels:

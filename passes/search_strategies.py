@@ -30,7 +30,15 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.composites import expand
-from shardir.dialects.dist import Collective, RedistributeOp, StrategyAttr, with_layout
+from shardir.dialects.dist import (
+    Collective,
+    PropagationBarrierOp,
+    RedistributeOp,
+    ShardingGroupOp,
+    StrategyAttr,
+    layout_of,
+    with_layout,
+)
 from shardir.dialects.nn.base import float_attr, plain
 from shardir.dialects.train import GradientOp, StepOp, arg_attrs, result_attrs
 from shardir.passes.functions import (
@@ -39,6 +47,7 @@ from shardir.passes.functions import (
     mesh_of,
     name_of,
     set_type,
+    settle_all,
     update_signature,
 )
 from shardir.search.choices import Offers, itemsize
@@ -72,6 +81,7 @@ class SearchStrategies(ModulePass):
                 message = "is still to be differentiated; run distributed-autodiff before"
                 raise Failure([(f, f"@{name_of(f)} {message}, so that its gradients count")])
             _check(f, block)
+            settle_all(block, None)
             expand(block, None)
             try:
                 plan = search(block, Offers(mesh, op_seconds), ties(f, block), self.entries)
@@ -99,9 +109,19 @@ def op_seconds(
 def _check(f: FuncOp, block: Block) -> None:
     faults: list[tuple[Operation | None, str]] = []
     for op in block.ops:
-        if isinstance(op, RedistributeOp | Collective | CallOp):
-            faults.append((op, f"{op.name} in @{name_of(f)}: the search decides on communication; "
-                           "leave it out, and state layouts or strategies instead"))  # fmt: skip
+        match op:
+            case RedistributeOp() | Collective() | CallOp():
+                message = (
+                    "the search decides on communication; leave it out, and state layouts or "
+                    "strategies instead"
+                )
+            case ShardingGroupOp():
+                message = "the search knows no groups; state the layouts of its values instead"
+            case PropagationBarrierOp() if layout_of(op.out) not in (None, layout_of(op.value)):
+                message = "nothing spreads that it could hold back; leave it out"
+            case _:
+                continue
+        faults.append((op, f"{op.name} in @{name_of(f)}: {message}"))
     if faults:
         raise Failure(faults)
 

@@ -1,4 +1,5 @@
-"""strip-layouts: the same program for one device: no layouts, strategies or redistributions.
+"""strip-layouts: the same program for one device: no layouts, strategies or redistributions,
+and nothing about them.
 
    %y = dist.redistribute %x : (tensor<8xf32, #dist.layout<@m, [{d}]>>) -> tensor<8xf32, ...>
    %z = nn.relu %y strategy<((4,),)> : ...
@@ -11,7 +12,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from shardir.dialects.dist import MeshOp, RedistributeOp, sharding_of
+from shardir.dialects.dist import SAME_VALUE, MeshOp, ShardingGroupOp, sharding_of
 from shardir.dialects.nn.base import plain
 from shardir.passes.functions import (
     bodies,
@@ -38,8 +39,9 @@ class StripLayouts(ModulePass):
                 raise Failure([(f, f"@{name_of(f)} {message}")])
             for inner in list(block.ops):
                 inner.properties.pop("strategy", None)
-                if isinstance(inner, RedistributeOp):
+                if isinstance(inner, SAME_VALUE):
                     inner.out.replace_all_uses_with(inner.value)
+                if isinstance(inner, (*SAME_VALUE, ShardingGroupOp)):
                     erase(inner)
             for v in values(block):
                 if sharding_of(v) is not None:

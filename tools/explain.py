@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from textwrap import indent
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import Redistribution, plan_redistribution
 from shardir.dialects import dist
 from shardir.dialects.nn.base import plain
-from shardir.dialects.places import file_place
+from shardir.dialects.places import at, called, maker
 from shardir.dialects.train import BackwardOp
 from shardir.passes.functions import bodies, name_of
 
@@ -62,28 +62,9 @@ def _paragraph(op: dist.RedistributeOp, plan: Redistribution, order: dict[Operat
     return f"{name}{plain(op.value)}\n" + indent("\n".join(lines), "  ")
 
 
-def maker(v: SSAValue) -> str:
-    """The op that makes a value, or the argument that it is."""
-    if isinstance(v, BlockArgument):
-        return f"the argument %{v.name_hint or v.index}{at(v)}"
-    assert isinstance(v.owner, Operation)
-    return called(v.owner)
-
-
 def _readers(v: SSAValue, order: dict[Operation, int]) -> Iterator[str]:
     uses = [(use.operation, use.index) for use in v.uses]
     for op, i in sorted(uses, key=lambda use: (order[use[0]], use[1])):
         yield f"for {called(op)}, operand {i}"
     if not uses:
         yield "for nobody: no op reads it"
-
-
-def called(op: Operation) -> str:
-    """`%y = nn.matmul at net.ir:22`; names are those of the source."""
-    names = [f"%{v.name_hint}" for v in op.results if v.name_hint]
-    return f"{', '.join(names)}{' = ' if names else ''}{op.name}{at(op)}"
-
-
-def at(what: Operation | BlockArgument) -> str:
-    place = file_place(what.location)
-    return f" at {place[0]}:{place[1]}" if place else ""

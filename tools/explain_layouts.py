@@ -20,6 +20,7 @@ from shardir.algebra.redistribution import plan_redistribution
 from shardir.algebra.spread import Option
 from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.places import at, called, maker
 from shardir.dialects.train import BackwardOp
 from shardir.passes.functions import bodies, name_of, values
 from shardir.passes.propagate_strategies import (
@@ -28,7 +29,6 @@ from shardir.passes.propagate_strategies import (
     splittable,
     strategy_placement,
 )
-from shardir.tools.explain import at, called, maker
 
 SHOWN = 4
 """How many steps of a long way are shown at either end of it."""
@@ -95,7 +95,7 @@ def _way(p: Propagation, v: SSAValue) -> Iterator[str]:
             rest[SHOWN:-SHOWN] = [f"... {len(rest) - 2 * SHOWN} more ..."]
         yield from (f"  {line}" for line in rest)
     if not any(p.known[v]):
-        yield "no axis was proposed: replicated" if v not in p.fixed else "stated: replicated"
+        yield "no axis was proposed: replicated" if not p.closed(v) else "stated: replicated"
     for where in (v, *dict.fromkeys(p.touching(v))):
         if where in p.contests:
             what = "for it" if where is v else f"at {called(where)}"  # type: ignore[arg-type]
@@ -117,12 +117,16 @@ def _steps(p: Propagation, v: SSAValue, d: int, seen: set) -> Iterator[str]:
         sources = [s for s in why.sources if s not in seen]
         seen.update(sources)
         said = " and ".join(f"dimension {e} of {named(w)}" for w, e in why.sources)
-        yield f"by {called(why.op)} from {said}"
+        yield f"by {called(why.op)}{_of_group(why.op)} from {said}"
         for w, e in sources:
             if p.known[w][e]:
                 first, *rest = _steps(p, w, e, seen)
                 yield f"dimension {e} of {named(w)}: {first}"
                 yield from rest
+
+
+def _of_group(op: Operation) -> str:
+    return f" (group {op.group.value.data})" if isinstance(op, dist.ShardingGroupOp) else ""
 
 
 def _option(option: Option) -> str:
@@ -140,18 +144,20 @@ def _costs(p: Propagation, v: SSAValue) -> Iterator[str]:
     layout = dist.layout_of(v)
     assert layout is not None
     yield f"its edges: {_cost(p, v, layout)}"
-    for other, (w, e) in _alternatives(p, v, layout).items():
+    for other, (w, e, op) in _alternatives(p, v, layout).items():
         late = ", a parameter's, which comes after activations'" if w in p.parameters else ""
+        if isinstance(op, dist.PropagationBarrierOp):
+            late += f", behind {called(op)}, which allows <{op.allowed.data}>"
         proposal = f"dimension {e} of {named(w)} proposes{late}"
         yield f"instead [{other}], as {proposal}: {_cost(p, v, other)}"
 
 
 def _cost(p: Propagation, v: SSAValue, layout: Layout) -> str:
-    """What redistributions at the edges of a value take, if it is laid out so and all others are
-    as they are."""
+    """What redistributions at the edges of a value, and of all of its group, take, if it is laid
+    out so and all others are as they are."""
     received, seconds = 0, 0.0
-    for op in dict.fromkeys(p.touching(v)):
-        for w, source, target in _moves(p.mesh, op, v, layout):
+    for op in dict.fromkeys(op for w in p.alike(v) for op in p.touching(w)):
+        for w, source, target in _moves(p, op, v, layout):
             if source != target:
                 t = plain(w)
                 plan = plan_redistribution(
@@ -162,24 +168,24 @@ def _cost(p: Propagation, v: SSAValue, layout: Layout) -> str:
 
 
 def _moves(
-    mesh: Mesh, op: Operation, v: SSAValue, layout: Layout
+    p: Propagation, op: Operation, v: SSAValue, layout: Layout
 ) -> Iterator[tuple[SSAValue, Layout, Layout]]:
     """From which layout to which the values at an op go."""
 
     def now(w: SSAValue) -> Layout:
-        found = layout if w is v else dist.layout_of(w)
+        found = layout if w in p.alike(v) else dist.layout_of(w)
         assert found is not None
         return found
 
-    if isinstance(op, dist.RedistributeOp):
+    if isinstance(op, dist.SAME_VALUE):
         yield op.value, now(op.value), now(op.out)
     if not isinstance(op, TensorOp):
         return
     if op.strategy is not None:
-        placement = strategy_placement(op, mesh)
+        placement = strategy_placement(op, p.mesh)
     else:
         operands, results = tuple(map(now, op.operands)), tuple(map(now, op.results))
-        placement = place(splittable(op), operands, results, mesh, op.shapes())
+        placement = place(splittable(op), operands, results, p.mesh, op.shapes())
     for w, want in zip(op.operands, placement.operands, strict=True):
         yield w, now(w), want
     for w, natural in zip(op.results, placement.results, strict=True):
@@ -188,12 +194,14 @@ def _moves(
 
 def _alternatives(
     p: Propagation, v: SSAValue, layout: Layout
-) -> dict[Layout, tuple[SSAValue, int]]:
+) -> dict[Layout, tuple[SSAValue, int, Operation]]:
     """What other values propose for dimensions of `v` along an op, and has not been granted: the
-    layout with it, and which value's dimension proposes it."""
-    found: dict[Layout, tuple[SSAValue, int]] = {}
+    layout with it, and which value's dimension proposes it, along which op."""
+    found: dict[Layout, tuple[SSAValue, int, Operation]] = {}
     for op in dict.fromkeys(p.touching(v)):
-        if not isinstance(op, TensorOp) or op.strategy is not None or v in p.fixed:
+        if not isinstance(op, TensorOp | dist.PropagationBarrierOp) or p.closed(v):
+            continue
+        if isinstance(op, TensorOp) and op.strategy is not None:
             continue
         factors = op.factors()
         names = (*factors.operands, *factors.results)
@@ -208,7 +216,7 @@ def _alternatives(
                     got = factors.compose(mine_of, assigned, p.mesh) if mine_of else None
                     if got and got != layout.dims[d]:
                         new = _with(layout, d, got, p.mesh)
-                        found.setdefault(new, (w, e))
+                        found.setdefault(new, (w, e, op))
     return found
 
 

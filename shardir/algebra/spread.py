@@ -22,6 +22,7 @@ from shardir.algebra.factors import MAX_CHOICES, FactorAxes, Factors, placed
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
 from shardir.algebra.redistribution import seconds
+from shardir.algebra.sharding import Sharding
 
 Split = tuple[Axes, ...]
 """Per dimension the axes that are known to split it."""
@@ -156,6 +157,25 @@ def begins(axes: Axes, first: Axes, mesh: Mesh) -> bool:
         return False
     start = mesh.cut(first, axes)
     return mesh.cut(axes, first)[: len(start)] == start
+
+
+def meet(a: Sharding, b: Sharding, mesh: Mesh) -> Sharding | None:
+    """What both say of one value: a dimension is open where both have it open, and takes part when
+    both do. None where they contradict each other."""
+    dims = []
+    for d, (x, y) in enumerate(zip(a.layout.dims, b.layout.dims, strict=True)):
+        if x == y or (d in b.open and begins(x, y, mesh)):
+            dims.append(x)
+        elif d in a.open and begins(y, x, mesh):
+            dims.append(y)
+        else:
+            return None
+    late = tuple(max(a.priority(d), b.priority(d)) for d in range(len(dims)))
+    pinned = (*mesh.cut(a.replicated, b.replicated), *mesh.cut(b.replicated, a.replicated))
+    both = Sharding(
+        Layout(mesh.name, tuple(dims)), a.open & b.open, late, tuple(dict.fromkeys(pinned))
+    ).simplified(mesh)
+    return both if mesh.clash((*both.layout.used, *both.replicated)) is None else None
 
 
 def _granted(

@@ -1,4 +1,4 @@
-"""Where in the source an op comes from."""
+"""Where in the source an op comes from, and what it is called there."""
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -8,7 +8,7 @@ from xdsl.dialects.builtin import (
     LocationAttr,
     NameLoc,
 )
-from xdsl.ir import Attribute
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 
 def file_place(loc: LocationAttr | Attribute) -> tuple[str, int, int] | None:
@@ -24,3 +24,23 @@ def file_place(loc: LocationAttr | Attribute) -> tuple[str, int, int] | None:
             return next((p for x in loc.locations.data if (p := file_place(x))), None)
         case _:
             return None
+
+
+def at(what: Operation | BlockArgument) -> str:
+    """` at net.ir:22`; empty where nothing is known."""
+    place = file_place(what.location)
+    return f" at {place[0]}:{place[1]}" if place else ""
+
+
+def called(op: Operation) -> str:
+    """`%y = nn.matmul at net.ir:22`; names are those of the source."""
+    names = [f"%{v.name_hint}" for v in op.results if v.name_hint]
+    return f"{', '.join(names)}{' = ' if names else ''}{op.name}{at(op)}"
+
+
+def maker(v: SSAValue) -> str:
+    """The op that makes a value, or the argument that it is."""
+    if isinstance(v, BlockArgument):
+        return f"the argument %{v.name_hint or v.index}{at(v)}"
+    assert isinstance(v.owner, Operation)
+    return called(v.owner)

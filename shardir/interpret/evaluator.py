@@ -141,12 +141,12 @@ class _Whole:
                 if isinstance(op, StopGradientOp) and first is not None:
                     out = first.setdefault((f.sym_name.data, self.stops), np.asarray(out))
                     self.stops += 1
-            elif isinstance(op, dist.RedistributeOp):
+            elif isinstance(op, dist.SAME_VALUE):
                 out = inputs[0]
             elif isinstance(op, CallOp):
                 callee = function(self.module, op.callee.root_reference.data)
                 out = tuple(self.call(callee, inputs))
-            elif isinstance(op, train.Mark):
+            elif isinstance(op, train.Mark | dist.ShardingGroupOp):
                 continue
             else:
                 raise ShardirError(f"the interpreter has no {op.name}")

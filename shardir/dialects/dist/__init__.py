@@ -12,10 +12,19 @@ shard and a `#dist.local`, which keeps over which axes it is split, replicated o
 
 from xdsl.ir import Dialect
 
-from shardir.dialects.dist import collectives, redistribute, types, windows
+from shardir.dialects.dist import collectives, propagation, redistribute, types, windows
 from shardir.dialects.dist.collectives import *
+from shardir.dialects.dist.propagation import *
 from shardir.dialects.dist.redistribute import *
 from shardir.dialects.dist.types import *
 from shardir.dialects.dist.windows import *
 
-Dist = Dialect("dist", [types.ClusterOp, types.MeshOp, redistribute.RedistributeOp, *collectives.OPS, *windows.OPS], types.ATTRS)
+Dist = Dialect(
+    "dist",
+    [
+        types.ClusterOp, types.MeshOp, propagation.ShardingGroupOp,
+        propagation.PropagationBarrierOp, redistribute.RedistributeOp, *collectives.OPS,
+        *windows.OPS,
+    ],
+    [*types.ATTRS, propagation.DirectionAttr],
+)  # fmt: skip
