@@ -216,6 +216,16 @@ def _extreme(x: Tensor, dims: Sequence[int], keep: bool, take: Any, least: bool)
 # ---- other -----------------------------------------------------------------------------------
 
 
+def spread(
+    call: Any, x: Tensor, dims: Sequence[int], correction: int, keep: bool = False
+) -> Tensor:
+    """torch.var or torch.std, which warn of missing degrees of freedom where this rank holds
+    nothing: there the result has no elements either."""
+    if x.numel():
+        return call(x, tuple(dims), correction=correction, keepdim=keep)
+    return x.sum(tuple(dims), keepdim=keep)
+
+
 def contribute(mesh: Any, x: Tensor, axes: tuple) -> Tensor:
     """x on the first rank of each group, zeros on the others: a sum over the group is x."""
     return x if mesh.index(axes) == 0 else torch.zeros_like(x)

@@ -57,6 +57,19 @@ def _prod(s: Scope, op: nn.ReduceOp, dims: tuple[int, ...]) -> str:
     return s.operand(op.x) + "".join(calls)
 
 
+def _spread(call: str) -> Callable[[Scope, nn.reduction.OverDims], Text]:
+    def entry(s: Scope, op: nn.reduction.OverDims) -> Text:
+        if not any(s.may_be_empty(op.x, d) for d in range(len(s.shape_of(op.x)))):
+            return _statistic(call)(s, op)
+        s.use("ops_runtime as ops")
+        dims = tuple_text(list(map(str, op.where()[0])))
+        correction = int_of(op.properties, "correction")
+        keep = ", keep=True" if op.keep is not None else ""
+        return f"ops.spread(torch.{call}, {s.operand(op.x)}, {dims}, {correction}{keep})"
+
+    return entry
+
+
 def _statistic(call: str) -> Callable[[Scope, nn.reduction.OverDims], Text]:
     def entry(s: Scope, op: nn.reduction.OverDims) -> Text:
         dims, _ = op.where()
@@ -90,8 +103,8 @@ def _dims(dims: tuple[int, ...], rank: int, keep: bool) -> str:
 TORCH: dict[type[Operation], Callable[..., Text]] = {
     nn.ReduceOp: _reduce,
     nn.LogsumexpOp: _statistic("logsumexp"),
-    nn.VarOp: _statistic("var"),
-    nn.StdOp: _statistic("std"),
+    nn.VarOp: _spread("var"),
+    nn.StdOp: _spread("std"),
     nn.ArgmaxOp: _arg("argmax"),
     nn.ArgminOp: _arg("argmin"),
 }
