@@ -1,4 +1,5 @@
-"""The tables of the documentation, from the code: `python docs/tables.py nn|ops|dist|train|passes`.
+"""The tables of the documentation, from the code: `python docs/tables.py NAME`, of nn, ops, dist,
+train, passes and modes.
 
 `python test/unit/test_docs.py --regenerate` puts them into the pages.
 """
@@ -33,7 +34,7 @@ from shardir.backend.emit import program_text
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp, has_parts
 from shardir.dialects.text import TextAttr
-from shardir.passes import PASSES
+from shardir.passes import MODES, PASSES
 from shardir.syntax.diagnostics import Failure, ParseErrors
 from shardir.syntax.parser import parse
 
@@ -326,6 +327,13 @@ def passes() -> Iterator[str]:
         yield f"| `{name}` | {sentence} | passes/{module.rpartition('.')[2]}.py |"
 
 
+def modes() -> Iterator[str]:
+    yield "| mode | pipeline | who decides |"
+    yield "| --- | --- | --- |"
+    for name, mode in MODES.items():
+        yield f"| `{name}` | `{mode.pipeline}` | {mode.does} |"
+
+
 def table(name: str) -> str:
     """The lines of one table."""
     match name:
@@ -339,8 +347,10 @@ def table(name: str) -> str:
             return "\n".join(rows(train.Train, with_factors=False))
         case "passes":
             return "\n".join(passes())
+        case "modes":
+            return "\n".join(modes())
         case _:
-            raise SystemExit(f"no table {name}; there are nn, ops, dist, train, passes")
+            raise SystemExit(f"no table {name}; there are nn, ops, dist, train, passes, modes")
 
 
 if __name__ == "__main__":

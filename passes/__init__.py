@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import NamedTuple
 
 from xdsl.passes import ModulePass
 
@@ -13,6 +14,8 @@ def _pass(file: str, name: str) -> Callable[[], type[ModulePass]]:
 PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "inline-calls": _pass("inline_calls", "InlineCalls"),
     "mixed-precision": _pass("mixed_precision", "MixedPrecision"),
+    "data-parallel": _pass("data_parallel", "DataParallel"),
+    "require-layouts": _pass("require_layouts", "RequireLayouts"),
     "propagate-strategies": _pass("propagate_strategies", "PropagateStrategies"),
     "search-strategies": _pass("search_strategies", "SearchStrategies"),
     "insert-redistributions": _pass("insert_redistributions", "InsertRedistributions"),
@@ -31,15 +34,40 @@ def on_one_device(p: ModulePass) -> bool:
     return getattr(p, "ONE_DEVICE", False)
 
 
+_LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"
+_LOWERED = "lower-to-spmd,simplify-communication,fuse-communication"
+
 PIPELINES: dict[str, str] = {
-    "train": (
-        "inline-calls,propagate-strategies,insert-redistributions,distributed-autodiff,recompute,"
-        "lower-to-spmd,simplify-communication,fuse-communication"
-    ),
+    "train": f"inline-calls,propagate-strategies,{_LAID_OUT},{_LOWERED}",
     "auto": (
         "inline-calls,distributed-autodiff,search-strategies,insert-redistributions,recompute,"
-        "lower-to-spmd,simplify-communication,fuse-communication"
+        f"{_LOWERED}"
     ),
+    "data": f"inline-calls,data-parallel,propagate-strategies,{_LAID_OUT},{_LOWERED}",
+    "hybrid": (
+        f"inline-calls,data-parallel{{hybrid=true}},propagate-strategies,{_LAID_OUT},{_LOWERED}"
+    ),
+    "manual": f"inline-calls,require-layouts,{_LAID_OUT},{_LOWERED}",
     "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute",
 }
 """Names for sequences of passes, to be used like a pass."""
+
+
+class Mode(NamedTuple):
+    """How much of a plan the text states, and who decides on the rest."""
+
+    pipeline: str
+    does: str
+
+
+MODES: dict[str, Mode] = {
+    "stand_alone": Mode("single-device", "one device: what is stated of layouts is left out"),
+    "data": Mode("data", "inputs split by rows over all devices, parameters whole on each; what "
+                 "is stated otherwise is an error"),
+    "hybrid": Mode("hybrid", "what is stated, and data parallel all that it leaves open"),
+    "semi_auto": Mode("train", "what is stated spreads to the rest"),
+    "auto": Mode("auto", "a search decides, for the least cost; what is stated stays"),
+    "manual": Mode("manual", "everything is stated, in the local view or by layouts; what is not "
+                   "is an error"),
+}  # fmt: skip
+"""What `--mode` takes: the names of the documents, without their `_parallel`."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from xdsl.dialects.builtin import FunctionType, ModuleOp, StringAttr, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.builder import Builder
@@ -179,3 +179,10 @@ def name_of(f: FuncOp) -> str:
     name = f.sym_name
     assert isinstance(name, StringAttr)
     return name.data
+
+
+def named(v: SSAValue) -> str:
+    """A value, as messages call it."""
+    if v.name_hint:
+        return f"%{v.name_hint}"
+    return f"argument {v.index}" if isinstance(v, BlockArgument) else f"a result of {v.owner.name}"

@@ -40,12 +40,14 @@ def parse(text: str, name: str = "<input>") -> ModuleOp:
 
 def compile(
     text_or_module: str | ModuleOp,
-    pipeline: str = PIPELINE,
+    pipeline: str | None = None,
     name: str = "<input>",
     *,
+    mode: str | None = None,
     base_dir: str | Path | None = None,
 ) -> "Compiled":
-    """Runs a pipeline (the names of passes, with options in braces) over a program.
+    """Runs a pipeline (the names of passes, with options in braces) over a program, or that of a
+    mode: stand_alone, data, hybrid, semi_auto (the default), auto or manual.
 
     A module that is given stays as it is. `name` is what errors and comments call the source;
     `base_dir` is where the paths of data files count from, if not from the folder of `name`.
@@ -53,9 +55,9 @@ def compile(
     Raises:
         ShardirError: what is wrong with the program or the pipeline, with its place.
     """
-    from shardir.tools.pipelines import build
+    from shardir.tools.pipelines import build, pipeline_of
 
-    passes = build(pipeline, PASSES, PIPELINES)
+    passes = build(pipeline_of(pipeline, mode, PIPELINE), PASSES, PIPELINES)
     with no_gc():
         if isinstance(text_or_module, str):
             source = Source(text_or_module, name)
@@ -78,15 +80,21 @@ def compile(
     return Compiled(module, original, source, base, context)
 
 
-def compile_file(path: str | Path, pipeline: str | None = None) -> "Compiled":
-    """Compiles an .ir file. Raises ShardirError; a file that is not UTF-8 counts as one."""
+def compile_file(
+    path: str | Path, pipeline: str | None = None, *, mode: str | None = None
+) -> "Compiled":
+    """Compiles an .ir file, as `compile` does.
+
+    Raises:
+        ShardirError: as there, or the file cannot be read, or is not UTF-8.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise Failure(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     except OSError as error:
         raise Failure(f"{path} cannot be read: {error.strerror or error}") from None
-    return compile(text, PIPELINE if pipeline is None else pipeline, str(path))
+    return compile(text, pipeline, str(path), mode=mode)
 
 
 def located(source: Source, work: Callable[[], Any]) -> Any:
@@ -143,12 +151,15 @@ class Compiled:
             return run(self.save(Path(folder) / "program"), Options(**options))
 
 
-def run(program: "str | Path | Compiled", **options: Any) -> "Report":
-    """Runs a directory that was saved, an .ir file, or what compile gave."""
+def run(program: "str | Path | Compiled", *, mode: str | None = None, **options: Any) -> "Report":
+    """Runs a directory that was saved, an .ir file (in a mode), or what compile gave."""
     from shardir.backend.launch import Options
     from shardir.backend.launch import run as launch
 
+    if not isinstance(program, Compiled) and not Path(program).is_dir():
+        return compile_file(program, mode=mode).run(**options)
+    if mode is not None:
+        raise Failure("what is to run is compiled already; a mode is for an .ir file")
     if isinstance(program, Compiled):
         return program.run(**options)
-    path = Path(program)
-    return launch(path, Options(**options)) if path.is_dir() else compile_file(path).run(**options)
+    return launch(Path(program), Options(**options))

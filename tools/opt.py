@@ -55,6 +55,7 @@ from shardir.tools.pipelines import (
     checked,
     describe,
     import_modules,
+    pipeline_of,
     spec_of,
 )
 
@@ -113,6 +114,7 @@ class Driver(xDSLOptMain):
                 action.help = "ir (and mlir): shardir's parser, the default; xdsl: xDSL's own"
             elif action.dest == "passes":
                 action.help = "the passes to run: a,b{x=1 y=2}; a pipeline's name stands for its"
+                action.default = None
             elif action.dest == "target":
                 action.help = "what to emit: mlir (the default), torch, ..."
             elif action.dest == "output_file":
@@ -123,6 +125,11 @@ class Driver(xDSLOptMain):
                 action.help = "how long each pass took, to stderr"
         add = arg_parser.add_argument
         add("--pass-pipeline", dest="passes", help="the same; builtin.module(...) is allowed too")
+        add(
+            "--mode",
+            help="who decides where values lie, instead of a pipeline: stand_alone, data, hybrid, "
+            "semi_auto, auto, manual (--list-passes says what each does)",
+        )
         add("--verify-each", action="store_true", help="verify after every pass, not just the last")
         add(
             "--check-equivalence",
@@ -168,7 +175,8 @@ class Driver(xDSLOptMain):
             print(describe(PASSES, PIPELINES))
             return 0
         import_modules(self.args.imports)
-        self.passes = build(self.args.passes or "", self.available_passes, pipelines())
+        pipeline = pipeline_of(self.args.passes, self.args.mode, "")
+        self.passes = build(pipeline, self.available_passes, pipelines())
         self.target = self.make_target()
         self.cluster = self.load_cluster()
         if self.args.disable_verify:

@@ -12,6 +12,7 @@ from xdsl.utils.arg_spec import ArgSpec, ArgSpecConvertible, _convert_arg_to_typ
 from xdsl.utils.exceptions import ArgSpecParseError
 
 from shardir.algebra.errors import ShardirError
+from shardir.passes import MODES
 from shardir.syntax.diagnostics import did_you_mean
 
 Factories = Mapping[str, Callable[[], type[ModulePass]]]
@@ -120,6 +121,25 @@ def type_text(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
+def pipeline_of(pipeline: str | None, mode: str | None, default: str) -> str:
+    """The pipeline that one of the two options names: as given, or the mode's.
+
+    Raises:
+        UsageError: both are given, or there is no such mode.
+    """
+    if mode is None:
+        return default if pipeline is None else pipeline
+    if pipeline is not None:
+        raise UsageError(
+            f"the mode {mode} is a pipeline, and {pipeline!r} is another; give one of them"
+        )
+    name = mode.lower().replace("-", "_").removesuffix("_parallel")
+    if name not in MODES:
+        hint = did_you_mean(name, MODES) or f"; there are {', '.join(MODES)}"
+        raise UsageError(f"there is no mode {mode}{hint}")
+    return MODES[name].pipeline
+
+
 def build(text: str, passes: Factories, pipelines: Mapping[str, str]) -> list[ModulePass]:
     """The passes of a pipeline, ready to run. Raises UsageError."""
     found = []
@@ -158,4 +178,6 @@ def describe(passes: Factories, pipelines: Mapping[str, str]) -> str:
     if pipelines:
         lines += ["", "pipelines:"]
         lines += [f"  {name} = {text}" for name, text in pipelines.items()]
+        lines += ["", "modes:"]
+        lines += [f"  {name} = {mode.pipeline}: {mode.does}" for name, mode in MODES.items()]
     return "\n".join(lines)

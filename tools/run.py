@@ -30,7 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
             if not directory.is_dir() and directory.suffix in (".ir", ".mlir"):
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shard-run-"))
                 import_modules(options.imports)
-                directory = _compiled(directory, options.pass_pipeline, Path(folder))
+                directory = _compiled(directory, options, Path(folder))
+            elif options.mode is not None and directory.is_dir():
+                raise LaunchError(f"{directory} is compiled already; a mode is for an .ir file")
             return _run(directory, options)
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -62,7 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=_positive, default=0, help="threads of each rank (gloo: 1)")
     add("--dump", type=_new_file, metavar="FILE", help="write all states and results to an .npz")
     add("--seed", type=int, default=0, help="of parameters and batches (0)")
-    add("--pass-pipeline", default="train", metavar="P", help="for an .ir file (train)")
+    add("--pass-pipeline", metavar="P", help="for an .ir file (train)")
+    add(
+        "--mode", help="for an .ir file, instead of a pipeline: stand_alone, data, hybrid, "
+        "semi_auto (the default), auto, manual",
+    )  # fmt: skip
     add(
         "--import", dest="imports", action="append", default=[], metavar="MODULE",
         help="for an .ir file: a Python module that registers custom ops",
@@ -94,7 +100,7 @@ def _new_file(text: str) -> Path:
     return path
 
 
-def _compiled(path: Path, pipeline: str, directory: Path) -> Path:
+def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
     """Compiles an .ir file into the directory."""
     if not path.is_file():
         raise LaunchError(f"{path}: no such file")
@@ -103,7 +109,7 @@ def _compiled(path: Path, pipeline: str, directory: Path) -> Path:
 
     with collect_warnings() as warnings:
         try:
-            compile_file(path, pipeline).save(directory)
+            compile_file(path, options.pass_pipeline, mode=options.mode).save(directory)
         except (ShardirError, RecursionError):
             raise
         except Exception as error:

@@ -14,6 +14,7 @@ are compared:
 """
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple, TypeVar
@@ -147,6 +148,14 @@ def widened(mine: Split, wanted: Split, limits: Limits, mesh: Mesh) -> Split:
         if mesh.clash((*others, *limits.barred, *axes)) is None and begins(axes, new[d], mesh):
             new[d] = axes
     return mine if tuple(new) == mine else tuple(new)
+
+
+def allows(stated: Sharding, layout: Layout, mesh: Mesh) -> bool:
+    """Whether a value of which this is stated may lie so."""
+    stated, layout = stated.simplified(mesh), layout.simplified(mesh)
+    limits = Limits(stated.open, barred=stated.replicated)
+    split = widened(stated.layout.dims, layout.dims, limits, mesh)
+    return replace(stated.layout, dims=split) == layout
 
 
 def begins(axes: Axes, first: Axes, mesh: Mesh) -> bool:

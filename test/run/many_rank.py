@@ -41,8 +41,9 @@ def main():
         with torch.no_grad():
             runtime_main.Runner(plan, mesh, functions_of(plan), 0, events).run(options)
     events.send(event="done")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    if torch.distributed.is_initialized():  # one rank alone has no group
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -72,10 +72,12 @@ class Job:
     pipeline: str | None = None
     made: dict[str, Any] | None = None
     """The numbers of a program that is made."""
+    mode: str | None = None
 
     def compiled(self) -> shardir.Compiled:
         if self.made is None:
-            return shardir.compile_file(EXAMPLES / f"{self.example}.ir", self.pipeline)
+            path = EXAMPLES / f"{self.example}.ir"
+            return shardir.compile_file(path, self.pipeline, mode=self.mode)
         make = runpy.run_path(str(EXAMPLES / f"make_{self.example}.py"))[self.example]
         return shardir.compile(make(**self.made))
 
@@ -88,6 +90,7 @@ SHALLOW = {**NARROW, "blocks": (2, 1, 1, 1)}
 
 
 JOBS = {
+    1: [Job("row16_modes", name="stand_alone", mode="stand_alone")],
     2: [Job("row02_two_devices"), Job("row40_four_forms")],
     4: [
         Job("row03_four_devices"),
@@ -116,6 +119,8 @@ JOBS = {
         Job("wide_and_deep"),
         Job("ulysses"),
         Job("ring_attention"),
+        *(Job("row16_modes", name=m, mode=m) for m in ("data", "hybrid", "semi_auto", "auto")),
+        Job("row15_manual", name="manual", mode="manual"),
     ],
     8: [
         Job("row05_strategies"),
@@ -182,12 +187,12 @@ def gradients(f: Callable[..., Any], args: list[Any], dy: Any) -> tuple[Any, ...
 
 def check_training(
     example: Ran, loss: Callable[[Tensors], Any], steps: int, lr: float = 0.1,
-    momentum: float = 0.9, weight_decay: float = 0.0,
+    momentum: float = 0.9, weight_decay: float = 0.0, step: str = "step",
 ) -> Tensors:  # fmt: skip
-    """The losses and final parameters of @step are those of torch's SGD. What torch has in the end
+    """The losses and final parameters of a step are those of torch's SGD. What torch has in the end
     is returned."""
-    values = example.args("step")
-    described = example.plan["functions"]["step"]["args"]
+    values = example.args(step)
+    described = example.plan["functions"][step]["args"]
     names = {a["name"]: a["key"] for a in described if a["role"] == "parameter"}
     for name in names:
         values[name].requires_grad_()
@@ -200,7 +205,7 @@ def check_training(
         value.backward()
         optimizer.step()
         losses.append(value.item())
-    equal(example.dump["losses/step"], np.array(losses), "losses")
+    equal(example.dump[f"losses/{step}"], np.array(losses), "losses")
     for name, key in names.items():
         equal(example.dump[f"states/{key}"], values[name], key)
     return values
@@ -288,6 +293,29 @@ def test_the_net_is_trained(ran):
         example.results("losses")[0][:2].mean()
         < ran("row12_before").results("losses")[0][:2].mean()
     )
+
+
+# ---- the modes: rows 15 and 16 ----
+
+
+@pytest.mark.parametrize(
+    ("mode", "step"),
+    [
+        ("stand_alone", "step"),
+        ("data", "step"),
+        ("hybrid", "step"),
+        ("semi_auto", "step"),
+        ("auto", "step"),
+        ("manual", "hand_step"),
+        ("manual", "stated_step"),
+    ],
+)
+def test_all_modes_train_alike(ran, mode, step):
+    def loss(v: Tensors) -> Any:
+        h = torch.nn.functional.gelu(v["x"] @ v["up"], approximate="tanh")
+        return torch.nn.functional.mse_loss(h @ v["down"], v["y"])
+
+    check_training(ran(mode), loss, steps=3, step=step)
 
 
 # ---- models: rows 9, 21, 23; the optimizer of row 36 ----

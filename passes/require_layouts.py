@@ -1,0 +1,120 @@
+"""require-layouts: a program that says where every value lies -> the same, or what it leaves open.
+
+    %h = nn.matmul %x, %w : (...) -> tensor<8x6xf32>
+ -> error: [A4] %h in @loss has no layout, and manual nothing is decided for it
+
+1. A value is stated by a layout in its type, or by the strategy of the op that makes it; an
+   argument also by the strategies of the ops that take it, where they agree. `#dist.sharding` is no
+   layout. Afterwards each has its layout.
+2. An op without a strategy is computable where its operands lie, so that every redistribution is
+   one that the text states: by `dist.redistribute`, by a strategy, or by the layout of a result.
+3. All values and ops of which that is not so are named. Nothing is decided.
+4. Functions in the local view say everything, and stay as they are; so does a function without a
+   mesh, which is for one device.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Mesh
+from shardir.dialects.dist import layout_of, with_layout
+from shardir.dialects.nn.base import Composite, TensorOp, plain
+from shardir.passes.functions import (
+    bodies,
+    is_local_body,
+    mesh_of,
+    name_of,
+    named,
+    set_type,
+    update_signature,
+    values,
+)
+from shardir.passes.insert_redistributions import row_is_split, wanted
+from shardir.passes.propagate_strategies import strategy_placement
+from shardir.syntax.diagnostics import Failure
+
+Fault = tuple[Operation | None, str]
+
+
+@dataclass(frozen=True)
+class RequireLayouts(ModulePass):
+    """Refuses a program that leaves open where a value lies or an op is calculated."""
+
+    name = "require-layouts"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        functions = []
+        for f, block in bodies(op):
+            mesh = mesh_of(f, op)
+            if mesh is not None and not is_local_body(block):
+                functions.append((f, block, mesh))
+        for find in (_by_strategies, _open_values, _open_ops):
+            faults: list[Fault] = []
+            for f, block, mesh in functions:
+                faults += [(at or f, what) for at, what in find(block, mesh, name_of(f))]
+            if faults:
+                raise Failure(faults)
+        for f, _, _ in functions:
+            update_signature(f)
+
+
+def _by_strategies(block: Block, mesh: Mesh, function: str) -> Iterator[Fault]:
+    """Writes the layouts that strategies state; what is wrong with them."""
+    wished: dict[SSAValue, set[Layout]] = {}
+    for op in block.ops:
+        if not isinstance(op, TensorOp) or op.strategy is None:
+            continue
+        try:
+            placement = strategy_placement(op, mesh)
+        except ShardirError as e:
+            yield op, f"{op.name} in @{function}: {e}"
+            continue
+        for v, layout in zip(op.operands, placement.operands, strict=True):
+            if isinstance(v, BlockArgument):
+                wished.setdefault(v, set()).add(layout.complete)
+        for v, layout in zip(op.results, placement.results, strict=True):
+            wished[v] = {layout.complete}
+    for v, layouts in wished.items():
+        if layout_of(v) is None and len(layouts) == 1:
+            set_type(v, with_layout(plain(v), *layouts))
+
+
+def _open_values(block: Block, mesh: Mesh, function: str) -> Iterator[Fault]:
+    """The values that nothing states, those of an op together."""
+    lacking: dict[Operation | None, list[str]] = {}
+    for v in values(block):
+        if isinstance(v.type, TensorType) and layout_of(v) is None:
+            op = v.owner if isinstance(v.owner, Operation) else None
+            lacking.setdefault(op, []).append(named(v))
+    for op, names in lacking.items():
+        have = "have no layouts" if len(names) > 1 else "has no layout"
+        yield (
+            op,
+            f"[A4] {', '.join(names)} in @{function} {have}, and manual none is made; write it "
+            "into the type, or state a strategy, or choose the mode semi_auto",
+        )
+
+
+def _open_ops(block: Block, mesh: Mesh, function: str) -> Iterator[Fault]:
+    """The ops without a strategy that are not calculated where their operands lie."""
+    for op in block.ops:
+        if not isinstance(op, TensorOp) or isinstance(op, Composite) or op.strategy is not None:
+            continue
+        if row_is_split(op, mesh):
+            continue
+        for i, (v, want) in enumerate(zip(op.operands, wanted(op, mesh).operands, strict=True)):
+            if (have := layout_of(v)) is not None and have.simplified(mesh) != want:
+                yield (
+                    op,
+                    f"[A5] {op.name} in @{function} is not computable where its operands lie: "
+                    f"operand {i} is [{have}] and goes to [{want}]; redistribute it by hand, or "
+                    "state the op's strategy",
+                )
+                break

@@ -1,0 +1,81 @@
+"""--mode and `mode=`: each mode is its pipeline, and what the text and the options say twice."""
+
+from pathlib import Path
+
+import pytest
+from runlines import run_tool
+
+import shardir
+from shardir.algebra.errors import ShardirError
+from shardir.passes import MODES, PIPELINES
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "row16_modes.ir"
+TEXT = EXAMPLE.read_text()
+
+
+def opt(*options: str) -> tuple[int, str, str]:
+    return run_tool(["shard-opt", str(EXAMPLE), *options], b"")
+
+
+@pytest.mark.parametrize("mode", [m for m in MODES if m != "manual"])
+def test_a_mode_is_its_pipeline(mode: str) -> None:
+    assert MODES[mode].pipeline in PIPELINES
+    code, text, err = opt("--mode", mode)
+    assert (code, err) == (0, "")
+    assert text == opt("-p", MODES[mode].pipeline)[1]
+    assert text == shardir.compile(TEXT, mode=mode).text
+
+
+@pytest.mark.parametrize(
+    ("spelling", "mode"),
+    [
+        ("STAND_ALONE", "stand_alone"),
+        ("semi_auto_parallel", "semi_auto"),
+        ("semi-auto", "semi_auto"),
+        ("HYBRID_PARALLEL", "hybrid"),
+        ("auto_parallel", "auto"),
+    ],
+)
+def test_the_documents_names_are_modes(spelling: str, mode: str) -> None:
+    assert opt("--mode", spelling) == opt("--mode", mode)
+
+
+def test_manual_takes_what_propagation_stated() -> None:
+    """A program with every layout written out gives what it gave when they were found."""
+    stated = shardir.compile(TEXT, "inline-calls,propagate-strategies").text
+    assert "#dist.layout" in stated
+    assert shardir.compile(stated, mode="manual").text == shardir.compile(stated).text
+    with pytest.raises(ShardirError, match=r"\[A4\] %x, %y, %up, %down in @loss have no layouts"):
+        shardir.compile(TEXT, mode="manual")
+
+
+def test_a_mode_and_a_pipeline_are_two_pipelines(tmp_path: Path) -> None:
+    both = "the mode auto is a pipeline, and 'train' is another; give one of them"
+    code, out, err = opt("--mode=auto", "-p", "train")
+    assert (code, out, err) == (2, "", f"shard-opt: error: {both}\n")
+    words = ["shard-run", str(EXAMPLE), "--mode=auto", "--pass-pipeline=train"]
+    code, _, err = run_tool(words, b"")
+    assert (code, err) == (2, f"error: {both}\n")
+    with pytest.raises(ShardirError, match=both):
+        shardir.compile(TEXT, "train", mode="auto")
+    compiled = shardir.compile_file(EXAMPLE).save(tmp_path / "out")
+    code, _, err = run_tool(["shard-run", str(compiled), "--mode=auto"], b"")
+    assert code == 2 and "is compiled already; a mode is for an .ir file" in err
+    with pytest.raises(ShardirError, match="is compiled already"):
+        shardir.run(compiled, mode="auto")
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    code, _, err = opt("--mode=semiauto")
+    assert (code, err) == (
+        2,
+        "shard-opt: error: there is no mode semiauto; did you mean semi_auto?\n",
+    )
+    assert "there are stand_alone, data, hybrid, semi_auto, auto, manual" in opt("--mode=best")[2]
+    code, _, err = run_tool(["shard-run", str(EXAMPLE), "--mode=atuo"], b"")
+    assert (code, err) == (2, "error: there is no mode atuo; did you mean auto?\n")
+
+
+def test_a_mode_is_run() -> None:
+    report = shardir.run(EXAMPLE, mode="stand_alone", steps=2)
+    assert report.ranks == 1 and len(report.losses["step"]) == 2
