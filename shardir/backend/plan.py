@@ -17,13 +17,9 @@ from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
-from shardir.backend.emit import (
-    DTYPES,
-    function_names,
-    mesh_of,
-    public_functions,
-)
+from shardir.backend.emit import function_names, mesh_of, public_functions
 from shardir.backend.names import identifier
+from shardir.backend.scope import DTYPES
 from shardir.backend.torch_dist import groups_of
 from shardir.dialects.composites import expanded
 from shardir.dialects.dist import global_shape, layout_of

@@ -7,8 +7,9 @@ from functools import lru_cache
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Axes, Mesh, shard_bounds
-from shardir.backend.emit import Scope, Text
 from shardir.backend.names import axes_text, joined, listed, literal, size_text, tuple_text
+from shardir.backend.scope import Scope, Text
+from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
 from shardir.syntax.diagnostics import Failure
 
@@ -18,7 +19,7 @@ from shardir.syntax.diagnostics import Failure
 def _why(s: Scope, op: dist.Collective, what: str, reason: str) -> None:
     """The comment: what goes over which ranks, its bytes per device, and the cause."""
     pairs = zip(op.values, op.outs, strict=True)
-    number = sum(max(s.bytes_of(v), s.bytes_of(o)) for v, o in pairs)
+    number = sum(max(size_of(v), size_of(o)) for v, o in pairs)
     fused = f" of {len(op.values)} tensors in one buffer" if len(op.values) > 1 else ""
     s.note(f"{what}{fused} {_over(s, op.axes.data)}, {size_text(number)}: {reason}")
     s.left(op)
@@ -371,7 +372,7 @@ def _ends(s: Scope, op: dist.SendOp | dist.RecvOp) -> str:
 
 def _send(s: Scope, op: dist.SendOp) -> Text:
     s.mail.setdefault(_ends(s, op), deque()).append(op)
-    number = size_text(s.bytes_of(op.value))
+    number = size_text(size_of(op.value))
     ends = f"from position {op.source.value.data} to {op.target.value.data}"
     cause = s.called(_cause(op.value))
     s.note(f"send {ends} {_over(s, op.axes.data)}, {number}: {cause} is used there")
@@ -387,7 +388,7 @@ def _recv(s: Scope, op: dist.RecvOp) -> Text:
     sent = waiting.popleft().value
     if s.shape_of(sent) != s.shape_of(op.out) or s.element(sent) != s.element(op.out):
         raise Failure.at(op, f"[C11] what is sent is {sent.type}, what is received {op.out.type}")
-    number = size_text(s.bytes_of(op.out))
+    number = size_text(size_of(op.out))
     users = _listed(list(dict.fromkeys(_readers(s, op.out))) or ["nobody"], 2)
     s.note(f"receive at position {op.target.value.data} from {op.source.value.data} "
            f"{_over(s, op.axes.data)}, {number}: for {users}")  # fmt: skip

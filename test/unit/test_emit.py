@@ -27,7 +27,8 @@ from shardir.algebra.mesh import Axis, Mesh
 from shardir.backend import RUNTIME_FILES
 from shardir.backend import runtime as rt
 from shardir.backend.einsum import contraction
-from shardir.backend.emit import number_text, program_text
+from shardir.backend.emit import program_text
+from shardir.backend.literals import number_text
 from shardir.backend.names import Names, comment, docstring, literal
 from shardir.backend.target import TorchTarget
 from shardir.backend.torch_dist import TORCH_DIST

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from xdsl.ir import Operation
 
 from shardir.backend.einsum import contraction
-from shardir.backend.emit import Scope, Text
+from shardir.backend.scope import Scope, Text
 from shardir.dialects import nn
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from xdsl.ir import Operation, SSAValue
 
-from shardir.backend.emit import Scope, Text
 from shardir.backend.names import tuple_text
+from shardir.backend.scope import Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.convolution import Convolving, groups_of
 from shardir.dialects.nn.windows import SPATIAL, Slide

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation, SSAValue
 
-from shardir.backend.emit import Scope, Text, number_text
+from shardir.backend.literals import number_text
 from shardir.backend.names import axes_text, tuple_text
+from shardir.backend.scope import Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.base import axis_of
 from shardir.dialects.nn.creation import dense_values

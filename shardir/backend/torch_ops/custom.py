@@ -9,8 +9,8 @@ from math import isfinite
 from xdsl.ir import Operation
 
 from shardir.backend import RUNTIME_FILES
-from shardir.backend.emit import Entry, Scope, Text
 from shardir.backend.names import RESERVED, literal, tuple_text
+from shardir.backend.scope import Entry, Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.custom import Value
 from shardir.syntax.diagnostics import Failure

@@ -5,7 +5,8 @@ from math import isnan
 
 from xdsl.ir import Operation
 
-from shardir.backend.emit import Scope, Text, number_text
+from shardir.backend.literals import number_text
+from shardir.backend.scope import Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.base import float_of, int_of
 

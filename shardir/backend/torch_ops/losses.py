@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
-from shardir.backend.emit import Scope, Text
+from shardir.backend.scope import Scope, Text
 from shardir.dialects import nn
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 from xdsl.ir import Operation, SSAValue
 
-from shardir.backend.emit import Scope, Text, number_text
+from shardir.backend.literals import number_text
 from shardir.backend.names import tuple_text
+from shardir.backend.scope import Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.base import axis_of, dims_of
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
-from shardir.backend.emit import Scope, Text
 from shardir.backend.names import literal, tuple_text
+from shardir.backend.scope import Scope, Text
 from shardir.backend.torch_ops.creation import part_text
 from shardir.dialects import nn
 from shardir.dialects.nn.base import float_of, int_of

@@ -5,8 +5,8 @@ from math import prod
 
 from xdsl.ir import Operation
 
-from shardir.backend.emit import Scope, Text
 from shardir.backend.names import tuple_text
+from shardir.backend.scope import Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.base import axis_of, dims_of, int_of
 

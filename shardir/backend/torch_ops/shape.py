@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
-from shardir.backend.emit import Scope, Text
 from shardir.backend.names import tuple_text
+from shardir.backend.scope import Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.base import dims_of
 

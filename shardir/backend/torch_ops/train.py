@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
-from shardir.backend.emit import Scope, Text
+from shardir.backend.scope import Scope, Text
 from shardir.dialects import train
 from shardir.dialects.nn.base import float_of
 
