@@ -4,7 +4,8 @@ Layouts are the places, moves the ways between them, and the seconds that a move
 mesh's wires their lengths: a plan is a shortest path. It is looked for (A*) only where the best of
 a few known plans takes longer than what no plan can do without. These are the named collectives in
 a fixed order, and one exchange in which each device fetches exactly what it lacks, before it
-perhaps the reduction of contributions; so no layout is out of reach.
+perhaps the reduction of contributions; so no layout is out of reach. Where wires differ, the best
+plan of whole axes (routes.py) is known too.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.moves import Problem, Recipe
+from shardir.algebra.routes import routes
 from shardir.algebra.steps import Step, elements, step_memory, step_received, step_seconds
 
 LAYOUTS = 400
@@ -173,7 +175,7 @@ class Search:
 
     def run(self) -> tuple[Step, ...] | None:
         p = self.problem
-        for steps in _candidates(p):
+        for steps in _candidates(p, self.itemsize):
             self.offer(steps)
         least = seconds_bound(p.mesh, p.shape, p.source, p.target, self.itemsize)
         if self.best is None or least < self.best[0] * LESS:
@@ -246,8 +248,9 @@ class Search:
         return mesh.wires.levels[mesh.level(step.axes)].latency
 
 
-def _candidates(problem: Problem) -> Iterator[list[Step]]:
+def _candidates(problem: Problem, itemsize: int) -> Iterator[list[Step]]:
     """Known plans, the preferred one first."""
+    p = problem
     near = problem.near
     if near.target == problem.target:
         yield Recipe(problem).run()
@@ -260,6 +263,12 @@ def _candidates(problem: Problem) -> Iterator[list[Step]]:
         recipe.exchange(problem.target)
         recipe.contribute()
         yield recipe.steps
+    ends = p.source.simplified(p.mesh), p.target.simplified(p.mesh)
+    reduction = ends[0].reduction if ends[0].partial else ends[1].reduction
+    if len(p.mesh.wires.levels) > 1 and (known := routes(p.mesh, len(p.shape), reduction)):
+        steps = known.steps(p.shape, itemsize, *ends)
+        if steps is not None:
+            yield steps
 
 
 def received(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[int, int]:

@@ -7,10 +7,11 @@ that dimensions share.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, pairwise, product
-from math import prod
+from typing import Any
+
+import numpy as np
 
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
@@ -19,57 +20,53 @@ from shardir.algebra.mesh import Axes, Axis, Mesh, Sized, sizes_of
 Counts = tuple[int, ...]
 
 
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
 @lru_cache(maxsize=4096)
-def _edges(mesh: Mesh, n: int, axes: Axes) -> tuple[int, ...]:
+def _edges(mesh: Mesh, n: int, axes: Axes) -> Indices:
     """Where the shards of a dimension begin, and the end of the last."""
     if sizes := sizes_of(axes):
-        return tuple(accumulate(sizes, initial=0))
-    return (*(mesh.bounds(n, axes, k)[0] for k in range(mesh.extent(axes))), n)
+        return np.array([*accumulate(sizes, initial=0)])
+    return np.array([*(mesh.bounds(n, axes, k)[0] for k in range(mesh.extent(axes))), n])
 
 
 @lru_cache(maxsize=4096)
-def _indices(mesh: Mesh, names: tuple[str, ...], axes: Axes) -> list[int]:
+def _indices(mesh: Mesh, names: tuple[str, ...], axes: Axes) -> Indices:
     """The index along `axes` of each position along the whole axes `names`."""
     stride, below = {}, 1
     for name in reversed(names):
         stride[name] = below
         below *= mesh.full(name)
-    found = [0] * below
+    found, position = np.zeros(below, dtype=np.int64), np.arange(below)
     for a in axes:
         size = mesh.extent((a,))
         step = stride[a.name] * (mesh.full(a.name) // (a.pre * size))
-        found = [i * size + p // step % size for p, i in enumerate(found)]
+        found = found * size + position // step % size
     return found
 
 
-def _overlap(a: int, b: int, low: int, high: int) -> int:
-    return max(0, min(b, high) - max(a, low))
+@lru_cache(maxsize=4096)
+def _common(mesh: Mesh, n: int, have: Axes, want: Axes) -> Indices:
+    """The rows that old and new shards of a dimension have in common: [each digit of the old
+    one's index, new shard]."""
+    before, after = _edges(mesh, n, have), _edges(mesh, n, want)
+    ends = np.minimum(before[1:, None], after[1:])
+    rows = np.maximum(ends - np.maximum(before[:-1, None], after[:-1]), 0)
+    return rows.reshape(*(mesh.extent((a,)) for a in have), -1)
 
 
-def _rows(edges: Counts, sizes: Counts, free: list[bool], k: int, low: int, high: int) -> int:
-    """Rows of [low, high) in the shards whose index differs from k in the free digits alone."""
-    m, i = 1, len(sizes)
-    while i and free[i - 1]:
-        i -= 1
-        m *= sizes[i]
-    if not any(free[:i]):
-        k -= k % m
-        return _overlap(edges[k], edges[k + m], low, high)
-    total = 0
-    ranges = []
-    for n, f in zip(reversed(sizes), reversed(free), strict=True):
-        ranges.append(range(n) if f else (k % n,))
-        k //= n
-    for digits in product(*reversed(ranges)):
-        j = 0
-        for n, digit in zip(sizes, digits, strict=True):
-            j = j * n + digit
-        total += _overlap(edges[j], edges[j + 1], low, high)
-    return total
-
-
-def _fixed(axes: Axes, free: list[bool]) -> Iterator[Axis]:
-    return (a for a, f in zip(axes, free, strict=True) if not f)
+@lru_cache(maxsize=65536)
+def _held(
+    mesh: Mesh, names: tuple[str, ...], n: int, have: Axes, want: Axes, free: frozenset[Axis]
+) -> Indices:
+    """For each position along `names`, the rows of its new shard that lie on devices which differ
+    from it along the axes in `free` alone."""
+    rows = _common(mesh, n, have, want)
+    gone = tuple(i for i, a in enumerate(have) if a in free)
+    fixed = tuple(a for a in have if a not in free)
+    rows = rows.sum(axis=gone).reshape(mesh.extent(fixed), -1)
+    return rows[_indices(mesh, names, fixed), _indices(mesh, names, want)]
 
 
 def _components(mesh: Mesh, source: Layout, target: Layout) -> list[tuple[set[str], list[int]]]:
@@ -92,37 +89,17 @@ def shares(
     of them lie on devices that differ from it along those axes alone. As the distinct tuples, with
     the number of devices for each (up to a common factor)."""
     out: Counter[Counts] = Counter({(1,) * (len(free) + 1): 1})
-    for names, dims in _components(mesh, source, target):
-        order = tuple(n for n, _ in mesh.axes if n in names)
-        columns = []
+    for axes, dims in _components(mesh, source, target):
+        names = tuple(n for n, _ in mesh.axes if n in axes)
+        here = 1
         for d in dims:
-            have, want = source.dims[d], target.dims[d]
-            sizes = tuple(mesh.extent((a,)) for a in have)
-            before, after = _edges(mesh, shape[d], have), _edges(mesh, shape[d], want)
-            masks = [[a in axes for a in have] for axes in free]
-            keys = [_indices(mesh, order, tuple(_fixed(have, m))) for m in masks]
-            news = _indices(mesh, order, want)
-            known: dict[Counts, Counts] = {}
-            rows: dict[Counts, int] = {}
-            column = []
-            for k, new, *key in zip(_indices(mesh, order, have), news, *keys, strict=True):
-                found = known.get((new, *key))
-                if found is None:
-                    low, high = after[new], after[new + 1]
-                    held = []
-                    for i, m in enumerate(masks):
-                        one = i, new, key[i]
-                        if one not in rows:
-                            rows[one] = _rows(before, sizes, m, k, low, high)
-                        held.append(rows[one])
-                    found = known[(new, *key)] = (high - low, *held)
-                column.append(found)
-            columns.append(column)
-        here: Counter[Counts] = Counter()
-        for cases, count in Counter(zip(*columns, strict=True)).items():
-            here[tuple(map(prod, zip(*cases, strict=True)))] += count
+            n, have, want = shape[d], source.dims[d], target.dims[d]
+            new = np.diff(_edges(mesh, n, want))[_indices(mesh, names, want)]
+            held = [_held(mesh, names, n, have, want, f) for f in free]
+            here = here * np.stack([new, *held])
         both: Counter[Counts] = Counter()
-        for (a, n), (b, m) in product(out.items(), here.items()):
+        cases = Counter(map(tuple, np.transpose(here).tolist()))
+        for (a, n), (b, m) in product(out.items(), cases.items()):
             both[tuple(x * y for x, y in zip(a, b, strict=True))] += n * m
         out = both
     return out

@@ -12,11 +12,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import combinations, product
-from math import prod
+from math import inf, prod
 from typing import Any
 
+import numpy as np
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation
 
@@ -26,6 +26,7 @@ from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.redistribution import seconds
+from shardir.algebra.routes import Table, routes
 from shardir.algebra.strategy import Strategy
 from shardir.dialects.builder import Builder
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
@@ -56,30 +57,31 @@ class Choice:
 Choices = tuple[Choice, ...]
 
 
-@lru_cache(maxsize=1 << 20)
 def moving(shape: Shape, itemsize: int, mesh: Mesh, source: Layout, target: Layout) -> float:
-    """The seconds of a redistribution.
-
-    Those of even shards are the same for all tensors of as many elements, whatever dimensions are
-    split: one problem stands for all of them, in which every dimension has as many rows as there
-    are devices, and one has the rest.
-    """
-    if source == target:
-        return 0.0
-    touched = [i for i, d in enumerate(zip(source.dims, target.dims, strict=True)) if any(d)]
-    if all(shape[i] % mesh.size == 0 for i in touched):
-        touched.sort(key=lambda i: str((source.dims[i], target.dims[i])))
-        rest = prod(shape) // mesh.size ** len(touched)
-        source, target = (
-            replace(l, dims=(*(l.dims[i] for i in touched), ())) for l in (source, target)
-        )
-        shape = (*[mesh.size] * len(touched), rest)
-    return _moving(shape, itemsize, mesh, source, target)
+    """The seconds of a redistribution."""
+    return float(all_moving(shape, itemsize, mesh, [source], [target])[0, 0])
 
 
-@lru_cache(maxsize=1 << 20)
-def _moving(shape: Shape, itemsize: int, mesh: Mesh, source: Layout, target: Layout) -> float:
-    return sum(seconds(shape, mesh, source, target, itemsize))
+def all_moving(
+    shape: Shape, itemsize: int, mesh: Mesh, sources: Sequence[Layout], targets: Sequence[Layout]
+) -> Table:
+    """The seconds of the redistributions from each layout to each other."""
+    found = np.full((len(sources), len(targets)), inf)
+    for reduction in {l.reduction for l in (*sources, *targets)}:
+        if (known := routes(mesh, len(shape), reduction)) is None:
+            continue
+        rows = [i for i, l in enumerate(sources) if l in known.index]
+        columns = [j for j, l in enumerate(targets) if l in known.index]
+        table = known.seconds(shape, itemsize)[
+            np.ix_(
+                [known.index[sources[i]] for i in rows], [known.index[targets[j]] for j in columns]
+            )
+        ]
+        among = np.ix_(rows, columns)
+        found[among] = np.minimum(found[among], table)
+    for i, j in np.argwhere(np.isinf(found)):
+        found[i, j] = sum(seconds(shape, mesh, sources[i], targets[j], itemsize))
+    return found
 
 
 def itemsize(t: TensorType) -> int:

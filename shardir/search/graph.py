@@ -24,7 +24,7 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from shardir.algebra.layout import Layout
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp, plain
-from shardir.search.choices import Choice, Choices, Offers, itemsize, moving
+from shardir.search.choices import Choice, Choices, Offers, all_moving, itemsize, moving
 from shardir.search.elimination import CAP, Solution, solve
 from shardir.search.problem import Problem, Table
 
@@ -229,11 +229,7 @@ class _Graph:
 
     def moves(self, t: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> Table:
         """The seconds from each layout to each other."""
-        a, b = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
-        shape, size = t.get_shape(), itemsize(t)
-        least = np.array([[moving(shape, size, self.mesh, x, y) for y in b] for x in a])
-        rows, columns = [a.index(x) for x in sources], [b.index(y) for y in targets]
-        return least.reshape(len(a), len(b))[np.ix_(rows, columns)]
+        return all_moving(t.get_shape(), itemsize(t), self.mesh, sources, targets)
 
     # ---- the solution ----
 

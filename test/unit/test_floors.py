@@ -26,7 +26,7 @@ FLOORS = {
 
 TOP = 6
 LIBRARIES = {
-    "algebra": {"lark"},
+    "algebra": {"lark", "numpy"},
     "dialects": {"numpy", "xdsl"},
     "syntax": {"lark", "xdsl"},
     "interpret": {"numpy", "xdsl"},

@@ -20,7 +20,8 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh, sizes_of
 from shardir.algebra.moves import Problem
 from shardir.algebra.notation import parse_axes, parse_layout
-from shardir.algebra.redistribution import named_collectives, plan_redistribution
+from shardir.algebra.redistribution import Search, named_collectives, plan_redistribution
+from shardir.algebra.routes import routes
 from shardir.algebra.steps import LOCAL, Step, step_seconds
 from shardir.algebra.traffic import fetched, sent
 from shardir.interpret.redistribution import redistribute
@@ -206,7 +207,33 @@ def test_the_plan_is_the_shortest_path(data: st.DataObject) -> None:
     source, target = (data.draw(layouts(mesh, len(shape), True)) for _ in range(2))
     found = plan_redistribution(shape, "f32", mesh, source, target).seconds
     best = shortest(Problem.of(mesh, shape, source, target))
-    assert found == pytest.approx(best, rel=1e-6, abs=1e-12)
+    if mesh.cluster is None:
+        assert found == pytest.approx(best, rel=1e-6, abs=1e-12)
+    assert found <= best * (1 + 1e-6)  # where wires differ, it knows more exchanges than `moves`
+
+
+@pytest.mark.parametrize("axes", [(("a", 2), ("b", 4)), (("a", 2), ("b", 2), ("c", 2))])
+@pytest.mark.parametrize("rows", [1, 4, 4096])
+def test_all_ways_at_once_are_the_plans(axes: tuple[tuple[str, int], ...], rows: int) -> None:
+    """On equal wires they take what A* takes, where the tensor is split evenly; where it is not,
+    there is none."""
+    mesh, shape = Mesh("m", axes), (64, 64 * rows)
+    known = routes(mesh, 2)
+    assert known is not None and len(known.layouts) == 4 ** len(axes)
+    found = known.seconds(shape, 4)
+    for i, source in enumerate(known.layouts):
+        for j, target in enumerate(known.layouts):
+            plan = Search(Problem.of(mesh, shape, source, target), 4, None).run()
+            assert plan is not None
+            best = time_of(mesh, shape, source, list(plan))
+            assert found[i, j] >= best * (1 - 1e-9)
+            if not target.partial:  # on the way to contributions, A* takes axes in other orders
+                assert found[i, j] == pytest.approx(best, rel=1e-9)
+            way = known.steps(shape, 4, source, target)
+            assert way is not None and (way[-1].layout if way else source) == target
+            assert time_of(mesh, shape, source, way) == pytest.approx(found[i, j], rel=1e-9)
+    uneven = known.seconds((7, 8), 4)[0]
+    assert [np.isfinite(x) for x in uneven] == [not l.dims[0] for l in known.layouts]
 
 
 def messages(contributions: int, groups: list[list[int]], holders: list[int]) -> int:
@@ -295,7 +322,7 @@ def test_levels() -> None:
 
 
 def test_a_gather_goes_over_the_slow_wires_first() -> None:
-    """With small shards; and where the slow axis is not the minor one, it is brought there."""
+    """With small shards; where the slow axis is not the minor one, by an exchange."""
     mesh = Mesh("m", (("slow", 2), ("fast", 4)), two_levels(4, 2))
     whole = parse_layout("@m, [{}, {}]")
     shape = 4096, 4096
@@ -308,9 +335,7 @@ def test_a_gather_goes_over_the_slow_wires_first() -> None:
         return [f"{s.kind} over {', '.join(map(str, s.axes))}" for s in plan.steps]
 
     assert moves("@m, [{fast, slow}, {}]") == ["all_gather over slow", "all_gather over fast"]
-    assert moves("@m, [{slow, fast}, {}]") == [
-        "all_to_all over fast", "all_gather over slow", "all_gather over fast",
-    ]  # fmt: skip
+    assert moves("@m, [{slow, fast}, {}]") == ["exchange over slow, fast", "all_gather over fast"]
 
 
 def test_an_all_reduce_goes_over_the_slow_wires_with_a_part() -> None:

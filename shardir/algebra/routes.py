@@ -1,0 +1,199 @@
+"""All redistributions of evenly split tensors of one size at once: every plan of whole axes.
+
+    <a = 2, b = 4>, two dimensions: a and b each split dimension 0 or 1, are partial, or do neither:
+    16 layouts, the axes of a dimension in the mesh's order. Between them lie the single moves, and
+    all shortest ways are found together.
+
+What a move costs is a latency and so much for each byte, which no shape changes as long as its
+shards are even: it is calculated once for a mesh and a number of dimensions. The planner
+(redistribution.py) goes on to parts of axes, and to uneven shards; it takes no longer than these.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from itertools import combinations, product
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+
+from shardir.algebra.exchange import exchange_axes
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.steps import LOCAL, Step, step_seconds
+
+Table = np.ndarray[Any, np.dtype[np.float64]]
+
+LAYOUTS = 400
+"""Of more layouts no table is made."""
+
+
+@lru_cache(maxsize=256)
+def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
+    """The ways between the layouts of tensors of `rank` dimensions; None where there are too many
+    layouts."""
+    axes = [a for a in mesh.names if mesh.extent((a,)) > 1]
+    if (rank + 2) ** len(axes) > LAYOUTS or reduction == "any":
+        return None
+    return Routes(mesh, rank, reduction)
+
+
+class Routes:
+    """`layouts`, and where each stands in them; the single moves between them."""
+
+    def __init__(self, mesh: Mesh, rank: int, reduction: str):
+        self.mesh, self.rank, self.reduction = mesh, rank, reduction
+        axes = [a for a in mesh.names if mesh.extent((a,)) > 1]
+        every = product(range(-1, rank + 1), repeat=len(axes))
+        self.layouts = [
+            Layout(
+                mesh.name,
+                tuple(
+                    tuple(a for a, d in zip(axes, ds, strict=True) if d == i) for i in range(rank)
+                ),
+            ).with_partial(tuple(a for a, d in zip(axes, ds, strict=True) if d == rank), reduction)
+            for ds in every
+        ]
+        self.index = {l: i for i, l in enumerate(self.layouts)}
+        bit = {a: 1 << i for i, a in enumerate(axes)}
+        self._codes = {l: [sum(bit[a] for a in d) for d in l.dims] for l in self.layouts}
+        self._solved: dict[tuple[Shape, int], tuple[Table, Table]] = {}
+
+    def seconds(self, shape: Shape, itemsize: int) -> Table:
+        """What each way takes for a tensor of this shape: [from, to]; infinite from or to layouts
+        that do not split it evenly."""
+        return self._of(shape, itemsize)[0]
+
+    def steps(
+        self, shape: Shape, itemsize: int, source: Layout, target: Layout
+    ) -> list[Step] | None:
+        """The moves of the way from one layout to another; None where there is none."""
+        if source not in self.index or target not in self.index:
+            return None
+        least, via = self._of(shape, itemsize)
+        i, j = self.index[source], self.index[target]
+        if least[i, j] == inf:
+            return None
+        found = []
+        while i != j:
+            k = int(via[i, j])
+            found.append(self._moves[i, k][0])
+            i = k
+        return found
+
+    def _of(self, shape: Shape, itemsize: int) -> tuple[Table, Table]:
+        if (shape, itemsize) not in self._solved:
+            even = tuple(i for i, l in enumerate(self.layouts) if l.even(self.mesh, shape))
+            self._solved[shape, itemsize] = self._solve(even, prod(shape) * itemsize)
+        return self._solved[shape, itemsize]
+
+    def _solve(self, even: tuple[int, ...], size: int) -> tuple[Table, Table]:
+        """Floyd and Warshall's shortest ways: their lengths, and the first layout of each."""
+        n = len(self.layouts)
+        least, via = np.full((n, n), inf), np.tile(np.arange(n), (n, 1))
+        latency, rate = self._costs
+        among = np.ix_(even, even)
+        least[among] = latency[among] + rate[among] * size
+        np.fill_diagonal(least, 0.0)
+        for k in even:
+            way = least[:, k, None] + least[k]
+            better = way < least * (1 - 1e-12)
+            least = np.where(better, way, least)
+            via = np.where(better, via[:, k, None], via)
+        return least, via
+
+    @cached_property
+    def _costs(self) -> tuple[Table, Table]:
+        n = len(self.layouts)
+        latency, rate = np.full((n, n), inf), np.zeros((n, n))
+        for (i, j), (_, (moving, starting)) in self._moves.items():
+            latency[i, j], rate[i, j] = starting, moving
+        return latency, rate
+
+    @cached_property
+    def _moves(self) -> dict[tuple[int, int], tuple[Step, tuple[float, float]]]:
+        """The move between two layouts, if one leads from the first to the second, and what it
+        takes: for each byte of the tensor, and besides. An exchange where nothing else is quicker,
+        whatever the size."""
+        found: dict[tuple[int, int], tuple[Step, tuple[float, float]]] = {}
+        for i, layout in enumerate(self.layouts):
+            for step in (*self._named(layout), *self._exchanges(layout)):
+                j = self.index.get(step.layout)
+                if j is None:
+                    continue
+                price = self._price(layout, step)
+                if (i, j) not in found or price < found[i, j][1]:
+                    found[i, j] = step, price
+        return found
+
+    def _named(self, now: Layout) -> Iterator[Step]:
+        mesh = self.mesh
+        for a in mesh.names:
+            if a in now.used or mesh.extent((a,)) == 1:
+                continue
+            for dim, have in enumerate(now.dims):
+                yield Step("slice", (a,), now.with_dim(dim, (*have, a)), dim)
+            if self.reduction == "sum":
+                yield Step("contribute", (a,), self._partial(now, (*now.partial, a)))
+        for n in range(1, len(now.partial) + 1):
+            for axes in combinations(now.partial, n):
+                rest = self._partial(now, tuple(a for a in now.partial if a not in axes))
+                yield Step("all_reduce", axes, rest)
+                for dim, have in enumerate(now.dims):
+                    yield Step("reduce_scatter", axes, rest.with_dim(dim, have + axes), dim)
+        for dim, have in enumerate(now.dims):
+            for n in range(1, len(have) + 1):
+                rest, axes = now.with_dim(dim, have[:-n]), have[-n:]
+                yield Step("all_gather", axes, rest, dim)
+                if self.reduction == "sum":
+                    yield Step("pad", axes, self._partial(rest, (*now.partial, *axes)), dim)
+                for other, theirs in enumerate(now.dims):
+                    if other != dim:
+                        layout = rest.with_dim(other, theirs + axes)
+                        yield Step("all_to_all", axes, layout, other, dim)
+
+    def _partial(self, now: Layout, axes: Axes) -> Layout:
+        return now.with_partial(tuple(sorted(axes, key=self.mesh.order)), self.reduction)
+
+    def _exchanges(self, now: Layout) -> Iterator[Step]:
+        for layout in self.layouts:
+            if layout.partial == now.partial and (axes := exchange_axes(now, layout)):
+                yield Step("exchange", axes, layout)
+
+    def _price(self, before: Layout, step: Step) -> tuple[float, float]:
+        """The seconds of a move for each byte of a tensor, and besides. It is the same for all
+        tensors and dimensions: one tensor stands for all of as many split dimensions, in an order
+        of its own, with so many rows that nothing is rounded."""
+        if step.kind in LOCAL:
+            return 0.0, 0.0
+        ends = self._codes[before], self._codes[step.layout]
+        split = [(*both, d) for d, both in enumerate(zip(*ends, strict=True)) if any(both)]
+        split.sort()
+        dims = [d for _, _, d in split]
+        known = prices(self.mesh)
+        key = (
+            step.kind,
+            step.axes,
+            tuple([both[:2] for both in split]),
+            step.dim >= 0 and dims.index(step.dim),
+        )
+        if key not in known:
+            size = self.mesh.size
+            shape = (*[size] * len(dims), size**2)
+            source, target = (
+                Layout(l.mesh, (*(l.dims[d] for d in dims), ())).with_partial(
+                    l.partial, l.reduction
+                )
+                for l in (before, step.layout)
+            )
+            dim, concat = (dims.index(d) if d >= 0 else -1 for d in (step.dim, step.concat))
+            moved = Step(step.kind, step.axes, target, dim, concat)
+            moving, starting = step_seconds(self.mesh, shape, source, moved, 1)
+            known[key] = moving / prod(shape), starting
+        return known[key]
+
+
+@lru_cache(maxsize=16)
+def prices(mesh: Mesh) -> dict[tuple, tuple[float, float]]:
+    """What is known of a mesh's moves."""
+    return {}
