@@ -13,7 +13,9 @@ shard and a `#dist.local`, which keeps over which axes it is split, replicated o
 from xdsl.ir import Dialect
 
 from shardir.dialects.dist import collectives, propagation, redistribute, types, windows
+from shardir.dialects.dist.base import *
 from shardir.dialects.dist.collectives import *
+from shardir.dialects.dist.positional import *
 from shardir.dialects.dist.propagation import *
 from shardir.dialects.dist.redistribute import *
 from shardir.dialects.dist.types import *

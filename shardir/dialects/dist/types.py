@@ -363,5 +363,6 @@ def check_types(op: Operation) -> None:
 
 
 ATTRS = [
-    ClusterAttr, MeshAttr, LayoutAttr, ShardingAttr, LocalAttr, AxesAttr, StrategyAttr, ReductionAttr, PairsAttr,
+    ClusterAttr, MeshAttr, LayoutAttr, ShardingAttr, LocalAttr, AxesAttr, StrategyAttr,
+    ReductionAttr, PairsAttr,
 ]  # fmt: skip

@@ -14,10 +14,10 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, opt_prop_def, prop_def
 
 from shardir.algebra.errors import ShardirError
-from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh, axes_text
 from shardir.algebra.windows import Windows
-from shardir.dialects.dist.collectives import Collective, check_dim, check_plain
+from shardir.dialects.dist.base import Collective, check_dim, check_plain
 from shardir.dialects.dist.types import global_shape
 
 
