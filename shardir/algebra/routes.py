@@ -1,8 +1,8 @@
 """All redistributions of evenly split tensors of one size at once: every plan of whole axes.
 
     <a = 2, b = 4>, two dimensions: a and b each split dimension 0 or 1, are partial, or do neither:
-    16 layouts, the axes of a dimension in the mesh's order. Between them lie the single moves, and
-    all shortest ways are found together.
+    18 layouts, for both may split a dimension in either order. Between them lie the single moves,
+    and all shortest ways are found together.
 
 What a move costs is a latency and so much for each byte, which no shape changes as long as its
 shards are even: it is calculated once for a mesh and a number of dimensions. The planner
@@ -11,7 +11,7 @@ shards are even: it is calculated once for a mesh and a number of dimensions. Th
 
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
-from itertools import combinations, product
+from itertools import combinations, permutations
 from math import inf, prod
 from typing import Any
 
@@ -24,16 +24,17 @@ from shardir.algebra.steps import LOCAL, Step, step_seconds
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
-LAYOUTS = 400
-"""Of more layouts no table is made."""
+LAYOUTS, ORDERS = 400, 64
+"""Of more layouts no table is made; where all orders of a dimension's axes give more than the
+second, axes stand in the mesh's order."""
 
 
 @lru_cache(maxsize=256)
 def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
     """The ways between the layouts of tensors of `rank` dimensions; None where there are too many
     layouts."""
-    axes = [a for a in mesh.names if mesh.extent((a,)) > 1]
-    if (rank + 2) ** len(axes) > LAYOUTS or reduction == "any":
+    axes = sum(mesh.extent((a,)) > 1 for a in mesh.names)
+    if (rank + 2) ** axes > LAYOUTS or reduction == "any":
         return None
     return Routes(mesh, rank, reduction)
 
@@ -43,20 +44,21 @@ class Routes:
 
     def __init__(self, mesh: Mesh, rank: int, reduction: str):
         self.mesh, self.rank, self.reduction = mesh, rank, reduction
-        axes = [a for a in mesh.names if mesh.extent((a,)) > 1]
-        every = product(range(-1, rank + 1), repeat=len(axes))
-        self.layouts = [
-            Layout(
-                mesh.name,
-                tuple(
-                    tuple(a for a, d in zip(axes, ds, strict=True) if d == i) for i in range(rank)
-                ),
-            ).with_partial(tuple(a for a, d in zip(axes, ds, strict=True) if d == rank), reduction)
-            for ds in every
+        axes = tuple(a for a in mesh.names if mesh.extent((a,)) > 1)
+        every = [
+            Layout(mesh.name, dims).with_partial(partial, reduction)
+            for n in range(len(axes) + 1)
+            for partial in combinations(axes, n)
+            for dims in _dims(tuple(a for a in axes if a not in partial), ((),) * rank)
         ]
-        self.index = {l: i for i, l in enumerate(self.layouts)}
-        bit = {a: 1 << i for i, a in enumerate(axes)}
-        self._codes = {l: [sum(bit[a] for a in d) for d in l.dims] for l in self.layouts}
+        if len(every) > ORDERS:
+            every = [l for l in every if all(d == tuple(a for a in axes if a in d) for d in l.dims)]
+        self.layouts = every
+        self.index = {l: i for i, l in enumerate(every)}
+        code = {
+            d: i for i, d in enumerate(dict.fromkeys(((), *(d for l in every for d in l.dims))))
+        }
+        self._codes = {l: [code[d] for d in l.dims] for l in every}
         self._solved: dict[tuple[Shape, int], tuple[Table, Table]] = {}
 
     def seconds(self, shape: Shape, itemsize: int) -> Table:
@@ -140,7 +142,8 @@ class Routes:
                 rest = self._partial(now, tuple(a for a in now.partial if a not in axes))
                 yield Step("all_reduce", axes, rest)
                 for dim, have in enumerate(now.dims):
-                    yield Step("reduce_scatter", axes, rest.with_dim(dim, have + axes), dim)
+                    for order in permutations(axes):
+                        yield Step("reduce_scatter", order, rest.with_dim(dim, have + order), dim)
         for dim, have in enumerate(now.dims):
             for n in range(1, len(have) + 1):
                 rest, axes = now.with_dim(dim, have[:-n]), have[-n:]
@@ -197,3 +200,15 @@ class Routes:
 def prices(mesh: Mesh) -> dict[tuple, tuple[float, float]]:
     """What is known of a mesh's moves."""
     return {}
+
+
+def _dims(axes: Axes, dims: tuple[Axes, ...]) -> Iterator[tuple[Axes, ...]]:
+    """All ways to split dimensions over some of the axes, besides what splits them."""
+    if not axes:
+        yield dims
+        return
+    yield from _dims(axes[1:], dims)
+    for d, have in enumerate(dims):
+        for i in range(len(have) + 1):
+            split = (*have[:i], axes[0], *have[i:])
+            yield from _dims(axes[1:], (*dims[:d], split, *dims[d + 1 :]))
