@@ -11,8 +11,9 @@ from functools import cache
 from itertools import islice, product
 from math import prod
 
-from harness import FLOATS, MESH, TORCH, apply, elements_of, function, layouts, program
+from harness import FLOATS, MESH, apply, elements_of, function, layouts, program
 from op_cases import CASES, Case
+from reference import TORCH
 from xdsl.dialects.builtin import TensorType
 
 from shardir.algebra.layout import Layout, Shape

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from harness import (
     ELEMENTS,
-    TORCH,
     Arg,
     Array,
     Problem,
@@ -27,11 +26,10 @@ from harness import (
     module_of,
     numbers,
     posed,
-    shape_of,
-    to_torch,
     torch_gradient,
 )
 from op_cases import CASES, Case
+from reference import TORCH, shape_of, to_torch
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue

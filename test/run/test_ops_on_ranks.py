@@ -26,9 +26,9 @@ from harness import (
     laid_out,
     layouts,
     problem,
-    shape_of,
 )
 from op_cases import CASES, Case
+from reference import shape_of
 from xdsl.dialects.builtin import ModuleOp, TensorType
 
 from shardir.algebra.layout import replicated

@@ -25,9 +25,9 @@ from harness import (
     parts,
     problem,
     program,
-    torch_forward,
 )
 from random_programs import random_form, random_problem
+from reference import torch_forward
 from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr, UnitAttr
 from xdsl.ir import Operation
 

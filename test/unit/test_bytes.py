@@ -5,7 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from harness import apply, compiled, differs, function, to_torch, torch_forward
+from harness import apply, compiled, differs, function
+from reference import to_torch, torch_forward
 from xdsl.dialects.builtin import TensorType
 
 from shardir.dialects import train

@@ -17,7 +17,6 @@ from harness import (
     FLOATS,
     MESH,
     PIPELINE,
-    TORCH,
     Arg,
     Problem,
     apply,
@@ -32,11 +31,11 @@ from harness import (
     parts,
     problem,
     program,
-    shape_of,
     traffic,
 )
 from laws import BY_NAME, FEW, OPS, Tried, cells, tried
 from op_cases import CASES, EVEN, Case
+from reference import TORCH, shape_of
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.errors import ShardirError

@@ -22,9 +22,8 @@ from harness import (
     numbers,
     parts,
     program,
-    to_torch,
-    torch_forward,
 )
+from reference import to_torch, torch_forward
 from xdsl.dialects.builtin import FloatAttr, ModuleOp, f64
 from xdsl.ir import Attribute
 

@@ -1,0 +1,38 @@
+"""What the answers have in common."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from xdsl.dialects import builtin
+from xdsl.ir import SSAValue
+
+from shardir.algebra.layout import Shape
+from shardir.dialects.nn.base import Array, plain
+
+Reference = Callable[..., Any]
+
+
+def to_torch(array: Array) -> torch.Tensor:
+    """The array in double precision."""
+    return torch.tensor(array.astype(np.float64) if array.dtype.kind == "f" else array)
+
+
+def by_autograd(f: Reference, inputs: Sequence[torch.Tensor], dy: torch.Tensor) -> Any:
+    """The cotangents of the inputs."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        return torch.autograd.grad(f(*leaves), leaves, dy)
+
+
+def dtype_of(v: SSAValue) -> torch.dtype:
+    """What torch calculates with: an integer type, or double precision."""
+    element = plain(v).element_type
+    if isinstance(element, builtin.IntegerType):
+        return {1: torch.bool, 32: torch.int32, 64: torch.int64}[element.width.data]
+    return torch.float64
+
+
+def shape_of(v: SSAValue) -> Shape:
+    return plain(v).get_shape()
