@@ -10,7 +10,8 @@
 4. An op whose results come out partial, or otherwise than wanted, is followed by a redistribution.
 5. A softmax, loss or norm whose row is split becomes the ops that calculate it in parts; a
    composite always does.
-6. The same redistribution of a value is made once.
+6. The same redistribution of a value is made once; an op that is placed at least cost takes what
+   others need anyway for free.
 7. Sharding groups and propagation barriers have had their effect: they go away, and a barrier
    between two layouts is a redistribution.
 """
@@ -72,6 +73,7 @@ class InsertRedistributions(ModulePass):
 
 
 def _insert(block: Block, mesh: Mesh) -> None:
+    needs = _needs(block, mesh)
     cursor: list[Operation] = []
     builder = Builder(mesh, lambda new: block.insert_op_before(new, cursor[0]))
     faults: list[tuple[Operation | None, str]] = []
@@ -83,23 +85,52 @@ def _insert(block: Block, mesh: Mesh) -> None:
         if not isinstance(op, TensorOp):
             continue
         try:
-            if isinstance(op, Composite) or row_is_split(op, mesh):
-                _decompose(op, builder)
+            if in_parts(op, mesh):
+                _decompose(op, builder, needs)
             else:
-                _place(op, builder, mesh)
+                _place(op, builder, mesh, needs)
         except ShardirError as e:
             faults.append((op, str(e)))
     if faults:
         raise Failure(faults)
 
 
-def wanted(op: TensorOp, mesh: Mesh) -> Placement:
-    """How an op is to be placed: by its strategy, or at least cost."""
+Needs = dict[SSAValue, dict[Operation, Layout]]
+"""In which other layouts than its own each value is needed, by which ops."""
+
+
+def _needs(block: Block, mesh: Mesh) -> Needs:
+    """What ops need that are placed each on its own."""
+    needs: Needs = {}
+    for op in block.ops:
+        if isinstance(op, TensorOp) and not in_parts(op, mesh):
+            try:
+                _note(needs, op, wanted(op, mesh))
+            except ShardirError:
+                continue  # it is said where the op is placed
+    return needs
+
+
+def _note(needs: Needs, op: TensorOp, placement: Placement) -> None:
+    for v, want in zip(op.operands, placement.operands, strict=True):
+        if _layout(v) != want:
+            needs.setdefault(v, {})[op] = want
+        elif v in needs:
+            needs[v].pop(op, None)
+
+
+def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> Placement:
+    """How an op is to be placed: by its strategy, or at least cost; what others need too, and is
+    made once, counts nothing."""
     if op.strategy is not None:
         return strategy_placement(op, mesh)
     operands = tuple([_layout(v) for v in op.operands])
     results = tuple([_layout(v) for v in op.results])
-    return place(op.factors(), operands, results, mesh, op.shapes())
+    shared: tuple[tuple[Layout, ...], ...] = ()
+    if needs and any(v in needs for v in op.operands):
+        others = ({o: l for o, l in needs.get(v, {}).items() if o is not op} for v in op.operands)
+        shared = tuple(tuple(dict.fromkeys(by.values())) for by in others)
+    return place(op.factors(), operands, results, mesh, op.shapes(), shared if any(shared) else ())
 
 
 def _layout(v: SSAValue) -> Layout:
@@ -108,8 +139,9 @@ def _layout(v: SSAValue) -> Layout:
     return layout
 
 
-def _place(op: TensorOp, builder: Builder, mesh: Mesh) -> None:
-    placement = wanted(op, mesh)
+def _place(op: TensorOp, builder: Builder, mesh: Mesh, needs: Needs) -> None:
+    placement = wanted(op, mesh, needs)
+    _note(needs, op, placement)
     op.properties.pop("strategy", None)
     for i, want in enumerate(placement.operands):
         operand = op.operands[i]
@@ -118,20 +150,25 @@ def _place(op: TensorOp, builder: Builder, mesh: Mesh) -> None:
     for v, natural in zip(op.results, placement.results, strict=True):
         if (assigned := _layout(v)) != natural:
             set_type(v, with_layout(plain(v), natural))
-            _redistribute_after(op, v, assigned)
+            new = _redistribute_after(op, v, assigned)
+            needs[new] = needs.pop(v, {})
 
 
-def _redistribute_after(op: TensorOp, v: SSAValue, layout: Layout) -> None:
+def _redistribute_after(op: TensorOp, v: SSAValue, layout: Layout) -> SSAValue:
     block = op.parent
     assert block is not None
     after = Builder(None, lambda new: block.insert_op_after(new, op))
     after.location = op.location
     new = after.redistribution(v, layout)
     v.replace_uses_with_if(new, lambda use: use.operation is not new.owner)
+    return new
 
 
-def row_is_split(op: TensorOp, mesh: Mesh) -> bool:
-    """Whether an op that wants a dimension whole has it split, and can be calculated in parts."""
+def in_parts(op: TensorOp, mesh: Mesh) -> bool:
+    """Whether an op is to be calculated by others: a composite, or one that wants a dimension whole
+    which is split."""
+    if isinstance(op, Composite):
+        return True
     if not has_parts(type(op)):
         return False
     if op.strategy is not None:
@@ -139,9 +176,11 @@ def row_is_split(op: TensorOp, mesh: Mesh) -> bool:
     return splits_whole(op.factors(), [_layout(v) for v in op.operands])
 
 
-def _decompose(op: TensorOp, builder: Builder) -> None:
+def _decompose(op: TensorOp, builder: Builder, needs: Needs) -> None:
     if op.strategy is not None:
         assert builder.mesh is not None
         for i, want in enumerate(strategy_placement(op, builder.mesh).operands):
             op.operands[i] = builder.redistribute(op.operands[i], want)
-    replace_by_parts(op, builder)
+    results = list(op.results)
+    for v, new in zip(results, replace_by_parts(op, builder), strict=True):
+        needs[new] = needs.pop(v, {})

@@ -25,7 +25,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import layout_of, with_layout
-from shardir.dialects.nn.base import Composite, TensorOp, plain
+from shardir.dialects.nn.base import TensorOp, plain
 from shardir.passes.functions import (
     bodies,
     is_local_body,
@@ -36,7 +36,7 @@ from shardir.passes.functions import (
     update_signature,
     values,
 )
-from shardir.passes.insert_redistributions import row_is_split, wanted
+from shardir.passes.insert_redistributions import in_parts, wanted
 from shardir.passes.propagate_strategies import strategy_placement
 from shardir.syntax.diagnostics import Failure
 
@@ -105,9 +105,7 @@ def _open_values(block: Block, mesh: Mesh, function: str) -> Iterator[Fault]:
 def _open_ops(block: Block, mesh: Mesh, function: str) -> Iterator[Fault]:
     """The ops without a strategy that are not calculated where their operands lie."""
     for op in block.ops:
-        if not isinstance(op, TensorOp) or isinstance(op, Composite) or op.strategy is not None:
-            continue
-        if row_is_split(op, mesh):
+        if not isinstance(op, TensorOp) or op.strategy is not None or in_parts(op, mesh):
             continue
         for i, (v, want) in enumerate(zip(op.operands, wanted(op, mesh).operands, strict=True)):
             if (have := layout_of(v)) is not None and have.simplified(mesh) != want:

@@ -3,6 +3,7 @@
     all_reduce, then slice           -> reduce_scatter
     all_gather, then slice           -> nothing, where the slice takes back what was gathered
     all_reduce a + all_reduce b      -> all_reduce (a + b)
+    all_gather (broadcast a)         -> broadcast (all_gather a); so for all_to_all and exchange
     the same collective twice        -> once
     a collective that nobody uses    -> nothing
 
@@ -11,14 +12,16 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import Block
 from xdsl.passes import ModulePass
 
+from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
+from shardir.dialects.nn.base import axis_of, dims_of, int_attr
 from shardir.passes.functions import bodies, erase, is_local_body, set_type
 from shardir.passes.recompute import MARK
 
@@ -143,6 +146,60 @@ def _sums(block: Block) -> bool:
     return changed
 
 
+def _before_broadcast(block: Block) -> bool:
+    """Shards of a value that repeats another: those of the other are moved, if any."""
+    changed = False
+    for op in list(block.ops):
+        if isinstance(op, _Moves) and len(op.values) == 1:
+            maker = op.values[0].owner
+            changed |= isinstance(maker, nn.BroadcastOp) and _narrowed(block, op, maker)
+    return changed
+
+
+def _narrowed(block: Block, op: "_Moves", maker: nn.BroadcastOp) -> bool:
+    """Moves what is repeated instead of what repeats it, where that is less."""
+    x, (out,) = maker.x, op.outs
+    source, target, given = (dist.layout_of(v) for v in (maker.out, out, x))
+    assert source is not None and target is not None and given is not None
+    assert isinstance(x.type, TensorType)
+    rank = len(target.dims)
+    dims = dims_of(maker.properties, "dims", rank)
+    moved = {d for d in range(rank) if source.dims[d] != target.dims[d]}
+    less = size_of(x) < size_of(maker.out)
+    if given.partial or not less or not (moved <= {*dims} or moved.isdisjoint(dims)):
+        return False
+    if moved & {*dims}:
+        mesh = dist.find_mesh(op, target.mesh)
+        shape = dist.global_shape(x.type, mesh)
+        layout = replace(given, dims=tuple(target.dims[d] for d in dims))
+        along = {n: axis_of(op.properties, n, rank) for n in _ALONG if n in op.properties}
+        new = type(op).create(
+            operands=[x], result_types=[dist.local(x.type.element_type, shape, layout, mesh)],
+            properties={**op.properties, **{n: int_attr(dims.index(d)) for n, d in along.items()}},
+            attributes=dict(op.attributes), location=op.location,
+        )  # fmt: skip
+        new.outs[0].name_hint = x.name_hint
+        block.insert_op_before(new, op)
+        x = new.outs[0]
+    repeated = nn.BroadcastOp.create(
+        operands=[x], result_types=[out.type], properties=dict(maker.properties),
+        attributes=dict(maker.attributes), location=maker.location,
+    )  # fmt: skip
+    repeated.out.name_hint = out.name_hint
+    block.insert_op_before(repeated, op)
+    out.replace_all_uses_with(repeated.out)
+    erase(op)
+    if maker.out.first_use is None:
+        erase(maker)
+    return True
+
+
+_Moves = dist.AllGatherOp | dist.AllToAllOp | dist.ExchangeOp
+_ALONG = ("dim", "split", "concat")
+"""The properties of collectives that are dimensions."""
+
 _Summed = dist.AllReduceOp | dist.ReduceScatterOp
 
-RULES: tuple[Callable[[Block], bool], ...] = (_dead, _equal, _undone, _scatter, _sums)
+RULES: tuple[Callable[[Block], bool], ...] = (
+    _dead, _equal, _undone, _scatter, _sums, _before_broadcast
+)  # fmt: skip

@@ -45,6 +45,9 @@ class Factors:
     """Factors along which rows are not each on their own, as where a window slides: devices may
     need rows that others hold (`TensorOp.exchange`). Dimensions that have such a factor, or a moved
     one, need not be of one size, so sizes of shards that one states are not the other's."""
+    sparse: frozenset[str] = frozenset()
+    """Factors of a value of which the op touches few rows, those at its indices: to gather it may
+    move far more than to bring those rows to where they are needed."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -53,7 +56,7 @@ class Factors:
     def _hash(self) -> int:
         return hash((
             self.sizes, self.operands, self.results, self.replicate, self.reduction, self.moved,
-            self.sliding,
+            self.sliding, self.sparse,
         ))  # fmt: skip
 
     def __str__(self) -> str:
@@ -81,6 +84,7 @@ class Factors:
         linear: str = "",
         moved: Sequence[str] = (),
         sliding: Sequence[str] = (),
+        sparse: Sequence[str] = (),
     ) -> "Factors":
         """Factors from one string per dimension ("i", "a b", or "" where nothing can split).
 
@@ -100,6 +104,7 @@ class Factors:
         return Factors(
             tuple(sizes.items()), dims[: len(operands)], dims[len(operands) :],
             frozenset(replicate), reduction, linear, frozenset(moved), frozenset(sliding),
+            frozenset(sparse),
         )  # fmt: skip
 
     def with_sizes(self, sizes: Mapping[str, int]) -> "Factors":
@@ -233,6 +238,7 @@ def place(
     hints: tuple[Layout | None, ...],
     mesh: Mesh,
     shapes: tuple[Shape, ...],
+    shared: tuple[tuple[Layout, ...], ...] = (),
 ) -> Placement:
     """The cheapest placement of an op.
 
@@ -240,6 +246,7 @@ def place(
         operands: the layouts that the operands have now.
         hints: per result, the layout that is wanted, or None.
         shapes: global shapes of the operands, then of the results.
+        shared: per operand, the layouts that it is brought to in any case, for other ops.
 
     A factor on which all layouts agree is split so. For the others the combinations of what they
     propose are compared by the time that redistribution's bytes would take, operands to what the op
@@ -263,7 +270,7 @@ def place(
         found = placed(factors, {f: w[0] for f, w in wanted.items() if w and w[0]}, mesh, partial)
         if found is not None:
             return found
-    return _cheapest(factors, operands, hints, mesh, shapes, wanted, partial)
+    return _cheapest(factors, operands, hints, mesh, shapes, shared, wanted, partial)
 
 
 def _kept_partial(factors: Factors, operands: tuple[Layout, ...]) -> Layout | None:
@@ -283,6 +290,7 @@ def _cheapest(
     hints: tuple[Layout | None, ...],
     mesh: Mesh,
     shapes: tuple[Shape, ...],
+    shared: tuple[tuple[Layout, ...], ...],
     wanted: dict[str, list[Axes]],
     partial: Layout | None,
 ) -> Placement:
@@ -293,7 +301,13 @@ def _cheapest(
             if found is None:
                 continue
             moved = started = 0.0
-            pairs = list(zip(operands, found.operands, shapes, strict=False))
+            pairs = [
+                (source, target, shape)
+                for i, (source, target, shape) in enumerate(
+                    zip(operands, found.operands, shapes, strict=False)
+                )
+                if not (shared and target in shared[i])
+            ]
             for result, hint, shape in zip(
                 found.results, hints, shapes[len(operands) :], strict=True
             ):
@@ -314,22 +328,43 @@ def _cheapest(
         assert whole is not None, "nothing split is always a placement"
         return whole
     # what is agreed on uses an axis twice
-    return _cheapest(factors, operands, hints, mesh, shapes, wider, partial)
+    return _cheapest(factors, operands, hints, mesh, shapes, shared, wider, partial)
 
 
 def _choices(factors: Factors, mesh: Mesh, wanted: dict[str, list[Axes]]) -> Iterator[FactorAxes]:
     """The combinations of the factors' proposals. Where there are several, or none, a factor may
-    also be left whole; one that all agree on is not: to calculate along it on every device costs
-    more than the communication that it saves."""
+    also be left whole. One that all agree on is not: to calculate along it on every device costs
+    more than the communication that it saves. But one of a sparse value and one of the others may
+    give an axis to each other."""
     choices: dict[str, list[Axes]] = {}
+    ours, theirs = (
+        [
+            a
+            for f, some in wanted.items()
+            if (f in factors.sparse) == sparse
+            for x in some
+            for a in x
+        ]
+        for sparse in (True, False)
+    )
+    agreed: dict[str, Axes] = {}
     count = 1
     for f, proposals in wanted.items():
-        options = {*proposals} if len(proposals) == 1 else {*proposals, ()}
+        options = {*proposals, ()}
         if f in factors.replicate:
             options = {()}
+        elif len(proposals) == 1:
+            (agreed[f],) = proposals
+            others = theirs if f in factors.sparse else ours
+            if not any(mesh.overlap(a, b) for a in agreed[f] for b in others):
+                options = {agreed[f]}
         choices[f] = sorted(options, key=lambda a: (-mesh.extent(a), a, sizes_of(a)))
         if count * len(options) > MAX_CHOICES:
             choices[f] = choices[f][:1]
         count *= len(choices[f])
     for combo in product(*choices.values()):
-        yield {f: a for f, a in zip(choices, combo, strict=True) if a}
+        chosen = {f: a for f, a in zip(choices, combo, strict=True) if a}
+        used = [a for axes in chosen.values() for a in axes]
+        given_up = [a for f, axes in agreed.items() if f not in chosen for a in axes]
+        if all(any(mesh.overlap(a, b) for b in used) for a in given_up):
+            yield chosen

@@ -3,7 +3,7 @@ split; and `nn.custom` in the place of an op that nobody described."""
 
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, TensorType, UnregisteredOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Block, Operation
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.builder import Builder
@@ -17,8 +17,9 @@ MARKS = ("recompute",)
 """The attributes of an op that are for the passes."""
 
 
-def replace_by_parts(op: TensorOp, b: Builder) -> None:
-    """Replaces an op by what its `decompose` gives, brought to the layouts that its results have.
+def replace_by_parts(op: TensorOp, b: Builder) -> list[SSAValue]:
+    """Replaces an op by what its `decompose` gives, brought to the layouts that its results have;
+    the values that take their places.
 
     The parts have its location and its attributes, such as the mark for `recompute`.
     """
@@ -26,13 +27,16 @@ def replace_by_parts(op: TensorOp, b: Builder) -> None:
     parts = op.decompose(b)
     b.attributes = {}
     assert parts is not None
+    outs = []
     for v, new in zip(op.results, parts, strict=True):
         layout = layout_of(v)
         out = new if layout is None else b.redistribute(new, layout.complete)
         out.name_hint = out.name_hint or v.name_hint
         v.replace_all_uses_with(out)
+        outs.append(out)
     op.detach()
     op.erase()
+    return outs
 
 
 def expand(block: Block, mesh: Mesh | None) -> None:

@@ -211,9 +211,10 @@ def rows() -> Iterator[Row]:
         "devices": 8, "batch": 2048, "tables": 8, "width": 64, "dense": 16,
         "bottom": (512, 256), "top": (512, 256),
     }  # fmt: skip
-    for split in ("rows",):
+    for split in ("tables", "columns", "rows"):
         text = dlrm(split=split, rows=100_000, **dlrm_sizes)
-        yield Row("dlrm", "d=8", f"tables by {split}", text, dlrm_bytes(split, **dlrm_sizes))
+        plan = "whole tables" if split == "tables" else f"tables by {split}"
+        yield Row("dlrm", "d=8", plan, text, dlrm_bytes(split, **dlrm_sizes))
     network: Any = {"blocks": (3, 4, 6, 3), "width": 64, "classes": 1000}
     text = resnet(batch=256, image=224, dp=8, **network)
     yield Row("resnet50", "dp=8", "data parallel", text, resnet_bytes(**network))

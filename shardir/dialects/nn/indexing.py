@@ -101,7 +101,7 @@ class GatherGradOp(TensorOp):
         t, i = letters(len(table), "t"), letters(len(operands[0].get_shape()), "i")
         return Factors.of(
             [i, [*t[:axis], *i, *t[axis + 1 :]]], [t],
-            [v.get_shape() for v in (*operands, *results)],
+            [v.get_shape() for v in (*operands, *results)], sparse=t,
         )  # fmt: skip
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
@@ -152,7 +152,7 @@ class GatherOp(_Taking):
         t, i = letters(len(table.get_shape()), "t"), letters(len(ids.get_shape()), "i")
         return Factors.of(
             [t, i], [[*t[:axis], *i, *t[axis + 1 :]]],
-            [v.get_shape() for v in (*operands, *results)],
+            [v.get_shape() for v in (*operands, *results)], sparse=t,
         )  # fmt: skip
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
@@ -318,7 +318,8 @@ class ScatterAddOp(TensorOp):
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         rank = len(results[0].get_shape())
         rows, ids = _along(rank, axis_of(props, "axis", rank))
-        return Factors.of([ids, ids], [rows], [v.get_shape() for v in (*operands, *results)])
+        shapes = [v.get_shape() for v in (*operands, *results)]
+        return Factors.of([ids, ids], [rows], shapes, sparse=rows)
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         ids, src = arrays
@@ -361,7 +362,8 @@ class TakeAlongAxisOp(_Taking):
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         rank = len(operands[0].get_shape())
         rows, ids = _along(rank, axis_of(props, "axis", rank))
-        return Factors.of([rows, ids], [ids], [v.get_shape() for v in (*operands, *results)])
+        shapes = [v.get_shape() for v in (*operands, *results)]
+        return Factors.of([rows, ids], [ids], shapes, sparse=rows)
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         x, ids = arrays
