@@ -1,0 +1,204 @@
+"""What an emitted program looks like, and what cannot be emitted."""
+# ruff: noqa: E501
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from emitted import MESH, STEP, TYPES, body_of, functions_of, mesh_op, tensor
+from xdsl.dialects.builtin import ModuleOp, f32
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Block, Region
+
+import shardir
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axis
+from shardir.backend import runtime as rt
+from shardir.backend.einsum import contraction
+from shardir.backend.emit import program_text
+from shardir.backend.literals import number_text
+from shardir.dialects import dist, nn
+from shardir.interpret.evaluator import run
+from shardir.syntax.parser import parse
+
+# ---- contractions ----
+
+
+@pytest.mark.parametrize(("equation", "text"), [
+    ("ik,kj->ij", "x @ y"),
+    ("ij,kj->ik", "x @ y.mT"),
+    ("ik,ij->kj", "x.mT @ y"),
+    ("abik,kj->abij", "x @ y"),
+    ("abij,kj->abik", "x @ y.mT"),
+    ("abk,abj->kj", "x.flatten(0, 1).mT @ y.flatten(0, 1)"),
+    ("abj,abk->kj", "y.flatten(0, 1).mT @ x.flatten(0, 1)"),
+    ("bik,bkj->bij", "x @ y"),
+    ("bij,bkj->bik", "x @ y.mT"),
+    ("bik,bij->bkj", "x.mT @ y"),
+    ("ik,k->i", "x @ y"),
+    ("kab,kj->abj", "(x.flatten(1, 2).mT @ y).unflatten(0, (2, 3))"),
+    ("bqhd,bkhd->bhqk", 'torch.einsum("bqhd,bkhd->bhqk", x, y)'),
+    ("i,j->ij", 'torch.einsum("i,j->ij", x, y)'),
+])  # fmt: skip
+def test_contractions_as_people_write_them(equation, text):
+    x, y, z = equation.replace("->", ",").split(",")
+    sizes = dict(zip("abcdhijkq", "237243453", strict=True))
+    assert contraction((x, y, z), ("x", "y"), sizes) == text
+
+
+def test_contractions_equal_einsum():
+    """Whatever the equation: operands of up to four letters, seeded."""
+    choose, seen = random.Random(5), 0
+    sizes = dict(zip("abcdef", (2, 3, 4, 5, 1, 2), strict=True))
+    for _ in range(600):
+        pool = choose.sample("abcdef", choose.randint(1, 5))
+        kinds = {c: choose.choice(["xy", "xz", "yz", "xyz"]) for c in pool}
+        x, y, z = ("".join(c for c in pool if side in kinds[c]) for side in "xyz")
+        if choose.random() < 0.7:
+            x, y, z = ("".join(choose.sample(p, len(p))) for p in (x, y, z))
+        text = contraction((x, y, z), ("x", "y"), {c: str(n) for c, n in sizes.items()})
+        a = torch.randn([sizes[c] for c in x], dtype=torch.float64)
+        b = torch.randn([sizes[c] for c in y], dtype=torch.float64)
+        got = eval(text, {"torch": torch, "x": a, "y": b})
+        want = np.einsum(f"{x},{y}->{z}", a.numpy(), b.numpy())
+        assert got.shape == want.shape, text
+        np.testing.assert_allclose(got.numpy(), want, atol=1e-12)
+        seen += "einsum" not in text
+    assert seen > 40
+
+
+# ---- what a step looks like ----
+
+
+def test_a_step_reads_well():
+    text = body_of(program_text(parse(STEP, "some/where/step.ir", verify=True)))
+    assert (
+        text
+        == """mesh, x, w):
+    # x: f32 [4, 3] of [8, 3], [{dp}, {}]
+    # w: f32 [3, 3]
+    # step.ir:7
+    h = x @ w
+    # step.ir:8
+    r = h.relu()
+    del h
+    # step.ir:9
+    l = r.sum()
+    # all-reduce sum over dp (2 ranks), 4 B: nn.reduce %l at step.ir:9 leaves partial sums
+    loss = rt.all_reduce(mesh, l, "sum", ("dp",), donate=True)
+
+    # ---- backward ----
+    # step.ir:13, backward
+    d_w = x.mT @ r
+    del r
+    # all-reduce sum over dp (2 ranks), 36 B: nn.einsum %d_w at step.ir:13 leaves partial sums
+    d_w = rt.all_reduce(mesh, d_w, "sum", ("dp",), donate=True)
+
+    # ---- update ----
+    # step.ir:16
+    w.sub_(d_w, alpha=0.5)
+
+    return loss, w"""
+    )
+
+
+@pytest.mark.parametrize(("old", "new", "lacks"), [
+    # the parameter is read after its update, by itself or through a view: no update in place
+    ("func.return %loss, %new", "%y = nn.neg %w : (T) -> T\n  %z = nn.add %y, %new : (T, T) -> T\n"
+     "  func.return %loss, %z", " w.sub_"),
+    ("func.return %loss, %new", "func.return %loss, %new", None),
+    ("train.backward", "%t = nn.transpose %w perm <1, 0> : (T) -> T\n  train.backward", None),
+    # what is reduced is a view of the parameter: not donated
+    ('%d_w_1 = dist.all_reduce <sum> %d_w', "%p = dist.contribute <sum> %w over <dp> : (T) -> P\n"
+     "  %d_w_1 = dist.all_reduce <sum> %p", '"sum", ("dp",), donate=True)\n\n    # ---- update'),
+    # what is reduced is read afterwards
+    ("%new = train.sgd", "%z = nn.neg %d_w : (P) -> P\n  %zz = dist.all_reduce <sum> %z over <dp>"
+     " : (P) -> T\n  %new = train.sgd", 'd_w, "sum", ("dp",), donate'),
+])  # fmt: skip
+def test_memory_is_reused_only_where_nobody_reads_it(old, new, lacks):
+    whole = "tensor<3x3xf32, #dist.local<@m, [{}, {}]>>"
+    partial = "tensor<3x3xf32, #dist.local<@m, [{}, {}], partial sum {dp}>>"
+    new = new.replace("(T, T)", "(T, " + whole + ")").replace("(T", f"({whole}")
+    new = new.replace("-> T", f"-> {whole}")
+    new = new.replace("(P)", f"({partial})").replace("-> P", f"-> {partial}")
+    text = body_of(program_text(parse(STEP.replace(old, new), "s.ir", verify=True)))
+    if lacks is None:
+        assert "w.sub_(" in text
+    else:
+        assert lacks not in text
+
+
+def test_a_use_after_the_update_is_seen_through_views():
+    whole = "tensor<3x3xf32, #dist.local<@m, [{}, {}]>>"
+    view = f"%t = nn.transpose %w perm <1, 0> : ({whole}) -> {whole}\n  train.backward"
+    text = STEP.replace("train.backward", view).replace("%loss, %new :", "%loss, %t :")
+    text = body_of(program_text(parse(text, "s.ir", verify=True)))
+    assert "sub_" not in text and "sub" not in text.replace("subset", "")  # nobody needs the update
+
+
+def test_numbers_stand_in_the_text():
+    text = """func.func @f(%x: tensor<3xf32>, %h: tensor<3xbf16>, %n: tensor<3xi32>) -> (tensor<3xf32>, tensor<3xbf16>, tensor<3xf32>, tensor<3xf32>, tensor<3xi32>, tensor<3xi1>, tensor<f32>, tensor<3xf32>) {
+      %c = nn.constant dense<0.1> : tensor<f32> -> tensor<f32>
+      %d = nn.constant dense<0.1> : tensor<bf16> -> tensor<bf16>
+      %i = nn.constant dense<-3> : tensor<i32> -> tensor<i32>
+      %high = nn.constant dense<2.5> : tensor<f32> -> tensor<f32>
+      %cc = nn.mul %c, %c : (tensor<f32>, tensor<f32>) -> tensor<f32>
+      %0 = nn.mul %c, %x : (tensor<f32>, tensor<3xf32>) -> tensor<3xf32>
+      %1 = nn.sub %d, %h : (tensor<bf16>, tensor<3xbf16>) -> tensor<3xbf16>
+      %2 = nn.div %c, %x : (tensor<f32>, tensor<3xf32>) -> tensor<3xf32>
+      %3 = nn.max %high, %x : (tensor<f32>, tensor<3xf32>) -> tensor<3xf32>
+      %4 = nn.sub %n, %i : (tensor<3xi32>, tensor<i32>) -> tensor<3xi32>
+      %5 = nn.compare <gt> %c, %x : (tensor<f32>, tensor<3xf32>) -> tensor<3xi1>
+      %6 = nn.select %5, %cc, %x : (tensor<3xi1>, tensor<f32>, tensor<3xf32>) -> tensor<3xf32>
+      func.return %0, %1, %2, %3, %4, %5, %cc, %6 : tensor<3xf32>, tensor<3xbf16>, tensor<3xf32>, tensor<3xf32>, tensor<3xi32>, tensor<3xi1>, tensor<f32>, tensor<3xf32>
+    }"""  # fmt: skip
+    module = parse(text, "n.ir", verify=True)
+    program = program_text(module)
+    lines = [line.strip() for line in body_of(program, "f").splitlines()]
+    assert "mul = x * 0.1" in lines
+    assert "sub = 0.10009765625 - h" in lines
+    assert "max_1 = x.clamp(min=2.5)" in lines  # `max` is Python's
+    assert "sub_1 = n - (-3)" in lines
+    assert "compare = 0.1 > x" in lines
+    given = [np.array([1.0, -2.0, 0.05]), np.array([1.0, -2.0, 0.5]), np.array([1, 2, 3])]
+    tensors = [tensor(x, e) for x, e in zip(given, ("f32", "bf16", "i32"), strict=True)]
+    for got, want in zip(functions_of(program)["f"](rt.Mesh(()), *tensors),
+                         run(module, "f", given), strict=True):  # fmt: skip
+        np.testing.assert_allclose(got.float().numpy(), want.astype(np.float32), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("number", "element", "text"), [
+    (0.1, "f32", "0.1"), (0.1, "f64", "0.1"), (0.1, "f16", "0.0999755859375"), (3, "i32", "3"),
+    (0.1, "bf16", "0.10009765625"), (1.0, "bf16", "1.0"), (True, "i1", "True"),
+    (1e300, "f32", 'float("inf")'), (-1e300, "f32", 'float("-inf")'), (1e5, "f16", 'float("inf")'),
+    (float("nan"), "f64", 'float("nan")'), (1e-45, "f32", "1e-45"), (-0.0, "f32", "-0.0"),
+])  # fmt: skip
+def test_a_literal_is_what_a_tensor_holds(number, element, text):
+    assert number_text(number, element) == text
+    if element != "i1":
+        held = torch.tensor(float(number), dtype=torch.float64).to(TYPES[element]).double().item()
+        value = torch.tensor(eval(text), dtype=TYPES[element]).double().item()
+        assert value == held or np.isnan(held)
+
+
+def collective_of(rows, before, after):
+    """An all-gather over tp of so many rows."""
+    types = [dist.local(f32, (rows,), layout, MESH) for layout in (before, after)]
+    block = Block(arg_types=types[:1])
+    axes = {"axes": dist.AxesAttr((Axis("tp"),)), "dim": nn.base.int_attr(0)}
+    op = dist.AllGatherOp.create(operands=block.args, result_types=types[1:], properties=axes)
+    block.add_ops([op, ReturnOp(*op.results)])
+    f = FuncOp("f", (types[:1], types[1:]), Region(block))
+    return ModuleOp([mesh_op(MESH), f])
+
+
+def test_what_cannot_be_emitted_is_told():
+    a, b = Axis("dp"), Axis("tp")
+    with pytest.raises(shardir.ShardirError, match="do not lie within"):
+        program_text(collective_of(10, Layout("m", ((a, b),)), Layout("m", ((a,),))))
+    collective_of(12, Layout("m", ((a, b),)), Layout("m", ((a,),)))
+    with pytest.raises(shardir.ShardirError, match="global view"):
+        program_text(parse(STEP.replace("#dist.local", "#dist.layout")))
+    with pytest.raises(shardir.ShardirError, match="no function"):
+        program_text(parse("dist.mesh @m <a = 2>"))
