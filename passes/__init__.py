@@ -18,6 +18,8 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "require-layouts": _pass("require_layouts", "RequireLayouts"),
     "propagate-strategies": _pass("propagate_strategies", "PropagateStrategies"),
     "search-strategies": _pass("search_strategies", "SearchStrategies"),
+    "save-strategies": _pass("save_strategies", "SaveStrategies"),
+    "load-strategies": _pass("load_strategies", "LoadStrategies"),
     "insert-redistributions": _pass("insert_redistributions", "InsertRedistributions"),
     "distributed-autodiff": _pass("distributed_autodiff", "DistributedAutodiff"),
     "recompute": _pass("recompute", "Recompute"),
@@ -26,6 +28,10 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "fuse-communication": _pass("fuse_communication", "FuseCommunication"),
     "strip-layouts": _pass("strip_layouts", "StripLayouts"),
 }
+
+
+DECIDERS = ("propagate-strategies", "search-strategies", "load-strategies")
+"""The passes that decide where values lie."""
 
 
 def on_one_device(p: ModulePass) -> bool:

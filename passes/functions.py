@@ -40,6 +40,16 @@ def values(block: Block) -> Iterator[SSAValue]:
         yield from op.results
 
 
+def makers(block: Block) -> Iterator[tuple[Operation | BlockArgument, tuple[SSAValue, ...]]]:
+    """Each argument by itself, then each op with its results; those that are no tensors aside."""
+    for arg in block.args:
+        if isinstance(arg.type, TensorType):
+            yield arg, (arg,)
+    for op in block.ops:
+        if made := tuple(v for v in op.results if isinstance(v.type, TensorType)):
+            yield op, made
+
+
 def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
     """The mesh of a function: the one that its layouts or strategies name, else the module's only
     one; None when there is none.

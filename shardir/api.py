@@ -23,6 +23,7 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir.passes import PASSES, PIPELINES, on_one_device
 from shardir.syntax import diagnostics
 from shardir.syntax.diagnostics import Failure, ParseErrors, Source
+from shardir.syntax.files import read_text
 from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.parser import parse as _parse
 from shardir.syntax.printer import print_module
@@ -44,20 +45,28 @@ def compile(
     name: str = "<input>",
     *,
     mode: str | None = None,
+    save_strategies: str | Path | None = None,
+    load_strategies: str | Path | None = None,
     base_dir: str | Path | None = None,
 ) -> "Compiled":
     """Runs a pipeline (the names of passes, with options in braces) over a program, or that of a
     mode: stand_alone, data, hybrid, semi_auto (the default), auto or manual.
 
-    A module that is given stays as it is. `name` is what errors and comments call the source;
-    `base_dir` is where the paths of data files count from, if not from the folder of `name`.
+    What is decided on where values lie is written to the file `save_strategies`, or taken from
+    `load_strategies` instead. A module that is given stays as it is. `name` is what errors and
+    comments call the source; `base_dir` is where the paths of data files count from, if not from
+    the folder of `name`.
 
     Raises:
         ShardirError: what is wrong with the program or the pipeline, with its place.
     """
-    from shardir.tools.pipelines import build, pipeline_of
+    from shardir.tools.pipelines import build, pipeline_of, with_strategies
 
-    passes = build(pipeline_of(pipeline, mode, PIPELINE), PASSES, PIPELINES)
+    passes = with_strategies(
+        build(pipeline_of(pipeline, mode, PIPELINE), PASSES, PIPELINES),
+        load_strategies,
+        save_strategies,
+    )
     with no_gc():
         if isinstance(text_or_module, str):
             source = Source(text_or_module, name)
@@ -80,21 +89,13 @@ def compile(
     return Compiled(module, original, source, base, context)
 
 
-def compile_file(
-    path: str | Path, pipeline: str | None = None, *, mode: str | None = None
-) -> "Compiled":
+def compile_file(path: str | Path, pipeline: str | None = None, **options: Any) -> "Compiled":
     """Compiles an .ir file, as `compile` does.
 
     Raises:
         ShardirError: as there, or the file cannot be read, or is not UTF-8.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise Failure(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    except OSError as error:
-        raise Failure(f"{path} cannot be read: {error.strerror or error}") from None
-    return compile(text, pipeline, str(path), mode=mode)
+    return compile(read_text(Path(path)), pipeline, str(path), **options)
 
 
 def located(source: Source, work: Callable[[], Any]) -> Any:

@@ -46,6 +46,7 @@ from shardir.syntax.diagnostics import (
     did_you_mean,
     verify_all,
 )
+from shardir.syntax.files import write_text
 from shardir.syntax.parser import IRParser, no_gc
 from shardir.syntax.printer import print_module
 from shardir.tools.expected import compare
@@ -57,6 +58,7 @@ from shardir.tools.pipelines import (
     import_modules,
     pipeline_of,
     spec_of,
+    with_strategies,
 )
 
 if TYPE_CHECKING:
@@ -130,6 +132,16 @@ class Driver(xDSLOptMain):
             help="who decides where values lie, instead of a pipeline: stand_alone, data, hybrid, "
             "semi_auto, auto, manual (--list-passes says what each does)",
         )
+        add(
+            "--save-strategies",
+            metavar="F",
+            help="write the strategies and layouts that are decided on to a file",
+        )
+        add(
+            "--load-strategies",
+            metavar="F",
+            help="take them from that file, instead of deciding again",
+        )
         add("--verify-each", action="store_true", help="verify after every pass, not just the last")
         add(
             "--check-equivalence",
@@ -176,7 +188,11 @@ class Driver(xDSLOptMain):
             return 0
         import_modules(self.args.imports)
         pipeline = pipeline_of(self.args.passes, self.args.mode, "")
-        self.passes = build(pipeline, self.available_passes, pipelines())
+        self.passes = with_strategies(
+            build(pipeline, self.available_passes, pipelines()),
+            self.args.load_strategies,
+            self.args.save_strategies,
+        )
         self.target = self.make_target()
         self.cluster = self.load_cluster()
         if self.args.disable_verify:
@@ -457,16 +473,9 @@ class Driver(xDSLOptMain):
         if path.is_dir():
             raise UsageError(f"{name} is a directory; -o wants a file here")
         try:
-            if path.exists() and not path.is_file():  # a device or a pipe is not to be replaced
-                path.write_text(text)
-                return
-            handle, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            with os.fdopen(handle, "w") as f:
-                f.write(text)
-            os.chmod(fresh, 0o644)
-            os.replace(fresh, path)
-        except OSError as e:
-            raise UsageError(f"cannot write {name}: {why(e)}") from None
+            write_text(path, text)
+        except ShardirError as e:
+            raise UsageError(str(e)) from None
 
 
 def why(e: Exception) -> str:

@@ -5,6 +5,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from xdsl.passes import ModulePass
@@ -12,7 +13,7 @@ from xdsl.utils.arg_spec import ArgSpec, ArgSpecConvertible, _convert_arg_to_typ
 from xdsl.utils.exceptions import ArgSpecParseError
 
 from shardir.algebra.errors import ShardirError
-from shardir.passes import MODES
+from shardir.passes import DECIDERS, MODES, PASSES
 from shardir.syntax.diagnostics import did_you_mean
 
 Factories = Mapping[str, Callable[[], type[ModulePass]]]
@@ -115,6 +116,30 @@ def checked(kind: str, cls: type[ArgSpecConvertible], spec: ArgSpec) -> Any:
         return cls.from_spec(spec)
     except ValueError as e:
         raise UsageError(f"{kind} {spec.name}: {e}") from None
+
+
+def with_strategies(
+    passes: Sequence[ModulePass], load: str | Path | None, save: str | Path | None
+) -> list[ModulePass]:
+    """The passes with the last one that decides where values lie replaced by the strategies of a
+    file, or followed by writing them to one.
+
+    Raises:
+        UsageError: there is no such pass.
+    """
+    found = list(passes)
+    for option, file in (("load", load), ("save", save)):
+        if file is None:
+            continue
+        at = max((i for i, p in enumerate(found) if p.name in DECIDERS), default=None)
+        if at is None:
+            raise UsageError(
+                f"--{option}-strategies: no pass decides where values lie; run one of "
+                f"{', '.join(DECIDERS)}, or choose the mode data, hybrid, semi_auto or auto"
+            )
+        new: Any = PASSES[f"{option}-strategies"]()
+        found[at : at + 1] = [*found[at : at + (option == "save")], new(str(file))]
+    return found
 
 
 def type_text(hint: Any) -> str:

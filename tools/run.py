@@ -31,8 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shard-run-"))
                 import_modules(options.imports)
                 directory = _compiled(directory, options, Path(folder))
-            elif options.mode is not None and directory.is_dir():
-                raise LaunchError(f"{directory} is compiled already; a mode is for an .ir file")
+            elif directory.is_dir():
+                _check_compiled(directory, options)
             return _run(directory, options)
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -69,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
         "--mode", help="for an .ir file, instead of a pipeline: stand_alone, data, hybrid, "
         "semi_auto (the default), auto, manual",
     )  # fmt: skip
+    add("--save-strategies", metavar="F", help="for an .ir file: write what was decided on")
+    add("--load-strategies", metavar="F", help="for an .ir file: take that instead of deciding")
     add(
         "--import", dest="imports", action="append", default=[], metavar="MODULE",
         help="for an .ir file: a Python module that registers custom ops",
@@ -100,6 +102,14 @@ def _new_file(text: str) -> Path:
     return path
 
 
+def _check_compiled(directory: Path, options: argparse.Namespace) -> None:
+    """Raises LaunchError for an option that is of a compilation."""
+    for name in ("mode", "pass_pipeline", "save_strategies", "load_strategies"):
+        if getattr(options, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise LaunchError(f"{directory} is compiled already; {option} is for an .ir file")
+
+
 def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
     """Compiles an .ir file into the directory."""
     if not path.is_file():
@@ -109,7 +119,10 @@ def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
 
     with collect_warnings() as warnings:
         try:
-            compile_file(path, options.pass_pipeline, mode=options.mode).save(directory)
+            compile_file(
+                path, options.pass_pipeline, mode=options.mode,
+                save_strategies=options.save_strategies, load_strategies=options.load_strategies,
+            ).save(directory)  # fmt: skip
         except (ShardirError, RecursionError):
             raise
         except Exception as error:

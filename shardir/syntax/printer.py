@@ -13,7 +13,7 @@ from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp, NoneAttr, TensorType
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.printer import Printer
 
 
@@ -101,6 +101,13 @@ class FastPrinter(Printer):
         if self.print_debuginfo:
             self.print_string(" ")
             self.print_attribute(op.location)
+
+
+def value_names(block: Block) -> dict[SSAValue, str]:
+    """The names by which the values of a function are printed, in their order."""
+    printer = FastPrinter(StringIO())
+    values = [*block.args, *(v for op in block.ops for v in op.results)]
+    return {v: printer.new_name(v.name_hint) for v in values}
 
 
 def encoding_aliases(module: Operation) -> dict[Attribute, str]:

@@ -315,6 +315,7 @@ def test_options_are_read_as_they_are_written(values: dict[str, Any]):
 
 def test_old_spellings():
     assert parse_strategy("[[2, 4], [4, 1]]") == parse_strategy("((2, 4), (4, 1))")
+    assert parse_strategy("{[2, 4], [4, 1]}") == parse_strategy("((2, 4), (4, 1))")
     assert parse_strategy("((1,),)") == parse_strategy("((1),)")
 
 

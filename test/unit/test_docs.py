@@ -141,6 +141,8 @@ def printed(command: str) -> str:
             text = _tables()(words[0])
         elif tool == "between":
             text = _between(text, words)
+        elif tool == "cat":
+            text = Path(words[0]).read_text()
         else:
             _, out, err = run_tool([tool, *words], text.encode())
             text = err + out

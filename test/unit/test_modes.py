@@ -60,7 +60,7 @@ def test_a_mode_and_a_pipeline_are_two_pipelines(tmp_path: Path) -> None:
         shardir.compile(TEXT, "train", mode="auto")
     compiled = shardir.compile_file(EXAMPLE).save(tmp_path / "out")
     code, _, err = run_tool(["shard-run", str(compiled), "--mode=auto"], b"")
-    assert code == 2 and "is compiled already; a mode is for an .ir file" in err
+    assert code == 2 and "is compiled already; --mode is for an .ir file" in err
     with pytest.raises(ShardirError, match="is compiled already"):
         shardir.run(compiled, mode="auto")
 

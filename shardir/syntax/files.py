@@ -1,0 +1,44 @@
+"""Files that are written whole or not at all."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from shardir.algebra.errors import ShardirError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file, in the place of one that is there. A device or a pipe is written to.
+
+    Raises:
+        ShardirError: it can't be written; what was there is as it was.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        handle, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as f:
+                f.write(text)
+            os.chmod(fresh, 0o644)
+            os.replace(fresh, path)
+        except OSError:
+            os.unlink(fresh)
+            raise
+    except OSError as e:
+        raise ShardirError(f"cannot write {path}: {e.strerror or e}") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        ShardirError: it can't be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as e:
+        raise ShardirError(f"{path} cannot be read: {e.strerror or e}") from None
+    except UnicodeDecodeError as e:
+        raise ShardirError(f"{path} is not UTF-8 text: {e.reason} at byte {e.start}") from None

@@ -1,0 +1,174 @@
+"""--save-strategies and --load-strategies: the same program again, byte for byte."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runlines import run_tool
+
+import shardir
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axis, Mesh
+from shardir.algebra.saved import Line, Saved, read
+from shardir.algebra.strategy import Strategy
+from shardir.passes import search_strategies
+from shardir.passes.propagate_strategies import Propagation
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+PROPAGATED = [
+    "row05_strategies", "row09_transformer", "row12_net_trained", "row21_split_softmax",
+    "row22_loss_parallel", "row26_manual_split", "row39_realformer", "bert", "wide_and_deep",
+]  # fmt: skip
+SEARCHED = ["row07_rows_then_columns", "row12_net_trained", "row16_modes", "row22_loss_parallel"]
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("what is loaded is not to be decided again")
+
+
+@pytest.mark.parametrize("name", PROPAGATED)
+def test_propagated_strategies_come_back(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, file = EXAMPLES / f"{name}.ir", tmp_path / "plan.txt"
+    made = shardir.compile_file(path, save_strategies=file)
+    monkeypatch.setattr(Propagation, "run", refuse)
+    again = shardir.compile_file(path, load_strategies=file)
+    assert again.text == made.text and again.program == made.program
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_searched_strategies_come_back(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After differentiation: gradients and updates are in the file too."""
+    path, file = EXAMPLES / f"{name}.ir", tmp_path / "plan.txt"
+    made = shardir.compile_file(path, mode="auto", save_strategies=file)
+    assert " search {" in file.read_text()
+    monkeypatch.setattr(search_strategies, "search", refuse)
+    again = shardir.compile_file(
+        path, mode="auto", load_strategies=file, save_strategies=tmp_path / "b"
+    )
+    assert again.text == made.text and again.program == made.program
+    assert (tmp_path / "b").read_text() == file.read_text()
+
+
+def test_a_search_takes_composites_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a gradient nothing else does before: the file is of the parts."""
+    text = """
+dist.mesh @m <d = 2>
+func.func @f(%x: tensor<8x4xf32>, %y: tensor<8x4xf32>) -> tensor<f32> {
+  %loss = nn.mse_loss <mean> %x, %y : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<f32>
+  func.return %loss : tensor<f32>
+}
+"""
+    file = tmp_path / "plan.txt"
+    made = shardir.compile(text, mode="auto", save_strategies=file).text
+    assert "nn.mse_loss" not in file.read_text()
+    monkeypatch.setattr(search_strategies, "search", refuse)
+    assert shardir.compile(text, mode="auto", load_strategies=file).text == made
+    whole = tmp_path / "whole.txt"
+    made = shardir.compile(text, save_strategies=whole).text
+    assert "nn.mse_loss" in whole.read_text()
+    assert shardir.compile(text, load_strategies=whole).text == made
+
+
+NET = """
+dist.mesh @m <dp = 2, tp = 2>
+func.func @net(
+    %x: tensor<8x4xf32>, %w: tensor<4x6xf32> {train.parameter = "w"}
+) -> tensor<8x6xf32> {
+  %h = nn.matmul %x, %w : (tensor<8x4xf32>, tensor<4x6xf32>) -> tensor<8x6xf32>
+  %y = nn.relu %h : (tensor<8x6xf32>) -> tensor<8x6xf32>
+  func.return %y : tensor<8x6xf32>
+}
+"""
+
+
+def test_a_line_is_edited_by_hand(tmp_path: Path) -> None:
+    """The file is a way in: another layout in it is another program."""
+    file = tmp_path / "plan.txt"
+    shardir.compile(NET, save_strategies=file)
+    rows = file.read_text()
+    assert "%w = argument : <@m, [{}, {}]>" in rows
+    file.write_text(
+        rows.replace("%w = argument : <@m, [{}, {}]>", "%w = argument : <@m, [{}, {tp}]>")
+        .replace("{dp, tp}, {}", "{dp}, {}")
+        .replace("%h = nn.matmul :", "%h = nn.matmul strategy<((2, 1), (1, 2))> :")
+        .replace("%h = nn.matmul strategy<((2, 1), (1, 2))> : <@m, [{dp}, {}]>",
+                 "%h = nn.matmul strategy<((2, 1), (1, 2))> : <@m, [{dp}, {tp}]>  // mine")
+    )  # fmt: skip
+    text = shardir.compile(NET, load_strategies=file).text
+    assert "dist.all_gather" in text and "%w: tensor<4x3xf32," in text
+
+
+def test_a_plan_serves_another_batch(tmp_path: Path) -> None:
+    """Sizes are not compared."""
+    file = tmp_path / "plan.txt"
+    shardir.compile(NET, save_strategies=file)
+    larger = NET.replace("tensor<8x", "tensor<32x")
+    assert shardir.compile(larger, load_strategies=file).text == shardir.compile(larger).text
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "plan.txt"
+    file.write_text("mine")
+    with pytest.raises(ShardirError, match="no function is laid out"):
+        shardir.compile(NET.replace("dist.mesh @m <dp = 2, tp = 2>", ""), save_strategies=file)
+    assert file.read_text() == "mine" and list(tmp_path.iterdir()) == [file]
+    with pytest.raises(ShardirError, match="no function is laid out"):  # all is in the local view
+        shardir.compile_file(EXAMPLES / "mlp_by_hand.ir", save_strategies=file)
+    with pytest.raises(ShardirError, match=r"cannot write .*: Is a directory"):
+        shardir.compile(NET, save_strategies=tmp_path)
+    with pytest.raises(ShardirError, match=r"cannot write .*: No such file or directory"):
+        shardir.compile(NET, save_strategies=tmp_path / "no" / "where")
+
+
+def test_all_that_does_not_fit_is_one_error(tmp_path: Path) -> None:
+    file, path = tmp_path / "plan.txt", tmp_path / "net.ir"
+    path.write_text(NET)
+    shardir.compile(NET, save_strategies=file)
+    other = NET.replace("tp = 2", "tp = 4").replace("nn.relu", "nn.gelu").replace("%w", "%v")
+    path.write_text(other)
+    words = ["shard-run", str(path), "--load-strategies", str(file)]
+    code, _, err = run_tool(words, b"")
+    places = [line.split(": error: ")[0] for line in err.splitlines() if ": error: " in line]
+    assert code == 2
+    assert places == [f"{file}:{n}:1" for n in (1, 3, 4, 6)], err
+    code, _, err = run_tool(["shard-run", str(tmp_path), "--save-strategies=x"], b"")
+    assert code == 2 and "--save-strategies is for an .ir file" in err
+
+
+NAMES = st.from_regex(r"[A-Za-z_][\w$.-]{0,5}", fullmatch=True) | st.from_regex(
+    r"\d{1,3}", fullmatch=True
+)
+AXES = st.lists(st.sampled_from([Axis("a"), Axis("b", 1, 2), Axis("b", 2, 2)]), unique=True)
+LAYOUTS = st.builds(
+    Layout, st.just("m"), st.lists(AXES.map(tuple), max_size=3).map(tuple), AXES.map(tuple)
+)
+STRATEGIES = st.none() | st.builds(
+    Strategy,
+    st.sampled_from([None, "m"]),
+    st.lists(st.lists(AXES.map(tuple), max_size=2).map(tuple), min_size=1, max_size=2).map(tuple),
+    st.none() | st.just((((Axis("a"),),),)),
+)
+LINES = st.builds(
+    Line,
+    st.sampled_from(["f", "a b", 'q"uo//te', "π"]),
+    st.lists(NAMES, min_size=1, max_size=2, unique=True).map(tuple),
+    st.sampled_from(["argument", "nn.matmul", "dist.redistribute"]),
+    STRATEGIES,
+    st.lists(LAYOUTS, min_size=1, max_size=2).map(tuple),
+)
+
+
+@given(st.lists(LINES, max_size=5))
+def test_what_is_written_is_read(lines: list[Line]) -> None:
+    saved = Saved({"m": Mesh("m", (("a", 2), ("b", 4)))}, lines, {"f": "{gap = 0.0 : f64}"})
+    text = str(saved)
+    again, faults = read(text)
+    assert not faults
+    assert str(again) == text and again.meshes == saved.meshes
+    assert sorted(map(str, again.lines)) == sorted(map(str, lines))
