@@ -1,7 +1,6 @@
 """shard-run: runs a compiled directory, or compiles an .ir file and runs it."""
 
 import argparse
-import os
 import signal
 import sys
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 from shardir.algebra.errors import ShardirError
 from shardir.backend.launch import LaunchError, Options, read_plan, run
 from shardir.backend.report import Progress, run_and_check, summary
+from shardir.tools.arguments import new_file, positive, seconds
 from shardir.tools.pipelines import import_modules
 
 
@@ -54,15 +54,13 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("program", type=Path, help="a directory that shard-opt wrote, or an .ir file")
     add("--nproc", type=int, help="number of ranks (default: the mesh's)")
-    add("--steps", type=_positive, default=100, help="training steps (100)")
+    add("--steps", type=positive, default=100, help="training steps (100)")
     add("--check", action="store_true", help="compare with the same program on one device")
     add("--backend", choices=("gloo", "nccl"), default="gloo", help="CPU or GPU (gloo)")
-    add("--log-every", type=_positive, metavar="K", help="without a terminal: a line each K steps")
-    add(
-        "--timeout", type=_seconds, default=300.0, metavar="S", help="longest wait for a rank (300)"
-    )
-    add("--threads", type=_positive, default=0, help="threads of each rank (gloo: 1)")
-    add("--dump", type=_new_file, metavar="FILE", help="write all states and results to an .npz")
+    add("--log-every", type=positive, metavar="K", help="without a terminal: a line each K steps")
+    add("--timeout", type=seconds, default=300.0, metavar="S", help="longest wait for a rank (300)")
+    add("--threads", type=positive, default=0, help="threads of each rank (gloo: 1)")
+    add("--dump", type=new_file, metavar="FILE", help="write all states and results to an .npz")
     add("--seed", type=int, default=0, help="of parameters and batches (0)")
     add("--pass-pipeline", metavar="P", help="for an .ir file (train)")
     add(
@@ -76,30 +74,6 @@ def _parser() -> argparse.ArgumentParser:
         help="for an .ir file: a Python module that registers custom ops",
     )  # fmt: skip
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1 is expected")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError("more than 0 is expected")
-    return value
-
-
-def _new_file(text: str) -> Path:
-    """Where a file can be written, known before the training and not after it."""
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a directory")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent} that can be written")
-    return path
 
 
 def _check_compiled(directory: Path, options: argparse.Namespace) -> None:

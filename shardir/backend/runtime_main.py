@@ -73,18 +73,28 @@ PEER_WORDS = ("closed by peer", "reset by peer", "timed out", "timeout", "broken
 
 def main(functions: dict[str, Callable], single: bool = False) -> None:
     """Runs all functions of plan.json beside this file and ends the process."""
-    options = _options()
-    events = Events(int(os.environ.get("RANK", "0")))
-    try:
+
+    def work(options: argparse.Namespace, events: "Events") -> None:
         plan = load_plan(Path(__file__).parent)
         plan = plan.unsplit() if single else plan
         for function in plan.functions:
             if function.name not in functions:
                 raise PlanError(f"plan.json names {function.name!r}, which the program has not")
+        mesh = start(plan, options)
+        Runner(plan, mesh, functions, options.seed, events).run(options)
+
+    as_rank(work)
+
+
+def as_rank(work: Callable[[argparse.Namespace, "Events"], None]) -> None:
+    """Does the work of one rank, without gradients, and ends the process: how it ended is the last
+    event."""
+    options = _options()
+    events = Events(int(os.environ.get("RANK", "0")))
+    try:
         _behave(options)
-        mesh = _start(plan, options)
         with torch.no_grad():
-            Runner(plan, mesh, functions, options.seed, events).run(options)
+            work(options, events)
         events.send(event="done")
         if dist.is_initialized():
             dist.barrier()
@@ -133,7 +143,7 @@ def _behave(options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads or 1)
 
 
-def _start(plan: Plan, options: argparse.Namespace) -> rt.Mesh:
+def start(plan: Plan, options: argparse.Namespace) -> rt.Mesh:
     """Joins the other ranks and makes the process groups, in the same order on all of them."""
     given = os.environ.get("WORLD_SIZE")
     rank = int(os.environ.get("RANK", "0"))

@@ -10,10 +10,12 @@ with B bytes on each before an all-reduce, after an all-gather, or before a redu
     broadcast      tree           ceil(log2 n) a + B / b
     gather,        tree           ceil(log2 n) a + (n - 1) / n B / b
     scatter
-    others         direct         a + what a device receives from each level / its b
+    all-to-all     direct         ceil(log2 n) a + what a device receives from each level / its b
+    others         direct         a + what a device receives / b
 
 Rings: Patarasuk and Yuan, 2009. Doubling (and halving): Thakur, Rabenseifner and Gropp, 2005. The
-tree is the pipelined double binary one of Sanders, Speck and Traeff, 2009. A group of several
+tree is the pipelined double binary one of Sanders, Speck and Traeff, 2009. An all-to-all's
+messages overlap: it waits for as many latencies as Bruck's has rounds (1997). A group of several
 levels crosses the outermost with all of it in these; hierarchical forms do within each inner unit
 first what makes the rest smaller: an all-reduce is a reduce-scatter within the unit, an all-reduce
 of the parts across units, an all-gather within; an all-gather first goes across, then within.
@@ -58,7 +60,7 @@ def all_reduce(size: float, levels: Levels) -> Form:
     n, wires = _flat(levels)
     forms = [
         Form("ring", 2 * (n - 1) * (wires.latency + size / n / wires.bandwidth)),
-        Form("tree", 2 * _rounds(n) * wires.latency + 2 * size / wires.bandwidth),
+        Form("tree", 2 * rounds(n) * wires.latency + 2 * size / wires.bandwidth),
     ]
     if len(levels) > 1:
         inner, outer = levels[:1], levels[1:]
@@ -75,7 +77,7 @@ def all_gather(size: float, levels: Levels) -> Form:
     moving = (n - 1) / n * size / wires.bandwidth
     forms = [Form("ring", (n - 1) * wires.latency + moving)]
     if n & (n - 1) == 0:
-        forms.append(Form("doubling", _rounds(n) * wires.latency + moving))
+        forms.append(Form("doubling", rounds(n) * wires.latency + moving))
     if len(levels) > 1:
         inner, outer = levels[:1], levels[1:]
         parts = all_gather(size / inner[0][0], outer).seconds
@@ -88,7 +90,7 @@ def broadcast(size: float, levels: Levels) -> Form:
     if not levels:
         return NOTHING
     n, wires = _flat(levels)
-    return Form("tree", _rounds(n) * wires.latency + size / wires.bandwidth)
+    return Form("tree", rounds(n) * wires.latency + size / wires.bandwidth)
 
 
 def gather(size: float, levels: Levels) -> Form:
@@ -96,7 +98,7 @@ def gather(size: float, levels: Levels) -> Form:
     if not levels:
         return NOTHING
     n, wires = _flat(levels)
-    return Form("tree", _rounds(n) * wires.latency + (n - 1) / n * size / wires.bandwidth)
+    return Form("tree", rounds(n) * wires.latency + (n - 1) / n * size / wires.bandwidth)
 
 
 def direct(size: float, levels: Levels) -> Form:
@@ -115,7 +117,7 @@ def _flat(levels: Levels) -> tuple[int, Level]:
     return n, levels[-1][1]
 
 
-def _rounds(n: int) -> int:
+def rounds(n: int) -> int:
     """ceil(log2 n)"""
     return (n - 1).bit_length()
 

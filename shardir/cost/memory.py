@@ -24,8 +24,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.steps import Step, elements, step_memory
-from shardir.cost.seconds import itemsize, size_of
+from shardir.cost.seconds import buffers, size_of
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.views import live_ops, views
@@ -81,7 +80,7 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
     now, most, at = sum(lives.bytes[v] for v in born.get(-1, ())), 0, 0
     for i, op in enumerate(ops):
         now += sum(lives.bytes[v] for v in born.get(i, ()))
-        if (needed := now + _buffers(op, mesh)) > most:
+        if (needed := now + buffers(op, mesh)) > most:
             most, at = needed, i
         now -= sum(lives.bytes[v] for v in died.get(i, ()))
     parts = _parts(f, ops)
@@ -90,7 +89,7 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
         for v, (start, end) in lives.spans.items() if start <= at <= end
     )  # fmt: skip
     largest = tuple(sorted(alive, key=lambda s: -s.bytes))
-    return MemoryUse(most, ops[at], largest, _buffers(ops[at], mesh))
+    return MemoryUse(most, ops[at], largest, buffers(ops[at], mesh))
 
 
 class _Lives:
@@ -173,31 +172,6 @@ class _Lives:
 def _works(op: Operation, mesh: Mesh) -> bool:
     """Whether one of FRESH does something: it is no collective of groups of one device."""
     return not isinstance(op, dist.Collective) or mesh.extent(op.axes.data) > 1
-
-
-def _buffers(op: Operation, mesh: Mesh) -> int:
-    """The bytes that a collective holds besides its operands and results."""
-    if not isinstance(op, dist.Collective) or mesh.extent(op.axes.data) == 1:
-        return 0
-    total = 0
-    for value, out in zip(op.values, op.outs, strict=True):
-        have, want = dist.layout_of(value), dist.layout_of(out)
-        assert have is not None and want is not None and isinstance(value.type, TensorType)
-        match op:
-            case dist.ReduceScatterOp() | dist.AllGatherOp():
-                dim, concat = op.dim.value.data, -1
-            case dist.AllToAllOp():
-                dim, concat = op.split.value.data, op.concat.value.data
-            case dist.ExchangeOp():
-                dim = concat = -1
-            case _:
-                return 0
-        shape = dist.global_shape(value.type, mesh)
-        step = Step(op.name.removeprefix("dist."), op.axes.data, want, dim, concat)
-        held, after = elements(mesh, shape, have), elements(mesh, shape, want)
-        peak, _ = step_memory(mesh, shape, have, step, held)
-        total += max(0, peak - held - after) * itemsize(value.type)
-    return total
 
 
 def _parts(f: FuncOp, ops: list[Operation]) -> dict[SSAValue, str]:

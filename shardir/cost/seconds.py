@@ -19,7 +19,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, placed
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.steps import Step, received_by_level
+from shardir.algebra.steps import Step, elements, received_by_level, step_memory
 from shardir.cost import collectives
 from shardir.cost.collectives import Form, levels_of
 from shardir.dialects import dist, nn, train
@@ -191,7 +191,16 @@ def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
             form = collectives.direct(received, levels)
         case _:
             form, received = collectives.direct(before, levels), before
-    return OpCost(op, 0, received, form.seconds, axes, form.name)
+    seconds = form.seconds + _packing(op, mesh)
+    return OpCost(op, 0, received, seconds, axes, form.name)
+
+
+def _packing(op: dist.Collective, mesh: Mesh) -> float:
+    """The seconds of copying within a device, each buffer written once and read once; several
+    values are put into one."""
+    joined = sum(map(size_of, op.values)) if len(op.values) > 1 else 0
+    speed = mesh.wires.memory_bandwidth
+    return 2 * (buffers(op, mesh) + joined) / speed if speed else 0.0
 
 
 def _ring(v: SSAValue, n: int) -> int:
@@ -213,7 +222,34 @@ def _pieces(op: dist.AllToAllOp | dist.ExchangeOp, mesh: Mesh) -> tuple[Form, in
             sum(n * size / l.bandwidth for n, l in zip(case, wires, strict=True)) for case in cases
         )
         received += max(map(sum, cases)) * size
-    return Form("direct", wires[mesh.level(op.axes.data)].latency + seconds), received
+    rounds = collectives.rounds(mesh.extent(op.axes.data))
+    return Form("direct", rounds * wires[mesh.level(op.axes.data)].latency + seconds), received
+
+
+def buffers(op: Operation, mesh: Mesh) -> int:
+    """The bytes that a collective holds besides its operands and results, to pack what lies apart
+    and to take apart what arrives."""
+    if not isinstance(op, dist.Collective) or mesh.extent(op.axes.data) == 1:
+        return 0
+    total = 0
+    for value, out in zip(op.values, op.outs, strict=True):
+        have, want = dist.layout_of(value), dist.layout_of(out)
+        assert have is not None and want is not None and isinstance(value.type, TensorType)
+        match op:
+            case dist.ReduceScatterOp() | dist.AllGatherOp():
+                dim, concat = op.dim.value.data, -1
+            case dist.AllToAllOp():
+                dim, concat = op.split.value.data, op.concat.value.data
+            case dist.ExchangeOp():
+                dim = concat = -1
+            case _:
+                return 0
+        shape = dist.global_shape(value.type, mesh)
+        step = Step(op.name.removeprefix("dist."), op.axes.data, want, dim, concat)
+        held, after = elements(mesh, shape, have), elements(mesh, shape, want)
+        peak, _ = step_memory(mesh, shape, have, step, held)
+        total += max(0, peak - held - after) * itemsize(value.type)
+    return total
 
 
 def _halo(op: dist.WindowsOp, value: SSAValue, out: SSAValue, mesh: Mesh) -> int:

@@ -217,13 +217,16 @@ func.func @f(%x: tensor<8x4xf32, #dist.local<@m, [{{}}, {{tp}}]>>) -> {out} {{
   func.return %y : {out}
 }}
 """
+# The all-gather along columns copies its 4 blocks of 128 B into place, the all-to-all what it
+# concatenates along columns; an exchange packs and takes apart what it sends, and what it receives.
 COLLECTIVES = [
     ("dist.all_gather %x dim 1 over <tp>", "tensor<8x16xf32, #dist.local<@m, [{}, {}]>>", 384,
-     2e-6 + 384 / 1e9),
+     2e-6 + 384 / 1e9 + 2 * 512 / 1e10),
     ("dist.all_to_all %x split 0 concat 1 over <tp>",
-     "tensor<2x16xf32, #dist.local<@m, [{tp}, {}]>>", 96, 1e-6 + 96 / 1e9),
+     "tensor<2x16xf32, #dist.local<@m, [{tp}, {}]>>", 96,
+     2e-6 + 96 / 1e9 + 2 * 128 / 1e10),
     ("dist.exchange %x over <tp>", "tensor<2x16xf32, #dist.local<@m, [{tp}, {}]>>", 96,
-     1e-6 + 96 / 1e9),
+     2e-6 + 96 / 1e9 + 2 * (2 * 96 + 96) / 1e10),
     ("dist.permute %x pairs <0, 1, 1, 0> over <dp>",
      "tensor<8x4xf32, #dist.local<@m, [{}, {tp}]>>", 128, 1e-5 + 128 / 1e8),
     ("dist.broadcast %x from 0 over <tp>", "tensor<8x4xf32, #dist.local<@m, [{}, {tp}]>>", 128,
@@ -241,6 +244,25 @@ def test_a_collective(op: str, out: str, received: int, seconds: float) -> None:
     cost = costs_of(LOCAL.format(op=op, out=out))[0]
     assert (cost.flops, cost.bytes) == (0, received)
     assert cost.seconds == pytest.approx(seconds)
+
+
+def test_several_values_are_put_into_one_buffer() -> None:
+    """Two values of 128 B: written there, and read from there."""
+    one = "tensor<8x4xf32, #dist.local<@m, [{}, {}], partial sum {tp}>>"
+    out = "tensor<8x4xf32, #dist.local<@m, [{}, {}]>>"
+    found = []
+    for n in (1, 2):
+        names = ", ".join("%x" for _ in range(n))
+        ins, outs = (", ".join([t] * n) for t in (one, out))
+        ys = ", ".join(f"%y{i}" for i in range(n))
+        found += costs_of(
+            f"dist.mesh @m <dp = 2, tp = 4>\n"
+            f"func.func @f(%x: {one}) -> ({outs}) {{\n"
+            f"  {ys} = dist.all_reduce <sum> {names} over <tp> : ({ins}) -> ({outs})\n"
+            f"  func.return {ys} : {outs}\n}}"
+        )
+    assert found[0].seconds == pytest.approx(all_reduce(128, ((4, BOX),)).seconds)
+    assert found[1].seconds == pytest.approx(all_reduce(256, ((4, BOX),)).seconds + 2 * 256 / 1e10)
 
 
 def test_a_function_is_the_sum_of_its_ops() -> None:

@@ -30,13 +30,24 @@ LIBRARIES = {
     "dialects": {"numpy", "xdsl"},
     "syntax": {"lark", "xdsl"},
     "interpret": {"numpy", "xdsl"},
-    "cost": {"xdsl"},
+    "cost": {"numpy", "scipy", "xdsl"},
     "search": {"numpy", "xdsl"},
     "passes": {"xdsl"},
 }
 """What else the lower rooms may import, beside Python's own library."""
 
-KNOWN = {"lark", "numpy", "xdsl", "torch", "rich", "jax", "highspy", "sklearn", "safetensors"}
+KNOWN = {
+    "lark",
+    "numpy",
+    "xdsl",
+    "torch",
+    "rich",
+    "jax",
+    "highspy",
+    "scipy",
+    "sklearn",
+    "safetensors",
+}
 
 
 def files() -> Iterator[tuple[str, Path]]:

@@ -1,0 +1,117 @@
+"""Times functions of emitted programs on one rank: all programs in one start, in turns.
+
+Started by measure.py, which puts it beside the runtime's files, with turns.json:
+
+    {"programs": ["/where/one", "/where/other"], "rounds": 5, "seconds": 0.02}
+
+Programs are emitted directories. In each round each function has a turn of about so many seconds:
+as many calls as fit, at least one, behind each other. Rank 0 reports, beside what runtime_main.py
+does,
+
+    {"event": "round", "done": 3, "of": 5}
+    {"event": "times", "program": 0, "function": "step", "seconds": [0.0031, 0.003]}
+
+a call's mean of each round.
+"""
+
+import argparse
+import json
+import math
+import time
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+
+import runtime as rt
+import torch
+import torch.distributed as dist
+from runtime_main import Events, Runner, as_rank, start
+from runtime_plan import Function, load_plan
+
+HERE = Path(__file__).parent
+MOST_CALLS = 2000
+TRIES = 3
+
+
+class Timed:
+    """A function, and how many calls of it make a turn."""
+
+    def __init__(self, program: int, runner: Runner, function: Function, seconds: float):
+        self.program, self.runner, self.function = program, runner, function
+        self.seconds: list[float] = []
+        runner.call(function, 0, check=True)
+        self.calls = 1
+        once = min(self.alone() for _ in range(TRIES))
+        most = _most(runner.mesh, [once])[0]
+        self.calls = max(1, min(MOST_CALLS, math.ceil(seconds / most)))
+
+    def alone(self) -> float:
+        """The seconds of a turn, on this rank."""
+        begun = time.perf_counter()
+        for _ in range(self.calls):
+            self.runner.call(self.function, 0, check=False)
+        _finish(self.runner.mesh)
+        return time.perf_counter() - begun
+
+    def turn(self) -> float:
+        """The mean seconds of a call, from the first rank that begins to the last that ends: where
+        ranks share cores, one may begin when another has ended."""
+        mesh = self.runner.mesh
+        _finish(mesh)
+        if mesh.size > 1:
+            dist.barrier()
+        begun = time.perf_counter()  # of one clock: all ranks are on this machine
+        minus_first, last = _most(mesh, [-begun, begun + self.alone()])
+        return (last + minus_first) / self.calls
+
+
+def _finish(mesh: rt.Mesh) -> None:
+    if mesh.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _most(mesh: rt.Mesh, numbers: list[float]) -> list[float]:
+    """The largest of each on any rank."""
+    found = torch.tensor(numbers, dtype=torch.float64, device=mesh.device)
+    if mesh.size > 1:
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.tolist()
+
+
+def _module(directory: Path) -> ModuleType:
+    """program.py of a directory, under a name of its own; the runtime is the one beside this."""
+    spec = util.spec_from_file_location(f"program_{directory.name}", directory / "program.py")
+    assert spec is not None and spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def work(options: argparse.Namespace, events: Events) -> None:
+    """All programs on this rank; those on meshes of the same axes share their process groups."""
+    turns = json.loads((HERE / "turns.json").read_text())
+    meshes: dict[tuple, rt.Mesh] = {}
+    timed = []
+    for number, name in enumerate(turns["programs"]):
+        plan = load_plan(name)
+        if not meshes:
+            first = meshes[plan.axes] = start(plan, options)
+        mesh = meshes.setdefault(plan.axes, rt.Mesh(plan.axes, first.rank, first.device))
+        for axes in plan.groups:
+            mesh.group(axes)
+        module = _module(plan.directory)
+        functions = {f.name: getattr(module, f.name) for f in plan.functions}
+        runner = Runner(plan, mesh, functions, options.seed, events)
+        timed += [Timed(number, runner, f, turns["seconds"]) for f in plan.functions]
+    for number in range(turns["rounds"]):
+        for one in timed:
+            one.seconds.append(one.turn())
+        events.send(event="round", done=number + 1, of=turns["rounds"])
+    for one in timed:
+        events.send(
+            event="times", program=one.program, function=one.function.name, seconds=one.seconds
+        )
+
+
+if __name__ == "__main__":
+    as_rank(work)

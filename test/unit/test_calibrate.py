@@ -1,0 +1,205 @@
+"""Calibration: known numbers come back from what the model says of them; the file reads back."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy")
+
+import shardir
+from shardir.algebra.cluster import Cluster, Level
+from shardir.cost import Coefficients, clusters, report
+from shardir.cost.fit import fit, of_functions, relative
+from shardir.dialects import dist
+from shardir.tools import calibrate
+from shardir.tools.probes import groups, module, probes, sizes
+
+KNOWN = Cluster(
+    (Level("machine", 4, 1.3e9, 2.1e-4),),
+    10**9,
+    (("f64", 1.1e10), ("f32", 3.3e10), ("bf16", 7e9), ("f16", 2e9)),
+    6.5e9,
+    4.2e-6,
+)
+PROBES = probes(4, 1 << 22)
+COMPILED = shardir.compile(module(PROBES, 4), "")
+START = calibrate.unmeasured(4, 10**9)
+
+
+def numbers(c: Cluster) -> list[float]:
+    (level,) = c.levels
+    assert c.memory_bandwidth is not None
+    rates = [rate for _, rate in c.flops]
+    return [level.bandwidth, level.latency, *rates, c.memory_bandwidth, c.overhead]
+
+
+def seconds_on(cluster: Cluster) -> np.ndarray:
+    """What the report says of each probe."""
+    return np.array([f.seconds for f in report(COMPILED.module, cluster)])
+
+
+# ---- the fit ----
+
+
+def test_what_is_asked_is_what_the_report_says() -> None:
+    found = of_functions(COMPILED.module)(KNOWN)
+    assert found == pytest.approx(seconds_on(KNOWN))
+
+
+def test_known_numbers_are_found_again() -> None:
+    """Each number that the probes show, from what the model says of it, and what a call costs."""
+    call = 3e-5
+    found = fit(of_functions(COMPILED.module), seconds_on(KNOWN) + call, START)
+    assert numbers(found.cluster) == pytest.approx(numbers(KNOWN), rel=1e-3)
+    assert found.call == pytest.approx(call, rel=1e-3)
+    assert found.predicted == pytest.approx(seconds_on(KNOWN) + call, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_averages_out(seed: int) -> None:
+    """Each measurement up to 20% off: so are numbers that few of them show; those of the wires,
+    which most of them show, are found within 6%."""
+    noise = np.random.default_rng(seed).uniform(-0.2, 0.2, len(PROBES))
+    found = fit(of_functions(COMPILED.module), seconds_on(KNOWN) * np.exp(noise), START)
+    assert numbers(found.cluster) == pytest.approx(numbers(KNOWN), rel=0.2)
+    assert numbers(found.cluster)[:2] == pytest.approx(numbers(KNOWN)[:2], rel=0.06)
+
+
+def test_no_numbers_near_are_better() -> None:
+    """Of measurements that no numbers explain: what is found has the least error of all clusters
+    that differ from it in one number or in two, by a little or by much."""
+    rng = np.random.default_rng(7)
+    measured = seconds_on(KNOWN) * np.exp(rng.normal(0, 0.7, len(PROBES)))
+    predict = of_functions(COMPILED.module)
+    found = fit(predict, measured, START)
+
+    def error(c: Cluster) -> float:
+        p = np.array(predict(c)) + found.call
+        return float(np.sum(np.log(p / measured) ** 2))
+
+    least = error(found.cluster)
+    for moved in neighbours(found.cluster, (0.5, 0.97, 1.03, 2.0)):
+        assert error(moved) >= least * (1 - 1e-4)
+
+
+def neighbours(c: Cluster, factors: Sequence[float]) -> list[Cluster]:
+    (level,) = c.levels
+    assert c.memory_bandwidth is not None
+    found = []
+    for k in factors:
+        bandwidth = level._replace(bandwidth=level.bandwidth * k)
+        latency = level._replace(latency=level.latency * k)
+        found += [replace(c, levels=(l,)) for l in (bandwidth, latency)]
+        found.append(replace(c, memory_bandwidth=c.memory_bandwidth * k))
+        for i, (name, rate) in enumerate(c.flops):
+            flops = (*c.flops[:i], (name, rate * k), *c.flops[i + 1 :])
+            found += [replace(f, flops=flops) for f in (c, *found[-3:])]
+    return found
+
+
+def test_half_and_twice_are_as_far_off() -> None:
+    """One number for two unlike things, 1 s and 4 s: the one between is 2 s, not 1.2 s."""
+    found = fit(lambda c: [c.overhead] * 2, [1.0, 4.0], Cluster(START.levels, overhead=1.0))
+    assert found.cluster.overhead + found.call == pytest.approx(2.0, rel=1e-3)
+
+
+def test_coefficients_of_the_relative_model_are_found_again() -> None:
+    """Seconds that are so many for a byte of each term, counted here from what ops receive."""
+    known = Coefficients(2e-10, 3e-9, 5e-9, 4e-9)
+    measured = []
+    for f in report(COMPILED.module, KNOWN):
+        total = 0.0
+        for c in f.ops:
+            sums = isinstance(c.op, dist.AllReduceOp | dist.ReduceScatterOp)
+            everywhere = isinstance(c.op, dist.AllReduceOp) and f.mesh.extent(c.axes) == 4
+            byte = known.beta1 if sums else known.beta2
+            total += c.bytes * (
+                known.gamma if everywhere else byte if c.communicates else known.alpha
+            )
+        measured.append(total)
+    found = relative(COMPILED.module, measured)
+    for name in ("alpha", "beta1", "beta2", "gamma"):
+        assert getattr(found, name) == pytest.approx(getattr(known, name), rel=1e-3)
+
+
+# ---- the probes ----
+
+
+def test_groups_and_sizes() -> None:
+    assert groups(12) == [2, 3, 4, 6, 12]
+    assert sizes(1 << 16) == [1 << 12, 1 << 14, 1 << 16]
+    assert sizes(1) == [1 << 12]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_probes_are_programs_on_any_number_of_ranks(ranks: int) -> None:
+    given = probes(ranks, 1 << 14)
+    found = report(shardir.compile(module(given, ranks), "").module)
+    assert [f.name for f in found] == [p.name for p in given]
+    extents = {f.mesh.extent(c.axes) for f in found for c in f.ops if c.communicates}
+    assert extents == set(groups(ranks))
+
+
+# ---- the file ----
+
+
+def calibration() -> calibrate.Calibration:
+    times = dict(zip((p.name for p in PROBES), seconds_on(KNOWN), strict=True))
+    return calibrate.fitted(PROBES, COMPILED, times, START)
+
+
+def test_the_file_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "here.ir"
+    path.write_text(calibrate.text("here", calibration(), ["of a test"]))
+    loaded = clusters.load(path)
+    assert numbers(loaded) == pytest.approx(numbers(KNOWN), rel=6e-3)  # three digits
+    assert loaded.memory == KNOWN.memory
+    program = path.read_text() + "dist.mesh @m <d = 4> on @here\n"
+    assert shardir.compile(program, "").text
+    comments = [l for l in path.read_text().splitlines() if l.startswith("//")]
+    assert comments[0] == "// of a test"
+    assert any("all_to_all: 0.00, 0.00 of 12" in l for l in comments)
+    assert any("alpha = " in l and "gamma = " in l for l in comments)
+
+
+def test_rates_that_nothing_shows_are_named() -> None:
+    seen = calibration()
+    assert "Too quick" not in calibrate.text("here", seen, [])
+    free = replace(seen.cluster, flops=(("f64", 1e18), *seen.cluster.flops[1:]))
+    assert "beside the rest: f64;" in calibrate.text("here", replace(seen, cluster=free), [])
+
+
+def test_errors_are_of_the_ratio_either_way() -> None:
+    a, b = PROBES[0], PROBES[1]
+    assert a.about == b.about == "f64"
+    found = calibrate.Calibration(KNOWN, Coefficients(1, 1, 1, 1), {a: 0.5, b: 4.0})
+    assert found.errors() == {"f64": [pytest.approx(1.0), pytest.approx(3.0)]}
+    assert log(2) == pytest.approx(-log(0.5))
+
+
+# ---- the tool ----
+
+WRONG = [
+    (["--ranks", "1"], "at least 2 are expected: one rank has nobody to talk to"),
+    (["--ranks", "x"], "argument --ranks: invalid"),
+    (["--most", "100"], "argument --most: at least 4096 is expected"),
+    (["--rounds", "0"], "argument --rounds: at least 1 is expected"),
+    (["--turn", "0"], "argument --turn: more than 0 is expected"),
+    (["--name", "a b"], "argument --name: 'a b' is no name"),
+    (["--backend", "mpi"], "argument --backend: invalid choice"),
+    (["-o", "no/such/folder/x.ir"], "there is no folder no/such/folder that can be written"),
+    (["x.ir"], "unrecognized arguments: x.ir"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), WRONG, ids=[f[0][0] for f in WRONG])
+def test_wrong_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        calibrate.main(flags)
+    assert end.value.code == 2
+    errors = [l for l in capsys.readouterr().err.splitlines() if "error:" in l]
+    assert len(errors) == 1 and message in errors[0]

@@ -1,0 +1,267 @@
+"""shard-calibrate: measures this machine with several ranks, and writes its cluster file.
+
+What is measured: products by element type, elementwise ops, and collectives by size and by the
+size of their group, on all ranks at once. What is written: the numbers with which the time model
+comes nearest, for `shard-opt --cost=FILE` and `shardir.cost.clusters.load`; how near, as comments.
+"""
+
+import argparse
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from shardir.algebra.cluster import Cluster, Level
+from shardir.algebra.errors import ShardirError
+from shardir.backend.launch import LaunchError, Options
+from shardir.cost import Coefficients, clusters
+from shardir.tools.arguments import new_file, positive, seconds
+from shardir.tools.probes import LEAST, Probe, module, probes
+
+if TYPE_CHECKING:
+    from shardir.api import Compiled
+
+EXAMPLE = """example:
+  shard-calibrate --ranks 4 -o here.ir     about a minute
+  shard-opt net.ir -p train --cost=here.ir
+"""
+QUICKEST = 1e17
+"""Bytes/s or flop/s, beyond what there is."""
+
+MOST = {"gloo": 1 << 22, "nccl": 1 << 28}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was found: the cluster, the relative model's coefficients, and of each probe how far
+    the model is from what was measured, as predicted / measured."""
+
+    cluster: Cluster
+    relative: Coefficients
+    ratios: Mapping[Probe, float]
+
+    def errors(self) -> dict[str, list[float]]:
+        """By what probes are about, the relative errors, least first: 1 for twice or half."""
+        found: dict[str, list[float]] = {}
+        for probe, ratio in self.ratios.items():
+            found.setdefault(probe.about, []).append(max(ratio, 1 / ratio) - 1)
+        return {about: sorted(errors) for about, errors in found.items()}
+
+
+def fitted(
+    given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], start: Cluster
+) -> Calibration:
+    """The calibration from the seconds of each probe's function."""
+    from shardir.cost.fit import fit, of_functions, relative
+
+    measured = [times[p.name] for p in given]
+    found = fit(of_functions(compiled.module), measured, start)
+    ratios = dict(zip(given, found.predicted / measured, strict=True))
+    return Calibration(found.cluster, relative(compiled.module, measured), ratios)
+
+
+def unmeasured(ranks: int, memory: int) -> Cluster:
+    """The cluster whose numbers are to be found: where the fit begins."""
+    like = clusters.load("gloo")
+    (level,) = like.levels
+    return replace(
+        like, levels=(Level("machine", ranks, level.bandwidth, level.latency),), memory=memory
+    )
+
+
+def text(name: str, found: Calibration, about: Sequence[str]) -> str:
+    """The cluster file."""
+    lines = [
+        *about,
+        "How far the model is from the measurements, median and largest (1: twice or half):",
+    ]
+    for what, errors in found.errors().items():
+        lines.append(f"  {what}: {median(errors):.2f}, {errors[-1]:.2f} of {len(errors)}")
+    if unseen := _unseen(found.cluster):
+        lines.append(f"Too quick to be seen beside the rest: {', '.join(unseen)}; larger --most")
+    c = found.relative
+    lines.append(
+        f"Relative model, seconds per byte: alpha = {c.alpha:.3g}, beta1 = {c.beta1:.3g}, "
+        f"beta2 = {c.beta2:.3g}, gamma = {c.gamma:.3g}"
+    )
+    return (
+        "".join(f"// {line}\n" for line in lines)
+        + f"dist.cluster @{name} <{_short(found.cluster)}>\n"
+    )
+
+
+def _unseen(c: Cluster) -> list[str]:
+    """The rates that no measurement hangs on."""
+    rates = [*c.flops, ("memory", c.memory_bandwidth), *((l.name, l.bandwidth) for l in c.levels)]
+    return [name for name, rate in rates if rate and rate > QUICKEST]
+
+
+def _short(c: Cluster) -> Cluster:
+    """With three digits of each number: more were not measured."""
+
+    def short(x: float) -> float:
+        return float(f"{x:.3g}")
+
+    return replace(
+        c,
+        levels=tuple(
+            l._replace(bandwidth=short(l.bandwidth), latency=short(l.latency)) for l in c.levels
+        ),
+        flops=tuple((name, short(rate)) for name, rate in c.flops),
+        memory_bandwidth=c.memory_bandwidth and short(c.memory_bandwidth),
+        overhead=short(c.overhead),
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit codes: 0 fine, 1 a rank failed, 2 nothing could be started or written."""
+    options = _parser().parse_args(arguments)
+    try:
+        found, about = _measured(options)
+    except ImportError as error:
+        print(
+            f"error: calibrating needs {error.name}: pip install 'shardir[calibrate]'",
+            file=sys.stderr,
+        )
+        return 2
+    except LaunchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except ShardirError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; all ranks are ended", file=sys.stderr)
+        return 130
+    result = text(options.name, found, about)
+    if options.output is None:
+        sys.stdout.write(result)
+    else:
+        try:
+            _write(options.output, result)
+        except OSError as error:
+            print(f"error: {options.output} cannot be written: {error.strerror}", file=sys.stderr)
+            return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="shard-calibrate",
+        description=__doc__,
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("-o", "--output", type=new_file, metavar="FILE", help="the cluster file (stdout)")
+    add("--name", type=_name, default="here", help="the cluster's, in the file (here)")
+    add("--ranks", type=_ranks, default=4, metavar="N", help="how many devices (4)")
+    add("--backend", choices=("gloo", "nccl"), default="gloo", help="CPU or GPU (gloo)")
+    add("--most", type=_bytes, metavar="BYTES", help="of a value (4 MiB; on GPUs 256 MiB)")
+    add("--rounds", type=positive, default=11, help="turns of each probe, the median counts (11)")
+    add("--turn", type=seconds, default=0.01, metavar="S", help="seconds of a turn (0.01)")
+    add("--timeout", type=seconds, default=120.0, metavar="S", help="longest wait for a rank (120)")
+    return parser
+
+
+def _ranks(text: str) -> int:
+    value = int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError("at least 2 are expected: one rank has nobody to talk to")
+    return value
+
+
+def _bytes(text: str) -> int:
+    value = int(text)
+    if value < LEAST:
+        raise argparse.ArgumentTypeError(f"at least {LEAST} is expected")
+    return value
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w$.]*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name: letters, digits, _, $ and . are")
+    return text
+
+
+def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str]]:
+    """The calibration, and what to say of the machine."""
+    import scipy  # noqa: F401 - before anything is measured
+    import torch
+
+    from shardir.api import compile
+    from shardir.backend.measure import times
+
+    cpu = options.backend == "gloo"
+    most = options.most or MOST[options.backend]
+    given = probes(options.ranks, most, cpu)
+    compiled = compile(module(given, options.ranks), "", "probes.ir")
+    with (
+        tempfile.TemporaryDirectory(prefix="shard-calibrate-") as folder,
+        _progress(options.rounds) as show,
+    ):
+        program = compiled.save(Path(folder) / "program")
+        run = Options(backend=options.backend, timeout=options.timeout)
+        (found,) = times([program], options.rounds, options.turn, run, show)
+    memory = _memory() // options.ranks if cpu else torch.cuda.get_device_properties(0).total_memory
+    calibration = fitted(
+        given, compiled, {n: median(v) for n, v in found.items()}, unmeasured(options.ranks, memory)
+    )
+    device = _processor() if cpu else torch.cuda.get_device_name(0)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return calibration, [
+        f"shard-calibrate: {options.ranks} ranks on {options.backend}, {cores} cores, {device}, "
+        f"torch {torch.__version__}",
+        f"{len(given)} probes on all ranks at once, values of up to {most} B, medians of "
+        f"{options.rounds} rounds",
+    ]
+
+
+@contextmanager
+def _progress(rounds: int) -> Any:
+    """Shows how many rounds are done, on stderr: a bar on a terminal, else a line for each."""
+    if not sys.stderr.isatty():
+        yield lambda done: print(f"round {done}/{rounds}", file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("measuring", total=rounds)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _memory() -> int:
+    """The bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _processor() -> str:
+    """The processor's name, as far as the system says it, fit for a comment."""
+    name = platform.processor() or platform.machine()
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return re.sub(r"[^ -~]", "?", found[1].strip() if found else name)
+
+
+def _write(path: Path, text: str) -> None:
+    """A file that is there whole or not at all."""
+    partly = path.with_name(path.name + ".part")
+    try:
+        partly.write_text(text, encoding="utf-8")
+        partly.replace(path)
+    finally:
+        partly.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

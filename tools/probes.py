@@ -1,0 +1,171 @@
+"""The programs that shard-calibrate measures, as text: one module, a small function for each probe.
+
+All ranks run them at once, as they do a program: what a rank gets of cores, caches and wires that
+others use too is what is measured. A collective is called between products, as a program calls it:
+between nothing it is quicker, since no rank has to be woken.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isqrt
+
+from shardir.algebra.cluster import BYTES
+
+ROW = 256
+"""Elements of f32 in a row of what is communicated: 1 KB."""
+
+LEAST = 1 << 12
+CALLS = 2
+"""How often a function calls its collective."""
+
+BETWEEN = 96
+"""The side of the products between collectives."""
+
+LARGEST = {"f64": 1 << 20, "f32": 1 << 20, "bf16": 1 << 18, "f16": 1 << 18}
+"""Bytes, of f32, of the largest square of each type on a CPU, where some types are very slow."""
+
+SIDES = 4
+"""How much longer than the square's side is the one that a batch's rows have."""
+
+ELEMENTWISE = ("add", "relu", "gelu")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A function of the module, and what it is about: an element type, `memory`, `overhead`, or
+    a collective."""
+
+    name: str
+    about: str
+    text: str
+
+
+def module(probes: Sequence[Probe], ranks: int) -> str:
+    """The module with all of them, on one mesh."""
+    return "\n".join([f"dist.mesh @m <r = {ranks}>", *(p.text for p in probes)])
+
+
+def probes(ranks: int, most: int, cpu: bool = True) -> list[Probe]:
+    """The probes on so many ranks, none of which has a value of more than about `most` bytes."""
+    largest = {e: min(most, n) if cpu else most for e, n in LARGEST.items()}
+    communication = (p for n in groups(ranks) for p in communicating(ranks, n, most))
+    return [*products(largest), *elementwise(most), *communication]
+
+
+def groups(ranks: int) -> list[int]:
+    """The sizes of groups of neighbours that all ranks divide into."""
+    return [n for n in range(2, ranks + 1) if ranks % n == 0]
+
+
+def sizes(most: int) -> list[int]:
+    """4 KB, 16 KB, ... up to `most` bytes, at least one."""
+    found = [LEAST]
+    while found[-1] * 4 <= most:
+        found.append(found[-1] * 4)
+    return found
+
+
+def products(largest: Mapping[str, int]) -> Iterator[Probe]:
+    """For each element type squares, and a batch's rows: a layer, and its gradient."""
+    for element, most in largest.items():
+        for n in (isqrt(size // BYTES["f32"]) for size in sizes(most)):
+            square = _type((n, n), element)
+            for rows in (n, SIDES * n) if element == "f32" else (n,):
+                t = _type((rows, n), element)
+                f = _Function(f"product_{element}_{rows}_{n}", [("x", t), ("w", square)])
+                f.op(f"nn.matmul %x, %w : ({t}, {square}) -> {t}", t)
+                f.op(f'nn.einsum "ik,ij->kj" %x, {f.last} : ({t}, {t}) -> {square}', square)
+                yield f.probe(element)
+
+
+def elementwise(most: int) -> Iterator[Probe]:
+    """Ops that go through memory, and a row of ops that have next to nothing to do."""
+    for kind in ELEMENTWISE:
+        for size in sizes(most):
+            t = _type((size // (ROW * 4), ROW))
+            f = _Function(f"{kind}_{size}", [("x", t)])
+            for _ in range(CALLS):
+                f.elementwise(kind, t)
+            yield f.probe("memory")
+    t = _type((8, 8))
+    for count in (1, 32):
+        f = _Function(f"small_{count}", [("x", t)])
+        for _ in range(count):
+            f.elementwise("add", t)
+        yield f.probe("overhead")
+
+
+def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
+    """Each collective in all groups of n neighbours at once. The largest shape of a value is its
+    size: before an all-reduce, after an all-gather."""
+    axes = "r" if n == ranks else f"r:({ranks // n}){n}"
+    near = _type((BETWEEN, BETWEEN))
+    for size in sizes(most):
+        rows, row = (-(-k // n) * n for k in (size // (ROW * 4), ROW))  # whole shards
+        whole, sums = _type((rows, row)), _type((rows, row), partial=axes)
+        mine = _type((1, rows, row), dims=(axes, "", ""))
+        by_rows = _type((rows // n, row), dims=(axes, ""))
+        by_columns = _type((rows, row // n), dims=("", axes))
+        pairs = ", ".join(f"{i}, {(i + 1) % n}" for i in range(n))
+        for kind, text, source, target in (
+            ("all_reduce", "<sum> {}", sums, whole),
+            ("all_gather", "{} dim 0", by_rows, whole),
+            ("all_gather", "{} dim 1", by_columns, whole),
+            ("reduce_scatter", "<sum> {} dim 0", sums, by_rows),
+            ("reduce_scatter", "<sum> {} dim 1", sums, by_columns),
+            ("all_to_all", "{} split 1 concat 0", by_rows, by_columns),
+            ("exchange", "{}", by_columns, by_rows),
+            ("permute", f"{{}} pairs <{pairs}>", by_rows, by_rows),
+        ):
+            along = text.rpartition(" dim ")[2] if " dim " in text else ""
+            given = mine if source is sums else source
+            f = _Function(f"{kind}{along}_{n}_{size}", [("x", given), ("w", near)])
+            product = "%w"
+            for _ in range(CALLS):
+                f.op(f"nn.matmul {product}, %w : ({near}, {near}) -> {near}", near)
+                product, value = f.last, "%x"
+                if source is sums:
+                    f.op(f"nn.reduce <sum> %x dims <0> : ({mine}) -> {sums}", sums)
+                    value = f.last
+                f.op(
+                    f"dist.{kind} {text.format(value)} over <{axes}> : ({source}) -> {target}",
+                    target,
+                )
+            yield f.probe(kind)
+
+
+class _Function:
+    """Lines of a function, one after the other; the last value is its result."""
+
+    def __init__(self, name: str, arguments: list[tuple[str, str]]):
+        self.name, self.arguments = name, arguments
+        self.lines: list[str] = []
+        self.last, self.type = f"%{arguments[0][0]}", arguments[0][1]
+
+    def op(self, text: str, type: str) -> None:
+        self.last, self.type = f"%v{len(self.lines)}", type
+        self.lines.append(f"  {self.last} = {text}")
+
+    def elementwise(self, kind: str, t: str) -> None:
+        operands = [self.last, "%x"] if kind == "add" else [self.last]
+        types = ", ".join(t for _ in operands)
+        self.op(f"nn.{kind} {', '.join(operands)} : ({types}) -> {t}", t)
+
+    def probe(self, about: str) -> Probe:
+        init = "{train.input = #train.init<normal, std = 0.01>}"
+        given = ", ".join(f"%{n}: {t} {init}" for n, t in self.arguments)
+        text = (
+            f"func.func @{self.name}({given}) -> {self.type} {{\n"
+            + "\n".join(self.lines)
+            + f"\n  func.return {self.last} : {self.type}\n}}"
+        )
+        return Probe(self.name, about, text)
+
+
+def _type(
+    shape: tuple[int, ...], element: str = "f32", dims: tuple[str, ...] = (), partial: str = ""
+) -> str:
+    """A type of the local view."""
+    split = ", ".join(f"{{{axes}}}" for axes in dims or ("",) * len(shape))
+    sums = f", partial sum {{{partial}}}" if partial else ""
+    return f"tensor<{'x'.join(map(str, shape))}x{element}, #dist.local<@m, [{split}]{sums}>>"
