@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, TensorType
-from xdsl.ir import Block
+from xdsl.ir import Block, Operation
 from xdsl.passes import ModulePass
 
 from shardir.cost.seconds import size_of
@@ -38,6 +38,11 @@ class SimplifyCommunication(ModulePass):
                 continue
             while any([rule(block) for rule in RULES]):
                 pass
+
+
+def _at_each_op(rule: Callable[[Block, Operation], bool]) -> Callable[[Block], bool]:
+    """The rule at each op; it says whether it changed something."""
+    return lambda block: any([rule(block, op) for op in list(block.ops)])
 
 
 def _dead(block: Block) -> bool:
@@ -71,93 +76,82 @@ def _equal(block: Block) -> bool:
     return changed
 
 
-def _scatter(block: Block) -> bool:
+@_at_each_op
+def _scatter(block: Block, op: Operation) -> bool:
     """all_reduce + slice over the same axes -> reduce_scatter."""
-    changed = False
-    for op in list(block.ops):
-        if not isinstance(op, dist.AllReduceOp) or len(op.values) != 1:
-            continue
-        user = op.results[0].get_user_of_unique_use()
-        if not isinstance(user, dist.SliceOp) or user.axes != op.axes:
-            continue
-        props = {k: v for k, v in op.properties.items()} | {"dim": user.dim}
-        new = dist.ReduceScatterOp.create(
-            operands=list(op.values), result_types=[user.results[0].type], properties=props,
-            location=op.location,
-        )  # fmt: skip
-        new.results[0].name_hint = user.results[0].name_hint
-        block.insert_op_before(new, user)
-        user.results[0].replace_all_uses_with(new.results[0])
-        erase(user)
-        erase(op)
-        changed = True
-    return changed
+    if not isinstance(op, dist.AllReduceOp) or len(op.values) != 1:
+        return False
+    user = op.results[0].get_user_of_unique_use()
+    if not isinstance(user, dist.SliceOp) or user.axes != op.axes:
+        return False
+    props = {k: v for k, v in op.properties.items()} | {"dim": user.dim}
+    new = dist.ReduceScatterOp.create(
+        operands=list(op.values), result_types=[user.results[0].type], properties=props,
+        location=op.location,
+    )  # fmt: skip
+    new.results[0].name_hint = user.results[0].name_hint
+    block.insert_op_before(new, user)
+    user.results[0].replace_all_uses_with(new.results[0])
+    erase(user)
+    erase(op)
+    return True
 
 
-def _undone(block: Block) -> bool:
+@_at_each_op
+def _undone(block: Block, op: Operation) -> bool:
     """A slice that takes back what an all-gather brought together."""
-    changed = False
-    for op in list(block.ops):
-        if not isinstance(op, dist.SliceOp):
-            continue
-        source = op.values[0].owner
-        if (
-            isinstance(source, dist.AllGatherOp)
-            and len(source.values) == 1
-            and source.axes == op.axes
-            and source.dim == op.dim
-        ):
-            op.results[0].replace_all_uses_with(source.values[0])
-            erase(op)
-            changed = True
-    return changed
+    if not isinstance(op, dist.SliceOp):
+        return False
+    source = op.values[0].owner
+    if not isinstance(source, dist.AllGatherOp) or len(source.values) != 1:
+        return False
+    if (source.axes, source.dim) != (op.axes, op.dim):
+        return False
+    op.results[0].replace_all_uses_with(source.values[0])
+    erase(op)
+    return True
 
 
-def _sums(block: Block) -> bool:
+@_at_each_op
+def _sums(block: Block, op: Operation) -> bool:
     """The sum of two reduced values -> the reduced sum of both."""
-    changed = False
-    for op in list(block.ops):
-        if not isinstance(op, nn.AddOp):
-            continue
-        a, b = op.lhs.owner, op.rhs.owner
-        if a is b or not (isinstance(a, _Summed) and isinstance(b, _Summed)):
-            continue
-        alike = type(a) is type(b) and a.properties == b.properties and a.reduction.data == "sum"
-        if not alike or len(a.values) != 1 or len(b.values) != 1:
-            continue
-        if op.lhs.get_user_of_unique_use() is not op or op.rhs.get_user_of_unique_use() is not op:
-            continue
-        if a.values[0].type != b.values[0].type or op.lhs.type != op.out.type:
-            continue
-        after = op.out.type
-        new = type(a).create(
-            operands=[op.out], result_types=[after], properties=dict(a.properties),
-            location=op.location,
-        )  # fmt: skip
-        new.results[0].name_hint = op.out.name_hint
-        op.out.replace_all_uses_with(new.results[0])
-        op.operands[0], op.operands[1] = a.values[0], b.values[0]
-        new.operands[0] = op.out
-        set_type(op.out, a.values[0].type)
-        block.insert_op_after(new, op)
-        erase(a)
-        erase(b)
-        changed = True
-    return changed
+    if not isinstance(op, nn.AddOp):
+        return False
+    a, b = op.lhs.owner, op.rhs.owner
+    if a is b or not (isinstance(a, _Summed) and isinstance(b, _Summed)):
+        return False
+    alike = type(a) is type(b) and a.properties == b.properties and a.reduction.data == "sum"
+    if not alike or len(a.values) != 1 or len(b.values) != 1:
+        return False
+    if op.lhs.get_user_of_unique_use() is not op or op.rhs.get_user_of_unique_use() is not op:
+        return False
+    if a.values[0].type != b.values[0].type or op.lhs.type != op.out.type:
+        return False
+    after = op.out.type
+    new = type(a).create(
+        operands=[op.out], result_types=[after], properties=dict(a.properties),
+        location=op.location,
+    )  # fmt: skip
+    new.results[0].name_hint = op.out.name_hint
+    op.out.replace_all_uses_with(new.results[0])
+    op.operands[0], op.operands[1] = a.values[0], b.values[0]
+    new.operands[0] = op.out
+    set_type(op.out, a.values[0].type)
+    block.insert_op_after(new, op)
+    erase(a)
+    erase(b)
+    return True
 
 
-def _before_broadcast(block: Block) -> bool:
-    """Shards of a value that repeats another: those of the other are moved, if any."""
-    changed = False
-    for op in list(block.ops):
-        if isinstance(op, _Moves) and len(op.values) == 1:
-            maker = op.values[0].owner
-            changed |= isinstance(maker, nn.BroadcastOp) and _narrowed(block, op, maker)
-    return changed
-
-
-def _narrowed(block: Block, op: "_Moves", maker: nn.BroadcastOp) -> bool:
-    """Moves what is repeated instead of what repeats it, where that is less."""
+@_at_each_op
+def _before_broadcast(block: Block, op: Operation) -> bool:
+    """Moves the shards of what is repeated, if any, instead of those of what repeats it, where
+    that is less."""
+    if not isinstance(op, _Moves) or len(op.values) != 1:
+        return False
+    maker = op.values[0].owner
+    if not isinstance(maker, nn.BroadcastOp):
+        return False
     x, (out,) = maker.x, op.outs
     source, target, given = (dist.layout_of(v) for v in (maker.out, out, x))
     assert source is not None and target is not None and given is not None

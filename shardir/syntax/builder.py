@@ -97,14 +97,7 @@ class Builder(Transformer[Any, Any]):
         def convert(value: str, start: int, end: int) -> Any:
             if (found := cache_of.cache.get((kind, value))) is not None:
                 return found
-            try:
-                return read(kind, value, start, end)
-            except LeafError as e:
-                self.bad = True
-                self.report(e.start, e.end, e.message)
-            except SilentError:
-                self.bad = True
-            return None
+            return self.guarded(lambda: read(kind, value, start, end))
 
         return convert
 

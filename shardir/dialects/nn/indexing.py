@@ -44,12 +44,13 @@ def needs_indices(t: TensorType) -> None:
         raise ShardirError(f"[T5] indices are i32 or i64, not {e}")
 
 
-def local_indices(ids: Array, start: int, size: int, total: int) -> tuple[Array, Array]:
-    """Indices into a shard of `size` rows from `start` on, and which of them lie in it.
+def local_indices(place: Place, v: SSAValue, axis: int, ids: Array) -> tuple[Array, Array]:
+    """Indices into the rows of a dimension of `v` that lie here, and which of them do.
 
     Raises:
-        ShardirError: an index lies outside of the whole, 0 to `total` - 1.
+        ShardirError: an index lies outside of the whole dimension.
     """
+    start, size, total = place.start(v, axis), place.shape(v)[axis], place.whole(v)[axis]
     if ids.size and (ids.min() < 0 or ids.max() >= total):
         bad = int(ids.min() if ids.min() < 0 else ids.max())
         raise ShardirError(f"index {bad} is out of range: there are {total} rows")
@@ -108,8 +109,7 @@ class GatherGradOp(TensorOp):
         ids, dy = arrays
         shape = place.shape(self.out)
         axis = axis_of(self.properties, "axis", len(shape))
-        start, total = place.start(self.out, axis), place.whole(self.out)[axis]
-        here, inside = local_indices(ids, start, shape[axis], total)
+        here, inside = local_indices(place, self.out, axis, ids)
         out = np.zeros(shape, dy.dtype)
         rows = np.moveaxis(dy, range(axis, axis + ids.ndim), range(ids.ndim))
         if shape[axis]:
@@ -158,8 +158,7 @@ class GatherOp(_Taking):
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         table, ids = arrays
         axis = axis_of(self.properties, "axis", table.ndim)
-        start, total = place.start(self.table, axis), place.whole(self.table)[axis]
-        here, inside = local_indices(ids, start, table.shape[axis], total)
+        here, inside = local_indices(place, self.table, axis, ids)
         shape = _taken(table.shape, ids.shape, axis)
         if table.shape[axis] == 0:
             return np.zeros(shape, table.dtype)
@@ -214,10 +213,7 @@ class PickGradOp(TensorOp):
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         ids, dy = arrays
         shape = place.shape(self.out)
-        last = len(shape) - 1
-        here, inside = local_indices(
-            ids, place.start(self.out, last), shape[-1], place.whole(self.out)[last]
-        )
+        here, inside = local_indices(place, self.out, len(shape) - 1, ids)
         out = np.zeros(shape, dy.dtype)
         if shape[-1]:
             value = np.where(inside, dy, np.zeros((), dy.dtype))
@@ -256,10 +252,7 @@ class PickOp(_Taking):
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         x, ids = arrays
-        last = x.ndim - 1
-        here, inside = local_indices(
-            ids, place.start(self.x, last), x.shape[-1], place.whole(self.x)[last]
-        )
+        here, inside = local_indices(place, self.x, x.ndim - 1, ids)
         if x.shape[-1] == 0:
             return np.zeros(ids.shape, x.dtype)
         taken = np.take_along_axis(x, here[..., None], axis=-1)[..., 0]
@@ -325,8 +318,7 @@ class ScatterAddOp(TensorOp):
         ids, src = arrays
         shape = place.shape(self.out)
         axis = axis_of(self.properties, "axis", len(shape))
-        start, total = place.start(self.out, axis), place.whole(self.out)[axis]
-        here, inside = local_indices(ids, start, shape[axis], total)
+        here, inside = local_indices(place, self.out, axis, ids)
         out = np.zeros(shape, src.dtype)
         if shape[axis]:
             at: list[Array] = list(np.ogrid[tuple(slice(n) for n in ids.shape)])
@@ -368,8 +360,7 @@ class TakeAlongAxisOp(_Taking):
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         x, ids = arrays
         axis = axis_of(self.properties, "axis", x.ndim)
-        start, total = place.start(self.x, axis), place.whole(self.x)[axis]
-        here, inside = local_indices(ids, start, x.shape[axis], total)
+        here, inside = local_indices(place, self.x, axis, ids)
         if x.shape[axis] == 0:
             return np.zeros(ids.shape, x.dtype)
         taken = np.take_along_axis(x, here, axis=axis)
@@ -412,10 +403,8 @@ class OneHotOp(TensorOp):
 
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         (ids,) = arrays
-        last = ids.ndim
-        rows, total = place.shape(self.out)[last], place.whole(self.out)[last]
-        here, inside = local_indices(ids, place.start(self.out, last), rows, total)
-        return inside[..., None] & (here[..., None] == np.arange(rows))
+        here, inside = local_indices(place, self.out, ids.ndim, ids)
+        return inside[..., None] & (here[..., None] == np.arange(place.shape(self.out)[ids.ndim]))
 
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         return (None,)

@@ -1,5 +1,6 @@
 """Movement of several operands or results: concat, stack, split."""
 
+from abc import ABC
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -36,15 +37,18 @@ if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
 
 
-@irdl_op_definition
-class ConcatOp(Movement):
-    """The operands one after the other along `axis`."""
-
-    name = "nn.concat"
+class _Joining(Movement, ABC):
     xs = var_operand_def(TensorType)
     axis = prop_def(IntegerAttr.constr(type=i64))
     out = result_def(TensorType)
     assembly_format = f"$xs `axis` $axis {STRATEGY}"
+
+
+@irdl_op_definition
+class ConcatOp(_Joining):
+    """The operands one after the other along `axis`."""
+
+    name = "nn.concat"
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
@@ -93,14 +97,10 @@ class ConcatOp(Movement):
 
 
 @irdl_op_definition
-class StackOp(Movement):
+class StackOp(_Joining):
     """The operands beside each other along a new dimension, `axis` of the result."""
 
     name = "nn.stack"
-    xs = var_operand_def(TensorType)
-    axis = prop_def(IntegerAttr.constr(type=i64))
-    out = result_def(TensorType)
-    assembly_format = f"$xs `axis` $axis {STRATEGY}"
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:

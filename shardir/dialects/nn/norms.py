@@ -51,8 +51,6 @@ class _Norm(Composite, ABC):
     """x less its mean over its root mean square, times a weight, and a bias."""
 
     PRECISION: ClassVar[str] = "wide"
-
-    PRECISION: ClassVar[str] = "wide"
     eps = prop_def(Number)
 
     def wide(self, b: "Builder", *values: SSAValue) -> list[SSAValue]:
