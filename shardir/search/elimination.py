@@ -9,9 +9,12 @@ values first, until what is left fits. A solution to hold the bound against come
 (Dechter and Rish 2003): the costs of a variable whose table would be too large are minimised in
 several groups, each for itself, which gives another bound. Where that does not lead to an end
 either, the best solution is the answer, and no solution costs less than the best bound.
+
+The tables of layers that repeat are the same arrays, and so are the sums of the same: what was once
+eliminated is not calculated again, and the time hardly grows with the number of layers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from heapq import heapify, heappop, heappush
@@ -19,7 +22,7 @@ from math import inf, prod
 
 import numpy as np
 
-from shardir.search.problem import Problem, Table, improve
+from shardir.search.problem import Problem, Table, improve, same
 from shardir.search.relaxation import Relaxation
 
 Scope = tuple[int, ...]
@@ -27,14 +30,21 @@ Scope = tuple[int, ...]
 CAP = 1 << 24
 """Entries of the largest table: 128 MiB."""
 
-ROUGH = 1 << 16
+ROUGH = 1 << 18
 """Entries of the largest table while values are ruled out."""
 
-ROUNDS, NARROWINGS = 10, 8
+ROUNDS, NARROWINGS = 10, 16
 """How often costs are moved before values are ruled out, and how often that is done."""
 
-ENOUGH = 1e-9
-"""The gap that is none."""
+GAP = 1e-5
+"""The gap at which the search ends."""
+
+Say = Callable[[float, float], object]
+"""Told of the objective and the bound whenever they may be better."""
+
+
+def nothing(objective: float, bound: float) -> None:
+    """Says nothing."""
 
 
 @dataclass(frozen=True)
@@ -67,36 +77,32 @@ class _Factor:
         return self.table.transpose(order).reshape(shape)
 
 
-def solve(problem: Problem, cap: int = CAP) -> Solution:
-    """The least, or with tables of at most `cap` entries a solution and a bound."""
-    return eliminate(problem, cap) if fits(problem, cap) else narrowed(problem, cap)
+def solve(problem: Problem, cap: int = CAP, gap: float = GAP, say: Say = nothing) -> Solution:
+    """The least; or where that takes tables of more than `cap` entries, what is known to be within
+    `gap` of it, or the best that was found."""
+    return eliminate(problem, cap) if fits(problem, cap) else narrowed(problem, cap, gap, say)
 
 
-def narrowed(problem: Problem, cap: int) -> Solution:
+def narrowed(problem: Problem, cap: int, gap: float, say: Say) -> Solution:
     """The same where the tables would be too large: values that a bound rules out go first, again
-    and again, as long as that helps."""
+    and again."""
     allowed = [np.arange(len(u)) for u in problem.unary]
-    choice, bound, left = None, -inf, problem
+    left, bound = Relaxation(problem, [int(u.argmin()) for u in problem.unary]), -inf
     for _ in range(NARROWINGS):
-        relaxation = Relaxation(left, choice)
-        relaxation.run(ROUNDS)
-        rough = eliminate(relaxation.moved(), min(cap, ROUGH))
-        relaxation.found(rough.choice)
-        bound = max(bound, relaxation.bound(), rough.bound)
-        keep = relaxation.allowed()
+        left.run(ROUNDS)
+        rough = eliminate(left.moved(), min(cap, ROUGH))
+        left.found(rough.choice)
+        bound = max(bound, left.bound(), rough.bound)
+        say(left.objective, bound)
+        if left.objective - bound <= gap * abs(left.objective):
+            break
+        keep = left.allowed()
         allowed = [a[k] for a, k in zip(allowed, keep, strict=True)]
-        choice = [
-            int(np.flatnonzero(k == x)[0]) for k, x in zip(keep, relaxation.choice, strict=True)
-        ]
-        left = relaxation.moved().only(keep)
-        if relaxation.objective - bound <= ENOUGH * abs(bound):
-            break
-        if fits(left, cap):
-            found = eliminate(left, cap)
-            choice, bound = found.choice, found.bound
-            break
-    assert choice is not None
-    return _of(problem, allowed, choice, bound)
+        left = left.only(keep)
+        if fits(left.problem, cap):
+            found = eliminate(left.problem, cap)
+            return _of(problem, allowed, found.choice, found.bound)
+    return _of(problem, allowed, left.choice, bound)
 
 
 def _of(
@@ -113,8 +119,9 @@ def fits(problem: Problem, cap: int) -> bool:
     sizes = [len(u) for u in problem.unary]
     near: list[set[int]] = [set() for _ in sizes]
     for i, j in problem.pairs:
-        near[i].add(j)
-        near[j].add(i)
+        if sizes[i] > 1 and sizes[j] > 1:
+            near[i].add(j)
+            near[j].add(i)
     weights = [_entries(near[v], sizes) for v in range(len(sizes))]
     heap = [(w, v) for v, w in enumerate(weights)]
     heapify(heap)
@@ -149,14 +156,20 @@ def eliminate(problem: Problem, cap: int) -> Solution:
 
     for i, costs in enumerate(problem.unary):
         put(_Factor((i,), costs))
-    for scope, table in problem.pairs.items():
-        put(_Factor(scope, table))
+    for (i, j), table in problem.pairs.items():
+        if sizes[i] == 1:
+            put(_Factor((j,), table[0]))
+        elif sizes[j] == 1:
+            put(_Factor((i,), table[:, 0]))
+        else:
+            put(_Factor((i, j), table))
     weights = [_entries(near[v], sizes) for v in range(len(sizes))]
     heap = [(w, v) for v, w in enumerate(weights)]
     heapify(heap)
     gone: list[tuple[int, list[_Factor]]] = []
     left = [True] * len(sizes)
     bound, whole = 0.0, True
+    known: dict[tuple, Table] = {}
     while heap:
         weight, v = heappop(heap)
         if not left[v] or weight != weights[v]:
@@ -173,8 +186,13 @@ def eliminate(problem: Problem, cap: int) -> Solution:
         groups = list(_groups(bucket, v, sizes, cap))
         whole = whole and len(groups) == 1
         for scope, group in groups:
-            total = reduce(np.add, [f.spread((*scope, v)) for f in group])
-            least = total.min(axis=-1)
+            place = {u: i for i, u in enumerate((*scope, v))}
+            group.sort(key=lambda f: (tuple(place[u] for u in f.scope), same(f.table)))
+            key = tuple((tuple(place[u] for u in f.scope), same(f.table)) for f in group)
+            if key not in known:
+                total = reduce(np.add, [f.spread((*scope, v)) for f in group])
+                known[key] = total.min(axis=-1)
+            least = known[key]
             if scope:
                 put(_Factor(scope, least))
             else:

@@ -131,9 +131,9 @@ class _Graph:
             return
         places = self.places[v] = self.places_of(v)
         shape, size = plain(v).get_shape(), itemsize(plain(v))
-        self.of_value[v] = self.problem.variable(
-            [0.0 if t is None else moving(shape, size, self.mesh, l, t) for l, t in places]
-        )
+        self.of_value[v] = self.problem.variable(self.table((id(places),), lambda: np.array([
+            0.0 if t is None else moving(shape, size, self.mesh, l, t) for l, t in places
+        ])))  # fmt: skip
 
     def places_of(self, v: SSAValue) -> Places:
         users = [op for op in self.users.get(v, []) if isinstance(op, TensorOp)]

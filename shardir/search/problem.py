@@ -1,6 +1,9 @@
 """The sum of costs that a search makes least: variables, and tables of costs of pairs.
 
-minimise  sum_i unary_i[x_i]  +  sum_ij table_ij[x_i, x_j]
+    minimise  sum_i unary_i[x_i]  +  sum_ij table_ij[x_i, x_j]
+
+Repeated blocks, the layers of a network, have the same arrays again and again: not equal ones, the
+same objects. Everything that solves a problem does once what concerns the same arrays.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,11 @@ import numpy as np
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
 
+def same(table: Table) -> tuple:
+    """Alike for views of the same numbers, as long as they live."""
+    return table.__array_interface__["data"][0], table.shape, table.strides
+
+
 @dataclass
 class Problem:
     """Variables, each with the cost of each of its values, and tables of costs of pairs. All costs
@@ -19,6 +27,7 @@ class Problem:
 
     unary: list[Table] = field(default_factory=list)
     pairs: dict[tuple[int, int], Table] = field(default_factory=dict)
+    _sums: dict[tuple, tuple[Table, ...]] = field(default_factory=dict)
 
     def variable(self, costs: Sequence[float] | Table) -> int:
         """A new variable, by the costs of its values."""
@@ -28,37 +37,74 @@ class Problem:
     def add(self, i: int, j: int, table: Table) -> None:
         """Adds table[x_i, x_j] to the sum; j may be i."""
         if i == j:
-            self.unary[i] = self.unary[i] + np.diagonal(table)
+            self.unary[i] = self._sum(self.unary[i], np.diagonal(table))
             return
         if i > j:
             i, j, table = j, i, table.T
         have = self.pairs.get((i, j))
-        self.pairs[i, j] = table if have is None else have + table
+        self.pairs[i, j] = table if have is None else self._sum(have, table)
+
+    def _sum(self, a: Table, b: Table) -> Table:
+        """The same array for the same summands."""
+        key = same(a), same(b)
+        if key not in self._sums:
+            self._sums[key] = a + b, a, b  # which live on, so that the key is theirs
+        return self._sums[key][0]
 
     def only(self, allowed: Sequence[np.ndarray]) -> "Problem":
         """The same with these values of each variable alone."""
-        return Problem(
-            [u[k] for u, k in zip(self.unary, allowed, strict=True)],
-            {(i, j): t[np.ix_(allowed[i], allowed[j])] for (i, j), t in self.pairs.items()},
-        )
+        known: dict[tuple, Table] = {}
+        keys = [k.tobytes() for k in allowed]
+        left = Problem()
+        for u, k, key in zip(self.unary, allowed, keys, strict=True):
+            left.unary.append(known.setdefault((same(u), key), u[k]))
+        for (i, j), t in self.pairs.items():
+            key = same(t), keys[i], keys[j]
+            if key not in known:
+                known[key] = t[np.ix_(allowed[i], allowed[j])]
+            left.pairs[i, j] = known[key]
+        return left
 
     def cost(self, choice: Sequence[int]) -> float:
         """What a solution costs."""
         total = sum(float(u[x]) for u, x in zip(self.unary, choice, strict=True))
         return total + sum(float(t[choice[i], choice[j]]) for (i, j), t in self.pairs.items())
 
+    def near(self) -> list[list[tuple[int, Table]]]:
+        """Of each variable those that it shares tables with, its own values first in each."""
+        found: list[list[tuple[int, Table]]] = [[] for _ in self.unary]
+        for (i, j), table in self.pairs.items():
+            found[i].append((j, table))
+            found[j].append((i, table.T))
+        return found
+
+
+def alike(problem: Problem, rounds: int) -> list[list[int]]:
+    """After each round a number for each variable, the same for those that look the same: by their
+    own costs and tables, then by what is at the other ends too, and so on (color refinement)."""
+    near = [[(u, same(t)) for u, t in ends] for ends in problem.near()]
+    colors: list[Any] = [same(u) for u in problem.unary]
+    found: list[list[int]] = []
+    for _ in range(rounds + 1):
+        seen = [
+            (c, tuple(sorted((t, found[-1][u] if found else 0) for u, t in ends)))
+            for c, ends in zip(colors, near, strict=True)
+        ]
+        numbers = {c: i for i, c in enumerate(dict.fromkeys(seen))}
+        colors = [numbers[c] for c in seen]
+        found.append(colors)
+    return found
+
 
 def improve(problem: Problem, choice: list[int]) -> None:
     """Changes one variable at a time for the better, until that does not help."""
-    near: list[list[tuple[int, Table]]] = [[] for _ in choice]
-    for (i, j), table in problem.pairs.items():
-        near[i].append((j, table))
-        near[j].append((i, table.T))
-    changed = True
+    near = problem.near()
+    changed = set(range(len(choice)))
     while changed:
-        changed = False
-        for v, unary in enumerate(problem.unary):
-            costs = unary + sum(t[:, choice[u]] for u, t in near[v])
+        for v in sorted(changed):
+            changed.discard(v)
+            costs = problem.unary[v] + sum(t[:, choice[u]] for u, t in near[v])
             best = int(costs.argmin())
             if costs[best] < costs[choice[v]]:
-                choice[v], changed = best, True
+                choice[v] = best
+                changed.update(u for u, _ in near[v])

@@ -5,111 +5,161 @@ so that the sum of the least entries of all grows: one variable after another co
 costs of its tables and deals them out again to those that come later (sequential reweighted
 message passing, Kolmogorov 2006 and 2015). That sum is the bound. A value is ruled out where the
 bound with it is above what a known solution costs.
+
+What looks the same (in layers that repeat) is moved the same: once for all of it.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 
-from shardir.search.problem import Problem, Table, improve
+from shardir.search.problem import Problem, Table, alike, improve, same
 
 LESS = 1 + 1e-9
 """What is above by rounding alone is not above."""
 
+FAR = 2
+"""How far away variables must look the same."""
 
-@dataclass
-class _Edge:
-    """A table between two variables, and what it gave to each of them."""
 
-    ends: tuple[int, int]
-    tables: tuple[Table, Table]
-    given: list[Table]
+@dataclass(eq=False)
+class _Slot:
+    """The tables of one kind in which each variable of a group is: their number, what each gave to
+    it, the group at the other end, and these tables, own values first, each with the slot there."""
 
-    def least(self, side: int) -> Table:
-        """For each value of the variable on a side, the least of the table, other gifts aside."""
-        return (self.tables[side] - self.given[1 - side]).min(axis=1)
+    count: int
+    given: Table
+    other: int
+    tables: list[tuple[Table, "_Slot"]] = field(default_factory=list)
+
+    def least(self) -> Table:
+        """For each value of the variable, the least of the tables, other gifts aside."""
+        least = [(t - slot.given).min(axis=1) for t, slot in self.tables]
+        return reduce(np.minimum, least)
+
+
+@dataclass(eq=False)
+class _Group:
+    """Variables that look the same, and their tables."""
+
+    unary: Table
+    slots: list[_Slot]
+    members: list[int]
+
+    def own(self) -> Table:
+        """The costs of the values, with what the tables gave to them."""
+        return self.unary + sum(s.count * s.given for s in self.slots)
+
+
+Kind = tuple[Table, _Slot, _Slot]
+"""A table between two groups, and the slots of its ends."""
 
 
 class Relaxation:
     """The bound of a problem, and the best solution that is known."""
 
-    def __init__(self, problem: Problem, choice: list[int] | None = None):
+    def __init__(self, problem: Problem, choice: Sequence[int]):
         self.problem = problem
-        self.edges = [
-            _Edge(ends, (t, t.T), [np.zeros(t.shape[0]), np.zeros(t.shape[1])])
-            for ends, t in problem.pairs.items()
+        self.choice, self.objective = list(choice), problem.cost(choice)
+        *_, blurred, of = alike(problem, FAR)
+        members: dict[int, list[int]] = {}
+        for v, n in enumerate(of):
+            members.setdefault(n, []).append(v)
+        near, slots = problem.near(), []
+        for v, *_ in members.values():
+            mine: dict[tuple, _Slot] = {}
+            for u, t in near[v]:
+                slot = mine.setdefault((same(t), blurred[u]), _Slot(0, np.zeros(len(t)), of[u]))
+                slot.count += 1
+            slots.append(mine)
+        self.groups = [
+            _Group(problem.unary[vs[0]], list(mine.values()), vs)
+            for vs, mine in zip(members.values(), slots, strict=True)
         ]
-        self.near: list[list[tuple[_Edge, int]]] = [[] for _ in problem.unary]
-        for e in self.edges:
-            for side in (0, 1):
-                self.near[e.ends[side]].append((e, side))
-        self.choice = choice if choice is not None else [int(u.argmin()) for u in problem.unary]
-        improve(problem, self.choice)
-        self.objective = problem.cost(self.choice)
-
-    def own(self, v: int) -> Table:
-        """The costs of a variable's values, with what its tables gave to it."""
-        total = self.problem.unary[v].copy()
-        for e, side in self.near[v]:
-            total += e.given[side]
-        return total
+        known: dict[tuple, Kind] = {}
+        self.kinds: dict[tuple[int, int], Kind] = {}
+        for (i, j), t in problem.pairs.items():
+            key = same(t), of[i], of[j]
+            if key not in known:
+                one, two = slots[of[i]][same(t), blurred[j]], slots[of[j]][same(t.T), blurred[i]]
+                one.tables.append((t, two))
+                two.tables.append((np.ascontiguousarray(t.T), one))
+                known[key] = t, one, two
+            self.kinds[i, j] = known[key]
+        self.counts = Counter(map(id, self.kinds.values()))
+        self.known = list(known.values())
 
     def run(self, rounds: int) -> None:
-        """Rounds of collecting and dealing out, forwards and backwards; after each a solution."""
-        n = len(self.near)
+        """Rounds of collecting and dealing out, forwards and backwards."""
         for _ in range(rounds):
-            self._pass(range(n), 1, None)
-            choice = [0] * n
-            self._pass(range(n - 1, -1, -1), -1, choice)
-            improve(self.problem, choice)
-            self.found(choice)
+            for n in range(len(self.groups)):
+                self._turn(n, 1)
+            for n in reversed(range(len(self.groups))):
+                self._turn(n, -1)
 
-    def _pass(self, order: range, ahead: int, choice: list[int] | None) -> None:
-        for v in order:
-            near = self.near[v]
-            for e, side in near:
-                e.given[side] = e.least(side)
-            total = self.own(v)
-            later = [(e, s) for e, s in near if (e.ends[1 - s] - v) * ahead > 0]
-            if choice is not None:
-                costs = self.problem.unary[v].copy()
-                for e, side in near:
-                    u = e.ends[1 - side]
-                    costs += e.given[side] if (u - v) * ahead > 0 else e.tables[side][:, choice[u]]
-                choice[v] = int(costs.argmin())
-            share = total / max(len(later), len(near) - len(later), 1)
-            for e, side in later:
-                e.given[side] = e.given[side] - share
+    def _turn(self, n: int, ahead: int) -> None:
+        group = self.groups[n]
+        for slot in group.slots:
+            slot.given = slot.least()
+        later = [slot for slot in group.slots if (slot.other - n) * ahead > 0]
+        before, after = (sum(slot.count for slot in slots) for slots in (group.slots, later))
+        share = group.own() / max(after, before - after, 1)
+        for slot in later:
+            slot.given = slot.given - share
+
+    def found(self, choice: list[int]) -> None:
+        """Keeps a solution, made as good as it gets by single changes, if it is the best so far."""
+        improve(self.problem, choice)
+        if (cost := self.problem.cost(choice)) < self.objective:
+            self.choice, self.objective = choice, cost
+
+    def left(self, kind: Kind) -> Table:
+        """A table without what it gave away."""
+        table, one, two = kind
+        return table - one.given[:, None] - two.given
+
+    def bound(self) -> float:
+        """What no solution costs less than."""
+        total = sum(self.counts[id(k)] * float(self.left(k).min()) for k in self.known)
+        return total + sum(len(g.members) * float(g.own().min()) for g in self.groups)
+
+    def allowed(self) -> list[np.ndarray]:
+        """For each variable the values with which a better solution may exist, and its own."""
+        bound = self.bound()
+        found: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(self.choice)
+        for group in self.groups:
+            more = group.own()
+            more -= more.min()
+            for slot in group.slots:
+                least = reduce(np.minimum, [
+                    (rest := (t - other.given).min(axis=1) - slot.given) - rest.min()
+                    for t, other in slot.tables
+                ])  # fmt: skip
+                more += slot.count * least
+            keep = bound + more <= self.objective * LESS
+            keep[[self.choice[v] for v in group.members]] = True
+            for v in group.members:
+                found[v] = np.flatnonzero(keep)
+        return found
+
+    def only(self, allowed: Sequence[np.ndarray]) -> "Relaxation":
+        """The same with these values of each variable alone."""
+        choice = [int(np.searchsorted(k, x)) for k, x in zip(allowed, self.choice, strict=True)]
+        rest = Relaxation(self.problem.only(allowed), choice)
+        for (i, j), (_, *slots) in rest.kinds.items():
+            for slot, before, v in zip(slots, self.kinds[i, j][1:], (i, j), strict=True):
+                slot.given = before.given[allowed[v]]
+        return rest
 
     def moved(self) -> Problem:
         """The problem with the costs where they are now: its solutions cost the same, and bounds
         of parts of it add up to more."""
+        tables = {id(k): self.left(k) for k in self.known}
+        owns = {v: own for g in self.groups for own in [g.own()] for v in g.members}
         return Problem(
-            [self.own(v) for v in range(len(self.near))],
-            {e.ends: e.tables[0] - e.given[0][:, None] - e.given[1] for e in self.edges},
+            [owns[v] for v in range(len(self.choice))],
+            {ends: tables[id(k)] for ends, k in self.kinds.items()},
         )
-
-    def found(self, choice: list[int]) -> None:
-        """Keeps a solution if it is the best so far."""
-        if (cost := self.problem.cost(choice)) < self.objective:
-            self.choice, self.objective = choice, cost
-
-    def bound(self) -> float:
-        """What no solution costs less than."""
-        tables = sum(float((e.least(0) - e.given[0]).min()) for e in self.edges)
-        return tables + sum(float(self.own(v).min()) for v in range(len(self.near)))
-
-    def allowed(self) -> list[np.ndarray]:
-        """For each variable the values with which a better solution may exist, and its own."""
-        bound, found = self.bound(), []
-        for v, near in enumerate(self.near):
-            own = self.own(v)
-            without, total = float(own.min()), own.copy()
-            for e, side in near:
-                least = e.least(side) - e.given[side]
-                without += float(least.min())
-                total += least
-            keep = bound - without + total <= self.objective * LESS
-            keep[self.choice[v]] = True
-            found.append(np.flatnonzero(keep))
-        return found
