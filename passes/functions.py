@@ -19,6 +19,7 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.places import maker
+from shardir.dialects.train import arg_attrs, result_attrs
 from shardir.syntax.diagnostics import Failure
 
 
@@ -156,6 +157,22 @@ def settle_all(block: Block, mesh: Mesh | None) -> None:
             cursor[:] = [op]
             builder.location = op.location
             settle(op, builder)
+
+
+def ties(f: FuncOp, block: Block) -> dict[SSAValue, SSAValue]:
+    """The returned values that become arguments of the next step."""
+    names: dict[str, SSAValue] = {}
+    for arg, attrs in zip(block.args, arg_attrs(f), strict=True):
+        for key in ("train.parameter", "train.state"):
+            if isinstance(name := attrs.get(key), StringAttr):
+                names[name.data] = arg
+    found: dict[SSAValue, SSAValue] = {}
+    end = block.last_op
+    assert isinstance(end, ReturnOp)
+    for v, marks in zip(end.operands, result_attrs(f), strict=True):
+        if isinstance(name := marks.get("train.updates"), StringAttr) and name.data in names:
+            found[v] = names[name.data]
+    return found
 
 
 def set_type(value: SSAValue, type: Attribute) -> None:

@@ -17,7 +17,9 @@
 6. What is still open is replicated.
 7. The order in which ops stand does not matter, only which uses what of which.
 8. Values of a `dist.sharding_group` are split alike: what is stated of one, or what one learns,
-   holds for all. Over a `dist.propagation_barrier` axes spread in its direction only.
+   holds for all. So are old and new values of parameters and states, and states as their parameter
+   is, unless it is stated otherwise.
+9. Over a `dist.propagation_barrier` axes spread in its direction only.
 """
 
 from collections.abc import Iterable, Iterator
@@ -59,7 +61,7 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp, has_parts, plain
 from shardir.dialects.places import maker
-from shardir.dialects.train import arg_attrs
+from shardir.dialects.train import Update, arg_attrs
 from shardir.passes.functions import (
     bodies,
     is_local_body,
@@ -67,6 +69,7 @@ from shardir.passes.functions import (
     name_of,
     set_type,
     sharding_groups,
+    ties,
     update_signature,
     values,
 )
@@ -206,13 +209,14 @@ class Propagation:
             stated = {v: said.pop(v) for v in members if v in said}
             try:
                 if stated:
-                    self.state(self.agreed(members, stated), stated)
+                    self.state(next(iter(members)), self.agreed(members, stated), stated)
             except Failure as e:
                 faults += e.faults
         if faults:
             raise Failure(faults)
         for v, what in said.items():
-            self.state(what[0], {v: what})
+            self.state(v, what[0], {v: what})
+        self.keep_together()
         self.need(placements)
 
     def agreed(
@@ -244,17 +248,47 @@ class Propagation:
             both = met
         return both
 
-    def state(self, sharding: Sharding, said: dict[SSAValue, tuple[Sharding, Why]]) -> None:
-        """What is stated, together, of some values of a group holds for all of it."""
-        for v, (mine, why) in said.items():
-            self.stated.update(dict.fromkeys(self.alike(v), sharding))
-            self.know(v, sharding.layout.dims)
+    def state(
+        self, v: SSAValue, sharding: Sharding, said: dict[SSAValue, tuple[Sharding, Why]]
+    ) -> None:
+        """What is stated of a value holds for all of its group: together, of what is said of some
+        of them."""
+        alike, dims = self.alike(v), sharding.layout.dims
+        self.stated.update(dict.fromkeys(alike, sharding))
+        self.know(v, dims)
+        for w, (mine, why) in said.items():
             for d, axes in enumerate(mine.layout.dims):
-                if axes and axes == sharding.layout.dims[d]:
-                    if (v, d) in self.why:  # said of another of the group too
-                        self.why[v, d] = why
-                    else:
-                        self.because(v, d, why)
+                if axes and axes == dims[d]:
+                    self.why[w, d] = why
+        for d, axes in enumerate(dims):
+            others = [w for w in alike if axes and (w, d) not in self.why]
+            for w in others:
+                source = next(x for x in alike if x not in others)
+                self.why[w, d] = Why("group", self.groups[w][w], ((source, d),))
+
+    def keep_together(self) -> None:
+        """Old and new values of a parameter or state lie alike, and states as their parameter does,
+        where nothing else is stated: so no step moves them."""
+        pairs = [
+            (op.operands[0], v, op)
+            for op in self.block.ops
+            if isinstance(op, Update)
+            for v in (*op.operands[2:], *op.results)
+        ]
+        end = self.block.last_op
+        assert end is not None
+        for v, w, op in [*pairs, *((arg, v, end) for v, arg in ties(self.f, self.block).items())]:
+            if w in self.alike(v) or plain(v).get_shape() != plain(w).get_shape():
+                continue
+            s, t = self.stated.get(v), self.stated.get(w)
+            both = meet(s, t, self.mesh) if s is not None and t is not None else s or t
+            if both is None and s is not None:
+                continue
+            members = self.groups.get(v, {v: op}) | self.groups.get(w, {w: op})
+            self.groups.update(dict.fromkeys(members, members))
+            self.parameters.update(members)
+            if both is not None:
+                self.state(v, both, {})
 
     def need(self, placements: list[tuple[TensorOp, Placement]]) -> None:
         """What strategies need their operands split as, where nothing else is stated."""

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from math import prod
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, TensorType
-from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, TensorType
+from xdsl.dialects.func import CallOp, FuncOp
+from xdsl.ir import Block, Operation
 from xdsl.passes import ModulePass
 
 from shardir.algebra.errors import ShardirError
@@ -40,7 +40,7 @@ from shardir.dialects.dist import (
     with_layout,
 )
 from shardir.dialects.nn.base import float_attr, plain
-from shardir.dialects.train import GradientOp, StepOp, arg_attrs, result_attrs
+from shardir.dialects.train import GradientOp, StepOp
 from shardir.passes.functions import (
     bodies,
     is_local_body,
@@ -48,6 +48,7 @@ from shardir.passes.functions import (
     name_of,
     set_type,
     settle_all,
+    ties,
     update_signature,
 )
 from shardir.search.choices import Offers, itemsize
@@ -124,22 +125,6 @@ def _check(f: FuncOp, block: Block) -> None:
         faults.append((op, f"{op.name} in @{name_of(f)}: {message}"))
     if faults:
         raise Failure(faults)
-
-
-def ties(f: FuncOp, block: Block) -> dict[SSAValue, SSAValue]:
-    """The returned values that become arguments of the next step."""
-    names: dict[str, SSAValue] = {}
-    for arg, attrs in zip(block.args, arg_attrs(f), strict=True):
-        for key in ("train.parameter", "train.state"):
-            if isinstance(name := attrs.get(key), StringAttr):
-                names[name.data] = arg
-    found: dict[SSAValue, SSAValue] = {}
-    end = block.last_op
-    assert isinstance(end, ReturnOp)
-    for v, marks in zip(end.operands, result_attrs(f), strict=True):
-        if isinstance(name := marks.get("train.updates"), StringAttr) and name.data in names:
-            found[v] = names[name.data]
-    return found
 
 
 def write(f: FuncOp, plan: Plan) -> None:

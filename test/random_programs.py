@@ -30,8 +30,8 @@ from harness import (
 )
 from op_cases import CASES, Case
 from reference import TORCH, shape_of, to_torch
-from xdsl.dialects.builtin import ModuleOp, TensorType
-from xdsl.dialects.func import ReturnOp
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType, i64
+from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.errors import ShardirError
@@ -39,11 +39,13 @@ from shardir.algebra.factors import FactorAxes, placed
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of
+from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
 from shardir.dialects import dist, nn
 from shardir.dialects.builder import Builder
 from shardir.dialects.nn.base import TensorOp
-from shardir.passes.functions import set_type
+from shardir.dialects.text import word
+from shardir.passes.functions import set_type, update_signature
 
 MESHES = [
     mesh_of("m", t)
@@ -354,7 +356,63 @@ def random_form(p: Problem, seed: int) -> tuple[ModuleOp, Mesh]:
             assert isinstance(t, TensorType)
             pinned = random_layout(draw, mesh, len(t.get_shape()))
             set_type(op.results[0], dist.with_layout(t, pinned))
+    say(function(module, "f"), mesh, random.Random(-seed - 1))
     return module, mesh
+
+
+def say(f: FuncOp, mesh: Mesh, draw: random.Random) -> None:
+    """Puts in what is said about propagation: layouts that may be added to, barriers, and groups of
+    values, of which one at most has a layout or a strategy."""
+    block = f.body.block
+    free: dict[Shape, list[SSAValue]] = {}
+    for v in [*block.args, *(v for op in block.ops for v in op.results)]:
+        if not isinstance(v.type, TensorType):
+            continue
+        if not is_stated(v) and draw.random() < 0.15:
+            t = v.type
+            set_type(v, TensorType(t.element_type, t.get_shape(), sharding(draw, mesh, v)))
+        members = free.setdefault(shape_of(v), [])
+        if draw.random() < 0.3 and not (is_stated(v) and any(map(is_stated, members))):
+            members.append(v)
+        if draw.random() < 0.1 and not isinstance(v.owner, Block):
+            allowed = word(dist.DirectionAttr, draw.choice(dist.DirectionAttr.words()))
+            barrier = dist.PropagationBarrierOp.create(
+                operands=[v], result_types=[dist.with_layout(v.type, None)],
+                properties={"allowed": allowed},
+            )  # fmt: skip
+            v.replace_uses_with_if(barrier.out, lambda use: not isinstance(use.operation, ReturnOp))
+            barrier.operands[0] = v
+            block.insert_op_after(barrier, v.owner)
+    end = block.last_op
+    assert end is not None
+    for i, members in enumerate(m for m in free.values() if len(m) > 1):
+        for v in members:
+            group = dist.ShardingGroupOp.create(
+                operands=[v], properties={"group": IntegerAttr(i, i64)}
+            )
+            block.insert_op_before(group, end)
+    update_signature(f)
+
+
+def is_stated(v: SSAValue) -> bool:
+    """Whether something says how a value lies."""
+    strategy = isinstance(v.owner, TensorOp) and v.owner.strategy is not None
+    return strategy or dist.sharding_of(v) is not None
+
+
+def sharding(draw: random.Random, mesh: Mesh, v: SSAValue) -> dist.ShardingAttr:
+    """What may be added to: some axes in some dimensions, some of these open, of two priorities;
+    what splits nothing perhaps to stay replicated."""
+    rank = len(shape_of(v))
+    layout = random_layout(draw, mesh, rank)
+    unused = tuple(a for a in mesh.names if not any(mesh.overlap(a, b) for b in layout.used))
+    found = Sharding(
+        layout,
+        frozenset(d for d in range(rank) if draw.random() < 0.7),
+        tuple(draw.randint(0, 1) for _ in range(rank)),
+        tuple(a for a in unused if draw.random() < 0.3),
+    )
+    return dist.ShardingAttr(found.simplified(mesh))
 
 
 def is_sum(v: SSAValue) -> bool:
