@@ -3,6 +3,7 @@
     all_reduce, then slice           -> reduce_scatter
     all_gather, then slice           -> nothing, where the slice takes back what was gathered
     all_reduce a + all_reduce b      -> all_reduce (a + b)
+    all_reduce, a view, then a sum   -> the view, all_reduce, then the sum, which meets another
     all_gather (broadcast a)         -> broadcast (all_gather a); so for all_to_all and exchange
     the same collective twice        -> once
     a collective that nobody uses    -> nothing
@@ -16,12 +17,12 @@ from dataclasses import dataclass, replace
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, TensorType
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import axis_of, dims_of, int_attr
+from shardir.dialects.nn.base import TensorOp, axis_of, dims_of, int_attr
 from shardir.passes.functions import bodies, erase, is_local_body, set_type
 from shardir.passes.recompute import MARK
 
@@ -144,6 +145,48 @@ def _sums(block: Block, op: Operation) -> bool:
 
 
 @_at_each_op
+def _moved(block: Block, op: Operation) -> bool:
+    """What only moves elements, of a reduced value -> the reduced value of what is moved: where it
+    then meets a sum or a slice."""
+    x = _mover(op)
+    reduce = x.owner if x is not None else None
+    if not isinstance(reduce, dist.AllReduceOp) or len(reduce.values) != 1:
+        return False
+    end: Operation | None = op
+    while end is not None and _mover(end) is not None:
+        end = end.results[0].get_user_of_unique_use()
+    if not isinstance(end, nn.AddOp | dist.SliceOp):
+        return False
+    y, before = op.results[0], dist.layout_of(reduce.values[0])
+    out = dist.layout_of(y)
+    assert before is not None and out is not None and isinstance(y.type, TensorType)
+    new = reduce.clone()
+    set_type(new.results[0], y.type)
+    new.results[0].name_hint = y.name_hint
+    y.replace_all_uses_with(new.results[0])
+    op.operands[0], new.operands[0] = reduce.values[0], y
+    mesh = dist.find_mesh(op, out.mesh)
+    shape = dist.global_shape(y.type, mesh)
+    partial = out.with_partial(before.partial, before.reduction)
+    set_type(y, dist.local(y.type.element_type, shape, partial, mesh))
+    block.insert_op_after(new, op)
+    erase(reduce)
+    return True
+
+
+def _mover(op: Operation) -> SSAValue | None:
+    """The operand of an op that only moves its elements, which nothing else uses, and makes no more
+    of them."""
+    if not isinstance(op, TensorOp) or len(op.operands) != 1 or len(op.results) != 1:
+        return None
+    x, layout = op.operands[0], dist.layout_of(op.results[0])
+    if layout is None or op.factors(dist.find_mesh(op, layout.mesh)).linear != "any":
+        return None
+    alone = x.get_user_of_unique_use() is op
+    return x if alone and size_of(op.results[0]) <= size_of(x) else None
+
+
+@_at_each_op
 def _before_broadcast(block: Block, op: Operation) -> bool:
     """Moves the shards of what is repeated, if any, instead of those of what repeats it, where
     that is less."""
@@ -195,5 +238,5 @@ _ALONG = ("dim", "split", "concat")
 _Summed = dist.AllReduceOp | dist.ReduceScatterOp
 
 RULES: tuple[Callable[[Block], bool], ...] = (
-    _dead, _equal, _undone, _scatter, _sums, _before_broadcast
+    _dead, _equal, _undone, _scatter, _sums, _moved, _before_broadcast
 )  # fmt: skip
