@@ -190,9 +190,17 @@ def meet(a: Sharding, b: Sharding, mesh: Mesh) -> Sharding | None:
 def _granted(
     factors: Factors, names_of: tuple[tuple[str, ...], ...], v: Seen, chosen: FactorAxes, mesh: Mesh
 ) -> Split:
-    found = [factors.compose(names, chosen, mesh) if names else None for names in names_of]
-    wanted: Split = tuple([axes or () for axes in found])
+    wanted = tuple([_composed(factors, names, chosen, mesh) for names in names_of])
     return widened(v.dims, wanted, v.limits, mesh)
+
+
+def _composed(factors: Factors, names: tuple[str, ...], chosen: FactorAxes, mesh: Mesh) -> Axes:
+    """The axes of a dimension; where no layout says how all of its factors are split, those of the
+    major ones."""
+    left = [f for f in names if f in chosen]
+    while (axes := factors.compose(names, {f: chosen[f] for f in left}, mesh)) is None:
+        left.pop()
+    return axes
 
 
 def _edges(
