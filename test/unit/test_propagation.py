@@ -1,0 +1,383 @@
+"""What holds of the layouts that propagation and search give, on random programs and on small ones
+whose answer can be counted. Case by case it is shown in test/filecheck/propagate-strategies."""
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from harness import MESH, PIPELINE, apply, collectives, compiled, function, layouts, parts
+from random_programs import random_form, random_problem
+from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.sharding import Sharding
+from shardir.dialects import dist, train
+from shardir.dialects.nn.base import TensorOp, plain
+from shardir.passes.functions import erase, set_type, ties, update_signature, values
+from shardir.syntax.diagnostics import verify_all
+from shardir.syntax.parser import parse
+from shardir.tools import bench
+
+communication = bench.load("bytes")
+
+LATE = (PIPELINE[2], *PIPELINE[:2], *PIPELINE[3:])
+"""The passes, with differentiation before everything."""
+
+
+def lies(v: SSAValue) -> Layout:
+    found = dist.layout_of(v)
+    assert found is not None
+    return found
+
+
+def every(module: ModuleOp) -> list[SSAValue]:
+    """The tensors of all functions."""
+    blocks = [f.body.block for f in module.body.ops if isinstance(f, FuncOp)]
+    return [v for b in blocks for v in values(b) if isinstance(v.type, TensorType)]
+
+
+# ---- random programs with random statements ----
+
+
+@pytest.mark.parametrize("seed", range(3000, 3030))
+def test_layouts_that_propagation_gives_are_valid_and_as_stated(seed: int):
+    module, mesh = random_form(random_problem(seed), seed)
+    stated = {v: dist.sharding_of(v) for v in every(module)}
+    apply(module, "propagate-strategies")
+    assert not verify_all(module)
+    assert all(dist.layout_of(v) is not None for v in every(module))
+    lying: dict[int, set] = {}
+    for op in function(module, "f").body.block.ops:
+        if isinstance(op, dist.ShardingGroupOp):
+            lying.setdefault(op.group.value.data, set()).add(lies(op.value).dims)
+    assert all(len(found) == 1 for found in lying.values())
+    for v, said in stated.items():
+        if said is not None:
+            check_stated(lies(v), said.simplified(mesh), mesh)
+
+
+def check_stated(found: Layout, said: Sharding, mesh: Mesh) -> None:
+    """A closed dimension is as it was said; of an open one each device has a part of what it was
+    said to have; what is to stay replicated splits nothing."""
+    for d, (mine, axes) in enumerate(zip(found.dims, said.layout.dims, strict=True)):
+        assert d in said.open or mine == axes
+        more = mesh.extent(mine) // mesh.extent(axes)
+        for rank in range(mesh.size):
+            assert mesh.index(rank, mine) // more == mesh.index(rank, axes)
+    assert not any(mesh.overlap(a, b) for a in found.used for b in said.replicated)
+
+
+@pytest.mark.parametrize("seed", range(3100, 3110))
+def test_nothing_gets_over_a_barrier(seed: int):
+    """Before and behind a barrier layouts are what they would be if what is behind began with an
+    argument of which nothing is known."""
+    module, mesh = random_form(random_problem(seed), seed)
+    for op in list(function(module, "f").body.block.ops):
+        if isinstance(op, dist.ShardingGroupOp | dist.PropagationBarrierOp):
+            erase(op) if isinstance(op, dist.ShardingGroupOp) else cut(op, op.value)
+    f = function(module, "f")
+    made = [op for op in f.body.block.ops if isinstance(op, TensorOp) and op.operands]
+    at = made[len(made) // 2]
+    v = at.results[0]
+    barrier = dist.PropagationBarrierOp.create(
+        operands=[v], result_types=[plain(v)],
+        properties={"allowed": dist.DirectionAttr("none")},
+    )  # fmt: skip
+    v.replace_all_uses_with(barrier.out)
+    barrier.operands[0] = v
+    f.body.block.insert_op_after(barrier, at)
+    other = module.clone()
+    apply(module, "propagate-strategies")
+    block = function(other, "f").body.block
+    (gap,) = (op for op in block.ops if isinstance(op, dist.PropagationBarrierOp))
+    arg = block.insert_arg(plain(v), len(block.args))
+    rank = len(plain(v).get_shape())
+    unknown = Sharding(Layout(mesh.name, ((),) * rank), frozenset(range(rank)))
+    t = plain(v)
+    set_type(arg, TensorType(t.element_type, t.get_shape(), dist.ShardingAttr(unknown)))
+    cut(gap, arg)
+    update_signature(function(other, "f"))
+    apply(other, "propagate-strategies")
+    ours = [v for v in every(module) if v is not barrier.out]
+    theirs = [v for v in every(other) if v is not arg]
+    assert [*map(lies, ours)] == [*map(lies, theirs)]
+    assert lies(barrier.out) == lies(arg)
+
+
+def cut(op: dist.PropagationBarrierOp, value: SSAValue) -> None:
+    """Another value in the place of what a barrier gives."""
+    op.out.replace_all_uses_with(value)
+    erase(op)
+
+
+@pytest.mark.parametrize("seed", range(3200, 3208))
+def test_layouts_that_the_search_gives_are_valid_and_right(seed: int):
+    p = random_problem(seed, 6)
+    module, _ = random_form(p, seed)
+    for op in list(function(module, "f").body.block.ops):
+        if isinstance(op, dist.ShardingGroupOp):
+            erase(op)
+        elif isinstance(op, dist.PropagationBarrierOp):
+            cut(op, op.value)
+    apply(module, "distributed-autodiff", "search-strategies")
+    assert not verify_all(module)
+    for name in ("insert-redistributions", "lower-to-spmd"):
+        apply(module, name)
+        assert not verify_all(module)
+        assert not p.errors(module, 100), name
+
+
+# ---- steps: parameters, what is new of them, and their states ----
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("optimizer", ["sgd, lr = 0.1", "adam, lr = 0.1", "lamb, lr = 0.1"])
+def test_no_step_moves_a_parameter_or_a_state(optimizer: str, seed: int):
+    """Differentiated before anything is laid out, with some of the weights' layouts taken away."""
+    draw = random.Random(seed)
+    sizes = {"layers": 1, "batch": 4, "seq": 4, "hidden": 8, "heads": 2, "vocab": 12}
+    module = parse(communication.gpt(**sizes, mesh=(2, 2), fsdp=bool(seed % 2)))
+    for v in every(module):
+        if dist.layout_of(v) is not None and draw.random() < 0.5:
+            set_type(v, plain(v))
+    (request,) = (op for op in module.body.ops if isinstance(op, train.StepOp))
+    request.properties["optimizer"] = train.OptimizerAttr.read(optimizer)
+    update_signature(function(module, "loss"))
+    apply(module, "distributed-autodiff", "propagate-strategies")
+    f = function(module, "step")
+    found = ties(f, f.body.block)
+    assert len(found) > 10
+    for new, old in found.items():
+        assert lies(new) == lies(old), old.name_hint
+    named = {train.text_attr(a, "train.parameter"): v for v, a in arguments(f)}
+    for v, attrs in arguments(f):
+        parameter = named.get((train.text_attr(attrs, "train.state") or "").rpartition(".")[0])
+        if parameter is not None:
+            assert lies(v) == lies(parameter), v.name_hint
+
+
+def arguments(f: FuncOp) -> list[tuple[SSAValue, dict]]:
+    return list(zip(f.body.block.args, train.arg_attrs(f), strict=True))
+
+
+TIED = {
+    "plain": """
+  %r = nn.tanh %h : (tensor<4x8xf64>) -> tensor<4x8xf64>
+  %t = nn.transpose %w perm <1, 0> : (tensor<8x8xf64>) -> tensor<8x8xf64>
+  %y = nn.matmul %r, %t : (tensor<4x8xf64>, tensor<8x8xf64>) -> tensor<4x8xf64>
+""",
+    "residual": """
+  %a = nn.matmul %h, %w : (tensor<4x8xf64>, tensor<8x8xf64>) -> tensor<4x8xf64>
+  %b = nn.add %h, %a : (tensor<4x8xf64>, tensor<4x8xf64>) -> tensor<4x8xf64>
+  %c = nn.matmul %b, %w : (tensor<4x8xf64>, tensor<8x8xf64>) -> tensor<4x8xf64>
+  %d = nn.tanh %c : (tensor<4x8xf64>) -> tensor<4x8xf64>
+  %y = nn.add %b, %d : (tensor<4x8xf64>, tensor<4x8xf64>) -> tensor<4x8xf64>
+""",
+    "calls of calls": """
+  %a = func.call @outer(%h, %w) : (tensor<4x8xf64>, tensor<8x8xf64>) -> tensor<4x8xf64>
+  %y = func.call @outer(%a, %w) : (tensor<4x8xf64>, tensor<8x8xf64>) -> tensor<4x8xf64>
+""",
+    "views": """
+  %v = nn.reshape %w : (tensor<8x8xf64>) -> tensor<8x2x4xf64>
+  %a = nn.einsum "ik,khd->ihd" %h, %v : (tensor<4x8xf64>, tensor<8x2x4xf64>) -> tensor<4x2x4xf64>
+  %y = nn.reshape %a : (tensor<4x2x4xf64>) -> tensor<4x8xf64>
+""",
+}
+"""Uses of a parameter w, which was the table of an embedding %h before."""
+LAYERS = """
+func.func private @outer(%x: tensor<4x8xf64>, %w: tensor<8x8xf64>) -> tensor<4x8xf64> {
+  %a = func.call @inner(%x, %w) : (tensor<4x8xf64>, tensor<8x8xf64>) -> tensor<4x8xf64>
+  %y = func.call @inner(%a, %w) : (tensor<4x8xf64>, tensor<8x8xf64>) -> tensor<4x8xf64>
+  func.return %y : tensor<4x8xf64>
+}
+func.func private @inner(%x: tensor<4x8xf64>, %w: tensor<8x8xf64>) -> tensor<4x8xf64> {
+  %h = nn.matmul %x, %w : (tensor<4x8xf64>, tensor<8x8xf64>) -> tensor<4x8xf64>
+  %y = nn.tanh %h : (tensor<4x8xf64>) -> tensor<4x8xf64>
+  func.return %y : tensor<4x8xf64>
+}
+"""
+
+
+@pytest.mark.parametrize("order", [PIPELINE, LATE], ids=["laid out first", "differentiated first"])
+@pytest.mark.parametrize("uses", TIED)
+def test_a_tied_parameter_is_reduced_once(uses: str, order: tuple[str, ...]):
+    """Its two or more uses leave it where it is, and whatever they are, its gradient crosses the
+    batch's axis once: the one collective besides is the loss's sum."""
+    ids = "tensor<4xi32, #dist.layout<@m, [{d}]>>"
+    module = parse(
+        f"dist.mesh @m <d = 4>\nfunc.func private @loss(%ids: {ids}, "
+        '%w: tensor<8x8xf64> {train.parameter = "w", train.init = #train.init<normal>}) '
+        "-> tensor<f64> {\n  %h = nn.gather %w, %ids axis 0 : "
+        f"(tensor<8x8xf64>, {ids}) -> tensor<4x8xf64>{TIED[uses]}"
+        "  %s = nn.reduce <sum> %y dims <0, 1> : (tensor<4x8xf64>) -> tensor<f64>\n"
+        "  func.return %s : tensor<f64>\n}\ntrain.step @step of @loss <sgd, lr = 0.1>"
+        + (LAYERS if "call" in uses else "")
+    )
+    compiled(module, ("inline-calls", *order[:-1]), check=True)  # without fusion
+    forward, backward = parts(module, "step")
+    assert collectives(forward) == {"all_reduce": 1}
+    assert collectives(backward) == {"all_reduce": 1}
+    (reduced,) = (op for op in backward if isinstance(op, dist.AllReduceOp))
+    assert reduced.outs[0].type.get_shape() == (8, 8)  # type: ignore[union-attr]
+
+
+# ---- reshapes ----
+
+SHAPES = [
+    ((8,), (2, 4)), ((4, 2), (8,)), ((8, 4), (4, 2, 4)), ((4, 2, 4), (8, 4)), ((4, 8), (8, 4)),
+    ((2, 8, 2), (4, 4, 2)), ((4, 6), (6, 4)), ((4, 1, 6), (4, 6)), ((4, 4), (2, 2, 2, 2)),
+    ((6, 4), (3, 8)),
+]  # fmt: skip
+
+
+def held(shape: Shape, where: Layout, mesh: Mesh) -> list[frozenset[np.int_]]:
+    """Per rank, the places in row-major order of the elements that it holds."""
+    places = np.arange(np.prod(shape)).reshape(shape)
+    return [frozenset(places[where.slices(mesh, shape, r)].flat) for r in range(mesh.size)]
+
+
+@pytest.mark.parametrize(("old", "new"), SHAPES)
+def test_a_reshape_is_split_wherever_nothing_need_be_moved(old: Shape, new: Shape):
+    """Of all layouts of the result there is one in which each device has what it had: then it is
+    that; where there is none, the result is split as far as devices have more than they need."""
+    text = (
+        "dist.mesh @m <a = 2, b = 2>\nfunc.func @f(%x: TX) -> TY {\n"
+        "  %y = nn.reshape %x : (TX) -> TY\n  func.return %y : TY\n}"
+    )
+    of = ["tensor<" + "x".join(map(str, (*s, "f32"))) + ">" for s in (old, new)]
+    module = parse(text.replace("TX", of[0]).replace("TY", of[1]))
+    every_result = {l: held(new, l, MESH) for l in layouts(len(new)) if l.even(MESH, new)}
+    for where in layouts(len(old)):
+        if not where.even(MESH, old):
+            continue
+        laid = module.clone()
+        (x,) = function(laid, "f").body.block.args
+        set_type(x, dist.with_layout(plain(x), where))
+        update_signature(function(laid, "f"))
+        apply(laid, "propagate-strategies")
+        y = every(laid)[-1]
+        mine, ours = held(old, where, MESH), held(new, lies(y), MESH)
+        if mine in every_result.values():
+            assert ours == mine, where
+        else:
+            better = [
+                l
+                for l, theirs in every_result.items()
+                if all(a <= b for a, b in zip(mine, theirs, strict=True))
+                and len(theirs[0]) < len(ours[0])
+            ]
+            assert not better, (where, lies(y), better)
+
+
+# ---- parameters split over the batch's axis ----
+
+
+# ---- parameters split over the batch's axis ----
+
+
+def step(inputs: str, weights: list[tuple[int, ...]], layouts: list[str], body: str) -> str:
+    """A step whose weights w0, w1, ... are of these shapes and lie so."""
+    parameters = ", ".join(
+        f"%w{i}: {laid(shape, where)} "
+        f'{{train.parameter = "w{i}", train.init = #train.init<normal>}}'
+        for i, (shape, where) in enumerate(zip(weights, layouts, strict=True))
+    )
+    return (
+        f"func.func private @loss({inputs}, {parameters}) -> tensor<f32> {{\n{body}\n"
+        "  func.return %loss : tensor<f32>\n}\ntrain.step @step of @loss <sgd, lr = 0.1>\n"
+    )
+
+
+def laid(shape: tuple[int, ...], where: str) -> str:
+    return f"tensor<{'x'.join(map(str, shape))}xf32, #dist.layout<@m, {where}>>"
+
+
+def plain_text(shape: tuple[int, ...]) -> str:
+    return f"tensor<{'x'.join(map(str, shape))}xf32>"
+
+
+def perceptron(batch: int, sizes: list[int], rows: str, columns: str) -> str:
+    """tanh(x w) for each weight; x and the target have their rows over dp. Weights lie as `rows`
+    and `columns` by turns."""
+    weights = [*pairwise(sizes)]
+    layouts = [rows if i % 2 == 0 else columns for i in range(len(weights))]
+    x, target = laid((batch, sizes[0]), "[{dp}, {}]"), laid((batch, sizes[-1]), "[{dp}, {}]")
+    lines, last, have = [], "x", x
+    for i, (shape, where) in enumerate(zip(weights, layouts, strict=True)):
+        out = plain_text((batch, shape[1]))
+        lines.append(
+            f"  %y{i} = nn.matmul %{last}, %w{i} : ({have}, {laid(shape, where)}) -> {out}"
+        )
+        lines.append(f"  %t{i} = nn.tanh %y{i} : ({out}) -> {out}")
+        last, have = f"t{i}", out
+    lines.append(
+        f"  %loss = nn.mse_loss <mean> %{last}, %target : ({have}, {target}) -> tensor<f32>"
+    )
+    inputs = f"%x: {x}, %target: {target}"
+    return step(inputs, weights, layouts, "\n".join(lines))
+
+
+def convolutions(batch: int, channels: list[int], where: list[str]) -> str:
+    """3 x 3 convolutions of images of 8 x 8 whose batch is over dp, tanh, the mean over places, and
+    a product to `channels[-1]` classes."""
+    *through, classes = channels
+    weights: list[tuple[int, ...]] = [(o, c, 3, 3) for c, o in pairwise(through)]
+    weights.append((through[-1], classes))
+    images = laid((batch, channels[0], 8, 8), "[{dp}, {}, {}, {}]")
+    lines, last, have = [], "x", images
+    for i, shape in enumerate(weights[:-1]):
+        out = plain_text((batch, shape[0], 8, 8))
+        lines.append(
+            f"  %y{i} = nn.conv %{last}, %w{i} padding <1, 1, 1, 1> : "
+            f"({have}, {laid(shape, where[i])}) -> {out}"
+        )
+        lines.append(f"  %t{i} = nn.tanh %y{i} : ({out}) -> {out}")
+        last, have = f"t{i}", out
+    pooled, logits = plain_text((batch, through[-1])), plain_text((batch, classes))
+    lines += [
+        f"  %p = nn.reduce <mean> %{last} dims <2, 3> : ({have}) -> {pooled}",
+        f"  %z = nn.matmul %p, %w{len(weights) - 1} : "
+        f"({pooled}, {laid(weights[-1], where[-1])}) -> {logits}",
+        f"  %loss = nn.reduce <mean> %z dims <0, 1> : ({logits}) -> tensor<f32>",
+    ]
+    return step(f"%x: {images}", weights, where, "\n".join(lines))
+
+
+def test_a_perceptron_with_weights_over_the_batchs_axis_moves_weights_not_batches():
+    """ZeRO-3 (Rajbhandari et al., 2020): each weight is gathered once and its gradient scattered
+    once, in P numbers both, and the loss is one number: 4 (2 P + 1) bytes. Whichever dimension of
+    the weights is split."""
+    sizes = [32, 64, 32, 64, 16]
+    p = sum(n * m for n, m in pairwise(sizes))
+    for rows, columns in (("[{dp}, {}]",) * 2, ("[{}, {dp}]",) * 2, ("[{dp}, {}]", "[{}, {dp}]")):
+        text = "dist.mesh @m <dp = 8>\n" + perceptron(4096, sizes, rows, columns)
+        _, total = communication.communicated(communication.compiled(text))
+        assert total == 4 * (2 * p + 1)
+
+
+def test_the_same_with_tensor_parallelism():
+    """Weights by columns, then by rows over tp, and over dp along the other dimension: on a device
+    P / tp numbers are gathered and scattered over dp. Over tp each product by rows is reduced
+    forward, [batch / dp, 32] and [batch / dp, 16], and backward in front of each by columns but the
+    first, whose operand is data: [batch / dp, 32]."""
+    batch, sizes, dp, tp = 4096, [32, 64, 32, 64, 16], 2, 4
+    p = sum(n * m for n, m in pairwise(sizes))
+    text = f"dist.mesh @m <dp = {dp}, tp = {tp}>\n"
+    text += perceptron(batch, sizes, "[{dp}, {tp}]", "[{tp}, {dp}]")
+    _, total = communication.communicated(communication.compiled(text))
+    assert total == 4 * (2 * p // tp + batch // dp * (32 + 16 + 32) + 1)
+
+
+def test_a_convolutional_network_with_weights_over_the_batchs_axis_moves_weights_not_batches():
+    """4 (2 P + 1) bytes, as above; kernels split by the channels that they make, or take."""
+    channels = [8, 16, 32, 8]
+    p = 9 * (8 * 16 + 16 * 32) + 32 * 8
+    for kernel in ("[{dp}, {}, {}, {}]", "[{}, {dp}, {}, {}]"):
+        where = [kernel, kernel, "[{dp}, {}]"]
+        text = "dist.mesh @m <dp = 8>\n" + convolutions(256, channels, where)
+        _, total = communication.communicated(communication.compiled(text))
+        assert total == 4 * (2 * p + 1)
