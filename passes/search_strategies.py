@@ -7,7 +7,8 @@ After distributed-autodiff, so that gradients and updates count: the layouts of 
 those of forward and backward part together.
 
 1. Every op gets a strategy, every value a layout; insert-redistributions follows them, and what it
-   makes takes the seconds that the search counted.
+   makes takes the seconds that the search counted. A mesh without rates calculates as Gloo's ranks
+   (cost/ready/gloo.ir) do.
 2. What the text states, a layout of a value or a strategy of an op, stays.
 3. The plan is the least in the modelled seconds of calculation and communication, of all plans in
    which an axis splits one dimension of an op, as a whole and evenly; or, where the solver's tables
@@ -17,8 +18,7 @@ those of forward and backward part together.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, TensorType
@@ -29,6 +29,9 @@ from xdsl.passes import ModulePass
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors
 from shardir.algebra.mesh import Mesh
+from shardir.cost import op_seconds
+from shardir.cost.clusters import load
+from shardir.cost.functions import DEFAULT
 from shardir.dialects.composites import expand
 from shardir.dialects.dist import (
     Collective,
@@ -39,7 +42,7 @@ from shardir.dialects.dist import (
     layout_of,
     with_layout,
 )
-from shardir.dialects.nn.base import float_attr, plain
+from shardir.dialects.nn.base import TensorOp, float_attr, plain
 from shardir.dialects.train import GradientOp, StepOp
 from shardir.passes.functions import (
     bodies,
@@ -51,13 +54,10 @@ from shardir.passes.functions import (
     ties,
     update_signature,
 )
-from shardir.search.choices import Offers, itemsize
+from shardir.search.choices import Offers
 from shardir.search.elimination import CAP
 from shardir.search.graph import Plan, search
 from shardir.syntax.diagnostics import Failure
-
-FLOPS, MEMORY = 4e10, 8e9
-"""flop/s and bytes/s of a device where no cluster says: one core, as Gloo's ranks have."""
 
 
 @dataclass(frozen=True)
@@ -85,26 +85,26 @@ class SearchStrategies(ModulePass):
             settle_all(block, None)
             expand(block, None)
             try:
-                plan = search(block, Offers(mesh, op_seconds), ties(f, block), self.entries)
+                plan = search(block, offers(mesh), ties(f, block), self.entries)
             except ShardirError as e:
                 raise Failure([(f, str(e))]) from None
             write(f, plan)
 
 
-def op_seconds(
-    factors: Factors, chosen: FactorAxes, types: Sequence[TensorType], operands: int, mesh: Mesh
-) -> float:
-    """What an op takes on one device: its flops, or what it reads and writes, whichever is more."""
-    split = {f: mesh.extent(a) for f, a in chosen.items()}
-    points = prod(-(-n // split.get(f, 1)) for f, n in factors.sizes)
-    flops = 2 * points if operands > 1 and factors.reduced else points
-    moved = 0
-    for t, dims in zip(types, (*factors.operands, *factors.results), strict=True):
-        parts = prod(split.get(f, 1) for d in dims for f in d)
-        moved += itemsize(t) * prod(t.get_shape()) / parts
-    rates = dict(mesh.wires.flops)
-    rate = rates.get(str(types[-1].element_type), rates.get("f32", FLOPS))
-    return max(flops / rate, moved / (mesh.wires.memory_bandwidth or MEMORY))
+def offers(mesh: Mesh) -> Offers:
+    """What may be chosen on a mesh, in the time model's seconds."""
+    wires, usual = mesh.wires, load(DEFAULT)
+    if not wires.flops:
+        rates = {"flops": usual.flops, "memory_bandwidth": usual.memory_bandwidth}
+        wires = replace(wires, **rates, overhead=usual.overhead)
+    rated = replace(mesh, cluster=wires)
+
+    def seconds(
+        kind: type[TensorOp], factors: Factors, chosen: FactorAxes, types: Sequence[TensorType]
+    ) -> float:
+        return op_seconds(kind, factors, chosen, types, rated)
+
+    return Offers(mesh, seconds)
 
 
 def _check(f: FuncOp, block: Block) -> None:

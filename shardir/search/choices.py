@@ -38,9 +38,9 @@ from shardir.dialects.nn.base import (
     splits_whole,
 )
 
-OpSeconds = Callable[[Factors, FactorAxes, Sequence[TensorType], int, Mesh], float]
+OpSeconds = Callable[[type[TensorOp], Factors, FactorAxes, Sequence[TensorType]], float]
 """The seconds that an op takes on the device that has most to do, by its factors, the axes that
-split them, the global types of its operands, then of its results, and how many are operands."""
+split them, and the global types of its operands, then of its results."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,16 @@ class Offers:
 
     def make(self, op: TensorOp, whole: bool) -> Iterator[Choice]:
         if op.strategy is not None:
-            yield self.choice(op, op.strategy.data)
+            strategy = op.strategy.data
+            yield self.choice(op, strategy, strategy.placement(_factors(op), self.mesh))
             return
         factors = _factors(op)
         for kept in self.kept(op) if not whole else [()]:
             for chosen in self.splits(factors, kept) if not whole else [{}]:
                 try:
-                    strategy = self.strategy(factors, chosen, kept)
-                    if strategy is not None:
-                        yield self.choice(op, strategy)
+                    said = self.strategy(factors, chosen, kept)
+                    if said is not None:
+                        yield self.choice(op, *said)
                 except ShardirError:
                     continue  # its parts can't be calculated so
 
@@ -141,8 +142,11 @@ class Offers:
             if all(factors.size(f) % self.mesh.extent(a) == 0 for f, a in chosen.items()):
                 yield {f: self.mesh.simplify(a) for f, a in chosen.items()}
 
-    def strategy(self, factors: Factors, chosen: FactorAxes, kept: Axes) -> Strategy | None:
-        """What says in the text how factors are split; None where nothing does."""
+    def strategy(
+        self, factors: Factors, chosen: FactorAxes, kept: Axes
+    ) -> tuple[Strategy, Placement] | None:
+        """What says in the text how factors are split, and where that places values; None where
+        nothing does."""
         partial = Layout(self.mesh.name, (), kept) if kept else None
         found = placed(factors, chosen, self.mesh, partial)
         if found is None:
@@ -152,28 +156,26 @@ class Offers:
             strategy = Strategy(self.mesh.name, operands, results, kept)
             try:
                 if strategy.placement(factors, self.mesh) == found:
-                    return strategy
+                    return strategy, found
             except ShardirError:
                 continue
         return None
 
-    def choice(self, op: TensorOp, strategy: Strategy) -> Choice:
-        """How an op is calculated with a strategy.
+    def choice(self, op: TensorOp, strategy: Strategy, found: Placement) -> Choice:
+        """How an op is calculated with a strategy, which places values so.
 
         Raises:
             ShardirError: it can't be.
         """
-        factors = _factors(op)
-        found = strategy.placement(factors, self.mesh)
         if isinstance(op, Composite) or splits_whole(op.factors(), found.operands):
             results, time = self.by_parts(op, found)
             return Choice(strategy, found.operands, results, time)
-        time = self.time(op, factors, found.axes)
+        time = self.time(op, _factors(op), found.axes)
         return Choice(strategy, found.operands, found.results, time)
 
     def time(self, op: TensorOp, factors: Factors, chosen: FactorAxes) -> float:
         types = [plain(v) for v in (*op.operands, *op.results)]
-        return self.op_seconds(factors, chosen, types, len(op.operands), self.mesh)
+        return self.op_seconds(type(op), factors, chosen, types)
 
     def by_parts(self, op: TensorOp, found: Placement) -> tuple[tuple[Layout, ...], float]:
         """The layouts of an op's results, complete, and its time, where its parts calculate it."""

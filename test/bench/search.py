@@ -16,8 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from shardir.passes import PASSES
 from shardir.passes.functions import bodies, mesh_of
-from shardir.passes.search_strategies import op_seconds
-from shardir.search.choices import Offers
+from shardir.passes.search_strategies import offers as offers_of
 from shardir.syntax.parser import parse
 
 LAYERS = (1, 2, 4)
@@ -38,7 +37,7 @@ def seconds(module: ModuleOp) -> float:
     ((f, block),) = bodies(module)
     mesh = mesh_of(f, module)
     assert mesh is not None
-    offers = Offers(mesh, op_seconds)
+    offers = offers_of(mesh)
     return sum(offers.spent(op) for op in block.ops)
 
 

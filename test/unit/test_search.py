@@ -12,10 +12,9 @@ from shardir.algebra.notation import parse_layout
 from shardir.dialects.dist import StrategyAttr, layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.passes import PASSES
-from shardir.passes.functions import bodies, mesh_of, set_type, update_signature
+from shardir.passes.functions import bodies, mesh_of, set_type, ties, update_signature
 from shardir.passes.propagate_strategies import strategy_placement
-from shardir.passes.search_strategies import op_seconds, ties
-from shardir.search.choices import Offers
+from shardir.passes.search_strategies import offers as offers_of
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
@@ -50,7 +49,7 @@ def least_of_all(text: str) -> float:
     mesh = mesh_of(f, module)
     assert mesh is not None
     ops = [op for op in block.ops if isinstance(op, TensorOp)]
-    offers = Offers(mesh, op_seconds)
+    offers = offers_of(mesh)
     strategies = [[c.strategy for c in offers.of(op, False)] for op in ops]
     matrices = [parse_layout(f"@m, {dims}") for dims in ("[{}, {}]", "[{d}, {}]", "[{}, {d}]")]
     open_args = [i for i, v in enumerate(block.args) if layout_of(v) is None]
