@@ -46,27 +46,27 @@ def _indices(mesh: Mesh, names: tuple[str, ...], axes: Axes) -> Indices:
     return found
 
 
-@lru_cache(maxsize=4096)
-def _common(mesh: Mesh, n: int, have: Axes, want: Axes) -> Indices:
-    """The rows that old and new shards of a dimension have in common: [each digit of the old
-    one's index, new shard]."""
-    before, after = _edges(mesh, n, have), _edges(mesh, n, want)
-    ends = np.minimum(before[1:, None], after[1:])
-    rows = np.maximum(ends - np.maximum(before[:-1, None], after[:-1]), 0)
-    return rows.reshape(*(mesh.extent((a,)) for a in have), -1)
-
-
 @lru_cache(maxsize=65536)
 def _held(
     mesh: Mesh, names: tuple[str, ...], n: int, have: Axes, want: Axes, free: frozenset[Axis]
 ) -> Indices:
     """For each position along `names`, the rows of its new shard that lie on devices which differ
     from it along the axes in `free` alone."""
-    rows = _common(mesh, n, have, want)
-    gone = tuple(i for i, a in enumerate(have) if a in free)
-    fixed = tuple(a for a in have if a not in free)
-    rows = rows.sum(axis=gone).reshape(mesh.extent(fixed), -1)
-    return rows[_indices(mesh, names, fixed), _indices(mesh, names, want)]
+    before, after = _edges(mesh, n, have), _edges(mesh, n, want)
+    digits = list(have)
+    while digits and digits[-1] in free:  # shards that lie side by side are one
+        before = before[:: mesh.extent((digits.pop(),))]
+    shard, others, stride = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 1
+    for a in reversed(digits):
+        size = mesh.extent((a,))
+        if a in free:
+            others = (others[:, None] + stride * np.arange(size)).ravel()
+        else:
+            shard = shard + stride * _indices(mesh, names, (a,))
+        stride *= size
+    old, new = others[:, None] + shard, _indices(mesh, names, want)
+    rows = np.minimum(before[old + 1], after[new + 1]) - np.maximum(before[old], after[new])
+    return np.maximum(rows, 0).sum(axis=0)
 
 
 def _components(mesh: Mesh, source: Layout, target: Layout) -> list[tuple[set[str], list[int]]]:
