@@ -269,6 +269,29 @@ ROWS: dict[str, tuple[list[Arg], Any, str, dict[str, int]]] = {
         lambda b, x: b.value(nn.ArgmaxOp, x, props={"axis": int_attr(1)}),
         "[{a}, {b}]", {"all_reduce": 2},  # greatest, least index
     ),
+    "softmax_grad": (
+        [Arg("f64", (4, 8)), Arg("f64", (4, 8))],
+        lambda b, y, dy: b.value(nn.SoftmaxGradOp, y, dy, props={"axis": int_attr(1)}),
+        "[{a}, {b}]", {"all_reduce": 1},  # sum of y dy
+    ),
+    "uneven log_softmax_grad": (
+        [Arg("f64", (3, 7)), Arg("f64", (3, 7))],
+        lambda b, y, dy: b.value(nn.LogSoftmaxGradOp, y, dy, props={"axis": int_attr(1)}),
+        "[{a}, {b}]", {"all_reduce": 1},  # sum of dy
+    ),
+    "layer_norm_grad": (
+        [Arg("f64", (4, 8)), Arg("f64", (8,)), Arg("f64", (4, 8))],
+        lambda b, x, w, dy: b.results(
+            nn.LayerNormGradOp, x, w, dy, props={"eps": float_attr(1e-5)}
+        ),
+        # mean, variance, and both sums of dx; of the weight's and the bias' gradient over a
+        "[{a}, {b}]", {"all_reduce": 4},
+    ),
+    "uneven cross_entropy_grad": (
+        [Arg("f64", (3, 7)), Arg("i64", (3,)), Arg("f64", (3,))],
+        lambda b, x, ids, dy: b.value(nn.CrossEntropyGradOp, x, ids, dy),
+        "[{a}, {b}]", {"all_reduce": 2},  # greatest, sum of exponentials
+    ),
 }  # fmt: skip
 
 
@@ -293,17 +316,18 @@ def test_a_split_dimension_is_calculated_by_shards(name: str):
 def test_a_split_row_is_calculated_in_parts(name: str):
     """Only maxima and sums move: the row itself is never gathered."""
     args, body, text, expected = ROWS[name]
-    wrt = tuple(i for i, a in enumerate(args) if a.element in FLOATS)
+    floats = tuple(i for i, a in enumerate(args) if a.element in FLOATS)
+    wrt = () if name.endswith("_grad") else floats
     p = problem(args, body, wrt, ["below:7" if a.element == "i64" else "normal" for a in args])
     whole = function(p.module, "f").body.block.first_op
     assert whole is not None
     module = compiled(laid_out(p.module, MESH, [layout(text), *[None] * (len(args) - 1)]))
     assert not p.errors(module)
-    forward, backward = parts(module, "g")
+    forward, backward = parts(module, p.name)
     assert whole.name not in names(forward)
     assert collectives(forward) == expected
     assert set(collectives(backward)) <= {"all_reduce"}
     for op in (*forward, *backward):
         if isinstance(op, dist.AllReduceOp):
             for v in op.values:
-                assert shape_of(v) != shape_of(function(module, "g").body.block.args[0])
+                assert shape_of(v) != shape_of(function(module, p.name).body.block.args[0])

@@ -54,7 +54,7 @@ from shardir.dialects.nn.base import (
     plain,
 )
 from shardir.dialects.nn.elementwise import Binary, needs_float
-from shardir.dialects.nn.indexing import PickOp, needs_indices
+from shardir.dialects.nn.indexing import PickGradOp, PickOp, needs_indices
 from shardir.dialects.nn.normalisation import shifted_exp, softmax
 from shardir.dialects.text import WordAttr
 
@@ -171,6 +171,21 @@ class CrossEntropyGradOp(_CrossEntropy):
         target = (1 - share) * hot + (share / classes if share else 0)
         out = (softmax(logits, -1) - target) * dy[..., None]
         return np.where(counts[..., None], out, 0).astype(logits.dtype)
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        t = plain(self.logits)
+        rows, classes = t.get_shape()[:-1], t.get_shape()[-1]
+        ignore, share = self.options()
+        _, exps, total = shifted_exp(b, self.logits, len(rows))
+        counts = counted(b, self.labels, ignore)
+        labels, dy = where(b, counts, self.labels), where(b, counts, self.dy)
+        each = b.reshape(dy, (*rows, 1))
+        spread = b.mul(b.div(exps, total), each)
+        if share:
+            spread = b.sub(spread, b.scale(each, share / classes))
+            dy = b.scale(dy, 1 - share)
+        target = b.value(PickGradOp, labels, dy, result=t, like=self.logits)
+        return (b.sub(spread, target),)
 
 
 @irdl_op_definition

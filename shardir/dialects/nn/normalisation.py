@@ -72,6 +72,11 @@ class _RowGrad(_RowOp, ABC):
     out = result_def(TensorType)
     assembly_format = f"$y `,` $dy `axis` $axis {STRATEGY}"
 
+    def sum(self, b: "Builder", x: SSAValue) -> SSAValue:
+        """Along the row."""
+        axis = axis_of(self.properties, "axis", len(plain(x).get_shape()))
+        return b.reduce(x, "sum", [axis], keep=True)
+
 
 class _RowMap(_RowOp, ABC):
     x = operand_def(TensorType)
@@ -126,15 +131,14 @@ class SoftmaxGradOp(_RowGrad):
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         c = cotangents[0]
         assert c is not None
-        axis = axis_of(self.properties, "axis", len(plain(c).get_shape()))
-
-        def sums(x: SSAValue, z: SSAValue) -> SSAValue:
-            return b.reduce(b.mul(x, z), "sum", [axis], keep=True)
-
         # out = y dy - y sum(y dy)
-        d_y = b.sub(b.mul(c, self.dy), b.mul(c, sums(self.y, self.dy)))
-        d_y = b.sub(d_y, b.mul(self.dy, sums(c, self.y)))
+        d_y = b.sub(b.mul(c, self.dy), b.mul(c, self.sum(b, b.mul(self.y, self.dy))))
+        d_y = b.sub(d_y, b.mul(self.dy, self.sum(b, b.mul(c, self.y))))
         return d_y, b.value(SoftmaxGradOp, self.y, c, props={"axis": self.axis})
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        total = self.sum(b, b.mul(self.y, self.dy))
+        return (b.mul(b.sub(self.dy, total), self.y),)
 
 
 @irdl_op_definition
@@ -161,6 +165,9 @@ class LogSoftmaxGradOp(_RowGrad):
         y, dy = arrays
         axis = axis_of(self.properties, "axis", y.ndim)
         return dy - np.exp(y) * dy.sum(axis=axis, keepdims=True)
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        return (b.sub(self.dy, b.mul(b.value(ExpOp, self.y), self.sum(b, self.dy))),)
 
 
 @irdl_op_definition
@@ -190,6 +197,19 @@ def check_norm(x: Shape, weight: Shape) -> None:
             f"[T6] weight and bias must have the trailing dimensions of {list(x)}, "
             f"not {list(weight)}"
         )
+
+
+def normed(
+    b: "Builder", x: SSAValue, weight: SSAValue, eps: float
+) -> tuple[SSAValue, SSAValue, range]:
+    """(x - mean) / sqrt(var + eps), that root, and the dimensions, those that the weight has."""
+    t = plain(x)
+    rank, norm = len(t.get_shape()), len(plain(weight).get_shape())
+    dims = range(rank - norm, rank)
+    centred = b.sub(x, b.reduce(x, "mean", dims, keep=True))
+    var = b.reduce(b.mul(centred, centred), "mean", dims, keep=True)
+    root = b.value(SqrtOp, b.add(var, b.constant(eps, t.element_type)))
+    return b.div(centred, root), root, dims
 
 
 @irdl_op_definition
@@ -236,6 +256,15 @@ class LayerNormGradOp(TensorOp):
         g = dy * weight
         dx = r * (g - g.mean(axis=dims, keepdims=True) - h * (g * h).mean(axis=dims, keepdims=True))
         return dx.astype(x.dtype), (dy * h).sum(axis=lead), dy.sum(axis=lead)
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        h, root, dims = normed(b, self.x, self.weight, float_of(self, "eps"))
+        g = b.mul(self.dy, self.weight)
+        # Complete before either is used: so both go together.
+        mean, slope = (b.complete(b.reduce(v, "mean", dims, keep=True)) for v in (g, b.mul(g, h)))
+        dx = b.div(b.sub(b.sub(g, mean), b.mul(h, slope)), root)
+        lead = range(dims[0])
+        return dx, b.reduce(b.mul(self.dy, h), "sum", lead), b.reduce(self.dy, "sum", lead)
 
 
 @irdl_op_definition
@@ -286,14 +315,8 @@ class LayerNormOp(TensorOp):
         return op.results
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        t = plain(self.x)
-        rank, norm = len(t.get_shape()), len(plain(self.weight).get_shape())
-        dims = range(rank - norm, rank)
-        centred = b.sub(self.x, b.reduce(self.x, "mean", dims, keep=True))
-        var = b.reduce(b.mul(centred, centred), "mean", dims, keep=True)
-        eps = b.constant(float_of(self, "eps"), t.element_type)
-        normed = b.div(centred, b.value(SqrtOp, b.add(var, eps)))
-        return (b.add(b.mul(normed, self.weight), self.bias),)
+        h, _, _ = normed(b, self.x, self.weight, float_of(self, "eps"))
+        return (b.add(b.mul(h, self.weight), self.bias),)
 
 
 OPS = [
