@@ -2,7 +2,7 @@
 
     all_reduce, then slice           -> reduce_scatter
     all_gather, then slice           -> nothing, where the slice takes back what was gathered
-    all_reduce a + all_reduce b      -> all_reduce (a + b)
+    all_reduce a + all_reduce b      -> all_reduce (a + b), another summand between them or not
     all_reduce, a view, then a sum   -> the view, all_reduce, then the sum, which meets another
     all_gather (broadcast a)         -> broadcast (all_gather a); so for all_to_all and exchange
     the same collective twice        -> once
@@ -116,19 +116,12 @@ def _undone(block: Block, op: Operation) -> bool:
 @_at_each_op
 def _sums(block: Block, op: Operation) -> bool:
     """The sum of two reduced values -> the reduced sum of both."""
-    if not isinstance(op, nn.AddOp):
+    if not isinstance(op, nn.AddOp) or not _go_together(op.lhs, op.rhs):
         return False
-    a, b = op.lhs.owner, op.rhs.owner
-    if a is b or not (isinstance(a, _Summed) and isinstance(b, _Summed)):
+    a, b, after = op.lhs.owner, op.rhs.owner, op.out.type
+    assert isinstance(a, _Summed) and isinstance(b, _Summed)
+    if op.lhs.type != after:
         return False
-    alike = type(a) is type(b) and a.properties == b.properties and a.reduction.data == "sum"
-    if not alike or len(a.values) != 1 or len(b.values) != 1:
-        return False
-    if op.lhs.get_user_of_unique_use() is not op or op.rhs.get_user_of_unique_use() is not op:
-        return False
-    if a.values[0].type != b.values[0].type or op.lhs.type != op.out.type:
-        return False
-    after = op.out.type
     new = type(a).create(
         operands=[op.out], result_types=[after], properties=dict(a.properties),
         location=op.location,
@@ -142,6 +135,37 @@ def _sums(block: Block, op: Operation) -> bool:
     erase(a)
     erase(b)
     return True
+
+
+@_at_each_op
+def _next_to_each_other(block: Block, op: Operation) -> bool:
+    """(z + x) + y -> (x + y) + z, where x and y go together."""
+    if not isinstance(op, nn.AddOp):
+        return False
+    for sum, y in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
+        inner = sum.owner
+        if not isinstance(inner, nn.AddOp) or sum.get_user_of_unique_use() is not op:
+            continue
+        for x, z in ((inner.lhs, inner.rhs), (inner.rhs, inner.lhs)):
+            if _go_together(x, y) and x.type == z.type == sum.type == op.out.type:
+                inner.detach()
+                block.insert_op_before(inner, op)
+                inner.operands[0], inner.operands[1] = x, y
+                op.operands[0], op.operands[1] = sum, z
+                return True
+    return False
+
+
+def _go_together(x: SSAValue, y: SSAValue) -> bool:
+    """Whether both are sums over the same devices, each for one user."""
+    a, b = x.owner, y.owner
+    if a is b or not (isinstance(a, _Summed) and isinstance(b, _Summed)):
+        return False
+    alike = type(a) is type(b) and a.properties == b.properties and a.reduction.data == "sum"
+    if not alike or len(a.values) != 1 or len(b.values) != 1:
+        return False
+    alone = x.get_user_of_unique_use() is not None and y.get_user_of_unique_use() is not None
+    return alone and a.values[0].type == b.values[0].type
 
 
 @_at_each_op
@@ -238,5 +262,5 @@ _ALONG = ("dim", "split", "concat")
 _Summed = dist.AllReduceOp | dist.ReduceScatterOp
 
 RULES: tuple[Callable[[Block], bool], ...] = (
-    _dead, _equal, _undone, _scatter, _sums, _moved, _before_broadcast
+    _dead, _equal, _undone, _scatter, _sums, _next_to_each_other, _moved, _before_broadcast
 )  # fmt: skip
