@@ -12,14 +12,17 @@
    composite always does.
 6. The same redistribution of a value is made once; an op that is placed at least cost takes what
    others need anyway for free.
-7. Sharding groups and propagation barriers have had their effect: they go away, and a barrier
+7. An argument's mark `recompute` goes to its redistributions: a parameter that is gathered for the
+   forward part is gathered again for the backward part, and not kept in between.
+8. Sharding groups and propagation barriers have had their effect: they go away, and a barrier
    between two layouts is a redistribution.
 """
 
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
@@ -31,11 +34,13 @@ from shardir.dialects.builder import Builder
 from shardir.dialects.composites import replace_by_parts
 from shardir.dialects.dist import (
     PropagationBarrierOp,
+    RedistributeOp,
     ShardingGroupOp,
     layout_of,
     with_layout,
 )
 from shardir.dialects.nn.base import Composite, TensorOp, has_parts, plain, splits_whole
+from shardir.dialects.train import arg_attrs
 from shardir.passes.functions import (
     bodies,
     has_layouts,
@@ -48,6 +53,7 @@ from shardir.passes.functions import (
     unlaid,
 )
 from shardir.passes.propagate_strategies import strategy_placement
+from shardir.passes.recompute import MARK
 from shardir.syntax.diagnostics import Failure
 
 
@@ -70,6 +76,15 @@ class InsertRedistributions(ModulePass):
                     [(lacking, f"a value in @{name_of(f)} has no layout; run propagate-strategies")]
                 )
             _insert(block, mesh)
+            _mark(f, block)
+
+
+def _mark(f: FuncOp, block: Block) -> None:
+    """What is made of an argument that says `recompute` is not kept for the backward part."""
+    for v, attrs in zip(block.args, arg_attrs(f), strict=True):
+        for use in v.uses if MARK in attrs else ():
+            if isinstance(use.operation, RedistributeOp):
+                use.operation.attributes[MARK] = UnitAttr()
 
 
 def _insert(block: Block, mesh: Mesh) -> None:
