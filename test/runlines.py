@@ -57,7 +57,8 @@ def _ls(argv: list[str]) -> object:
 
 
 def _python(argv: list[str]) -> object:
-    with mock.patch.object(sys, "argv", argv[1:]):
+    path = [str(Path(argv[1]).parent), *sys.path]
+    with mock.patch.object(sys, "argv", argv[1:]), mock.patch.object(sys, "path", path):
         runpy.run_path(argv[1], run_name="__main__")
     return 0
 

@@ -10,62 +10,13 @@ With --sp the rows of the images are.
 """
 
 import argparse
-from dataclasses import dataclass
 from math import sqrt
 
-
-@dataclass(frozen=True)
-class Value:
-    """A value's name, its dimensions, its element type, and how it is split if that is stated."""
-
-    name: str
-    shape: tuple[int, ...]
-    element: str
-    layout: str = ""
-
-    @property
-    def type(self) -> str:
-        sizes = "".join(f"{n}x" for n in self.shape)
-        return f"tensor<{sizes}{self.element}{', ' if self.layout else ''}{self.layout}>"
+from writing import Program, Value
 
 
-class Program:
-    """A function as it is written: its arguments, its ops, and what they make of its states."""
-
-    def __init__(self, element: str, axes: dict[str, int]):
-        self.element = element
-        self.axes = {name: n for name, n in axes.items() if name == "dp" or n > 1}
-        self.arguments: list[str] = []
-        self.ops: list[str] = []
-        self.updated: list[tuple[Value, str]] = []
-
-    def argument(
-        self, key: str, shape: tuple[int, ...], role: str, init: str, axes: tuple[str, ...] = (),
-        element: str = "",
-    ) -> Value:  # fmt: skip
-        """An argument; `axes` says for the leading dimensions which axis splits each, if any."""
-        split = [a if a in self.axes else "" for a in axes] + [""] * (len(shape) - len(axes))
-        entries = ", ".join(f"{{{a}}}" for a in split)
-        layout = f"#dist.layout<@m, [{entries}]>" if any(split) else ""
-        value = Value("%" + key.replace(".", "_"), shape, element or self.element, layout)
-        named = "" if role == "input" else f'"{key}", train.init = '
-        described = f"train.{role} = {named}#train.init<{init}>"
-        self.arguments.append(f"    {value.name}: {value.type} {{{described}}}")
-        return value
-
-    def op(self, name: str, text: str, operands: list[Value], *shapes: tuple[int, ...]) -> Value:
-        """An op with a result of each shape, named `name`, `name`_1, ...; the first is returned.
-        In its text {} stands for the operands."""
-        results = [
-            Value(f"%{name}{f'_{i}' * (i > 0)}", shape, self.element)
-            for i, shape in enumerate(shapes)
-        ]
-        types = ", ".join(v.type for v in operands)
-        to = ", ".join(v.type for v in results)
-        left, given = (", ".join(v.name for v in vs) for vs in (results, operands))
-        to = f"({to})" if len(results) > 1 else to
-        self.ops.append(f"  {left} = nn.{text.format(given)} : ({types}) -> {to}")
-        return results[0]
+class ResNet(Program):
+    """Convolutions, norms and blocks, as they are written."""
 
     def conv(
         self, key: str, x: Value, channels: int, kernel: int, stride: int = 1,
@@ -112,27 +63,13 @@ class Program:
             x = self.norm(f"{key}.downsample.1", x)
         return self.relu(name, self.op(f"{name}_sum", "add {}", [y, x], y.shape))
 
-    def text(self, loss: Value, step: str) -> str:
-        mesh = ", ".join(f"{name} = {n}" for name, n in self.axes.items())
-        arguments = ",\n".join(self.arguments)
-        marked = ", ".join(f'{v.type} {{train.updates = "{key}"}}' for v, key in self.updated)
-        results = [loss, *(v for v, _ in self.updated)]
-        names, types = (
-            ", ".join(t) for t in zip(*((v.name, v.type) for v in results), strict=True)
-        )
-        body = "\n".join([*self.ops, f"  func.return {names} : {types}"])
-        return (
-            f"dist.mesh @m <{mesh}>\n\nfunc.func private @loss(\n{arguments}\n"
-            f") -> ({loss.type}, {marked}) {{\n{body}\n}}\n\ntrain.step @step of @loss <{step}>\n"
-        )
-
 
 def resnet(
     blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, batch: int = 256, image: int = 224,
     classes: int = 1000, rate: float = 0.1, element: str = "f32", **axes: int,
 ) -> str:  # fmt: skip
     """The program's text; `axes` are the sizes of dp, tp and sp."""
-    p = Program(element, axes)
+    p = ResNet(element, axes)
     x = p.argument("x", (batch, 3, image, image), "input", "normal", ("dp", "", "sp"))
     high = f"integers, low = 0, high = {classes}"
     labels = p.argument("labels", (batch,), "input", high, ("dp",), element="i32")

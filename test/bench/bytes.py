@@ -38,12 +38,13 @@ the P parameters' gradients, and of each of the C normalised channels the mean a
 backward the two sums of their gradients:                               P + 4 C + 1
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 from programs import bert, dlrm, gpt, mlp
@@ -55,9 +56,8 @@ from shardir.dialects import dist
 from shardir.passes import PASSES, PIPELINES
 from shardir.syntax.parser import parse
 
-resnet = run_path(
-    str(Path(__file__).resolve().parents[2] / "docs" / "examples" / "make_resnet.py")
-)["resnet"]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs" / "examples"))
+resnet = import_module("make_resnet").resnet
 
 F32, I64 = 4, 8
 LAYERS = (2, 4, 8, 16)

@@ -7,10 +7,11 @@ precision, from the same inputs and parameters: nothing here goes through our gr
 
 import json
 import os
-import runpy
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from shardir.backend.launch import Options, run
 from shardir.dialects.random import fill, seed_at, uniform
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+sys.path.append(str(EXAMPLES))
 TYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64}
 
 pytestmark = pytest.mark.xdist_group("examples on ranks")
@@ -78,8 +80,8 @@ class Job:
         if self.made is None:
             path = EXAMPLES / f"{self.example}.ir"
             return shardir.compile_file(path, self.pipeline, mode=self.mode)
-        make = runpy.run_path(str(EXAMPLES / f"make_{self.example}.py"))[self.example]
-        return shardir.compile(make(**self.made))
+        make = import_module(f"make_{self.example}")
+        return shardir.compile(getattr(make, self.example)(**self.made))
 
 
 NARROW = {"width": 8, "batch": 8, "image": 32, "classes": 10, "element": "f64"}
