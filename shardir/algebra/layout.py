@@ -13,6 +13,7 @@ Other sizes are stated: `{tp} sizes [40, 20, 4, 0]`.
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import combinations
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text, sizes_of
@@ -71,7 +72,8 @@ class Layout:
         """Raises ShardirError, which names the invariant of docs/language.md that is broken."""
         if len(self.dims) != len(shape):
             raise ShardirError(
-                f"[L1] the layout has {len(self.dims)} dimensions, the tensor has {len(shape)}"
+                f"[L1] the layout has {len(self.dims)} dimensions, the tensor has {len(shape)}; "
+                "write an entry for each, {} where it is whole"
             )
         self.check_axes(mesh)
         for d, (n, axes) in enumerate(zip(shape, self.dims, strict=True)):
@@ -79,17 +81,20 @@ class Layout:
 
     def check_axes(self, mesh: Mesh) -> None:
         """Raises ShardirError where no tensor whatever could have this layout on the mesh."""
-        for a in self.used:
+        places = [(f"dimension {d}", a) for d, axes in enumerate(self.dims) for a in axes]
+        places += [("partial", a) for a in self.partial]
+        for where, a in places:
             try:
                 mesh.check_axis(a)
             except ShardirError as e:
-                raise ShardirError(f"[L2] {e}") from None
-        if (clash := mesh.clash(self.used)) is not None:
-            b, a = clash
-            twice = f"axis {a} is" if a == b else f"axes {b} and {a} overlap:"
-            raise ShardirError(
-                f"[L3] {twice} used twice in the layout [{self}]; a device can hold one part only"
-            )
+                raise ShardirError(f"[L2] {where}: {e}") from None
+        for (first, b), (second, a) in combinations(places, 2):
+            if mesh.overlap(a, b):
+                twice = f"axis {a} is" if a == b else f"axes {b} and {a} overlap:"
+                raise ShardirError(
+                    f"[L3] {twice} used twice in the layout [{self}], for {first} and for {second};"
+                    " a device can hold one part only: leave one out"
+                )
         if self.reduction not in REDUCTIONS:
             raise ShardirError(
                 f"[L4] no reduction {self.reduction}; there are {', '.join(REDUCTIONS)}"
@@ -143,7 +148,7 @@ def check_sizes(mesh: Mesh, axes: Axes, size: int, what: str) -> None:
     if sizes and sum(sizes) != size:
         raise ShardirError(
             f"[L6] {what} has {size} rows, but the sizes in {axes_text(axes)} add up to "
-            f"{sum(sizes)}"
+            f"{sum(sizes)}; make it {size}"
         )
 
 

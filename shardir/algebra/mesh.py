@@ -220,7 +220,7 @@ class Mesh:
         if axis.size and (axis.pre < 1 or axis.size < 1 or full % (axis.pre * axis.size)):
             raise ShardirError(
                 f"sub-axis {axis}: {axis.pre} * {axis.size} does not divide {full}, "
-                f"the size of axis {axis.name}"
+                f"the size of axis {axis.name}; take numbers whose product does"
             )
 
     def order(self, axis: Axis) -> tuple[int, int]:

@@ -94,7 +94,7 @@ class Contraction(TensorOp, ABC):
                 if sizes.setdefault(c, n) != n:
                     raise ShardirError(
                         f"[T7] dimension {letters.index(c)} of operand {i} has size {n}, "
-                        f"the dimension that it meets has {sizes[c]}"
+                        f"the dimension that it meets has {sizes[c]}; give both the same size"
                     )
         return [tensor(needs_numbers(cls.name, operands), tuple(sizes[c] for c in z))]
 
