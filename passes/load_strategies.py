@@ -9,8 +9,8 @@ program as it did when the file was saved, byte for byte.
 1. The program is the same: functions, names, ops, ranks of tensors, meshes. What is not as the file
    says is an error, at its line in the file; all of them at once.
 2. What the text states must be what the file says.
-3. A search works on the ops that composites are made of. Where the file was saved behind one, these
-   take the composites' place here too.
+3. A search takes barriers out, and puts the parts of composites in their place. Where the
+   file was saved behind one (`search`), so does this pass.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ from shardir.algebra.saved import ARGUMENT, Fault, Line, Saved, read
 from shardir.algebra.spread import allows
 from shardir.dialects.composites import expand
 from shardir.dialects.dist import StrategyAttr, sharding_of, with_layout
-from shardir.dialects.nn.base import Composite, TensorOp, plain
+from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.places import at, called
 from shardir.passes.functions import (
     bodies,
@@ -41,6 +41,7 @@ from shardir.passes.functions import (
     mesh_of,
     name_of,
     set_type,
+    settle_all,
     update_signature,
 )
 from shardir.passes.propagate_strategies import splittable
@@ -96,8 +97,8 @@ class _Function:
         self.f, self.block, self.mesh, self.saved = f, block, mesh, saved
         self.lines = [line for line in saved.lines if line.function == name_of(f)]
         self.found: Attribute | None = None
-        composites = {op.name for op in block.ops if isinstance(op, Composite)}
-        if self.lines and composites.isdisjoint(line.op for line in self.lines):
+        if name_of(f) in saved.found:
+            settle_all(block, None)
             expand(block, None)
         self.names = value_names(block)
         self.of: dict[Operation | BlockArgument, Line] = {}

@@ -19,6 +19,7 @@ those of forward and backward part together.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, TensorType
@@ -55,9 +56,13 @@ from shardir.passes.functions import (
     update_signature,
 )
 from shardir.search.choices import Offers
+from shardir.search.drawing import form_of
 from shardir.search.elimination import CAP
 from shardir.search.graph import Plan, search
+from shardir.search.picture import Described, described
 from shardir.syntax.diagnostics import Failure
+from shardir.syntax.files import write_text
+from shardir.syntax.printer import value_names
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,12 @@ class SearchStrategies(ModulePass):
     name = "search-strategies"
     entries: int = CAP
     """The entries of the solver's largest table: memory for exactness."""
+    graph: str | None = None
+    """A file for the graph of costs: .json, .dot or .svg."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        form = None if self.graph is None else form_of(Path(self.graph))
+        graphs: list[Described] = []
         later = {
             o.function.root_reference.data
             for o in op.body.ops
@@ -88,7 +97,13 @@ class SearchStrategies(ModulePass):
                 plan = search(block, offers(mesh), ties(f, block), self.entries)
             except ShardirError as e:
                 raise Failure([(f, str(e))]) from None
+            if form is not None:
+                graphs.append(described(name_of(f), mesh, value_names(block), plan))
             write(f, plan)
+        if self.graph is not None and form is not None:
+            if not graphs:
+                raise Failure("no function has a mesh, so there is no graph of costs")
+            write_text(Path(self.graph), form(graphs))
 
 
 def offers(mesh: Mesh) -> Offers:

@@ -142,6 +142,12 @@ class Driver(xDSLOptMain):
             metavar="F",
             help="take them from that file, instead of deciding again",
         )
+        add(
+            "--cost-graph",
+            metavar="F",
+            help="write what search-strategies chooses from, and by which costs, to a .json file, "
+            "or draw it in a .dot or .svg one",
+        )
         add("--verify-each", action="store_true", help="verify after every pass, not just the last")
         add(
             "--check-equivalence",
@@ -192,6 +198,7 @@ class Driver(xDSLOptMain):
             build(pipeline, self.available_passes, pipelines()),
             self.args.load_strategies,
             self.args.save_strategies,
+            self.args.cost_graph,
         )
         self.target = self.make_target()
         self.cluster = self.load_cluster()

@@ -14,7 +14,10 @@ from xdsl.utils.exceptions import ArgSpecParseError
 
 from shardir.algebra.errors import ShardirError
 from shardir.passes import DECIDERS, MODES, PASSES
+from shardir.search.drawing import form_of
 from shardir.syntax.diagnostics import did_you_mean
+
+SEARCH = "search-strategies"
 
 Factories = Mapping[str, Callable[[], type[ModulePass]]]
 
@@ -119,13 +122,16 @@ def checked(kind: str, cls: type[ArgSpecConvertible], spec: ArgSpec) -> Any:
 
 
 def with_strategies(
-    passes: Sequence[ModulePass], load: str | Path | None, save: str | Path | None
+    passes: Sequence[ModulePass],
+    load: str | Path | None,
+    save: str | Path | None,
+    graph: str | Path | None = None,
 ) -> list[ModulePass]:
     """The passes with the last one that decides where values lie replaced by the strategies of a
-    file, or followed by writing them to one.
+    file, or followed by writing them to one; and with a search that writes its graph of costs.
 
     Raises:
-        UsageError: there is no such pass.
+        UsageError: there is no such pass, or the graph's file has no ending that is known.
     """
     found = list(passes)
     for option, file in (("load", load), ("save", save)):
@@ -139,6 +145,15 @@ def with_strategies(
             )
         new: Any = PASSES[f"{option}-strategies"]()
         found[at : at + 1] = [*found[at : at + (option == "save")], new(str(file))]
+    if graph is not None:
+        at = next((i for i, p in enumerate(found) if p.name == SEARCH), None)
+        if at is None:
+            raise UsageError(f"--cost-graph: no pass searches; run {SEARCH}, or --mode=auto")
+        try:
+            form_of(Path(graph))
+        except ShardirError as e:
+            raise UsageError(f"--cost-graph: {e}") from None
+        found[at] = dataclasses.replace(found[at], graph=str(graph))  # type: ignore[call-arg]
     return found
 
 

@@ -126,6 +126,8 @@ JOBS = {
     ],
     8: [
         Job("row05_strategies"),
+        Job("row10_ffn"),
+        Job("row10_ffn", name="row10_auto", mode="auto"),
         Job("row11_net_on_8"),
         Job("row12_net_trained", 0, "row12_before"),
         Job("row12_net_trained", 4),
@@ -257,6 +259,20 @@ def test_net_on_eight(ran):
     z, dw = gradients(lambda w: torch.relu(args["x"] @ w), [args["w"]], args["d_z"])
     equal(example.results("net")[0], z)
     for found, value in zip(example.results("gradient"), (z, dw), strict=True):
+        equal(found, value)
+
+
+@pytest.mark.parametrize("name", ["row10_ffn", "row10_auto"])
+def test_half_specified(ran, name):
+    """What has no strategy, by propagation and by the search."""
+    example = ran(name)
+    args = example.args("gradient")
+    net = example.args("ffn")
+    equal(example.results("ffn")[0], torch.relu(net["x"] @ net["w1"]) @ net["w2"])
+    right = gradients(
+        lambda w1, w2: torch.relu(args["x"] @ w1) @ w2, [args["w1"], args["w2"]], args["d_y"]
+    )
+    for found, value in zip(example.results("gradient"), right, strict=True):
         equal(found, value)
 
 

@@ -75,6 +75,20 @@ func.func @f(%x: tensor<8x4xf32>, %y: tensor<8x4xf32>) -> tensor<f32> {
     assert shardir.compile(text, load_strategies=whole).text == made
 
 
+def test_a_search_takes_barriers_out(tmp_path: Path) -> None:
+    text = """
+dist.mesh @m <d = 2>
+func.func @f(%x: tensor<8x4xf32>, %y: tensor<8x4xf32>) -> tensor<8x4xf32> {
+  %z = dist.propagation_barrier <forward> %x : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %r = nn.add %z, %y : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<8x4xf32>
+  func.return %r : tensor<8x4xf32>
+}
+"""
+    for mode in ("auto", "semi_auto"):
+        made = shardir.compile(text, mode=mode, save_strategies=tmp_path / mode).text
+        assert shardir.compile(text, mode=mode, load_strategies=tmp_path / mode).text == made
+
+
 NET = """
 dist.mesh @m <dp = 2, tp = 2>
 func.func @net(

@@ -1,0 +1,175 @@
+"""--cost-graph: the costs in the file are those of the plan, and the drawings say the same."""
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from runlines import run_tool
+
+import shardir
+from shardir.algebra.notation import mesh_of, parse_layout
+from shardir.search.picture import along, rows
+from shardir.search.svg import layered
+
+NET = """
+dist.cluster @c <levels [node = 4 {bandwidth = 1e+09, latency = 1e-06}], memory = 1000000000 {bandwidth = 1e+12}, flops {f32 = 1e+8}>
+dist.mesh @m <a = 2, b = 2> on @c
+func.func @net(%x: tensor<8x16xf32>, %w: tensor<16x12xf32, #dist.layout<@m, [{a}, {b}]>>) -> tensor<8x12xf32> {
+  %y = nn.matmul %x, %w strategy<((2, 1), (1, 2))> : (tensor<8x16xf32>, tensor<16x12xf32, #dist.layout<@m, [{a}, {b}]>>) -> tensor<8x12xf32>
+  %z = nn.relu %y : (tensor<8x12xf32>) -> tensor<8x12xf32>
+  func.return %z : tensor<8x12xf32>
+}
+"""  # noqa: E501
+
+STEP = """
+dist.mesh @m <d = 2>
+func.func private @loss(
+    %x: tensor<8x4xf32> {train.input = #train.init<normal>},
+    %w: tensor<4x6xf32> {train.parameter = "w", train.init = #train.init<normal>}
+) -> tensor<f32> {
+  %h = nn.matmul %x, %w : (tensor<8x4xf32>, tensor<4x6xf32>) -> tensor<8x6xf32>
+  %r = nn.relu %h : (tensor<8x6xf32>) -> tensor<8x6xf32>
+  %s = nn.reduce <sum> %r dims <0, 1> : (tensor<8x6xf32>) -> tensor<f32>
+  func.return %s : tensor<f32>
+}
+train.step @step of @loss <momentum, lr = 0.1, momentum = 0.9>
+"""
+
+Graph = dict[str, Any]
+
+
+def written(text: str, file: Path) -> str:
+    source = file.parent / 'a<b>&"c.ir'
+    source.write_text(text)
+    words = ["shard-opt", str(source), "--mode=auto", "--cost-graph", str(file)]
+    code, _, err = run_tool(words, b"")
+    assert code == 0, err
+    return file.read_text()
+
+
+def graph_of(text: str, tmp_path: Path) -> Graph:
+    (found,) = json.loads(written(text, tmp_path / "graph.json"))["functions"]
+    return found
+
+
+def cost(graph: Graph, chosen: tuple[int, ...]) -> float:
+    own = sum(n["choices"][k]["seconds"] for n, k in zip(graph["nodes"], chosen, strict=True))
+    tables = graph["tables"]
+    return own + sum(tables[e["table"]][chosen[e["from"]]][chosen[e["to"]]] for e in graph["edges"])
+
+
+@pytest.mark.parametrize("text", [NET, STEP])
+def test_the_chosen_ones_are_the_objective(text: str, tmp_path: Path) -> None:
+    graph = graph_of(text, tmp_path)
+    chosen = tuple(n["chosen"] for n in graph["nodes"])
+    assert cost(graph, chosen) == pytest.approx(graph["objective"], rel=1e-12)
+    for e in graph["edges"]:
+        table = graph["tables"][e["table"]]
+        assert e["seconds"] == table[chosen[e["from"]]][chosen[e["to"]]]
+        assert len(table) == len(graph["nodes"][e["from"]]["choices"])
+        assert {len(row) for row in table} == {len(graph["nodes"][e["to"]]["choices"])}
+
+
+def test_no_other_choice_costs_less(tmp_path: Path) -> None:
+    """All of them, from the file alone."""
+    graph = graph_of(NET, tmp_path)
+    every = product(*(range(len(n["choices"])) for n in graph["nodes"]))
+    assert min(cost(graph, chosen) for chosen in every) == pytest.approx(graph["objective"])
+    assert graph["bound"] == graph["objective"] and graph["gap"] == 0.0
+
+
+def test_what_is_stated_is_the_only_choice(tmp_path: Path) -> None:
+    x, w, y, z, kept = graph_of(NET, tmp_path)["nodes"]
+    assert [n["values"] for n in (x, w, y, z, kept)] == [["%x"], ["%w"], ["%y"], ["%z"], ["%z"]]
+    assert [n["stated"] for n in (x, w, y, z, kept)] == [False, True, True, False, False]
+    assert [c["layout"] for c in w["choices"] if c["shared"] is None] == ["[{a}, {b}]"]
+    assert [c["strategy"] for c in y["choices"]] == ["((2, 1), (1, 2))"]
+    assert (y["op"], y["takes"], y["at"].rpartition(":")[2]) == ("nn.matmul", ["%x", "%w"], "5")
+    assert len(z["choices"]) == 9 and w["op"] is None
+
+
+def test_edges_have_the_seconds_of_redistributions(tmp_path: Path) -> None:
+    """From what the product gives to what each choice of the relu takes, planned one by one."""
+    graph = graph_of(NET, tmp_path)
+    y, z = graph["nodes"][2:4]
+    (edge,) = [e for e in graph["edges"] if e["values"] == ["%y"]]
+    (row,) = graph["tables"][edge["table"]]
+    (source,) = y["choices"][0]["results"]
+    module = shardir.parse(NET)
+    mesh = next(op for op in module.ops if op.name == "dist.mesh").mesh  # type: ignore[attr-defined]
+    assert mesh.axes == mesh_of("m", "a = 2, b = 2").axes
+    for seconds, choice in zip(row, z["choices"], strict=True):
+        source_of, target = (parse_layout(f"@m, {t}") for t in (source, choice["operands"][0]))
+        plan = shardir.plan_redistribution((8, 12), "f32", mesh, source_of, target)
+        assert seconds == pytest.approx(plan.seconds, rel=1e-9)
+
+
+def test_the_ends_of_an_update_are_one_node(tmp_path: Path) -> None:
+    graph = graph_of(STEP, tmp_path)
+    kept = [n["values"] for n in graph["nodes"] if not n["op"]]
+    assert ["%w", "%w_1"] in kept and ["%w_momentum", "%w_momentum_1"] in kept
+    below = {i: k for k, layer in enumerate(layered(graph)) for i in layer}
+    assert sorted(below) == [n["id"] for n in graph["nodes"]]
+    assert all(below[e["from"]] < below[e["to"]] for e in graph["edges"])
+
+
+@pytest.mark.parametrize("text", [NET, STEP])
+def test_drawings_say_what_the_data_says(text: str, tmp_path: Path) -> None:
+    graph = graph_of(text, tmp_path)
+    said = [row[0] for node in rows(graph) for row in node]
+    said += [line for e in graph["edges"] for line in along(graph, e)]
+    svg = ElementTree.fromstring(written(text, tmp_path / "graph.svg"))
+    drawn = [t.text for t in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert set(said) <= set(drawn)
+    boxes = [[float(r.get(k, "")) for k in ("x", "y", "width", "height")]
+             for r in svg.iter("{http://www.w3.org/2000/svg}rect") if r.get("stroke")]  # fmt: skip
+    assert len(boxes) == len(graph["nodes"])
+    apart = [
+        a[0] + a[2] <= b[0] or b[0] + b[2] <= a[0] or a[1] + a[3] <= b[1] or b[1] + b[3] <= a[1]
+        for i, a in enumerate(boxes)
+        for b in boxes[:i]
+    ]
+    assert all(apart)
+    dot = written(text, tmp_path / "graph.dot")
+    assert dot.count("[label=<<TABLE") == len(graph["nodes"])
+    for e in graph["edges"]:
+        assert f"n0_{e['from']} -> n0_{e['to']} [label=" in dot
+    taken = sum(row[2] for node in rows(graph) for row in node)
+    assert taken == len(graph["nodes"]) == dot.count("BGCOLOR") / 2
+
+
+def test_drawn_choices_are_the_next_best_ones(tmp_path: Path) -> None:
+    """`+` is what the whole plan would cost more, all else as it is."""
+    graph = graph_of(NET, tmp_path)
+    chosen = [n["chosen"] for n in graph["nodes"]]
+    more = []
+    for k in range(9):
+        other = (*chosen[:3], k, *chosen[4:])
+        more.append(cost(graph, other) - graph["objective"])
+    shown = [time.partition("+")[2] for _, time, taken in rows(graph)[3] if time and not taken]
+    units = {"0": 0.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3}
+    seconds = [float(t.split()[0]) * units[t.split()[-1]] for t in shown]
+    wanted = sorted(more)[1:6]
+    assert seconds == pytest.approx(wanted, rel=6e-3, abs=1e-12)
+
+
+def test_wrong_files_and_pipelines(tmp_path: Path) -> None:
+    source = tmp_path / "net.ir"
+    source.write_text(NET)
+    for mode, file, message in (
+        ("auto", "a.png", "a.png: a graph of costs is written as .json, .dot, .svg"),
+        ("semi_auto", "a.svg", "no pass searches; run search-strategies, or --mode=auto"),
+    ):
+        words = ["shard-opt", str(source), "--mode", mode, "--cost-graph", file]
+        code, _, err = run_tool(words, b"")
+        assert (code, err) == (2, f"shard-opt: error: --cost-graph: {message}\n")
+    code, _, err = run_tool(
+        ["shard-opt", str(source), "--mode=auto", "--cost-graph=/no/a.svg"], b""
+    )
+    assert code == 1 and "cannot write /no/a.svg: No such file or directory" in err
+    source.write_text("func.func @f() {\n  func.return\n}\n")
+    code, _, err = run_tool(["shard-opt", str(source), "--mode=auto", "--cost-graph=a.svg"], b"")
+    assert code == 1 and "no function has a mesh, so there is no graph of costs" in err
