@@ -12,7 +12,6 @@ from xdsl.dialects.builtin import FloatAttr, TensorType, UnitAttr, f64
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
-from shardir.algebra.errors import ShardirError
 from shardir.dialects.nn.arithmetic import erf
 from shardir.dialects.nn.base import STRATEGY, Array, Place, float_of, plain
 from shardir.dialects.nn.elementwise import Float, FloatUnary
@@ -44,7 +43,7 @@ class ActivationGrad(Float, ABC):
 
     def curvature(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
         """The cotangent of `saved`; None where it is 0."""
-        raise ShardirError(f"[G8] {self.name} has no gradient; nn.stop_gradient ends it before")
+        raise self.no_gradient()
 
 
 Grad = type[ActivationGrad]

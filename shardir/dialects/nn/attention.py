@@ -300,9 +300,7 @@ class AttentionOp(_Attention):
         p, _, v = self.forward(place, arrays)
         return p @ v
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        dy = cotangents[0]
-        assert dy is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         masks = [self.mask] if self.mask is not None else []
         props = {n: a for n, a in self.properties.items() if n in ("causal", "scale")}
         given = b.results(AttentionGradOp, self.q, self.k, self.v, dy, *masks, props=props)

@@ -122,7 +122,18 @@ class TensorOp(IRDLOperation, ABC):
         Raises:
             ShardirError: the op has no gradient.
         """
-        raise ShardirError(f"[G8] {self.name} has no gradient; nn.stop_gradient ends it before")
+        dy = cotangents[0]
+        if len(cotangents) > 1 or dy is None:
+            raise self.no_gradient()
+        return self.pullback(b, dy)
+
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        """`gradient`, of an op with one result."""
+        raise self.no_gradient()
+
+    def no_gradient(self) -> ShardirError:
+        """The error that the op has none."""
+        return ShardirError(f"[G8] {self.name} has no gradient; nn.stop_gradient ends it before")
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         """The results by ops that allow every split, or None when there is no such way."""

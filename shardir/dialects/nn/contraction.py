@@ -113,9 +113,7 @@ class Contraction(TensorOp, ABC):
         x, y, z = self.letters
         return np.asarray(np.einsum(f"{x},{y}->{z}", *arrays, optimize=True))
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        dy = cotangents[0]
-        assert dy is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         x, y, z = self.letters
         return b.einsum(f"{z},{y}->{x}", dy, self.rhs), b.einsum(f"{x},{z}->{y}", self.lhs, dy)
 

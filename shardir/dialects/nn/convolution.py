@@ -239,9 +239,7 @@ class ConvOp(Convolving):
             out += np.einsum("ngc...,goc->ngo...", xs[under], ws[tap])
         return out.reshape(shape)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        dy = cotangents[0]
-        assert dy is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (
             self.like(b, ConvTransposeOp, dy, self.weight, self.x),
             self.like(b, ConvWeightOp, self.x, dy, self.weight),
@@ -282,12 +280,10 @@ class ConvTransposeOp(Convolving):
         inside = tuple(slice(s.low, s.low + n) for s, n in zip(found, shape[SPATIAL:], strict=True))
         return out[(..., *inside)].reshape(shape)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        dx = cotangents[0]
-        assert dx is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (
-            self.like(b, ConvOp, dx, self.weight),
-            self.like(b, ConvWeightOp, dx, self.y, self.weight),
+            self.like(b, ConvOp, dy, self.weight),
+            self.like(b, ConvWeightOp, dy, self.y, self.weight),
         )
 
     def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
@@ -326,10 +322,8 @@ class ConvWeightOp(Convolving):
             out[tap] += np.einsum("ngcs,ngos->goc", _flat(xs[under]), _flat(ys))
         return out.reshape(shape)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        dw = cotangents[0]
-        assert dw is not None
-        return self.like(b, ConvTransposeOp, self.y, dw, self.x), self.like(b, ConvOp, self.x, dw)
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return self.like(b, ConvTransposeOp, self.y, dy, self.x), self.like(b, ConvOp, self.x, dy)
 
     def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
         shape = tensor(plain(self.out).element_type, kernel)

@@ -89,7 +89,7 @@ class ConstantOp(TensorOp):
         part = tuple(slice(a, a + n) for a, n in zip(starts, shape, strict=True))
         return dense_values(self.value)[part]
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return ()
 
 
@@ -125,7 +125,7 @@ class IotaOp(TensorOp):
         column[dim] = shape[dim]
         return np.broadcast_to(np.arange(start, start + shape[dim]).reshape(column), shape)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return ()
 
 

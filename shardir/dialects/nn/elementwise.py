@@ -93,11 +93,9 @@ class Elementwise(TensorOp, ABC):
         Raises:
             ShardirError: the op has no gradient.
         """
-        raise ShardirError(f"{self.name} has no gradient")
+        raise self.no_gradient()
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        dy = cotangents[0]
-        assert dy is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         found = zip(self.partials(b, dy), self.operands, strict=True)
         return [None if d is None else b.sum_to(d, v) for d, v in found]
 

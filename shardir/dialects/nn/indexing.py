@@ -116,9 +116,8 @@ class GatherGradOp(TensorOp):
             np.add.at(np.moveaxis(out, axis, 0), here[inside], rows[inside])
         return out
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        return None, b.value(GatherOp, cotangents[0], self.ids, props={"axis": self.axis})
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return None, b.value(GatherOp, dy, self.ids, props={"axis": self.axis})
 
 
 @irdl_op_definition
@@ -166,9 +165,7 @@ class GatherOp(_Taking):
         mask = inside.reshape((1,) * axis + ids.shape + (1,) * (table.ndim - axis - 1))
         return np.where(mask, rows, np.zeros((), table.dtype))
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        dy = cotangents[0]
-        assert dy is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         if self.padding is not None:
             ids, shape = plain(self.ids), plain(self.table).get_shape()
             axis = axis_of(self.properties, "axis", len(shape))
@@ -220,9 +217,8 @@ class PickGradOp(TensorOp):
             np.put_along_axis(out, here[..., None], value[..., None], axis=-1)
         return out
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        return None, b.value(PickOp, cotangents[0], self.ids)
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return None, b.value(PickOp, dy, self.ids)
 
 
 @irdl_op_definition
@@ -258,9 +254,8 @@ class PickOp(_Taking):
         taken = np.take_along_axis(x, here[..., None], axis=-1)[..., 0]
         return np.where(inside, taken, np.zeros((), x.dtype))
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        d = b.value(PickGradOp, self.ids, cotangents[0], result=plain(self.x), like=self.x)
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        d = b.value(PickGradOp, self.ids, dy, result=plain(self.x), like=self.x)
         return d, None
 
 
@@ -326,9 +321,8 @@ class ScatterAddOp(TensorOp):
             np.add.at(out, tuple(at), np.where(inside, src, np.zeros((), src.dtype)))
         return out
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        return None, b.value(TakeAlongAxisOp, cotangents[0], self.ids, props={"axis": self.axis})
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return None, b.value(TakeAlongAxisOp, dy, self.ids, props={"axis": self.axis})
 
 
 @irdl_op_definition
@@ -366,10 +360,9 @@ class TakeAlongAxisOp(_Taking):
         taken = np.take_along_axis(x, here, axis=axis)
         return np.where(inside, taken, np.zeros((), x.dtype))
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         d = b.value(
-            ScatterAddOp, self.ids, cotangents[0],
+            ScatterAddOp, self.ids, dy,
             props={"axis": self.axis}, result=plain(self.x), like=self.x,
         )  # fmt: skip
         return d, None
@@ -406,7 +399,7 @@ class OneHotOp(TensorOp):
         here, inside = local_indices(place, self.out, ids.ndim, ids)
         return inside[..., None] & (here[..., None] == np.arange(place.shape(self.out)[ids.ndim]))
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
 
 

@@ -90,10 +90,9 @@ class ConcatOp(_Joining):
         assert out is not None
         return (out,)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         axis = axis_of(self.properties, "axis", len(plain(self.out).get_shape()))
-        return b.split(cotangents[0], [plain(x).get_shape()[axis] for x in self.xs], axis)
+        return b.split(dy, [plain(x).get_shape()[axis] for x in self.xs], axis)
 
 
 @irdl_op_definition
@@ -125,11 +124,10 @@ class StackOp(_Joining):
         axis = axis_of(self.properties, "axis", arrays[0].ndim + 1)
         return _part(place, np.stack(arrays, axis=axis), self.out, axis)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         shape = plain(self.xs[0]).get_shape()
         axis = axis_of(self.properties, "axis", len(shape) + 1)
-        return [b.reshape(d, shape) for d in b.split(cotangents[0], [1] * len(self.xs), axis)]
+        return [b.reshape(d, shape) for d in b.split(dy, [1] * len(self.xs), axis)]
 
 
 @irdl_op_definition

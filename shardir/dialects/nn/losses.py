@@ -221,9 +221,7 @@ class CrossEntropyOp(_CrossEntropy):
             target = (1 - share) * target + share * z.mean(axis=-1)
         return np.where(counts, np.log(np.exp(z).sum(axis=-1)) - target, 0)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        dy = cotangents[0]
-        assert dy is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         props = options_of(self.properties)
         return b.value(CrossEntropyGradOp, self.logits, self.labels, dy, props=props), None
 

@@ -210,11 +210,9 @@ class SliceOp(_RowMap):
         starts, limits, strides = zip(*bounds, strict=True)
         return (b.slice(out, starts, limits, strides),)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """The cotangent among zeros: behind each row the ones that a stride leaves out, before and
         after all of them the rest."""
-        dy = cotangents[0]
-        assert dy is not None
         shape, taken = plain(self.x).get_shape(), plain(self.out).get_shape()
         starts, strides = self.starts.data, self.strides.data
         if any(k > 1 for k in strides):
@@ -273,10 +271,9 @@ class PadOp(_RowMap):
             low[d] = high[d] = 0
         return (b.pad(out, low, high, value),)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         low, high = ([-k for k in sides.data] for sides in (self.low, self.high))
-        return (b.pad(cotangents[0], low, high, like=self.x),)
+        return (b.pad(dy, low, high, like=self.x),)
 
 
 @irdl_op_definition
@@ -291,9 +288,8 @@ class FlipOp(_RowMap):
     def rows(cls, shape: Shape, props: Props) -> Rows:
         return {d: np.arange(shape[d])[::-1] for d in dims_of(props, "dims", len(shape))}
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        return (b.value(FlipOp, cotangents[0], props={"dims": self.dims}),)
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return (b.value(FlipOp, dy, props={"dims": self.dims}),)
 
 
 @irdl_op_definition
@@ -325,10 +321,9 @@ class RollOp(_RowMap):
             out = b.value(RollOp, out, props={"shifts": IntsPerDimAttr(tuple(shifts))})
         return (out,)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         back = IntsPerDimAttr(tuple(-k for k in self.shifts.data))
-        return (b.value(RollOp, cotangents[0], props={"shifts": back}),)
+        return (b.value(RollOp, dy, props={"shifts": back}),)
 
 
 @irdl_op_definition
@@ -350,11 +345,10 @@ class TileOp(_RowMap):
             if k != 1
         }
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         shape = plain(self.x).get_shape()
         pairs = [n for pair in zip(self.repeats.data, shape, strict=True) for n in pair]
-        copies = b.reshape(cotangents[0], tuple(pairs))
+        copies = b.reshape(dy, tuple(pairs))
         return (b.reduce(copies, "sum", range(0, len(pairs), 2)),)
 
 
@@ -400,12 +394,11 @@ class RepeatInterleaveOp(Movement):
         first = place.start(self.out, axis) - place.start(self.x, axis) * repeats
         return np.take(whole, np.arange(first, first + shape[axis]), axis=axis)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         shape = plain(self.x).get_shape()
         axis = axis_of(self.properties, "axis", len(shape))
         repeats = int_of(self.properties, "repeats")
-        copies = b.reshape(cotangents[0], (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
+        copies = b.reshape(dy, (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
         return (b.reduce(copies, "sum", [axis + 1]),)
 
 

@@ -85,9 +85,8 @@ class _RowMap(_RowOp, ABC):
     PRECISION: ClassVar[str] = "wide"
     GRAD: ClassVar[type[_RowGrad]]
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        return (b.value(self.GRAD, self.out, cotangents[0], props={"axis": self.axis}),)
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return (b.value(self.GRAD, self.out, dy, props={"axis": self.axis}),)
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         axis = axis_of(self.properties, "axis", len(plain(self.x).get_shape()))
@@ -128,13 +127,11 @@ class SoftmaxGradOp(_RowGrad):
         axis = axis_of(self.properties, "axis", y.ndim)
         return (dy - (y * dy).sum(axis=axis, keepdims=True)) * y
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        c = cotangents[0]
-        assert c is not None
-        # out = y dy - y sum(y dy)
-        d_y = b.sub(b.mul(c, self.dy), b.mul(c, self.sum(b, b.mul(self.y, self.dy))))
-        d_y = b.sub(d_y, b.mul(self.dy, self.sum(b, b.mul(c, self.y))))
-        return d_y, b.value(SoftmaxGradOp, self.y, c, props={"axis": self.axis})
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        # out = y d - y sum(y d), where d is self.dy
+        d_y = b.sub(b.mul(dy, self.dy), b.mul(dy, self.sum(b, b.mul(self.y, self.dy))))
+        d_y = b.sub(d_y, b.mul(self.dy, self.sum(b, b.mul(dy, self.y))))
+        return d_y, b.value(SoftmaxGradOp, self.y, dy, props={"axis": self.axis})
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         total = self.sum(b, b.mul(self.y, self.dy))
@@ -309,9 +306,8 @@ class LayerNormOp(TensorOp):
         var = (c * c).mean(axis=dims, keepdims=True)
         return (c / np.sqrt(var + float_of(self, "eps")) * weight + bias).astype(x.dtype)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        op = b.op(LayerNormGradOp, self.x, self.weight, cotangents[0], props={"eps": self.eps})
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        op = b.op(LayerNormGradOp, self.x, self.weight, dy, props={"eps": self.eps})
         return op.results
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:

@@ -88,12 +88,11 @@ class CumsumOp(_Along):
             return np.cumsum(x, axis, dtype=x.dtype)
         return np.flip(np.cumsum(np.flip(x, axis), axis, dtype=x.dtype), axis)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         props: dict[str, Attribute] = {"axis": self.axis}
         if self.reverse is None:
             props["reverse"] = UnitAttr()
-        return (b.value(CumsumOp, cotangents[0], props=props),)
+        return (b.value(CumsumOp, dy, props=props),)
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         """The running sums of each shard, plus the totals of the shards before it."""
@@ -177,7 +176,7 @@ class ArgsortOp(_Along):
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         return order(arrays[0], self.at(), self.descending is not None)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
 
 

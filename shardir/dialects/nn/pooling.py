@@ -170,10 +170,9 @@ class MaxPoolOp(_MaxPooling):
         found = self.slides()
         return _greatest(padded(arrays[0], found, -np.inf), found, place.shape(self.out))
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         props = {n: p for n, p in self.properties.items() if n != "strategy"}
-        return (b.value(MaxPoolGradOp, self.x, cotangents[0], props=props),)
+        return (b.value(MaxPoolGradOp, self.x, dy, props=props),)
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
         cut, props = self.tiles(b, self.out)

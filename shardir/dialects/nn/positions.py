@@ -125,13 +125,12 @@ class RotaryOp(TensorOp):
         a, b = np.moveaxis(x.reshape(pairs), axis, 0)
         return np.stack([a * cos - b * sin, b * cos + a * sin], axis=axis).reshape(x.shape)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """A turn is undone by the turn back, which is its transpose."""
-        assert cotangents[0] is not None
         props: dict[str, Any] = {"pairing": self.pairing, "base": self.base}
         if self.reverse is None:
             props["reverse"] = UnitAttr()
-        return b.value(RotaryOp, cotangents[0], self.positions, props=props), None
+        return b.value(RotaryOp, dy, self.positions, props=props), None
 
 
 @irdl_op_definition
@@ -172,7 +171,7 @@ class SinusoidOp(TensorOp):
         turn = angles(arrays[0], pair, d, float_of(self, "base"), dtype)
         return np.where(second, np.cos(turn), np.sin(turn))
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
 
 

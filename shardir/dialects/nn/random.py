@@ -127,7 +127,7 @@ class RandomOp(_Drawn):
         part = part_of(place, self.out)
         return fill(how.kind, how.values, shape, part, self.seed(arrays[0]), dtype)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
 
 
@@ -166,10 +166,8 @@ class DropoutOp(_Drawn):
         kept = uniform(self.seed(key), index) >= p
         return x * kept * x.dtype.type(1 / (1 - p))
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """The same places are drawn once more: nothing is kept."""
-        dy = cotangents[0]
-        assert dy is not None
         return b.value(DropoutOp, dy, self.key, props={"p": self.p, "stream": self.stream}), None
 
 

@@ -122,11 +122,10 @@ class OverDims(TensorOp, ABC):
 
     def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
         """The cotangent of x."""
-        raise ShardirError(f"{self.name} has no gradient")
+        raise self.no_gradient()
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        return (self.partial(b, cotangents[0]),)
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return (self.partial(b, dy),)
 
 
 @irdl_op_definition
@@ -386,7 +385,7 @@ class _ArgExtreme(TensorOp, ABC):
         axis = axis_of(self.properties, "axis", arrays[0].ndim)
         return type(self).NUMPY(arrays[0], axis=axis, keepdims=self.keep is not None)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:

@@ -99,9 +99,8 @@ class ReshapeOp(TensorOp):
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         return arrays[0].reshape(place.shape(self.out))
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        return (b.reshape(cotangents[0], plain(self.x).get_shape(), like=self.x),)
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return (b.reshape(dy, plain(self.x).get_shape(), like=self.x),)
 
 
 class _Refined(NamedTuple):
@@ -182,10 +181,9 @@ class TransposeOp(TensorOp):
     def evaluate(self, place: Place, *arrays: Array) -> Array:
         return np.transpose(arrays[0], dims_of(self.properties, "perm", arrays[0].ndim))
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         perm = dims_of(self.properties, "perm", len(plain(self.x).get_shape()))
-        return (b.transpose(cotangents[0], [perm.index(d) for d in range(len(perm))]),)
+        return (b.transpose(dy, [perm.index(d) for d in range(len(perm))]),)
 
 
 @irdl_op_definition
@@ -236,9 +234,7 @@ class BroadcastOp(TensorOp):
             view[dims[i]] = arrays[0].shape[i]
         return np.broadcast_to(x.reshape(view), shape)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        dy = cotangents[0]
-        assert dy is not None
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         old, new = plain(self.x).get_shape(), plain(self.out).get_shape()
         dims = dims_of(self.properties, "dims", len(new))
         kept = [d for i, d in enumerate(dims) if old[i] == new[d]]

@@ -163,9 +163,8 @@ class UnfoldOp(_WindowsOp):
         least = self.least is not None
         return unfold(arrays[0], d, count, size, self.step.value.data, self.start(place), least)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        return (b.fold(cotangents[0], self.at, self.windows()),)
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return (b.fold(dy, self.at, self.windows()),)
 
 
 @irdl_op_definition
@@ -190,9 +189,8 @@ class FoldOp(_WindowsOp):
         rows = place.shape(self.out)[self.at]
         return fold(arrays[0], self.at, rows, self.step.value.data, self.start(place))
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        assert cotangents[0] is not None
-        return (b.unfold(cotangents[0], self.at, self.windows()),)
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return (b.unfold(dy, self.at, self.windows()),)
 
 
 def at_dim(dim: int, start: int, stop: int, step: int = 1) -> tuple[slice, ...]:
