@@ -40,7 +40,7 @@ backward the two sums of their gradients:                               P + 4 C 
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import pairwise
 from math import prod
@@ -61,7 +61,6 @@ resnet = import_module("make_resnet").resnet
 
 F32, I64 = 4, 8
 LAYERS = (2, 4, 8, 16)
-BATCH, SEQ, HIDDEN, HEADS, VOCAB = 8, 128, 256, 8, 1024
 XLA = {2: 7_488_516, 4: 13_263_876, 8: 24_814_596, 16: 47_916_036}
 """What XLA's partitioner (Shardy, jax 0.10.2) makes of the same step of GPT with the same
 annotations."""
@@ -102,6 +101,18 @@ def compiled(text: str) -> ModuleOp:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Of a transformer."""
+
+    layers: int
+    batch: int = 8
+    seq: int = 128
+    hidden: int = 256
+    heads: int = 8
+    vocab: int = 1024
+
+
+@dataclass(frozen=True)
 class Parameters:
     """Of how many numbers a transformer's parameters are, all layers together: those that tp splits
     and that have a whole dimension besides, those that it splits and that have none, the others."""
@@ -113,30 +124,32 @@ class Parameters:
     """How many counts (i64) go into the loss."""
 
 
-def gpt_parameters(layers: int) -> Parameters:
+def gpt_parameters(s: Sizes) -> Parameters:
     """Attention has no biases, norms have a scale only."""
-    d = HIDDEN
-    return Parameters(12 * d * d * layers + VOCAB * d, 4 * d * layers, 3 * d * layers + d + SEQ * d)
+    d = s.hidden
+    return Parameters(
+        12 * d * d * s.layers + s.vocab * d, 4 * d * s.layers, 3 * d * s.layers + d + s.seq * d
+    )
 
 
-def bert_parameters(layers: int) -> Parameters:
+def bert_parameters(s: Sizes) -> Parameters:
     """Biases everywhere; embeddings of segments and positions with a norm; the head's product, norm
     and bias."""
-    d = HIDDEN
-    whole = 6 * d * layers + (2 + SEQ) * d + 2 * d + d * d + d + 2 * d
-    return Parameters(12 * d * d * layers + VOCAB * d, 7 * d * layers + VOCAB, whole, 1)
+    d = s.hidden
+    whole = 6 * d * s.layers + (2 + s.seq) * d + 2 * d + d * d + d + 2 * d
+    return Parameters(12 * d * d * s.layers + s.vocab * d, 7 * d * s.layers + s.vocab, whole, 1)
 
 
-def megatron_bytes(layers: int, p: Parameters, dp: int, tp: int) -> int:
-    tokens = BATCH // dp * SEQ
-    over_tp = (4 * layers + 2) * tokens * HIDDEN + 3 * tokens if tp > 1 else 0
-    over_dp = (p.matrices + p.vectors) // tp + p.whole + 1
-    return (over_tp + over_dp) * F32 + p.counts * I64
+def megatron_bytes(s: Sizes, p: Parameters, dp: int, tp: int) -> int:
+    tokens = s.batch // dp * s.seq
+    over_tp = (4 * s.layers + 2) * tokens * s.hidden + 3 * tokens if tp > 1 else 0
+    over_dp = (p.matrices + p.vectors) // tp + p.whole + 1 if dp > 1 else 0
+    return (over_tp + over_dp) * F32 + (p.counts * I64 if dp > 1 else 0)
 
 
-def zero3_bytes(layers: int, p: Parameters, dp: int, tp: int) -> int:
+def zero3_bytes(s: Sizes, p: Parameters, dp: int, tp: int) -> int:
     gathered = (p.matrices + (p.vectors if tp == 1 else 0)) // tp + p.whole
-    return megatron_bytes(layers, p, dp, tp) + gathered * F32
+    return megatron_bytes(s, p, dp, tp) + gathered * F32
 
 
 def mlp_bytes(layers: int, batch: int, dim: int, hidden: int, dp: int, tp: int) -> int:
@@ -187,21 +200,32 @@ class Row:
     xla: int | None = None
 
 
+LANGUAGE_MODELS = {"gpt": (gpt, gpt_parameters), "bert": (bert, bert_parameters)}
+
+
+def language_model(
+    name: str, s: Sizes, dp: int, tp: int, *, fsdp: bool, xla: int | None = None
+) -> Row:
+    model, parameters = LANGUAGE_MODELS[name]
+    formula = zero3_bytes if fsdp else megatron_bytes
+    plan = " + ".join(n for n, used in (("FSDP", fsdp), ("TP", tp > 1)) if used)
+    return Row(
+        f"{name}, {s.layers} layers", f"dp={dp},tp={tp}", plan if fsdp else "Megatron",
+        model(**asdict(s), mesh=(dp, tp), fsdp=fsdp), formula(s, parameters(s), dp, tp), xla,
+    )  # fmt: skip
+
+
 def rows() -> Iterator[Row]:
     dp, tp = 2, 4
-    sizes: Any = {"batch": BATCH, "seq": SEQ, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB}
-    for name, model, parameters in (("gpt", gpt, gpt_parameters), ("bert", bert, bert_parameters)):
-        for plan, formula in (("Megatron", megatron_bytes), ("FSDP + TP", zero3_bytes)):
-            for n in LAYERS:
-                xla = XLA_FSDP if plan == "FSDP + TP" and n == 2 else None
-                yield Row(
-                    f"{name}, {n} layers", f"dp={dp},tp={tp}", plan,
-                    model(layers=n, mesh=(dp, tp), fsdp=plan == "FSDP + TP", **sizes),
-                    formula(n, parameters(n), dp, tp),
-                    (XLA[n] if plan == "Megatron" else xla) if name == "gpt" else None,
-                )  # fmt: skip
-        text = model(layers=2, mesh=(8, 1), fsdp=True, **sizes)
-        yield Row(f"{name}, 2 layers", "dp=8", "FSDP", text, zero3_bytes(2, parameters(2), 8, 1))
+    for name in LANGUAGE_MODELS:
+        known = name == "gpt"
+        for n in LAYERS:
+            xla = XLA[n] if known else None
+            yield language_model(name, Sizes(n), dp, tp, fsdp=False, xla=xla)
+        for n in LAYERS:
+            xla = XLA_FSDP if known and n == 2 else None
+            yield language_model(name, Sizes(n), dp, tp, fsdp=True, xla=xla)
+        yield language_model(name, Sizes(2), 8, 1, fsdp=True)
     perceptron = {"layers": 2, "batch": 64, "dim": 256, "hidden": 1024}
     yield Row(
         "mlp, 2 layers", f"dp={dp},tp={tp}", "Megatron", mlp(mesh=(dp, tp), **perceptron),

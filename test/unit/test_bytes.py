@@ -30,6 +30,23 @@ def test_a_model_communicates_no_more_than_the_formula(model: str):
         assert total <= row.formula, row
 
 
+OTHERS = [{"vocab": 32_768}, {"batch": 64}, {"hidden": 1024, "vocab": 32_768, "seq": 16}]
+
+
+@pytest.mark.parametrize("model", ["gpt", "bert"])
+@pytest.mark.parametrize(
+    ("dp", "tp", "fsdp"),
+    [(2, 4, False), (2, 4, True), (8, 1, False), (8, 1, True), (1, 8, False)],
+)
+@pytest.mark.parametrize("sizes", OTHERS, ids=str)
+def test_it_communicates_no_more_at_other_sizes(
+    model: str, dp: int, tp: int, fsdp: bool, sizes: dict[str, int]
+):
+    row = communication.language_model(model, communication.Sizes(2, **sizes), dp, tp, fsdp=fsdp)
+    _, total = communication.communicated(communication.compiled(row.text))
+    assert total <= row.formula
+
+
 def test_formulas_are_those_of_the_peers():
     found = {(r.model, r.plan): r.formula for r in communication.rows()}
     assert {n: found[f"gpt, {n} layers", "Megatron"] for n in MEGATRON} == MEGATRON
