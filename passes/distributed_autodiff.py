@@ -392,11 +392,11 @@ class _Differentiation:
         mesh = self.builder.mesh
         if mesh is None:  # layouts are still to be decided
             if isinstance(op, PropagationBarrierOp):
-                return self.reversed(op, out)
+                return self.reversed(op, v, out)
         elif isinstance(op, RecvOp):
             op.check_keeps(v, mesh)
         elif isinstance(op, PermuteOp) and not op.keeps(v, mesh):
-            return self.reversed(op, out)
+            return self.reversed(op, v, out)
         elif isinstance(op, WindowsOp):
             cotangent, b = self.cotangent(out), self.builder
             assert cotangent is not None
@@ -406,12 +406,14 @@ class _Differentiation:
             op.keeps(v, mesh)
         return self.contributions.pop(out)
 
-    def reversed(self, op: PermuteOp | PropagationBarrierOp, out: SSAValue) -> list[SSAValue]:
-        """What comes back through an op that has a reverse."""
+    def reversed(
+        self, op: PermuteOp | PropagationBarrierOp, v: SSAValue, out: SSAValue
+    ) -> list[SSAValue]:
+        """What comes back to `v` through an op that has a reverse."""
         cotangent = self.cotangent(out)
         assert cotangent is not None
-        new, name = op.reversed(cotangent), op.operands[0].name_hint
-        new.results[0].name_hint = f"d_{name}" if name else None
+        new = op.reversed(cotangent)
+        new.results[0].name_hint = f"d_{v.name_hint}" if v.name_hint else None
         self.block.add_op(new)
         return list(new.results)
 
