@@ -184,12 +184,14 @@ def _moved(block: Block, op: Operation) -> bool:
     y, before = op.results[0], dist.layout_of(reduce.values[0])
     out = dist.layout_of(y)
     assert before is not None and out is not None and isinstance(y.type, TensorType)
+    mesh = dist.find_mesh(op, out.mesh)
+    if any(mesh.overlap(a, b) for a in before.partial for b in out.used):
+        return False  # the devices that have contributions hold different parts afterwards
     new = reduce.clone()
     set_type(new.results[0], y.type)
     new.results[0].name_hint = y.name_hint
     y.replace_all_uses_with(new.results[0])
     op.operands[0], new.operands[0] = reduce.values[0], y
-    mesh = dist.find_mesh(op, out.mesh)
     shape = dist.global_shape(y.type, mesh)
     partial = out.with_partial(before.partial, before.reduction)
     set_type(y, dist.local(y.type.element_type, shape, partial, mesh))
