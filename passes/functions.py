@@ -138,6 +138,17 @@ def sharding_groups(block: Block) -> list[dict[SSAValue, ShardingGroupOp]]:
     return found
 
 
+def contradiction(
+    op: ShardingGroupOp, one: tuple[SSAValue, object], other: tuple[SSAValue, object]
+) -> str:
+    """What is wrong where two values of a group are stated to lie so."""
+    said = [f"{maker(v)} lies as [{where}]" for v, where in (one, other)]
+    return (
+        f"[P3] the values of sharding group {op.group.value.data} are to lie alike, but {said[0]}, "
+        f"and {said[1]}; state one of them, or both alike"
+    )
+
+
 def settle(op: PropagationBarrierOp | ShardingGroupOp, builder: Builder) -> None:
     """Takes a barrier or a group out, where layouts are decided. A barrier between two layouts
     becomes a redistribution."""

@@ -60,10 +60,10 @@ from shardir.dialects.dist import (
     with_layout,
 )
 from shardir.dialects.nn.base import TensorOp, has_parts, plain
-from shardir.dialects.places import maker
 from shardir.dialects.train import Update, arg_attrs
 from shardir.passes.functions import (
     bodies,
+    contradiction,
     is_local_body,
     mesh_of,
     name_of,
@@ -239,12 +239,8 @@ class Propagation:
                 w = next(
                     (w for w in before if meet(said[w][0], sharding, self.mesh) is None), before[-1]
                 )
-                group = members[v].group.value.data
-                raise Failure(
-                    [(members[v], f"[P3] the values of sharding group {group} are to lie alike, "
-                      f"but {_said(v, *said[v])}, and {_said(w, *said[w])}; state one of them, or "
-                      "both alike")]
-                )  # fmt: skip
+                said_of = [(x, said[x][0]) for x in (v, w)]
+                raise Failure([(members[v], contradiction(members[v], *said_of))])
             both = met
         return both
 
@@ -478,11 +474,6 @@ class Learnt(NamedTuple):
         sources = [self.spread.sources[f] for f in names if f in self.spread.sources]
         found = dict.fromkeys((touched[i], e) for i, e in sources)
         return Why("factor", self.op, tuple(found))
-
-
-def _said(v: SSAValue, sharding: Sharding, why: Why) -> str:
-    by = " by its strategy" if why.how == "strategy" else ""
-    return f"{maker(v)} lies as [{sharding}]{by}"
 
 
 class Levels:

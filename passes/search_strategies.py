@@ -9,7 +9,8 @@ those of forward and backward part together.
 1. Every op gets a strategy, every value a layout; insert-redistributions follows them, and what it
    makes takes the seconds that the search counted. A mesh without rates calculates as Gloo's ranks
    (cost/ready/gloo.ir) do.
-2. What the text states, a layout of a value or a strategy of an op, stays.
+2. What the text states, a layout of a value or a strategy of an op, stays; values of a sharding
+   group lie alike, and barriers say nothing here.
 3. The plan is the least in the modelled seconds of calculation and communication, of all plans in
    which an axis splits one dimension of an op, as a whole and evenly; or, where the solver's tables
    would be too large, one that is above the least by no more than the gap that is stated.
@@ -19,12 +20,13 @@ those of forward and backward part together.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, TensorType
 from xdsl.dialects.func import CallOp, FuncOp
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardir.algebra.errors import ShardirError
@@ -38,7 +40,6 @@ from shardir.dialects.dist import (
     Collective,
     PropagationBarrierOp,
     RedistributeOp,
-    ShardingGroupOp,
     StrategyAttr,
     layout_of,
     with_layout,
@@ -47,14 +48,18 @@ from shardir.dialects.nn.base import TensorOp, float_attr, plain
 from shardir.dialects.train import GradientOp, StepOp
 from shardir.passes.functions import (
     bodies,
+    contradiction,
     is_local_body,
     mesh_of,
     name_of,
     set_type,
     settle_all,
+    sharding_groups,
     ties,
     update_signature,
+    values,
 )
+from shardir.passes.propagate_strategies import strategy_placement
 from shardir.search.choices import Offers
 from shardir.search.drawing import form_of
 from shardir.search.elimination import CAP
@@ -83,18 +88,25 @@ class SearchStrategies(ModulePass):
             for o in op.body.ops
             if isinstance(o, StepOp | GradientOp)
         }
+        faults: list[tuple[Operation | None, str]] = []
+        todo = []
         for f, block in bodies(op):
             mesh = mesh_of(f, op)
             if mesh is None or is_local_body(block):
                 continue
             if name_of(f) in later:
                 message = "is still to be differentiated; run distributed-autodiff before"
-                raise Failure([(f, f"@{name_of(f)} {message}, so that its gradients count")])
-            _check(f, block)
+                faults.append((f, f"@{name_of(f)} {message}, so that its gradients count"))
+            faults += _wrong(f, block, mesh)
+            todo.append((f, block, mesh))
+        if faults:
+            raise Failure(faults)
+        for f, block, mesh in todo:
+            tied = alike(f, block)
             settle_all(block, None)
             expand(block, None)
             try:
-                plan = search(block, offers(mesh), ties(f, block), self.entries)
+                plan = search(block, offers(mesh), tied, self.entries)
             except ShardirError as e:
                 raise Failure([(f, str(e))]) from None
             if form is not None:
@@ -122,7 +134,8 @@ def offers(mesh: Mesh) -> Offers:
     return Offers(mesh, seconds)
 
 
-def _check(f: FuncOp, block: Block) -> None:
+def _wrong(f: FuncOp, block: Block, mesh: Mesh) -> list[tuple[Operation | None, str]]:
+    """What is wrong with what the text states, for a search."""
     faults: list[tuple[Operation | None, str]] = []
     for op in block.ops:
         match op:
@@ -131,15 +144,41 @@ def _check(f: FuncOp, block: Block) -> None:
                     "the search decides on communication; leave it out, and state layouts or "
                     "strategies instead"
                 )
-            case ShardingGroupOp():
-                message = "the search knows no groups; state the layouts of its values instead"
             case PropagationBarrierOp() if layout_of(op.out) not in (None, layout_of(op.value)):
                 message = "nothing spreads that it could hold back; leave it out"
+            case TensorOp() if op.strategy is not None:
+                try:
+                    strategy_placement(op, mesh)
+                    continue
+                except ShardirError as e:
+                    message = str(e)
             case _:
                 continue
         faults.append((op, f"{op.name} in @{name_of(f)}: {message}"))
-    if faults:
-        raise Failure(faults)
+    try:
+        groups = sharding_groups(block)
+    except Failure as e:
+        return faults + e.faults
+    for members in groups:
+        stated = {v: l.simplified(mesh) for v in members if (l := layout_of(v)) is not None}
+        for (v, mine), (w, theirs) in pairwise(stated.items()):
+            if mine.dims != theirs.dims:
+                faults.append((members[w], contradiction(members[w], (w, theirs), (v, mine))))
+    return faults
+
+
+def alike(f: FuncOp, block: Block) -> dict[SSAValue, SSAValue]:
+    """The values that lie as another does, each with the first of them: new values of parameters
+    and states, and those of a group."""
+    order = {v: i for i, v in enumerate(values(block))}
+    found: list[set[SSAValue]] = []
+    for together in [*map(set, ties(f, block).items()), *map(set, sharding_groups(block))]:
+        for other in [s for s in found if not s.isdisjoint(together)]:
+            found.remove(other)
+            together |= other
+        found.append(together)
+    firsts = [(min(s, key=order.__getitem__), s) for s in found]
+    return {v: first for first, s in firsts for v in s if v is not first}
 
 
 def write(f: FuncOp, plan: Plan) -> None:

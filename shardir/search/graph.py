@@ -61,8 +61,8 @@ def search(block: Block, offers: Offers, ties: Mapping[SSAValue, SSAValue], cap:
     """The least costly plan.
 
     Args:
-        ties: returned values that become the next step's arguments, each with that argument: both
-            lie alike.
+        ties: values that lie as another does, each with that other, which comes first: returned
+            ones with the arguments of the next step that they become, and those of a group.
         cap: the entries of the solver's largest table.
     """
     return _Graph(block, offers, ties).plan(cap)
@@ -122,7 +122,8 @@ class _Graph:
         its only user takes it from there."""
         users = self.users.get(v, [])
         returned = any(isinstance(op, ReturnOp) for op in users)
-        return len(users) > 1 or returned or layout_of(v) is not None
+        tied = v in self.ties or v in self.ties.values()
+        return len(users) > 1 or returned or tied or layout_of(v) is not None
 
     def lie(self, v: SSAValue) -> None:
         """A variable for where a value lies; one for both ends of a tie."""
@@ -136,34 +137,29 @@ class _Graph:
         ])))  # fmt: skip
 
     def places_of(self, v: SSAValue) -> Places:
-        users = [op for op in self.users.get(v, []) if isinstance(op, TensorOp)]
-        needs = [(id(self.choices[op]), slots(op, v)) for op in users]
-        made = v.owner if isinstance(v.owner, Operation) else None
-        out = made is not None and place_of(v)
-        ends = [w for w, end in self.ties.items() if end is v]
-        from_ends = [(id(self.choices[w.owner]), place_of(w)) for w in ends]  # type: ignore[index]
-        key = (v.type, tuple(needs), made and id(self.choices[made]), out, tuple(from_ends))
+        alike = [v, *(w for w, end in self.ties.items() if end is v)]
+        users = [(op, w) for w in alike for op in self.users.get(w, []) if isinstance(op, TensorOp)]
+        made = [(self.choices[w.owner], place_of(w)) for w in alike if isinstance(w, OpResult)]
+        needs = [(id(self.choices[op]), slots(op, w), w is v) for op, w in users]
+        makers = [(id(choices), i) for choices, i in made]
+        key = (*(w.type for w in alike), tuple(needs), tuple(makers))
         if key in self._places:
             return self._places[key]
         several: dict[Layout, int] = {}
-        for op in users:
-            needs_of = dict.fromkeys(l for c in self.choices[op] for l in needed(c, slots(op, v)))
+        for op, w in users:
+            needs_of = dict.fromkeys(l for c in self.choices[op] for l in needed(c, slots(op, w)))
             for need in needs_of:
-                several[need] = several.get(need, 0) + 1
-        stated = layout_of(v)
+                several[need] = several.get(need, 0) + (w is v)
+        stated = next((l for l in map(layout_of, alike) if l is not None), None)
         if stated is not None:
             lying = [stated.simplified(self.mesh)]
         else:
             found = dict.fromkeys(l for l in several if not l.partial)
-            for w in [v, *ends]:
-                if isinstance(w.owner, Operation):
-                    i = place_of(w)
-                    found.update(
-                        dict.fromkeys(c.results[i].complete for c in self.choices[w.owner])
-                    )
+            for choices, i in made:
+                found.update(dict.fromkeys(c.results[i].complete for c in choices))
             lying = sorted(found, key=lambda l: -self.mesh.extent(l.used))
         places: list[Place] = [(l, None) for l in lying]
-        if made is None:
+        if not isinstance(v, OpResult):
             shared = [l for l, n in several.items() if n > 1 and not l.partial]
             places += [(l, t) for l in lying for t in shared if t != l]
         self._places[key] = tuple(places)

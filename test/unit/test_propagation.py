@@ -118,13 +118,16 @@ def cut(op: dist.PropagationBarrierOp, value: SSAValue) -> None:
 def test_layouts_that_the_search_gives_are_valid_and_right(seed: int):
     p = random_problem(seed, 6)
     module, _ = random_form(p, seed)
-    for op in list(function(module, "f").body.block.ops):
+    apply(module, "distributed-autodiff")
+    members: dict[int, list[SSAValue]] = {}
+    for op in list(function(module, p.name).body.block.ops):
         if isinstance(op, dist.ShardingGroupOp):
-            erase(op)
+            members.setdefault(op.group.value.data, []).append(op.value)
         elif isinstance(op, dist.PropagationBarrierOp):
             cut(op, op.value)
-    apply(module, "distributed-autodiff", "search-strategies")
+    apply(module, "search-strategies")
     assert not verify_all(module)
+    assert all(len({lies(v).dims for v in group}) == 1 for group in members.values())
     for name in ("insert-redistributions", "lower-to-spmd"):
         apply(module, name)
         assert not verify_all(module)

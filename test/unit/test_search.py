@@ -85,6 +85,44 @@ def test_no_plan_of_all_is_better():
     assert isclose(objective(parse(text)), least_of_all(text))
 
 
+GROUP = """
+#rows = #dist.layout<@m, [{d}, {}]>
+#columns = #dist.layout<@m, [{}, {d}]>
+func.func @f(%x: tensor<16x12xf32, TX>, %y: tensor<16x12xf32, #rows>, %z: tensor<16x12xf32, #columns>) -> (tensor<16x12xf32, #columns>, tensor<16x12xf32, #rows>, tensor<16x12xf32, #columns>) {
+  %a = nn.tanh %y : (tensor<16x12xf32, #rows>) -> tensor<16x12xf32, TA>
+  %b = nn.tanh %z : (tensor<16x12xf32, #columns>) -> tensor<16x12xf32, TB>
+  %p = nn.tanh %x : (tensor<16x12xf32, TX>) -> tensor<16x12xf32, #columns>
+  %q = nn.neg %a : (tensor<16x12xf32, TA>) -> tensor<16x12xf32, #rows>
+  %r = nn.neg %b : (tensor<16x12xf32, TB>) -> tensor<16x12xf32, #columns>
+  SAID
+  func.return %p, %q, %r : tensor<16x12xf32, #columns>, tensor<16x12xf32, #rows>, tensor<16x12xf32, #columns>
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("of", ["ab", "xa", "xab"])
+def test_the_values_of_a_group_lie_as_is_best_for_all(of: str):
+    """As the best of all plans in which they are stated to lie alike; and that costs something."""
+
+    def text(stated: dict[str, str], said: str) -> str:
+        layouts = {v: f", #dist.layout<@m, {stated[v]}>" if v in stated else "" for v in "xab"}
+        out = GROUP.replace("SAID", said)
+        for v, layout in layouts.items():
+            out = out.replace(f", T{v.upper()}>", f"{layout}>")
+        return HEAD + out
+
+    where = dict.fromkeys(of, "16x12xf32")
+    said = "\n".join(f"dist.sharding_group %{v} group 3 : tensor<{t}>" for v, t in where.items())
+    module = parse(text({}, said))
+    found = objective(module)
+    ends = ["[{}, {}]", "[{d}, {}]", "[{}, {d}]"]
+    assert isclose(found, min(objective(parse(text(dict.fromkeys(of, e), ""))) for e in ends))
+    assert found > objective(parse(text({}, ""))) * (1 + 1e-6)
+    lying = {v.name_hint: layout_of(v) for op in [body(module)] for v in op.args}
+    lying |= {v.name_hint: layout_of(v) for op in body(module).ops for v in op.results}
+    assert len({str(lying[v]) for v in of}) == 1
+
+
 def objective(module: ModuleOp) -> float:
     PASSES["search-strategies"]()().apply(Context(), module)
     ((f, _),) = bodies(module)
