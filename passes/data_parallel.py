@@ -108,6 +108,8 @@ def _placed(arg: SSAValue) -> bool:
 
 def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Fault]:
     """What is stated and not data parallel: held against the program of which nothing is stated."""
+    if not any(_states(op) for op in module.walk()):
+        return
     twins: dict[SSAValue, SSAValue] = {}
     trial = module.clone(twins)
     StripLayouts().apply(ctx, trial)
@@ -135,6 +137,14 @@ def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Fault]:
                 yield op, f"[A3] {op.name} in @{name_of(f)}: {message}; {MEND}"
             elif isinstance(op, TensorOp) and op.strategy is not None:
                 yield from _strategy_fault(op, twins, mesh, name_of(f))
+
+
+def _states(op: Operation) -> bool:
+    """Whether something is stated of where the values of an op or of its blocks lie."""
+    if isinstance(op, RedistributeOp) or (isinstance(op, TensorOp) and op.strategy is not None):
+        return True
+    args = [arg for region in op.regions for block in region.blocks for arg in block.args]
+    return any(sharding_of(v) is not None for v in (*op.results, *args))
 
 
 def _strategy_fault(

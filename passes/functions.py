@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from xdsl.dialects.builtin import FunctionType, ModuleOp, StringAttr, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.builder import Builder
@@ -223,4 +223,7 @@ def named(v: SSAValue) -> str:
     """A value, as messages call it."""
     if v.name_hint:
         return f"%{v.name_hint}"
-    return f"argument {v.index}" if isinstance(v, BlockArgument) else f"a result of {v.owner.name}"
+    if isinstance(v, BlockArgument):
+        return f"argument {v.index}"
+    assert isinstance(v, OpResult)
+    return f"a result of {v.op.name}"

@@ -129,8 +129,7 @@ class _Function:
             for message in self.differences(by, made, names, line):
                 yield Fault(number, 0, message)
         for name, line in of.items():
-            hint = did_you_mean(name, self.names.values()) or f"; {AGAIN}"
-            yield Fault(line.number, 0, f"[V2] the program has no %{name} in {where}{hint}")
+            yield Fault(line.number, 0, f"[V2] the program has no %{name} in {where}; {AGAIN}")
         if (text := self.saved.found.get(where.removeprefix("@"))) is not None:
             try:
                 self.found = Parser(ctx, text).parse_attribute()

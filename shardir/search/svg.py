@@ -74,7 +74,12 @@ def _draw(root: Element, graph: Described, top: float) -> tuple[float, float]:
         _apart([words[k] for k in into], top - GAP)
         top += max(boxes[i].height for i in layer)
     for k, e in enumerate(edges):
-        _edge(root, boxes[e["from"]], words[k], boxes[e["to"]], said[k])
+        _curve(root, boxes[e["from"]], words[k])
+        _curve(root, words[k], boxes[e["to"]])
+    for b, lines in zip(words, said, strict=True):
+        _rect(root, b, {"fill": "#ffffff"})
+        for k, line in enumerate(lines, 1):
+            _words(root, b.x + PAD, b.y + k * LINE - 4, line)
     for i, node in enumerate(nodes):
         _node(root, boxes[i], titles[i], found[i], node)
     return max(b.x + b.width for b in (*boxes, *words)) + PAD, top + PAD
@@ -146,18 +151,11 @@ def _node(root: Element, b: Box, name: str, found: Sequence[Row], node: Describe
         _words(group, b.x + b.width - PAD, b.y + (k + 1) * LINE, time, anchor="end")
 
 
-def _edge(root: Element, a: Box, words: Box, b: Box, said: Sequence[str]) -> None:
-    group = SubElement(root, "g")
-    _curve(group, (a.middle, a.low), (words.middle, words.y))
-    _curve(group, (words.middle, words.low), (b.middle, b.y))
-    for k, line in enumerate(said, 1):
-        _words(group, words.x + PAD, words.y + k * LINE - 4, line)
-
-
-def _curve(parent: Element, a: tuple[float, float], b: tuple[float, float]) -> None:
-    between = (a[1] + b[1]) / 2
-    points = (a, (a[0], between), (b[0], between), b)
-    start, *others = (f"{x:.1f} {y:.1f}" for x, y in points)
+def _curve(parent: Element, a: Box, b: Box) -> None:
+    """A line from below the one to the top of the other."""
+    between = (a.low + b.y) / 2
+    ends = ((a.middle, a.low), (a.middle, between), (b.middle, between), (b.middle, b.y))
+    start, *others = (f"{x:.1f} {y:.1f}" for x, y in ends)
     SubElement(parent, "path", {**EDGE, "d": f"M {start} C {', '.join(others)}"})
 
 

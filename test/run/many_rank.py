@@ -32,7 +32,7 @@ def main():
     for i, (directory, steps) in enumerate(jobs):
         plan = load_plan(directory)
         if i == 0:
-            mesh = runtime_main._start(plan, options)
+            mesh = runtime_main.start(plan, options)
         else:
             mesh = rt.Mesh(plan.axes, mesh.rank, mesh.device)
             for axes in plan.groups:
