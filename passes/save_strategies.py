@@ -24,7 +24,7 @@ from xdsl.passes import ModulePass
 from shardir.algebra.saved import ARGUMENT, Line, Saved
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.places import file_place
+from shardir.dialects.places import short_place
 from shardir.passes.functions import (
     bodies,
     has_layouts,
@@ -74,7 +74,6 @@ def _lines(f: FuncOp, block: Block) -> Iterator[Line]:
     names = value_names(block)
     for by, values in makers(block):
         strategy = by.strategy if isinstance(by, TensorOp) else None
-        place = file_place(by.location)
         layouts = tuple([layout for v in values if (layout := layout_of(v)) is not None])
         yield Line(
             name_of(f),
@@ -82,5 +81,5 @@ def _lines(f: FuncOp, block: Block) -> Iterator[Line]:
             by.name if isinstance(by, Operation) else ARGUMENT,
             None if strategy is None else strategy.data,
             layouts,
-            f"{Path(place[0]).name}:{place[1]}" if place else "",
+            short_place(by),
         )

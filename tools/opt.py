@@ -206,6 +206,10 @@ class Driver(xDSLOptMain):
             Attribute.__post_init__ = _empty_post_init
         self.name, text = self.read_input()
         chunks = split_chunks(text) if self.args.split_input_file else [text]
+        for option in ("save_strategies", "load_strategies", "cost_graph"):
+            if len(chunks) > 1 and getattr(self.args, option) is not None:
+                dashed = f"--{option.replace('_', '-')}"
+                raise UsageError(f"{dashed} is for one program; {self.name} has {len(chunks)}")
         self.explanation = self.make_explanation()
         outputs: list[str] = []
         failed = False

@@ -32,6 +32,16 @@ def at(what: Operation | BlockArgument) -> str:
     return f" at {place[0]}:{place[1]}" if place else ""
 
 
+def short_place(what: Operation | BlockArgument) -> str:
+    """`net.ir:22`, without folders, on one line whatever the file is called; empty where nothing is
+    known."""
+    place = file_place(what.location)
+    if not place:
+        return ""
+    name = place[0].rpartition("/")[2]
+    return f"{''.join(c if c.isprintable() else '?' for c in name)}:{place[1]}"
+
+
 def called(op: Operation) -> str:
     """`%y = nn.matmul at net.ir:22`; names are those of the source."""
     names = [f"%{v.name_hint}" for v in op.results if v.name_hint]

@@ -155,6 +155,28 @@ def test_all_that_does_not_fit_is_one_error(tmp_path: Path) -> None:
     assert code == 2 and "--save-strategies is for an .ir file" in err
 
 
+def test_places_are_on_one_line(tmp_path: Path) -> None:
+    """The name of a file may be anything; it is for people, and never read."""
+    named = NET.replace(
+        ": (tensor<8x6xf32>) -> tensor<8x6xf32>",
+        r': (tensor<8x6xf32>) -> tensor<8x6xf32> loc("a/b\0A@net\22\01.ir":7:1)',
+    )
+    file = tmp_path / "plan.txt"
+    made = shardir.compile(named, save_strategies=file).text
+    line = '%y = nn.relu : <@m, [{dp, tp}, {}]>  // b?@net"?.ir:7'
+    assert file.read_text().splitlines()[-1] == f"@net {line}"
+    assert shardir.compile(named, load_strategies=file).text == made
+
+
+def test_a_file_is_of_one_program(tmp_path: Path) -> None:
+    path = tmp_path / "two.ir"
+    path.write_text(f"{NET}// -----\n{NET}")
+    for option in ("--save-strategies", "--load-strategies", "--cost-graph"):
+        words = ["shard-opt", str(path), "--mode=auto", "--split-input-file", option, "x.svg"]
+        code, _, err = run_tool(words, b"")
+        assert code == 2 and f"{option} is for one program; {path} has 2" in err
+
+
 NAMES = st.from_regex(r"[A-Za-z_][\w$.-]{0,5}", fullmatch=True) | st.from_regex(
     r"\d{1,3}", fullmatch=True
 )
