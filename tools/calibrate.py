@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.errors import ShardirError
 from shardir.backend.launch import LaunchError, Options
-from shardir.cost import Coefficients, clusters
+from shardir.cost import Coefficients, clusters, report
 from shardir.tools.arguments import new_file, positive, seconds
 from shardir.tools.probes import LEAST, Probe, module, probes
 
@@ -32,6 +32,9 @@ EXAMPLE = """example:
   shard-calibrate --ranks 4 -o here.ir     about a minute
   shard-opt net.ir -p train --cost=here.ir
 """
+NO_BYTES = ("overhead", "f64", "bf16", "f16")
+"""What probes are about that the relative model is not fitted to."""
+
 QUICKEST = 1e17
 """Bytes/s or flop/s, beyond what there is."""
 
@@ -59,12 +62,32 @@ def fitted(
     given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], start: Cluster
 ) -> Calibration:
     """The calibration from the seconds of each probe's function."""
-    from shardir.cost.fit import fit, of_functions, relative
+    from shardir.cost.fit import fit, of_functions
 
     measured = [times[p.name] for p in given]
     found = fit(of_functions(compiled.module), measured, start)
     ratios = dict(zip(given, found.predicted / measured, strict=True))
-    return Calibration(found.cluster, relative(compiled.module, measured), ratios)
+    return Calibration(found.cluster, _relative(given, compiled, measured, found.cluster), ratios)
+
+
+def _relative(
+    given: Sequence[Probe], compiled: "Compiled", measured: Sequence[float], cluster: Cluster
+) -> Coefficients:
+    """The relative model's coefficients. It knows neither latencies nor flops, so only the largest
+    probes of each kind count, of f32 alone. Of one that communicates, that part counts which is
+    communication by the time model."""
+    from shardir.cost.fit import fit_relative, terms_of
+
+    largest = {p.about: max(q.size for q in given if q.about == p.about) for p in given}
+    terms, seconds = [], []
+    for probe, all, cost, spent in zip(
+        given, terms_of(compiled.module), report(compiled.module, cluster), measured, strict=True
+    ):
+        if probe.about not in NO_BYTES and probe.size == largest[probe.about]:
+            apart = any(all.bytes[1:])
+            terms.append(replace(all, cal=0) if apart else all)
+            seconds.append(spent * (1 - cost.calculation / cost.seconds) if apart else spent)
+    return fit_relative(terms, seconds)
 
 
 def unmeasured(ranks: int, memory: int) -> Cluster:

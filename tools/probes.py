@@ -24,19 +24,23 @@ BETWEEN = 96
 LARGEST = {"f64": 1 << 20, "f32": 1 << 20, "bf16": 1 << 18, "f16": 1 << 18}
 """Bytes, of f32, of the largest square of each type on a CPU, where some types are very slow."""
 
-SIDES = 4
-"""How much longer than the square's side is the one that a batch's rows have."""
+LONGER = 4
+"""How much longer than a square's side is the one that a batch's rows have."""
+
+HEADS = 16
+"""How many squares an attention multiplies at once."""
 
 ELEMENTWISE = ("add", "relu", "gelu")
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A function of the module, and what it is about: an element type, `memory`, `overhead`, or
-    a collective."""
+    """A function of the module, what it is about (an element type, `memory`, `overhead`, or a
+    collective), and about how many bytes its values have."""
 
     name: str
     about: str
+    size: int
     text: str
 
 
@@ -66,33 +70,43 @@ def sizes(most: int) -> list[int]:
 
 
 def products(largest: Mapping[str, int]) -> Iterator[Probe]:
-    """For each element type squares, and a batch's rows: a layer, and its gradient."""
+    """For each element type squares; of f32 also a batch's rows, as in a layer, and many squares,
+    as in an attention. Each with the product of its gradient."""
     for element, most in largest.items():
-        for n in (isqrt(size // BYTES["f32"]) for size in sizes(most)):
-            square = _type((n, n), element)
-            for rows in (n, SIDES * n) if element == "f32" else (n,):
-                t = _type((rows, n), element)
-                f = _Function(f"product_{element}_{rows}_{n}", [("x", t), ("w", square)])
-                f.op(f"nn.matmul %x, %w : ({t}, {square}) -> {t}", t)
-                f.op(f'nn.einsum "ik,ij->kj" %x, {f.last} : ({t}, {t}) -> {square}', square)
-                yield f.probe(element)
+        for size in sizes(most):
+            n = isqrt(size // BYTES["f32"])
+            yield _product(element, n, n)
+            if element == "f32":
+                yield _product(element, LONGER * n, n)
+                if HEADS * size <= most:
+                    yield _product(element, n, n, (HEADS,))
+
+
+def _product(element: str, rows: int, n: int, heads: tuple[int, ...] = ()) -> Probe:
+    b = "b" * len(heads)
+    t, square = (_type((*heads, k, n), element) for k in (rows, n))
+    name = "_".join(map(str, ("product", element, *heads, rows, n)))
+    f = _Function(name, [("x", t), ("w", square)])
+    f.op(f"nn.matmul %x, %w : ({t}, {square}) -> {t}", t)
+    f.op(f'nn.einsum "{b}ik,{b}ij->{b}kj" %x, {f.last} : ({t}, {t}) -> {square}', square)
+    return f.probe(element, n * n * BYTES["f32"])
 
 
 def elementwise(most: int) -> Iterator[Probe]:
     """Ops that go through memory, and a row of ops that have next to nothing to do."""
     for kind in ELEMENTWISE:
-        for size in sizes(most):
+        for size in sizes(LONGER * most):
             t = _type((size // (ROW * 4), ROW))
             f = _Function(f"{kind}_{size}", [("x", t)])
             for _ in range(CALLS):
                 f.elementwise(kind, t)
-            yield f.probe("memory")
+            yield f.probe("memory", size)
     t = _type((8, 8))
     for count in (1, 32):
         f = _Function(f"small_{count}", [("x", t)])
         for _ in range(count):
             f.elementwise("add", t)
-        yield f.probe("overhead")
+        yield f.probe("overhead", 0)
 
 
 def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
@@ -131,7 +145,7 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
                     f"dist.{kind} {text.format(value)} over <{axes}> : ({source}) -> {target}",
                     target,
                 )
-            yield f.probe(kind)
+            yield f.probe(kind, size)
 
 
 class _Function:
@@ -151,7 +165,7 @@ class _Function:
         types = ", ".join(t for _ in operands)
         self.op(f"nn.{kind} {', '.join(operands)} : ({types}) -> {t}", t)
 
-    def probe(self, about: str) -> Probe:
+    def probe(self, about: str, size: int) -> Probe:
         init = "{train.input = #train.init<normal, std = 0.01>}"
         given = ", ".join(f"%{n}: {t} {init}" for n, t in self.arguments)
         text = (
@@ -159,7 +173,7 @@ class _Function:
             + "\n".join(self.lines)
             + f"\n  func.return {self.last} : {self.type}\n}}"
         )
-        return Probe(self.name, about, text)
+        return Probe(self.name, about, size, text)
 
 
 def _type(

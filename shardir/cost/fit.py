@@ -21,7 +21,7 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir.algebra.cluster import Cluster
 from shardir.cost.functions import functions, on_cluster
 from shardir.cost.seconds import OpCost, cost_of
-from shardir.cost.terms import REDUCTIONS, Coefficients
+from shardir.cost.terms import REDUCTIONS, Coefficients, Terms
 
 Array = np.ndarray
 Predict = Callable[[Cluster], Sequence[float]]
@@ -66,21 +66,24 @@ def fit(predict: Predict, measured: Sequence[float], start: Cluster) -> Fitted:
     return Fitted(_cluster(start, x[:-1]), float(x[-1]), say(x))
 
 
-def relative(module: ModuleOp, measured: Sequence[float]) -> Coefficients:
-    """The coefficients of the relative model, in seconds per byte, of the measured times of the
-    functions of a module in the local view. The all-reduces over all devices count as those of
-    gradients, other reductions as within an op, other collectives as between ops.
-    """
-    rows = []
+def fit_relative(terms: Sequence[Terms], measured: Sequence[float]) -> Coefficients:
+    """The coefficients, in seconds per byte, with which the relative model comes nearest."""
+    columns, y = np.array([t.bytes for t in terms], dtype=float), np.asarray(measured)
+    start = np.full(4, np.sum(y) / np.sum(columns))
+    return Coefficients(*map(float, _least(lambda x: columns, lambda x: columns @ x, start, y)))
+
+
+def terms_of(module: ModuleOp) -> list[Terms]:
+    """What the functions of a module in the local view have of each term: an all-reduce over all
+    devices as if it were of gradients, other reductions as within an op, other collectives as
+    between ops."""
+    found = []
     for f, mesh in functions(module):
         mesh, row = on_cluster(mesh, None), [0, 0, 0, 0]
         for cost in (c for op in f.body.block.ops if (c := cost_of(op, mesh)) is not None):
             row[_term(cost, mesh.extent(cost.axes) == mesh.size)] += cost.bytes
-        rows.append(row)
-    columns = np.array(rows, dtype=float)
-    start = np.full(4, np.mean(measured) / np.mean(columns.sum(axis=1)))
-    found = _least(lambda x: columns, lambda x: columns @ x, start, np.asarray(measured))
-    return Coefficients(*map(float, found))
+        found.append(Terms(*row))
+    return found
 
 
 def _term(cost: OpCost, everywhere: bool) -> int:

@@ -3,18 +3,22 @@
 Weights and batch are annotated, and nothing else; transformers as Megatron splits them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from itertools import pairwise
 
 
 @dataclass
 class Text:
     """Lines of IR, with the types of the values remembered. Axes of size 1 are left out of layouts.
-    `fsdp`: parameters are split over dp as well, along the first whole dimension that divides."""
+    `fsdp`: parameters are split over dp as well, along the first whole dimension that divides.
+    `layouts`: the axes of arguments in the place of their own, by patterns of names, the first that
+    fits."""
 
     mesh: dict[str, int]
     fsdp: bool = False
+    layouts: Mapping[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     types: dict[str, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
@@ -23,6 +27,7 @@ class Text:
         self, name: str, shape: list[int], axes: str, attrs: str, element: str = "f32"
     ) -> str:
         type = tensor(shape, element)
+        axes = next((a for pattern, a in self.layouts.items() if fnmatch(name, pattern)), axes)
         laid = f"{type[:-1]}, #dist.layout<@m, [{self.splitting(axes)}]>>"
         self.types[name] = laid
         self.arguments.append(f"%{name}: {laid} {{{attrs}}}")
@@ -205,13 +210,15 @@ def transformer(
     heads: int = 8,
     mesh: tuple[int, int] = (2, 2),
     lr: float = 0.1,
+    fsdp: bool = False,
+    layouts: Mapping[str, str] | None = None,
 ) -> str:
     """A train step of `layers` blocks and a final norm, loss mean((y - target)^2), SGD.
 
     Arguments x and target are [batch, seq, hidden], split over dp; weights are split over tp as
-    Megatron does.
+    Megatron does, or as `layouts` say. `fsdp`: each parameter is also split over dp.
     """
-    t = Text(dict(zip(("dp", "tp"), mesh, strict=True)))
+    t = Text(dict(zip(("dp", "tp"), mesh, strict=True)), fsdp, layouts or {})
     block = Block(layers, batch, seq, hidden, heads)
     for name in ("x", "target"):
         attrs = "train.input = " + NORMAL.format(1)
@@ -328,12 +335,14 @@ def mlp(
     hidden: int = 1024,
     mesh: tuple[int, int] = (2, 4),
     lr: float = 0.01,
+    layouts: Mapping[str, str] | None = None,
 ) -> str:
     """A train step of `layers` residual layers, x + gelu(x w1) w2, loss mean((x - y)^2), SGD.
 
-    x and y are [batch, dim], split over dp; w1 by columns and w2 by rows over tp.
+    x and y are [batch, dim], split over dp; w1 by columns and w2 by rows over tp; or as `layouts`
+    say.
     """
-    t = Text(dict(zip(("dp", "tp"), mesh, strict=True)))
+    t = Text(dict(zip(("dp", "tp"), mesh, strict=True)), layouts=layouts or {})
     act, wide = tensor([batch, dim]), tensor([batch, hidden])
     for name in ("x", "target"):
         t.argument(name, [batch, dim], "{dp}, {}", "train.input = " + NORMAL.format(1))

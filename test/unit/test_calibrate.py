@@ -13,7 +13,7 @@ pytest.importorskip("scipy")
 import shardir
 from shardir.algebra.cluster import Cluster, Level
 from shardir.cost import Coefficients, clusters, report
-from shardir.cost.fit import fit, of_functions, relative
+from shardir.cost.fit import fit, fit_relative, of_functions, terms_of
 from shardir.dialects import dist
 from shardir.tools import calibrate
 from shardir.tools.probes import groups, module, probes, sizes
@@ -62,11 +62,11 @@ def test_known_numbers_are_found_again() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_averages_out(seed: int) -> None:
     """Each measurement up to 20% off: so are numbers that few of them show; those of the wires,
-    which most of them show, are found within 6%."""
+    which most of them show, are found within 10%."""
     noise = np.random.default_rng(seed).uniform(-0.2, 0.2, len(PROBES))
     found = fit(of_functions(COMPILED.module), seconds_on(KNOWN) * np.exp(noise), START)
     assert numbers(found.cluster) == pytest.approx(numbers(KNOWN), rel=0.2)
-    assert numbers(found.cluster)[:2] == pytest.approx(numbers(KNOWN)[:2], rel=0.06)
+    assert numbers(found.cluster)[:2] == pytest.approx(numbers(KNOWN)[:2], rel=0.1)
 
 
 def test_no_numbers_near_are_better() -> None:
@@ -121,7 +121,7 @@ def test_coefficients_of_the_relative_model_are_found_again() -> None:
                 known.gamma if everywhere else byte if c.communicates else known.alpha
             )
         measured.append(total)
-    found = relative(COMPILED.module, measured)
+    found = fit_relative(terms_of(COMPILED.module), measured)
     for name in ("alpha", "beta1", "beta2", "gamma"):
         assert getattr(found, name) == pytest.approx(getattr(known, name), rel=1e-3)
 
@@ -171,6 +171,17 @@ def test_rates_that_nothing_shows_are_named() -> None:
     assert "Too quick" not in calibrate.text("here", seen, [])
     free = replace(seen.cluster, flops=(("f64", 1e18), *seen.cluster.flops[1:]))
     assert "beside the rest: f64;" in calibrate.text("here", replace(seen, cluster=free), [])
+
+
+def test_the_largest_probes_give_the_relative_model() -> None:
+    """A byte of a collective costs what the wire takes for it, and some more for latencies and
+    copies; a byte of calculation what memory takes for it, or flops in its place."""
+    c = calibration().relative
+    (wire,) = KNOWN.levels
+    for beta in (c.beta1, c.beta2, c.gamma):
+        assert 1 / wire.bandwidth < beta < 2 / wire.bandwidth
+    assert KNOWN.memory_bandwidth is not None
+    assert 1 / KNOWN.memory_bandwidth < c.alpha < 5 / KNOWN.memory_bandwidth
 
 
 def test_errors_are_of_the_ratio_either_way() -> None:

@@ -1,0 +1,176 @@
+"""The cost model: predicted and measured steps of many strategies of three models, on 4 ranks.
+
+The probes of shard-calibrate and all programs run in one start of 4 Gloo ranks, in turns, and the
+median of its turns counts for each. The time model is fitted to the probes alone, to no strategy.
+The relative model, whose four coefficients know nothing of an op but its bytes, is fitted to every
+third strategy.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from programs import NORMAL, Text, mlp, tensor, transformer
+from rich.markup import escape
+from scipy.stats import spearmanr
+
+from shardir.api import compile
+from shardir.backend.launch import Options
+from shardir.backend.measure import times
+from shardir.cost import relative, report
+from shardir.cost.fit import fit_relative
+from shardir.tools.calibrate import fitted, unmeasured
+from shardir.tools.probes import module, probes
+
+RANKS = 4
+MOST = 1 << 22
+ROUNDS, TURN, TIMEOUT = 17, 0.01, 120.0
+MEMORY = 1 << 32
+
+Mesh = tuple[int, int]
+DATA, TENSOR, BOTH = (4, 1), (1, 4), (2, 2)
+
+WHOLE = {"l?_w?": "{}, {}", "l?_fc?": "{}, {}", "l?_b?": "{}"}
+"""A transformer's weights."""
+
+MLP: dict[str, tuple[Mesh, dict[str, str]]] = {
+    "data": (DATA, {}),
+    "repeated": (TENSOR, {"w*": "{}, {}"}),
+    "data over 2, repeated": (BOTH, {"w*": "{}, {}"}),
+    "zero": (DATA, {"w*": "{dp}, {}"}),
+    "columns": (TENSOR, {"w*": "{}, {tp}"}),
+    "rows": (TENSOR, {"w*": "{tp}, {}"}),
+    "megatron": (TENSOR, {}),
+    "data x megatron": (BOTH, {}),
+    "zero x megatron": (BOTH, {"w1*": "{dp}, {tp}", "w2*": "{tp}, {dp}"}),
+    "2d": (BOTH, {"x": "{}, {}", "target": "{}, {}", "w*": "{dp}, {tp}"}),
+    "data x columns": (BOTH, {"w*": "{}, {tp}"}),
+}
+TRANSFORMER: dict[str, tuple[Mesh, dict[str, str]]] = {
+    "data": (DATA, {}),
+    "repeated": (TENSOR, WHOLE),
+    "data over 2, repeated": (BOTH, WHOLE),
+    "zero": (DATA, {}),
+    "megatron": (TENSOR, {}),
+    "data x megatron": (BOTH, {}),
+    "zero x megatron": (BOTH, {}),
+    "sequence": (TENSOR, {"x": "{}, {tp}, {}", "target": "{}, {tp}, {}", **WHOLE}),
+    "data x sequence": (BOTH, {"x": "{dp}, {tp}, {}", "target": "{dp}, {tp}, {}", **WHOLE}),
+    "attention split": (TENSOR, {"l?_fc?": "{}, {}", "l?_b?": "{}"}),
+    "mlp split": (TENSOR, {"l?_w?": "{}, {}"}),
+    "columns": (TENSOR, {"l?_w?": "{}, {tp}", "l?_fc?": "{}, {tp}", "l?_b?": "{tp}"}),
+}
+RECOMMENDER: dict[str, tuple[Mesh, dict[str, str]]] = {
+    "data": (DATA, {}),
+    "repeated": (TENSOR, {}),
+    "data over 2, repeated": (BOTH, {}),
+    "table by rows": (DATA, {"table": "{dp}, {}"}),
+    "table by columns": (DATA, {"table": "{}, {dp}"}),
+    "table by rows, data over 2": (BOTH, {"table": "{tp}, {}"}),
+    "table by columns, data over 2": (BOTH, {"table": "{}, {tp}"}),
+    "table by rows and columns": (BOTH, {"table": "{dp}, {tp}"}),
+    "zero": (DATA, {"table": "{dp}, {}", "w?": "{dp}, {}"}),
+    "table and w1 by columns": (
+        TENSOR, {"table": "{}, {tp}", "w1": "{}, {tp}", "w2": "{tp}, {}"},
+    ),
+    "table by rows, data x columns": (BOTH, {"table": "{dp}, {}", "w1": "{}, {tp}"}),
+}  # fmt: skip
+
+
+def programs() -> Iterator[tuple[str, str, str]]:
+    """Model, strategy and text of each program."""
+    for name, (mesh, layouts) in MLP.items():
+        text = mlp(layers=2, batch=256, dim=512, hidden=1024, mesh=mesh, layouts=layouts)
+        yield "mlp", name, text
+    for name, (mesh, layouts) in TRANSFORMER.items():
+        text = transformer(
+            layers=2, hidden=128, heads=4, mesh=mesh, fsdp="zero" in name, layouts=layouts
+        )
+        yield "transformer", name, text
+    for name, (mesh, layouts) in RECOMMENDER.items():
+        yield "recommender", name, recommender(mesh, layouts)
+
+
+def recommender(mesh: Mesh, layouts: dict[str, str]) -> str:
+    """A train step of a DLRM in small: 8 ids of a sample are looked up in a table [50000, 64], the
+    vectors of each two multiplied, and the products and the vectors go through w1, relu and w2.
+    Samples are split over dp, parameters are whole; or as `layouts` say."""
+    rows, columns, fields, batch, hidden = 50_000, 64, 8, 512, 512
+    t = Text(dict(zip(("dp", "tp"), mesh, strict=True)), layouts=layouts)
+    t.indices("ids", [batch, fields], "{dp}, {}", rows)
+    t.argument("target", [batch, 1], "{dp}, {}", "train.input = " + NORMAL.format(1))
+    t.parameter("table", [rows, columns], "{}, {}", NORMAL.format(0.1))
+    pairs, all = fields * fields, fields * columns
+    t.parameter("w1", [pairs + all, hidden], "{}, {}", NORMAL.format((pairs + all) ** -0.5))
+    t.parameter("w2", [hidden, 1], "{}, {}", NORMAL.format(hidden**-0.5))
+    vectors, products = [batch, fields, columns], [batch, fields, fields]
+    t.op("rows", "nn.gather %table, %ids axis 0", ["table", "ids"], tensor(vectors))
+    t.op("pairs", 'nn.einsum "bie,bje->bij" %rows, %rows', ["rows", "rows"], tensor(products))
+    t.op("flat_pairs", "nn.reshape %pairs", ["pairs"], tensor([batch, pairs]))
+    t.op("flat_rows", "nn.reshape %rows", ["rows"], tensor([batch, all]))
+    features, wide = ["flat_pairs", "flat_rows"], tensor([batch, hidden])
+    t.op("x", "nn.concat %flat_pairs, %flat_rows axis 1", features, tensor([batch, pairs + all]))
+    t.op("h", "nn.matmul %x, %w1", ["x", "w1"], wide)
+    t.op("a", "nn.relu %h", ["h"], wide)
+    t.op("y", "nn.matmul %a, %w2", ["a", "w2"], tensor([batch, 1]))
+    t.squared_error("y", [batch, 1])
+    return t.step(0.1)
+
+
+LAID_OUT = "propagate-strategies,insert-redistributions,distributed-autodiff"
+EVERY = 3
+"""The relative model's coefficients are fitted to every third strategy."""
+
+
+def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
+    """One record per model and strategy: model, strategy, predicted_ms, measured_ms, fitted;
+    spearman, of all strategies that were not fitted, and spearman_model, of the model's. Then the
+    same of the relative model: relative_ms, relative_fitted, relative_spearman and
+    relative_spearman_model."""
+    given = probes(RANKS, MOST)
+    probing = compile(module(given, RANKS), "")
+    found = list(programs())
+    compiled = [compile(text) for _, _, text in found]
+    with tempfile.TemporaryDirectory() as folder:
+        places = [c.save(Path(folder) / str(i)) for i, c in enumerate([probing, *compiled])]
+        log(f"{len(found)} programs and {len(given)} probes compiled")
+        measured, *steps = times(
+            places, ROUNDS, TURN, Options(timeout=TIMEOUT),
+            lambda done: log(f"round {done}/{ROUNDS}"),
+        )  # fmt: skip
+    calibration = fitted(
+        given, probing, {n: median(v) for n, v in measured.items()}, unmeasured(RANKS, MEMORY)
+    )
+    log(f"fitted to the probes: {escape(str(calibration.cluster))}")
+    seconds = [median(step["step"]) for step in steps]
+    terms = [relative(compile(text, LAID_OUT).module)[0].terms for _, _, text in found]
+    by_terms = fit_relative(terms[::EVERY], seconds[::EVERY])
+    log(f"fitted to every third strategy: {by_terms}")
+    out = [
+        {
+            "model": model, "strategy": strategy,
+            "predicted_ms": report(c.module, calibration.cluster)[0].seconds * 1e3,
+            "measured_ms": s * 1e3, "fitted": False,
+            "relative_ms": t.cost(by_terms) * 1e3, "relative_fitted": i % EVERY == 0,
+        }
+        for i, ((model, strategy, _), c, s, t) in enumerate(
+            zip(found, compiled, seconds, terms, strict=True)
+        )
+    ]  # fmt: skip
+    for r in out:
+        same = [o for o in out if o["model"] == r["model"]]
+        for kind, by, but in (
+            ("spearman", "predicted_ms", "fitted"),
+            ("relative_spearman", "relative_ms", "relative_fitted"),
+        ):
+            r[kind] = rank_correlation(out, by, but)
+            r[f"{kind}_model"] = rank_correlation(same, by, but)
+    return out
+
+
+def rank_correlation(records: list[dict[str, Any]], by: str, but: str) -> float:
+    """Spearman's, of what is predicted and what is measured, without what was fitted."""
+    pairs = [(r[by], r["measured_ms"]) for r in records if not r[but]]
+    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
