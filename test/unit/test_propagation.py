@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from harness import MESH, PIPELINE, apply, collectives, compiled, function, layouts, parts
-from random_programs import random_form, random_problem
+from random_programs import random_form, random_layout, random_problem
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
@@ -26,6 +26,9 @@ communication = bench.load("bytes")
 
 LATE = (PIPELINE[2], *PIPELINE[:2], *PIPELINE[3:])
 """The passes, with differentiation before everything."""
+ORDERS = pytest.mark.parametrize(
+    "order", [PIPELINE, LATE], ids=["laid out first", "differentiated first"]
+)
 
 
 def lies(v: SSAValue) -> Layout:
@@ -140,13 +143,16 @@ def test_layouts_that_the_search_gives_are_valid_and_right(seed: int):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("optimizer", ["sgd, lr = 0.1", "adam, lr = 0.1", "lamb, lr = 0.1"])
 def test_no_step_moves_a_parameter_or_a_state(optimizer: str, seed: int):
-    """Differentiated before anything is laid out, with some of the weights' layouts taken away."""
+    """Differentiated before anything is laid out; some of the weights' layouts are others, some are
+    taken away."""
     draw = random.Random(seed)
     sizes = {"layers": 1, "batch": 4, "seq": 4, "hidden": 8, "heads": 2, "vocab": 12}
     module = parse(communication.gpt(**sizes, mesh=(2, 2), fsdp=bool(seed % 2)))
+    (mesh,) = dist.meshes_of(module).values()
     for v in every(module):
-        if dist.layout_of(v) is not None and draw.random() < 0.5:
-            set_type(v, plain(v))
+        if dist.layout_of(v) is not None and (chance := draw.random()) < 0.7:
+            other = random_layout(draw, mesh, len(plain(v).get_shape()))
+            set_type(v, plain(v) if chance < 0.3 else dist.with_layout(plain(v), other))
     (request,) = (op for op in module.body.ops if isinstance(op, train.StepOp))
     request.properties["optimizer"] = train.OptimizerAttr.read(optimizer)
     update_signature(function(module, "loss"))
@@ -205,7 +211,7 @@ func.func private @inner(%x: tensor<4x8xf64>, %w: tensor<8x8xf64>) -> tensor<4x8
 """
 
 
-@pytest.mark.parametrize("order", [PIPELINE, LATE], ids=["laid out first", "differentiated first"])
+@ORDERS
 @pytest.mark.parametrize("uses", TIED)
 def test_a_tied_parameter_is_reduced_once(uses: str, order: tuple[str, ...]):
     """Its two or more uses leave it where it is, and whatever they are, its gradient crosses the
@@ -350,7 +356,10 @@ def convolutions(batch: int, channels: list[int], where: list[str]) -> str:
     return step(f"%x: {images}", weights, where, "\n".join(lines))
 
 
-def test_a_perceptron_with_weights_over_the_batchs_axis_moves_weights_not_batches():
+@ORDERS
+def test_zero3_of_a_perceptron_moves_weights_not_batches(
+    order: tuple[str, ...],
+):
     """ZeRO-3 (Rajbhandari et al., 2020): each weight is gathered once and its gradient scattered
     once, in P numbers both, and the loss is one number: 4 (2 P + 1) bytes. Whichever dimension of
     the weights is split."""
@@ -358,11 +367,12 @@ def test_a_perceptron_with_weights_over_the_batchs_axis_moves_weights_not_batche
     p = sum(n * m for n, m in pairwise(sizes))
     for rows, columns in (("[{dp}, {}]",) * 2, ("[{}, {dp}]",) * 2, ("[{dp}, {}]", "[{}, {dp}]")):
         text = "dist.mesh @m <dp = 8>\n" + perceptron(4096, sizes, rows, columns)
-        _, total = communication.communicated(communication.compiled(text))
+        _, total = communication.communicated(apply(parse(text), *order))
         assert total == 4 * (2 * p + 1)
 
 
-def test_the_same_with_tensor_parallelism():
+@ORDERS
+def test_zero3_with_tensor_parallelism_moves_weights_not_batches(order: tuple[str, ...]):
     """Weights by columns, then by rows over tp, and over dp along the other dimension: on a device
     P / tp numbers are gathered and scattered over dp. Over tp each product by rows is reduced
     forward, [batch / dp, 32] and [batch / dp, 16], and backward in front of each by columns but the
@@ -371,16 +381,20 @@ def test_the_same_with_tensor_parallelism():
     p = sum(n * m for n, m in pairwise(sizes))
     text = f"dist.mesh @m <dp = {dp}, tp = {tp}>\n"
     text += perceptron(batch, sizes, "[{dp}, {tp}]", "[{tp}, {dp}]")
-    _, total = communication.communicated(communication.compiled(text))
+    _, total = communication.communicated(apply(parse(text), *order))
     assert total == 4 * (2 * p // tp + batch // dp * (32 + 16 + 32) + 1)
 
 
-def test_a_convolutional_network_with_weights_over_the_batchs_axis_moves_weights_not_batches():
-    """4 (2 P + 1) bytes, as above; kernels split by the channels that they make, or take."""
+@ORDERS
+def test_zero3_of_a_convolutional_network_moves_weights_not_batches(
+    order: tuple[str, ...],
+):
+    """4 (2 P + 1) bytes, as of the perceptron; kernels split by the channels
+    that they make, or take."""
     channels = [8, 16, 32, 8]
     p = 9 * (8 * 16 + 16 * 32) + 32 * 8
     for kernel in ("[{dp}, {}, {}, {}]", "[{}, {dp}, {}, {}]"):
         where = [kernel, kernel, "[{dp}, {}]"]
         text = "dist.mesh @m <dp = 8>\n" + convolutions(256, channels, where)
-        _, total = communication.communicated(communication.compiled(text))
+        _, total = communication.communicated(apply(parse(text), *order))
         assert total == 4 * (2 * p + 1)
