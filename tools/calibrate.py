@@ -9,6 +9,7 @@ import argparse
 import os
 import platform
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from shardir.api import Compiled
 
 EXAMPLE = """example:
-  shard-calibrate --ranks 4 -o here.ir     about a minute
+  shard-calibrate --ranks 4 -o here.ir     a minute or two, best on a quiet machine
   shard-opt net.ir -p train --cost=here.ir
 """
 NO_BYTES = ("overhead", "f64", "bf16", "f16")
@@ -146,6 +147,7 @@ def _short(c: Cluster) -> Cluster:
 def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 fine, 1 a rank failed, 2 nothing could be started or written."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         found, about = _measured(options)
     except ImportError as error:
@@ -187,7 +189,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--name", type=_name, default="here", help="the cluster's, in the file (here)")
     add("--ranks", type=_ranks, default=4, metavar="N", help="how many devices (4)")
     add("--backend", choices=("gloo", "nccl"), default="gloo", help="CPU or GPU (gloo)")
-    add("--most", type=_bytes, metavar="BYTES", help="of a value (4 MiB; on GPUs 256 MiB)")
+    add(
+        "--most",
+        type=_bytes,
+        metavar="BYTES",
+        help="of the largest message (4 MiB; on GPUs 256 MiB)",
+    )
     add("--rounds", type=positive, default=11, help="turns of each probe, the median counts (11)")
     add("--turn", type=seconds, default=0.01, metavar="S", help="seconds of a turn (0.01)")
     add("--timeout", type=seconds, default=120.0, metavar="S", help="longest wait for a rank (120)")
@@ -226,6 +233,7 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str]]:
     most = options.most or MOST[options.backend]
     given = probes(options.ranks, most, cpu)
     compiled = compile(module(given, options.ranks), "", "probes.ir")
+    busy = os.getloadavg()[0]
     with (
         tempfile.TemporaryDirectory(prefix="shard-calibrate-") as folder,
         _progress(options.rounds) as show,
@@ -242,8 +250,9 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str]]:
     return calibration, [
         f"shard-calibrate: {options.ranks} ranks on {options.backend}, {cores} cores, {device}, "
         f"torch {torch.__version__}",
-        f"{len(given)} probes on all ranks at once, values of up to {most} B, medians of "
+        f"{len(given)} probes on all ranks at once, messages of up to {most} B, medians of "
         f"{options.rounds} rounds",
+        f"Before it, {busy:.1f} processes of others wanted a core: with more, latencies grow",
     ]
 
 

@@ -48,7 +48,7 @@ class Fitted:
     predicted: Array
 
 
-def fit(predict: Predict, measured: Sequence[float], start: Cluster) -> Fitted:
+def fit(predict: Predict, measured: Sequence[float] | Array, start: Cluster) -> Fitted:
     """The numbers with which the model comes nearest to what was measured.
 
     Args:

@@ -172,5 +172,6 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
 
 def rank_correlation(records: list[dict[str, Any]], by: str, but: str) -> float:
     """Spearman's, of what is predicted and what is measured, without what was fitted."""
-    pairs = [(r[by], r["measured_ms"]) for r in records if not r[but]]
-    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
+    counted = [r for r in records if not r[but]]
+    found: Any = spearmanr([r[by] for r in counted], [r["measured_ms"] for r in counted])
+    return float(found.statistic)
