@@ -406,9 +406,9 @@ class Propagation:
         if len(wanted) == 1:
             return widened(mine, wanted[0], seen.limits, self.mesh)
         proposed = {
-            d: {w[d]: None for w in wanted if w[d] != axes}
+            d: {w[d]: None for w in wanted if w[d] not in ((), axes)}
             for d, axes in enumerate(mine)
-            if any(w[d] != axes for w in wanted)
+            if any(w[d] not in ((), axes) for w in wanted)
         }
 
         def split_so(way: dict[int, tuple]) -> Split:
