@@ -22,6 +22,9 @@ from shardir.dialects.places import maker
 from shardir.dialects.train import arg_attrs, result_attrs
 from shardir.syntax.diagnostics import Failure
 
+FOUND = "search"
+"""The attribute of a function in which a search says what it found."""
+
 
 def bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Block]]:
     """The functions that have a body, from now on without ops that nobody described: those are

@@ -12,8 +12,9 @@
    composite always does.
 6. The same redistribution of a value is made once; an op that is placed at least cost takes what
    others need anyway for free.
-7. An argument's mark `recompute` goes to its redistributions: a parameter that is gathered for the
-   forward part is gathered again for the backward part, and not kept in between.
+7. The mark `recompute` of an argument goes to its redistributions, that of a search to all: a
+   parameter that is gathered for the forward part is gathered again for the backward part, and not
+   kept in between.
 8. Sharding groups and propagation barriers have had their effect: they go away, and a barrier
    between two layouts is a redistribution.
 """
@@ -21,7 +22,7 @@
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
@@ -40,8 +41,9 @@ from shardir.dialects.dist import (
     with_layout,
 )
 from shardir.dialects.nn.base import Composite, TensorOp, has_parts, plain, splits_whole
-from shardir.dialects.train import arg_attrs
+from shardir.dialects.train import BackwardOp, arg_attrs
 from shardir.passes.functions import (
+    FOUND,
     bodies,
     has_layouts,
     is_local_body,
@@ -80,11 +82,16 @@ class InsertRedistributions(ModulePass):
 
 
 def _mark(f: FuncOp, block: Block) -> None:
-    """What is made of an argument that says `recompute` is not kept for the backward part."""
-    for v, attrs in zip(block.args, arg_attrs(f), strict=True):
-        for use in v.uses if MARK in attrs else ():
-            if isinstance(use.operation, RedistributeOp):
-                use.operation.attributes[MARK] = UnitAttr()
+    """What is made of an argument that says `recompute`, or of any value where a search found that
+    memory needs it, is not kept for the backward part."""
+    marks = dict(zip(block.args, arg_attrs(f), strict=True))
+    found = f.attributes.get(FOUND)
+    all_of_them = isinstance(found, DictionaryAttr) and MARK in found.data
+    ops = list(block.ops)
+    last = max((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), default=len(ops))
+    for op in ops[:last]:
+        if isinstance(op, RedistributeOp) and (all_of_them or MARK in marks.get(op.value, ())):
+            op.attributes[MARK] = UnitAttr()
 
 
 def _insert(block: Block, mesh: Mesh) -> None:

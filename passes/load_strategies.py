@@ -35,6 +35,7 @@ from shardir.dialects.dist import StrategyAttr, sharding_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.places import at, called
 from shardir.passes.functions import (
+    FOUND,
     bodies,
     is_local_body,
     makers,
@@ -45,7 +46,6 @@ from shardir.passes.functions import (
     update_signature,
 )
 from shardir.passes.propagate_strategies import splittable
-from shardir.passes.save_strategies import FOUND
 from shardir.syntax.diagnostics import Diagnostic, ParseErrors, Source, did_you_mean
 from shardir.syntax.files import read_text
 from shardir.syntax.printer import value_names

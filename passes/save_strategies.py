@@ -26,6 +26,7 @@ from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.places import short_place
 from shardir.passes.functions import (
+    FOUND,
     bodies,
     has_layouts,
     is_local_body,
@@ -37,9 +38,6 @@ from shardir.passes.functions import (
 from shardir.syntax.diagnostics import Failure
 from shardir.syntax.files import write_text
 from shardir.syntax.printer import value_names
-
-FOUND = "search"
-"""The attribute of a function in which a search says what it found."""
 
 
 @dataclass(frozen=True)

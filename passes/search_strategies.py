@@ -14,25 +14,29 @@ those of forward and backward part together.
 3. The plan is the least in the modelled seconds of calculation and communication, of all plans in
    which an axis splits one dimension of an op, as a whole and evenly; or, where the solver's tables
    would be too large, one that is above the least by no more than the gap that is stated.
-4. Parameters and states lie as the updates leave them, and may be split: nothing is said of memory.
-5. The function's `search` attribute says the seconds (`objective`), the bound, and the gap.
+4. Parameters and states lie as the updates leave them, and may be split.
+5. The program of the plan, made and measured, holds no more than a device does (`memory`, or what
+   the cluster says). Where the quickest plan holds more, the next is the quickest of those that
+   gather for the backward part again what they gathered for the forward part, and hold less.
+6. The function's `search` attribute says the seconds (`objective`), the bound, the gap, and whether
+   redistributions are made again (`recompute`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, TensorType
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, TensorType, UnitAttr
 from xdsl.dialects.func import CallOp, FuncOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors
 from shardir.algebra.mesh import Mesh
-from shardir.cost import op_seconds
+from shardir.cost import memory_of, op_seconds
 from shardir.cost.clusters import load
 from shardir.cost.functions import DEFAULT
 from shardir.dialects.composites import expand
@@ -47,8 +51,10 @@ from shardir.dialects.dist import (
 from shardir.dialects.nn.base import TensorOp, float_attr, plain
 from shardir.dialects.train import GradientOp, StepOp
 from shardir.passes.functions import (
+    FOUND,
     bodies,
     contradiction,
+    erase,
     is_local_body,
     mesh_of,
     name_of,
@@ -59,15 +65,25 @@ from shardir.passes.functions import (
     update_signature,
     values,
 )
+from shardir.passes.fuse_communication import FuseCommunication
+from shardir.passes.insert_redistributions import InsertRedistributions
+from shardir.passes.lower_to_spmd import LowerToSpmd
 from shardir.passes.propagate_strategies import strategy_placement
+from shardir.passes.recompute import MARK, Recompute
+from shardir.passes.simplify_communication import SimplifyCommunication
 from shardir.search.choices import Offers
 from shardir.search.drawing import form_of
-from shardir.search.elimination import CAP
+from shardir.search.elimination import CAP, GAP, Solution, solve
 from shardir.search.graph import Plan, search
+from shardir.search.memory import TightError
 from shardir.search.picture import Described, described
-from shardir.syntax.diagnostics import Failure
+from shardir.search.problem import Problem
+from shardir.syntax.diagnostics import Failure, tell
 from shardir.syntax.files import write_text
 from shardir.syntax.printer import value_names
+
+Ties = Mapping[SSAValue, SSAValue]
+"""Values that lie as another does, each with that other."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,10 @@ class SearchStrategies(ModulePass):
     name = "search-strategies"
     entries: int = CAP
     """The entries of the solver's largest table: memory for exactness."""
+    gap: float = GAP
+    """How far from the least the plan may be, as a part of it."""
+    memory: int = 0
+    """The bytes that a device may hold; 0: those of the cluster's devices, if it says."""
     graph: str | None = None
     """A file for the graph of costs: .json, .dot or .svg."""
 
@@ -106,7 +126,7 @@ class SearchStrategies(ModulePass):
             settle_all(block, None)
             expand(block, None)
             try:
-                plan = search(block, offers(mesh), tied, self.entries)
+                plan = self.decide(op, f, mesh, tied)
             except ShardirError as e:
                 raise Failure([(f, str(e))]) from None
             if form is not None:
@@ -116,6 +136,75 @@ class SearchStrategies(ModulePass):
             if not graphs:
                 raise Failure("no function has a mesh, so there is no graph of costs")
             write_text(Path(self.graph), form(graphs))
+
+    def decide(self, module: ModuleOp, f: FuncOp, mesh: Mesh, tied: Ties) -> Plan:
+        """The least costly plan, or of those that keep to the memory."""
+        limit = self.memory or mesh.wires.memory
+        plan = self.search(f, mesh, tied, None)
+        allowed, used = limit, 0
+        for _ in range(ATTEMPTS):
+            if limit is None or (used := needed(module, f, plan, mesh)) <= limit:
+                return plan
+            if plan.held:
+                allowed = int(plan.held * min(limit / used, ALMOST))
+            try:
+                plan = self.search(f, mesh, tied, allowed)
+            except TightError as e:
+                raise ShardirError(
+                    f"no plan of @{name_of(f)} was found that keeps to {limit} B on a device; the "
+                    f"values of the smallest need {e.needed} B"
+                    f"{f', and its program {used} B' if allowed != limit else ''}: "
+                    "use more devices, or smaller batches"
+                ) from None
+        raise ShardirError(
+            f"no plan of @{name_of(f)} was found that keeps to {limit} B on a device; the last of "
+            f"{ATTEMPTS} needs {used} B: use more devices, or smaller batches"
+        )
+
+    def search(self, f: FuncOp, mesh: Mesh, tied: Ties, limit: int | None) -> Plan:
+        """The plan, by a count of what values hold.
+
+        Raises:
+            TightError: none keeps to the limit.
+        """
+        gap = self.gap if limit is None else max(self.gap, ROUGH)
+
+        def say(objective: float, bound: float) -> None:
+            within = "" if limit is None else f", bytes above {limit} priced"
+            tell(f"{self.name} @{name_of(f)}: {objective:.6g} s, at least {bound:.6g}{within}")
+
+        def solver(problem: Problem) -> Solution:
+            return solve(problem, self.entries, gap, say)
+
+        return search(f.body.block, offers(mesh), tied, solver, limit)
+
+
+ROUGH = 2e-3
+"""The gap of each of the many problems that are solved for a plan that keeps to the memory."""
+
+ATTEMPTS, ALMOST = 5, 0.98
+"""How often a plan is looked for whose program keeps to the memory, and by how much less is allowed
+each time at least."""
+
+AFTERWARDS = (
+    InsertRedistributions, Recompute, LowerToSpmd, SimplifyCommunication, FuseCommunication,
+)  # fmt: skip
+"""What makes the program of a plan."""
+
+
+def needed(module: ModuleOp, f: FuncOp, plan: Plan, mesh: Mesh) -> int:
+    """The bytes that a device holds at most while the program of a plan runs."""
+    trial = module.clone()
+    made = next(g for g in trial.body.ops if isinstance(g, FuncOp) and name_of(g) == name_of(f))
+    for other in trial.body.ops:
+        if isinstance(other, FuncOp) and other is not made:
+            erase(other)
+    ops = dict(zip(f.body.block.ops, made.body.block.ops, strict=True))
+    pairs = zip(values(f.body.block), values(made.body.block), strict=True)
+    write(made, plan.on(ops, dict(pairs)))
+    for kind in AFTERWARDS:
+        kind().apply(Context(), trial)
+    return memory_of(made, mesh).peak
 
 
 def offers(mesh: Mesh) -> Offers:
@@ -191,4 +280,7 @@ def write(f: FuncOp, plan: Plan) -> None:
     update_signature(f)
     s = plan.solution
     numbers = {"objective": s.objective, "bound": s.bound, "gap": s.gap}
-    f.attributes["search"] = DictionaryAttr({k: float_attr(x) for k, x in numbers.items()})
+    found: dict[str, Attribute] = {k: float_attr(x) for k, x in numbers.items()}
+    if plan.held:
+        found[MARK] = UnitAttr()
+    f.attributes[FOUND] = DictionaryAttr(found)

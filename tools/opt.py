@@ -60,6 +60,7 @@ from shardir.tools.pipelines import (
     spec_of,
     with_strategies,
 )
+from shardir.tools.progress import progress_shown
 
 if TYPE_CHECKING:
     from shardir.tools.explain_layouts import Explanation
@@ -238,7 +239,7 @@ class Driver(xDSLOptMain):
 
     def process(self, source: Source) -> tuple[str | None, list[Diagnostic]]:
         """One program: what is printed of it, and the faults that it has."""
-        with collect_warnings() as warnings:
+        with collect_warnings() as warnings, progress_shown():
             try:
                 output = self.compile(source)
                 errors: list[Diagnostic] = []

@@ -90,8 +90,9 @@ def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
         raise LaunchError(f"{path}: no such file")
     from shardir.api import compile_file
     from shardir.syntax.diagnostics import collect_warnings
+    from shardir.tools.progress import progress_shown
 
-    with collect_warnings() as warnings:
+    with collect_warnings() as warnings, progress_shown():
         try:
             compile_file(
                 path, options.pass_pipeline, mode=options.mode,

@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
-from shardir.algebra.cluster import BYTES, Cluster
+from shardir.algebra.cluster import Cluster
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, placed
 from shardir.algebra.layout import Layout, Shape
@@ -23,7 +23,7 @@ from shardir.algebra.steps import Step, elements, received_by_level, step_memory
 from shardir.cost import collectives
 from shardir.cost.collectives import Form, levels_of
 from shardir.dialects import dist, nn, train
-from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.nn.base import TensorOp, itemsize, plain
 from shardir.dialects.views import VIEWS, moves_nothing
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
@@ -95,12 +95,6 @@ def work(
     return kind.flops(sizes, shapes), sum(
         n * itemsize(t) for n, t in zip(touched, types, strict=True)
     )
-
-
-def itemsize(t: TensorType) -> int:
-    """The bytes of an element; those of a truth value are one."""
-    name = str(t.element_type)
-    return BYTES[name] if name in BYTES else (t.element_type.bitwidth + 7) // 8  # type: ignore[attr-defined]
 
 
 def size_of(v: SSAValue) -> int:

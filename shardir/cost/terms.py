@@ -23,10 +23,10 @@ from shardir.algebra.steps import step_received
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import leading_to
 from shardir.cost.report import called, place, table
-from shardir.cost.seconds import FREE, chosen_of, is_number, itemsize, work
+from shardir.cost.seconds import FREE, chosen_of, is_number, work
 from shardir.dialects import dist, train
 from shardir.dialects.nn.attention import AttentionGradOp, AttentionOp
-from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.base import TensorOp, itemsize
 from shardir.dialects.nn.contraction import Contraction
 from shardir.dialects.nn.convolution import Convolving
 from shardir.dialects.views import moves_nothing

@@ -20,7 +20,6 @@ import numpy as np
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation
 
-from shardir.algebra.cluster import BYTES
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
 from shardir.algebra.layout import Layout, Shape
@@ -34,6 +33,7 @@ from shardir.dialects.nn.base import (
     Composite,
     TensorOp,
     has_parts,
+    itemsize,
     plain,
     splits_whole,
 )
@@ -82,11 +82,6 @@ def all_moving(
     for i, j in np.argwhere(np.isinf(found)):
         found[i, j] = sum(seconds(shape, mesh, sources[i], targets[j], itemsize))
     return found
-
-
-def itemsize(t: TensorType) -> int:
-    """The bytes of an element."""
-    return BYTES.get(str(t.element_type), 4)
 
 
 class Offers:

@@ -14,7 +14,7 @@ counted one by one and made once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
@@ -23,15 +23,19 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from shardir.algebra.layout import Layout
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn.base import TensorOp, plain
-from shardir.search.choices import Choice, Choices, Offers, all_moving, itemsize, moving
-from shardir.search.elimination import CAP, Solution, solve
+from shardir.dialects.nn.base import TensorOp, itemsize, plain
+from shardir.search.choices import Choice, Choices, Offers, all_moving, moving
+from shardir.search.elimination import Solution
+from shardir.search.memory import Held, Solve, Span, peak, shard_bytes, solve_within, spans
 from shardir.search.problem import Problem, Table
 
 Place = tuple[Layout, Layout | None]
 """In which layout a value lies, and in which else several users share it."""
 
 Places = tuple[Place, ...]
+
+LONG = 20
+"""Over how many ops a value must live for its memory to count apart from where it is made."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +53,57 @@ class CostGraph:
 @dataclass(frozen=True)
 class Plan:
     """What is chosen: for each op and each value of a function. Seconds of the objective, and what
-    no choice takes less than."""
+    no choice takes less than. `held`: the bytes on a device, where they count: then what is
+    redistributed in the forward part is so again in the backward part, and not kept."""
 
     choices: Mapping[TensorOp, Choice]
     layouts: Mapping[SSAValue, Layout]
     solution: Solution
     graph: CostGraph
+    held: int = 0
+
+    def on(self, ops: Mapping[Operation, Operation], values: Mapping[SSAValue, SSAValue]) -> "Plan":
+        """The same of a copy of the function."""
+        choices = {ops[op]: choice for op, choice in self.choices.items()}
+        layouts = {values[v]: layout for v, layout in self.layouts.items()}
+        return replace(self, choices=choices, layouts=layouts)
 
 
-def search(block: Block, offers: Offers, ties: Mapping[SSAValue, SSAValue], cap: int = CAP) -> Plan:
+def search(
+    block: Block,
+    offers: Offers,
+    ties: Mapping[SSAValue, SSAValue],
+    solve: Solve,
+    limit: int | None = None,
+) -> Plan:
     """The least costly plan.
 
     Args:
         ties: values that lie as another does, each with that other, which comes first: returned
             ones with the arguments of the next step that they become, and those of a group.
-        cap: the entries of the solver's largest table.
+        limit: the bytes that a device may hold. Redistributions are then made for each use, and for
+            the backward part again.
+
+    Raises:
+        TightError: no plan keeps to the limit.
     """
-    return _Graph(block, offers, ties).plan(cap)
+    graph = _Graph(block, offers, ties, limit is not None)
+    if limit is None:
+        return graph.read(solve(graph.problem))
+    held = graph.held()
+    solution = solve_within(graph.problem, held, limit, solve)
+    return replace(graph.read(solution), held=peak(held, solution.choice).bytes)
 
 
 class _Graph:
-    def __init__(self, block: Block, offers: Offers, ties: Mapping[SSAValue, SSAValue]):
+    """The sum of costs of a function. `tight`: memory counts, so that nothing is shared, and what
+    lives long may lie elsewhere than where it is made."""
+
+    def __init__(
+        self, block: Block, offers: Offers, ties: Mapping[SSAValue, SSAValue], tight: bool
+    ):
         self.block, self.offers, self.mesh = block, offers, offers.mesh
+        self.spans = spans(block, ties) if tight else None
         self.problem = Problem()
         self.ties = ties
         self.choices: dict[Operation, Choices] = {}
@@ -80,8 +113,11 @@ class _Graph:
         self.users: dict[SSAValue, list[Operation]] = {}
         self._tables: dict[tuple, Table] = {}
         self._places: dict[tuple, Places] = {}
+        self.at = {op: i for i, op in enumerate(block.ops)}
+        self.copied: list[Held] = []
+        self.build()
 
-    def plan(self, cap: int) -> Plan:
+    def build(self) -> None:
         constant: set[SSAValue] = set()
         ops = [op for op in self.block.ops if isinstance(op, TensorOp)]
         for op in ops:
@@ -107,7 +143,6 @@ class _Graph:
             for op in users:
                 if isinstance(op, TensorOp):
                     self.used(v, op)
-        return self.read(ops, solve(self.problem, cap))
 
     def seconds(self, choices: Choices) -> Table:
         key = (id(choices),)
@@ -123,7 +158,12 @@ class _Graph:
         users = self.users.get(v, [])
         returned = any(isinstance(op, ReturnOp) for op in users)
         tied = v in self.ties or v in self.ties.values()
-        return len(users) > 1 or returned or tied or layout_of(v) is not None
+        return len(users) > 1 or returned or tied or layout_of(v) is not None or self.lasts(v)
+
+    def lasts(self, v: SSAValue) -> bool:
+        """Whether it counts where a value lies while others run."""
+        span = self.spans.get(v) if self.spans else None
+        return span is not None and span.end - span.start > LONG
 
     def lie(self, v: SSAValue) -> None:
         """A variable for where a value lies; one for both ends of a tie."""
@@ -159,7 +199,7 @@ class _Graph:
                 found.update(dict.fromkeys(c.results[i].complete for c in choices))
             lying = sorted(found, key=lambda l: -self.mesh.extent(l.used))
         places: list[Place] = [(l, None) for l in lying]
-        if not isinstance(v, OpResult):
+        if not isinstance(v, OpResult) and self.spans is None:
             shared = [l for l, n in several.items() if n > 1 and not l.partial]
             places += [(l, t) for l in lying for t in shared if t != l]
         self._places[key] = tuple(places)
@@ -182,27 +222,44 @@ class _Graph:
             lambda: self.moves(t, [c.results[i] for c in choices], [p[0] for p in places]),
         )
         self.problem.add(self.of_op[op], self.of_value[v], table)
+        results = [c.results[i] for c in choices]
+        held = lambda: np.array([[self.copy(t, r, l) for l, _ in places] for r in results])  # noqa: E731
+        self.copies(op, (self.of_op[op], self.of_value[v]), (id(choices), i, id(places), t), held)
+
+    def copy(self, t: TensorType, copy: Layout, lying: Layout) -> float:
+        """The bytes of a value that is in another layout than where it lies for a moment."""
+        return 0.0 if copy.dims == lying.dims else float(shard_bytes(t, copy, self.mesh))
+
+    def copies(
+        self, op: Operation, ends: tuple[int, int], key: tuple, held: Callable[[], Table]
+    ) -> None:
+        """Counts what an op has copies of while it runs."""
+        if self.spans is not None:
+            at = self.at[op]
+            self.copied.append(Held(ends, self.table(("copies", *key), held), Span(at, at)))
 
     def used(self, v: SSAValue, op: TensorOp) -> None:
         """From where a value lies, or from what comes out, to what an op needs."""
         choices, t, at = self.choices[op], plain(v), slots(op, v)
         if v in self.of_value:
-            places = self.places[v]
-            shares = v not in self.ties
-            table = self.table(
-                (id(places), id(choices), at, shares),
-                lambda: self.taken(t, places, choices, at, shares),
+            maker, places, shares = self.of_value[v], self.places[v], v not in self.ties
+            key = id(places), id(choices), at, shares
+        else:
+            assert isinstance(v.owner, Operation)
+            i, makers = place_of(v), self.choices[v.owner]
+            maker, shares = self.of_op[v.owner], False
+            places = tuple([(c.results[i], None) for c in makers])
+            key = id(makers), i, id(choices), at
+        table = self.table(key, lambda: self.taken(t, places, choices, at, shares))
+        self.problem.add(maker, self.of_op[op], table)
+
+        def held() -> Table:
+            needs = [needed(c, at) for c in choices]
+            return np.array(
+                [[sum(self.copy(t, n, l) for n in ns) for ns in needs] for l, _ in places]
             )
-            self.problem.add(self.of_value[v], self.of_op[op], table)
-            return
-        maker = v.owner
-        assert isinstance(maker, Operation)
-        i, makers = place_of(v), self.choices[maker]
-        table = self.table(
-            (id(makers), i, id(choices), at),
-            lambda: self.taken(t, [(c.results[i], None) for c in makers], choices, at, False),
-        )
-        self.problem.add(self.of_op[maker], self.of_op[op], table)
+
+        self.copies(op, (maker, self.of_op[op]), (*key, t), held)
 
     def taken(
         self,
@@ -227,10 +284,39 @@ class _Graph:
         """The seconds from each layout to each other."""
         return all_moving(t.get_shape(), itemsize(t), self.mesh, sources, targets)
 
+    # ---- memory ----
+
+    def held(self) -> list[Held]:
+        """What is held by each value: by where it lies, or as it comes out of its op; and by what
+        is redistributed, at the op for which it is."""
+        assert self.spans is not None
+        found = list(self.copied)
+        for v, span in self.spans.items():
+            if not isinstance(v.type, TensorType):
+                continue
+            t = plain(v)
+            if v in self.of_value:
+                i, key = self.of_value[v], (id(self.places[v]), "holds", t)
+                layouts = [l for l, _ in self.places[v]]
+            elif v.owner in self.of_op:
+                assert isinstance(v.owner, Operation)
+                n, choices = place_of(v), self.choices[v.owner]
+                i, key = self.of_op[v.owner], (id(choices), "holds", n, t)
+                layouts = [c.results[n] for c in choices]
+            else:
+                continue
+            table = self.table(
+                key, lambda t=t, layouts=layouts: np.array([
+                    float(shard_bytes(t, l, self.mesh)) for l in layouts
+                ])
+            )  # fmt: skip
+            found.append(Held((i,), table, span))
+        return found
+
     # ---- the solution ----
 
-    def read(self, ops: Sequence[TensorOp], solution: Solution) -> Plan:
-        choice = solution.choice
+    def read(self, solution: Solution) -> Plan:
+        choice, ops = solution.choice, [op for op in self.block.ops if isinstance(op, TensorOp)]
         chosen = {op: self.choices[op][choice[self.of_op[op]]] for op in ops}
         layouts = {v: self.places[v][choice[i]][0] for v, i in self.of_value.items()}
         for op in ops:

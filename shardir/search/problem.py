@@ -37,14 +37,14 @@ class Problem:
     def add(self, i: int, j: int, table: Table) -> None:
         """Adds table[x_i, x_j] to the sum; j may be i."""
         if i == j:
-            self.unary[i] = self._sum(self.unary[i], np.diagonal(table))
+            self.unary[i] = self.plus(self.unary[i], np.diagonal(table))
             return
         if i > j:
             i, j, table = j, i, table.T
         have = self.pairs.get((i, j))
-        self.pairs[i, j] = table if have is None else self._sum(have, table)
+        self.pairs[i, j] = table if have is None else self.plus(have, table)
 
-    def _sum(self, a: Table, b: Table) -> Table:
+    def plus(self, a: Table, b: Table) -> Table:
         """The same array for the same summands."""
         key = same(a), same(b)
         if key not in self._sums:

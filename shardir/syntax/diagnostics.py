@@ -201,6 +201,25 @@ def warn(op: Operation | None, message: str) -> None:
         warnings.warn(f"{place}{message}", stacklevel=2)
 
 
+_teller: ContextVar[Callable[[str], object] | None] = ContextVar("teller", default=None)
+
+
+@contextmanager
+def told(teller: Callable[[str], object]) -> Iterator[None]:
+    """How far long passes have come goes to `teller`."""
+    token = _teller.set(teller)
+    try:
+        yield
+    finally:
+        _teller.reset(token)
+
+
+def tell(text: str) -> None:
+    """How far a long pass has come, for the tool around it to show."""
+    if (teller := _teller.get()) is not None:
+        teller(text)
+
+
 class ParseErrors(ShardirError):  # noqa: N818
     """Everything that is wrong in one text."""
 

@@ -19,6 +19,7 @@ from xdsl.irdl import IRDLOperation, irdl_attr_definition, opt_prop_def, traits_
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
+from shardir.algebra.cluster import BYTES
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors, placed
 from shardir.algebra.layout import Layout, Shape
@@ -251,6 +252,12 @@ def splits_whole(factors: Factors, operands: Sequence[Layout]) -> bool:
         for dims, layout in zip(factors.operands, operands, strict=True)
         for dim, axes in zip(dims, layout.dims, strict=True)
     )
+
+
+def itemsize(t: TensorType) -> int:
+    """The bytes of an element; those of a truth value are one."""
+    name = str(t.element_type)
+    return BYTES[name] if name in BYTES else (t.element_type.bitwidth + 7) // 8  # type: ignore[attr-defined]
 
 
 def plain(value: SSAValue) -> TensorType:

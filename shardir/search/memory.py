@@ -1,0 +1,175 @@
+"""The least costly plan that keeps to a device's memory.
+
+What lives at a moment is a sum over variables, like the costs, so that a price for each byte at
+some moments makes the same kind of problem (Lagrange's multipliers; Everett 1963): its solution is
+the least costly of all that hold no more at those moments. The moments are those at which solutions
+held most, the price is found by halving. And what no plan costs less than, prices included, less
+the price of the limit, is a bound for plans that keep to it.
+
+Counted are the shards of values from the op that makes them to the last that uses them or a view
+of them: arguments throughout, what updates make in the place of the old; and for one op what is
+redistributed for it, or behind it. What redistributions and the parts of an op need while they run
+is not: the program that comes of a plan says what it holds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Block, SSAValue
+
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Mesh
+from shardir.dialects.nn.base import itemsize
+from shardir.dialects.train import Update
+from shardir.dialects.views import VIEWS
+from shardir.search.elimination import Solution
+from shardir.search.problem import Problem, Table
+
+RAISES, HALVINGS = 14, 5
+"""How often the price is raised until a solution keeps to the limit, and how often the interval in
+which the right one lies is halved then."""
+
+Solve = Callable[[Problem], Solution]
+
+
+class Span(NamedTuple):
+    """The first and the last op at which something lives; of arguments, the first is -1."""
+
+    start: int
+    end: int
+
+
+def spans(block: Block, ties: Mapping[SSAValue, SSAValue]) -> dict[SSAValue, Span]:
+    """When values live that have a place of their own: views lie in that of their operand, and
+    the new value of what is updated in that of the old."""
+    ops = list(block.ops)
+    roots: dict[SSAValue, SSAValue] = {}
+    found = {v: Span(-1, len(ops)) for v in block.args}
+    for i, op in enumerate(ops):
+        for v in op.operands:
+            root = roots.get(v, v)
+            found[root] = Span(found[root].start, max(found[root].end, i))
+        for j, v in enumerate(op.results):
+            if v in ties and isinstance(op, Update):
+                roots[v] = ties[v]
+            elif isinstance(op, VIEWS):
+                x = op.operands[j if len(op.operands) == len(op.results) else 0]
+                roots[v] = roots.get(x, x)
+            else:
+                found[v] = Span(i, i)
+    return found
+
+
+def shard_bytes(t: TensorType, layout: Layout, mesh: Mesh) -> int:
+    """What a device holds of a value."""
+    return prod(layout.local_shape(mesh, t.get_shape())) * itemsize(t)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The bytes that are held by the values of a variable, or of two, and when."""
+
+    variables: tuple[int, ...]
+    bytes: Table
+    span: Span
+
+
+class Peak(NamedTuple):
+    """The most bytes that live at once, and the op at which they do."""
+
+    bytes: int
+    at: int
+
+
+def peak(held: Sequence[Held], choice: Sequence[int]) -> Peak:
+    """Where a solution holds most."""
+    change = np.zeros(max((h.span.end for h in held), default=0) + 3)
+    for h in held:
+        n = h.bytes[tuple(choice[v] for v in h.variables)]
+        change[h.span.start + 1] += n
+        change[h.span.end + 2] -= n
+    now = np.cumsum(change)
+    at = int(now.argmax())
+    return Peak(int(now[at]), at - 1)
+
+
+def priced(problem: Problem, held: Sequence[Held], at: set[int], price: float) -> Problem:
+    """The problem in which each byte held at these ops costs so much."""
+    found = Problem(list(problem.unary), dict(problem.pairs))
+    scaled: dict[tuple[int, int], Table] = {}
+    for h in held:
+        if n := sum(h.span.start <= i <= h.span.end for i in at):
+            if (id(h.bytes), n) not in scaled:
+                scaled[id(h.bytes), n] = price * n * h.bytes
+            more = scaled[id(h.bytes), n]
+            if len(h.variables) == 1:
+                (v,) = h.variables
+                found.unary[v] = found.plus(found.unary[v], more)
+            else:
+                found.add(*h.variables, more)
+    return found
+
+
+class TightError(Exception):
+    """No plan was found that keeps to the limit: what the smallest one needs."""
+
+    def __init__(self, needed: int):
+        super().__init__(needed)
+        self.needed = needed
+
+
+def least(problem: Problem, held: Sequence[Held]) -> list[int]:
+    """The solution whose values hold least, each by itself."""
+    total = [np.zeros(len(u)) for u in problem.unary]
+    for h in held:
+        if len(h.variables) == 1:
+            total[h.variables[0]] = total[h.variables[0]] + h.bytes
+    return [int(t.argmin()) for t in total]
+
+
+def solve_within(problem: Problem, held: Sequence[Held], limit: int, solve: Solve) -> Solution:
+    """The least costly solution that holds no more than `limit` bytes at once.
+
+    Raises:
+        TightError: none was found, or even values that are split as far as can be need more.
+    """
+    values = [h for h in held if len(h.variables) == 1]
+    if (needed := peak(values, least(problem, held)).bytes) > limit:
+        raise TightError(needed)
+    best, bound, at, smallest = None, -np.inf, set[int](), np.inf
+
+    def attempt(price: float) -> bool:
+        """Whether the solution for a price keeps to the limit."""
+        nonlocal best, bound, smallest
+        while True:
+            found = solve(priced(problem, held, at, price))
+            bound = max(bound, found.bound - price * len(at) * limit)
+            most = peak(held, found.choice)
+            smallest = min(smallest, most.bytes)
+            if most.bytes <= limit:
+                cost = problem.cost(found.choice)
+                if best is None or cost < best.objective:
+                    best = Solution(found.choice, cost, cost)
+                return True
+            if most.at in at:
+                return False
+            at.add(most.at)
+
+    low, high = 0.0, 0.0
+    for _ in range(RAISES):
+        if attempt(high):
+            break
+        low, high = high, 4 * high or sum(float(u.min()) for u in problem.unary) / limit / 64
+    for _ in range(HALVINGS if low else 0):
+        middle = (low * high) ** 0.5
+        if attempt(middle):
+            high = middle
+        else:
+            low = middle
+    if best is None:
+        raise TightError(int(smallest))
+    return Solution(best.choice, best.objective, min(bound, best.objective))

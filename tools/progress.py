@@ -1,0 +1,19 @@
+"""What long passes say while they run: one line on a terminal, which goes away."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shardir.syntax.diagnostics import told
+
+
+@contextmanager
+def progress_shown() -> Iterator[None]:
+    """Shows how far passes have come, where stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status, told(status.update):
+        yield
