@@ -226,7 +226,7 @@ def rows() -> Iterator[Row]:
             xla = XLA_FSDP if known and n == 2 else None
             yield language_model(name, Sizes(n), dp, tp, fsdp=True, xla=xla)
         yield language_model(name, Sizes(2), 8, 1, fsdp=True)
-    perceptron = {"layers": 2, "batch": 64, "dim": 256, "hidden": 1024}
+    perceptron: Any = {"layers": 2, "batch": 64, "dim": 256, "hidden": 1024}
     yield Row(
         "mlp, 2 layers", f"dp={dp},tp={tp}", "Megatron", mlp(mesh=(dp, tp), **perceptron),
         mlp_bytes(dp=dp, tp=tp, **perceptron), 1_146_884,
