@@ -20,6 +20,7 @@
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, UnitAttr
@@ -84,7 +85,7 @@ class InsertRedistributions(ModulePass):
 def _mark(f: FuncOp, block: Block) -> None:
     """What is made of an argument that says `recompute`, or of any value where a search found that
     memory needs it, is not kept for the backward part."""
-    marks = dict(zip(block.args, arg_attrs(f), strict=True))
+    marks: dict[SSAValue, dict[str, Any]] = dict(zip(block.args, arg_attrs(f), strict=True))
     found = f.attributes.get(FOUND)
     all_of_them = isinstance(found, DictionaryAttr) and MARK in found.data
     ops = list(block.ops)

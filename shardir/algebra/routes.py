@@ -24,6 +24,9 @@ from shardir.algebra.steps import LOCAL, Step, step_seconds
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
+Solved = tuple[Table, np.ndarray[Any, np.dtype[np.int64]]]
+"""The lengths of the shortest ways, and the first layout of each."""
+
 LAYOUTS, ORDERS = 400, 64
 """Of more layouts no table is made; where all orders of a dimension's axes give more than the
 second, axes stand in the mesh's order."""
@@ -59,7 +62,7 @@ class Routes:
             d: i for i, d in enumerate(dict.fromkeys(((), *(d for l in every for d in l.dims))))
         }
         self._codes = {l: [code[d] for d in l.dims] for l in every}
-        self._solved: dict[tuple[Shape, int], tuple[Table, Table]] = {}
+        self._solved: dict[tuple[Shape, int], Solved] = {}
 
     def seconds(self, shape: Shape, itemsize: int) -> Table:
         """What each way takes for a tensor of this shape: [from, to]; infinite from or to layouts
@@ -83,16 +86,17 @@ class Routes:
             i = k
         return found
 
-    def _of(self, shape: Shape, itemsize: int) -> tuple[Table, Table]:
+    def _of(self, shape: Shape, itemsize: int) -> Solved:
         if (shape, itemsize) not in self._solved:
             even = tuple(i for i, l in enumerate(self.layouts) if l.even(self.mesh, shape))
             self._solved[shape, itemsize] = self._solve(even, prod(shape) * itemsize)
         return self._solved[shape, itemsize]
 
-    def _solve(self, even: tuple[int, ...], size: int) -> tuple[Table, Table]:
-        """Floyd and Warshall's shortest ways: their lengths, and the first layout of each."""
+    def _solve(self, even: tuple[int, ...], size: int) -> Solved:
+        """Floyd and Warshall's shortest ways."""
         n = len(self.layouts)
-        least, via = np.full((n, n), inf), np.tile(np.arange(n), (n, 1))
+        least: Table = np.full((n, n), inf)
+        via = np.tile(np.arange(n), (n, 1))
         latency, rate = self._costs
         among = np.ix_(even, even)
         least[among] = latency[among] + rate[among] * size
@@ -100,8 +104,8 @@ class Routes:
         for k in even:
             way = least[:, k, None] + least[k]
             better = way < least * (1 - 1e-12)
-            least = np.where(better, way, least)
-            via = np.where(better, via[:, k, None], via)
+            np.copyto(least, way, where=better)
+            np.copyto(via, via[:, k, None], where=better)
         return least, via
 
     @cached_property

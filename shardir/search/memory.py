@@ -48,7 +48,7 @@ def spans(block: Block, ties: Mapping[SSAValue, SSAValue]) -> dict[SSAValue, Spa
     the new value of what is updated in that of the old."""
     ops = list(block.ops)
     roots: dict[SSAValue, SSAValue] = {}
-    found = {v: Span(-1, len(ops)) for v in block.args}
+    found: dict[SSAValue, Span] = {v: Span(-1, len(ops)) for v in block.args}
     for i, op in enumerate(ops):
         for v in op.operands:
             root = roots.get(v, v)
@@ -106,11 +106,11 @@ def priced(problem: Problem, held: Sequence[Held], at: set[int], price: float) -
             if (id(h.bytes), n) not in scaled:
                 scaled[id(h.bytes), n] = price * n * h.bytes
             more = scaled[id(h.bytes), n]
-            if len(h.variables) == 1:
-                (v,) = h.variables
-                found.unary[v] = found.plus(found.unary[v], more)
+            v, *other = h.variables
+            if other:
+                found.add(v, other[0], more)
             else:
-                found.add(*h.variables, more)
+                found.unary[v] = found.plus(found.unary[v], more)
     return found
 
 

@@ -12,6 +12,7 @@ from shardir.cost import memory_of
 from shardir.interpret.equivalence import check_pass
 from shardir.passes import PASSES
 from shardir.passes.functions import bodies, mesh_of
+from shardir.passes.search_strategies import SearchStrategies
 from shardir.search.elimination import CAP, solve
 from shardir.search.memory import Held, Span, TightError, peak, solve_within
 from shardir.search.problem import Problem
@@ -93,13 +94,12 @@ def test_what_holds_most_is_when_most_lives():
 
 
 SMALL = {"batch": 8, "seq": 16, "hidden": 32, "heads": 4, "vocab": 32}
-PLANNED = "distributed-autodiff,search-strategies"
 
 
 def planned(memory: int, layers: int = 2) -> ModuleOp:
     text = search.STATED.sub("", search.gpt(layers=layers, mesh=(2, 4), **SMALL))
     module = search.applied(text, "distributed-autodiff")
-    PASSES["search-strategies"]()(memory=memory).apply(Context(), module)
+    SearchStrategies(memory=memory).apply(Context(), module)
     return module
 
 
