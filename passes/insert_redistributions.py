@@ -12,14 +12,15 @@
    composite always does.
 6. The same redistribution of a value is made once; an op that is placed at least cost takes what
    others need anyway for free.
-7. The mark `recompute` of an argument goes to its redistributions, that of a search to all: a
-   parameter that is gathered for the forward part is gathered again for the backward part, and not
-   kept in between.
+7. The mark `recompute` of an argument goes to its redistributions, that of a search to those that
+   gather: a parameter that is gathered for the forward part is gathered again for the backward
+   part, and not kept in between.
 8. Sharding groups and propagation barriers have had their effect: they go away, and a barrier
    between two layouts is a redistribution.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from xdsl.context import Context
@@ -79,19 +80,23 @@ class InsertRedistributions(ModulePass):
                     [(lacking, f"a value in @{name_of(f)} has no layout; run propagate-strategies")]
                 )
             _insert(block, mesh)
-            _mark(f, block)
+            _mark(f, block, mesh)
 
 
-def _mark(f: FuncOp, block: Block) -> None:
-    """What is made of an argument that says `recompute`, or of any value where a search found that
-    memory needs it, is not kept for the backward part."""
+def _mark(f: FuncOp, block: Block, mesh: Mesh) -> None:
+    """What is made of an argument that says `recompute` is not kept for the backward part; nor,
+    where a search found that memory needs it, what is larger than that of which it is made."""
     marks: dict[SSAValue, dict[str, Any]] = dict(zip(block.args, arg_attrs(f), strict=True))
     found = f.attributes.get(FOUND)
-    all_of_them = isinstance(found, DictionaryAttr) and MARK in found.data
+    tight = isinstance(found, DictionaryAttr) and MARK in found.data
     ops = list(block.ops)
     last = max((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), default=len(ops))
     for op in ops[:last]:
-        if isinstance(op, RedistributeOp) and (all_of_them or MARK in marks.get(op.value, ())):
+        if not isinstance(op, RedistributeOp):
+            continue
+        shape = plain(op.value).get_shape()
+        before, after = (prod(_layout(v).local_shape(mesh, shape)) for v in (op.value, op.out))
+        if MARK in marks.get(op.value, ()) or (tight and after > before):
             op.attributes[MARK] = UnitAttr()
 
 

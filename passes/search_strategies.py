@@ -73,11 +73,10 @@ from shardir.passes.recompute import MARK, Recompute
 from shardir.passes.simplify_communication import SimplifyCommunication
 from shardir.search.choices import Offers
 from shardir.search.drawing import form_of
-from shardir.search.elimination import CAP, GAP, Solution, solve
-from shardir.search.graph import Plan, search
-from shardir.search.memory import TightError
+from shardir.search.elimination import CAP, GAP, solve
+from shardir.search.graph import Graph, Plan
+from shardir.search.memory import Solve, TightError
 from shardir.search.picture import Described, described
-from shardir.search.problem import Problem
 from shardir.syntax.diagnostics import Failure, tell
 from shardir.syntax.files import write_text
 from shardir.syntax.printer import value_names
@@ -139,44 +138,33 @@ class SearchStrategies(ModulePass):
 
     def decide(self, module: ModuleOp, f: FuncOp, mesh: Mesh, tied: Ties) -> Plan:
         """The least costly plan, or of those that keep to the memory."""
-        limit = self.memory or mesh.wires.memory
-        plan = self.search(f, mesh, tied, None)
-        allowed, used = limit, 0
+        limit, choices = self.memory or mesh.wires.memory, offers(mesh)
+        plan = Graph(f.body.block, choices, tied).plan(self.solver(f, self.gap))
+        if limit is None or (used := needed(module, f, plan, mesh)) <= limit:
+            return plan
+        graph = Graph(f.body.block, choices, tied, tight=True)
+        allowed, solver = limit, self.solver(f, max(self.gap, ROUGH))
         for _ in range(ATTEMPTS):
-            if limit is None or (used := needed(module, f, plan, mesh)) <= limit:
-                return plan
-            if plan.held:
-                allowed = int(plan.held * min(limit / used, ALMOST))
+            tell(f"{self.name} @{name_of(f)}: {used} B are needed, {limit} there")
             try:
-                plan = self.search(f, mesh, tied, allowed)
+                plan = graph.plan_within(allowed, solver)
             except TightError as e:
-                raise ShardirError(
-                    f"no plan of @{name_of(f)} was found that keeps to {limit} B on a device; the "
-                    f"values of the smallest need {e.needed} B"
-                    f"{f', and its program {used} B' if allowed != limit else ''}: "
-                    "use more devices, or smaller batches"
-                ) from None
+                least = f"the values of the smallest need {e.needed} B"
+                break
+            if (used := needed(module, f, plan, mesh)) <= limit:
+                return plan
+            least = f"the smallest needs {used} B"
+            allowed = int(plan.held * min(limit / used, ALMOST))
         raise ShardirError(
-            f"no plan of @{name_of(f)} was found that keeps to {limit} B on a device; the last of "
-            f"{ATTEMPTS} needs {used} B: use more devices, or smaller batches"
+            f"no plan of @{name_of(f)} was found that keeps to {limit} B on a device; {least}: "
+            "use more devices, smaller batches, or microbatches"
         )
 
-    def search(self, f: FuncOp, mesh: Mesh, tied: Ties, limit: int | None) -> Plan:
-        """The plan, by a count of what values hold.
-
-        Raises:
-            TightError: none keeps to the limit.
-        """
-        gap = self.gap if limit is None else max(self.gap, ROUGH)
-
+    def solver(self, f: FuncOp, gap: float) -> Solve:
         def say(objective: float, bound: float) -> None:
-            within = "" if limit is None else f", bytes above {limit} priced"
-            tell(f"{self.name} @{name_of(f)}: {objective:.6g} s, at least {bound:.6g}{within}")
+            tell(f"{self.name} @{name_of(f)}: {objective:.6g} s, at least {bound:.6g}")
 
-        def solver(problem: Problem) -> Solution:
-            return solve(problem, self.entries, gap, say)
-
-        return search(f.body.block, offers(mesh), tied, solver, limit)
+        return lambda problem: solve(problem, self.entries, gap, say)
 
 
 ROUGH = 2e-3

@@ -69,38 +69,18 @@ class Plan:
         return replace(self, choices=choices, layouts=layouts)
 
 
-def search(
-    block: Block,
-    offers: Offers,
-    ties: Mapping[SSAValue, SSAValue],
-    solve: Solve,
-    limit: int | None = None,
-) -> Plan:
-    """The least costly plan.
+class Graph:
+    """The sum of costs of a function.
 
     Args:
         ties: values that lie as another does, each with that other, which comes first: returned
             ones with the arguments of the next step that they become, and those of a group.
-        limit: the bytes that a device may hold. Redistributions are then made for each use, and for
-            the backward part again.
-
-    Raises:
-        TightError: no plan keeps to the limit.
+        tight: memory counts. Redistributions are then made for each use, and for the backward part
+            again; and what lives long may lie elsewhere than where it is made.
     """
-    graph = _Graph(block, offers, ties, limit is not None)
-    if limit is None:
-        return graph.read(solve(graph.problem))
-    held = graph.held()
-    solution = solve_within(graph.problem, held, limit, solve)
-    return replace(graph.read(solution), held=peak(held, solution.choice).bytes)
-
-
-class _Graph:
-    """The sum of costs of a function. `tight`: memory counts, so that nothing is shared, and what
-    lives long may lie elsewhere than where it is made."""
 
     def __init__(
-        self, block: Block, offers: Offers, ties: Mapping[SSAValue, SSAValue], tight: bool
+        self, block: Block, offers: Offers, ties: Mapping[SSAValue, SSAValue], tight: bool = False
     ):
         self.block, self.offers, self.mesh = block, offers, offers.mesh
         self.spans = spans(block, ties) if tight else None
@@ -314,6 +294,20 @@ class _Graph:
         return found
 
     # ---- the solution ----
+
+    def plan(self, solve: Solve) -> Plan:
+        """The least costly plan."""
+        return self.read(solve(self.problem))
+
+    def plan_within(self, limit: int, solve: Solve) -> Plan:
+        """The least costly of those whose values hold no more than `limit` bytes on a device.
+
+        Raises:
+            TightError: none was found.
+        """
+        held = self.held()
+        solution = solve_within(self.problem, held, limit, solve)
+        return replace(self.read(solution), held=peak(held, solution.choice).bytes)
 
     def read(self, solution: Solution) -> Plan:
         choice, ops = solution.choice, [op for op in self.block.ops if isinstance(op, TensorOp)]
