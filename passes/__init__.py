@@ -14,6 +14,7 @@ def _pass(file: str, name: str) -> Callable[[], type[ModulePass]]:
 PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "inline-calls": _pass("inline_calls", "InlineCalls"),
     "mixed-precision": _pass("mixed_precision", "MixedPrecision"),
+    "search-mesh": _pass("search_mesh", "SearchMesh"),
     "data-parallel": _pass("data_parallel", "DataParallel"),
     "require-layouts": _pass("require_layouts", "RequireLayouts"),
     "propagate-strategies": _pass("propagate_strategies", "PropagateStrategies"),

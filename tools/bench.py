@@ -53,7 +53,9 @@ def show(name: str, records: list[Record], console: Console) -> None:
 def _text(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:,.3f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.3f}" if abs(value) >= 0.1 or not value else f"{value:.3g}"
+    return str(value)
 
 
 def main(arguments: list[str] | None = None) -> int:

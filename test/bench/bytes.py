@@ -38,16 +38,13 @@ the P parameters' gradients, and of each of the C normalised channels the mean a
 backward the two sums of their gradients:                               P + 4 C + 1
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from itertools import pairwise
 from math import prod
-from pathlib import Path
 from typing import Any
 
-from programs import bert, dlrm, gpt, mlp
+from programs import bert, dlrm, gpt, mlp, resnet
 from xdsl.context import Context
 from xdsl.dialects.builtin import FixedBitwidthType, ModuleOp, TensorType
 from xdsl.ir import SSAValue
@@ -55,9 +52,6 @@ from xdsl.ir import SSAValue
 from shardir.dialects import dist
 from shardir.passes import PASSES, PIPELINES
 from shardir.syntax.parser import parse
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs" / "examples"))
-resnet = import_module("make_resnet").resnet
 
 F32, I64 = 4, 8
 LAYERS = (2, 4, 8, 16)

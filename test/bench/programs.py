@@ -1,12 +1,21 @@
-"""Programs that the benchmarks compile, of any size, as text: transformers, MLPs, DLRM.
+"""Programs that the benchmarks compile, of any size, as text: transformers, MLPs, DLRM, and those
+that docs/examples writes.
 
-Weights and batch are annotated, and nothing else; transformers as Megatron splits them.
+Weights and batch are annotated, and nothing else; transformers as Megatron splits them. PanGu-alpha
+has no annotation.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs" / "examples"))
+resnet = import_module("make_resnet").resnet
+pangu, PANGU = (getattr(import_module("make_pangu"), name) for name in ("pangu", "SIZES"))
 
 
 @dataclass

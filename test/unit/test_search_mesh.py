@@ -1,0 +1,99 @@
+"""search-mesh: against every mesh tried by hand, and where a plan's bytes go."""
+
+from math import isclose
+
+import pytest
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+from shardir.algebra.redistribution import plan
+from shardir.algebra.steps import received_by_level
+from shardir.dialects.dist import RedistributeOp, layout_of
+from shardir.dialects.nn.base import plain
+from shardir.passes import PASSES
+from shardir.passes.functions import bodies, mesh_of
+from shardir.passes.search_mesh import SearchMesh, shapes
+from shardir.syntax.parser import parse
+from shardir.tools import bench
+
+search = bench.load("search")
+
+NODES = 4, 2
+WIRES = "{bandwidth = 1e+11, latency = 1e-06}", "{bandwidth = 1e+10, latency = 1e-05}"
+
+
+def gpt(nodes: tuple[int, int], wires: tuple[str, str], **sizes: int) -> str:
+    """A step on a cluster of units of units, and a mesh of one axis."""
+    text = search.STATED.sub("", search.gpt(layers=1, **sizes))
+    (near, far), (inner, outer) = nodes, wires
+    cluster = (
+        f"dist.cluster @c <levels [node = {near} {inner}, pod = {far} {outer}], "
+        "memory = 8000000000 {bandwidth = 1e+12}, flops {f32 = 1e+11}>\n"
+    )
+    return cluster + text.replace("<dp = 2, tp = 4>", f"<d = {near * far}> on @c")
+
+
+SMALL = {"batch": 4, "seq": 8, "hidden": 64, "heads": 8, "vocab": 64}
+LARGE = {"batch": 8, "seq": 128, "hidden": 512, "heads": 8, "vocab": 1024}
+
+
+def objective(module: ModuleOp) -> float:
+    """What the plan of search-strategies takes."""
+    for name in ("distributed-autodiff", "search-strategies"):
+        PASSES[name]()().apply(Context(), module)
+    ((f, _),) = bodies(module)
+    return f.attributes["search"].data["objective"].value.data  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_shapes_are_all_factorisations(axes: int):
+    found = list(shapes(24, axes))
+    assert len(found) == len(set(found))
+    wanted = {
+        tuple(n for n in (a, b, 24 // a // b) if n > 1)
+        for a in range(1, 25) if 24 % a == 0
+        for b in range(1, 25) if 24 // a % b == 0
+    }  # fmt: skip
+    assert set(found) == {s for s in wanted if len(s) <= axes}
+
+
+@pytest.mark.parametrize("wires", [WIRES, WIRES[::-1]], ids=["near is fast", "far is fast"])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_no_mesh_of_all_is_better(axes: int, wires: tuple[str, str]):
+    """Of 8, 2 x 4, 4 x 2 and 2 x 2 x 2, as far as there may be so many axes."""
+    text = gpt(NODES, wires, **SMALL)
+    names = [", ".join(f"x{i} = {n}" for i, n in enumerate(shape)) for shape in [*shapes(8, axes)]]
+    least = min(objective(parse(text.replace("d = 8", mesh))) for mesh in names)
+    module = parse(text)
+    SearchMesh(axes=axes).apply(Context(), module)
+    assert isclose(objective(module), least)
+
+
+@pytest.mark.parametrize("fast", [0, 1], ids=["near is fast", "far is fast"])
+def test_what_is_heavy_travels_over_fast_wires(fast: int, capfd: pytest.CaptureFixture[str]):
+    """Two nodes of four: tensor parallel within, data parallel across; the other way round where
+    nodes are nearer to each other than the devices of one."""
+    module = parse(gpt(NODES, WIRES[::-1] if fast else WIRES, **LARGE))
+    SearchMesh().apply(Context(), module)
+    assert "takes" in capfd.readouterr().err
+    objective(module)
+    PASSES["insert-redistributions"]()().apply(Context(), module)
+    received = by_level(module)
+    assert received[fast] > 5 * received[1 - fast]
+
+
+def by_level(module: ModuleOp) -> list[int]:
+    """The elements that a device receives from its own node, and from the other."""
+    ((f, block),) = bodies(module)
+    mesh = mesh_of(f, module)
+    assert mesh is not None
+    found = [0, 0]
+    for op in block.ops:
+        if isinstance(op, RedistributeOp):
+            shape, now, target = plain(op.value).get_shape(), layout_of(op.value), layout_of(op.out)
+            assert now is not None and target is not None
+            for step in plan(shape, mesh, now, target):
+                each = received_by_level(mesh, shape, now, step)
+                found = [n + max(case[i] for case in each) for i, n in enumerate(found)]
+                now = step.layout
+    return found
