@@ -17,6 +17,7 @@ lies on which level of the cluster, since neighbouring ranks share the units of 
 5. What each mesh takes is said on stderr.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
@@ -25,7 +26,6 @@ from operator import mul
 from string import ascii_lowercase
 from typing import NamedTuple
 
-from rich.console import Console
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr
 from xdsl.dialects.func import FuncOp
@@ -224,5 +224,4 @@ def names_axes(s: Strategy) -> bool:
 
 
 def _say(line: str) -> None:
-    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"search-mesh: {line}")
+    print(f"search-mesh: {line}", file=sys.stderr)
