@@ -9,6 +9,7 @@
 3. Collectives with a `fusion` index go with those of the same index, whatever their size; the
    others fill buffers of `max_bytes` (0: none of them are fused).
 4. A cast of what a collective gives waits for its own first use, so that the collective can wait.
+5. Reductions that stand between updates, each in front of its own, go before the first of them.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from xdsl.passes import ModulePass
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import plain
+from shardir.dialects.train import UpdateOp
 from shardir.passes.functions import bodies, erase, is_local_body
 
 
@@ -36,6 +38,7 @@ class FuseCommunication(ModulePass):
         for _, block in bodies(op):
             if is_local_body(block):
                 _sink_casts(block)
+                _reduce_before_updates(block)
                 _fuse(block, self.max_bytes)
 
 
@@ -47,6 +50,17 @@ def _sink_casts(block: Block) -> None:
             if users:
                 op.detach()
                 block.insert_op_before(op, min(users, key=at.__getitem__))
+
+
+def _reduce_before_updates(block: Block) -> None:
+    ops = list(block.ops)
+    first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
+    made_later = {v for op in ops[first:] for v in op.results}
+    for op in ops[first:]:
+        reduces = isinstance(op, dist.AllReduceOp | dist.ReduceScatterOp)
+        if reduces and made_later.isdisjoint(op.values):
+            op.detach()
+            block.insert_op_before(op, ops[first])
 
 
 @dataclass
