@@ -248,14 +248,12 @@ def alike(f: FuncOp, block: Block) -> dict[SSAValue, SSAValue]:
     """The values that lie as another does, each with the first of them: new values of parameters
     and states, and those of a group."""
     order = {v: i for i, v in enumerate(values(block))}
-    found: list[set[SSAValue]] = []
-    for together in [*map(set, ties(f, block).items()), *map(set, sharding_groups(block))]:
-        for other in [s for s in found if not s.isdisjoint(together)]:
-            found.remove(other)
-            together |= other
-        found.append(together)
-    firsts = [(min(s, key=order.__getitem__), s) for s in found]
-    return {v: first for first, s in firsts for v in s if v is not first}
+    found: dict[SSAValue, set[SSAValue]] = {}
+    for together in [*ties(f, block).items(), *sharding_groups(block)]:
+        joined = set(together).union(*(found[v] for v in together if v in found))
+        found.update(dict.fromkeys(joined, joined))
+    firsts = {id(s): min(s, key=order.__getitem__) for s in found.values()}
+    return {v: first for v, s in found.items() if (first := firsts[id(s)]) is not v}
 
 
 def write(f: FuncOp, plan: Plan) -> None:

@@ -86,6 +86,9 @@ class Graph:
         self.spans = spans(block, ties) if tight else None
         self.problem = Problem()
         self.ties = ties
+        self.tied: dict[SSAValue, list[SSAValue]] = {}
+        for v, end in ties.items():
+            self.tied.setdefault(end, []).append(v)
         self.choices: dict[Operation, Choices] = {}
         self.of_op: dict[Operation, int] = {}
         self.places: dict[SSAValue, Places] = {}
@@ -137,7 +140,7 @@ class Graph:
         its only user takes it from there."""
         users = self.users.get(v, [])
         returned = any(isinstance(op, ReturnOp) for op in users)
-        tied = v in self.ties or v in self.ties.values()
+        tied = v in self.ties or v in self.tied
         return len(users) > 1 or returned or tied or layout_of(v) is not None or self.lasts(v)
 
     def lasts(self, v: SSAValue) -> bool:
@@ -157,7 +160,7 @@ class Graph:
         ])))  # fmt: skip
 
     def places_of(self, v: SSAValue) -> Places:
-        alike = [v, *(w for w, end in self.ties.items() if end is v)]
+        alike = [v, *self.tied.get(v, [])]
         users = [(op, w) for w in alike for op in self.users.get(w, []) if isinstance(op, TensorOp)]
         made = [(self.choices[w.owner], place_of(w)) for w in alike if isinstance(w, OpResult)]
         needs = [(id(self.choices[op]), slots(op, w), w is v) for op, w in users]
