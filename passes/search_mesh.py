@@ -139,7 +139,8 @@ class SearchMesh(ModulePass):
             for f, _ in bodies(trial)
             if FOUND in f.attributes
         ]
-        return Found(*(sum(n[k].value.data for n in numbers) for k in ("objective", "bound")))
+        objective, bound = (sum(n[k].value.data for n in numbers) for k in ("objective", "bound"))
+        return Found(objective, bound)
 
 
 class Found(NamedTuple):
@@ -181,11 +182,12 @@ def declare(module: ModuleOp, mesh: Mesh) -> None:
     if have.cluster is None:
         taken = {o.sym_name.data for o in block.ops if isinstance(o, FuncOp | MeshOp | ClusterOp)}
         name = next(n for i in count() if (n := f"cluster_{i}" if i else "cluster") not in taken)
-        named = ClusterOp.create(properties={"sym_name": StringAttr(name)})
-        block.insert_op_before(named, have)
+        block.insert_op_before(ClusterOp.create(properties={"sym_name": StringAttr(name)}), have)
         have.properties["cluster"] = SymbolRefAttr(name)
+    else:
+        name = have.cluster.string_value()
     for o in block.ops:
-        if isinstance(o, ClusterOp) and o.sym_name.data == have.cluster.string_value():
+        if isinstance(o, ClusterOp) and o.sym_name.data == name:
             o.properties["devices"] = ClusterAttr(mesh.cluster)
 
 
