@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 from xdsl.parser import Parser
@@ -46,6 +46,7 @@ from shardir.passes.functions import (
     update_signature,
 )
 from shardir.passes.propagate_strategies import splittable
+from shardir.passes.recompute import MARK
 from shardir.syntax.diagnostics import Diagnostic, ParseErrors, Source, did_you_mean
 from shardir.syntax.files import read_text
 from shardir.syntax.printer import value_names
@@ -196,6 +197,8 @@ class _Function:
                 set_type(v, with_layout(plain(v), layout))
             if line.strategy is not None and isinstance(by, TensorOp):
                 by.properties["strategy"] = StrategyAttr(line.strategy)
+            if line.recompute and isinstance(by, Operation):
+                by.attributes[MARK] = UnitAttr()
         update_signature(self.f)
         if self.found is not None:
             self.f.attributes[FOUND] = self.found

@@ -6,7 +6,8 @@
 Behind propagate-strategies or search-strategies; load-strategies takes the file in their place.
 
 1. A line for each argument and each op with results, of every function in the global view that is
-   laid out: its strategy, where it has one, and the layouts. Names are those of the printed text.
+   laid out: its strategy, where it has one, whether it is done again (`recompute`), and the
+   layouts. Names are those of the printed text.
 2. What a search found (`search`), and the meshes, are in it too.
 3. The file is written whole or not at all. The program stays as it is.
 """
@@ -35,6 +36,7 @@ from shardir.passes.functions import (
     name_of,
     unlaid,
 )
+from shardir.passes.recompute import MARK
 from shardir.syntax.diagnostics import Failure
 from shardir.syntax.files import write_text
 from shardir.syntax.printer import value_names
@@ -80,4 +82,5 @@ def _lines(f: FuncOp, block: Block) -> Iterator[Line]:
             None if strategy is None else strategy.data,
             layouts,
             short_place(by),
+            recompute=isinstance(by, Operation) and MARK in by.attributes,
         )

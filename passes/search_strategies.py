@@ -261,6 +261,8 @@ def write(f: FuncOp, plan: Plan) -> None:
     for op, choice in plan.choices.items():
         if op.operands:
             op.properties["strategy"] = StrategyAttr(choice.strategy)
+        if choice.times > 1:
+            op.attributes[MARK] = UnitAttr()
     for v, layout in plan.layouts.items():
         set_type(v, with_layout(plain(v), layout))
     update_signature(f)

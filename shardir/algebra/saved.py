@@ -5,7 +5,8 @@
     @step %h = nn.matmul strategy <@m, (({dp}, {}), ({}, {tp}))> : <@m, [{dp}, {tp}]>  // net.ir:9
     @step search {objective = 1.5e-4 : f64, ...}
 
-Layouts and strategies are in their own notation. What stands behind `//` is for people.
+Layouts and strategies are in their own notation; the word `recompute` behind a strategy says that
+the op is done again in the backward part. What stands behind `//` is for people.
 """
 
 import json
@@ -29,7 +30,7 @@ MESH = re.compile(r"dist\.mesh\s+@(?P<mesh>[\w$.]+)\s*<(?P<axes>[^<>]*)>")
 FOUND = re.compile(rf"{_FUNCTION}\s+search\s+(?P<found>\{{.*\}})")
 LINE = re.compile(
     rf"{_FUNCTION}\s+(?P<names>%{_NAME}(?:\s*,\s*%{_NAME})*)\s*=\s*(?P<op>{_NAME})"
-    r"(?:\s+strategy\s*<(?P<strategy>.*)>)?\s*:\s*(?P<layouts><[^<>]*>(?:\s*,\s*<[^<>]*>)*)"
+    r"(?:\s+strategy\s*<(?P<strategy>.*)>)?(?P<recompute>\s+recompute)?\s*:\s*(?P<layouts><[^<>]*>(?:\s*,\s*<[^<>]*>)*)"
 )
 COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//.*')
 
@@ -47,13 +48,16 @@ class Line:
     """Where the op stands in the program, for people."""
     number: int = 0
     """The line in the file, from 1."""
+    recompute: bool = False
+    """Whether the op is done again in the backward part."""
 
     def __str__(self) -> str:
         names = ", ".join(f"%{n}" for n in self.names)
         strategy = f" strategy <{self.strategy}>" if self.strategy else ""
         layouts = ", ".join(f"<{layout}>" for layout in self.layouts)
         place = f"  // {self.place}" if self.place else ""
-        return f"@{_symbol(self.function)} {names} = {self.op}{strategy} : {layouts}{place}"
+        again = " recompute" if self.recompute else ""
+        return f"@{_symbol(self.function)} {names} = {self.op}{strategy}{again} : {layouts}{place}"
 
 
 @dataclass
@@ -115,7 +119,9 @@ def _read_line(content: str, start: int, number: int, saved: Saved) -> None:
             for part in re.finditer(r"<([^<>]*)>", m["layouts"])
         )
         names = tuple(n.strip().removeprefix("%") for n in m["names"].split(","))
-        saved.lines.append(Line(_function(m), names, m["op"], strategy, layouts, number=number))
+        again = m["recompute"] is not None
+        line = Line(_function(m), names, m["op"], strategy, layouts, "", number, again)
+        saved.lines.append(line)
     else:
         raise NotationError(
             "expected `@function %name = op strategy <...> : <layout>`, `@function search {...}` "

@@ -52,6 +52,8 @@ class Choice:
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
     seconds: float
+    times: int = 1
+    """How often it is done: twice where its result is not kept for the backward part."""
 
 
 Choices = tuple[Choice, ...]

@@ -36,7 +36,7 @@ ROUGH = 1 << 18
 ROUNDS, NARROWINGS = 10, 16
 """How often costs are moved before values are ruled out, and how often that is done."""
 
-GAP = 1e-5
+GAP = 1e-4
 """The gap at which the search ends."""
 
 Say = Callable[[float, float], object]

@@ -26,16 +26,23 @@ from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp, itemsize, plain
 from shardir.search.choices import Choice, Choices, Offers, all_moving, moving
 from shardir.search.elimination import Solution
-from shardir.search.memory import Held, Solve, Span, peak, shard_bytes, solve_within, spans
+from shardir.search.memory import (
+    LONG,
+    Held,
+    Solve,
+    Span,
+    peak,
+    repeatable,
+    shard_bytes,
+    solve_within,
+    spans,
+)
 from shardir.search.problem import Problem, Table
 
 Place = tuple[Layout, Layout | None]
 """In which layout a value lies, and in which else several users share it."""
 
 Places = tuple[Place, ...]
-
-LONG = 20
-"""Over how many ops a value must live for its memory to count apart from where it is made."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,7 @@ class Graph:
     ):
         self.block, self.offers, self.mesh = block, offers, offers.mesh
         self.spans = spans(block, ties) if tight else None
+        self.gaps = repeatable(block, self.spans) if self.spans else {}
         self.problem = Problem()
         self.ties = ties
         self.tied: dict[SSAValue, list[SSAValue]] = {}
@@ -98,6 +106,7 @@ class Graph:
         self._places: dict[tuple, Places] = {}
         self.at = {op: i for i, op in enumerate(block.ops)}
         self.copied: list[Held] = []
+        self._twice: dict[int, tuple[Choices, Choices]] = {}
         self.build()
 
     def build(self) -> None:
@@ -107,7 +116,10 @@ class Graph:
             fixed = all(v in constant for v in op.operands)
             if fixed:
                 constant.update(op.results)
-            choices = self.choices[op] = self.offers.of(op, fixed)
+            choices = self.offers.of(op, fixed)
+            if any(v in self.gaps for v in op.results):
+                choices = self.twice(choices)
+            self.choices[op] = choices
             self.of_op[op] = self.problem.variable(self.seconds(choices))
         for op in self.block.ops:
             for v in dict.fromkeys(op.operands):
@@ -127,11 +139,15 @@ class Graph:
                 if isinstance(op, TensorOp):
                     self.used(v, op)
 
+    def twice(self, choices: Choices) -> Choices:
+        """The choices, and each of them once more, done again in the backward part."""
+        if id(choices) not in self._twice:
+            again = tuple([replace(c, times=2) for c in choices])
+            self._twice[id(choices)] = choices + again, choices
+        return self._twice[id(choices)][0]
+
     def seconds(self, choices: Choices) -> Table:
-        key = (id(choices),)
-        if key not in self._tables:
-            self._tables[key] = np.array([c.seconds for c in choices])
-        return self._tables[key]
+        return self.table((id(choices),), lambda: np.array([c.seconds * c.times for c in choices]))
 
     # ---- where values lie ----
 
@@ -202,7 +218,10 @@ class Graph:
         choices, places, t = self.choices[op], self.places[v], plain(v)
         table = self.table(
             (id(choices), "makes", i, id(places)),
-            lambda: self.moves(t, [c.results[i] for c in choices], [p[0] for p in places]),
+            lambda: (
+                times(choices)[:, None]
+                * self.moves(t, [c.results[i] for c in choices], [p[0] for p in places])
+            ),
         )
         self.problem.add(self.of_op[op], self.of_value[v], table)
         results = [c.results[i] for c in choices]
@@ -261,7 +280,7 @@ class Graph:
                 if shared is not None and shared in every:
                     moves[i, every.index(shared)] = 0.0
         columns = {n: sum(moves[:, every.index(l)] for l in n) for n in dict.fromkeys(needs)}
-        return np.stack([columns[n] for n in needs], axis=1)
+        return np.stack([columns[n] for n in needs], axis=1) * times(choices)
 
     def moves(self, t: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> Table:
         """The seconds from each layout to each other."""
@@ -293,7 +312,19 @@ class Graph:
                     float(shard_bytes(t, l, self.mesh)) for l in layouts
                 ])
             )  # fmt: skip
-            found.append(Held((i,), table, span))
+            gap = self.gaps.get(v)
+            if gap is None or v not in self.of_value:
+                found.append(Held((i,), table, span))
+                continue
+            assert isinstance(v.owner, Operation)
+            makers = self.choices[v.owner]
+            kept = self.table(
+                (*key, id(makers), "kept"),
+                lambda table=table, makers=makers: (2 - times(makers))[:, None] * table,
+            )
+            found += [Held((i,), table, Span(span.start, gap.start - 1)),
+                      Held((self.of_op[v.owner], i), kept, gap),
+                      Held((i,), table, Span(gap.end + 1, span.end))]  # fmt: skip
         return found
 
     # ---- the solution ----
@@ -337,3 +368,8 @@ def slots(op: Operation, v: SSAValue) -> tuple[int, ...]:
 def needed(c: Choice, at: Sequence[int]) -> Sequence[Layout]:
     """The layouts that a choice needs a value in."""
     return tuple(dict.fromkeys(c.operands[i] for i in at))
+
+
+def times(choices: Choices) -> Table:
+    """How often each is done."""
+    return np.array([float(c.times) for c in choices])

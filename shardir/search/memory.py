@@ -23,11 +23,14 @@ from xdsl.ir import Block, SSAValue
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.dialects.nn.base import itemsize
-from shardir.dialects.train import Update
+from shardir.dialects.nn.base import TensorOp, itemsize
+from shardir.dialects.train import BackwardOp, Update
 from shardir.dialects.views import VIEWS
 from shardir.search.elimination import Solution
 from shardir.search.problem import Problem, Table
+
+LONG = 20
+"""Over how many ops a value must live for its memory to count apart from where it is made."""
 
 RAISES, HALVINGS = 14, 5
 """How often the price is raised until a solution keeps to the limit, and how often the interval in
@@ -61,6 +64,28 @@ def spans(block: Block, ties: Mapping[SSAValue, SSAValue]) -> dict[SSAValue, Spa
                 roots[v] = roots.get(x, x)
             else:
                 found[v] = Span(i, i)
+    return found
+
+
+def repeatable(block: Block, spans: Mapping[SSAValue, Span]) -> dict[SSAValue, Span]:
+    """The values of the forward part that might be calculated again in the backward part: those
+    whose operands are there anyway when it begins to use them. For each, from when to when it would
+    not be kept: from behind its last use in the forward part to before the first one later."""
+    ops = list(block.ops)
+    border = next((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), len(ops))
+    at = {op: i for i, op in enumerate(ops)}
+    found = {}
+    for op in ops[:border]:
+        if not isinstance(op, TensorOp) or len(op.results) != 1 or not op.operands:
+            continue
+        (v,) = op.results
+        uses = sorted(at[use.operation] for use in v.uses)
+        last = max((i for i in uses if i < border), default=at[op])
+        first = next((i for i in uses if i > border), None)
+        if v not in spans or first is None or first - last <= LONG:
+            continue
+        if all(x in spans and spans[x].end >= first for x in op.operands):
+            found[v] = Span(last + 1, first - 1)
     return found
 
 
