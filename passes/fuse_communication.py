@@ -9,7 +9,8 @@
 3. Collectives with a `fusion` index go with those of the same index, whatever their size; the
    others fill buffers of `max_bytes` (0: none of them are fused).
 4. A cast of what a collective gives waits for its own first use, so that the collective can wait.
-5. Reductions that stand between updates, each in front of its own, go before the first of them.
+5. Reductions that stand between updates, each in front of its own, go before the first of them,
+   and so do slices, of which some lead to them.
 """
 
 from dataclasses import dataclass
@@ -55,10 +56,11 @@ def _sink_casts(block: Block) -> None:
 def _reduce_before_updates(block: Block) -> None:
     ops = list(block.ops)
     first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
-    made_later = {v for op in ops[first:] for v in op.results}
+    later = {v for op in ops[first:] for v in op.results}
     for op in ops[first:]:
-        reduces = isinstance(op, dist.AllReduceOp | dist.ReduceScatterOp)
-        if reduces and made_later.isdisjoint(op.values):
+        leads = isinstance(op, (dist.AllReduceOp, dist.ReduceScatterOp, *dist.LOCAL))
+        if leads and later.isdisjoint(op.operands):
+            later.difference_update(op.results)
             op.detach()
             block.insert_op_before(op, ops[first])
 
