@@ -79,18 +79,26 @@ RECOMMENDER: dict[str, tuple[Mesh, dict[str, str]]] = {
 }  # fmt: skip
 
 
+MODELS = {"mlp": MLP, "transformer": TRANSFORMER, "recommender": RECOMMENDER}
+
+
 def programs() -> Iterator[tuple[str, str, str]]:
     """Model, strategy and text of each program."""
-    for name, (mesh, layouts) in MLP.items():
-        text = mlp(layers=2, batch=256, dim=512, hidden=1024, mesh=mesh, layouts=layouts)
-        yield "mlp", name, text
-    for name, (mesh, layouts) in TRANSFORMER.items():
-        text = transformer(
-            layers=2, hidden=128, heads=4, mesh=mesh, fsdp="zero" in name, layouts=layouts
-        )
-        yield "transformer", name, text
-    for name, (mesh, layouts) in RECOMMENDER.items():
-        yield "recommender", name, recommender(mesh, layouts)
+    for model, strategies in MODELS.items():
+        for name, (mesh, layouts) in strategies.items():
+            yield model, name, text(model, mesh, layouts, "zero" in name)
+
+
+def text(model: str, mesh: Mesh, layouts: dict[str, str], zero: bool = False) -> str:
+    """The program of a model with these layouts; `zero`: a transformer's parameters are split over
+    dp besides."""
+    match model:
+        case "mlp":
+            return mlp(layers=2, batch=256, dim=512, hidden=1024, mesh=mesh, layouts=layouts)
+        case "transformer":
+            return transformer(layers=2, hidden=128, heads=4, mesh=mesh, fsdp=zero, layouts=layouts)
+        case _:
+            return recommender(mesh, layouts)
 
 
 def recommender(mesh: Mesh, layouts: dict[str, str]) -> str:

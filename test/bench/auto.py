@@ -1,0 +1,92 @@
+"""The mode auto against plans that are written down: modelled and measured steps, on 4 ranks.
+
+The models are those of `cost-model`, and so are most of the at least 12 plans of each that are
+written down. The time model is fitted to the probes of shard-calibrate first, and the search gets
+the program without any annotation, and that cluster. Then the steps of all plans run in one start
+of 4 Gloo ranks, in turns, and the median of its turns counts for each. `ratio` is the searched
+plan's time by the quickest of the others': modelled by the report of the lowered programs, and
+measured.
+"""
+
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cost_model import BOTH, MEMORY, MODELS, MOST, RANKS, ROUNDS, TENSOR, TIMEOUT, TURN, Mesh, text
+from plans import bare
+
+from shardir.algebra.cluster import Cluster
+from shardir.api import compile
+from shardir.backend.launch import Options
+from shardir.backend.measure import times
+from shardir.cost import report
+from shardir.syntax.parser import parse
+from shardir.tools.calibrate import fitted, unmeasured
+from shardir.tools.probes import module, probes
+
+MORE: dict[str, dict[str, tuple[Mesh, dict[str, str]]]] = {
+    "mlp": {
+        "data over 2, zero": (BOTH, {"w*": "{dp}, {}"}),
+        "one layer split": (TENSOR, {"w?_1": "{}, {}"}),
+    },
+    "transformer": {"data x mlp split": (BOTH, {"l?_w?": "{}, {}"})},
+    "recommender": {
+        "w1 by columns": (TENSOR, {"w1": "{}, {tp}", "w2": "{tp}, {}"}),
+        "zero over 2": (BOTH, {"table": "{dp}, {}", "w?": "{dp}, {}"}),
+    },
+}
+
+
+def calibrated() -> Cluster:
+    """The ranks of this machine, by the probes."""
+    given = probes(RANKS, MOST)
+    probing = compile(module(given, RANKS), "")
+    with tempfile.TemporaryDirectory() as folder:
+        place = probing.save(Path(folder) / "probes")
+        (measured,) = times([place], ROUNDS, TURN, Options(timeout=TIMEOUT))
+    seconds = {name: median(each) for name, each in measured.items()}
+    return fitted(given, probing, seconds, unmeasured(RANKS, MEMORY)).cluster
+
+
+def on(cluster: Cluster, program: str) -> str:
+    """The program with its mesh on the cluster."""
+    mesh = re.sub(r"(dist\.mesh @m <[^>]*>)", r"\1 on @here", program, count=1)
+    return f"dist.cluster @here <{cluster}>\n{mesh}"
+
+
+def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
+    """One record per model and plan: model, plan, predicted_ms, measured_ms; and of the plan `auto`
+    predicted_ratio and measured_ratio."""
+    cluster = calibrated()
+    log(f"fitted to the probes: {cluster}".replace("[", "("))
+    found = []
+    for model, strategies in MODELS.items():
+        searched = bare(parse(on(cluster, text(model, BOTH, {}))))
+        found.append((model, "auto", compile(searched, mode="auto")))
+        for name, (mesh, layouts) in {**strategies, **MORE[model]}.items():
+            program = on(cluster, text(model, mesh, layouts, "zero" in name))
+            found.append((model, name, compile(program)))
+    with tempfile.TemporaryDirectory() as folder:
+        places = [c.save(Path(folder) / str(i)) for i, (*_, c) in enumerate(found)]
+        log(f"{len(found)} programs compiled")
+        steps = times(
+            places, ROUNDS, TURN, Options(timeout=TIMEOUT),
+            lambda done: log(f"round {done}/{ROUNDS}"),
+        )  # fmt: skip
+    out: list[dict[str, Any]] = [
+        {
+            "model": model, "plan": plan,
+            "predicted_ms": report(c.module)[0].seconds * 1e3,
+            "measured_ms": median(step["step"]) * 1e3,
+        }
+        for (model, plan, c), step in zip(found, steps, strict=True)
+    ]  # fmt: skip
+    for r in out:
+        if r["plan"] == "auto":
+            others = [o for o in out if o["model"] == r["model"] and o is not r]
+            for kind in ("predicted", "measured"):
+                r[f"{kind}_ratio"] = r[f"{kind}_ms"] / min(o[f"{kind}_ms"] for o in others)
+    return out

@@ -1,0 +1,91 @@
+"""Known plans of any training step, stated as layouts of its arguments; propagation does the rest.
+
+    data       inputs by rows over all devices, parameters whole
+    zero-3     inputs likewise; parameters by the first dimension that all devices split evenly
+    2d         inputs by rows over the first axis; matrices by rows over the first axis and by
+               columns over the second
+    annotated  as the program says; of the transformers here that is Megatron's
+
+ZeRO-3 (Rajbhandari et al., 2020) gathers a parameter where it is used, and leaves its gradient
+reduced and scattered, which propagation and differentiation make of such layouts.
+"""
+
+from collections.abc import Callable
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, TensorType
+
+from shardir import compile
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.cost import report
+from shardir.dialects.dist import ClusterOp, MeshOp, with_layout
+from shardir.dialects.nn.base import plain
+from shardir.dialects.train import arg_attrs
+from shardir.passes.functions import bodies, mesh_of, set_type, update_signature
+from shardir.passes.strip_layouts import StripLayouts
+
+Entries = tuple[Axes, ...]
+Rule = Callable[[Mesh, tuple[int, ...]], Entries]
+"""The axes that split each dimension of an argument of that shape."""
+
+
+def bare(module: ModuleOp) -> ModuleOp:
+    """The same program with its meshes and nothing stated of where values lie."""
+    found = module.clone()
+    StripLayouts().apply(Context(), found)
+    meshes = [op.clone() for op in module.body.ops if isinstance(op, MeshOp)]
+    for mesh in reversed(meshes):
+        first = next(op for op in found.body.ops if not isinstance(op, ClusterOp))
+        found.body.block.insert_op_before(mesh, first)
+    return found
+
+
+def laid_out(module: ModuleOp, parameter: Rule, given: Rule) -> ModuleOp:
+    """The bare program with its parameters and states, and its inputs, laid out by rules."""
+    found = bare(module)
+    for f, block in bodies(found):
+        mesh = mesh_of(f, found)
+        assert mesh is not None
+        for arg, attrs in zip(block.args, arg_attrs(f), strict=True):
+            if isinstance(arg.type, TensorType):
+                kept = "train.parameter" in attrs or "train.state" in attrs
+                dims = (parameter if kept else given)(mesh, arg.type.get_shape())
+                set_type(arg, with_layout(plain(arg), Layout(mesh.name, dims)))
+        update_signature(f)
+    return found
+
+
+def rows(axes: Axes, shape: tuple[int, ...]) -> Entries:
+    return tuple(axes if d == 0 else () for d in range(len(shape)))
+
+
+def by_samples(mesh: Mesh, shape: tuple[int, ...]) -> Entries:
+    return rows(mesh.simplify(mesh.names), shape)
+
+
+def first_even(mesh: Mesh, shape: tuple[int, ...]) -> Entries:
+    at = next((d for d, n in enumerate(shape) if n % mesh.size == 0), None)
+    return tuple(mesh.simplify(mesh.names) if d == at else () for d in range(len(shape)))
+
+
+def matrices(mesh: Mesh, shape: tuple[int, ...]) -> Entries:
+    one, two = ((a,) for a in mesh.names)
+    even = len(shape) > 1 and all(
+        n % mesh.extent(a) == 0 for n, a in zip(shape[:2], (one, two), strict=True)
+    )
+    split = (one, two) if even else ()
+    return (*split, *[()] * (len(shape) - len(split)))
+
+
+PLANS: dict[str, Callable[[ModuleOp], ModuleOp]] = {
+    "annotated": lambda m: m,
+    "data": lambda m: laid_out(m, lambda _, shape: rows((), shape), by_samples),
+    "zero-3": lambda m: laid_out(m, first_even, by_samples),
+    "2d": lambda m: laid_out(m, matrices, lambda mesh, shape: rows((mesh.names[0],), shape)),
+}
+
+
+def seconds(module: ModuleOp, mode: str = "semi_auto") -> float:
+    """The modelled seconds of the functions of the lowered program."""
+    return sum(f.seconds for f in report(compile(module, mode=mode).module))
