@@ -21,7 +21,7 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
-from shardir.algebra.layout import Layout
+from shardir.algebra.layout import Layout, replicated
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp, itemsize, plain
 from shardir.search.choices import Choice, Choices, Offers, all_moving, moving
@@ -196,6 +196,8 @@ class Graph:
             found = dict.fromkeys(l for l in several if not l.partial)
             for choices, i in made:
                 found.update(dict.fromkeys(c.results[i].complete for c in choices))
+            if not found:  # nothing calculates with it
+                found[replicated(self.mesh.name, len(plain(v).get_shape()))] = None
             lying = sorted(found, key=lambda l: -self.mesh.extent(l.used))
         places: list[Place] = [(l, None) for l in lying]
         if not isinstance(v, OpResult) and self.spans is None:
