@@ -1,0 +1,65 @@
+"""The mode auto, with nothing stated, against plans that are written down: modelled seconds of the
+lowered programs, by shardir.cost.report.
+
+On every training step of docs/examples, and on small models that the benchmarks and docs/examples
+write. At these sizes latencies are most of what a step takes. Where calculation and bytes count as
+much, the report knows two things that the search does not, which `shard-bench auto` measures: how
+many latencies a collective has, and which collectives become one.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from xdsl.dialects.builtin import ModuleOp
+
+from shardir.dialects.train import StepOp
+from shardir.passes.functions import bodies, is_local_body, mesh_of
+from shardir.syntax.parser import parse
+from shardir.tools import bench
+
+plans, programs = bench.load("plans"), bench.load("programs")
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+sys.path.insert(0, str(EXAMPLES))
+resnet = import_module("make_resnet").resnet
+
+TINY = {"layers": 1, "batch": 8, "seq": 16, "hidden": 32, "heads": 4, "vocab": 64}
+MADE = {
+    "gpt": lambda mesh: programs.gpt(**TINY, mesh=mesh),
+    "bert": lambda mesh: programs.bert(**TINY, mesh=mesh),
+    "mlp": lambda mesh: programs.mlp(mesh=mesh),
+    "resnet": lambda mesh: resnet(
+        blocks=(1, 1), width=8, batch=8, image=16, classes=16, dp=mesh[0], tp=mesh[1]
+    ),
+}  # fmt: skip
+
+
+def is_global_step(module: ModuleOp) -> bool:
+    steps = any(isinstance(op, StepOp) for op in module.body.ops)
+    return steps and not any(is_local_body(block) for _, block in bodies(module))
+
+
+def examples() -> list[str]:
+    """The training steps in the global view."""
+    names = (p.stem for p in sorted(EXAMPLES.glob("*.ir")))
+    return [n for n in names if is_global_step(parse((EXAMPLES / f"{n}.ir").read_text()))]
+
+
+def never_better(module: ModuleOp) -> None:
+    (mesh,) = {mesh_of(f, module) for f, _ in bodies(module)}
+    known = [n for n in plans.PLANS if n != "2d" or len(mesh.names) == 2]
+    least = {n: plans.seconds(plans.PLANS[n](module)) for n in known}
+    found = plans.seconds(plans.bare(module), "auto")
+    assert found <= min(least.values()), (found, least)
+
+
+@pytest.mark.parametrize("name", examples())
+def test_no_plan_of_an_example_takes_less(name: str):
+    never_better(parse((EXAMPLES / f"{name}.ir").read_text()))
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (2, 4)], ids=["2x2", "2x4"])
+@pytest.mark.parametrize("model", MADE)
+def test_no_plan_of_a_small_model_takes_less(model: str, mesh: tuple[int, int]):
+    never_better(parse(MADE[model](mesh)))
