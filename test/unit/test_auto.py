@@ -48,6 +48,7 @@ def examples() -> list[str]:
 
 def never_better(module: ModuleOp) -> None:
     (mesh,) = {mesh_of(f, module) for f, _ in bodies(module)}
+    assert mesh is not None
     known = [n for n in plans.PLANS if n != "2d" or len(mesh.names) == 2]
     least = {n: plans.seconds(plans.PLANS[n](module)) for n in known}
     found = plans.seconds(plans.bare(module), "auto")
