@@ -195,7 +195,7 @@ def test_no_rank_outlives_the_launcher(tmp_path, number, code):
         assert time.time() < until
         time.sleep(0.05)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=40)
     assert process.returncode == code
     assert "Traceback" not in out
     wait_until_gone(tmp_path, 5)
