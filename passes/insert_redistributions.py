@@ -188,7 +188,7 @@ def _redistribute_after(op: TensorOp, v: SSAValue, layout: Layout) -> SSAValue:
     after = Builder(None, lambda new: block.insert_op_after(new, op))
     after.location = op.location
     new = after.redistribution(v, layout)
-    if MARK in op.attributes:
+    if MARK in op.attributes and isinstance(new.owner, Operation):
         new.owner.attributes[MARK] = UnitAttr()  # what it makes is what others use
     v.replace_uses_with_if(new, lambda use: use.operation is not new.owner)
     return new
