@@ -33,6 +33,8 @@ def shard_run(*arguments, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # A shell's background job ignores SIGINT, and so do its children unless they are told.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
