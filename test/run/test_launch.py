@@ -34,7 +34,7 @@ def shard_run(*arguments, **environment):
         stderr=subprocess.STDOUT,
         text=True,
         # A shell's background job ignores SIGINT, and so do its children unless they are told.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
 
 
