@@ -100,6 +100,12 @@ class SearchStrategies(ModulePass):
     """A file for the graph of costs: .json, .dot or .svg."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if self.memory < 0 or self.entries < 1 or not 0 <= self.gap < 1:
+            raise Failure(
+                f"{self.name}: memory is a number of bytes (0: the cluster's), entries at least 1, "
+                f"gap from 0.0 to below 1.0; not memory={self.memory} entries={self.entries} "
+                f"gap={self.gap}"
+            )
         form = None if self.graph is None else form_of(Path(self.graph))
         graphs: list[Described] = []
         later = {
