@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("scipy")
 
 import shardir
 from shardir.backend.launch import LaunchError, Options, RunError

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("scipy")
-
 import shardir
 from shardir.algebra.cluster import Cluster, Level
 from shardir.cost import Coefficients, clusters, report
