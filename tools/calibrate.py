@@ -23,6 +23,7 @@ from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.errors import ShardirError
 from shardir.backend.launch import LaunchError, Options
 from shardir.cost import Coefficients, clusters, report
+from shardir.syntax.files import write_text
 from shardir.tools.arguments import new_file, positive, seconds
 from shardir.tools.probes import LEAST, Probe, module, probes
 
@@ -170,9 +171,9 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(result)
     else:
         try:
-            _write(options.output, result)
-        except OSError as error:
-            print(f"error: {options.output} cannot be written: {error.strerror}", file=sys.stderr)
+            write_text(options.output, result)
+        except ShardirError as error:
+            print(f"error: {error}", file=sys.stderr)
             return 2
     return 0
 
@@ -283,16 +284,6 @@ def _processor() -> str:
     except OSError:
         found = None
     return re.sub(r"[^ -~]", "?", found[1].strip() if found else name)
-
-
-def _write(path: Path, text: str) -> None:
-    """A file that is there whole or not at all."""
-    partly = path.with_name(path.name + ".part")
-    try:
-        partly.write_text(text, encoding="utf-8")
-        partly.replace(path)
-    finally:
-        partly.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
