@@ -36,7 +36,7 @@ from xdsl.passes import ModulePass
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors
 from shardir.algebra.mesh import Mesh
-from shardir.cost import memory_of, op_seconds
+from shardir.cost import memory_of, op_seconds, step_forms
 from shardir.cost.clusters import load
 from shardir.cost.functions import DEFAULT
 from shardir.dialects.composites import expand
@@ -203,8 +203,11 @@ def needed(module: ModuleOp, f: FuncOp, plan: Plan, mesh: Mesh) -> int:
 
 def offers(mesh: Mesh) -> Offers:
     """What may be chosen on a mesh, in the time model's seconds."""
-    wires, usual = mesh.wires, load(DEFAULT)
-    if not wires.flops:
+    wires, usual = mesh.cluster, load(DEFAULT)
+    if wires is None:
+        (level,) = usual.levels
+        wires = replace(usual, levels=(level._replace(count=mesh.size),), memory=None)
+    elif not wires.flops:
         rates = {"flops": usual.flops, "memory_bandwidth": usual.memory_bandwidth}
         wires = replace(wires, **rates, overhead=usual.overhead)
     rated = replace(mesh, cluster=wires)
@@ -214,7 +217,7 @@ def offers(mesh: Mesh) -> Offers:
     ) -> float:
         return op_seconds(kind, factors, chosen, types, rated)
 
-    return Offers(mesh, seconds)
+    return Offers(rated, seconds, step_forms)
 
 
 def _wrong(f: FuncOp, block: Block, mesh: Mesh) -> list[tuple[Operation | None, str]]:

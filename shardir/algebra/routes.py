@@ -9,7 +9,7 @@ shards are even: it is calculated once for a mesh and a number of dimensions. Th
 (redistribution.py) goes on to parts of axes, and to uneven shards; it takes no longer than these.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from itertools import combinations, permutations
 from math import inf, prod
@@ -20,16 +20,26 @@ import numpy as np
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.steps import LOCAL, Step, step_seconds
+from shardir.algebra.steps import Step, step_seconds
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
 Solved = tuple[Table, np.ndarray[Any, np.dtype[np.int64]]]
 """The lengths of the shortest ways, and the first layout of each."""
 
+Price = Callable[[Mesh, Shape, Layout, Step], Any]
+"""What is to be known of a step from a layout, for a tensor of the shape: the same for all of as
+many bytes."""
+
 LAYOUTS, ORDERS = 400, 64
 """Of more layouts no table is made; where all orders of a dimension's axes give more than the
 second, axes stand in the mesh's order."""
+
+
+def planned(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> tuple[float, float]:
+    """The planner's price: the seconds for each byte of the tensor, and besides."""
+    moving, starting = step_seconds(mesh, shape, before, step, 1)
+    return moving / prod(shape), starting
 
 
 @lru_cache(maxsize=256)
@@ -58,16 +68,14 @@ class Routes:
             every = [l for l in every if all(d == tuple(a for a in axes if a in d) for d in l.dims)]
         self.layouts = every
         self.index = {l: i for i, l in enumerate(every)}
-        code = {
-            d: i for i, d in enumerate(dict.fromkeys(((), *(d for l in every for d in l.dims))))
-        }
-        self._codes = {l: [code[d] for d in l.dims] for l in every}
+        code = codes(mesh)
+        self._codes = {l: [code.setdefault(d, len(code)) for d in l.dims] for l in every}
         self._solved: dict[tuple[Shape, int], Solved] = {}
 
     def seconds(self, shape: Shape, itemsize: int) -> Table:
         """What each way takes for a tensor of this shape: [from, to]; infinite from or to layouts
         that do not split it evenly."""
-        return self._of(shape, itemsize)[0]
+        return self.ways(shape, itemsize)[0]
 
     def steps(
         self, shape: Shape, itemsize: int, source: Layout, target: Layout
@@ -75,18 +83,19 @@ class Routes:
         """The moves of the way from one layout to another; None where there is none."""
         if source not in self.index or target not in self.index:
             return None
-        least, via = self._of(shape, itemsize)
+        least, via = self.ways(shape, itemsize)
         i, j = self.index[source], self.index[target]
         if least[i, j] == inf:
             return None
         found = []
         while i != j:
             k = int(via[i, j])
-            found.append(self._moves[i, k][0])
+            found.append(self.moves[i, k])
             i = k
         return found
 
-    def _of(self, shape: Shape, itemsize: int) -> Solved:
+    def ways(self, shape: Shape, itemsize: int) -> Solved:
+        """Of all ways the seconds, and the first layout on each."""
         if (shape, itemsize) not in self._solved:
             even = tuple(i for i, l in enumerate(self.layouts) if l.even(self.mesh, shape))
             self._solved[shape, itemsize] = self._solve(even, prod(shape) * itemsize)
@@ -112,14 +121,18 @@ class Routes:
     def _costs(self) -> tuple[Table, Table]:
         n = len(self.layouts)
         latency, rate = np.full((n, n), inf), np.zeros((n, n))
-        for (i, j), (_, (moving, starting)) in self._moves.items():
+        for (i, j), (_, (moving, starting)) in self._planned.items():
             latency[i, j], rate[i, j] = starting, moving
         return latency, rate
 
     @cached_property
-    def _moves(self) -> dict[tuple[int, int], tuple[Step, tuple[float, float]]]:
-        """The move between two layouts, if one leads from the first to the second, and what it
-        takes: for each byte of the tensor, and besides. An exchange where nothing else is quicker,
+    def moves(self) -> dict[tuple[int, int], Step]:
+        """The move between two layouts, if one leads from the first to the second."""
+        return {ends: step for ends, (step, _) in self._planned.items()}
+
+    @cached_property
+    def _planned(self) -> dict[tuple[int, int], tuple[Step, tuple[float, float]]]:
+        """The moves, each with the planner's price: an exchange where nothing else is quicker,
         whatever the size."""
         found: dict[tuple[int, int], tuple[Step, tuple[float, float]]] = {}
         for i, layout in enumerate(self.layouts):
@@ -127,10 +140,16 @@ class Routes:
                 j = self.index.get(step.layout)
                 if j is None:
                     continue
-                price = self._price(layout, step)
+                price = self._price(planned, layout, step)
                 if (i, j) not in found or price < found[i, j][1]:
                     found[i, j] = step, price
         return found
+
+    def each(self, price: Price) -> dict[tuple[int, int], Any]:
+        """The price of each move."""
+        return {
+            (i, j): self._price(price, self.layouts[i], step) for (i, j), step in self.moves.items()
+        }
 
     def _named(self, now: Layout) -> Iterator[Step]:
         mesh = self.mesh
@@ -167,26 +186,27 @@ class Routes:
             if layout.partial == now.partial and (axes := exchange_axes(now, layout)):
                 yield Step("exchange", axes, layout)
 
-    def _price(self, before: Layout, step: Step) -> tuple[float, float]:
-        """The seconds of a move for each byte of a tensor, and besides. It is the same for all
-        tensors and dimensions: one tensor stands for all of as many split dimensions, in an order
-        of its own, with so many rows that nothing is rounded."""
-        if step.kind in LOCAL:
-            return 0.0, 0.0
+    def _price(self, price: Price, before: Layout, step: Step) -> Any:
+        """The price of a move. It is the same for all tensors and dimensions but the first, in
+        which shards lie as they are packed: one tensor stands for all of as many split dimensions,
+        the first in its place, the others in an order of their own, with so many rows that nothing
+        is rounded."""
         ends = self._codes[before], self._codes[step.layout]
-        split = [(*both, d) for d, both in enumerate(zip(*ends, strict=True)) if any(both)]
+        split = [(d > 0, *both, d) for d, both in enumerate(zip(*ends, strict=True)) if any(both)]
         split.sort()
-        dims = [d for _, _, d in split]
-        known = prices(self.mesh)
+        dims = [d for *_, d in split]
+        known = prices(self.mesh, price)
         key = (
             step.kind,
             step.axes,
-            tuple([both[:2] for both in split]),
+            tuple([both[:-1] for both in split]),
             step.dim >= 0 and dims.index(step.dim),
         )
         if key not in known:
             size = self.mesh.size
-            shape = (*[size] * len(dims), size**2)
+            if self.rank and dims[:1] != [0]:
+                dims = [0, *dims]
+            shape = (*[2 * size] * len(dims), size**2)
             source, target = (
                 Layout(l.mesh, (*(l.dims[d] for d in dims), ())).with_partial(
                     l.partial, l.reduction
@@ -195,13 +215,18 @@ class Routes:
             )
             dim, concat = (dims.index(d) if d >= 0 else -1 for d in (step.dim, step.concat))
             moved = Step(step.kind, step.axes, target, dim, concat)
-            moving, starting = step_seconds(self.mesh, shape, source, moved, 1)
-            known[key] = moving / prod(shape), starting
+            known[key] = price(self.mesh, shape, source, moved)
         return known[key]
 
 
 @lru_cache(maxsize=16)
-def prices(mesh: Mesh) -> dict[tuple, tuple[float, float]]:
+def codes(mesh: Mesh) -> dict[Axes, int]:
+    """A number for what splits a dimension, 0 for nothing: it stands in keys for speed."""
+    return {(): 0}
+
+
+@lru_cache(maxsize=16)
+def prices(mesh: Mesh, price: Price) -> dict[tuple, Any]:
     """What is known of a mesh's moves."""
     return {}
 

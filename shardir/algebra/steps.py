@@ -8,6 +8,7 @@ level where it lies.
 
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, axes_text
@@ -38,6 +39,23 @@ class Step:
 
     def communicates(self, mesh: Mesh) -> bool:
         return self.kind not in LOCAL and mesh.extent(self.axes) > 1
+
+
+class Form(NamedTuple):
+    """A way to do a collective: the seconds in which messages wait for others, and those of each
+    byte."""
+
+    name: str
+    latency: float
+    rate: float
+
+    def seconds(self, size: float) -> float:
+        """Of so many bytes."""
+        return self.latency + self.rate * size
+
+
+NOTHING = (Form("", 0.0, 0.0),)
+"""Of what does not communicate."""
 
 
 def elements(mesh: Mesh, shape: Shape, layout: Layout) -> int:

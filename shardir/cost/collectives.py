@@ -5,6 +5,7 @@ with B bytes on each before an all-reduce, after an all-gather, or before a redu
 
     all-reduce     ring           2 (n - 1) (a + B / (n b))
                    tree           2 ceil(log2 n) a + 2 B / b
+                   halving        2 log2 n a + 2 (n - 1) / n B / b  n a power of two
     all-gather,    ring           (n - 1) (a + B / (n b))
     reduce-scatter doubling       log2 n a + (n - 1) / n B / b      n a power of two
     broadcast      tree           ceil(log2 n) a + B / b
@@ -13,32 +14,24 @@ with B bytes on each before an all-reduce, after an all-gather, or before a redu
     all-to-all     direct         ceil(log2 n) a + what a device receives from each level / its b
     others         direct         a + what a device receives / b
 
-Rings: Patarasuk and Yuan, 2009. Doubling (and halving): Thakur, Rabenseifner and Gropp, 2005. The
-tree is the pipelined double binary one of Sanders, Speck and Traeff, 2009. An all-to-all's
-messages overlap: it waits for as many latencies as Bruck's has rounds (1997). A group of several
-levels crosses the outermost with all of it in these; hierarchical forms do within each inner unit
-first what makes the rest smaller: an all-reduce is a reduce-scatter within the unit, an all-reduce
-of the parts across units, an all-gather within; an all-gather first goes across, then within.
+Rings: Patarasuk and Yuan, 2009. Doubling, and halving (an all-reduce by both): Thakur, Rabenseifner
+and Gropp, 2005. The tree is the pipelined double binary one of Sanders, Speck and Traeff, 2009. An
+all-to-all's messages overlap: it waits for as many latencies as Bruck's has rounds (1997). A group
+of several levels crosses the outermost with all of it in these; hierarchical forms do within each
+inner unit first what makes the rest smaller: an all-reduce is a reduce-scatter within the unit, an
+all-reduce of the parts across units, an all-gather within; an all-gather first goes across, then
+within.
 """
-
-from typing import NamedTuple
 
 from shardir.algebra.cluster import Level
 from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.steps import NOTHING, Form
 from shardir.algebra.traffic import within
 
 Levels = tuple[tuple[int, Level], ...]
 """How many units of each level a group spans, innermost first, and the wires between them."""
 
-
-class Form(NamedTuple):
-    """A way to do a collective, and its time in seconds."""
-
-    name: str
-    seconds: float
-
-
-NOTHING = Form("", 0.0)
+Forms = tuple[Form, ...]
 
 
 def levels_of(mesh: Mesh, axes: Axes) -> Levels:
@@ -53,60 +46,82 @@ def levels_of(mesh: Mesh, axes: Axes) -> Levels:
     return tuple(found)
 
 
-def all_reduce(size: float, levels: Levels) -> Form:
-    """Of `size` bytes on each device."""
+def quickest(forms: Forms, size: float) -> Form:
+    """The form that takes least for so many bytes."""
+    return min(forms, key=lambda form: form.seconds(size))
+
+
+def worth(forms: Forms) -> Forms:
+    """Those that are the quickest for some size: by latency, each with a lower rate."""
+    found: list[Form] = []
+    for form in sorted(forms, key=lambda f: (f.latency, f.rate)):
+        if not found or form.rate < found[-1].rate:
+            found.append(form)
+    return tuple(found)
+
+
+def all_reduce(levels: Levels) -> Forms:
+    """By the bytes on each device."""
     if not levels:
         return NOTHING
     n, wires = _flat(levels)
-    forms = [
-        Form("ring", 2 * (n - 1) * (wires.latency + size / n / wires.bandwidth)),
-        Form("tree", 2 * rounds(n) * wires.latency + 2 * size / wires.bandwidth),
+    around, deep, each = 2 * (n - 1), 2 * rounds(n), 1 / wires.bandwidth
+    found = [
+        Form("ring", around * wires.latency, around / n * each),
+        Form("tree", deep * wires.latency, 2 * each),
     ]
-    if len(levels) > 1:
-        inner, outer = levels[:1], levels[1:]
-        parts = all_reduce(size / inner[0][0], outer).seconds
-        forms.append(Form("hierarchical", 2 * all_gather(size, inner).seconds + parts))
-    return min(forms, key=_seconds)
-
-
-def all_gather(size: float, levels: Levels) -> Form:
-    """To `size` bytes on each device; a reduce-scatter of as many takes as long."""
-    if not levels:
-        return NOTHING
-    n, wires = _flat(levels)
-    moving = (n - 1) / n * size / wires.bandwidth
-    forms = [Form("ring", (n - 1) * wires.latency + moving)]
     if n & (n - 1) == 0:
-        forms.append(Form("doubling", rounds(n) * wires.latency + moving))
+        found.append(Form("halving", deep * wires.latency, around / n * each))
     if len(levels) > 1:
         inner, outer = levels[:1], levels[1:]
-        parts = all_gather(size / inner[0][0], outer).seconds
-        forms.append(Form("hierarchical", parts + all_gather(size, inner).seconds))
-    return min(forms, key=_seconds)
+        found += [
+            Form("hierarchical", 2 * near.latency + far.latency,
+                 2 * near.rate + far.rate / inner[0][0])
+            for near in all_gather(inner) for far in all_reduce(outer)
+        ]  # fmt: skip
+    return tuple(found)
 
 
-def broadcast(size: float, levels: Levels) -> Form:
-    """Of `size` bytes."""
+def all_gather(levels: Levels) -> Forms:
+    """By the bytes on each device behind it; a reduce-scatter of as many takes as long."""
     if not levels:
         return NOTHING
     n, wires = _flat(levels)
-    return Form("tree", rounds(n) * wires.latency + size / wires.bandwidth)
+    rate = (n - 1) / n / wires.bandwidth
+    found = [Form("ring", (n - 1) * wires.latency, rate)]
+    if n & (n - 1) == 0:
+        found.append(Form("doubling", rounds(n) * wires.latency, rate))
+    if len(levels) > 1:
+        inner, outer = levels[:1], levels[1:]
+        found += [
+            Form("hierarchical", near.latency + far.latency, near.rate + far.rate / inner[0][0])
+            for near in all_gather(inner) for far in all_gather(outer)
+        ]  # fmt: skip
+    return tuple(found)
 
 
-def gather(size: float, levels: Levels) -> Form:
-    """To `size` bytes on the root; a scatter of as many takes as long."""
+def broadcast(levels: Levels) -> Forms:
+    """By the bytes on each device."""
     if not levels:
         return NOTHING
     n, wires = _flat(levels)
-    return Form("tree", rounds(n) * wires.latency + (n - 1) / n * size / wires.bandwidth)
+    return (Form("tree", rounds(n) * wires.latency, 1 / wires.bandwidth),)
 
 
-def direct(size: float, levels: Levels) -> Form:
-    """Of `size` bytes that each device receives from one other."""
+def gather(levels: Levels) -> Forms:
+    """By the bytes on the root behind it; a scatter of as many takes as long."""
+    if not levels:
+        return NOTHING
+    n, wires = _flat(levels)
+    return (Form("tree", rounds(n) * wires.latency, (n - 1) / n / wires.bandwidth),)
+
+
+def direct(levels: Levels) -> Forms:
+    """By the bytes that each device receives from one other."""
     if not levels:
         return NOTHING
     _, wires = _flat(levels)
-    return Form("direct", wires.latency + size / wires.bandwidth)
+    return (Form("direct", wires.latency, 1 / wires.bandwidth),)
 
 
 def _flat(levels: Levels) -> tuple[int, Level]:
@@ -120,7 +135,3 @@ def _flat(levels: Levels) -> tuple[int, Level]:
 def rounds(n: int) -> int:
     """ceil(log2 n)"""
     return (n - 1).bit_length()
-
-
-def _seconds(form: Form) -> float:
-    return form.seconds

@@ -6,7 +6,7 @@
 without a rate is calculated as the slowest that has one. Views cost nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -19,9 +19,17 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, placed
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.steps import Step, elements, received_by_level, step_memory
+from shardir.algebra.steps import (
+    NOTHING,
+    Form,
+    Step,
+    elements,
+    step_memory,
+    step_received,
+    step_seconds,
+)
 from shardir.cost import collectives
-from shardir.cost.collectives import Form, levels_of
+from shardir.cost.collectives import Forms, levels_of, quickest
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp, itemsize, plain
 from shardir.dialects.views import VIEWS, moves_nothing
@@ -65,7 +73,7 @@ def op_seconds(
     Raises:
         ShardirError: the op cannot be split so.
     """
-    if issubclass(kind, FREE):
+    if issubclass(kind, FREE) or is_number(kind, types[-1]):
         return 0.0
     found = placed(factors, chosen, mesh)
     if found is None:
@@ -131,14 +139,14 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
             return OpCost(op, 0, 0, 0.0)
         case dist.RecvOp():
             size = size_of(op.out)
-            form = collectives.direct(size, levels_of(mesh, op.axes.data))
-            return OpCost(op, 0, size, form.seconds, op.axes.data, form.name)
+            (form,) = collectives.direct(levels_of(mesh, op.axes.data))
+            return OpCost(op, 0, size, form.seconds(size), op.axes.data, form.name)
         case _:
             raise ShardirError(f"there is no cost of {op.name}")
 
 
 def _calculation(op: TensorOp, mesh: Mesh) -> OpCost:
-    if isinstance(op, FREE) or moves_nothing(op, mesh) or is_number(op):
+    if isinstance(op, FREE) or moves_nothing(op, mesh) or is_number(type(op), plain(op.results[0])):
         return OpCost(op, 0, 0, 0.0)
     values = (*op.operands, *op.results)
     types = [v.type for v in values if isinstance(v.type, TensorType)]
@@ -151,9 +159,9 @@ def _calculation(op: TensorOp, mesh: Mesh) -> OpCost:
     return OpCost(op, flops, touched, seconds)
 
 
-def is_number(op: TensorOp) -> bool:
+def is_number(kind: type[TensorOp], t: TensorType) -> bool:
     """A scalar that is part of the ops that use it."""
-    return isinstance(op, nn.ConstantOp) and not plain(op.out).get_shape()
+    return issubclass(kind, nn.ConstantOp) and not t.get_shape()
 
 
 def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
@@ -161,89 +169,103 @@ def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
     levels = levels_of(mesh, axes)
     if not levels or isinstance(op, dist.LOCAL):
         return OpCost(op, 0, 0, 0.0)
+    if isinstance(op, dist.STEPS):
+        return _redistribution(op, mesh)
     before, after = (sum(map(size_of, vs)) for vs in (op.values, op.outs))
     match op:
-        case dist.AllReduceOp():
-            form = collectives.all_reduce(before, levels)
-            received = sum(_ring(v, n) for v in op.values)
-        case dist.ReduceScatterOp():
-            form, received = collectives.all_gather(n * after, levels), after * (n - 1)
-        case dist.AllGatherOp():
-            form, received = collectives.all_gather(n * before, levels), before * (n - 1)
         case dist.BroadcastOp():
-            form, received = collectives.broadcast(before, levels), before
+            forms, size, received = collectives.broadcast(levels), before, before
         case dist.GatherOp():
-            form, received = collectives.gather(n * before, levels), before * (n - 1)
+            forms, size, received = collectives.gather(levels), n * before, before * (n - 1)
         case dist.ScatterOp():
-            form, received = collectives.gather(n * after, levels), after
-        case dist.AllToAllOp() | dist.ExchangeOp():
-            form, received = _pieces(op, mesh)
+            forms, size, received = collectives.gather(levels), n * after, after
         case dist.WindowsOp():
             received = sum(
                 _halo(op, v, out, mesh) for v, out in zip(op.values, op.outs, strict=True)
             )
-            form = collectives.direct(received, levels)
+            forms, size = collectives.direct(levels), received
         case _:
-            form, received = collectives.direct(before, levels), before
-    seconds = form.seconds + _packing(op, mesh)
-    return OpCost(op, 0, received, seconds, axes, form.name)
+            forms, size, received = collectives.direct(levels), before, before
+    form = quickest(forms, size)
+    return OpCost(op, 0, received, form.seconds(size) + _joining(op, mesh), axes, form.name)
 
 
-def _packing(op: dist.Collective, mesh: Mesh) -> float:
-    """The seconds of copying within a device, each buffer written once and read once; several
-    values are put into one."""
-    joined = sum(map(size_of, op.values)) if len(op.values) > 1 else 0
+def _redistribution(op: dist.Collective, mesh: Mesh) -> OpCost:
+    """All values move together, in one form."""
+    received, ways = 0, []
+    for shape, have, step, size in _steps(op, mesh):
+        received += step_received(mesh, shape, have, step) * size
+        whole = prod(shape) * size
+        ways.append([(form, whole) for form in step_forms(mesh, shape, have, step)])
+
+    def seconds(way: tuple[tuple[Form, int], ...]) -> float:
+        return way[0][0].latency + sum(form.rate * whole for form, whole in way)
+
+    way = min(zip(*ways, strict=True), key=seconds)
+    return OpCost(op, 0, received, seconds(way) + _joining(op, mesh), op.axes.data, way[0][0].name)
+
+
+def _joining(op: dist.Collective, mesh: Mesh) -> float:
+    """The seconds in which several values are put into one buffer."""
+    return _copying(sum(map(size_of, op.values)), mesh) if len(op.values) > 1 else 0.0
+
+
+def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> Forms:
+    """The ways to do a step of a redistribution, by the bytes of the whole tensor; with what is
+    packed and taken apart."""
+    levels = levels_of(mesh, step.axes)
+    if not levels or not step.communicates(mesh):
+        return NOTHING
+    n = mesh.extent(step.axes)
+    have, after = (elements(mesh, shape, l) for l in (before, step.layout))
+    match step.kind:
+        case "all_reduce":
+            forms, part = collectives.all_reduce(levels), have
+        case "all_gather":
+            forms, part = collectives.all_gather(levels), n * have
+        case "reduce_scatter":
+            forms, part = collectives.all_gather(levels), n * after
+        case _:
+            pieces, _ = step_seconds(mesh, shape, before, step, 1)
+            waiting = collectives.rounds(n) * levels[-1][1].latency
+            forms, part = (Form("direct", waiting, pieces),), 1
+    packing = _copying(step_buffers(mesh, shape, before, step), mesh)
+    whole = max(prod(shape), 1)
+    return tuple(
+        f._replace(rate=(f.rate * part + packing) / whole) for f in collectives.worth(forms)
+    )
+
+
+def _copying(size: int, mesh: Mesh) -> float:
+    """The seconds in which a device writes so many bytes and reads them again."""
     speed = mesh.wires.memory_bandwidth
-    return 2 * (buffers(op, mesh) + joined) / speed if speed else 0.0
-
-
-def _ring(v: SSAValue, n: int) -> int:
-    """The bytes of a value that one of n devices receives in the ring of an all-reduce."""
-    assert isinstance(v.type, TensorType)
-    return -(-2 * prod(v.type.get_shape()) * (n - 1) // n) * itemsize(v.type)
-
-
-def _pieces(op: dist.AllToAllOp | dist.ExchangeOp, mesh: Mesh) -> tuple[Form, int]:
-    """Each device fetches pieces, all at once, from the levels where they are."""
-    wires, seconds, received = mesh.wires.levels, 0.0, 0
-    kind = op.name.removeprefix("dist.")
-    for value, out in zip(op.values, op.outs, strict=True):
-        have, want = dist.layout_of(value), dist.layout_of(out)
-        assert have is not None and want is not None and isinstance(value.type, TensorType)
-        size, shape = itemsize(value.type), dist.global_shape(value.type, mesh)
-        cases = received_by_level(mesh, shape, have, Step(kind, op.axes.data, want))
-        seconds += max(
-            sum(n * size / l.bandwidth for n, l in zip(case, wires, strict=True)) for case in cases
-        )
-        received += max(map(sum, cases)) * size
-    rounds = collectives.rounds(mesh.extent(op.axes.data))
-    return Form("direct", rounds * wires[mesh.level(op.axes.data)].latency + seconds), received
+    return 2 * size / speed if speed else 0.0
 
 
 def buffers(op: Operation, mesh: Mesh) -> int:
     """The bytes that a collective holds besides its operands and results, to pack what lies apart
     and to take apart what arrives."""
-    if not isinstance(op, dist.Collective) or mesh.extent(op.axes.data) == 1:
+    if not isinstance(op, dist.STEPS) or mesh.extent(op.axes.data) == 1:
         return 0
-    total = 0
+    return sum(
+        step_buffers(mesh, shape, have, step) * size for shape, have, step, size in _steps(op, mesh)
+    )
+
+
+def step_buffers(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> int:
+    """The same of a step, in elements."""
+    held, after = elements(mesh, shape, before), elements(mesh, shape, step.layout)
+    peak, _ = step_memory(mesh, shape, before, step, held)
+    return max(0, peak - held - after)
+
+
+def _steps(op: dist.Collective, mesh: Mesh) -> Iterator[tuple[Shape, Layout, Step, int]]:
+    """What a collective does with each of its values: the global shape, the layout before, the
+    step, and the bytes of an element."""
     for value, out in zip(op.values, op.outs, strict=True):
-        have, want = dist.layout_of(value), dist.layout_of(out)
-        assert have is not None and want is not None and isinstance(value.type, TensorType)
-        match op:
-            case dist.ReduceScatterOp() | dist.AllGatherOp():
-                dim, concat = op.dim.value.data, -1
-            case dist.AllToAllOp():
-                dim, concat = op.split.value.data, op.concat.value.data
-            case dist.ExchangeOp():
-                dim = concat = -1
-            case _:
-                return 0
-        shape = dist.global_shape(value.type, mesh)
-        step = Step(op.name.removeprefix("dist."), op.axes.data, want, dim, concat)
-        held, after = elements(mesh, shape, have), elements(mesh, shape, want)
-        peak, _ = step_memory(mesh, shape, have, step, held)
-        total += max(0, peak - held - after) * itemsize(value.type)
-    return total
+        have = dist.layout_of(value)
+        assert have is not None and isinstance(value.type, TensorType)
+        yield dist.global_shape(value.type, mesh), have, dist.step_of(op, out), itemsize(value.type)
 
 
 def _halo(op: dist.WindowsOp, value: SSAValue, out: SSAValue, mesh: Mesh) -> int:

@@ -12,7 +12,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import combinations, dropwhile, product
 from math import inf, prod
 from typing import Any
 
@@ -22,10 +22,9 @@ from xdsl.ir import Block, Operation
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
-from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.redistribution import seconds
-from shardir.algebra.routes import Table, routes
+from shardir.algebra.redistribution import plan
 from shardir.algebra.strategy import Strategy
 from shardir.dialects.builder import Builder
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
@@ -37,6 +36,10 @@ from shardir.dialects.nn.base import (
     plain,
     splits_whole,
 )
+from shardir.dialects.train import UpdateOp
+from shardir.search.buckets import Move, settle
+from shardir.search.problem import Table
+from shardir.search.ways import Bucket, Price, Shares, ways
 
 OpSeconds = Callable[[type[TensorOp], Factors, FactorAxes, Sequence[TensorType]], float]
 """The seconds that an op takes on the device that has most to do, by its factors, the axes that
@@ -59,40 +62,71 @@ class Choice:
 Choices = tuple[Choice, ...]
 
 
-def moving(shape: Shape, itemsize: int, mesh: Mesh, source: Layout, target: Layout) -> float:
-    """The seconds of a redistribution."""
-    return float(all_moving(shape, itemsize, mesh, [source], [target])[0, 0])
-
-
-def all_moving(
-    shape: Shape, itemsize: int, mesh: Mesh, sources: Sequence[Layout], targets: Sequence[Layout]
-) -> Table:
-    """The seconds of the redistributions from each layout to each other."""
-    found = np.full((len(sources), len(targets)), inf)
-    for reduction in {l.reduction for l in (*sources, *targets)}:
-        if (known := routes(mesh, len(shape), reduction)) is None:
-            continue
-        rows = [i for i, l in enumerate(sources) if l in known.index]
-        columns = [j for j, l in enumerate(targets) if l in known.index]
-        table = known.seconds(shape, itemsize)[
-            np.ix_(
-                [known.index[sources[i]] for i in rows], [known.index[targets[j]] for j in columns]
-            )
-        ]
-        among = np.ix_(rows, columns)
-        found[among] = np.minimum(found[among], table)
-    for i, j in np.argwhere(np.isinf(found)):
-        found[i, j] = sum(seconds(shape, mesh, sources[i], targets[j], itemsize))
-    return found
+def late(block: Block) -> Callable[[Sequence[Operation]], bool]:
+    """Whether what these ops use is redistributed at the end of a training step, behind its mark
+    train.update: there fuse-communication puts into one buffer what moves alike."""
+    ops = set(dropwhile(lambda op: not isinstance(op, UpdateOp), block.ops))
+    return lambda users: bool(users) and ops.issuperset(users)
 
 
 class Offers:
-    """The choices of ops on a mesh, made once for each signature."""
+    """The choices of ops on a mesh, made once for each signature, and what lies between them.
 
-    def __init__(self, mesh: Mesh, op_seconds: OpSeconds):
-        self.mesh, self.op_seconds = mesh, op_seconds
+    Args:
+        price: of a step of a redistribution.
+    """
+
+    def __init__(self, mesh: Mesh, op_seconds: OpSeconds, price: Price):
+        self.mesh, self.op_seconds, self.price = mesh, op_seconds, price
         self.axes = [a for a in mesh.names if mesh.extent((a,)) > 1]
         self._made: dict[Any, Choices] = {}
+
+    def all_moving(
+        self,
+        t: TensorType,
+        sources: Sequence[Layout],
+        targets: Sequence[Layout],
+        shares: Shares | None = None,
+    ) -> Table:
+        """The seconds of the redistributions from each layout to each other; with `shares` as
+        parts of buckets."""
+        shape, size = t.get_shape(), itemsize(t)
+        found = np.full((len(sources), len(targets)), inf)
+        for reduction in {l.reduction for l in (*sources, *targets)}:
+            known = ways(self.mesh, len(shape), reduction, self.price)
+            if known is None:
+                continue
+            rows = [i for i, l in enumerate(sources) if l in known.index]
+            columns = [j for j, l in enumerate(targets) if l in known.index]
+            table = known.seconds(shape, size, shares)[
+                np.ix_(
+                    [known.index[sources[i]] for i in rows],
+                    [known.index[targets[j]] for j in columns],
+                )
+            ]
+            among = np.ix_(rows, columns)
+            found[among] = np.minimum(found[among], table)
+        for i, j in np.argwhere(np.isinf(found)):
+            found[i, j] = self.plan_seconds(t, sources[i], targets[j])
+        return found
+
+    def way(self, move: Move, shares: Shares) -> tuple[float, dict[Bucket, float]]:
+        """The seconds of a redistribution as part of buckets, and the latencies of these."""
+        t, source, target = move
+        shape, size = t.get_shape(), itemsize(t)
+        seconds = float(self.all_moving(t, [source], [target], shares)[0, 0])
+        reduction = source.reduction if source.partial else target.reduction
+        known = ways(self.mesh, len(shape), reduction, self.price)
+        return seconds, known.buckets(shape, size, source, target, shares) if known else {}
+
+    def plan_seconds(self, t: TensorType, source: Layout, target: Layout) -> float:
+        """The seconds of the planner's redistribution."""
+        shape, total = t.get_shape(), 0.0
+        for step in plan(shape, self.mesh, source, target, itemsize(t)):
+            forms = self.price(self.mesh, shape, source, step)
+            total += min(form.seconds(prod(shape) * itemsize(t)) for form in forms)
+            source = step.layout
+        return total
 
     def of(self, op: TensorOp, constant: bool) -> Choices:
         """The choices of an op; `constant`: it depends on no argument."""
@@ -186,18 +220,28 @@ class Offers:
         parts = made.decompose(builder)
         assert parts is not None
         ends = [builder.complete(v) for v in parts]
-        time = sum(self.spent(inner) for inner in block.ops)
+        time = self.seconds(block)
         results = tuple(builder.layout(v) for v in ends)
         made.erase()
         return results, time
 
-    def spent(self, op: Operation) -> float:
-        """The seconds of an op that is laid out: a redistribution, or a calculation."""
-        if isinstance(op, RedistributeOp):
-            t = plain(op.value)
+    def seconds(self, block: Block) -> float:
+        """The seconds of ops that are laid out."""
+        at_end, together, total = late(block), [], 0.0
+        for op in block.ops:
+            if not isinstance(op, RedistributeOp):
+                total += self.spent(op)
+                continue
             source, target = layout_of(op.value), layout_of(op.out)
             assert source is not None and target is not None
-            return moving(t.get_shape(), itemsize(t), self.mesh, source, target)
+            if at_end([use.operation for use in op.out.uses]):
+                together.append((plain(op.value), source, target))
+            else:
+                total += self.all_moving(plain(op.value), [source], [target])[0, 0]
+        return total + settle(together, self.way)[0]
+
+    def spent(self, op: Operation) -> float:
+        """The seconds of a calculation."""
         if not isinstance(op, TensorOp):
             return 0.0
         factors, chosen = op.factors(), {}

@@ -33,6 +33,9 @@ CAP = 1 << 24
 ROUGH = 1 << 18
 """Entries of the largest table while values are ruled out."""
 
+STALLED, LESS = 3, 0.9
+"""It ends where so many rounds leave more than this part of the gap."""
+
 ROUNDS, NARROWINGS = 10, 16
 """How often costs are moved before values are ruled out, and how often that is done."""
 
@@ -88,13 +91,16 @@ def narrowed(problem: Problem, cap: int, gap: float, say: Say) -> Solution:
     and again."""
     allowed = [np.arange(len(u)) for u in problem.unary]
     left, bound = Relaxation(problem, [int(u.argmin()) for u in problem.unary]), -inf
+    gaps: list[float] = []
     for _ in range(NARROWINGS):
         left.run(ROUNDS)
         rough = eliminate(left.moved(), min(cap, ROUGH))
         left.found(rough.choice)
         bound = max(bound, left.bound(), rough.bound)
         say(left.objective, bound)
-        if left.objective - bound <= gap * abs(left.objective):
+        gaps.append(left.objective - bound)
+        stalled = len(gaps) > STALLED and gaps[-1] > LESS * gaps[-1 - STALLED]
+        if stalled or gaps[-1] <= gap * abs(left.objective):
             break
         keep = left.allowed()
         allowed = [a[k] for a, k in zip(allowed, keep, strict=True)]

@@ -15,6 +15,7 @@ counted one by one and made once.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
@@ -23,8 +24,9 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from shardir.algebra.layout import Layout, replicated
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn.base import TensorOp, itemsize, plain
-from shardir.search.choices import Choice, Choices, Offers, all_moving, moving
+from shardir.dialects.nn.base import TensorOp, plain
+from shardir.search.buckets import SCALINGS, Move, least
+from shardir.search.choices import Choice, Choices, Offers, late
 from shardir.search.elimination import Solution
 from shardir.search.memory import (
     LONG,
@@ -38,6 +40,7 @@ from shardir.search.memory import (
     spans,
 )
 from shardir.search.problem import Problem, Table
+from shardir.search.ways import Shares
 
 Place = tuple[Layout, Layout | None]
 """In which layout a value lies, and in which else several users share it."""
@@ -76,6 +79,16 @@ class Plan:
         return replace(self, choices=choices, layouts=layouts)
 
 
+class Edge(NamedTuple):
+    """What is redistributed between two variables: the seconds, by the shares of what moves
+    together with others, and the moves for a value of each."""
+
+    ends: tuple[int, int]
+    key: tuple
+    table: Callable[[Shares | None], Table]
+    moves: Callable[[int, int], list[Move]]
+
+
 class Graph:
     """The sum of costs of a function.
 
@@ -105,6 +118,8 @@ class Graph:
         self._tables: dict[tuple, Table] = {}
         self._places: dict[tuple, Places] = {}
         self.at = {op: i for i, op in enumerate(block.ops)}
+        self.late = late(block)
+        self.together: list[Edge] = []
         self.copied: list[Held] = []
         self._twice: dict[int, tuple[Choices, Choices]] = {}
         self.build()
@@ -170,9 +185,9 @@ class Graph:
             self.places[v], self.of_value[v] = self.places[end], self.of_value[end]
             return
         places = self.places[v] = self.places_of(v)
-        shape, size = plain(v).get_shape(), itemsize(plain(v))
         self.of_value[v] = self.problem.variable(self.table((id(places),), lambda: np.array([
-            0.0 if t is None else moving(shape, size, self.mesh, l, t) for l, t in places
+            0.0 if to is None else self.offers.all_moving(plain(v), [l], [to])[0, 0]
+            for l, to in places
         ])))  # fmt: skip
 
     def places_of(self, v: SSAValue) -> Places:
@@ -218,17 +233,20 @@ class Graph:
         if v not in self.of_value:
             return
         choices, places, t = self.choices[op], self.places[v], plain(v)
-        table = self.table(
-            (id(choices), "makes", i, id(places)),
-            lambda: (
-                times(choices)[:, None]
-                * self.moves(t, [c.results[i] for c in choices], [p[0] for p in places])
-            ),
-        )
-        self.problem.add(self.of_op[op], self.of_value[v], table)
-        results = [c.results[i] for c in choices]
+        ends, results = (self.of_op[op], self.of_value[v]), [c.results[i] for c in choices]
+
+        def table(shares: Shares | None) -> Table:
+            lying = [l for l, _ in places]
+            moves = self.offers.all_moving(t, results, lying, shares)
+            return times(choices)[:, None] * moves
+
+        def moves(x: int, y: int) -> list[Move]:
+            return [(t, results[x], places[y][0])]
+
+        key = id(choices), "makes", i, id(places)
+        self.edge(Edge(ends, key, table, moves), self.users.get(v, []))
         held = lambda: np.array([[self.copy(t, r, l) for l, _ in places] for r in results])  # noqa: E731
-        self.copies(op, (self.of_op[op], self.of_value[v]), (id(choices), i, id(places), t), held)
+        self.copies(op, ends, (id(choices), i, id(places), t), held)
 
     def copy(self, t: TensorType, copy: Layout, lying: Layout) -> float:
         """The bytes of a value that is in another layout than where it lies for a moment."""
@@ -254,8 +272,16 @@ class Graph:
             maker, shares = self.of_op[v.owner], False
             places = tuple([(c.results[i], None) for c in makers])
             key = id(makers), i, id(choices), at
-        table = self.table(key, lambda: self.taken(t, places, choices, at, shares))
-        self.problem.add(maker, self.of_op[op], table)
+        ends = maker, self.of_op[op]
+
+        def table(parts: Shares | None) -> Table:
+            return self.taken(t, places, choices, at, shares, parts)
+
+        def moves(x: int, y: int) -> list[Move]:
+            lies, shared = places[x]
+            return [(t, lies, l) for l in needed(choices[y], at) if not (shares and l == shared)]
+
+        self.edge(Edge(ends, key, table, moves), [op])
 
         def held() -> Table:
             needs = [needed(c, at) for c in choices]
@@ -263,7 +289,15 @@ class Graph:
                 [[sum(self.copy(t, n, l) for n in ns) for ns in needs] for l, _ in places]
             )
 
-        self.copies(op, (maker, self.of_op[op]), (*key, t), held)
+        self.copies(op, ends, (*key, t), held)
+
+    def edge(self, edge: "Edge", users: Sequence[Operation]) -> None:
+        """What is redistributed for these users, alone or with others at the end."""
+        apart = (*edge.key, "apart")
+        if self.late(users) and self.table(apart, lambda: edge.table(Shares(1.0))).any():
+            self.together.append(edge)
+        else:
+            self.problem.add(*edge.ends, self.table(edge.key, lambda: edge.table(None)))
 
     def taken(
         self,
@@ -272,21 +306,18 @@ class Graph:
         choices: Choices,
         at: Sequence[int],
         shares: bool,
+        parts: Shares | None,
     ) -> Table:
         """What each choice costs, of an op that uses a value at these operands, in each place."""
         needs = [tuple(needed(c, at)) for c in choices]
         every = list(dict.fromkeys(l for n in needs for l in n))
-        moves = self.moves(t, [p[0] for p in places], every)
+        moves = self.offers.all_moving(t, [p[0] for p in places], every, parts)
         if shares:
             for i, (_, shared) in enumerate(places):
                 if shared is not None and shared in every:
                     moves[i, every.index(shared)] = 0.0
         columns = {n: sum(moves[:, every.index(l)] for l in n) for n in dict.fromkeys(needs)}
         return np.stack([columns[n] for n in needs], axis=1) * times(choices)
-
-    def moves(self, t: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> Table:
-        """The seconds from each layout to each other."""
-        return all_moving(t.get_shape(), itemsize(t), self.mesh, sources, targets)
 
     # ---- memory ----
 
@@ -331,9 +362,25 @@ class Graph:
 
     # ---- the solution ----
 
-    def plan(self, solve: Solve) -> Plan:
-        """The least costly plan."""
-        return self.read(solve(self.problem))
+    def plan(self, solve: Solve, scalings: int = SCALINGS) -> Plan:
+        """The least costly plan that is found."""
+        many, ways = len(self.together), self.offers.way
+        return self.read(*least(self.priced, self.moves, many, ways, solve, scalings))
+
+    def priced(self, shares: Shares) -> Problem:
+        """The problem in which what moves together takes these shares."""
+        found = Problem([*self.problem.unary], {**self.problem.pairs})
+        tables: dict[tuple, Table] = {}
+        for edge in self.together:
+            if edge.key not in tables:
+                tables[edge.key] = edge.table(shares)
+            found.add(*edge.ends, tables[edge.key])
+        return found
+
+    def moves(self, choice: Sequence[int]) -> list[Move]:
+        """What a solution redistributes together with others."""
+        ends = [(e, *e.ends) for e in self.together]
+        return [move for e, i, j in ends for move in e.moves(choice[i], choice[j])]
 
     def plan_within(self, limit: int, solve: Solve) -> Plan:
         """The least costly of those whose values hold no more than `limit` bytes on a device.
@@ -342,17 +389,17 @@ class Graph:
             TightError: none was found.
         """
         held = self.held()
-        solution = solve_within(self.problem, held, limit, solve)
-        return replace(self.read(solution), held=peak(held, solution.choice).bytes)
+        plan = self.plan(lambda problem: solve_within(problem, held, limit, solve), 1)
+        return replace(plan, held=peak(held, plan.solution.choice).bytes)
 
-    def read(self, solution: Solution) -> Plan:
+    def read(self, solution: Solution, shares: Shares) -> Plan:
         choice, ops = solution.choice, [op for op in self.block.ops if isinstance(op, TensorOp)]
         chosen = {op: self.choices[op][choice[self.of_op[op]]] for op in ops}
         layouts = {v: self.places[v][choice[i]][0] for v, i in self.of_value.items()}
         for op in ops:
             for v, layout in zip(op.results, chosen[op].results, strict=True):
                 layouts.setdefault(v, layout)
-        graph = CostGraph(self.problem, self.choices, self.places, self.of_op, self.of_value)
+        graph = CostGraph(self.priced(shares), self.choices, self.places, self.of_op, self.of_value)
         return Plan(chosen, layouts, solution, graph)
 
 

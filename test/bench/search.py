@@ -50,7 +50,7 @@ def seconds(module: ModuleOp) -> float:
     mesh = mesh_of(f, module)
     assert mesh is not None
     offers = offers_of(mesh)
-    return sum(offers.spent(op) for op in block.ops)
+    return offers.seconds(block)
 
 
 ANNOTATED = "propagate-strategies,insert-redistributions,distributed-autodiff"

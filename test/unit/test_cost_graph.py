@@ -10,7 +10,7 @@ import pytest
 from runlines import run_tool
 
 import shardir
-from shardir.algebra.notation import mesh_of, parse_layout
+from shardir.cost import report
 from shardir.search.picture import along, rows
 from shardir.search.svg import layered
 
@@ -92,19 +92,25 @@ def test_what_is_stated_is_the_only_choice(tmp_path: Path) -> None:
 
 
 def test_edges_have_the_seconds_of_redistributions(tmp_path: Path) -> None:
-    """From what the product gives to what each choice of the relu takes, planned one by one."""
+    """From what the product gives to what each choice of the relu takes: the report of a program
+    that does it and nothing else."""
     graph = graph_of(NET, tmp_path)
     y, z = graph["nodes"][2:4]
     (edge,) = [e for e in graph["edges"] if e["values"] == ["%y"]]
     (row,) = graph["tables"][edge["table"]]
     (source,) = y["choices"][0]["results"]
-    module = shardir.parse(NET)
-    mesh = next(op for op in module.ops if op.name == "dist.mesh").mesh  # type: ignore[attr-defined]
-    assert mesh.axes == mesh_of("m", "a = 2, b = 2").axes
+    cluster, mesh = NET.splitlines()[1:3]
     for seconds, choice in zip(row, z["choices"], strict=True):
-        source_of, target = (parse_layout(f"@m, {t}") for t in (source, choice["operands"][0]))
-        plan = shardir.plan_redistribution((8, 12), "f32", mesh, source_of, target)
-        assert seconds == pytest.approx(plan.seconds, rel=1e-9)
+        have, want = (
+            f"tensor<8x12xf32, #dist.layout<@m, {t}>>" for t in (source, choice["operands"][0])
+        )
+        moved = shardir.compile(
+            f"{cluster}\n{mesh}\nfunc.func @moved(%x: {have}) -> {want} {{\n"
+            f"  %y = dist.redistribute %x : ({have}) -> {want}\n  func.return %y : {want}\n}}",
+            "lower-to-spmd",
+        )
+        (moving,) = report(moved.module)
+        assert seconds == pytest.approx(moving.seconds, rel=1e-9)
 
 
 def test_the_ends_of_an_update_are_one_node(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from shardir.algebra.mesh import Axis, Mesh, sizes_of
 from shardir.algebra.moves import Problem
 from shardir.algebra.notation import parse_axes, parse_layout
 from shardir.algebra.redistribution import Search, named_collectives, plan_redistribution
-from shardir.algebra.routes import routes
+from shardir.algebra.routes import planned, routes
 from shardir.algebra.steps import LOCAL, Step, step_seconds
 from shardir.algebra.traffic import fetched, sent
 from shardir.interpret.redistribution import redistribute
@@ -411,3 +411,21 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> 
     given = {"dtype": "f32", "source": whole, "target": whole} | options
     with pytest.raises(ShardirError, match=message):
         plan_redistribution(shape=(4, 4), mesh=Mesh("m", (("a", 2),)), **given)
+
+
+def test_a_move_costs_the_same_beside_whole_dimensions():
+    """Of tensors of one dimension and of more, whichever are asked for first."""
+    cluster = Cluster((Level("n", 8, 1e11, 1e-6), Level("p", 8, 1e9, 1e-5)))
+    mesh = Mesh("m", (("a", 4), ("b", 4), ("c", 4)), cluster)
+    one, two = routes(mesh, 1), routes(mesh, 2)
+    assert one is not None and two is not None
+    known, compared = two.each(planned), 0
+    for (i, j), price in one.each(planned).items():
+        source, target = (
+            Layout("m", ((), *l.dims), l.partial, l.reduction)
+            for l in (one.layouts[i], one.layouts[j])
+        )
+        if source in two.index and target in two.index:
+            assert known[two.index[source], two.index[target]] == pytest.approx(price)
+            compared += 1
+    assert compared > 100

@@ -123,23 +123,25 @@ def test_the_values_of_a_group_lie_as_is_best_for_all(of: str):
     assert len({str(lying[v]) for v in of}) == 1
 
 
-def objective(module: ModuleOp) -> float:
+def objective(module: ModuleOp, gap: float = 1e-9) -> float:
     PASSES["search-strategies"]()().apply(Context(), module)
     ((f, _),) = bodies(module)
     found = f.attributes["search"].data  # type: ignore[attr-defined]
-    assert found["gap"].value.data < 1e-9
+    assert found["gap"].value.data < gap
     return found["objective"].value.data
 
 
 SMALL = {"batch": 4, "seq": 8, "hidden": 16, "heads": 4, "vocab": 16}
 
 
-@pytest.mark.parametrize("sizes", [{}, SMALL], ids=["peers' sizes", "small"])
-def test_a_step_takes_the_seconds_that_were_counted(sizes: dict[str, int]):
-    """Nor does Megatron's plan take less."""
+@pytest.mark.parametrize(
+    ("sizes", "gap"), [({}, 0.01), (SMALL, 1e-9)], ids=["peers' sizes", "small"]
+)
+def test_a_step_takes_the_seconds_that_were_counted(sizes: dict[str, int], gap: float):
+    """Nor does Megatron's plan take less. What buckets cost leaves a gap."""
     annotated = search.gpt(layers=2, mesh=(1, 4), **sizes)
     module = search.applied(search.STATED.sub("", annotated), "distributed-autodiff")
-    counted = objective(module)
+    counted = objective(module, gap)
     PASSES["insert-redistributions"]()().apply(Context(), module)
     assert isclose(search.seconds(module), counted)
     assert counted <= search.seconds(search.applied(annotated, search.ANNOTATED)) * (1 + 1e-9)

@@ -186,7 +186,24 @@ LOCAL = (SliceOp, ContributeOp, PadOp)
 FUSIBLE = (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp)
 """The collectives that have a `fusion` index, and whose values travel in one buffer."""
 
+STEPS = (*FUSIBLE, ExchangeOp)
+"""The collectives that are steps of a redistribution."""
+
 OPS = [*COLLECTIVES, SendOp, RecvOp]
+
+
+def step_of(op: Collective, out: SSAValue) -> Step:
+    """The step of a redistribution that an op takes for one of its results."""
+    layout = layout_of(out)
+    assert layout is not None
+    match op:
+        case ReduceScatterOp() | AllGatherOp():
+            dim, concat = op.dim.value.data, -1
+        case AllToAllOp():
+            dim, concat = op.split.value.data, op.concat.value.data
+        case _:
+            dim = concat = -1
+    return Step(op.name.removeprefix("dist."), op.axes.data, layout, dim, concat)
 
 
 def step_op(step: Step, value: SSAValue, out: Attribute) -> Collective:

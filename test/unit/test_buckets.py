@@ -1,0 +1,89 @@
+"""What moves together: plans with fixed charges against all plans."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardir.search.buckets import least
+from shardir.search.elimination import Solution, eliminate
+from shardir.search.problem import Problem
+from shardir.search.ways import Shares
+
+TENSORS, OPTIONS, JOINING = 5, 3, 0.1
+
+
+class Instance:
+    """Tensors that each take one of some options: in a bucket at a rate, or without moving; and
+    costs of pairs."""
+
+    def __init__(self, seed: int):
+        r = np.random.default_rng(seed)
+        self.latency = r.uniform(0.5, 2.0, 3)
+        self.bucket = r.integers(-1, 3, (TENSORS, OPTIONS))
+        self.rate = r.uniform(0.0, 1.0, (TENSORS, OPTIONS))
+        self.pairs = {(i, i + 1): r.uniform(0.0, 1.0, (OPTIONS,) * 2) for i in range(TENSORS - 1)}
+
+    def way(self, move: Any, shares: Shares) -> tuple[float, dict[Any, float]]:
+        i, k = move
+        bucket, rate = int(self.bucket[i, k]), float(self.rate[i, k])
+        if bucket < 0:
+            return rate, {}
+        name: Any = bucket
+        latency = float(self.latency[bucket])
+        together = latency * shares.of(name) + JOINING
+        return rate + min(latency, together), {name: latency} if together < latency else {}
+
+    def problem(self, shares: Shares) -> Problem:
+        made = Problem()
+        for i in range(TENSORS):
+            made.variable([self.way((i, k), shares)[0] for k in range(OPTIONS)])
+        for (i, j), table in self.pairs.items():
+            made.add(i, j, table)
+        return made
+
+    def least(self) -> tuple[Solution, Shares]:
+        def moves(choice: Sequence[int]) -> list[Any]:
+            return list(enumerate(choice))
+
+        return least(self.problem, moves, TENSORS, self.way, lambda p: eliminate(p, 1 << 20))
+
+    def cost(self, choice: Sequence[int]) -> float:
+        """Each bucket's tensors alone, or all of them together."""
+        total = sum(float(t[choice[i], choice[j]]) for (i, j), t in self.pairs.items())
+        total += sum(float(self.rate[i, k]) for i, k in enumerate(choice))
+        buckets = Counter(int(self.bucket[i, k]) for i, k in enumerate(choice))
+        return total + sum(
+            min(n * self.latency[b], self.latency[b] + n * JOINING)
+            for b, n in buckets.items()
+            if b >= 0
+        )
+
+
+def test_plans_lie_between_the_bound_and_all_plans():
+    best = 0
+    for seed in range(60):
+        made = Instance(seed)
+        found, _ = made.least()
+        lowest = min(made.cost(c) for c in product(range(OPTIONS), repeat=TENSORS))
+        assert found.objective == pytest.approx(made.cost(found.choice))
+        assert found.bound <= lowest * (1 + 1e-9)
+        assert lowest <= found.objective * (1 + 1e-9)
+        best += found.objective <= lowest * (1 + 1e-9)
+    assert best >= 25
+
+
+def test_shares_settle_on_one_bucket():
+    """Of two ways that take as long, all go the one that the others go."""
+    made = Instance(0)
+    made.bucket[:] = [0, 1, 2]
+    made.latency[:] = 1.0
+    made.rate[:] = 0.0
+    made.pairs = {}
+    found, shares = made.least()
+    assert len(set(found.choice)) == 1
+    assert found.objective == pytest.approx(1.0 + TENSORS * JOINING)
+    assert sorted(part for _, part in shares.known) == [1 / TENSORS]
