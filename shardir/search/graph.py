@@ -81,10 +81,11 @@ class Plan:
 
 class Edge(NamedTuple):
     """What is redistributed between two variables: the seconds, by the shares of what moves
-    together with others, and the moves for a value of each."""
+    together with others; and the moves for a value of each, at most so many."""
 
     ends: tuple[int, int]
     key: tuple
+    most: int
     table: Callable[[Shares | None], Table]
     moves: Callable[[int, int], list[Move]]
 
@@ -244,7 +245,7 @@ class Graph:
             return [(t, results[x], places[y][0])]
 
         key = id(choices), "makes", i, id(places)
-        self.edge(Edge(ends, key, table, moves), self.users.get(v, []))
+        self.edge(Edge(ends, key, 1, table, moves), self.users.get(v, []))
         held = lambda: np.array([[self.copy(t, r, l) for l, _ in places] for r in results])  # noqa: E731
         self.copies(op, ends, (id(choices), i, id(places), t), held)
 
@@ -281,7 +282,7 @@ class Graph:
             lies, shared = places[x]
             return [(t, lies, l) for l in needed(choices[y], at) if not (shares and l == shared)]
 
-        self.edge(Edge(ends, key, table, moves), [op])
+        self.edge(Edge(ends, key, len(at), table, moves), [op])
 
         def held() -> Table:
             needs = [needed(c, at) for c in choices]
@@ -364,7 +365,7 @@ class Graph:
 
     def plan(self, solve: Solve, scalings: int = SCALINGS) -> Plan:
         """The least costly plan that is found."""
-        many, ways = len(self.together), self.offers.way
+        many, ways = sum(edge.most for edge in self.together), self.offers.way
         return self.read(*least(self.priced, self.moves, many, ways, solve, scalings))
 
     def priced(self, shares: Shares) -> Problem:
