@@ -2,7 +2,14 @@
 
 from collections.abc import Iterator
 
-from xdsl.dialects.builtin import FunctionType, ModuleOp, StringAttr, TensorType
+from xdsl.dialects.builtin import (
+    DictionaryAttr,
+    FloatAttr,
+    FunctionType,
+    ModuleOp,
+    StringAttr,
+    TensorType,
+)
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
 
@@ -24,6 +31,14 @@ from shardir.syntax.diagnostics import Failure
 
 FOUND = "search"
 """The attribute of a function in which a search says what it found."""
+
+
+def found_by_search(f: FuncOp) -> dict[str, float]:
+    """The numbers that a search said of a function: the seconds of its plan (`objective`), those
+    that no plan takes less than (`bound`), and the gap between them; none where there was none."""
+    said = f.attributes.get(FOUND)
+    numbers = said.data.items() if isinstance(said, DictionaryAttr) else ()
+    return {k: x.value.data for k, x in numbers if isinstance(x, FloatAttr)}
 
 
 def bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Block]]:

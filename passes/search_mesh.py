@@ -39,7 +39,7 @@ from shardir.cost.clusters import load
 from shardir.dialects.dist import ClusterAttr, ClusterOp, MeshAttr, MeshOp, sharding_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.passes.distributed_autodiff import DistributedAutodiff
-from shardir.passes.functions import FOUND, bodies, is_local_body, name_of, named, values
+from shardir.passes.functions import bodies, found_by_search, is_local_body, name_of, named, values
 from shardir.passes.inline_calls import InlineCalls
 from shardir.passes.search_strategies import SearchStrategies
 from shardir.search.elimination import CAP, GAP
@@ -134,12 +134,8 @@ class SearchMesh(ModulePass):
             SearchStrategies(self.entries, gap, self.memory).apply(ctx, trial)
         except Failure as e:
             return Found(inf, -inf, e)
-        numbers = [
-            f.attributes[FOUND].data  # type: ignore[attr-defined]
-            for f, _ in bodies(trial)
-            if FOUND in f.attributes
-        ]
-        objective, bound = (sum(n[k].value.data for n in numbers) for k in ("objective", "bound"))
+        numbers = [n for f, _ in bodies(trial) if (n := found_by_search(f))]
+        objective, bound = (sum(n[k] for n in numbers) for k in ("objective", "bound"))
         return Found(objective, bound)
 
 

@@ -12,8 +12,9 @@ those of forward and backward part together.
 2. What the text states, a layout of a value or a strategy of an op, stays; values of a sharding
    group lie alike, and barriers say nothing here.
 3. The plan is the least in the modelled seconds of calculation and communication, of all plans in
-   which an axis splits one dimension of an op, as a whole and evenly; or, where the solver's tables
-   would be too large, one that is above the least by no more than the gap that is stated.
+   which an axis splits one dimension of an op, as a whole and evenly; or one that is above the
+   least by no more than the gap that is stated: where the solver's tables would be too large, and
+   where what is communicated at the end of a step goes into buckets, whose latency many share.
 4. Parameters and states lie as the updates leave them, and may be split.
 5. The program of the plan, made and measured, holds no more than a device does (`memory`, or what
    the cluster says). Where the quickest plan holds more, the next is the quickest of those that
@@ -93,7 +94,8 @@ class SearchStrategies(ModulePass):
     entries: int = CAP
     """The entries of the solver's largest table: memory for exactness."""
     gap: float = GAP
-    """How far from the least the plan may be, as a part of it."""
+    """How far from the least a plan may be, as a part of it, for the solver to end; what buckets
+    leave open comes besides."""
     memory: int = 0
     """The bytes that a device may hold; 0: those of the cluster's devices, if it says."""
     graph: str | None = None

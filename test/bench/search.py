@@ -27,7 +27,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from shardir.dialects.dist import ClusterAttr, ClusterOp
 from shardir.passes import PASSES, PIPELINES, search_strategies
-from shardir.passes.functions import bodies, mesh_of
+from shardir.passes.functions import bodies, found_by_search, mesh_of
 from shardir.passes.search_strategies import offers as offers_of
 from shardir.syntax.parser import parse
 from shardir.tools.pipelines import build
@@ -94,12 +94,11 @@ def searched(model: str, text: str, mesh: dict[str, int], before: str) -> Record
         clock = Clock()
         PASSES["search-strategies"]()().apply(Context(), module)
         seconds, cpu = clock.seconds, clock.cpu
-    found = f.attributes["search"].data  # type: ignore[attr-defined]
     return {
         "model": model, "devices": prod(mesh.values()),
         "axes": ",".join(f"{a}={n}" for a, n in mesh.items()), "ops": ops,
         "seconds": seconds, "cpu": cpu, "graph": cpu - solving[0], "solve": solving[0],
-        "before": prepared, **{k: found[k].value.data for k in ("objective", "bound", "gap")},
+        "before": prepared, **found_by_search(f),
     }  # fmt: skip
 
 

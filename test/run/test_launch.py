@@ -27,15 +27,18 @@ ENVIRONMENT = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
 def shard_run(*arguments, **environment):
-    return subprocess.Popen(
-        [sys.executable, tool.__file__, *map(str, arguments)],
-        env={**ENVIRONMENT, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        # A shell's background job ignores SIGINT, and so do its children unless they are told.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-    )
+    # A shell's background job ignores SIGINT, and so do children of who ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [sys.executable, tool.__file__, *map(str, arguments)],
+            env={**ENVIRONMENT, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def in_numpy(directory, steps, seed):

@@ -201,6 +201,8 @@ def test_forms_by_hand() -> None:
     assert quickest(all_gather(many), 64).name == "ring"
     doubled = quickest(all_gather(((64, Level("l", 64, 1e9, 1e-6)),)), 64)
     assert doubled.name == "doubling" and doubled.seconds(64) == pytest.approx(6e-6 + 63e-9)
+    halved = quickest(all_reduce(((64, Level("l", 64, 1e9, 1e-6)),)), 64)
+    assert halved.name == "halving" and halved.seconds(64) == pytest.approx(12e-6 + 126e-9)
     for forms, seconds in (
         (broadcast(many), 1 + 7e-6), (gather(many), 0.99 + 7e-6), (direct(many), 1 + 1e-6)
     ):  # fmt: skip

@@ -12,7 +12,14 @@ from shardir.algebra.notation import parse_layout
 from shardir.dialects.dist import StrategyAttr, layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.passes import PASSES
-from shardir.passes.functions import bodies, mesh_of, set_type, ties, update_signature
+from shardir.passes.functions import (
+    bodies,
+    found_by_search,
+    mesh_of,
+    set_type,
+    ties,
+    update_signature,
+)
 from shardir.passes.propagate_strategies import strategy_placement
 from shardir.passes.search_strategies import offers as offers_of
 from shardir.syntax.parser import parse
@@ -126,9 +133,9 @@ def test_the_values_of_a_group_lie_as_is_best_for_all(of: str):
 def objective(module: ModuleOp, gap: float = 1e-9) -> float:
     PASSES["search-strategies"]()().apply(Context(), module)
     ((f, _),) = bodies(module)
-    found = f.attributes["search"].data  # type: ignore[attr-defined]
-    assert found["gap"].value.data < gap
-    return found["objective"].value.data
+    found = found_by_search(f)
+    assert found["gap"] < gap
+    return found["objective"]
 
 
 SMALL = {"batch": 4, "seq": 8, "hidden": 16, "heads": 4, "vocab": 16}

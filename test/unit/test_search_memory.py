@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir.cost import memory_of
 from shardir.interpret.equivalence import check_pass
 from shardir.passes import PASSES
-from shardir.passes.functions import bodies, mesh_of
+from shardir.passes.functions import bodies, found_by_search, mesh_of
 from shardir.passes.load_strategies import LoadStrategies
 from shardir.passes.recompute import MARK
 from shardir.passes.save_strategies import SaveStrategies
@@ -125,7 +125,7 @@ def holds(module: ModuleOp) -> int:
 
 def seconds_of(module: ModuleOp) -> float:
     ((f, _),) = bodies(module)
-    return f.attributes["search"].data["objective"].value.data  # type: ignore[attr-defined]
+    return found_by_search(f)["objective"]
 
 
 def assert_loads_alike(module: ModuleOp, file: Path) -> None:

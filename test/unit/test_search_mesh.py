@@ -11,7 +11,7 @@ from shardir.algebra.steps import received_by_level
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.base import plain
 from shardir.passes import PASSES
-from shardir.passes.functions import bodies, mesh_of
+from shardir.passes.functions import bodies, found_by_search, mesh_of
 from shardir.passes.search_mesh import SearchMesh, shapes
 from shardir.syntax.parser import parse
 from shardir.tools import bench
@@ -43,7 +43,7 @@ def objective(module: ModuleOp) -> float:
     for name in ("distributed-autodiff", "search-strategies"):
         PASSES[name]()().apply(Context(), module)
     ((f, _),) = bodies(module)
-    return f.attributes["search"].data["objective"].value.data  # type: ignore[attr-defined]
+    return found_by_search(f)["objective"]
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
