@@ -141,8 +141,9 @@ def step(rt_mesh, x):
     """Fails on rank 1, in the third step, as FAULT says; leaves its process id where it runs."""
     global calls
     calls += 1
-    with open(f"{os.environ['PIDS']}/{rt_mesh.rank}", "w") as file:
-        file.write(str(os.getpid()))
+    if calls == 1:  # once: whoever reads it in a later step finds it whole
+        with open(f"{os.environ['PIDS']}/{rt_mesh.rank}", "w") as file:
+            file.write(str(os.getpid()))
     if calls == 3 and rt_mesh.rank == 1:
         with open(f"{os.environ['PIDS']}/fault", "w") as file:
             file.write(str(time.time()))
