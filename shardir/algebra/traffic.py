@@ -7,6 +7,7 @@ that dimensions share.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, pairwise, product
 from typing import Any
@@ -81,6 +82,14 @@ def _components(mesh: Mesh, source: Layout, target: Layout) -> list[tuple[set[st
     return found
 
 
+def _cases(counts: Indices) -> Iterator[tuple[Counts, int]]:
+    """The distinct columns, each with how often it is there."""
+    columns = counts[:, np.lexsort(counts)]
+    changes = np.flatnonzero((columns[:, 1:] != columns[:, :-1]).any(axis=0)) + 1
+    for start, end in pairwise([0, *changes.tolist(), columns.shape[1]]):
+        yield tuple(columns[:, start].tolist()), end - start
+
+
 @lru_cache(maxsize=65536)
 def shares(
     mesh: Mesh, shape: Shape, source: Layout, target: Layout, free: tuple[frozenset[Axis], ...]
@@ -91,15 +100,14 @@ def shares(
     out: Counter[Counts] = Counter({(1,) * (len(free) + 1): 1})
     for axes, dims in _components(mesh, source, target):
         names = tuple(n for n, _ in mesh.axes if n in axes)
-        here = 1
+        here: Indices = np.ones((1, 1), dtype=np.int64)
         for d in dims:
             n, have, want = shape[d], source.dims[d], target.dims[d]
             new = np.diff(_edges(mesh, n, want))[_indices(mesh, names, want)]
             held = [_held(mesh, names, n, have, want, f) for f in free]
             here = here * np.stack([new, *held])
         both: Counter[Counts] = Counter()
-        cases = Counter(map(tuple, np.transpose(here).tolist()))
-        for (a, n), (b, m) in product(out.items(), cases.items()):
+        for (a, n), (b, m) in product(out.items(), _cases(here)):
             both[tuple(x * y for x, y in zip(a, b, strict=True))] += n * m
         out = both
     return out
