@@ -186,10 +186,15 @@ class Graph:
             self.places[v], self.of_value[v] = self.places[end], self.of_value[end]
             return
         places = self.places[v] = self.places_of(v)
-        self.of_value[v] = self.problem.variable(self.table((id(places),), lambda: np.array([
-            0.0 if to is None else self.offers.all_moving(plain(v), [l], [to])[0, 0]
-            for l, to in places
-        ])))  # fmt: skip
+
+        def costs() -> Table:
+            lying, shared = (list(dict.fromkeys(ls)) for ls in zip(*places, strict=True))
+            targets = [l for l in shared if l is not None]
+            moves = self.offers.all_moving(plain(v), lying, targets)
+            row, column = ({l: i for i, l in enumerate(ls)} for ls in (lying, targets))
+            return np.array([0.0 if to is None else moves[row[l], column[to]] for l, to in places])
+
+        self.of_value[v] = self.problem.variable(self.table((id(places),), costs))
 
     def places_of(self, v: SSAValue) -> Places:
         alike = [v, *self.tied.get(v, [])]
@@ -222,6 +227,13 @@ class Graph:
         self._places[key] = tuple(places)
         return self._places[key]
 
+    def come(self, choices: Choices, i: int) -> Places:
+        """The layouts in which a result comes out."""
+        key = id(choices), i
+        if key not in self._places:
+            self._places[key] = tuple([(c.results[i], None) for c in choices])
+        return self._places[key]
+
     # ---- edges ----
 
     def table(self, key: tuple, make: Callable[[], Table]) -> Table:
@@ -234,19 +246,22 @@ class Graph:
         if v not in self.of_value:
             return
         choices, places, t = self.choices[op], self.places[v], plain(v)
-        ends, results = (self.of_op[op], self.of_value[v]), [c.results[i] for c in choices]
+        ends = self.of_op[op], self.of_value[v]
 
         def table(shares: Shares | None) -> Table:
-            lying = [l for l, _ in places]
+            results, lying = [c.results[i] for c in choices], [l for l, _ in places]
             moves = self.offers.all_moving(t, results, lying, shares)
             return times(choices)[:, None] * moves
 
         def moves(x: int, y: int) -> list[Move]:
-            return [(t, results[x], places[y][0])]
+            return [(t, choices[x].results[i], places[y][0])]
 
         key = id(choices), "makes", i, id(places)
         self.edge(Edge(ends, key, 1, table, moves), self.users.get(v, []))
-        held = lambda: np.array([[self.copy(t, r, l) for l, _ in places] for r in results])  # noqa: E731
+
+        def held() -> Table:
+            return np.array([[self.copy(t, c.results[i], l) for l, _ in places] for c in choices])
+
         self.copies(op, ends, (id(choices), i, id(places), t), held)
 
     def copy(self, t: TensorType, copy: Layout, lying: Layout) -> float:
@@ -271,7 +286,7 @@ class Graph:
             assert isinstance(v.owner, Operation)
             i, makers = place_of(v), self.choices[v.owner]
             maker, shares = self.of_op[v.owner], False
-            places = tuple([(c.results[i], None) for c in makers])
+            places = self.come(makers, i)
             key = id(makers), i, id(choices), at
         ends = maker, self.of_op[op]
 
