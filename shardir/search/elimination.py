@@ -4,21 +4,26 @@
 
 Bucket elimination (Dechter 1999): one variable after another goes, and leaves the least that it
 costs for each choice of its neighbours. That is exact, and the work exponential only in the width
-of the graph. Where a table would have more than `cap` entries, a bound (relaxation.py) rules out
-values first, until what is left fits. A solution to hold the bound against comes from mini-buckets
-(Dechter and Rish 2003): the costs of a variable whose table would be too large are minimised in
-several groups, each for itself, which gives another bound. Where that does not lead to an end
-either, the best solution is the answer, and no solution costs less than the best bound.
+of the graph. Where a table would have more than `cap` entries, the variables of at most two
+neighbours go first, for what they leave is again of one choice or of a pair (Scholz and Eckstein
+2002). Of the others a bound (relaxation.py) rules out values, until what is left fits.
+
+Solutions to hold the bound against come from mini-buckets (Dechter and Rish 2003): the costs of a
+variable whose table would be too large are minimised in several groups, each for itself, which
+gives another bound; and from elimination among as many of the values nearest to the bound as fit.
+Where that does not lead to an end, the best solution is the answer, and no solution costs less than
+the best bound.
 
 The tables of layers that repeat are the same arrays, and so are the sums of the same: what was once
 eliminated is not calculated again, and the time hardly grows with the number of layers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from heapq import heapify, heappop, heappush
 from math import inf, prod
+from operator import itemgetter
 
 import numpy as np
 
@@ -30,11 +35,17 @@ Scope = tuple[int, ...]
 CAP = 1 << 24
 """Entries of the largest table: 128 MiB."""
 
-ROUGH = 1 << 18
+ROUGH = 1 << 16
 """Entries of the largest table while values are ruled out."""
 
 STALLED, LESS = 3, 0.9
 """It ends where so many rounds leave more than this part of the gap."""
+
+PAIR = 2
+"""A variable of so many neighbours leaves a table of a pair."""
+
+TINY = 1e-6
+"""The part of the gap below which no smaller one is tried to look for a solution."""
 
 ROUNDS, NARROWINGS = 10, 16
 """How often costs are moved before values are ruled out, and how often that is done."""
@@ -68,6 +79,8 @@ class Solution:
 class _Factor:
     scope: Scope
     table: Table
+    number: int
+    """The same for the same costs."""
 
     def at(self, choice: Sequence[int], v: int) -> Table:
         """The costs of the values of v, all other variables being chosen."""
@@ -83,7 +96,15 @@ class _Factor:
 def solve(problem: Problem, cap: int = CAP, gap: float = GAP, say: Say = nothing) -> Solution:
     """The least; or where that takes tables of more than `cap` entries, what is known to be within
     `gap` of it, or the best that was found."""
-    return eliminate(problem, cap) if fits(problem, cap) else narrowed(problem, cap, gap, say)
+    if fits(problem, cap):
+        return eliminate(problem, cap)
+    easy = Elimination(problem)
+    easy.run(cap, PAIR)
+    rest, of = easy.rest()
+    found = narrowed(rest, cap, gap, say)
+    choice = easy.choice({v: found.choice[i] for v, i in of.items()})
+    objective = problem.cost(choice)
+    return Solution(choice, objective, min(found.bound, objective))
 
 
 def narrowed(problem: Problem, cap: int, gap: float, say: Say) -> Solution:
@@ -92,10 +113,12 @@ def narrowed(problem: Problem, cap: int, gap: float, say: Say) -> Solution:
     allowed = [np.arange(len(u)) for u in problem.unary]
     left, bound = Relaxation(problem, [int(u.argmin()) for u in problem.unary]), -inf
     gaps: list[float] = []
+    part = 1 / len(allowed)
     for _ in range(NARROWINGS):
         left.run(ROUNDS)
         rough = eliminate(left.moved(), min(cap, ROUGH))
         left.found(rough.choice)
+        part = refine(left, 2 * part, min(cap, ROUGH))
         bound = max(bound, left.bound(), rough.bound)
         say(left.objective, bound)
         gaps.append(left.objective - bound)
@@ -109,6 +132,21 @@ def narrowed(problem: Problem, cap: int, gap: float, say: Say) -> Solution:
             found = eliminate(left.problem, cap)
             return _of(problem, allowed, found.choice, found.bound)
     return _of(problem, allowed, left.choice, bound)
+
+
+def refine(left: Relaxation, part: float, cap: int) -> float:
+    """Looks for a better solution among the values that are within a part of the gap of the bound,
+    each by itself, and those of the best: of the first part that fits of this, its half, and so on.
+    Returns that part."""
+    while True:
+        keep = left.allowed(part)
+        rest = left.problem.only(keep)
+        if part < TINY or fits(rest, cap):
+            break
+        part /= 2
+    found = eliminate(rest, cap)
+    left.found([int(k[x]) for k, x in zip(keep, found.choice, strict=True)])
+    return part
 
 
 def _of(
@@ -148,71 +186,105 @@ def fits(problem: Problem, cap: int) -> bool:
 
 
 def eliminate(problem: Problem, cap: int) -> Solution:
-    """Bucket elimination, with mini-buckets where a table would be too large; the variable that
-    leaves the smallest table goes first."""
-    sizes = [len(u) for u in problem.unary]
-    touching: list[dict[_Factor, None]] = [{} for _ in sizes]
-    near: list[set[int]] = [set() for _ in sizes]
-
-    def put(factor: _Factor) -> None:
-        for u in factor.scope:
-            touching[u][factor] = None
-            near[u].update(factor.scope)
-            near[u].discard(u)
-
-    for i, costs in enumerate(problem.unary):
-        put(_Factor((i,), costs))
-    for (i, j), table in problem.pairs.items():
-        if sizes[i] == 1:
-            put(_Factor((j,), table[0]))
-        elif sizes[j] == 1:
-            put(_Factor((i,), table[:, 0]))
-        else:
-            put(_Factor((i, j), table))
-    weights = [_entries(near[v], sizes) for v in range(len(sizes))]
-    heap = [(w, v) for v, w in enumerate(weights)]
-    heapify(heap)
-    gone: list[tuple[int, list[_Factor]]] = []
-    left = [True] * len(sizes)
-    bound, whole = 0.0, True
-    known: dict[tuple, Table] = {}
-    while heap:
-        weight, v = heappop(heap)
-        if not left[v] or weight != weights[v]:
-            continue
-        left[v] = False
-        bucket = list(touching[v])
-        gone.append((v, bucket))
-        for factor in bucket:
-            for u in factor.scope:
-                if u != v:
-                    del touching[u][factor]
-        for u in near[v]:
-            near[u].discard(v)
-        groups = list(_groups(bucket, v, sizes, cap))
-        whole = whole and len(groups) == 1
-        for scope, group in groups:
-            place = {u: i for i, u in enumerate((*scope, v))}
-            group.sort(key=lambda f: (tuple(place[u] for u in f.scope), same(f.table)))
-            key = tuple((tuple(place[u] for u in f.scope), same(f.table)) for f in group)
-            if key not in known:
-                total = reduce(np.add, [f.spread((*scope, v)) for f in group])
-                known[key] = total.min(axis=-1)
-            least = known[key]
-            if scope:
-                put(_Factor(scope, least))
-            else:
-                bound += float(least)
-        for u in near[v]:
-            weights[u] = _entries(near[u], sizes)
-            heappush(heap, (weights[u], u))
-    choice = [0] * len(sizes)
-    for v, bucket in reversed(gone):
-        choice[v] = int(sum(f.at(choice, v) for f in bucket).argmin())  # type: ignore[union-attr]
-    if not whole:
+    """Bucket elimination, with mini-buckets where a table would be too large."""
+    going = Elimination(problem)
+    going.run(cap)
+    choice = going.choice({})
+    if not going.whole:
         improve(problem, choice)
     objective = problem.cost(choice)
-    return Solution(choice, objective, objective if whole else min(bound, objective))
+    return Solution(choice, objective, objective if going.whole else min(going.bound, objective))
+
+
+class Elimination:
+    """Variables that go one after another. `bound` is what those that have gone cost at least,
+    besides what they left to others; `whole` says that no bucket was divided."""
+
+    def __init__(self, problem: Problem):
+        self.sizes = sizes = [len(u) for u in problem.unary]
+        self.touching: list[dict[_Factor, None]] = [{} for _ in sizes]
+        self.near: list[set[int]] = [set() for _ in sizes]
+        self.gone: dict[int, list[_Factor]] = {}
+        self.bound, self.whole = 0.0, True
+        self.numbers: dict[tuple, int] = {}
+        for i, costs in enumerate(problem.unary):
+            self.put(_Factor((i,), costs, self.number(costs)))
+        numbers = {k: self.number(t) for k, t in {id(t): t for t in problem.pairs.values()}.items()}
+        for ends, table in problem.pairs.items():
+            scope = tuple([u for u in ends if sizes[u] > 1]) or ends[:1]
+            costs = table.reshape([sizes[u] for u in scope])
+            self.put(_Factor(scope, costs, numbers[id(table)]))
+
+    def number(self, table: Table) -> int:
+        return self.numbers.setdefault(same(table), len(self.numbers))
+
+    def put(self, factor: _Factor) -> None:
+        for u in factor.scope:
+            self.touching[u][factor] = None
+            self.near[u].update(factor.scope)
+            self.near[u].discard(u)
+
+    def run(self, cap: int, most: float = inf) -> None:
+        """Eliminates all, with mini-buckets where a table would have more than `cap` entries; or,
+        of at most so many neighbours, all without them. The one that leaves the smallest table goes
+        first."""
+        sizes, near, touching = self.sizes, self.near, self.touching
+        weights = [_entries(near[v], sizes) for v in range(len(sizes))]
+        heap = [(w, v) for v, w in enumerate(weights)]
+        heapify(heap)
+        known: dict[tuple, tuple[Table, int]] = {}
+        while heap:
+            weight, v = heappop(heap)
+            if v in self.gone or weight != weights[v]:
+                continue
+            if most < inf and (len(near[v]) > most or weight * sizes[v] > cap):
+                continue
+            bucket = self.gone[v] = list(touching[v])
+            for factor in bucket:
+                for u in factor.scope:
+                    if u != v:
+                        del touching[u][factor]
+            for u in near[v]:
+                near[u].discard(v)
+            whole = weight * sizes[v] <= cap
+            groups = [(tuple(sorted(near[v])), bucket)] if whole else _groups(bucket, v, sizes, cap)
+            self.whole = self.whole and whole
+            for scope, group in groups:
+                place = {u: i for i, u in enumerate((*scope, v))}
+                named = [((tuple([place[u] for u in f.scope]), f.number), f) for f in group]
+                named.sort(key=itemgetter(0))
+                key = tuple([k for k, _ in named])
+                if key not in known:
+                    total = reduce(np.add, [f.spread((*scope, v)) for _, f in named])
+                    least = total.min(axis=-1)
+                    known[key] = least, self.number(least)
+                if scope:
+                    self.put(_Factor(scope, *known[key]))
+                else:
+                    self.bound += float(known[key][0])
+            for u in near[v]:
+                weights[u] = _entries(near[u], sizes)
+                heappush(heap, (weights[u], u))
+
+    def rest(self) -> tuple[Problem, dict[int, int]]:
+        """The problem of the variables that are left, and what each of them is there; one more of a
+        single value costs what those that have gone do besides."""
+        of = {v: i for i, v in enumerate(v for v in range(len(self.sizes)) if v not in self.gone)}
+        found, tables = Problem(), dict[Scope, list[Table]]()
+        factors = dict.fromkeys(f for v in of for f in self.touching[v])
+        for factor in sorted(factors, key=lambda f: f.number):
+            tables.setdefault(factor.scope, []).append(factor.table)
+        sums = {scope: reduce(found.plus, summands) for scope, summands in tables.items()}
+        found.unary = [*(sums[v,] for v in of), np.array([self.bound])]
+        found.pairs = {(of[i], of[j]): sums[i, j] for i, *js in sums for j in js}
+        return found, of
+
+    def choice(self, chosen: Mapping[int, int]) -> list[int]:
+        """The value of each variable, for those of the ones that are left."""
+        choice = [chosen.get(v, 0) for v in range(len(self.sizes))]
+        for v, bucket in reversed(self.gone.items()):
+            choice[v] = int(sum(f.at(choice, v) for f in bucket).argmin())  # type: ignore[union-attr]
+        return choice
 
 
 def _entries(scope: set[int], sizes: list[int]) -> int:

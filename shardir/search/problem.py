@@ -73,16 +73,21 @@ class Problem:
     def near(self) -> list[list[tuple[int, Table]]]:
         """Of each variable those that it shares tables with, its own values first in each."""
         found: list[list[tuple[int, Table]]] = [[] for _ in self.unary]
+        turned: dict[int, Table] = {}
         for (i, j), table in self.pairs.items():
+            if id(table) not in turned:
+                turned[id(table)] = table.T
             found[i].append((j, table))
-            found[j].append((i, table.T))
+            found[j].append((i, turned[id(table)]))
         return found
 
 
 def alike(problem: Problem, rounds: int) -> list[list[int]]:
     """After each round a number for each variable, the same for those that look the same: by their
     own costs and tables, then by what is at the other ends too, and so on (color refinement)."""
-    near = [[(u, same(t)) for u, t in ends] for ends in problem.near()]
+    ends_of = problem.near()
+    names = {k: same(t) for k, t in {id(t): t for ends in ends_of for _, t in ends}.items()}
+    near = [[(u, names[id(t)]) for u, t in ends] for ends in ends_of]
     colors: list[Any] = [same(u) for u in problem.unary]
     found: list[list[int]] = []
     for _ in range(rounds + 1):

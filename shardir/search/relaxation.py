@@ -126,9 +126,11 @@ class Relaxation:
         total = sum(self.counts[id(k)] * float(self.left(k).min()) for k in self.known)
         return total + sum(len(g.members) * float(g.own().min()) for g in self.groups)
 
-    def allowed(self) -> list[np.ndarray]:
-        """For each variable the values with which a better solution may exist, and its own."""
+    def allowed(self, part: float = 1) -> list[np.ndarray]:
+        """For each variable the values with which a better solution may exist, and its own; with a
+        `part` of the gap, a solution that is better by all but this part."""
         bound = self.bound()
+        limit = bound + part * (self.objective * LESS - bound)
         found: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(self.choice)
         for group in self.groups:
             more = group.own()
@@ -139,7 +141,7 @@ class Relaxation:
                     for t, other in slot.tables
                 ])  # fmt: skip
                 more += slot.count * least
-            keep = bound + more <= self.objective * LESS
+            keep = bound + more <= limit
             keep[[self.choice[v] for v in group.members]] = True
             for v in group.members:
                 found[v] = np.flatnonzero(keep)

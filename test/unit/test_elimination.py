@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from shardir.search.elimination import CAP, Solution, eliminate, fits, solve
+from shardir.search.elimination import (
+    CAP,
+    PAIR,
+    Elimination,
+    Solution,
+    eliminate,
+    fits,
+    refine,
+    solve,
+)
 from shardir.search.problem import Problem
 from shardir.search.relaxation import Relaxation
 
@@ -63,6 +72,41 @@ def test_a_relaxation_rules_out_nothing_that_is_better(seed: int):
         assert all(x in a for x, a in zip(relaxation.choice, allowed, strict=True))
     assert bounds[-1] <= least(problem) + 1e-9
     assert all(b >= a - 1e-9 for a, b in pairwise(bounds))
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("cap", [1, 16, CAP])
+def test_what_variables_of_few_neighbours_leave_costs_the_same(seed: int, cap: int):
+    problem = random_problem(seed, variables=7, edges=4 + seed % 6)
+    easy = Elimination(problem)
+    easy.run(cap, PAIR)
+    rest, of = easy.rest()
+    assert len(rest.unary) == len(of) + 1 and least(rest) == least(problem)
+    for some in product(*(range(len(u)) for u in rest.unary)):
+        whole = easy.choice({v: some[i] for v, i in of.items()})
+        assert problem.cost(whole) == rest.cost(some)
+
+
+def test_a_tree_and_a_cycle_leave_nothing():
+    problem = random_problem(0, variables=6, edges=0)
+    for i, j in [(0, 1), (1, 2), (2, 3), (3, 0), (3, 4), (4, 5)]:
+        problem.add(i, j, np.ones((len(problem.unary[i]), len(problem.unary[j]))))
+    easy = Elimination(problem)
+    easy.run(CAP, PAIR)
+    assert easy.rest()[1] == {} and easy.bound == least(problem)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_near_the_bound_solutions_are_no_worse_and_within_the_gap_the_least(seed: int):
+    problem = random_problem(seed, variables=7, edges=12)
+    relaxation = Relaxation(problem, [0] * 7)
+    relaxation.run(3)
+    before = relaxation.objective
+    assert refine(relaxation, 0.25, CAP) == 0.25
+    assert least(problem) <= relaxation.objective <= before
+    assert refine(relaxation, 1, CAP) == 1
+    assert isclose(relaxation.objective, least(problem), abs_tol=1e-9)
+    assert refine(relaxation, 1, 0) < 1e-6
 
 
 def test_values_are_ruled_out_until_tables_fit():
