@@ -27,6 +27,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "lower-to-spmd": _pass("lower_to_spmd", "LowerToSpmd"),
     "simplify-communication": _pass("simplify_communication", "SimplifyCommunication"),
     "fuse-communication": _pass("fuse_communication", "FuseCommunication"),
+    "overlap-communication": _pass("overlap_communication", "OverlapCommunication"),
     "strip-layouts": _pass("strip_layouts", "StripLayouts"),
 }
 
@@ -42,7 +43,7 @@ def on_one_device(p: ModulePass) -> bool:
 
 
 _LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"
-_LOWERED = "lower-to-spmd,simplify-communication,fuse-communication"
+_LOWERED = "lower-to-spmd,simplify-communication,fuse-communication,overlap-communication"
 
 PIPELINES: dict[str, str] = {
     "train": f"inline-calls,propagate-strategies,{_LAID_OUT},{_LOWERED}",

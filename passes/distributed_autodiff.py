@@ -70,6 +70,7 @@ from shardir.dialects.dist import (
     ReduceScatterOp,
     SliceOp,
     UnfoldOp,
+    WaitOp,
     WindowsOp,
     layout_of,
     mail,
@@ -326,7 +327,7 @@ class _Differentiation:
         """What communication takes and gives, value by value; None of any other op."""
         if isinstance(op, SAME_VALUE):
             return [(op.value, op.out)]
-        if isinstance(op, Collective):
+        if isinstance(op, Collective | WaitOp):
             return list(zip(op.values, op.outs, strict=True))
         if isinstance(op, RecvOp) and op in self.sent:
             return [(self.sent[op].value, op.out)]
@@ -546,7 +547,7 @@ class _Differentiation:
 
 
 RELOCATIONS = (
-    *SAME_VALUE, AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ExchangeOp,
+    *SAME_VALUE, WaitOp, AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ExchangeOp,
 )  # fmt: skip
 """What gives the same whole value in another layout, whatever single devices hold."""
 

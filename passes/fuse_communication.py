@@ -9,7 +9,8 @@
 3. Collectives with a `fusion` index go with those of the same index, whatever their size; the
    others fill buffers of `max_bytes` (0: none of them are fused).
 4. A cast of what a collective gives waits for its own first use, so that the collective can wait.
-5. Reductions that stand between updates, each in front of its own, go before the first of them,
+5. One that is `async` stays as it is.
+6. Reductions that stand between updates, each in front of its own, go before the first of them,
    and so do slices, of which some lead to them.
 """
 
@@ -46,7 +47,7 @@ class FuseCommunication(ModulePass):
 def _sink_casts(block: Block) -> None:
     at = {op: i for i, op in enumerate(block.ops)}
     for op in list(block.ops):
-        if isinstance(op, nn.ConvertOp) and isinstance(op.x.owner, dist.FUSIBLE):
+        if isinstance(op, nn.ConvertOp) and isinstance(op.x.owner, dist.FusibleOp):
             users = [u.operation for u in op.out.uses]
             if users:
                 op.detach()
@@ -77,7 +78,7 @@ def _fuse(block: Block, max_bytes: int) -> None:
     buckets: dict[tuple[object, ...], _Bucket] = {}
     done: list[_Bucket] = []
     for op, i in at.items():
-        if not isinstance(op, dist.FUSIBLE):
+        if not isinstance(op, dist.FusibleOp) or dist.is_started(op):
             continue
         size = sum(size_of(v) for v in op.values)
         if op.fusion is None and size > max_bytes:

@@ -171,7 +171,7 @@ def _plan(op: dist.RedistributeOp, block: Block, mesh: Mesh) -> None:
         layout = target if i == len(steps) - 1 else step.layout
         type = dist.local(t.element_type, shape, layout, mesh)
         new = dist.step_op(step, value, type)
-        if op.fusion is not None and isinstance(new, dist.FUSIBLE):
+        if op.fusion is not None and isinstance(new, dist.FusibleOp):
             new.properties["fusion"] = op.fusion
         new.attributes.update(op.attributes)
         new.location = op.location

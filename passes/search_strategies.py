@@ -24,7 +24,7 @@ those of forward and backward part together.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,8 +38,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors
 from shardir.algebra.mesh import Mesh
 from shardir.cost import memory_of, op_seconds, step_forms
-from shardir.cost.clusters import load
-from shardir.cost.functions import DEFAULT
+from shardir.cost.functions import rated
 from shardir.dialects.composites import expand
 from shardir.dialects.dist import (
     Collective,
@@ -69,6 +68,7 @@ from shardir.passes.functions import (
 from shardir.passes.fuse_communication import FuseCommunication
 from shardir.passes.insert_redistributions import InsertRedistributions
 from shardir.passes.lower_to_spmd import LowerToSpmd
+from shardir.passes.overlap_communication import OverlapCommunication
 from shardir.passes.propagate_strategies import strategy_placement
 from shardir.passes.recompute import MARK, Recompute
 from shardir.passes.simplify_communication import SimplifyCommunication
@@ -184,6 +184,7 @@ each time at least."""
 
 AFTERWARDS = (
     InsertRedistributions, Recompute, LowerToSpmd, SimplifyCommunication, FuseCommunication,
+    OverlapCommunication,
 )  # fmt: skip
 """What makes the program of a plan."""
 
@@ -205,21 +206,14 @@ def needed(module: ModuleOp, f: FuncOp, plan: Plan, mesh: Mesh) -> int:
 
 def offers(mesh: Mesh) -> Offers:
     """What may be chosen on a mesh, in the time model's seconds."""
-    wires, usual = mesh.cluster, load(DEFAULT)
-    if wires is None:
-        (level,) = usual.levels
-        wires = replace(usual, levels=(level._replace(count=mesh.size),), memory=None)
-    elif not wires.flops:
-        rates = {"flops": usual.flops, "memory_bandwidth": usual.memory_bandwidth}
-        wires = replace(wires, **rates, overhead=usual.overhead)
-    rated = replace(mesh, cluster=wires)
+    on = rated(mesh)
 
     def seconds(
         kind: type[TensorOp], factors: Factors, chosen: FactorAxes, types: Sequence[TensorType]
     ) -> float:
-        return op_seconds(kind, factors, chosen, types, rated)
+        return op_seconds(kind, factors, chosen, types, on)
 
-    return Offers(rated, seconds, step_forms)
+    return Offers(on, seconds, step_forms)
 
 
 def _wrong(f: FuncOp, block: Block, mesh: Mesh) -> list[tuple[Operation | None, str]]:

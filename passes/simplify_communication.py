@@ -10,6 +10,7 @@
 
 1. Never more bytes and never more collectives.
 2. Running it twice changes nothing the second time.
+3. A collective that is `async` stays as it is.
 """
 
 from collections.abc import Callable
@@ -64,7 +65,7 @@ def _equal(block: Block) -> bool:
     seen: dict[tuple[object, ...], dist.Collective] = {}
     changed = False
     for op in list(block.ops):
-        if not isinstance(op, dist.Collective) or MARK in op.attributes:
+        if not isinstance(op, dist.Collective) or MARK in op.attributes or dist.is_started(op):
             continue
         props = tuple(sorted((k, str(v)) for k, v in op.properties.items() if k != "fusion"))
         key = (type(op), tuple(op.operands), props, tuple(str(v.type) for v in op.results))
@@ -216,7 +217,7 @@ def _mover(op: Operation) -> SSAValue | None:
 def _before_broadcast(block: Block, op: Operation) -> bool:
     """Moves the shards of what is repeated, if any, instead of those of what repeats it, where
     that is less."""
-    if not isinstance(op, _Moves) or len(op.values) != 1:
+    if not isinstance(op, _Moves) or len(op.values) != 1 or dist.is_started(op):
         return False
     maker = op.values[0].owner
     if not isinstance(maker, nn.BroadcastOp):

@@ -34,7 +34,7 @@ EXAMPLE = """example:
   shard-calibrate --ranks 4 -o here.ir     a minute or two, best on a quiet machine
   shard-opt net.ir -p train --cost=here.ir
 """
-NO_BYTES = ("overhead", "f64", "bf16", "f16")
+NO_BYTES = ("overhead", "interference", "f64", "bf16", "f16")
 """What probes are about that the relative model is not fitted to."""
 
 QUICKEST = 1e17
@@ -97,8 +97,9 @@ def unmeasured(ranks: int, memory: int) -> Cluster:
     like = clusters.load("gloo")
     (level,) = like.levels
     return replace(
-        like, levels=(Level("machine", ranks, level.bandwidth, level.latency),), memory=memory
-    )
+        like, levels=(Level("machine", ranks, level.bandwidth, level.latency),), memory=memory,
+        interference=0.5,
+    )  # fmt: skip
 
 
 def text(name: str, found: Calibration, about: Sequence[str]) -> str:
@@ -129,7 +130,7 @@ def _unseen(c: Cluster) -> list[str]:
 
 
 def _short(c: Cluster) -> Cluster:
-    """With three digits of each number: more were not measured."""
+    """With three digits of each number, two of the share: more were not measured."""
 
     def short(x: float) -> float:
         return float(f"{x:.3g}")
@@ -142,6 +143,7 @@ def _short(c: Cluster) -> Cluster:
         flops=tuple((name, short(rate)) for name, rate in c.flops),
         memory_bandwidth=c.memory_bandwidth and short(c.memory_bandwidth),
         overhead=short(c.overhead),
+        interference=round(c.interference, 2),
     )
 
 

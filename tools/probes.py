@@ -21,6 +21,9 @@ CALLS = 2
 BETWEEN = 96
 """The side of the products between collectives."""
 
+BESIDE, WIDE = (1, 4), 256
+"""How many products are calculated beside a collective that is started, and their side."""
+
 LARGEST = {"f64": 1 << 20, "f32": 1 << 20, "bf16": 1 << 18, "f16": 1 << 18}
 """Bytes, of f32, of the largest square of each type on a CPU, where some types are very slow."""
 
@@ -113,7 +116,7 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
     """Each collective in all groups of n neighbours at once. The largest shape of a value is its
     size: before an all-reduce, after an all-gather."""
     axes = "r" if n == ranks else f"r:({ranks // n}){n}"
-    near = _type((BETWEEN, BETWEEN))
+    near, wide = _type((BETWEEN, BETWEEN)), _type((WIDE, WIDE))
     for size in sizes(most):
         rows, row = (-(-k // n) * n for k in (size // (ROW * 4), ROW))  # whole shards
         whole, sums = _type((rows, row)), _type((rows, row), partial=axes)
@@ -146,18 +149,31 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
                     target,
                 )
             yield f.probe(kind, size)
+        for products in BESIDE:
+            f = _Function(f"beside_{products}_{n}_{size}", [("x", by_rows), ("w", wide)])
+            f.op(f"dist.all_gather %x dim 0 over <{axes}> async : ({by_rows}) -> {whole}", whole)
+            started, product = f.last, "%w"
+            for _ in range(products):
+                f.op(f"nn.matmul {product}, %w : ({wide}, {wide}) -> {wide}", wide)
+                product = f.last
+            f.op(f"dist.wait {started} : ({whole}) -> {whole}", whole)
+            f.results = [(f.last, whole), (product, wide)]
+            yield f.probe("interference", size)
 
 
 class _Function:
-    """Lines of a function, one after the other; the last value is its result."""
+    """Lines of a function, one after the other; the last value is its result, unless `results` are
+    said."""
 
     def __init__(self, name: str, arguments: list[tuple[str, str]]):
         self.name, self.arguments = name, arguments
         self.lines: list[str] = []
-        self.last, self.type = f"%{arguments[0][0]}", arguments[0][1]
+        self.last = f"%{arguments[0][0]}"
+        self.results = [(self.last, arguments[0][1])]
 
     def op(self, text: str, type: str) -> None:
-        self.last, self.type = f"%v{len(self.lines)}", type
+        self.last = f"%v{len(self.lines)}"
+        self.results = [(self.last, type)]
         self.lines.append(f"  {self.last} = {text}")
 
     def elementwise(self, kind: str, t: str) -> None:
@@ -168,10 +184,11 @@ class _Function:
     def probe(self, about: str, size: int) -> Probe:
         init = "{train.input = #train.init<normal, std = 0.01>}"
         given = ", ".join(f"%{n}: {t} {init}" for n, t in self.arguments)
+        values, types = (", ".join(each) for each in zip(*self.results, strict=True))
         text = (
-            f"func.func @{self.name}({given}) -> {self.type} {{\n"
+            f"func.func @{self.name}({given}) -> ({types}) {{\n"
             + "\n".join(self.lines)
-            + f"\n  func.return {self.last} : {self.type}\n}}"
+            + f"\n  func.return {values} : {types}\n}}"
         )
         return Probe(self.name, about, size, text)
 

@@ -3,7 +3,7 @@
     levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06},
             pod = 4 {bandwidth = 5e+10, latency = 2e-05}],
     memory = 80000000000 {bandwidth = 3.35e+12}, flops {bf16 = 9.89e+14, f32 = 6.7e+13},
-    overhead = 4e-06
+    overhead = 4e-06, interference = 0.1
 
 A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit
 of the innermost level. Devices that share a node, say, communicate over its wires, and otherwise
@@ -43,13 +43,15 @@ class Level(NamedTuple):
 class Cluster:
     """Levels, innermost to outermost; the memory of a device in bytes, None where nobody says;
     flop/s by element type; what a device reads and writes of its memory in bytes/s, None where
-    nobody says; what an op costs besides, in seconds."""
+    nobody says; what an op costs besides, in seconds; the share of the seconds of a collective's
+    bytes that a device loses while it calculates beside it (0: nothing, 1: as if it waited)."""
 
     levels: tuple[Level, ...]
     memory: int | None = None
     flops: tuple[tuple[str, float], ...] = ()
     memory_bandwidth: float | None = None
     overhead: float = 0.0
+    interference: float = 0.0
 
     def __str__(self) -> str:
         parts = [f"levels [{', '.join(map(str, self.levels))}]"]
@@ -62,6 +64,8 @@ class Cluster:
             parts.append(f"flops {{{rates}}}")
         if self.overhead:
             parts.append(f"overhead = {_number(self.overhead)}")
+        if self.interference:
+            parts.append(f"interference = {_number(self.interference)}")
         return ", ".join(parts)
 
     @cached_property

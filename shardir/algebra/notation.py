@@ -135,9 +135,11 @@ class _Values(Transformer):
         return tuple((str(n), r) for n, r in c)
 
     def cluster(self, c: list[Any]) -> Cluster:
-        *levels, memory, rates, overhead = c
+        *levels, memory, rates, overhead, interference = c
         size, bandwidth = memory or (None, None)
-        return Cluster(tuple(levels), size, rates or (), bandwidth, overhead or 0.0)
+        return Cluster(
+            tuple(levels), size, rates or (), bandwidth, overhead or 0.0, interference or 0.0
+        )
 
     def memory(self, c: list[Any]) -> tuple[int, float | None]:
         size, *bandwidth = c
@@ -147,6 +149,11 @@ class _Values(Transformer):
 
     def overhead(self, c: list[Any]) -> float:
         return float(c[0])
+
+    def interference(self, c: list[Any]) -> float:
+        if not 0 <= (share := float(c[0])) <= 1:
+            raise NotationError("interference is a share, 0 to 1", c[0].start_pos)
+        return share
 
     def count(self, c: list[Any]) -> int:
         if int(c[0]) < 1:
@@ -250,12 +257,14 @@ def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
 
 def parse_cluster(text: str) -> Cluster:
     """`levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000 {bandwidth =
-    3.35e+12}, flops {f32 = 6.7e+13}, overhead = 4e-06` -> Cluster. Raises NotationError."""
+    3.35e+12}, flops {f32 = 6.7e+13}, overhead = 4e-06, interference = 0.1` -> Cluster. Raises
+    NotationError."""
     return _parse(
         text,
         "cluster",
         "a cluster: levels [name = count {bandwidth = B/s, latency = s}, ...], "
-        "memory = bytes {bandwidth = B/s}, flops {f32 = flop/s, ...}, overhead = s",
+        "memory = bytes {bandwidth = B/s}, flops {f32 = flop/s, ...}, overhead = s, "
+        "interference = share",
     )
 
 

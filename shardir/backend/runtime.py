@@ -13,6 +13,8 @@ This file is copied beside every emitted program and needs only torch. A program
 * A dimension of size N over n ranks has shards of c = ceil(N / n): rank k holds rows
   [min(k*c, N), min((k+1)*c, N)). The last shards may be short or empty; no collective minds.
 * What a function returns may be its argument, or a view of it. Only `donate=True` writes into one.
+* With `wait=False` a collective is only started, and gives a `Pending`; its arguments must stay as
+  they are until its `wait()`.
 * A group of one rank never communicates.
 """
 
@@ -194,13 +196,40 @@ def _is_major(x: Tensor, dim: int) -> bool:
     return math.prod(x.shape[:dim]) == 1 and x.is_contiguous()
 
 
-def _per_dtype(tensors: Sequence[Tensor], run: Callable[[list[int]], list[Tensor]]) -> list[Tensor]:
-    """Runs one fused collective for each dtype; `run` gets the places in the list."""
-    results: dict[int, Tensor] = {}
-    for dtype in dict.fromkeys(t.dtype for t in tensors):
-        places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-        results.update(zip(places, run(places)))
-    return [results[i] for i in range(len(tensors))]
+class Pending:
+    """A collective under way. `wait` gives what it makes, once: a tensor, or a list of them."""
+
+    def __init__(self, work: Any, finish: Callable[[], Any]):
+        self._work, self._finish = work, finish  # no work: it is done, or there was none
+
+    def wait(self) -> Any:
+        work, finish = self._work, self._finish
+        del self._work, self._finish  # with them goes what the collective needed
+        if work is not None:
+            work.wait()
+            del work
+        return finish()
+
+
+def _per_dtype(tensors: Sequence[Tensor], start: Callable[[list[int]], Pending]) -> Pending:
+    """One fused collective for each dtype; `start` gets the places in the list."""
+    dtypes = dict.fromkeys(t.dtype for t in tensors)
+    all_places = [[i for i, t in enumerate(tensors) if t.dtype == dtype] for dtype in dtypes]
+    started = [(places, start(places)) for places in all_places]
+
+    count = len(tensors)  # and not the tensors: what is in a buffer need not live
+
+    def finish() -> list[Tensor]:
+        results: dict[int, Tensor] = {}
+        for places, pending in started:
+            results.update(zip(places, pending.wait()))
+        return [results[i] for i in range(count)]
+
+    return Pending(None, finish)
+
+
+def _result(pending: Pending, wait: bool) -> Any:
+    return pending.wait() if wait else pending
 
 
 def _for_each(value: Any, tensors: Sequence[Tensor]) -> list:
@@ -211,29 +240,39 @@ def _for_each(value: Any, tensors: Sequence[Tensor]) -> list:
 # ---- reductions ------------------------------------------------------------------------------
 
 
-def all_reduce(mesh: Mesh, x: Any, op: str, axes: Axes, donate: bool = False) -> Any:
+def all_reduce(
+    mesh: Mesh, x: Any, op: str, axes: Axes, donate: bool = False, wait: bool = True
+) -> Any:
     """The sum, max, min or mean over the group, on each of its ranks.
 
     A list of tensors is reduced as one flat buffer. donate: x itself may be overwritten.
     """
     group = mesh.group(axes)
     if group.size == 1:
-        return x
+        return _result(Pending(None, lambda: x), wait)
     if isinstance(x, Tensor):
         out = x if donate and x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
-        return _reduce_in_place(group, out, op)
+        return _result(_reduce_in_place(group, out, op, wait), wait)
 
-    def fused(places: list[int]) -> list[Tensor]:
+    def fused(places: list[int]) -> Pending:
         flat = torch.cat([x[i].reshape(-1) for i in places])
-        parts = _reduce_in_place(group, flat, op).split([x[i].numel() for i in places])
-        return [part.view(x[i].shape) for part, i in zip(parts, places)]
+        shapes = [x[i].shape for i in places]
+        pending = _reduce_in_place(group, flat, op, wait)
 
-    return _per_dtype(x, fused)
+        def finish() -> list[Tensor]:
+            parts = pending.wait().split([shape.numel() for shape in shapes])
+            return [part.view(shape) for part, shape in zip(parts, shapes)]
+
+        return Pending(None, finish)
+
+    return _result(_per_dtype(x, fused), wait)
 
 
-def _reduce_in_place(group: Group, x: Tensor, op: str) -> Tensor:
-    dist.all_reduce(_wire(x), _reduction(x, op), group=group.process_group)
-    return x.div_(group.size) if op == "mean" else x
+def _reduce_in_place(group: Group, x: Tensor, op: str, wait: bool) -> Pending:
+    work = dist.all_reduce(
+        _wire(x), _reduction(x, op), group=group.process_group, async_op=not wait
+    )
+    return Pending(work, lambda: x.div_(group.size) if op == "mean" else x)
 
 
 def _reduction(x: Tensor, op: str) -> Any:
@@ -246,23 +285,28 @@ def _reduction(x: Tensor, op: str) -> Any:
     return {"sum": ops.SUM, "mean": ops.SUM, "max": ops.MAX, "min": ops.MIN}[op]
 
 
-def reduce_scatter(mesh: Mesh, x: Any, op: str, dim: Any, axes: Axes) -> Any:
+def reduce_scatter(
+    mesh: Mesh, x: Any, op: str, dim: Any, axes: Axes, wait: bool = True
+) -> Any:  # fmt: skip
     """This rank's shard, along `dim`, of the reduction over the group.
 
     A list of tensors (with one dim, or a list of them) is reduced as one flat buffer.
     """
     group = mesh.group(axes)
     if group.size == 1:
-        return x
+        return _result(Pending(None, lambda: x), wait)
     if isinstance(x, Tensor):
-        return _reduce_scatter(group, [x], op, [dim])[0]
+        return _result(_only(_reduce_scatter(group, [x], op, [dim], wait)), wait)
     dims = _for_each(dim, x)
-    return _per_dtype(
-        x, lambda at: _reduce_scatter(group, [x[i] for i in at], op, [dims[i] for i in at])
+    pending = _per_dtype(
+        x, lambda at: _reduce_scatter(group, [x[i] for i in at], op, [dims[i] for i in at], wait)
     )
+    return _result(pending, wait)
 
 
-def _reduce_scatter(group: Group, xs: list[Tensor], op: str, dims: list[int]) -> list[Tensor]:
+def _reduce_scatter(
+    group: Group, xs: list[Tensor], op: str, dims: list[int], wait: bool
+) -> Pending:  # fmt: skip
     n = group.size
     shapes = [_with_size(x.shape, dim, shard_size(x.shape[dim], n)) for x, dim in zip(xs, dims)]
     sizes = [math.prod(shape) for shape in shapes]
@@ -277,39 +321,61 @@ def _reduce_scatter(group: Group, xs: list[Tensor], op: str, dims: list[int]) ->
                 start, stop = bounds(x.shape[dim], n, k)
                 into = part.view(shape).narrow(dim, 0, stop - start)
                 into.copy_(x.narrow(dim, start, stop - start))
-    flat = first.new_empty(sum(sizes))
-    if sum(sizes):
-        _reduce_blocks(group, flat, blocks, op)
-    results = []
-    for x, dim, shape, part in zip(xs, dims, shapes, flat.split(sizes)):
-        start, stop = bounds(x.shape[dim], n, group.index)
-        results.append(part.view(shape).narrow(dim, 0, stop - start))
-    return results
+    pending = _reduce_blocks(group, blocks, op, wait) if sum(sizes) else None
+    spans = [bounds(x.shape[dim], n, group.index) for x, dim in zip(xs, dims)]
+
+    def finish() -> list[Tensor]:
+        flat = blocks.new_empty(0) if pending is None else pending.wait()
+        return [
+            part.view(shape).narrow(dim, 0, stop - start)
+            for part, shape, dim, (start, stop) in zip(flat.split(sizes), shapes, dims, spans)
+        ]
+
+    return Pending(None, finish)
 
 
-def _reduce_blocks(group: Group, out: Tensor, blocks: Tensor, op: str) -> None:
-    """out = the reduction of the row of `blocks` that is this rank's."""
+def _reduce_blocks(group: Group, blocks: Tensor, op: str, wait: bool) -> Pending:
+    """The reduction of the row of `blocks` that is this rank's."""
+    out, reduction = blocks.new_empty(blocks.shape[1]), _reduction(blocks, op)
     if out.device.type == "cuda" and out.dtype != torch.bool:
-        reduction = _reduction(out, op)
-        _scatter_into(out, blocks.view(-1), reduction, group=group.process_group)
+        received = None
+        work = _scatter_into(
+            out, blocks.view(-1), reduction, group=group.process_group, async_op=not wait
+        )
     else:
         # Gloo knows only the sum here, and is 1.4 (16 MB) to 2.7 (4 KB) times slower than this.
         received = torch.empty_like(blocks)
-        dist.all_to_all_single(_wire(received), _wire(blocks), group=group.process_group)
-        reduction = _reduction(out, op)
-        if reduction == dist.ReduceOp.SUM:
-            torch.sum(received, 0, dtype=out.dtype, out=out)
-        else:
-            reduce = torch.amin if reduction == dist.ReduceOp.MIN else torch.amax
-            reduce(received, 0, out=out)
-    if op == "mean":
-        out.div_(group.size)
+        work = dist.all_to_all_single(
+            _wire(received), _wire(blocks), group=group.process_group, async_op=not wait
+        )
+
+    def finish() -> Tensor:
+        if received is not None:
+            _reduce_rows(received, reduction, out)
+        return out.div_(group.size) if op == "mean" else out
+
+    return Pending(work, finish)
+
+
+def _reduce_rows(rows: Tensor, reduction: Any, out: Tensor) -> None:
+    if reduction == dist.ReduceOp.SUM:
+        torch.sum(rows, 0, dtype=out.dtype, out=out)
+    else:
+        reduce = torch.amin if reduction == dist.ReduceOp.MIN else torch.amax
+        reduce(rows, 0, out=out)
+
+
+def _only(pending: Pending) -> Pending:
+    """Of one tensor in a list the tensor."""
+    return Pending(None, lambda: pending.wait()[0])
 
 
 # ---- gathering and splitting -----------------------------------------------------------------
 
 
-def all_gather(mesh: Mesh, x: Any, dim: Any, axes: Axes, total: Any = None) -> Any:
+def all_gather(
+    mesh: Mesh, x: Any, dim: Any, axes: Axes, total: Any = None, wait: bool = True
+) -> Any:  # fmt: skip
     """The group's shards, concatenated along `dim`, on each of its ranks.
 
     total: size of `dim` after gathering, needed where shards are uneven. A list of tensors (dim and
@@ -317,38 +383,47 @@ def all_gather(mesh: Mesh, x: Any, dim: Any, axes: Axes, total: Any = None) -> A
     """
     group = mesh.group(axes)
     if group.size == 1:
-        return x
+        return _result(Pending(None, lambda: x), wait)
     if isinstance(x, Tensor):
-        return _all_gather(group, [x], [dim], [total])[0]
+        return _result(_only(_all_gather(group, [x], [dim], [total], wait)), wait)
     dims, totals = _for_each(dim, x), _for_each(total, x)
-    return _per_dtype(
+    pending = _per_dtype(
         x,
         lambda at: _all_gather(
-            group, [x[i] for i in at], [dims[i] for i in at], [totals[i] for i in at]
+            group, [x[i] for i in at], [dims[i] for i in at], [totals[i] for i in at], wait
         ),
     )
+    return _result(pending, wait)
 
 
-def _all_gather(group: Group, xs: list[Tensor], dims: list[int], totals: list) -> list[Tensor]:
+def _all_gather(
+    group: Group, xs: list[Tensor], dims: list[int], totals: list, wait: bool
+) -> Pending:  # fmt: skip
     n = group.size
     totals = [n * x.shape[d] if t is None else t for x, d, t in zip(xs, dims, totals)]
     xs = [_padded(x, dim, shard_size(total, n)) for x, dim, total in zip(xs, dims, totals)]
     sizes = [x.numel() for x in xs]
     flat = xs[0].view(-1) if len(xs) == 1 else torch.cat([x.view(-1) for x in xs])
-    blocks = flat.new_empty(n, flat.numel())
+    blocks, work = flat.new_empty(n, flat.numel()), None
+    how: dict[str, Any] = {"group": group.process_group, "async_op": not wait}
     if 0 < flat.numel() * n <= _SMALL and flat.device.type == "cpu":
         copies = flat.expand(n, -1).contiguous()
-        dist.all_to_all_single(_wire(blocks), _wire(copies), group=group.process_group)
+        work = dist.all_to_all_single(_wire(blocks), _wire(copies), **how)
     elif flat.numel():
-        _gather_into(_wire(blocks).view(-1), _wire(flat), group=group.process_group)
-    if len(xs) == 1 and group.in_order and _is_major(xs[0], dims[0]):
-        x, dim, total = xs[0], dims[0], totals[0]
-        return [blocks.view(_with_size(x.shape, dim, n * x.shape[dim])).narrow(dim, 0, total)]
-    columns = blocks.split(sizes, dim=1)
-    return [
-        _joined([column[k].view(x.shape) for k in group.order], dim, total)
-        for x, dim, total, column in zip(xs, dims, totals, columns)
-    ]
+        work = _gather_into(_wire(blocks).view(-1), _wire(flat), **how)
+    shapes, lies = [x.shape for x in xs], _is_major(xs[0], dims[0])
+
+    def finish() -> list[Tensor]:
+        if len(shapes) == 1 and group.in_order and lies:
+            shape, dim, total = shapes[0], dims[0], totals[0]
+            return [blocks.view(_with_size(shape, dim, n * shape[dim])).narrow(dim, 0, total)]
+        columns = blocks.split(sizes, dim=1)
+        return [
+            _joined([column[k].view(shape) for k in group.order], dim, total)
+            for shape, dim, total, column in zip(shapes, dims, totals, columns)
+        ]
+
+    return Pending(work, finish)
 
 
 def _joined(blocks: list[Tensor], dim: int, total: int) -> Tensor:
@@ -364,8 +439,9 @@ def slice(mesh: Mesh, x: Tensor, dim: int, axes: Axes) -> Tensor:
 
 
 def all_to_all(
-    mesh: Mesh, x: Any, split_dim: int, concat_dim: int, axes: Axes, total: Any = None
-) -> Any:
+    mesh: Mesh, x: Any, split_dim: int, concat_dim: int, axes: Axes, total: Any = None,
+    wait: bool = True,
+) -> Any:  # fmt: skip
     """Splits `split_dim` over the group and puts `concat_dim` together.
 
     total: size of `concat_dim` afterwards, needed where its shards are uneven. A list of tensors
@@ -373,21 +449,22 @@ def all_to_all(
     """
     group = mesh.group(axes)
     if group.size == 1:
-        return x
+        return _result(Pending(None, lambda: x), wait)
     if isinstance(x, Tensor):
-        return _all_to_all(group, [x], split_dim, concat_dim, [total])[0]
+        return _result(_only(_all_to_all(group, [x], split_dim, concat_dim, [total], wait)), wait)
     totals = _for_each(total, x)
-    return _per_dtype(
+    pending = _per_dtype(
         x,
         lambda at: _all_to_all(
-            group, [x[i] for i in at], split_dim, concat_dim, [totals[i] for i in at]
+            group, [x[i] for i in at], split_dim, concat_dim, [totals[i] for i in at], wait
         ),
     )
+    return _result(pending, wait)
 
 
 def _all_to_all(
-    group: Group, xs: list[Tensor], split_dim: int, concat_dim: int, totals: list
-) -> list[Tensor]:
+    group: Group, xs: list[Tensor], split_dim: int, concat_dim: int, totals: list, wait: bool
+) -> Pending:
     n, first = group.size, xs[0]
     totals = [n * x.shape[concat_dim] if t is None else t for x, t in zip(xs, totals)]
     even = all(x.shape[split_dim] % n == 0 and t % n == 0 for x, t in zip(xs, totals))
@@ -407,14 +484,21 @@ def _all_to_all(
     sizes = [math.prod(shape) for row in rows for shape in row]
     receives = None if even else [sum(map(math.prod, row)) for row in rows]
     out = flat.new_empty(sum(sizes))
-    dist.all_to_all_single(_wire(out), _wire(flat), receives, sends, group=group.process_group)
-    if len(xs) == 1 and group.in_order and math.prod(shapes[0][0][:concat_dim]) == 1:
-        return [out.view(_with_size(shapes[0][0], concat_dim, totals[0]))]
-    parts = out.split(sizes)
-    return [
-        torch.cat([parts[p * len(xs) + i].view(rows[p][i]) for p in group.order], concat_dim)
-        for i in range(len(xs))
-    ]
+    work = dist.all_to_all_single(
+        _wire(out), _wire(flat), receives, sends, group=group.process_group, async_op=not wait
+    )
+
+    def finish() -> list[Tensor]:
+        count = len(totals)
+        if count == 1 and group.in_order and math.prod(shapes[0][0][:concat_dim]) == 1:
+            return [out.view(_with_size(shapes[0][0], concat_dim, totals[0]))]
+        parts = out.split(sizes)
+        return [
+            torch.cat([parts[p * count + i].view(rows[p][i]) for p in group.order], concat_dim)
+            for i in range(count)
+        ]
+
+    return Pending(work, finish)
 
 
 def _parts(total: int, count: int) -> list[tuple[int, int]]:

@@ -127,7 +127,7 @@ class Scope:
         if number is not None:
             self.numbers[op.results[0]] = number  # it becomes part of the lines that use it
             return
-        if not isinstance(op, dist.Collective | train.Mark):
+        if not isinstance(op, dist.Collective | dist.WaitOp | train.Mark):
             self.say_where(op)
         made = entry(self, op)
         if made is None:
@@ -227,7 +227,7 @@ class Scope:
         one."""
         hint = v.name_hint
         before = op.operands
-        if isinstance(op, dist.Collective):  # a result is the operand of its place, moved
+        if isinstance(op, dist.Collective | dist.WaitOp):  # a result is the operand of its place
             before = (op.operands[v.index],)
             hint = hint or self.variables[before[0]].name
         for x in before if hint is not None else ():

@@ -11,7 +11,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.nn.custom import CustomOp
-from shardir.dialects.views import views
+from shardir.dialects.views import views, waits
 
 
 class Storages:
@@ -23,10 +23,14 @@ class Storages:
         self._members: dict[SSAValue, list[SSAValue]] = {}
         self._last: dict[SSAValue, int] = {}
         self._pinned: set[SSAValue] = set()
+        self._sent: dict[SSAValue, list[tuple[int, int]]] = {}  # from when to when it is under way
         self.last: dict[SSAValue, int] = {}
+        ends = waits(ops)
         for i, op in enumerate(ops):
             for v in op.operands:
                 self.last[v] = i
+                if op in ends:
+                    self._sent.setdefault(self.root(v), []).append((i, ends[op]))
             for result, operand in views(op, mesh):
                 self._add(result, self.root(operand))
             if isinstance(op, CustomOp):  # nobody knows whether it gives a view, nor of what
@@ -54,14 +58,19 @@ class Storages:
         for value in (mine, *self._members.pop(mine, [])):
             self._add(value, other)
         self._last[other] = max(self._last.get(other, -1), self._last.pop(mine, -1))
+        if mine in self._sent:
+            self._sent.setdefault(other, []).extend(self._sent.pop(mine))
 
     def pin(self, v: SSAValue) -> None:
         """The memory of `v` outlives the function's call: nobody writes into it."""
         self._pinned.add(self.root(v))
 
     def is_last(self, v: SSAValue, op: Operation) -> bool:
-        """Whether nothing reads the memory of `v` after `op`."""
-        return self._last.get(self.root(v), -1) <= self.at[op]
+        """Whether nothing reads the memory of `v` after `op`, nor a collective that was started
+        before."""
+        root, at = self.root(v), self.at[op]
+        under_way = any(start < at < end for start, end in self._sent.get(root, ()))
+        return self._last.get(root, -1) <= at and not under_way
 
     def is_ours(self, v: SSAValue) -> bool:
         """Whether the memory of `v` was made by the function."""

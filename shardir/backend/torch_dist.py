@@ -21,7 +21,8 @@ def _why(s: Scope, op: dist.Collective, what: str, reason: str) -> None:
     pairs = zip(op.values, op.outs, strict=True)
     number = sum(max(size_of(v), size_of(o)) for v, o in pairs)
     fused = f" of {len(op.values)} tensors in one buffer" if len(op.values) > 1 else ""
-    s.note(f"{what}{fused} {_over(s, op.axes.data)}, {size_text(number)}: {reason}")
+    started = ", started here" if dist.is_started(op) else ""
+    s.note(f"{what}{fused} {_over(s, op.axes.data)}, {size_text(number)}{started}: {reason}")
     s.left(op)
 
 
@@ -48,7 +49,7 @@ def _made_by(s: Scope, op: dist.Collective) -> str:
 def _cause(v: SSAValue) -> SSAValue:
     """The value behind views and other collectives."""
     passing = (nn.ReshapeOp, nn.TransposeOp, nn.BroadcastOp, nn.ConvertOp, nn.StopGradientOp)
-    while isinstance(v.owner, (*passing, dist.Collective)):
+    while isinstance(v.owner, (*passing, dist.Collective, dist.WaitOp)):
         assert isinstance(v, OpResult)
         v = v.owner.operands[v.index]
     return v
@@ -65,7 +66,7 @@ def _needed_by(s: Scope, op: dist.Collective) -> str:
 def _readers(s: Scope, v: SSAValue) -> Iterator[str]:
     for use in v.uses:
         user = use.operation
-        if isinstance(user, dist.Collective):
+        if isinstance(user, dist.Collective | dist.WaitOp):
             yield from _readers(s, user.results[use.index])
         elif user.name == "func.return":
             yield "the function's result"
@@ -125,9 +126,17 @@ def _values(s: Scope, op: dist.Collective) -> str:
 
 
 def _write(s: Scope, op: dist.Collective, call: str, tail: str) -> None:
-    """`a, b = rt.call(mesh, [a, b], tail)`, over several lines where that is long."""
+    """`a, b = rt.call(mesh, [a, b], tail)`, over several lines where that is long. One that is only
+    started gives one thing, for which `dist.wait` waits."""
     given = [s.operand(v) for v in op.values]
-    left = [s.result(o, op).name if s.is_read(o) else "_" for o in op.outs]
+    if dist.is_started(op):
+        first, *more = op.outs
+        left = [s.result(first, op).name]
+        for out in more:
+            s.same(out, first)
+        tail += ", wait=False"
+    else:
+        left = [s.result(o, op).name if s.is_read(o) else "_" for o in op.outs]
     if len(given) == 1:
         s.line(f"{left[0]} = rt.{call}(mesh, {given[0]}, {tail})")
         return
@@ -396,6 +405,19 @@ def _recv(s: Scope, op: dist.RecvOp) -> Text:
     return f"rt.recv(mesh, {tuple_text(s.sizes(op.out))}, {s.dtype(op.out)}, {_ends(s, op)})"
 
 
+def _wait(s: Scope, op: dist.WaitOp) -> Text:
+    assert s.mesh is not None
+    if s.mesh.extent(op.started.axes.data) == 1:
+        for v, out in zip(op.values, op.outs, strict=True):
+            s.same(out, v)
+        return None
+    right = f"{s.operand(op.values[0])}.wait()"
+    left = [s.result(o, op).name if s.is_read(o) else "_" for o in op.outs]
+    line = f"{', '.join(left)} = {right}"
+    s.lines += [f"    {line}"] if len(line) < 96 else joined("(", left, f") = {right}", 4)
+    return None
+
+
 def groups_of(mesh: Mesh | None, ops: Iterator[Operation]) -> list[Axes]:
     """The axes of all collectives, each once, in the order of the program."""
     found: dict[Axes, None] = {}
@@ -426,4 +448,5 @@ TORCH_DIST: dict[type[Operation], Callable[..., Text]] = {
     dist.PermuteOp: _permute,
     dist.SendOp: _send,
     dist.RecvOp: _recv,
+    dist.WaitOp: _wait,
 }

@@ -1,10 +1,11 @@
 """Fits a cluster's numbers to measured times.
 
 The time model is linear in the reciprocals of rates, in latencies and in the overhead, piece by
-piece: which piece holds says the roofline's maximum and the minimum over a collective's forms. So
-its slopes at some numbers are its coefficients there, and the best numbers of that piece are those
-of a linear least-squares problem, nonnegative (Lawson and Hanson, 1974); from there again, until
-the piece stays. Whatever the formulas are, they are asked and not repeated here.
+piece: which piece holds says the roofline's maximum and the minimum over a collective's forms.
+(Interference alone, a share of a collective's seconds, is a factor of others.) So its tangent at
+some numbers is the model there, or next to it, and the best numbers by that are those of a linear
+least-squares problem, nonnegative (Lawson and Hanson, 1974); from there again, until it stays.
+Whatever the formulas are, they are asked and not repeated here.
 
 What is made least is the mean of log(predicted / measured)^2: half and twice the time are as far
 off, whatever the time. (By relative errors half is nearer, so where the model has one number for
@@ -20,6 +21,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from shardir.algebra.cluster import Cluster
 from shardir.cost.functions import functions, on_cluster
+from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import OpCost, cost_of
 from shardir.cost.terms import REDUCTIONS, Coefficients, Terms
 
@@ -103,7 +105,7 @@ def of_functions(module: ModuleOp) -> Predict:
     def predict(cluster: Cluster) -> list[float]:
         meshes = [on_cluster(mesh, cluster) for _, mesh in found]
         return [
-            sum(c.seconds for op in ops if (c := cost_of(op, mesh)) is not None)
+            elapsed((c for op in ops if (c := cost_of(op, mesh)) is not None), mesh)
             for (ops, _), mesh in zip(found, meshes, strict=True)
         ]
 
@@ -113,20 +115,22 @@ def of_functions(module: ModuleOp) -> Predict:
 def _least(
     slopes: Callable[[Array], Array], say: Callable[[Array], Array], x: Array, y: Array
 ) -> Array:
-    """The numbers, none of them negative, with which what `say` says is nearest to y; it is linear
-    around each x, with those slopes."""
+    """The numbers, none of them negative, with which what `say` says is nearest to y: by its
+    tangent, from x on."""
     columns, predicted = slopes(x), np.maximum(say(x), LEAST)
+    rest = predicted - columns @ x
     best, least = x, np.inf
     for _ in range(ROUNDS):
         weights = _weights(predicted, y)
-        x = np.maximum(nnls(columns * weights[:, None], y * weights)[0], LEAST)
-        predicted = say(x)
+        x = np.maximum(nnls(columns * weights[:, None], (y - rest) * weights)[0], LEAST)
+        predicted = np.maximum(say(x), LEAST)
         error = float(np.mean(np.log(predicted / y) ** 2))
         settled = least - error < SETTLED * (SETTLED + error)
         if error < least:
             best, least = x, error
-        if not np.allclose(columns @ x, predicted, rtol=SLOPE, atol=0):
-            columns = slopes(x)  # another piece
+        if not np.allclose(columns @ x + rest, predicted, rtol=SLOPE, atol=0):
+            columns = slopes(x)
+            rest = predicted - columns @ x
         elif settled:
             break
     return best
@@ -153,11 +157,14 @@ def _slopes(predict: Predict, start: Cluster, x: Array) -> Array:
 
 
 def _vector(c: Cluster) -> Array:
-    """Latencies, seconds per byte of levels, per flop, per byte of memory, overhead."""
+    """Latencies, seconds per byte of levels, per flop, per byte of memory, interference,
+    overhead."""
     numbers = [l.latency for l in c.levels] + [1 / l.bandwidth for l in c.levels]
     numbers += [1 / rate for _, rate in c.flops]
     if c.memory_bandwidth:
         numbers.append(1 / c.memory_bandwidth)
+    if c.interference:
+        numbers.append(c.interference)
     return np.maximum(np.array([*numbers, c.overhead]), LEAST)
 
 
@@ -168,6 +175,8 @@ def _cluster(like: Cluster, x: Array) -> Cluster:
     levels = tuple(l._replace(bandwidth=1 / next(numbers)) for l in levels)
     flops = tuple((name, 1 / next(numbers)) for name, _ in like.flops)
     memory = 1 / next(numbers) if like.memory_bandwidth else None
+    interference = min(next(numbers), 1.0) if like.interference else 0.0
     return replace(
-        like, levels=levels, flops=flops, memory_bandwidth=memory, overhead=next(numbers)
-    )
+        like, levels=levels, flops=flops, memory_bandwidth=memory, overhead=next(numbers),
+        interference=interference,
+    )  # fmt: skip

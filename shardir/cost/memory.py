@@ -11,7 +11,8 @@ emitted program. In one storage are:
 3. what an all-reduce of one value takes and gives, where that is not read later and is no argument;
 4. the results of an all-reduce of several values, one flat buffer.
 
-Other collectives hold buffers besides, as planned redistributions do (`step_memory`). What a torch
+Other collectives hold buffers besides, as planned redistributions do (`step_memory`). One that is
+started holds them, and what it takes, until the wait for it. What a torch
 op allocates within itself is not counted, nor what an allocator loses between blocks.
 """
 
@@ -27,7 +28,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.cost.seconds import buffers, size_of
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.elementwise import Elementwise
-from shardir.dialects.views import live_ops, views
+from shardir.dialects.views import live_ops, views, waits
 
 PARTS = ("parameters", "states", "inputs", "gradients", "activations", "temporaries")
 """What memory is for. Activations are made before the backward part, temporaries in it or behind;
@@ -77,10 +78,11 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
     for root, (start, end) in lives.spans.items():
         born.setdefault(start, []).append(root)
         died.setdefault(end, []).append(root)
+    held = _held(ops, mesh)
     now, most, at = sum(lives.bytes[v] for v in born.get(-1, ())), 0, 0
-    for i, op in enumerate(ops):
+    for i in range(len(ops)):
         now += sum(lives.bytes[v] for v in born.get(i, ()))
-        if (needed := now + buffers(op, mesh)) > most:
+        if (needed := now + held[i]) > most:
             most, at = needed, i
         now -= sum(lives.bytes[v] for v in died.get(i, ()))
     parts = _parts(f, ops)
@@ -89,7 +91,17 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
         for v, (start, end) in lives.spans.items() if start <= at <= end
     )  # fmt: skip
     largest = tuple(sorted(alive, key=lambda s: -s.bytes))
-    return MemoryUse(most, ops[at], largest, buffers(ops[at], mesh))
+    return MemoryUse(most, ops[at], largest, held[at])
+
+
+def _held(ops: list[Operation], mesh: Mesh) -> list[int]:
+    """The bytes of buffers at each op: its own, and those of collectives under way."""
+    found, ends = [0] * len(ops), waits(ops)
+    for i, op in enumerate(ops):
+        if size := buffers(op, mesh):
+            for k in range(i, ends.get(op, i) + 1):
+                found[k] += size
+    return found
 
 
 class _Lives:
@@ -104,6 +116,8 @@ class _Lives:
         self.is_step = "train.step" in f.attributes
         self.end = len(ops)
         self.last = {v: i for i, op in enumerate(ops) for v in op.operands}
+        self.waits = waits(ops)
+        self.sent: dict[SSAValue, list[tuple[int, int]]] = {}  # when the first of them is under way
         self.strided: set[SSAValue] = set()
         roles = train.arg_attrs(f)
         self.kept = {
@@ -123,6 +137,9 @@ class _Lives:
         if isinstance(op, train.Mark | ReturnOp):
             return
         shared = self.shared(i, op, mesh)
+        if op in self.waits:
+            for v in op.operands:
+                self.keep(v, i, self.waits[op])
         for v in op.results:
             last = self.last.get(v, i) if self.is_step else self.end
             if isinstance(op, dist.AllReduceOp) and len(op.outs) > 1 and v is not op.outs[0]:
@@ -132,6 +149,12 @@ class _Lives:
                 self.join(v, shared[v], last)
             else:
                 self.make(v, i, last)
+
+    def keep(self, v: SSAValue, start: int, end: int) -> None:
+        """A collective reads `v` from op `start` to op `end`."""
+        root = self.roots[v]
+        self.spans[root] = self.spans[root][0], max(self.spans[root][1], end)
+        self.sent.setdefault(root, []).append((start, end))
 
     def join(self, v: SSAValue, other: SSAValue, last: int) -> None:
         root = self.roots[v] = self.roots[other]
@@ -166,7 +189,8 @@ class _Lives:
         root = self.roots[v]
         if isinstance(root, BlockArgument) and root not in self.kept:
             return False
-        return self.is_step and self.read[root] <= i
+        under_way = any(start < i < end for start, end in self.sent.get(root, ()))
+        return self.is_step and self.read[root] <= i and not under_way
 
 
 def _works(op: Operation, mesh: Mesh) -> bool:
@@ -200,7 +224,7 @@ def leading_to(gradient: SSAValue) -> Iterator[SSAValue]:
         v = todo.pop()
         yield v
         op = v.owner
-        if isinstance(op, dist.Collective):
+        if isinstance(op, dist.Collective | dist.WaitOp):
             todo += [x for x, out in zip(op.values, op.outs, strict=True) if out is v]
         elif isinstance(op, dist.RedistributeOp):
             todo.append(op.value)

@@ -13,6 +13,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
@@ -22,7 +23,9 @@ from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import MemoryUse, memory_of
+from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import OpCost, cost_of
+from shardir.dialects import dist
 from shardir.dialects.places import file_place
 
 LARGEST = 8
@@ -31,16 +34,23 @@ LARGEST = 8
 
 @dataclass(frozen=True)
 class FunctionCost:
-    """What one call of a function costs a device: its ops one after the other, no two at once."""
+    """What one call of a function costs a device."""
 
     name: str
     mesh: Mesh
     ops: tuple[OpCost, ...]
     memory: MemoryUse
 
-    @property
+    @cached_property
     def seconds(self) -> float:
-        return sum(c.seconds for c in self.ops)
+        """From the first op to the end of the last: less than the sum where collectives overlap
+        with calculation."""
+        return elapsed(self.ops, self.mesh)
+
+    @property
+    def overlapped(self) -> float:
+        """The seconds by which that is less than if no two ops were done at once."""
+        return sum(c.seconds for c in self.ops) - self.seconds
 
     @property
     def flops(self) -> int:
@@ -69,6 +79,8 @@ class FunctionCost:
         for axes, (received, seconds) in self.communication.items():
             what = f"communication over {axes_text(axes)}"
             rows.append((what, "", "-", str(received), _s(seconds), ""))
+        if any(dist.is_started(c.op) for c in self.ops):
+            rows.append(("overlapped", "", "-", "-", _s(-self.overlapped), ""))
         head = f"@{self.name} on {self.mesh}: {_s(self.seconds)} s"
         return "\n".join([head, *table(rows), *self._memory()])
 
@@ -109,6 +121,7 @@ def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
 
 def _row(c: OpCost) -> tuple[str, ...]:
     how = f"{c.form} over {axes_text(c.axes)}" if c.communicates else ""
+    how += ", async" if dist.is_started(c.op) else ""
     flops = "-" if c.communicates else str(c.flops)
     return called(c.op), place(c.op), flops, str(c.bytes), _s(c.seconds), how
 

@@ -31,7 +31,7 @@ from shardir.algebra.steps import (
 from shardir.cost import collectives
 from shardir.cost.collectives import Forms, levels_of, quickest
 from shardir.dialects import dist, nn, train
-from shardir.dialects.nn.base import TensorOp, itemsize, plain
+from shardir.dialects.nn.base import TensorOp, element_name, itemsize, plain
 from shardir.dialects.views import VIEWS, moves_nothing
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
@@ -43,7 +43,7 @@ class OpCost:
     """What one op costs on the device on which it costs most.
 
     `bytes` are those that a calculation reads and writes, or that a collective receives, then over
-    `axes` and in the form `form`."""
+    `axes` and in the form `form`, in which `latency` of the seconds are spent waiting."""
 
     op: Operation
     flops: int
@@ -51,6 +51,7 @@ class OpCost:
     seconds: float
     axes: Axes = ()
     form: str = ""
+    latency: float = 0.0
 
     @property
     def communicates(self) -> bool:
@@ -81,7 +82,7 @@ def op_seconds(
     layouts = (*found.operands, *found.results)
     shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]
     flops, touched = work(kind, factors, chosen, mesh, shapes, types)
-    return calculation_seconds(mesh.wires, str(types[0].element_type), flops, touched)
+    return calculation_seconds(mesh.wires, element_name(types[0].element_type), flops, touched)
 
 
 def calculation_seconds(cluster: Cluster, element: str, flops: int, touched: int) -> float:
@@ -135,12 +136,13 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
             return _calculation(op, mesh)
         case dist.Collective():
             return _communication(op, mesh)
-        case dist.SendOp():
+        case dist.SendOp() | dist.WaitOp():
             return OpCost(op, 0, 0, 0.0)
         case dist.RecvOp():
             size = size_of(op.out)
             (form,) = collectives.direct(levels_of(mesh, op.axes.data))
-            return OpCost(op, 0, size, form.seconds(size), op.axes.data, form.name)
+            seconds = form.seconds(size)
+            return OpCost(op, 0, size, seconds, op.axes.data, form.name, form.latency)
         case _:
             raise ShardirError(f"there is no cost of {op.name}")
 
@@ -155,7 +157,7 @@ def _calculation(op: TensorOp, mesh: Mesh) -> OpCost:
     chosen = chosen_of(factors, layouts, mesh) if layouts else {}
     shapes = [t.get_shape() for t in types]
     flops, touched = work(type(op), factors, chosen, mesh, shapes, types)
-    seconds = calculation_seconds(mesh.wires, str(types[0].element_type), flops, touched)
+    seconds = calculation_seconds(mesh.wires, element_name(types[0].element_type), flops, touched)
     return OpCost(op, flops, touched, seconds)
 
 
@@ -187,27 +189,39 @@ def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
         case _:
             forms, size, received = collectives.direct(levels), before, before
     form = quickest(forms, size)
-    return OpCost(op, 0, received, form.seconds(size) + _joining(op, mesh), axes, form.name)
+    seconds = form.seconds(size) + _joining(op, mesh)
+    return OpCost(op, 0, received, seconds, axes, form.name, form.latency)
 
 
 def _redistribution(op: dist.Collective, mesh: Mesh) -> OpCost:
     """All values move together, in one form."""
-    received, ways = 0, []
-    for shape, have, step, size in _steps(op, mesh):
-        received += step_received(mesh, shape, have, step) * size
-        whole = prod(shape) * size
-        ways.append([(form, whole) for form in step_forms(mesh, shape, have, step)])
+    received = sum(
+        step_received(mesh, shape, before, step) * size
+        for shape, before, step, size in _steps(op, mesh)
+    )
+    form, each = min(together(op, mesh), key=lambda way: way[0].latency + sum(way[1]))
+    seconds = form.latency + sum(each) + _joining(op, mesh)
+    return OpCost(op, 0, received, seconds, op.axes.data, form.name, form.latency)
 
-    def seconds(way: tuple[tuple[Form, int], ...]) -> float:
-        return way[0][0].latency + sum(form.rate * whole for form, whole in way)
 
-    way = min(zip(*ways, strict=True), key=seconds)
-    return OpCost(op, 0, received, seconds(way) + _joining(op, mesh), op.axes.data, way[0][0].name)
+def together(op: dist.Collective, mesh: Mesh) -> list[tuple[Form, list[float]]]:
+    """The forms in which the values of a step of a redistribution can move, each with the seconds
+    that the bytes of each value take, besides the one latency."""
+    ways = [
+        [(form, form.rate * prod(shape) * size) for form in step_forms(mesh, shape, have, step)]
+        for shape, have, step, size in _steps(op, mesh)
+    ]
+    return [(way[0][0], [s for _, s in way]) for way in zip(*ways, strict=True)]
 
 
 def _joining(op: dist.Collective, mesh: Mesh) -> float:
     """The seconds in which several values are put into one buffer."""
-    return _copying(sum(map(size_of, op.values)), mesh) if len(op.values) > 1 else 0.0
+    return sum(joining(v, mesh) for v in op.values) if len(op.values) > 1 else 0.0
+
+
+def joining(v: SSAValue, mesh: Mesh) -> float:
+    """The seconds in which a value is put into a buffer with others."""
+    return _copying(size_of(v), mesh)
 
 
 def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> Forms:

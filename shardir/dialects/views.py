@@ -3,7 +3,7 @@
 The latter is on the safe side for whoever writes into memory: two values that may share it do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Operation, SSAValue
@@ -26,6 +26,7 @@ VIEWS: tuple[type[Operation], ...] = (
     dist.BroadcastOp,
     dist.PermuteOp,
     dist.UnfoldOp,
+    dist.WaitOp,
 )
 """Ops whose result may be their operand, or a view of it."""
 
@@ -47,6 +48,12 @@ def views(op: Operation, mesh: Mesh | None) -> Iterator[tuple[SSAValue, SSAValue
     if isinstance(op, VIEWS) or moves_nothing(op, mesh):
         operands = tuple(op.operands) * (len(op.results) if len(op.operands) == 1 else 1)
         yield from zip(op.results, operands, strict=True)
+
+
+def waits(ops: Sequence[Operation]) -> dict[Operation, int]:
+    """Of each collective that is started the index of its wait: until then it reads what it takes,
+    and has its buffers."""
+    return {op.started: i for i, op in enumerate(ops) if isinstance(op, dist.WaitOp)}
 
 
 def moves_nothing(op: Operation, mesh: Mesh | None) -> bool:

@@ -204,6 +204,8 @@ class _AllRanks:
                 outs = [[o[i] for o in per_rank] for i in range(len(op.results))]
             elif isinstance(op, dist.Collective):
                 outs = run_collective(op, inputs, self.mesh)
+            elif isinstance(op, dist.WaitOp):
+                outs = inputs
             elif isinstance(op, dist.SendOp):
                 mail.setdefault(_line(op), []).append(inputs[0])
                 continue

@@ -22,6 +22,7 @@ from shardir.cost import report
 from shardir.dialects.dist import ClusterOp, MeshOp, with_layout
 from shardir.dialects.nn.base import plain
 from shardir.dialects.train import arg_attrs
+from shardir.passes import PIPELINES
 from shardir.passes.functions import bodies, mesh_of, set_type, update_signature
 from shardir.passes.strip_layouts import StripLayouts
 
@@ -86,6 +87,11 @@ PLANS: dict[str, Callable[[ModuleOp], ModuleOp]] = {
 }
 
 
-def seconds(module: ModuleOp, mode: str = "semi_auto") -> float:
+def alone(pipeline: str) -> str:
+    """A pipeline whose collectives wait for their end: nothing overlaps."""
+    return PIPELINES[pipeline].removesuffix(",overlap-communication")
+
+
+def seconds(module: ModuleOp, pipeline: str = "train") -> float:
     """The modelled seconds of the functions of the lowered program."""
-    return sum(f.seconds for f in report(compile(module, mode=mode).module))
+    return sum(f.seconds for f in report(compile(module, pipeline).module))

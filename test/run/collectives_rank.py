@@ -10,6 +10,7 @@ import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,8 +78,8 @@ def check(got, want, dtype="float32"):
 class Cases:
     """The cases for one choice of axes; `self.values(shape)` are one array for each member."""
 
-    def __init__(self, mesh, mesh_axes, axes):
-        self.mesh, self.axes = mesh, axes
+    def __init__(self, mesh, mesh_axes, axes, runtime: Any = rt):
+        self.mesh, self.axes, self.rt = mesh, axes, runtime
         self.ranks = members_by_reshape(mesh_axes, axes, mesh.rank)
         self.n, self.me = len(self.ranks), self.ranks.index(mesh.rank)
         self.seed = min(self.ranks)
@@ -103,23 +104,26 @@ class Cases:
                 each = self.each(shape, dtype)
                 x = tensor(each[self.me], dtype)
                 want = REDUCE[op](np.stack(each), axis=0)
-                check(rt.all_reduce(self.mesh, x, op, self.axes), want, dtype)
+                check(self.rt.all_reduce(self.mesh, x, op, self.axes), want, dtype)
                 check(x, each[self.me], dtype)  # untouched
 
     def all_reduce_in_place(self):
         each = self.each((4, 3))
         x = tensor(each[self.me])
-        out = rt.all_reduce(self.mesh, x, "sum", self.axes, donate=True)
+        out = self.rt.all_reduce(self.mesh, x, "sum", self.axes, donate=True)
         assert out.data_ptr() == x.data_ptr()
         check(out, sum(each))
         rows = tensor(each[self.me]).t()
-        check(rt.all_reduce(self.mesh, rows, "sum", self.axes, donate=True), np.sum(each, axis=0).T)
+        check(
+            self.rt.all_reduce(self.mesh, rows, "sum", self.axes, donate=True),
+            np.sum(each, axis=0).T,
+        )
 
     def all_reduce_fused(self):
         shapes = [((3, 2), "float32"), ((), "int64"), ((0,), "float32"), ((5,), "float32")]
         each = [self.each(shape, dtype) for shape, dtype in shapes]
         xs = [tensor(e[self.me], dtype) for e, (_, dtype) in zip(each, shapes, strict=True)]
-        outs = rt.all_reduce(self.mesh, xs, "sum", self.axes)
+        outs = self.rt.all_reduce(self.mesh, xs, "sum", self.axes)
         for out, e, (_, dtype) in zip(outs, each, shapes, strict=True):
             check(out, sum(e), dtype)
 
@@ -129,17 +133,17 @@ class Cases:
             shape[dim] = size
             whole = self.whole(shape, dtype)
             x = tensor(shards(whole, dim, self.n)[self.me], dtype)
-            out = rt.all_gather(self.mesh, x, dim, self.axes, total=size)
+            out = self.rt.all_gather(self.mesh, x, dim, self.axes, total=size)
             check(out, whole, dtype)
         whole = self.whole((self.n, 70_000))  # above the size of small ones
         x = tensor(whole[self.me : self.me + 1])
-        check(rt.all_gather(self.mesh, x, 0, self.axes), whole)
+        check(self.rt.all_gather(self.mesh, x, 0, self.axes), whole)
         x = tensor(self.whole((8, 2)))[:2].t()  # not contiguous
-        check(rt.all_gather(self.mesh, x, 1, self.axes), np.tile(x.numpy(), (1, self.n)))
+        check(self.rt.all_gather(self.mesh, x, 1, self.axes), np.tile(x.numpy(), (1, self.n)))
         for dtype in DTYPES:
             whole = self.whole((self.n, 3), dtype)
             x = tensor(whole[self.me : self.me + 1], dtype)
-            check(rt.all_gather(self.mesh, x, 0, self.axes), whole, dtype)
+            check(self.rt.all_gather(self.mesh, x, 0, self.axes), whole, dtype)
 
     def all_gather_fused(self):
         given = [((6, 3), 0, "float32"), ((2, 10), 1, "float32"), ((0, 2), 0, "float32"),
@@ -150,7 +154,7 @@ class Cases:
             for w, (_, dim, dtype) in zip(wholes, given, strict=True)
         ]
         dims, totals = [g[1] for g in given], [g[0][g[1]] for g in given]
-        outs = rt.all_gather(self.mesh, xs, dims, self.axes, totals)
+        outs = self.rt.all_gather(self.mesh, xs, dims, self.axes, totals)
         for out, whole, (_, _, dtype) in zip(outs, wholes, given, strict=True):
             check(out, whole, dtype)
 
@@ -161,18 +165,18 @@ class Cases:
             each = self.each(shape)
             x = tensor(each[self.me])
             want = shards(REDUCE[op](np.stack(each), axis=0), dim, self.n)[self.me]
-            check(rt.reduce_scatter(self.mesh, x, op, dim, self.axes), want)
+            check(self.rt.reduce_scatter(self.mesh, x, op, dim, self.axes), want)
         for dtype, op in itertools.product(DTYPES, ["sum", "max", "min"]):
             each = self.each((2 * self.n + 1, 2), dtype)
             want = shards(REDUCE[op](np.stack(each), axis=0), 0, self.n)[self.me]
             x = tensor(each[self.me], dtype)
-            check(rt.reduce_scatter(self.mesh, x, op, 0, self.axes), want, dtype)
+            check(self.rt.reduce_scatter(self.mesh, x, op, 0, self.axes), want, dtype)
 
     def reduce_scatter_fused(self):
         given = [((8, 3), 0, "float32"), ((2, 10), 1, "float32"), ((8,), 0, "int64")]
         each = [self.each(shape, dtype) for shape, _, dtype in given]
         xs = [tensor(e[self.me], dtype) for e, (_, _, dtype) in zip(each, given, strict=True)]
-        outs = rt.reduce_scatter(self.mesh, xs, "sum", [g[1] for g in given], self.axes)
+        outs = self.rt.reduce_scatter(self.mesh, xs, "sum", [g[1] for g in given], self.axes)
         for out, e, (_, dim, dtype) in zip(outs, each, given, strict=True):
             check(out, shards(sum(e), dim, self.n)[self.me], dtype)
 
@@ -184,12 +188,12 @@ class Cases:
                 shape[split], shape[concat] = split_size, concat_size
                 whole = self.whole(shape)
                 x = tensor(shards(whole, concat, self.n)[self.me])
-                out = rt.all_to_all(self.mesh, x, split, concat, self.axes, concat_size)
+                out = self.rt.all_to_all(self.mesh, x, split, concat, self.axes, concat_size)
                 check(out, shards(whole, split, self.n)[self.me])
         for dtype in DTYPES:
             whole = self.whole((2 * self.n, self.n), dtype)
             x = tensor(shards(whole, 1, self.n)[self.me], dtype)
-            out = rt.all_to_all(self.mesh, x, 0, 1, self.axes)
+            out = self.rt.all_to_all(self.mesh, x, 0, 1, self.axes)
             check(out, shards(whole, 0, self.n)[self.me], dtype)
 
     def all_to_all_fused(self):
@@ -199,14 +203,14 @@ class Cases:
             tensor(shards(w, 1, self.n)[self.me], dtype)
             for w, (_, dtype) in zip(wholes, given, strict=True)
         ]
-        outs = rt.all_to_all(self.mesh, xs, 0, 1, self.axes, [w.shape[1] for w in wholes])
+        outs = self.rt.all_to_all(self.mesh, xs, 0, 1, self.axes, [w.shape[1] for w in wholes])
         for out, whole, (_, dtype) in zip(outs, wholes, given, strict=True):
             check(out, shards(whole, 0, self.n)[self.me], dtype)
 
     def slice(self):
         for size, dim in itertools.product([8, 10, 2, 0], [0, 1]):
             whole = self.whole((size, 3) if dim == 0 else (3, size))
-            out = rt.slice(self.mesh, tensor(whole), dim, self.axes)
+            out = self.rt.slice(self.mesh, tensor(whole), dim, self.axes)
             check(out, shards(whole, dim, self.n)[self.me])
 
     def broadcast(self):
@@ -214,13 +218,13 @@ class Cases:
             for shape in [(3, 2), (), (0,)]:
                 each = self.each(shape, dtype)
                 x = tensor(each[self.me], dtype)
-                check(rt.broadcast(self.mesh, x, root, self.axes), each[root], dtype)
+                check(self.rt.broadcast(self.mesh, x, root, self.axes), each[root], dtype)
 
     def gather(self):
         for root, size, dim in itertools.product({0, self.n - 1}, [8, 10, 1, 0], [0, 1]):
             whole = self.whole((size, 3) if dim == 0 else (3, size))
             x = tensor(shards(whole, dim, self.n)[self.me])
-            out = rt.gather(self.mesh, x, dim, root, self.axes, total=size)
+            out = self.rt.gather(self.mesh, x, dim, root, self.axes, total=size)
             check(out, whole if self.me == root else np.zeros_like(whole))
 
     def scatter(self):
@@ -229,7 +233,7 @@ class Cases:
         ):
             each = self.each((size, 3) if dim == 0 else (3, size), dtype)
             x = tensor(each[self.me], dtype)
-            out = rt.scatter(self.mesh, x, dim, root, self.axes)
+            out = self.rt.scatter(self.mesh, x, dim, root, self.axes)
             check(out, shards(each[root], dim, self.n)[self.me], dtype)
 
     def permute(self):
@@ -238,12 +242,12 @@ class Cases:
         for pairs in [ring, swap, [(0, self.n - 1)], [(k, k) for k in range(self.n)], []]:
             for dtype in ["float32", "bool", "bfloat16"]:
                 each = self.each((2, 3), dtype)
-                out = rt.permute(self.mesh, tensor(each[self.me], dtype), pairs, self.axes)
+                out = self.rt.permute(self.mesh, tensor(each[self.me], dtype), pairs, self.axes)
                 source = {t: s for s, t in pairs}.get(self.me)
                 check(out, np.zeros((2, 3)) if source is None else each[source], dtype)
         pieces = shards(self.whole((5, 2)), 0, self.n)  # uneven: the shape changes hands too
         mine, theirs = pieces[self.me], pieces[(self.me - 1) % self.n]
-        out = rt.permute(self.mesh, tensor(mine), ring, self.axes, shape=theirs.shape)
+        out = self.rt.permute(self.mesh, tensor(mine), ring, self.axes, shape=theirs.shape)
         check(out, theirs)
 
     def send_recv(self):
@@ -251,11 +255,11 @@ class Cases:
         for shape in [(40, 3), (), (0,), (200_000,)]:
             each = self.each(shape)
             x = tensor(each[self.me])
-            rt.send(self.mesh, x, 0, last, self.axes)  # both first send, and then receive
-            rt.send(self.mesh, x, last, 0, self.axes)
+            self.rt.send(self.mesh, x, 0, last, self.axes)  # both first send, and then receive
+            self.rt.send(self.mesh, x, last, 0, self.axes)
             x.zero_()
-            there = rt.recv(self.mesh, shape, torch.float32, 0, last, self.axes)
-            back = rt.recv(self.mesh, shape, torch.float32, last, 0, self.axes)
+            there = self.rt.recv(self.mesh, shape, torch.float32, 0, last, self.axes)
+            back = self.rt.recv(self.mesh, shape, torch.float32, last, 0, self.axes)
             check(there, each[0] if self.me == last else np.zeros(shape))
             check(back, each[last] if self.me == 0 else np.zeros(shape))
         self.mesh.wait()
@@ -264,9 +268,9 @@ class Cases:
         for size in [8, 10, 1]:
             whole = self.whole((size, 3))
             x = tensor(shards(whole, 0, self.n)[self.me])
-            check(rt.gather_global(self.mesh, x, [self.axes, ()], None, [size, 3]), whole)
+            check(self.rt.gather_global(self.mesh, x, [self.axes, ()], None, [size, 3]), whole)
         each = self.each((2, 3))
-        out = rt.gather_global(
+        out = self.rt.gather_global(
             self.mesh, tensor(each[self.me]), [(), ()], ("sum", self.axes), [2, 3]
         )
         check(out, sum(each))
@@ -306,6 +310,7 @@ def main(mesh_text, rank, store):
             except Exception:  # all failures are wanted, not only the first
                 failures.append(f"rank {rank}, {axes}, {name}: {traceback.format_exc(limit=-2)}")
     two_axes(mesh, mesh_axes, failures)
+    under_way(mesh, mesh_axes, failures)
     print("\n".join(failures) or f"rank {rank}: all passed")
     dist.barrier()
     dist.destroy_process_group()
@@ -334,6 +339,49 @@ def two_axes(mesh, mesh_axes, failures):
             check(rt.gather_global(mesh, x, dims, None, whole.shape), whole)
         except Exception:
             failures.append(f"rank {mesh.rank}, {dims}: {traceback.format_exc(limit=-2)}")
+
+
+class Started:
+    """The runtime, where what can be started is started, and waited for at once."""
+
+    def __getattr__(self, name):
+        call = getattr(rt, name)
+        if name not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+            return call
+        return lambda *given, **options: call(*given, **options, wait=False).wait()
+
+
+def under_way(mesh, mesh_axes, failures):
+    """What is started gives the same; and several are under way at once, over the same and other
+    groups, and are waited for in another order."""
+    if mesh.size > 4:
+        return
+    cases = Cases(mesh, mesh_axes, choices(mesh_axes)[-1], Started())
+    for name in (n for n in NAMES if n.startswith(("all_", "reduce_"))):
+        try:
+            getattr(cases, name)()
+        except Exception:
+            failures.append(f"rank {mesh.rank}, {name} started: {traceback.format_exc(limit=-2)}")
+    all_axes = tuple(name for name, _ in mesh_axes)
+    groups = [Cases(mesh, mesh_axes, axes) for axes in {all_axes, all_axes[:1], all_axes[-1:]}]
+    groups.sort(key=lambda c: c.axes)
+    for size in (1, 3, 50_000):
+        pending = []
+        for c in groups:
+            each, whole = c.each((size, 2 * c.n)), c.whole((size * c.n, 2))
+            x, part = tensor(each[c.me]), tensor(shards(whole, 0, c.n)[c.me])
+            pending += [
+                (rt.all_reduce(mesh, x, "sum", c.axes, wait=False), sum(each)),
+                (rt.all_gather(mesh, part, 0, c.axes, wait=False), whole),
+                (rt.reduce_scatter(mesh, x, "sum", 1, c.axes, wait=False),
+                 shards(sum(each), 1, c.n)[c.me]),
+            ]  # fmt: skip
+            del x, part
+        for one, want in reversed(pending):
+            try:
+                check(one.wait(), want)
+            except Exception:
+                failures.append(f"rank {mesh.rank}, under way: {traceback.format_exc(limit=-2)}")
 
 
 if __name__ == "__main__":

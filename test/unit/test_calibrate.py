@@ -48,13 +48,15 @@ def test_what_is_asked_is_what_the_report_says() -> None:
     assert found == pytest.approx(seconds_on(KNOWN))
 
 
-def test_known_numbers_are_found_again() -> None:
+@pytest.mark.parametrize("interference", [0.0, 0.3, 0.9, 1.0])
+def test_known_numbers_are_found_again(interference: float) -> None:
     """Each number that the probes show, from what the model says of it, and what a call costs."""
-    call = 3e-5
-    found = fit(of_functions(COMPILED.module), seconds_on(KNOWN) + call, START)
-    assert numbers(found.cluster) == pytest.approx(numbers(KNOWN), rel=1e-3)
+    call, known = 3e-5, replace(KNOWN, interference=interference)
+    found = fit(of_functions(COMPILED.module), seconds_on(known) + call, START)
+    assert numbers(found.cluster) == pytest.approx(numbers(known), rel=1e-3)
+    assert found.cluster.interference == pytest.approx(interference, abs=1e-2)
     assert found.call == pytest.approx(call, rel=1e-3)
-    assert found.predicted == pytest.approx(seconds_on(KNOWN) + call, rel=1e-3)
+    assert found.predicted == pytest.approx(seconds_on(known) + call, rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -5,9 +5,19 @@ all of them. See base.py for what they have in common, windows.py for the exchan
 from abc import ABC
 
 from xdsl.dialects.builtin import IntegerAttr as Int
-from xdsl.dialects.builtin import i64
-from xdsl.ir import Attribute, SSAValue
-from xdsl.irdl import irdl_op_definition, opt_prop_def, prop_def
+from xdsl.dialects.builtin import TensorType, UnitAttr, i64
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_op_definition,
+    opt_prop_def,
+    prop_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.traits import Pure
+from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.exchange import exchange_axes
@@ -33,34 +43,84 @@ from shardir.dialects.dist.types import AxesAttr, ReductionAttr, layout_of
 from shardir.dialects.text import word
 
 
+class FusibleOp(Collective, ABC):
+    """A collective whose values travel in one flat buffer. `fusion` asks for one buffer of all that
+    have the same index. An `async` one is started, and under way while its device goes on: what it
+    gives is there behind the `dist.wait` that takes it."""
+
+    fusion = opt_prop_def(Int.constr(type=i64))
+    started = opt_prop_def(UnitAttr)
+
+    def verify_(self) -> None:
+        super().verify_()
+        users = {u.operation for v in self.outs for u in v.uses}
+        if self.started is not None and not (len(users) == 1 and _waits_for(users.pop(), self)):
+            raise VerifyException(
+                f"[C14] what an async {self.name} gives is not there yet: one dist.wait takes all "
+                "of its results, in their order, and nothing else uses them"
+            )
+
+
+def _waits_for(op: Operation, started: FusibleOp) -> bool:
+    return isinstance(op, WaitOp) and tuple(op.values) == tuple(started.outs)
+
+
+_TAIL = (
+    "`over` $axes (`fusion` $fusion^)? (`async` $started^)? attr-dict "
+    "`:` functional-type(operands, results)"
+)
+
+
 @irdl_op_definition
-class AllReduceOp(Collective):
+class WaitOp(IRDLOperation):
+    """What an `async` collective gives, once it is there."""
+
+    name = "dist.wait"
+    values = var_operand_def(TensorType)
+    outs = var_result_def(TensorType)
+    traits = traits_def(Pure())
+    assembly_format = "$values attr-dict `:` functional-type(operands, results)"
+
+    @property
+    def started(self) -> FusibleOp:
+        """The collective that it waits for."""
+        (op,) = {v.owner for v in self.values}
+        assert isinstance(op, FusibleOp)
+        return op
+
+    def verify_(self) -> None:
+        if not self.values:
+            raise VerifyException("[C15] a dist.wait takes what an async collective gives")
+        for v in self.values:
+            if not (isinstance(v.owner, FusibleOp) and v.owner.started is not None):
+                raise VerifyException(
+                    "[C15] a dist.wait takes what an async collective gives; leave it out, or say "
+                    "`async` behind the collective's axes"
+                )
+        if [v.type for v in self.values] != [v.type for v in self.outs]:
+            raise VerifyException("[C15] what a dist.wait gives has the types of what it takes")
+
+
+@irdl_op_definition
+class AllReduceOp(FusibleOp):
     """Contributions become the value, on every device."""
 
     name = "dist.all_reduce"
     reduction = prop_def(ReductionAttr)
-    fusion = opt_prop_def(Int.constr(type=i64))
-    assembly_format = (
-        "$reduction $values `over` $axes (`fusion` $fusion^)? attr-dict "
-        "`:` functional-type(operands, results)"
-    )
+    assembly_format = f"$reduction $values {_TAIL}"
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         return without_partial(layout, self.axes.data, self.reduction.data, mesh)
 
 
 @irdl_op_definition
-class ReduceScatterOp(Collective):
+class ReduceScatterOp(FusibleOp):
     """Contributions become the value, each device getting its part along `dim`."""
 
     name = "dist.reduce_scatter"
     reduction = prop_def(ReductionAttr)
     dim = prop_def(Int.constr(type=i64))
-    fusion = opt_prop_def(Int.constr(type=i64))
-    assembly_format = (
-        "$reduction $values `dim` $dim `over` $axes (`fusion` $fusion^)? attr-dict "
-        "`:` functional-type(operands, results)"
-    )
+    assembly_format = f"$reduction $values `dim` $dim {_TAIL}"
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         rest = without_partial(layout, self.axes.data, self.reduction.data, mesh)
@@ -77,16 +137,12 @@ class _AlongDim(Collective, ABC):
 
 
 @irdl_op_definition
-class AllGatherOp(Collective):
+class AllGatherOp(FusibleOp):
     """Every device gets the parts along `dim` of all devices."""
 
     name = "dist.all_gather"
     dim = prop_def(Int.constr(type=i64))
-    fusion = opt_prop_def(Int.constr(type=i64))
-    assembly_format = (
-        "$values `dim` $dim `over` $axes (`fusion` $fusion^)? attr-dict "
-        "`:` functional-type(operands, results)"
-    )
+    assembly_format = f"$values `dim` $dim {_TAIL}"
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         return gathered_along(layout, self.dim.value.data, self.axes.data, mesh)
@@ -103,17 +159,13 @@ class SliceOp(_AlongDim):
 
 
 @irdl_op_definition
-class AllToAllOp(Collective):
+class AllToAllOp(FusibleOp):
     """The split moves from `concat` to `split`: each device sends a part to each other one."""
 
     name = "dist.all_to_all"
     split = prop_def(Int.constr(type=i64))
     concat = prop_def(Int.constr(type=i64))
-    fusion = opt_prop_def(Int.constr(type=i64))
-    assembly_format = (
-        "$values `split` $split `concat` $concat `over` $axes (`fusion` $fusion^)? attr-dict "
-        "`:` functional-type(operands, results)"
-    )
+    assembly_format = f"$values `split` $split `concat` $concat {_TAIL}"
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         if self.split.value.data == self.concat.value.data:
@@ -183,13 +235,15 @@ COLLECTIVES = (
 LOCAL = (SliceOp, ContributeOp, PadOp)
 """The collectives that communicate nothing."""
 
-FUSIBLE = (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp)
-"""The collectives that have a `fusion` index, and whose values travel in one buffer."""
-
-STEPS = (*FUSIBLE, ExchangeOp)
+STEPS = (FusibleOp, ExchangeOp)
 """The collectives that are steps of a redistribution."""
 
-OPS = [*COLLECTIVES, SendOp, RecvOp]
+OPS = [*COLLECTIVES, WaitOp, SendOp, RecvOp]
+
+
+def is_started(op: Operation) -> bool:
+    """Whether an op is a collective that somebody waits for."""
+    return isinstance(op, FusibleOp) and op.started is not None
 
 
 def step_of(op: Collective, out: SSAValue) -> Step:

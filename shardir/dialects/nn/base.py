@@ -254,9 +254,15 @@ def splits_whole(factors: Factors, operands: Sequence[Layout]) -> bool:
     )
 
 
+@lru_cache(maxsize=64)
+def element_name(element: Attribute) -> str:
+    """An element type as the text has it. Kept, for printing an attribute takes long."""
+    return str(element)
+
+
 def itemsize(t: TensorType) -> int:
     """The bytes of an element; those of a truth value are one."""
-    name = str(t.element_type)
+    name = element_name(t.element_type)
     return BYTES[name] if name in BYTES else (t.element_type.bitwidth + 7) // 8  # type: ignore[attr-defined]
 
 

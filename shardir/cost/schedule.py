@@ -1,0 +1,84 @@
+"""How long ops take together: what is started goes on while the device calculates.
+
+A device does its ops one after the other. A collective of s seconds, of which its messages wait for
+a (its form's latency), occupies the wires of the outermost level that it crosses for s - a: those
+that cross the same wires go one behind the other, but for their latencies. One that is `async`
+lets the device go on, which loses `interference` of s - a (of cores, caches and memory that both
+want), and a `dist.wait` ends when it does:
+
+    start   end = wires free = max(now + a, wires free) + s - a;  now += interference * (s - a)
+    wait    now = max(now, end)
+
+So a collective and a calculation of c seconds beside it take max(s, interference * (s - a) + c).
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from xdsl.ir import Operation
+
+from shardir.algebra.cluster import Cluster
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.cost.collectives import levels_of
+from shardir.cost.seconds import OpCost
+from shardir.dialects import dist
+
+LESS = 1 - 1e-9
+"""What is less by rounding alone is no less."""
+
+
+def elapsed(costs: Iterable[OpCost], mesh: Mesh) -> float:
+    """The seconds from the first op, in the order of the program, to the end of the last."""
+    now, free, ends = 0.0, dict[str, float](), dict[Operation, float]()
+    for c in costs:
+        if isinstance(c.op, dist.WaitOp):
+            now = max(now, ends.get(c.op.started, now))  # none where a group is one device
+        elif c.communicates:
+            name, sending = wires(mesh, c.axes), c.seconds - c.latency
+            end = max(now + c.latency, free.get(name, 0.0)) + sending
+            if dist.is_started(c.op):
+                ends[c.op] = end
+                now += mesh.wires.interference * sending
+            else:
+                now = end
+            free[name] = end
+        else:
+            now += c.seconds
+    return max((now, *free.values()))
+
+
+def wires(mesh: Mesh, axes: Axes) -> str:
+    """The level of the cluster, by its name, whose wires a group over `axes` shares."""
+    levels = levels_of(mesh, axes)
+    return levels[-1][1].name if levels else ""
+
+
+def cuts(
+    sending: Sequence[float], ready: Sequence[float], latency: float, on: Cluster
+) -> list[int]:
+    """Where to cut a buffer, so that the last of it arrives the soonest: behind so many values, the
+    last number being that of all. Each part starts when its last value is there; it costs a latency
+    and an op's overhead.
+
+    Args:
+        sending: the seconds of the bytes of each value.
+        ready: when each is there, ascending, if the device does not lose time to what is started.
+    """
+    sent = np.concatenate([[0.0], np.cumsum(sending)])
+    seconds = sent[None, :] - sent[:, None]  # [i, j]: the values from i up to j are a part
+    seconds[np.tri(len(sent), dtype=bool)] = np.inf
+    late = on.interference * sent
+    begin = np.concatenate([[0.0], ready])[None, :] + late[:, None] + latency
+    ends = np.where(np.arange(len(sent)) > 0, np.inf, 0.0)  # of so many values, in k parts
+    least = (begin + seconds)[:, -1].min()  # if the wires were free
+    best, count, before = np.inf, 0, list[np.ndarray]()
+    while len(before) < len(sending) and least + len(before) * on.overhead < best * LESS:
+        after = np.maximum(ends[:, None], begin) + seconds
+        ends, cost = after.min(0), after[:, -1].min() + len(before) * on.overhead
+        before.append(after.argmin(0))
+        if cost < best * LESS:
+            best, count = cost, len(before)
+    found = [len(sending)]
+    for previous in reversed(before[1:count]):
+        found.append(int(previous[found[-1]]))
+    return found[::-1]
