@@ -218,7 +218,7 @@ class _Plan:
         begin = min(self.clock[use], later.get(name, self.clock[use])) - cost.seconds
         hidden = bisect_right(self.clock, begin, hi=use + 1) - 1
         slot = self.starts[op] = max(self.starts[op], hidden)
-        later[name] = max(begin, self.clock[slot]) + cost.latency
+        later[name] = max(begin, self.clock[slot])
 
     def _first_use(self, op: Operation) -> int:
         return min(self.at[u] if u in self.at else self.starts[u] for u in _users(op))

@@ -1,12 +1,12 @@
 """How long ops take together: what is started goes on while the device calculates.
 
 A device does its ops one after the other. A collective of s seconds, of which its messages wait for
-a (its form's latency), occupies the wires of the outermost level that it crosses for s - a: those
-that cross the same wires go one behind the other, but for their latencies. One that is `async`
-lets the device go on, which loses `interference` of s - a (of cores, caches and memory that both
-want), and a `dist.wait` ends when it does:
+a (its form's latency), occupies the wires of the outermost level that it crosses: those that cross
+the same wires go one behind the other. One that is `async` lets the device go on, which loses
+`interference` of s - a (of cores, caches and memory that both want), and a `dist.wait` ends when it
+does:
 
-    start   end = wires free = max(now + a, wires free) + s - a;  now += interference * (s - a)
+    start   end = wires free = max(now, wires free) + s;  now += interference * (s - a)
     wait    now = max(now, end)
 
 So a collective and a calculation of c seconds beside it take max(s, interference * (s - a) + c).
@@ -34,11 +34,11 @@ def elapsed(costs: Iterable[OpCost], mesh: Mesh) -> float:
         if isinstance(c.op, dist.WaitOp):
             now = max(now, ends.get(c.op.started, now))  # none where a group is one device
         elif c.communicates:
-            name, sending = wires(mesh, c.axes), c.seconds - c.latency
-            end = max(now + c.latency, free.get(name, 0.0)) + sending
+            name = wires(mesh, c.axes)
+            end = max(now, free.get(name, 0.0)) + c.seconds
             if dist.is_started(c.op):
                 ends[c.op] = end
-                now += mesh.wires.interference * sending
+                now += mesh.wires.interference * (c.seconds - c.latency)
             else:
                 now = end
             free[name] = end
@@ -65,10 +65,10 @@ def cuts(
         ready: when each is there, ascending, if the device does not lose time to what is started.
     """
     sent = np.concatenate([[0.0], np.cumsum(sending)])
-    seconds = sent[None, :] - sent[:, None]  # [i, j]: the values from i up to j are a part
+    seconds = latency + sent[None, :] - sent[:, None]  # [i, j]: the values from i up to j
     seconds[np.tri(len(sent), dtype=bool)] = np.inf
     late = on.interference * sent
-    begin = np.concatenate([[0.0], ready])[None, :] + late[:, None] + latency
+    begin = np.concatenate([[0.0], ready])[None, :] + late[:, None]
     ends = np.where(np.arange(len(sent)) > 0, np.inf, 0.0)  # of so many values, in k parts
     least = (begin + seconds)[:, -1].min()  # if the wires were free
     best, count, before = np.inf, 0, list[np.ndarray]()

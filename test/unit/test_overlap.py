@@ -68,8 +68,8 @@ def wait(name: str) -> str:
         ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.2, 0.0, 0.232),  # it hides the product
         ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.01, 0.5, 0.144),  # half of its bytes' time
         ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.01, 1.0, 0.16),  # all but its latency
-        # over the same wires one behind the other, but for the second one's latency
-        ([start("g"), start("h"), wait("g"), wait("h")], 0.01, 0.0, 0.074),
+        # over the same wires one behind the other
+        ([start("g"), start("h"), wait("g"), wait("h")], 0.01, 0.0, 0.084),
         # over others at once
         ([start("g"), start("h", "u"), wait("g"), wait("h")], 0.01, 0.0, 0.042),
         # what is not waited for by then goes on to the end
@@ -116,7 +116,7 @@ def test_the_cuts_of_a_buffer_are_the_best_of_all(seed: int) -> None:
     def end(behind: Sequence[int]) -> float:
         free = late = 0.0
         for i, j in pairwise((0, *behind)):
-            free = max(free, ready[j - 1] + late + latency) + sum(sending[i:j])
+            free = max(free, ready[j - 1] + late) + latency + sum(sending[i:j])
             late += interference * sum(sending[i:j])
         return free + overhead * (len(behind) - 1)
 
