@@ -1,0 +1,141 @@
+# ruff: noqa: B905
+"""Where a rank of an emitted program stands: its shards, its place in the mesh, its groups.
+
+A part of the runtime (runtime.py says what axes, groups and shards are); needs only torch.
+"""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from runtime_plan import Sized
+
+Axis = str | tuple[str, int, int]
+Axes = tuple[Axis, ...]
+
+
+# ---- shards ----------------------------------------------------------------------------------
+
+
+def shard_size(total: int, count: int) -> int:
+    """The size of the largest shard, which is that of all but the last ones."""
+    return -(-total // count)
+
+
+def bounds(total: int, count: int, index: int) -> tuple[int, int]:
+    """Rows [start, stop) of shard `index` where `total` rows are split into `count` shards."""
+    size = shard_size(total, count)
+    return min(index * size, total), min((index + 1) * size, total)
+
+
+# ---- the mesh --------------------------------------------------------------------------------
+
+
+class Group:
+    """The ranks that communicate with this one over some axes."""
+
+    def __init__(self, ranks: Sequence[int], rank: int, process_group: Any):
+        self.ranks = tuple(ranks)  # in the order of the axes as listed
+        self.size = len(self.ranks)
+        self.index = self.ranks.index(rank)
+        self.process_group = process_group
+        # torch orders the ranks of a group by number: order[i] is the place of our member i.
+        by_number = sorted(self.ranks)
+        self.order = tuple(by_number.index(r) for r in self.ranks)
+        self.in_order = by_number == list(self.ranks)
+
+
+class Mesh:
+    """Where this rank stands among all ranks: rank = row-major index over the named axes."""
+
+    def __init__(self, axes: Sequence[tuple[str, int]], rank: int = 0, device: Any = "cpu"):
+        self.axes = {name: size for name, size in axes}
+        self.size = math.prod(self.axes.values())
+        self.rank = rank
+        self.device = torch.device(device)
+        self._step = {}  # how far in rank one step along an axis is
+        step = self.size
+        for name, size in self.axes.items():
+            step //= size
+            self._step[name] = step
+        self._groups: dict[Axes, Group] = {}
+        self._process_groups: dict[tuple, Any] = {}  # by how they divide all ranks
+        self._peers: Any = None
+        self._sends: deque = deque()  # unfinished sends: the work, and the tensor it reads
+        self._to_self: dict[tuple, deque] = {}  # what this rank has sent to itself
+
+    def _size_and_step(self, axis: Axis) -> tuple[int, int]:
+        name, pre, size = (axis, 1, self.axes[axis]) if isinstance(axis, str) else axis
+        return size, self._step[name] * (self.axes[name] // (pre * size))
+
+    def count(self, axes: Axes) -> int:
+        """Number of ranks in a group over these axes."""
+        return math.prod(self._size_and_step(axis)[0] for axis in axes)
+
+    def index(self, axes: Axes) -> int:
+        """This rank's position in its group over these axes."""
+        position = 0
+        for size, step in map(self._size_and_step, axes):
+            position = position * size + self.rank // step % size
+        return position
+
+    def bounds(self, total: int, axes: Axes, rank: int | None = None) -> tuple[int, int]:
+        """The rows of a dimension of size `total` that these axes split: this rank's, or those of
+        another rank."""
+        index = self.index(axes) if rank is None else self.members(axes, rank).index(rank)
+        if isinstance(axes, Sized):
+            start = sum(axes.sizes[:index])
+            return start, start + axes.sizes[index]
+        return bounds(total, self.count(axes), index)
+
+    def members(self, axes: Axes, rank: int) -> list[int]:
+        """The ranks that differ from `rank` only in these axes, in the axes' order."""
+        sizes_steps = [self._size_and_step(axis) for axis in axes]
+        base = rank - sum(rank // step % size * step for size, step in sizes_steps)
+        offsets = ([k * step for k in range(size)] for size, step in sizes_steps)
+        return [base + sum(offset) for offset in itertools.product(*offsets)]
+
+    def group(self, axes: Axes) -> Group:
+        """This rank's group. All ranks must ask for a new one at the same time: main() does."""
+        found = self._groups.get(axes)
+        if found is None:
+            ranks = self.members(axes, self.rank)
+            process_group = self._process_group(axes) if len(ranks) > 1 else None
+            found = self._groups[axes] = Group(ranks, self.rank, process_group)
+        return found
+
+    def _process_group(self, axes: Axes) -> Any:
+        """Every rank makes all groups over these axes, in one order: torch wants it so."""
+        partition = tuple(sorted({tuple(sorted(self.members(axes, r))) for r in range(self.size)}))
+        if len(partition) == 1:
+            return dist.group.WORLD
+        if partition not in self._process_groups:
+            made = [dist.new_group(ranks) for ranks in partition]
+            mine = next(g for g, ranks in zip(made, partition) if self.rank in ranks)
+            self._process_groups[partition] = self._connected(mine)
+        return self._process_groups[partition]
+
+    def _connected(self, process_group: Any) -> Any:
+        """NCCL connects a group in its first collective: better now, where all ranks are."""
+        if self.device.type == "cuda":
+            dist.all_reduce(torch.zeros(1, device=self.device), group=process_group)
+        return process_group
+
+    def peers(self) -> Any:
+        """The process group of all point-to-point transfers; all ranks must ask at the same time.
+
+        A group of its own, since torch counts a transfer as a collective of its group: ranks that
+        take no part would fall behind, which TORCH_DISTRIBUTED_DEBUG=DETAIL reports as a fault.
+        """
+        if self._peers is None:
+            self._peers = self._connected(dist.new_group(list(range(self.size))))
+        return self._peers
+
+    def wait(self) -> None:
+        """Waits until everything that this rank sent has left it."""
+        while self._sends:
+            self._sends.popleft()[0].wait()
