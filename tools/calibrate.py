@@ -34,8 +34,11 @@ EXAMPLE = """example:
   shard-calibrate --ranks 4 -o here.ir     a minute or two, best on a quiet machine
   shard-opt net.ir -p train --cost=here.ir
 """
-NO_BYTES = ("overhead", "interference", "f64", "bf16", "f16")
+NO_BYTES = ("", "overhead", "interference", "f64", "bf16", "f16")
 """What probes are about that the relative model is not fitted to."""
+
+BESIDES = ("all_reduce", "reduce_scatter", "all_to_all", "exchange", "permute")
+"""What is fitted beside latency and bandwidth, those of an all-gather."""
 
 QUICKEST = 1e17
 """Bytes/s or flop/s, beyond what there is."""
@@ -67,8 +70,20 @@ def fitted(
     from shardir.cost.fit import fit, of_functions
 
     measured = [times[p.name] for p in given]
-    found = fit(of_functions(compiled.module), measured, start)
-    ratios = dict(zip(given, found.predicted / measured, strict=True))
+    predict, places = of_functions(compiled.module), {p.name: i for i, p in enumerate(given)}
+    counted = [i for i, p in enumerate(given) if p.about]
+
+    def counting(cluster: Cluster) -> list[float]:
+        seconds = predict(cluster)
+        for i in counted:
+            if given[i].against:
+                j = places[given[i].against]
+                seconds[i] *= measured[j] / seconds[j]
+        return [seconds[i] for i in counted]
+
+    seen = [measured[i] for i in counted]
+    found = fit(counting, seen, start)
+    ratios = dict(zip((given[i] for i in counted), found.predicted / seen, strict=True))
     return Calibration(found.cluster, _relative(given, compiled, measured, found.cluster), ratios)
 
 
@@ -98,7 +113,7 @@ def unmeasured(ranks: int, memory: int) -> Cluster:
     (level,) = like.levels
     return replace(
         like, levels=(Level("machine", ranks, level.bandwidth, level.latency),), memory=memory,
-        interference=0.5,
+        interference=0.5, collectives=tuple((kind, 1.0) for kind in BESIDES),
     )  # fmt: skip
 
 
@@ -144,6 +159,7 @@ def _short(c: Cluster) -> Cluster:
         memory_bandwidth=c.memory_bandwidth and short(c.memory_bandwidth),
         overhead=short(c.overhead),
         interference=round(c.interference, 2),
+        collectives=tuple((name, short(times)) for name, times in c.collectives),
     )
 
 

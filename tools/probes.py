@@ -38,13 +38,15 @@ ELEMENTWISE = ("add", "relu", "gelu")
 
 @dataclass(frozen=True)
 class Probe:
-    """A function of the module, what it is about (an element type, `memory`, `overhead`, or a
-    collective), and about how many bytes its values have."""
+    """A function of the module, what it is about (an element type, `memory`, `overhead`,
+    `interference` or a collective), and about how many bytes its values have. What counts of one
+    that has another to stand `against` is how much quicker it is."""
 
     name: str
     about: str
     size: int
     text: str
+    against: str = ""
 
 
 def module(probes: Sequence[Probe], ranks: int) -> str:
@@ -150,15 +152,23 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
                 )
             yield f.probe(kind, size)
         for products in BESIDE:
-            f = _Function(f"beside_{products}_{n}_{size}", [("x", by_rows), ("w", wide)])
-            f.op(f"dist.all_gather %x dim 0 over <{axes}> async : ({by_rows}) -> {whole}", whole)
-            started, product = f.last, "%w"
-            for _ in range(products):
-                f.op(f"nn.matmul {product}, %w : ({wide}, {wide}) -> {wide}", wide)
-                product = f.last
-            f.op(f"dist.wait {started} : ({whole}) -> {whole}", whole)
-            f.results = [(f.last, whole), (product, wide)]
-            yield f.probe("interference", size)
+            about = f"{products}_{n}_{size}"
+            for name, started in ((f"apart_{about}", ""), (f"beside_{about}", " async")):
+                f = _Function(name, [("x", by_rows), ("w", wide)])
+                f.op(
+                    f"dist.all_gather %x dim 0 over <{axes}>{started} : ({by_rows}) -> {whole}",
+                    whole,
+                )
+                gathered, product = f.last, "%w"
+                for _ in range(products):
+                    f.op(f"nn.matmul {product}, %w : ({wide}, {wide}) -> {wide}", wide)
+                    product = f.last
+                if started:
+                    f.op(f"dist.wait {gathered} : ({whole}) -> {whole}", whole)
+                    gathered = f.last
+                f.results = [(gathered, whole), (product, wide)]
+                against = f"apart_{about}" if started else ""
+                yield f.probe("interference" if started else "", size, against)
 
 
 class _Function:
@@ -181,7 +191,7 @@ class _Function:
         types = ", ".join(t for _ in operands)
         self.op(f"nn.{kind} {', '.join(operands)} : ({types}) -> {t}", t)
 
-    def probe(self, about: str, size: int) -> Probe:
+    def probe(self, about: str, size: int, against: str = "") -> Probe:
         init = "{train.input = #train.init<normal, std = 0.01>}"
         given = ", ".join(f"%{n}: {t} {init}" for n, t in self.arguments)
         values, types = (", ".join(each) for each in zip(*self.results, strict=True))
@@ -190,7 +200,7 @@ class _Function:
             + "\n".join(self.lines)
             + f"\n  func.return {values} : {types}\n}}"
         )
-        return Probe(self.name, about, size, text)
+        return Probe(self.name, about, size, text, against)
 
 
 def _type(

@@ -3,7 +3,7 @@
     levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06},
             pod = 4 {bandwidth = 5e+10, latency = 2e-05}],
     memory = 80000000000 {bandwidth = 3.35e+12}, flops {bf16 = 9.89e+14, f32 = 6.7e+13},
-    overhead = 4e-06, interference = 0.1
+    overhead = 4e-06, interference = 0.1, collectives {all_reduce = 0.8}
 
 A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit
 of the innermost level. Devices that share a node, say, communicate over its wires, and otherwise
@@ -20,6 +20,12 @@ from shardir.algebra.errors import ShardirError
 
 BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i1": 1}
 """What an element takes up."""
+
+COLLECTIVES = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "permute", "broadcast",
+    "gather", "scatter", "unfold", "fold", "recv",
+)  # fmt: skip
+"""What communicates, by the names of its ops."""
 
 
 class Level(NamedTuple):
@@ -44,7 +50,9 @@ class Cluster:
     """Levels, innermost to outermost; the memory of a device in bytes, None where nobody says;
     flop/s by element type; what a device reads and writes of its memory in bytes/s, None where
     nobody says; what an op costs besides, in seconds; the share of the seconds of a collective's
-    bytes that a device loses while it calculates beside it (0: nothing, 1: as if it waited)."""
+    bytes that a device loses while it calculates beside it (0: nothing, 1: as if it waited); how
+    many times as long as the formulas say a collective takes, by its kind (where nobody says, as
+    long)."""
 
     levels: tuple[Level, ...]
     memory: int | None = None
@@ -52,6 +60,7 @@ class Cluster:
     memory_bandwidth: float | None = None
     overhead: float = 0.0
     interference: float = 0.0
+    collectives: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
         parts = [f"levels [{', '.join(map(str, self.levels))}]"]
@@ -60,18 +69,24 @@ class Cluster:
             speed = "" if rate is None else f" {{bandwidth = {_number(rate)}}}"
             parts.append(f"memory = {self.memory}{speed}")
         if self.flops:
-            rates = ", ".join(f"{n} = {_number(r)}" for n, r in self.flops)
-            parts.append(f"flops {{{rates}}}")
+            parts.append(f"flops {{{_numbers(self.flops)}}}")
         if self.overhead:
             parts.append(f"overhead = {_number(self.overhead)}")
         if self.interference:
             parts.append(f"interference = {_number(self.interference)}")
+        if self.collectives:
+            parts.append(f"collectives {{{_numbers(self.collectives)}}}")
         return ", ".join(parts)
 
     @cached_property
     def units(self) -> tuple[int, ...]:
         """How many devices a unit of each level holds."""
         return tuple(accumulate((l.count for l in self.levels), mul))
+
+    @cached_property
+    def times(self) -> dict[str, float]:
+        """How many times as long as the formulas say each kind of collective takes."""
+        return {**dict.fromkeys(COLLECTIVES, 1.0), **dict(self.collectives)}
 
     def part(self, devices: int) -> "Cluster":
         """The first `devices` of it: whole units, and the part of the next one that they fill.
@@ -99,6 +114,10 @@ class Cluster:
 def _number(x: float) -> str:
     short = f"{x:g}"
     return short if float(short) == x else repr(x)
+
+
+def _numbers(named: tuple[tuple[str, float], ...]) -> str:
+    return ", ".join(f"{n} = {_number(x)}" for n, x in named)
 
 
 @lru_cache(maxsize=64)

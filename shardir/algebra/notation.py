@@ -13,7 +13,7 @@ from typing import Any
 from lark import Lark, Transformer, UnexpectedInput
 from lark.exceptions import VisitError
 
-from shardir.algebra.cluster import BYTES, Cluster, Level
+from shardir.algebra.cluster import BYTES, COLLECTIVES, Cluster, Level
 from shardir.algebra.errors import NotationError
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
 from shardir.algebra.mesh import Axes, Axis, Mesh, Sized
@@ -34,6 +34,20 @@ STARTS = [
 
 Options = tuple[str, tuple[tuple[str, Any], ...]]
 """A word, then names with values: int, float, str, or options again."""
+
+
+def _positive(what: str, c: list[Any], names: tuple[str, ...]) -> tuple[Any, float]:
+    """One of such names with its number.
+
+    Raises:
+        NotationError: it is none of them, or the number is not positive.
+    """
+    name, number = c[0], float(c[1])
+    if name not in names or number <= 0:
+        raise NotationError(
+            f"{what} are positive, and of one of {', '.join(names)}", name.start_pos
+        )
+    return name, number
 
 
 def check_sizes(axes: Sequence[tuple[Any, int]]) -> None:
@@ -121,25 +135,26 @@ class _Values(Transformer):
         return found
 
     def rate(self, c: list[Any]) -> tuple[Any, float]:
-        name, rate = c[0], float(c[1])
-        if name not in BYTES or rate <= 0:
-            raise NotationError(
-                f"flops are positive, and of one of {', '.join(BYTES)}", name.start_pos
-            )
-        return name, rate
+        return _positive("flops", c, tuple(BYTES))
+
+    def kind(self, c: list[Any]) -> tuple[Any, float]:
+        return _positive("collectives", c, COLLECTIVES)
 
     def rates(self, c: list[Any]) -> tuple[tuple[str, float], ...]:
         for i, (name, _) in enumerate(c):
             if any(name == n for n, _ in c[:i]):
-                raise NotationError(f"flops of {name} stand twice", name.start_pos)
+                raise NotationError(f"{name} stands twice", name.start_pos)
         return tuple((str(n), r) for n, r in c)
 
+    kinds = rates
+
     def cluster(self, c: list[Any]) -> Cluster:
-        *levels, memory, rates, overhead, interference = c
+        *levels, memory, rates, overhead, interference, kinds = c
         size, bandwidth = memory or (None, None)
         return Cluster(
-            tuple(levels), size, rates or (), bandwidth, overhead or 0.0, interference or 0.0
-        )
+            tuple(levels), size, rates or (), bandwidth, overhead or 0.0, interference or 0.0,
+            kinds or (),
+        )  # fmt: skip
 
     def memory(self, c: list[Any]) -> tuple[int, float | None]:
         size, *bandwidth = c
@@ -257,14 +272,14 @@ def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
 
 def parse_cluster(text: str) -> Cluster:
     """`levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000 {bandwidth =
-    3.35e+12}, flops {f32 = 6.7e+13}, overhead = 4e-06, interference = 0.1` -> Cluster. Raises
-    NotationError."""
+    3.35e+12}, flops {f32 = 6.7e+13}, overhead = 4e-06, interference = 0.1, collectives {all_reduce
+    = 0.8}` -> Cluster. Raises NotationError."""
     return _parse(
         text,
         "cluster",
         "a cluster: levels [name = count {bandwidth = B/s, latency = s}, ...], "
         "memory = bytes {bandwidth = B/s}, flops {f32 = flop/s, ...}, overhead = s, "
-        "interference = share",
+        "interference = share, collectives {all_reduce = factor, ...}",
     )
 
 

@@ -1,22 +1,17 @@
 """Fits a cluster's numbers to measured times.
 
-The time model is linear in the reciprocals of rates, in latencies and in the overhead, piece by
-piece: which piece holds says the roofline's maximum and the minimum over a collective's forms.
-(Interference alone, a share of a collective's seconds, is a factor of others.) So its tangent at
-some numbers is the model there, or next to it, and the best numbers by that are those of a linear
-least-squares problem, nonnegative (Lawson and Hanson, 1974); from there again, until it stays.
-Whatever the formulas are, they are asked and not repeated here.
-
-What is made least is the mean of log(predicted / measured)^2: half and twice the time are as far
+What is made least is the sum of log(predicted / measured)^2: half and twice the time are as far
 off, whatever the time. (By relative errors half is nearer, so where the model has one number for
-unlike things, such a fit would take the quickest of them.)
+unlike things, such a fit would take the quickest of them.) The numbers are positive, and of all
+sizes, so their logarithms are looked for, by scipy's least squares. Whatever the formulas are, they
+are asked and not repeated here.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import nnls
+from scipy.optimize import least_squares
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.algebra.cluster import Cluster
@@ -26,18 +21,17 @@ from shardir.cost.seconds import OpCost, cost_of
 from shardir.cost.terms import REDUCTIONS, Coefficients, Terms
 
 Array = np.ndarray
-Predict = Callable[[Cluster], Sequence[float]]
+Predict = Callable[[Cluster], list[float]]
 """The modelled seconds of each measurement on a cluster."""
-
-ROUNDS = 30
-SLOPE = 1e-6
-"""How far, relatively, a number is moved to see its slope."""
-
-SETTLED = 1e-6
-"""When the error falls by less, relatively, it has fallen."""
 
 LEAST = 1e-18
 """For a number that has no influence: 1 EB/s or Eflop/s, or no time at all."""
+
+CALL = 1e-5
+"""Where the seconds of a call begin."""
+
+ROUNDS, SETTLED = 30, 1e-6
+"""It ends when the numbers, the error or its slope change by less, or after so many rounds."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +50,22 @@ def fit(predict: Predict, measured: Sequence[float] | Array, start: Cluster) -> 
     Args:
         start: what is fitted are the numbers that it states, and where they begin.
     """
-    y = np.asarray(measured)
-
-    def slopes(x: Array) -> Array:
-        return np.column_stack([_slopes(predict, start, x[:-1]), np.ones_like(y)])
 
     def say(x: Array) -> Array:
-        return np.asarray(predict(_cluster(start, x[:-1]))) + x[-1]
+        return x[0] + np.asarray(predict(_cluster(start, x[1:])))
 
-    x = _least(slopes, say, np.append(_vector(start), LEAST), y)
-    return Fitted(_cluster(start, x[:-1]), float(x[-1]), say(x))
+    begin, most = np.array([CALL, *_vector(start)]), np.inf
+    if start.interference:
+        most = np.append(np.full(len(begin) - 1, np.inf), 1.0)
+    x = _nearest(say, begin, np.asarray(measured), most)
+    return Fitted(_cluster(start, x[1:]), float(x[0]), say(x))
 
 
 def fit_relative(terms: Sequence[Terms], measured: Sequence[float]) -> Coefficients:
     """The coefficients, in seconds per byte, with which the relative model comes nearest."""
     columns, y = np.array([t.bytes for t in terms], dtype=float), np.asarray(measured)
     start = np.full(4, np.sum(y) / np.sum(columns))
-    return Coefficients(*map(float, _least(lambda x: columns, lambda x: columns @ x, start, y)))
+    return Coefficients(*map(float, _nearest(lambda x: columns @ x, start, y)))
 
 
 def terms_of(module: ModuleOp) -> list[Terms]:
@@ -112,60 +105,32 @@ def of_functions(module: ModuleOp) -> Predict:
     return predict
 
 
-def _least(
-    slopes: Callable[[Array], Array], say: Callable[[Array], Array], x: Array, y: Array
+def _nearest(
+    say: Callable[[Array], Array], start: Array, y: Array, most: Array | float = np.inf
 ) -> Array:
-    """The numbers, none of them negative, with which what `say` says is nearest to y: by its
-    tangent, from x on."""
-    columns, predicted = slopes(x), np.maximum(say(x), LEAST)
-    rest = predicted - columns @ x
-    best, least = x, np.inf
-    for _ in range(ROUNDS):
-        weights = _weights(predicted, y)
-        x = np.maximum(nnls(columns * weights[:, None], (y - rest) * weights)[0], LEAST)
-        predicted = np.maximum(say(x), LEAST)
-        error = float(np.mean(np.log(predicted / y) ** 2))
-        settled = least - error < SETTLED * (SETTLED + error)
-        if error < least:
-            best, least = x, error
-        if not np.allclose(columns @ x + rest, predicted, rtol=SLOPE, atol=0):
-            columns = slopes(x)
-            rest = predicted - columns @ x
-        elif settled:
-            break
-    return best
+    """The numbers, from LEAST to `most`, with which what `say` says is nearest to y."""
 
+    def off(z: Array) -> Array:
+        return np.log(np.maximum(say(np.exp(z)), LEAST) / y)
 
-def _weights(p: Array, y: Array) -> Array:
-    """Those with which least squares pull as the squared logarithms do: d/dp log(p / y)^2 is
-    2 w^2 (p - y)."""
-    off = p / y - 1
-    near = np.abs(off) < SLOPE
-    off[near] = 1.0
-    return np.where(near, 1.0, np.sqrt(np.log1p(off) / off)) / np.sqrt(p * y)
-
-
-def _slopes(predict: Predict, start: Cluster, x: Array) -> Array:
-    """How fast each prediction grows with each number."""
-    here = np.asarray(predict(_cluster(start, x)))
-    columns = []
-    for i, n in enumerate(x):
-        moved = x.copy()
-        moved[i] = n * (1 + SLOPE)
-        columns.append((np.asarray(predict(_cluster(start, moved))) - here) / (moved[i] - n))
-    return np.column_stack(columns)
+    found = least_squares(
+        off, np.log(start), bounds=(np.log(LEAST) - 1, np.log(most)), xtol=SETTLED, ftol=SETTLED,
+        gtol=SETTLED, max_nfev=ROUNDS,
+    )  # fmt: skip
+    return np.exp(found.x)
 
 
 def _vector(c: Cluster) -> Array:
-    """Latencies, seconds per byte of levels, per flop, per byte of memory, interference,
-    overhead."""
+    """Latencies, seconds per byte of levels, per flop, per byte of memory, times of collectives,
+    overhead, interference."""
     numbers = [l.latency for l in c.levels] + [1 / l.bandwidth for l in c.levels]
     numbers += [1 / rate for _, rate in c.flops]
     if c.memory_bandwidth:
         numbers.append(1 / c.memory_bandwidth)
+    numbers += [times for _, times in c.collectives] + [c.overhead]
     if c.interference:
         numbers.append(c.interference)
-    return np.maximum(np.array([*numbers, c.overhead]), LEAST)
+    return np.maximum(numbers, LEAST)
 
 
 def _cluster(like: Cluster, x: Array) -> Cluster:
@@ -175,8 +140,9 @@ def _cluster(like: Cluster, x: Array) -> Cluster:
     levels = tuple(l._replace(bandwidth=1 / next(numbers)) for l in levels)
     flops = tuple((name, 1 / next(numbers)) for name, _ in like.flops)
     memory = 1 / next(numbers) if like.memory_bandwidth else None
-    interference = min(next(numbers), 1.0) if like.interference else 0.0
+    collectives = tuple((name, next(numbers)) for name, _ in like.collectives)
+    overhead, interference = next(numbers), next(numbers, 0.0)
     return replace(
-        like, levels=levels, flops=flops, memory_bandwidth=memory, overhead=next(numbers),
-        interference=interference,
+        like, levels=levels, flops=flops, memory_bandwidth=memory, collectives=collectives,
+        overhead=overhead, interference=interference,
     )  # fmt: skip

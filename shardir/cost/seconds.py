@@ -140,7 +140,7 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
             return OpCost(op, 0, 0, 0.0)
         case dist.RecvOp():
             size = size_of(op.out)
-            (form,) = collectives.direct(levels_of(mesh, op.axes.data))
+            (form,) = _measured("recv", collectives.direct(levels_of(mesh, op.axes.data)), mesh)
             seconds = form.seconds(size)
             return OpCost(op, 0, size, seconds, op.axes.data, form.name, form.latency)
         case _:
@@ -188,7 +188,7 @@ def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
             forms, size = collectives.direct(levels), received
         case _:
             forms, size, received = collectives.direct(levels), before, before
-    form = quickest(forms, size)
+    form = quickest(_measured(op.name.removeprefix("dist."), forms, mesh), size)
     seconds = form.seconds(size) + _joining(op, mesh)
     return OpCost(op, 0, received, seconds, axes, form.name, form.latency)
 
@@ -246,8 +246,15 @@ def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> Forms:
     packing = _copying(step_buffers(mesh, shape, before, step), mesh)
     whole = max(prod(shape), 1)
     return tuple(
-        f._replace(rate=(f.rate * part + packing) / whole) for f in collectives.worth(forms)
+        f._replace(rate=(f.rate * part + packing) / whole)
+        for f in _measured(step.kind, collectives.worth(forms), mesh)
     )
+
+
+def _measured(kind: str, forms: Forms, mesh: Mesh) -> Forms:
+    """The forms of a collective as the cluster's libraries do them."""
+    times = mesh.wires.times[kind]
+    return tuple(Form(f.name, times * f.latency, times * f.rate) for f in forms)
 
 
 def _copying(size: int, mesh: Mesh) -> float:

@@ -1,5 +1,6 @@
 """The time model against cases by hand, torch's own counts of flops, and messages one by one."""
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from torch.utils import flop_counter
 from xdsl.dialects.builtin import TensorType, f32
 
 import shardir
+from shardir.algebra import cluster
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Axes, Axis, Mesh
@@ -256,6 +258,38 @@ def test_a_collective(op: str, out: str, received: int, seconds: float) -> None:
     cost = costs_of(LOCAL.format(op=op, out=out))[0]
     assert (cost.flops, cost.bytes) == (0, received)
     assert cost.seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("op", "out", "received", "seconds"), COLLECTIVES, ids=[c[0].split()[0] for c in COLLECTIVES]
+)
+def test_a_library_may_be_slower(op: str, out: str, received: int, seconds: float) -> None:
+    """Each message takes three times as long as the formula says; what is copied, as long. So the
+    latencies and bytes of wires of a third of the speed."""
+    kind = op.split(maxsplit=1)[0].removeprefix("dist.")
+    program = shardir.compile(LOCAL.format(op=op, out=out), "").module
+    wires = tuple(
+        l._replace(bandwidth=l.bandwidth / 3, latency=3 * l.latency) for l in CLUSTER.levels
+    )
+    times = () if kind == "slice" else ((kind, 3.0),)
+    slow, slower, other = (
+        report(program, c)[0].ops[0]
+        for c in (
+            replace(CLUSTER, levels=wires), replace(CLUSTER, collectives=times),
+            replace(CLUSTER, collectives=(("gather", 3.0),)),
+        )
+    )  # fmt: skip
+    assert slower.seconds == pytest.approx(slow.seconds)
+    assert slower.latency == pytest.approx(slow.latency)
+    assert (slower.bytes, slower.form) == (received, slow.form)
+    assert other.seconds == pytest.approx(seconds)
+
+
+def test_all_that_communicates_has_its_times() -> None:
+    ops = [*dist.COLLECTIVES, dist.RecvOp, dist.UnfoldOp, dist.FoldOp]
+    assert set(cluster.COLLECTIVES) == {
+        op.name.removeprefix("dist.") for op in ops if op not in dist.LOCAL
+    }
 
 
 def test_several_values_are_put_into_one_buffer() -> None:
