@@ -10,16 +10,17 @@
 3. Collectives are never repeated unless they are marked themselves; the repetition keeps the mark,
    so that simplify-communication does not take it for the same collective made twice.
 4. A repetition stands right before its first use.
+5. An `async` collective and the `dist.wait` for it are repeated together, whichever is marked.
 """
 
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from shardir.dialects.dist import Collective, RedistributeOp
+from shardir.dialects.dist import Collective, RedistributeOp, WaitOp
 from shardir.dialects.train import BackwardOp
 from shardir.passes.functions import bodies
 
@@ -40,6 +41,9 @@ class Recompute(ModulePass):
 def _repeat_marked(block: Block) -> None:
     """Each `train.backward` ends the forward part since the one before it."""
     ops = list(block.ops)
+    for op in ops:
+        if isinstance(op, WaitOp) and (MARK in op.attributes or MARK in op.started.attributes):
+            op.attributes[MARK] = op.started.attributes[MARK] = UnitAttr()
     starts = [i for i, op in enumerate(ops) if isinstance(op, BackwardOp)]
     for begin, start in zip([0, *starts], starts, strict=False):
         _repeat(block, {op for op in ops[begin:start] if MARK in op.attributes}, ops[start + 1 :])
