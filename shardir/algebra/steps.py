@@ -124,11 +124,15 @@ def step_seconds(
     return most, levels[mesh.level(step.axes)].latency
 
 
-def step_memory(mesh: Mesh, shape: Shape, before: Layout, step: Step, held: int) -> tuple[int, int]:
+def step_memory(
+    mesh: Mesh, shape: Shape, before: Layout, step: Step, held: int, alone: bool = True
+) -> tuple[int, int]:
     """(the most elements that live on a device during a step, those that the result keeps alive),
     as the runtime does it on CPU devices, where it needs the larger buffers.
 
-    `held` is what the operand keeps alive: more than itself where it is a slice.
+    `held` is what the operand keeps alive: more than itself where it is a slice. A value that is
+    not `alone` travels in one buffer with others. What is sent lives until the results are made:
+    Gloo's thread lets go of it a moment later than it says that it is done.
     """
     have, after = elements(mesh, shape, before), elements(mesh, shape, step.layout)
     n = mesh.extent(step.axes)
@@ -137,7 +141,7 @@ def step_memory(mesh: Mesh, shape: Shape, before: Layout, step: Step, held: int)
 
     def as_they_lie(dim: int, of: Shape) -> bool:
         """Whether the blocks along a dimension lie behind each other, in the group's order."""
-        return in_order and prod(of[:dim]) == 1
+        return alone and in_order and prod(of[:dim]) == 1
 
     match step.kind:
         case _ if n == 1 or (step.kind == "contribute" and step.layout.reduction != "sum"):
@@ -150,12 +154,12 @@ def step_memory(mesh: Mesh, shape: Shape, before: Layout, step: Step, held: int)
         case "all_gather":
             rows = step.layout.local_shape(mesh, shape)[step.dim]
             largest = -(-rows // n)
-            padded = have if rows % n else 0  # by the device whose shard is short
+            packed = have if rows % n or not alone else 0  # rows: by who has a short shard
             copies = n * have if n * have <= SMALL else 0
             views = as_they_lie(step.dim, local)
             assert largest == local[step.dim]
             blocks = n * have
-            return held + padded + blocks + max(copies, 0 if views else after), (
+            return held + packed + blocks + max(copies, 0 if views else after), (
                 blocks if views else after
             )
         case "all_to_all":

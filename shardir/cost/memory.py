@@ -9,7 +9,7 @@ emitted program. In one storage are:
    is the broadcast of a constant;
 2. a parameter or state and what an update makes of it, where nothing reads the old one later;
 3. what an all-reduce of one value takes and gives, where that is not read later and is no argument;
-4. the results of an all-reduce of several values, one flat buffer.
+4. the results of a reduction of several values, one flat buffer.
 
 Other collectives hold buffers besides, as planned redistributions do (`step_memory`). One that is
 started holds them, and what it takes, until the wait for it. What a torch
@@ -36,6 +36,9 @@ what leads from there to an update's gradient is a gradient."""
 
 FRESH = (nn.FoldOp, dist.ContributeOp, dist.BroadcastOp, dist.PermuteOp, dist.UnfoldOp)
 """Ops that may give their operand, but make a storage where they do something."""
+
+FLAT = (dist.AllReduceOp, dist.ReduceScatterOp)
+"""Collectives whose results, of several values, are parts of one buffer."""
 
 STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, dist.SliceOp)
 """Views that need not be contiguous."""
@@ -142,7 +145,7 @@ class _Lives:
                 self.keep(v, i, self.waits[op])
         for v in op.results:
             last = self.last.get(v, i) if self.is_step else self.end
-            if isinstance(op, dist.AllReduceOp) and len(op.outs) > 1 and v is not op.outs[0]:
+            if isinstance(op, FLAT) and len(op.outs) > 1 and v is not op.outs[0]:
                 self.join(v, op.outs[0], last)
                 self.bytes[op.outs[0]] += size_of(v)
             elif v in shared:

@@ -268,15 +268,17 @@ def buffers(op: Operation, mesh: Mesh) -> int:
     and to take apart what arrives."""
     if not isinstance(op, dist.STEPS) or mesh.extent(op.axes.data) == 1:
         return 0
+    alone = len(op.values) == 1
     return sum(
-        step_buffers(mesh, shape, have, step) * size for shape, have, step, size in _steps(op, mesh)
+        step_buffers(mesh, shape, have, step, alone) * size
+        for shape, have, step, size in _steps(op, mesh)
     )
 
 
-def step_buffers(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> int:
+def step_buffers(mesh: Mesh, shape: Shape, before: Layout, step: Step, alone: bool = True) -> int:
     """The same of a step, in elements."""
     held, after = elements(mesh, shape, before), elements(mesh, shape, step.layout)
-    peak, _ = step_memory(mesh, shape, before, step, held)
+    peak, _ = step_memory(mesh, shape, before, step, held, alone)
     return max(0, peak - held - after)
 
 
