@@ -10,7 +10,8 @@
 3. Collectives are never repeated unless they are marked themselves; the repetition keeps the mark,
    so that simplify-communication does not take it for the same collective made twice.
 4. A repetition stands right before its first use.
-5. An `async` collective and the `dist.wait` for it are repeated together, whichever is marked.
+5. An `async` collective and the `dist.wait` for it are repeated together, whichever is marked, if
+   both stand before the same `train.backward`; otherwise neither is.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from shardir.dialects.dist import Collective, RedistributeOp, WaitOp
+from shardir.dialects.dist import Collective, RedistributeOp, is_started
 from shardir.dialects.train import BackwardOp
 from shardir.passes.functions import bodies
 
@@ -41,12 +42,24 @@ class Recompute(ModulePass):
 def _repeat_marked(block: Block) -> None:
     """Each `train.backward` ends the forward part since the one before it."""
     ops = list(block.ops)
-    for op in ops:
-        if isinstance(op, WaitOp) and (MARK in op.attributes or MARK in op.started.attributes):
-            op.attributes[MARK] = op.started.attributes[MARK] = UnitAttr()
     starts = [i for i, op in enumerate(ops) if isinstance(op, BackwardOp)]
     for begin, start in zip([0, *starts], starts, strict=False):
-        _repeat(block, {op for op in ops[begin:start] if MARK in op.attributes}, ops[start + 1 :])
+        forward = ops[begin:start]
+        _mark_together(forward)
+        _repeat(block, {op for op in forward if MARK in op.attributes}, ops[start + 1 :])
+
+
+def _mark_together(ops: list[Operation]) -> None:
+    """Marks both of what is started and the wait for it, where both are there and one is marked;
+    otherwise neither."""
+    here = set(ops)
+    for started in filter(is_started, ops):
+        pair = {started, *(use.operation for use in started.results[0].uses)}
+        marked = pair <= here and any(MARK in op.attributes for op in pair)
+        for op in pair:
+            op.attributes.pop(MARK, None)
+            if marked:
+                op.attributes[MARK] = UnitAttr()
 
 
 def _repeat(block: Block, marked: set[Operation], behind: list[Operation]) -> None:

@@ -70,20 +70,14 @@ def fitted(
     from shardir.cost.fit import fit, of_functions
 
     measured = [times[p.name] for p in given]
-    predict, places = of_functions(compiled.module), {p.name: i for i, p in enumerate(given)}
-    counted = [i for i, p in enumerate(given) if p.about]
-
-    def counting(cluster: Cluster) -> list[float]:
-        seconds = predict(cluster)
-        for i in counted:
-            if given[i].against:
-                j = places[given[i].against]
-                seconds[i] *= measured[j] / seconds[j]
-        return [seconds[i] for i in counted]
-
-    seen = [measured[i] for i in counted]
-    found = fit(counting, seen, start)
-    ratios = dict(zip((given[i] for i in counted), found.predicted / seen, strict=True))
+    places = {p.name: i for i, p in enumerate(given)}
+    against = {i: places[p.against] for i, p in enumerate(given) if p.against}
+    found = fit(of_functions(compiled.module), measured, start, against)
+    ratios = {
+        p: float(ratio)
+        for p, ratio in zip(given, found.predicted / measured, strict=True)
+        if p.about
+    }
     return Calibration(found.cluster, _relative(given, compiled, measured, found.cluster), ratios)
 
 

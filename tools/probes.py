@@ -40,7 +40,7 @@ ELEMENTWISE = ("add", "relu", "gelu")
 class Probe:
     """A function of the module, what it is about (an element type, `memory`, `overhead`,
     `interference` or a collective), and about how many bytes its values have. What counts of one
-    that has another to stand `against` is how much quicker it is."""
+    that has another to stand `against` is how much quicker it is; that one is about nothing."""
 
     name: str
     about: str

@@ -43,11 +43,23 @@ def _positive(what: str, c: list[Any], names: tuple[str, ...]) -> tuple[Any, flo
         NotationError: it is none of them, or the number is not positive.
     """
     name, number = c[0], float(c[1])
-    if name not in names or number <= 0:
+    if name not in names or not 0 < number < math.inf:
         raise NotationError(
             f"{what} are positive, and of one of {', '.join(names)}", name.start_pos
         )
     return name, number
+
+
+def _once(what: str, c: list[Any]) -> tuple[tuple[str, float], ...]:
+    """Names with their numbers.
+
+    Raises:
+        NotationError: a name stands twice.
+    """
+    for i, (name, _) in enumerate(c):
+        if any(name == n for n, _ in c[:i]):
+            raise NotationError(f"{what} of {name} stand twice", name.start_pos)
+    return tuple((str(n), number) for n, number in c)
 
 
 def check_sizes(axes: Sequence[tuple[Any, int]]) -> None:
@@ -141,12 +153,10 @@ class _Values(Transformer):
         return _positive("collectives", c, COLLECTIVES)
 
     def rates(self, c: list[Any]) -> tuple[tuple[str, float], ...]:
-        for i, (name, _) in enumerate(c):
-            if any(name == n for n, _ in c[:i]):
-                raise NotationError(f"{name} stands twice", name.start_pos)
-        return tuple((str(n), r) for n, r in c)
+        return _once("flops", c)
 
-    kinds = rates
+    def kinds(self, c: list[Any]) -> tuple[tuple[str, float], ...]:
+        return _once("collectives", c)
 
     def cluster(self, c: list[Any]) -> Cluster:
         *levels, memory, rates, overhead, interference, kinds = c

@@ -154,7 +154,7 @@ def step_memory(
         case "all_gather":
             rows = step.layout.local_shape(mesh, shape)[step.dim]
             largest = -(-rows // n)
-            packed = have if rows % n or not alone else 0  # rows: by who has a short shard
+            packed = have * ((rows % n > 0) + (not alone))  # padded, by who has a short shard
             copies = n * have if n * have <= SMALL else 0
             views = as_they_lie(step.dim, local)
             assert largest == local[step.dim]

@@ -7,7 +7,7 @@ sizes, so their logarithms are looked for, by scipy's least squares. Whatever th
 are asked and not repeated here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,20 +44,31 @@ class Fitted:
     predicted: Array
 
 
-def fit(predict: Predict, measured: Sequence[float] | Array, start: Cluster) -> Fitted:
+def fit(
+    predict: Predict, measured: Sequence[float] | Array, start: Cluster,
+    against: Mapping[int, int] | None = None,
+) -> Fitted:  # fmt: skip
     """The numbers with which the model comes nearest to what was measured.
 
     Args:
-        start: what is fitted are the numbers that it states, and where they begin.
+        start: what is fitted are the numbers that it states, and where they begin; one that is 0
+            stays so.
+        against: of some measurements another, by whose ratio to it they count; that one counts for
+            nothing else.
     """
+    y, pairs = np.asarray(measured), (against or {}).items()
 
     def say(x: Array) -> Array:
-        return x[0] + np.asarray(predict(_cluster(start, x[1:])))
+        seconds = x[0] + np.asarray(predict(_cluster(start, x[1:])))
+        for i, j in pairs:
+            seconds[i] *= y[j] / seconds[j]
+            seconds[j] = y[j]
+        return seconds
 
     begin, most = np.array([CALL, *_vector(start)]), np.inf
     if start.interference:
         most = np.append(np.full(len(begin) - 1, np.inf), 1.0)
-    x = _nearest(say, begin, np.asarray(measured), most)
+    x = _nearest(say, begin, y, most)
     return Fitted(_cluster(start, x[1:]), float(x[0]), say(x))
 
 
@@ -108,13 +119,13 @@ def of_functions(module: ModuleOp) -> Predict:
 def _nearest(
     say: Callable[[Array], Array], start: Array, y: Array, most: Array | float = np.inf
 ) -> Array:
-    """The numbers, from LEAST to `most`, with which what `say` says is nearest to y."""
+    """The numbers, at most `most`, with which what `say` says is nearest to y."""
 
     def off(z: Array) -> Array:
         return np.log(np.maximum(say(np.exp(z)), LEAST) / y)
 
     found = least_squares(
-        off, np.log(start), bounds=(np.log(LEAST) - 1, np.log(most)), xtol=SETTLED, ftol=SETTLED,
+        off, np.log(start), bounds=(np.log(LEAST / 2), np.log(most)), xtol=SETTLED, ftol=SETTLED,
         gtol=SETTLED, max_nfev=ROUNDS,
     )  # fmt: skip
     return np.exp(found.x)

@@ -145,11 +145,11 @@ class _Lives:
                 self.keep(v, i, self.waits[op])
         for v in op.results:
             last = self.last.get(v, i) if self.is_step else self.end
-            if isinstance(op, FLAT) and len(op.outs) > 1 and v is not op.outs[0]:
+            if v in shared:
+                self.join(v, shared[v], last)
+            elif isinstance(op, FLAT) and v is not op.outs[0]:
                 self.join(v, op.outs[0], last)
                 self.bytes[op.outs[0]] += size_of(v)
-            elif v in shared:
-                self.join(v, shared[v], last)
             else:
                 self.make(v, i, last)
 

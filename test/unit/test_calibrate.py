@@ -68,15 +68,25 @@ def test_known_numbers_are_found_again(interference: float) -> None:
 @pytest.mark.parametrize(("interference", "slower"), [(0.0, 1.3), (0.4, 0.8), (0.8, 1.3)])
 def test_only_the_gain_of_overlap_shows_interference(interference: float, slower: float) -> None:
     """Products beside gathers take a fifth less or a third more than the other products say."""
+    check_interference(interference, slower, 0.0, 0.25)
+
+
+@pytest.mark.parametrize("call", [1e-5, 3e-4])
+def test_what_a_call_costs_is_no_interference(call: float) -> None:
+    check_interference(0.9, 1.0, call, 1e-2)
+
+
+def check_interference(interference: float, slower: float, call: float, off: float) -> None:
+    """It is found again where products beside gathers are `slower`, and calls cost something."""
     known = replace(KNOWN, interference=interference)
     rates = tuple((name, rate / slower) for name, rate in known.flops)
     usual, here = seconds_on(known), seconds_on(replace(known, flops=rates))
     times = {
-        p.name: float(h if p.name.startswith(("apart", "beside")) else u)
+        p.name: call + float(h if p.name.startswith(("apart", "beside")) else u)
         for p, u, h in zip(PROBES, usual, here, strict=True)
     }
     found = calibrate.fitted(PROBES, COMPILED, times, START).cluster
-    assert found.interference == pytest.approx(interference, abs=0.25)
+    assert found.interference == pytest.approx(interference, abs=off)
     assert numbers(found) == pytest.approx(numbers(known), rel=0.05)
 
 

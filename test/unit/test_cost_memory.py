@@ -183,6 +183,21 @@ def test_collectives(text: str, values: int, at: str) -> None:
     assert (use.peak, use.op.name) == (values * 128, at)
 
 
+@pytest.mark.parametrize("op", ["all_reduce <sum> %x, %y", "reduce_scatter <sum> %x, %y dim 0"])
+def test_alone_nothing_is_held(op: str) -> None:
+    """Over an axis of one device results are operands: two of 128 B."""
+    t = "tensor<4x8xf32, #dist.local<@m, [{}, {}], partial sum {d}>>"
+    ends = ["{}", "{d}"]["scatter" in op]
+    out = f"tensor<4x8xf32, #dist.local<@m, [{ends}, {{}}]>>"
+    module = shardir.compile(
+        f"dist.mesh @m <d = 1>\nfunc.func @f(%x: {t}, %y: {t}) -> ({out}, {out}) {{\n"
+        f"  %a, %b = dist.{op} over <d> : ({t}, {t}) -> ({out}, {out})\n"
+        f"  func.return %a, %b : {out}, {out}\n}}\n",
+        "",
+    ).module
+    assert uses(module)["f"].peak == 2 * 128
+
+
 MOVES = [
     ("all_reduce <sum>", "", "$sums", "$whole"),
     ("all_gather", "dim 0", "$rows", "$whole"),
