@@ -15,9 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cost_model import BOTH, MODELS, ROUNDS, TENSOR, TIMEOUT, TURN, Mesh, calibrated, text
+from cost_model import BOTH, MEMORY, MODELS, MOST, RANKS, TENSOR, TIMEOUT, Mesh, text
 from plans import bare
-from rich.markup import escape
 
 from shardir.algebra.cluster import Cluster
 from shardir.api import compile
@@ -25,6 +24,8 @@ from shardir.backend.launch import Options
 from shardir.backend.measure import times
 from shardir.cost import report
 from shardir.syntax.parser import parse
+from shardir.tools.calibrate import fitted, unmeasured
+from shardir.tools.probes import module, probes
 
 MORE: dict[str, dict[str, tuple[Mesh, dict[str, str]]]] = {
     "mlp": {
@@ -38,6 +39,23 @@ MORE: dict[str, dict[str, tuple[Mesh, dict[str, str]]]] = {
     },
 }
 
+ROUNDS, TURN = 51, 0.05
+"""Of the same program on a busy machine single turns differ by a sixth: so many give its median to
+within 3%."""
+
+PROBING = 17, 0.01
+
+
+def calibrated() -> Cluster:
+    """The ranks of this machine, by the probes."""
+    given = probes(RANKS, MOST)
+    probing = compile(module(given, RANKS), "")
+    with tempfile.TemporaryDirectory() as folder:
+        place = probing.save(Path(folder) / "probes")
+        (measured,) = times([place], *PROBING, Options(timeout=TIMEOUT))
+    seconds = {name: median(each) for name, each in measured.items()}
+    return fitted(given, probing, seconds, unmeasured(RANKS, MEMORY)).cluster
+
 
 def on(cluster: Cluster, program: str) -> str:
     """The program with its mesh on the cluster."""
@@ -49,7 +67,7 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
     """One record per model and plan: model, plan, predicted_ms, measured_ms; and of the plan `auto`
     predicted_ratio and measured_ratio."""
     cluster = calibrated()
-    log(f"fitted to the probes: {escape(str(cluster))}")
+    log(f"fitted to the probes: {cluster}".replace("[", "("))
     found = []
     for model, strategies in MODELS.items():
         searched = bare(parse(on(cluster, text(model, BOTH, {}))))

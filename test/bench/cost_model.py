@@ -1,7 +1,7 @@
 """The cost model: predicted and measured steps of many strategies of three models, on 4 ranks.
 
-The time model is fitted to the probes of shard-calibrate, to no strategy. Then the steps of all
-strategies run in one start of 4 Gloo ranks, in turns, and the median of its turns counts for each.
+The probes of shard-calibrate and all programs run in one start of 4 Gloo ranks, in turns, and the
+median of its turns counts for each. The time model is fitted to the probes alone, to no strategy.
 The relative model, whose four coefficients know nothing of an op but its bytes, is fitted to every
 third strategy.
 """
@@ -16,7 +16,6 @@ from programs import NORMAL, Text, mlp, tensor, transformer
 from rich.markup import escape
 from scipy.stats import spearmanr
 
-from shardir.algebra.cluster import Cluster
 from shardir.api import compile
 from shardir.backend.launch import Options
 from shardir.backend.measure import times
@@ -27,12 +26,8 @@ from shardir.tools.probes import module, probes
 
 RANKS = 4
 MOST = 1 << 22
-PROBING, TIMEOUT = (17, 0.01), 120.0
+ROUNDS, TURN, TIMEOUT = 17, 0.01, 120.0
 MEMORY = 1 << 32
-
-ROUNDS, TURN = 51, 0.05
-"""Single turns of one program differ by a sixth on a busy machine: so many give its median to
-within 3%."""
 
 Mesh = tuple[int, int]
 DATA, TENSOR, BOTH = (4, 1), (1, 4), (2, 2)
@@ -132,17 +127,6 @@ def recommender(mesh: Mesh, layouts: dict[str, str]) -> str:
     return t.step(0.1)
 
 
-def calibrated() -> Cluster:
-    """The ranks of this machine, by the probes."""
-    given = probes(RANKS, MOST)
-    probing = compile(module(given, RANKS), "")
-    with tempfile.TemporaryDirectory() as folder:
-        place = probing.save(Path(folder) / "probes")
-        (measured,) = times([place], *PROBING, Options(timeout=TIMEOUT))
-    seconds = {name: median(each) for name, each in measured.items()}
-    return fitted(given, probing, seconds, unmeasured(RANKS, MEMORY)).cluster
-
-
 LAID_OUT = "propagate-strategies,insert-redistributions,distributed-autodiff"
 EVERY = 3
 """The relative model's coefficients are fitted to every third strategy."""
@@ -153,17 +137,21 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
     spearman, of all strategies that were not fitted, and spearman_model, of the model's. Then the
     same of the relative model: relative_ms, relative_fitted, relative_spearman and
     relative_spearman_model."""
-    cluster = calibrated()
-    log(f"fitted to the probes: {escape(str(cluster))}")
+    given = probes(RANKS, MOST)
+    probing = compile(module(given, RANKS), "")
     found = list(programs())
     compiled = [compile(text) for _, _, text in found]
     with tempfile.TemporaryDirectory() as folder:
-        places = [c.save(Path(folder) / str(i)) for i, c in enumerate(compiled)]
-        log(f"{len(found)} programs compiled")
-        steps = times(
+        places = [c.save(Path(folder) / str(i)) for i, c in enumerate([probing, *compiled])]
+        log(f"{len(found)} programs and {len(given)} probes compiled")
+        measured, *steps = times(
             places, ROUNDS, TURN, Options(timeout=TIMEOUT),
             lambda done: log(f"round {done}/{ROUNDS}"),
         )  # fmt: skip
+    calibration = fitted(
+        given, probing, {n: median(v) for n, v in measured.items()}, unmeasured(RANKS, MEMORY)
+    )
+    log(f"fitted to the probes: {escape(str(calibration.cluster))}")
     seconds = [median(step["step"]) for step in steps]
     terms = [relative(compile(text, LAID_OUT).module)[0].terms for _, _, text in found]
     by_terms = fit_relative(terms[::EVERY], seconds[::EVERY])
@@ -171,7 +159,7 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
     out = [
         {
             "model": model, "strategy": strategy,
-            "predicted_ms": report(c.module, cluster)[0].seconds * 1e3,
+            "predicted_ms": report(c.module, calibration.cluster)[0].seconds * 1e3,
             "measured_ms": s * 1e3, "fitted": False,
             "relative_ms": t.cost(by_terms) * 1e3, "relative_fitted": i % EVERY == 0,
         }
