@@ -25,7 +25,7 @@ from shardir.backend.launch import LaunchError, Options
 from shardir.cost import Coefficients, clusters, report
 from shardir.syntax.files import write_text
 from shardir.tools.arguments import new_file, positive, seconds
-from shardir.tools.probes import LEAST, Probe, module, probes
+from shardir.tools.probes import LEAST, Probe, against, module, probes
 
 if TYPE_CHECKING:
     from shardir.api import Compiled
@@ -70,9 +70,7 @@ def fitted(
     from shardir.cost.fit import fit, of_functions
 
     measured = [times[p.name] for p in given]
-    places = {p.name: i for i, p in enumerate(given)}
-    against = {i: places[p.against] for i, p in enumerate(given) if p.against}
-    found = fit(of_functions(compiled.module), measured, start, against)
+    found = fit(of_functions(compiled.module), measured, start, against(given))
     ratios = {
         p: float(ratio)
         for p, ratio in zip(given, found.predicted / measured, strict=True)

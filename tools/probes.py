@@ -61,6 +61,12 @@ def probes(ranks: int, most: int, cpu: bool = True) -> list[Probe]:
     return [*products(largest), *elementwise(most), *communication]
 
 
+def against(probes: Sequence[Probe]) -> dict[int, int]:
+    """The places of those that stand against others, with theirs."""
+    places = {p.name: i for i, p in enumerate(probes)}
+    return {i: places[p.against] for i, p in enumerate(probes) if p.against}
+
+
 def groups(ranks: int) -> list[int]:
     """The sizes of groups of neighbours that all ranks divide into."""
     return [n for n in range(2, ranks + 1) if ranks % n == 0]

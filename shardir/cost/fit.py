@@ -53,23 +53,31 @@ def fit(
     Args:
         start: what is fitted are the numbers that it states, and where they begin; one that is 0
             stays so.
-        against: of some measurements another, by whose ratio to it they count; that one counts for
-            nothing else.
+        against: of measurements with something under way those of the same one after the other.
+            Their ratios show the interference, by which these come nearest when all else is found,
+            and neither counts for anything else.
     """
-    y, pairs = np.asarray(measured), (against or {}).items()
+    y, pairs = np.asarray(measured), dict(against or {})
+    beside, apart = list(pairs), list(pairs.values())
+    alone = np.setdiff1d(np.arange(len(y)), [*beside, *apart])
 
-    def say(x: Array) -> Array:
-        seconds = x[0] + np.asarray(predict(_cluster(start, x[1:])))
-        for i, j in pairs:
-            seconds[i] *= y[j] / seconds[j]
-            seconds[j] = y[j]
+    def say(cluster: Cluster, call: float) -> Array:
+        seconds = call + np.asarray(predict(cluster))
+        seconds[beside] *= y[apart] / seconds[apart]
         return seconds
 
-    begin, most = np.array([CALL, *_vector(start)]), np.inf
-    if start.interference:
-        most = np.append(np.full(len(begin) - 1, np.inf), 1.0)
-    x = _nearest(say, begin, y, most)
-    return Fitted(_cluster(start, x[1:]), float(x[0]), say(x))
+    x = _nearest(
+        lambda x: say(_cluster(start, x[1:]), x[0])[alone],
+        np.array([CALL, *_vector(start)]), y[alone],
+    )  # fmt: skip
+    found, call = _cluster(start, x[1:]), float(x[0])
+    if pairs and start.interference:
+        (share,) = _nearest(
+            lambda share: say(replace(found, interference=float(share[0])), call)[beside],
+            np.array([start.interference]), y[beside], most=1.0,
+        )  # fmt: skip
+        found = replace(found, interference=float(share))
+    return Fitted(found, call, say(found, call))
 
 
 def fit_relative(terms: Sequence[Terms], measured: Sequence[float]) -> Coefficients:
@@ -116,9 +124,7 @@ def of_functions(module: ModuleOp) -> Predict:
     return predict
 
 
-def _nearest(
-    say: Callable[[Array], Array], start: Array, y: Array, most: Array | float = np.inf
-) -> Array:
+def _nearest(say: Callable[[Array], Array], start: Array, y: Array, most: float = np.inf) -> Array:
     """The numbers, at most `most`, with which what `say` says is nearest to y."""
 
     def off(z: Array) -> Array:
@@ -133,14 +139,12 @@ def _nearest(
 
 def _vector(c: Cluster) -> Array:
     """Latencies, seconds per byte of levels, per flop, per byte of memory, times of collectives,
-    overhead, interference."""
+    overhead."""
     numbers = [l.latency for l in c.levels] + [1 / l.bandwidth for l in c.levels]
     numbers += [1 / rate for _, rate in c.flops]
     if c.memory_bandwidth:
         numbers.append(1 / c.memory_bandwidth)
     numbers += [times for _, times in c.collectives] + [c.overhead]
-    if c.interference:
-        numbers.append(c.interference)
     return np.maximum(numbers, LEAST)
 
 
@@ -152,8 +156,7 @@ def _cluster(like: Cluster, x: Array) -> Cluster:
     flops = tuple((name, 1 / next(numbers)) for name, _ in like.flops)
     memory = 1 / next(numbers) if like.memory_bandwidth else None
     collectives = tuple((name, next(numbers)) for name, _ in like.collectives)
-    overhead, interference = next(numbers), next(numbers, 0.0)
     return replace(
         like, levels=levels, flops=flops, memory_bandwidth=memory, collectives=collectives,
-        overhead=overhead, interference=interference,
+        overhead=next(numbers),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from shardir.cost import Coefficients, clusters, report
 from shardir.cost.fit import fit, fit_relative, of_functions, terms_of
 from shardir.dialects import dist
 from shardir.tools import calibrate
-from shardir.tools.probes import groups, module, probes, sizes
+from shardir.tools.probes import against, groups, module, probes, sizes
 
 KNOWN = Cluster(
     (Level("machine", 4, 1.3e9, 2.1e-4),),
@@ -28,6 +28,7 @@ KNOWN = Cluster(
 PROBES = probes(4, 1 << 22)
 COMPILED = shardir.compile(module(PROBES, 4), "")
 START = calibrate.unmeasured(4, 10**9)
+PAIRS = against(PROBES)
 
 ONCE = pytest.mark.xdist_group("calibration")
 """Of tests that look at the same one."""
@@ -58,7 +59,7 @@ def test_what_is_asked_is_what_the_report_says() -> None:
 def test_known_numbers_are_found_again(interference: float) -> None:
     """Each number that the probes show, from what the model says of it, and what a call costs."""
     call, known = 3e-5, replace(KNOWN, interference=interference)
-    found = fit(of_functions(COMPILED.module), seconds_on(known) + call, START)
+    found = fit(of_functions(COMPILED.module), seconds_on(known) + call, START, PAIRS)
     assert numbers(found.cluster) == pytest.approx(numbers(known), rel=1e-3)
     assert found.cluster.interference == pytest.approx(interference, abs=1e-2)
     assert found.call == pytest.approx(call, rel=1e-3)
@@ -95,7 +96,7 @@ def test_noise_averages_out(seed: int) -> None:
     """Each measurement up to 20% off: so are numbers that few of them show; those of the wires,
     which most of them show, are found within 10%."""
     noise = np.random.default_rng(seed).uniform(-0.2, 0.2, len(PROBES))
-    found = fit(of_functions(COMPILED.module), seconds_on(KNOWN) * np.exp(noise), START)
+    found = fit(of_functions(COMPILED.module), seconds_on(KNOWN) * np.exp(noise), START, PAIRS)
     assert numbers(found.cluster) == pytest.approx(numbers(KNOWN), rel=0.2)
     assert numbers(found.cluster)[:2] == pytest.approx(numbers(KNOWN)[:2], rel=0.1)
 
@@ -106,11 +107,12 @@ def test_no_numbers_near_are_better() -> None:
     rng = np.random.default_rng(7)
     measured = seconds_on(KNOWN) * np.exp(rng.normal(0, 0.7, len(PROBES)))
     predict = of_functions(COMPILED.module)
-    found = fit(predict, measured, START)
+    found = fit(predict, measured, START, PAIRS)
+    alone = [i for i in range(len(PROBES)) if i not in {*PAIRS, *PAIRS.values()}]
 
     def error(c: Cluster) -> float:
         p = np.array(predict(c)) + found.call
-        return float(np.sum(np.log(p / measured) ** 2))
+        return float(np.sum(np.log(p / measured)[alone] ** 2))
 
     least = error(found.cluster)
     for moved in neighbours(found.cluster, (0.5, 0.97, 1.03, 2.0)):
