@@ -43,8 +43,9 @@ from shardir.passes.functions import (
     update_signature,
     values,
 )
-from shardir.passes.propagate_strategies import propagate, strategy_placement
+from shardir.passes.propagate_strategies import propagate
 from shardir.passes.strip_layouts import StripLayouts
+from shardir.rewriting.placement import strategy_placement
 from shardir.syntax.diagnostics import Failure
 
 Fault = tuple[Operation | None, str]

@@ -56,8 +56,8 @@ from shardir.passes.functions import (
     settle_all,
     unlaid,
 )
-from shardir.passes.propagate_strategies import strategy_placement
 from shardir.passes.recompute import MARK
+from shardir.rewriting.placement import strategy_placement
 from shardir.syntax.diagnostics import Failure
 
 

@@ -32,7 +32,7 @@ from shardir.algebra.saved import ARGUMENT, Fault, Line, Saved, read
 from shardir.algebra.spread import allows
 from shardir.dialects.composites import expand
 from shardir.dialects.dist import StrategyAttr, sharding_of, with_layout
-from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.nn.base import TensorOp, plain, strategy_factors
 from shardir.dialects.places import at, called
 from shardir.passes.functions import (
     FOUND,
@@ -45,7 +45,6 @@ from shardir.passes.functions import (
     settle_all,
     update_signature,
 )
-from shardir.passes.propagate_strategies import splittable
 from shardir.passes.recompute import MARK
 from shardir.syntax.diagnostics import Diagnostic, ParseErrors, Source, did_you_mean
 from shardir.syntax.files import read_text
@@ -186,7 +185,7 @@ class _Function:
             )
         elif line.strategy is not None:
             try:
-                line.strategy.placement(splittable(by), self.mesh)
+                line.strategy.placement(strategy_factors(by), self.mesh)
             except ShardirError as e:
                 yield f"{line.op}: {e}"
 

@@ -23,7 +23,7 @@
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import fsum
 from typing import NamedTuple
@@ -35,7 +35,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardir.algebra.errors import ShardirError
-from shardir.algebra.factors import Factors, Placement
+from shardir.algebra.factors import Placement
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import seconds
@@ -59,7 +59,7 @@ from shardir.dialects.dist import (
     sharding_of,
     with_layout,
 )
-from shardir.dialects.nn.base import TensorOp, has_parts, plain
+from shardir.dialects.nn.base import TensorOp, plain, strategy_factors
 from shardir.dialects.train import Update, arg_attrs
 from shardir.passes.functions import (
     bodies,
@@ -73,6 +73,7 @@ from shardir.passes.functions import (
     update_signature,
     values,
 )
+from shardir.rewriting.placement import strategy_placement
 from shardir.syntax.diagnostics import Failure
 
 
@@ -105,22 +106,6 @@ def propagate(module: ModuleOp) -> "list[Propagation]":
     if faults:
         raise Failure(faults)
     return found
-
-
-def strategy_placement(op: TensorOp, mesh: Mesh) -> Placement:
-    """The placement that an op's strategy states.
-
-    Raises:
-        ShardirError: the strategy does not fit the op or the mesh.
-    """
-    assert op.strategy is not None
-    return op.strategy.data.placement(splittable(op), mesh)
-
-
-def splittable(op: TensorOp) -> Factors:
-    """An op's factors, where it can be calculated in parts those that it wants whole too."""
-    factors = op.factors()
-    return replace(factors, replicate=frozenset()) if has_parts(type(op)) else factors
 
 
 class Why(NamedTuple):
@@ -352,7 +337,7 @@ class Propagation:
                 found = self.behind(op)
             elif isinstance(op, TensorOp) and op.strategy is None:
                 seen = tuple([self.seen(v) for v in (*op.operands, *op.results)])
-                found = spread(splittable(op), seen, self.mesh)
+                found = spread(strategy_factors(op), seen, self.mesh)
             else:
                 continue
             if found.options:

@@ -37,7 +37,7 @@ from shardir.passes.functions import (
     values,
 )
 from shardir.passes.insert_redistributions import in_parts, wanted
-from shardir.passes.propagate_strategies import strategy_placement
+from shardir.rewriting.placement import strategy_placement
 from shardir.syntax.diagnostics import Failure
 
 Fault = tuple[Operation | None, str]

@@ -69,9 +69,9 @@ from shardir.passes.fuse_communication import FuseCommunication
 from shardir.passes.insert_redistributions import InsertRedistributions
 from shardir.passes.lower_to_spmd import LowerToSpmd
 from shardir.passes.overlap_communication import OverlapCommunication
-from shardir.passes.propagate_strategies import strategy_placement
 from shardir.passes.recompute import MARK, Recompute
 from shardir.passes.simplify_communication import SimplifyCommunication
+from shardir.rewriting.placement import strategy_placement
 from shardir.search.choices import Offers
 from shardir.search.drawing import form_of
 from shardir.search.elimination import CAP, GAP, solve

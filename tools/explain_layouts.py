@@ -19,16 +19,12 @@ from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.algebra.redistribution import plan_redistribution
 from shardir.algebra.spread import Option
 from shardir.dialects import dist
-from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.nn.base import TensorOp, plain, strategy_factors
 from shardir.dialects.places import at, called, maker
 from shardir.dialects.train import BackwardOp
 from shardir.passes.functions import bodies, name_of, values
-from shardir.passes.propagate_strategies import (
-    Propagation,
-    propagate,
-    splittable,
-    strategy_placement,
-)
+from shardir.passes.propagate_strategies import Propagation, propagate
+from shardir.rewriting.placement import strategy_placement
 
 SHOWN = 4
 """How many steps of a long way are shown at either end of it."""
@@ -185,7 +181,7 @@ def _moves(
         placement = strategy_placement(op, p.mesh)
     else:
         operands, results = tuple(map(now, op.operands)), tuple(map(now, op.results))
-        placement = place(splittable(op), operands, results, p.mesh, op.shapes())
+        placement = place(strategy_factors(op), operands, results, p.mesh, op.shapes())
     for w, want in zip(op.operands, placement.operands, strict=True):
         yield w, now(w), want
     for w, natural in zip(op.results, placement.results, strict=True):

@@ -11,7 +11,7 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, dropwhile, product
 from math import inf, prod
 from typing import Any
@@ -31,10 +31,10 @@ from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
 from shardir.dialects.nn.base import (
     Composite,
     TensorOp,
-    has_parts,
     itemsize,
     plain,
     splits_whole,
+    strategy_factors,
 )
 from shardir.dialects.train import UpdateOp
 from shardir.search.buckets import Move, settle
@@ -140,9 +140,9 @@ class Offers:
     def make(self, op: TensorOp, whole: bool) -> Iterator[Choice]:
         if op.strategy is not None:
             strategy = op.strategy.data
-            yield self.choice(op, strategy, strategy.placement(_factors(op), self.mesh))
+            yield self.choice(op, strategy, strategy.placement(strategy_factors(op), self.mesh))
             return
-        factors = _factors(op)
+        factors = strategy_factors(op)
         for kept in self.kept(op) if not whole else [()]:
             for chosen in self.splits(factors, kept) if not whole else [{}]:
                 try:
@@ -201,7 +201,7 @@ class Offers:
         if isinstance(op, Composite) or splits_whole(op.factors(), found.operands):
             results, time = self.by_parts(op, found)
             return Choice(strategy, found.operands, results, time)
-        time = self.time(op, _factors(op), found.axes)
+        time = self.time(op, strategy_factors(op), found.axes)
         return Choice(strategy, found.operands, found.results, time)
 
     def time(self, op: TensorOp, factors: Factors, chosen: FactorAxes) -> float:
@@ -254,9 +254,3 @@ class Offers:
                     f: a for f, a in factors.assign(d, axes, self.mesh)[0].items() if a
                 })  # fmt: skip
         return self.time(op, factors, chosen)
-
-
-def _factors(op: TensorOp) -> Factors:
-    """The factors that a strategy of the op may split."""
-    factors = op.factors()
-    return replace(factors, replicate=frozenset()) if has_parts(type(op)) else factors

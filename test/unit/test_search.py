@@ -20,8 +20,8 @@ from shardir.passes.functions import (
     ties,
     update_signature,
 )
-from shardir.passes.propagate_strategies import strategy_placement
 from shardir.passes.search_strategies import offers as offers_of
+from shardir.rewriting.placement import strategy_placement
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 

@@ -8,6 +8,7 @@ that needs a dimension whole may also state how it is calculated when that dimen
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -242,6 +243,13 @@ class Composite(TensorOp, ABC):
 def has_parts(kind: type[TensorOp]) -> bool:
     """Whether an op says how it is calculated by others."""
     return kind.decompose is not TensorOp.decompose
+
+
+def strategy_factors(op: TensorOp) -> Factors:
+    """The factors that a strategy of the op may split: of one that decomposes, `replicate` ones
+    too."""
+    factors = op.factors()
+    return replace(factors, replicate=frozenset()) if has_parts(type(op)) else factors
 
 
 def splits_whole(factors: Factors, operands: Sequence[Layout]) -> bool:

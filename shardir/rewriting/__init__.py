@@ -1,0 +1,1 @@
+"""The parts that passes share: no pass imports a pass."""
