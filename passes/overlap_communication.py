@@ -38,7 +38,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Mesh
 from shardir.cost.functions import rated
 from shardir.cost.memory import memory_of
-from shardir.cost.schedule import LESS, cuts, elapsed, wires
+from shardir.cost.schedule import LESS, cuts, elapsed, level_of
 from shardir.cost.seconds import OpCost, cost_of, joining, size_of, together
 from shardir.dialects import dist
 from shardir.passes.functions import bodies, erase, is_local_body, mesh_of
@@ -66,7 +66,7 @@ class OverlapCommunication(ModulePass):
 def _overlap(f: FuncOp, mesh: Mesh) -> None:
     """The quickest of the function as it is, with collectives started, and with buffers cut too."""
     costs = [_cost(op, mesh) for op in f.body.block.ops if _calculates(op)]
-    limit = max(memory_of(f, mesh).peak, mesh.wires.memory or 0)
+    limit = max(memory_of(f, mesh).peak, mesh.cluster_or_default.memory or 0)
     given = f.body.clone()
     least, best = _elapsed(f.body.block, costs, mesh), f.body.detach_block(0)
     for cutting in (False, True):
@@ -160,7 +160,7 @@ def _cut(block: Block, op: dist.FusibleOp, clock: _Clock) -> Iterator[dist.Fusib
     ready = [clock.ready(v) for v in op.values]
     order = sorted(range(len(ready)), key=ready.__getitem__)
     sending = [each[i] + joining(op.values[i], clock.mesh) for i in order]
-    ends = cuts(sending, [ready[i] for i in order], form.latency, clock.mesh.wires)
+    ends = cuts(sending, [ready[i] for i in order], form.latency, clock.mesh.cluster_or_default)
     if len(ends) == 1:
         return
     for start, end in pairwise([0, *ends]):
@@ -213,8 +213,8 @@ class _Plan:
 
     def _as_late(self, op: dist.FusibleOp, later: dict[str, float]) -> None:
         """Where the calculation up to the first use just hides it, and what follows it on the same
-        wires."""
-        name, use, cost = wires(self.mesh, op.axes.data), self._first_use(op), self.costs[op]
+        links."""
+        name, use, cost = level_of(self.mesh, op.axes.data), self._first_use(op), self.costs[op]
         begin = min(self.clock[use], later.get(name, self.clock[use])) - cost.seconds
         hidden = bisect_right(self.clock, begin, hi=use + 1) - 1
         slot = self.starts[op] = max(self.starts[op], hidden)

@@ -146,7 +146,7 @@ class SearchStrategies(ModulePass):
 
     def decide(self, module: ModuleOp, f: FuncOp, mesh: Mesh, tied: Ties) -> Plan:
         """The least costly plan, or of those that keep to the memory."""
-        limit, choices = self.memory or mesh.wires.memory, offers(mesh)
+        limit, choices = self.memory or mesh.cluster_or_default.memory, offers(mesh)
         plan = Graph(f.body.block, choices, tied).plan(self.solver(f, self.gap))
         if limit is None or (used := needed(module, f, plan, mesh)) <= limit:
             return plan

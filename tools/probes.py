@@ -1,6 +1,6 @@
 """The programs that shard-calibrate measures, as text: one module, a small function for each probe.
 
-All ranks run them at once, as they do a program: what a rank gets of cores, caches and wires that
+All ranks run them at once, as they do a program: what a rank gets of cores, caches and links that
 others use too is what is measured. A collective is called between products, as a program calls it:
 between nothing it is quicker, since no rank has to be woken.
 """

@@ -11,7 +11,7 @@ optimal all-reduce algorithms for clusters of workstations, 2009) show 2 (n - 1)
 an all-reduce; for a reduce-scatter it gives (n - 1) / n. Rings reach both where shards are even.
 
 The device that receives most receives no less than the mean, and no less than what one device or
-group lacks. The same holds for the units of a level in place of devices, and the wires between
+group lacks. The same holds for the units of a level in place of devices, and the links between
 them.
 """
 
@@ -28,10 +28,10 @@ than it saves."""
 
 
 def refined(mesh: Mesh, source: Layout, target: Layout) -> tuple[Layout, Layout]:
-    """Both layouts, cut at each other's digits and where the units of levels end, so that digits
-    compare, and each is of one level."""
-    digits = (*source.used, *target.used, *mesh.level_digits)
-    return cut(mesh, source, digits), cut(mesh, target, digits)
+    """Both layouts, cut at each other's sub-axes and where the units of levels end, so that
+    sub-axes compare, and each is of one level."""
+    sub_axes = (*source.used, *target.used, *mesh.level_sub_axes)
+    return cut(mesh, source, sub_axes), cut(mesh, target, sub_axes)
 
 
 @lru_cache(maxsize=65536)
@@ -48,7 +48,7 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
     """The time that no plan between two refined layouts can do without."""
     if crossing(mesh, source, target):
         return 0.0
-    levels = mesh.wires.levels
+    levels = mesh.cluster_or_default.levels
     best = [max(l.bandwidth for l in levels[i:]) for i in range(len(levels))]
     apart = 0.0  # of all devices' traffic, each level's part
     latency = 0.0
@@ -69,10 +69,10 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
 
 
 def crossing(mesh: Mesh, source: Layout, target: Layout) -> bool:
-    """Whether digits overlap that are not the same, 2 x 3 of 6 and 3 x 2: then they do not say
+    """Whether sub-axes overlap that are not the same, 2 x 3 of 6 and 3 x 2: then they do not say
     which devices hold the same."""
-    digits = {*source.used, *target.used, *mesh.level_digits}
-    return mesh.clash(tuple(digits)) is not None
+    sub_axes = {*source.used, *target.used, *mesh.level_sub_axes}
+    return mesh.clash(tuple(sub_axes)) is not None
 
 
 def _reduced(source: Layout, target: Layout) -> Axes:
@@ -88,7 +88,7 @@ def _all(
     """(messages, devices): what all devices together must receive from outside of their unit of
     the level (-1: the device itself). Not `count`ed where that takes a visit to each of them."""
     inner = within(mesh, level, (*source.used, *target.used))
-    unit = mesh.wires.units[level] if level >= 0 else 1
+    unit = mesh.cluster_or_default.units[level] if level >= 0 else 1
 
     def outer(axes: Axes) -> int:
         return mesh.extent(tuple(a for a in axes if a not in inner))

@@ -1,4 +1,4 @@
-"""Clusters: what a device holds and calculates, and what the wires between devices carry.
+"""Clusters: what a device holds and calculates, and what the links between devices carry.
 
     levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06},
             pod = 4 {bandwidth = 5e+10, latency = 2e-05}],
@@ -6,7 +6,7 @@
     overhead = 4e-06, interference = 0.1, collectives {all_reduce = 0.8}
 
 A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit
-of the innermost level. Devices that share a node, say, communicate over its wires, and otherwise
+of the innermost level. Devices that share a node, say, communicate over its links, and otherwise
 over those of the first level of which they share a unit.
 """
 
@@ -30,7 +30,7 @@ COLLECTIVES = (
 
 class Level(NamedTuple):
     """A kind of unit: how many of the level below (innermost: devices) it holds; what a device
-    receives over its wires in bytes/s; what a message over them costs besides, in seconds, of
+    receives over its links in bytes/s; what a message over them costs besides, in seconds, of
     which the planner counts one for a collective."""
 
     name: str
@@ -122,7 +122,7 @@ def _numbers(named: tuple[tuple[str, float], ...]) -> str:
 
 @lru_cache(maxsize=64)
 def flat(devices: int) -> Cluster:
-    """Where nobody says more: all devices alike, on one wire of Gloo's kind. Below about 1 MB its
+    """Where nobody says more: all devices alike, on one link of Gloo's kind. Below about 1 MB its
     collectives take the same time whatever their size; the latency is that of 50,000 f32. Powers
     of two, so that prices are exact."""
     return Cluster((Level("all", devices, 2.0**30, 200_000 / 2**30),))

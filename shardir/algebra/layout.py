@@ -160,20 +160,20 @@ def _simplified(layout: Layout, mesh: Mesh) -> Layout:
 
 
 def _device_matrix(mesh: Mesh, used: Axes) -> tuple[Shape, dict[Axis, int]]:
-    """The mesh cut at the digits in use, and each digit's place from the right."""
+    """The mesh cut at the sub-axes in use, and each sub-axis's place from the right."""
     matrix: list[int] = []
     found: dict[Axis, int] = {}
     for name, size in mesh.axes:
-        digits = sorted((a for a in used if a.name == name), key=lambda a: a.pre)
+        sub_axes = sorted((a for a in used if a.name == name), key=lambda a: a.pre)
         at = 1
-        for a in digits:
-            pre, end = mesh.digit(a)
+        for a in sub_axes:
+            pre, end = mesh.span(a)
             if pre > at:
                 matrix.append(pre // at)
             found[a] = len(matrix)
             matrix.append(end // pre)
             at = end
-        if at < size or not digits:
+        if at < size or not sub_axes:
             matrix.append(size // at)
     return tuple(matrix), {a: len(matrix) - 1 - i for a, i in found.items()}
 

@@ -1,7 +1,7 @@
 """Meshes and their axes: how ranks are numbered, and which of them form a group.
 
 A mesh has named axes, major to minor, and a rank is the row-major index of its coordinates. A
-sub-axis `d:(pre)size` is one digit of an axis: with `n` the size of `d`, the coordinate along `d`
+sub-axis `d:(pre)size` is one digit of its axis: with `n` the size of `d`, the coordinate along `d`
 is read as three digits `[pre, size, n / (pre * size)]`, major to minor, and the middle one is
 meant. `d` alone is the whole axis.
 """
@@ -17,7 +17,8 @@ from shardir.algebra.errors import ShardirError
 
 
 class Axis(NamedTuple):
-    """An axis, or the digit of it that `pre` and `size` select; `size` 0 is the whole axis."""
+    """An axis, or the part of it (a sub-axis) that `pre` and `size` select; `size` 0 is the whole
+    axis."""
 
     name: str
     pre: int = 1
@@ -95,15 +96,15 @@ class Mesh:
         return prod(s for _, s in self.axes)
 
     @cached_property
-    def wires(self) -> Cluster:
+    def cluster_or_default(self) -> Cluster:
         """What communication is priced by: the cluster, or one level that holds all devices."""
         return self.cluster or flat(self.size)
 
     @cached_property
-    def level_digits(self) -> Axes:
-        """The digits of axes that end where the units of a level do."""
+    def level_sub_axes(self) -> Axes:
+        """The sub-axes of axes that end where the units of a level do."""
         found = []
-        for unit in self.wires.units:
+        for unit in self.cluster_or_default.units:
             for name, size in self.axes:
                 minor, rest = divmod(unit, self.stride(Axis(name)))
                 if 1 < minor < size and not rest:
@@ -111,17 +112,17 @@ class Mesh:
         return tuple(found)
 
     def level(self, axes: Axes) -> int:
-        """The level, counted from the innermost, over whose wires a group over `axes`
+        """The level, counted from the innermost, over whose links a group over `axes`
         communicates: the first of which one unit holds a whole group."""
         reach = 1
         for a in axes:
             size = self.extent((a,))
             if size > 1:
                 reach = max(reach, size * self.stride(a))
-        return next(i for i, unit in enumerate(self.wires.units) if reach <= unit)
+        return next(i for i, unit in enumerate(self.cluster_or_default.units) if reach <= unit)
 
     def stride(self, axis: Axis) -> int:
-        """How far in rank one step along an axis, or its digit, is."""
+        """How far in rank one step along an axis, or its sub-axis, is."""
         below = 1
         for n, s in reversed(self.axes):
             if n == axis.name:
@@ -131,7 +132,7 @@ class Mesh:
 
     def check_cluster(self) -> None:
         """Raises ShardirError when the cluster's devices are not as many as the mesh's, or a
-        unit's are not those of some axes and the minor digit of one."""
+        unit's are not those of some axes and the minor sub-axis of one."""
         if self.cluster is None:
             return
         units = self.cluster.units
@@ -194,8 +195,8 @@ class Mesh:
         """Whether all shards of a dimension of `size` have as many rows."""
         return len(set(sizes_of(axes))) <= 1 and size % self.extent(axes) == 0
 
-    def digit(self, axis: Axis) -> tuple[int, int]:
-        """Where an axis' digit lies within its axis: the half-open range [pre, pre * size)."""
+    def span(self, axis: Axis) -> tuple[int, int]:
+        """Where an axis' sub-axis lies within its axis: the half-open range [pre, pre * size)."""
         return axis.pre, axis.pre * (axis.size or self.full(axis.name))
 
     def overlap(self, a: Axis, b: Axis) -> bool:
@@ -203,7 +204,7 @@ class Mesh:
         where the other one can begin. So `d:(1)2` and `d:(3)2` overlap where `d` is 6."""
         if a.name != b.name:
             return False
-        (a0, a1), (b0, b1) = self.digit(a), self.digit(b)
+        (a0, a1), (b0, b1) = self.span(a), self.span(b)
         return b0 % a1 != 0 and a0 % b1 != 0
 
     def clash(self, axes: Axes) -> tuple[Axis, Axis] | None:
@@ -215,7 +216,7 @@ class Mesh:
         return None
 
     def check_axis(self, axis: Axis) -> None:
-        """Raises ShardirError when the axis, or the digit, does not exist."""
+        """Raises ShardirError when the axis, or the sub-axis, does not exist."""
         full = self.full(axis.name)
         if axis.size and (axis.pre < 1 or axis.size < 1 or full % (axis.pre * axis.size)):
             raise ShardirError(
@@ -224,18 +225,18 @@ class Mesh:
             )
 
     def order(self, axis: Axis) -> tuple[int, int]:
-        """A sort key: mesh order, then major digit first."""
+        """A sort key: mesh order, then major sub-axis first."""
         return [n for n, _ in self.axes].index(axis.name), axis.pre
 
     def simplify(self, axes: Axes) -> Axes:
-        """Normal form: digits that stand side by side are one, a whole axis has no digits,
-        digits of size 1 are left out, and so are the sizes that everyone expects."""
+        """Normal form: sub-axes that stand side by side are one, a whole axis has no sub-axes,
+        sub-axes of size 1 are left out, and so are the sizes that everyone expects."""
         out: list[Axis] = []
         for a in axes:
-            pre, end = self.digit(a)
+            pre, end = self.span(a)
             if end == pre:
                 continue
-            if out and out[-1].name == a.name and self.digit(out[-1])[1] == pre:
+            if out and out[-1].name == a.name and self.span(out[-1])[1] == pre:
                 pre = out.pop().pre
             whole = pre == 1 and end == self.full(a.name)
             out.append(Axis(a.name) if whole else Axis(a.name, pre, end // pre))
@@ -270,19 +271,19 @@ class Mesh:
         return _groups(self, axes)
 
     def split(self, axis: Axis, first: int) -> tuple[Axis, Axis]:
-        """An axis as two digits, the major one of size `first` (which must divide it)."""
-        pre, end = self.digit(axis)
+        """An axis as two sub-axes, the major one of size `first` (which must divide it)."""
+        pre, end = self.span(axis)
         size = end // pre
         return Axis(axis.name, pre, first), Axis(axis.name, pre * first, size // first)
 
     def without_minor(self, axes: Axes, minor: Axes) -> Axes | None:
-        """`axes` less `minor` at its minor end, cutting an axis at a digit where that is needed;
+        """`axes` less `minor` at its minor end, cutting an axis at a sub-axis where that is needed;
         None when it does not end so."""
         have, gone = list(self.simplify(axes)), list(self.simplify(minor))
         while gone:
             if not have or have[-1].name != gone[-1].name:
                 return None
-            (h0, h1), (g0, g1) = self.digit(have[-1]), self.digit(gone[-1])
+            (h0, h1), (g0, g1) = self.span(have[-1]), self.span(gone[-1])
             if h1 != g1:
                 return None
             name = have[-1].name
@@ -309,12 +310,12 @@ class Mesh:
         return self.simplify(tuple(sorted(have, key=self.order)))
 
     def cut(self, axes: Axes, others: Axes) -> Axes:
-        """`axes` as digits, cut where those of `others` begin and end, so that they compare. An
-        axis stays as it is where digits would cross: 2 x 3 of 6, and 3 x 2."""
+        """`axes` as sub-axes, cut where those of `others` begin and end, so that they compare. An
+        axis stays as it is where sub-axes would cross: 2 x 3 of 6, and 3 x 2."""
         out: list[Axis] = []
         for a in axes:
-            start, end = self.digit(a)
-            inner = {c for b in others if b.name == a.name for c in self.digit(b)}
+            start, end = self.span(a)
+            inner = {c for b in others if b.name == a.name for c in self.span(b)}
             at = [start, *sorted(c for c in inner if start < c < end), end]
             if len(at) == 2 or any(hi % lo for lo, hi in pairwise(at)):
                 out.append(a)

@@ -14,7 +14,7 @@ from shardir.algebra.steps import Step
 
 @dataclass(frozen=True)
 class Problem:
-    """A tensor of global `shape`, and two layouts that are cut at each other's digits."""
+    """A tensor of global `shape`, and two layouts that are cut at each other's sub-axes."""
 
     mesh: Mesh
     shape: Shape
@@ -38,20 +38,20 @@ class Problem:
 
     @cached_property
     def runs(self) -> tuple[Axes, ...]:
-        """The groups of digits that a dimension is split over in one move: those that stand side
+        """The groups of sub-axes that a dimension is split over in one move: those that stand side
         by side in either layout, and each alone; axes that neither uses too, since a reduction is
         shared among the devices along them."""
         found: dict[Axes, None] = {}
         for axes in (*self.target.dims, *self.source.dims):
             for i in range(len(axes)):
                 found.update(dict.fromkeys(axes[i:j] for j in range(i + 1, len(axes) + 1)))
-        digits = (*self.source.used, *self.target.used)
-        digits += tuple(
+        sub_axes = (*self.source.used, *self.target.used)
+        sub_axes += tuple(
             a
-            for a in self.mesh.cut(self.mesh.names, (*digits, *self.mesh.level_digits))
-            if self.mesh.extent((a,)) > 1 and not any(self.mesh.overlap(a, b) for b in digits)
+            for a in self.mesh.cut(self.mesh.names, (*sub_axes, *self.mesh.level_sub_axes))
+            if self.mesh.extent((a,)) > 1 and not any(self.mesh.overlap(a, b) for b in sub_axes)
         )
-        found.update(dict.fromkeys((a,) for a in digits))
+        found.update(dict.fromkeys((a,) for a in sub_axes))
         return tuple(found)
 
     @property
@@ -146,7 +146,7 @@ class Problem:
 
     def _exchanges(self, now: Layout) -> Iterator[Step]:
         """To the target's split, perhaps with axes over which it is partial at a dimension's minor
-        end, or in one dimension alone; or, on few devices, one digit to the minor end of a
+        end, or in one dimension alone; or, on few devices, one sub-axis to the minor end of a
         dimension."""
         new = tuple(a for a in self.target.partial if a not in now.partial)
         ends = [self.target.with_dim(d, x + new).dims for d, x in enumerate(self.target.dims)]

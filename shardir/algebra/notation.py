@@ -141,7 +141,7 @@ class _Values(Transformer):
         found = Level(str(name), int(count), float(bandwidth), float(latency))
         if found.count < 1 or found.bandwidth <= 0 or found.latency < 0:
             raise NotationError(
-                f"level {name} holds one unit at least, over wires that carry something",
+                f"level {name} holds one unit at least, over links that carry something",
                 name.start_pos,
             )
         return found

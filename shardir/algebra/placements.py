@@ -7,7 +7,7 @@ DTensor cuts a dimension by one mesh dim after another, first to last, each time
 does. Where a layout's order is another, the earlier mesh dim cuts strided: `split_factor` is the
 number of parts into which later mesh dims, major to it, are still to cut (torch 2.13,
 torch/distributed/tensor/placement_types.py). A mesh dim has one placement, so sub-axes are dims of
-their own: the device mesh has the digits of the axes as its dims, major to minor, and numbers the
+their own: the device mesh has the sub-axes of the axes as its dims, major to minor, and numbers the
 ranks as before. A layout cuts at once, by ceil(N / n): the shards of uneven dimensions can differ.
 A layout that states DTensor's sizes has them; one that does not has no placements.
 """
@@ -59,17 +59,17 @@ class Partial:
 Placement = Shard | Replicate | Partial
 
 
-def digits(mesh: Mesh, *layouts: Layout) -> Axes:
+def sub_axes(mesh: Mesh, *layouts: Layout) -> Axes:
     """The dims of a device mesh on which all of the layouts have placements: the mesh's axes,
     major to minor, cut where a layout uses a sub-axis.
 
     Raises:
-        ShardirError: two layouts cut one axis so that their digits cross: 6 as 2 x 3 and 3 x 2.
+        ShardirError: two layouts cut one axis so that their sub-axes cross: 6 as 2 x 3 and 3 x 2.
     """
     dims: list[Axis] = []
     for axis in mesh.names:
         used = [a for l in layouts for a in l.simplified(mesh).used if a.name == axis.name]
-        at = sorted({*mesh.digit(axis), *(c for a in used for c in mesh.digit(a))})
+        at = sorted({*mesh.span(axis), *(c for a in used for c in mesh.span(a))})
         if any(hi % lo for lo, hi in pairwise(at)):
             raise ShardirError(
                 f"axis {axis} of size {mesh.full(axis.name)} is cut in ways that cross: "
@@ -88,13 +88,13 @@ def to_placements(
 
     Args:
         shape: of the whole tensor: it decides whether DTensor would cut the same shards.
-        dims: of the device mesh, where it serves other layouts too: what `digits` gives for all.
+        dims: of the device mesh, where it serves other layouts too: what `sub_axes` gives for all.
 
     Raises:
         ShardirError: the layout does not fit the mesh or the shape; or DTensor has no form for it.
     """
     layout.check(mesh, shape)
-    dims = digits(mesh, layout) if dims is None else dims
+    dims = sub_axes(mesh, layout) if dims is None else dims
     if layout.partial and layout.reduction not in REDUCE_OPS:
         raise ShardirError(
             f"[{layout}] is a partial {layout.reduction}, which no Partial of DTensor is; "
@@ -185,14 +185,14 @@ def _cut(mesh: Mesh, axes: Axes, dims: Axes) -> Axes:
     if missing := [a for a in cut if a not in dims]:
         raise ShardirError(
             f"axis {missing[0]} is no dim of the device mesh {axes_text(dims)}; "
-            "let `digits` find the dims for all layouts"
+            "let `sub_axes` find the dims for all layouts"
         )
     return cut
 
 
 def _insert(mesh: Mesh, order: list[Axis], a: Axis, split_factor: int, n: int) -> None:
     """Put the axis of mesh dim `n` where `split_factor` parts are major to it among the axes of
-    later mesh dims, cutting one of them at a digit where that is needed."""
+    later mesh dims, cutting one of them at a sub-axis where that is needed."""
     extents = [mesh.extent((b,)) for b in order]
     major = [*accumulate(extents, mul, initial=1)]
     for k, parts in enumerate(major):

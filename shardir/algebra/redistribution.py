@@ -1,10 +1,10 @@
 """From one layout to another: the collectives and slices that lead there in the least time.
 
 Layouts are the places, moves the ways between them, and the seconds that a move takes on the
-mesh's wires their lengths: a plan is a shortest path. It is looked for (A*) only where the best of
+mesh's links their lengths: a plan is a shortest path. It is looked for (A*) only where the best of
 a few known plans takes longer than what no plan can do without. These are the named collectives in
 a fixed order, and one exchange in which each device fetches exactly what it lacks, before it
-perhaps the reduction of contributions; so no layout is out of reach. Where wires differ, the best
+perhaps the reduction of contributions; so no layout is out of reach. Where links differ, the best
 plan of whole axes (routes.py) is known too.
 """
 
@@ -88,7 +88,7 @@ def plan_redistribution(
     Args:
         shape: of the whole tensor.
         dtype: of an element, as types spell it: f32.
-        cluster: the devices and wires of the mesh, if not those that it has itself.
+        cluster: the devices and links of the mesh, if not those that it has itself.
         memory: the bytes that may live on a device at once.
 
     Raises:
@@ -245,7 +245,7 @@ class Search:
         mesh = self.problem.mesh
         if not step.communicates(mesh):
             return 0.0
-        return mesh.wires.levels[mesh.level(step.axes)].latency
+        return mesh.cluster_or_default.levels[mesh.level(step.axes)].latency
 
 
 def _candidates(problem: Problem, itemsize: int) -> Iterator[list[Step]]:
@@ -265,7 +265,9 @@ def _candidates(problem: Problem, itemsize: int) -> Iterator[list[Step]]:
         yield recipe.steps
     ends = p.source.simplified(p.mesh), p.target.simplified(p.mesh)
     reduction = ends[0].reduction if ends[0].partial else ends[1].reduction
-    if len(p.mesh.wires.levels) > 1 and (known := routes(p.mesh, len(p.shape), reduction)):
+    if len(p.mesh.cluster_or_default.levels) > 1 and (
+        known := routes(p.mesh, len(p.shape), reduction)
+    ):
         steps = known.steps(p.shape, itemsize, *ends)
         if steps is not None:
             yield steps

@@ -3,10 +3,10 @@
     #sdy.sharding<@m, [{"dp"}, {"tp":(1)2, ?}p1], replicated={"ep"}, unreduced={"x"}>
     sdy.mesh @m = <["dp"=2, "tp"=4]>
 
-Axes, digits of axes, and their order are the same on both sides, and so are the shards. `unreduced`
-is `partial sum`. What Shardy's propagation may do with a sharding, a layout does not say: it stands
-beside the layout in a `Sharding`. The grammar is that of Shardy's sharding representation and of
-its attributes' printers (openxla/shardy, docs/sharding_representation.md).
+Axes, sub-axes of axes, and their order are the same on both sides, and so are the shards.
+`unreduced` is `partial sum`. What Shardy's propagation may do with a sharding, a layout does not
+say: it stands beside the layout in a `Sharding`. The grammar is that of Shardy's sharding
+representation and of its attributes' printers (openxla/shardy, docs/sharding_representation.md).
 """
 
 import re

@@ -1,7 +1,7 @@
 """The steps of a redistribution: what one move receives, how long it takes, what it needs to hold.
 
 Bytes and seconds are those of the device that has most of them. Rings (all-reduce, reduce-scatter,
-all-gather) receive all of their bytes over the wires of the outermost level that the group crosses,
+all-gather) receive all of their bytes over the links of the outermost level that the group crosses,
 which the devices at the edge of a unit do; an all-to-all and an exchange fetch each piece from the
 level where it lies.
 """
@@ -90,16 +90,16 @@ def received_by_level(
         case _:
             ring = 0
     level = mesh.level(step.axes)
-    return (tuple(ring if i == level else 0 for i in range(len(mesh.wires.levels))),)
+    return (tuple(ring if i == level else 0 for i in range(len(mesh.cluster_or_default.levels))),)
 
 
 def _evenly(mesh: Mesh, shape: Shape, step: Step) -> tuple[int, ...]:
     """The same of an all-to-all of even shards: as much from each device."""
     part = elements(mesh, shape, step.layout) // mesh.extent(step.axes)
-    digits = mesh.cut(step.axes, mesh.level_digits)
+    sub_axes = mesh.cut(step.axes, mesh.level_sub_axes)
     found, reached = [], 1
-    for level in range(len(mesh.wires.levels)):
-        near = mesh.extent(tuple(within(mesh, level, digits)))
+    for level in range(len(mesh.cluster_or_default.levels)):
+        near = mesh.extent(tuple(within(mesh, level, sub_axes)))
         found.append((near - reached) * part)
         reached = near
     return tuple(found)
@@ -116,7 +116,7 @@ def step_seconds(
     """What a step takes: for its bytes, and for being a collective."""
     if not step.communicates(mesh):
         return 0.0, 0.0
-    levels = mesh.wires.levels
+    levels = mesh.cluster_or_default.levels
     most = max(
         sum(n * itemsize / l.bandwidth for n, l in zip(case, levels, strict=True) if n)
         for case in received_by_level(mesh, shape, before, step)

@@ -1,7 +1,7 @@
 """Who lacks what: elements counted per device, and by where the nearest device that has them is.
 
 Counting is by dimension. Of a device's new shard, the rows of one dimension that lie on devices
-which differ from it along some axes alone are those of the old shards whose other digits are its
+which differ from it along some axes alone are those of the old shards whose other sub-axes are its
 own; over dimensions such counts multiply. So nothing is enumerated but the positions along axes
 that dimensions share.
 """
@@ -54,11 +54,11 @@ def _held(
     """For each position along `names`, the rows of its new shard that lie on devices which differ
     from it along the axes in `free` alone."""
     before, after = _edges(mesh, n, have), _edges(mesh, n, want)
-    digits = list(have)
-    while digits and digits[-1] in free:  # shards that lie side by side are one
-        before = before[:: mesh.extent((digits.pop(),))]
+    sub_axes = list(have)
+    while sub_axes and sub_axes[-1] in free:  # shards that lie side by side are one
+        before = before[:: mesh.extent((sub_axes.pop(),))]
     shard, others, stride = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 1
-    for a in reversed(digits):
+    for a in reversed(sub_axes):
         size = mesh.extent((a,))
         if a in free:
             others = (others[:, None] + stride * np.arange(size)).ravel()
@@ -114,22 +114,22 @@ def shares(
 
 
 @lru_cache(maxsize=65536)
-def within(mesh: Mesh, level: int, digits: Axes) -> frozenset[Axis]:
-    """The digits along which devices of one unit of a level differ; of level -1, none."""
+def within(mesh: Mesh, level: int, sub_axes: Axes) -> frozenset[Axis]:
+    """The sub-axes along which devices of one unit of a level differ; of level -1, none."""
     if level < 0:
         return frozenset()
-    unit = mesh.wires.units[level]
-    return frozenset(a for a in digits if mesh.stride(a) * mesh.extent((a,)) <= unit)
+    unit = mesh.cluster_or_default.units[level]
+    return frozenset(a for a in sub_axes if mesh.stride(a) * mesh.extent((a,)) <= unit)
 
 
 @lru_cache(maxsize=65536)
 def fetched(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> tuple[Counts, ...]:
     """What devices fetch from each level, innermost first, where each takes what it lacks from the
     device that has it and is otherwise at its own place: the distinct cases."""
-    source = cut(mesh, source, mesh.level_digits)
-    digits = tuple(a for d in source.dims for a in d)
-    levels = range(-1, len(mesh.wires.levels) - 1)
-    cases = shares(mesh, shape, source, target, tuple(within(mesh, i, digits) for i in levels))
+    source = cut(mesh, source, mesh.level_sub_axes)
+    sub_axes = tuple(a for d in source.dims for a in d)
+    levels = range(-1, len(mesh.cluster_or_default.levels) - 1)
+    cases = shares(mesh, shape, source, target, tuple(within(mesh, i, sub_axes) for i in levels))
     found = set()
     for total, *held in cases:
         reached = [*held, total]
@@ -149,14 +149,14 @@ def sent(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
     return max(all_of_them * alike - kept for _, kept, all_of_them in cases)
 
 
-def cut(mesh: Mesh, layout: Layout, digits: Axes) -> Layout:
-    """The layout with its axes cut where those of `digits` begin and end."""
+def cut(mesh: Mesh, layout: Layout, sub_axes: Axes) -> Layout:
+    """The layout with its axes cut where those of `sub-axes` begin and end."""
 
     def fine(axes: Axes) -> Axes:
-        found, sizes = mesh.cut(axes, digits), sizes_of(axes)
+        found, sizes = mesh.cut(axes, sub_axes), sizes_of(axes)
         return Sized(found, sizes) if sizes else found
 
-    partial = tuple(sorted(mesh.cut(layout.partial, digits), key=mesh.order))
+    partial = tuple(sorted(mesh.cut(layout.partial, sub_axes), key=mesh.order))
     return Layout(layout.mesh, tuple(map(fine, layout.dims))).with_partial(
         partial, layout.reduction
     )

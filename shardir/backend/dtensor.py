@@ -36,7 +36,7 @@ def to_dtensor(
 
     Args:
         shape: of the whole tensor.
-        dims: of the device mesh, where it serves other layouts too (`placements.digits`).
+        dims: of the device mesh, where it serves other layouts too (`placements.sub_axes`).
 
     Raises:
         ShardirError: DTensor has no form for the layout, or cuts the shape into other shards.
@@ -50,7 +50,8 @@ def from_dtensor(tensor: "DTensor | Any", mesh: Mesh | None = None) -> tuple[Lay
     """The layout of a DTensor or a DTensorSpec, and the mesh that it is of.
 
     Args:
-        mesh: where the dims of the device mesh are its axes or, by their names, digits of them. If
+        mesh: where the dims of the device mesh are its axes or, by their names, sub-axes of them.
+        If
             not given, they are the axes of a mesh @m.
 
     Raises:
@@ -67,8 +68,8 @@ def from_dtensor(tensor: "DTensor | Any", mesh: Mesh | None = None) -> tuple[Lay
     dims = _dims(names) if names else None
     if mesh is None:
         dims = dims or _dims([f"d{n}" for n in range(len(sizes))])
-        if digit := next((a for a in dims if a.size), None):
-            raise ShardirError(f"mesh dim {digit} is a digit; of which mesh? say mesh=...")
+        if sub_axis := next((a for a in dims if a.size), None):
+            raise ShardirError(f"mesh dim {sub_axis} is a sub-axis; of which mesh? say mesh=...")
         mesh = Mesh("m", tuple((a.name, n) for a, n in zip(dims, sizes, strict=True)))
     dims = dims or mesh.names
     for a in dims:

@@ -29,17 +29,17 @@ from shardir.algebra.steps import NOTHING, Form
 from shardir.algebra.traffic import within
 
 Levels = tuple[tuple[int, Level], ...]
-"""How many units of each level a group spans, innermost first, and the wires between them."""
+"""How many units of each level a group spans, innermost first, and the links between them."""
 
 Forms = tuple[Form, ...]
 
 
 def levels_of(mesh: Mesh, axes: Axes) -> Levels:
     """The levels that a group over `axes` spans."""
-    digits = mesh.cut(axes, mesh.level_digits)
+    sub_axes = mesh.cut(axes, mesh.level_sub_axes)
     found, reached = [], 1
-    for i, level in enumerate(mesh.wires.levels):
-        near = mesh.extent(tuple(within(mesh, i, digits)))
+    for i, level in enumerate(mesh.cluster_or_default.levels):
+        near = mesh.extent(tuple(within(mesh, i, sub_axes)))
         if near > reached:
             found.append((near // reached, level))
         reached = near
@@ -64,14 +64,14 @@ def all_reduce(levels: Levels) -> Forms:
     """By the bytes on each device."""
     if not levels:
         return NOTHING
-    n, wires = _flat(levels)
-    around, deep, each = 2 * (n - 1), 2 * rounds(n), 1 / wires.bandwidth
+    n, link = _flat(levels)
+    around, deep, each = 2 * (n - 1), 2 * rounds(n), 1 / link.bandwidth
     found = [
-        Form("ring", around * wires.latency, around / n * each),
-        Form("tree", deep * wires.latency, 2 * each),
+        Form("ring", around * link.latency, around / n * each),
+        Form("tree", deep * link.latency, 2 * each),
     ]
     if n & (n - 1) == 0:
-        found.append(Form("halving", deep * wires.latency, around / n * each))
+        found.append(Form("halving", deep * link.latency, around / n * each))
     if len(levels) > 1:
         inner, outer = levels[:1], levels[1:]
         found += [
@@ -86,11 +86,11 @@ def all_gather(levels: Levels) -> Forms:
     """By the bytes on each device behind it; a reduce-scatter of as many takes as long."""
     if not levels:
         return NOTHING
-    n, wires = _flat(levels)
-    rate = (n - 1) / n / wires.bandwidth
-    found = [Form("ring", (n - 1) * wires.latency, rate)]
+    n, link = _flat(levels)
+    rate = (n - 1) / n / link.bandwidth
+    found = [Form("ring", (n - 1) * link.latency, rate)]
     if n & (n - 1) == 0:
-        found.append(Form("doubling", rounds(n) * wires.latency, rate))
+        found.append(Form("doubling", rounds(n) * link.latency, rate))
     if len(levels) > 1:
         inner, outer = levels[:1], levels[1:]
         found += [
@@ -104,28 +104,28 @@ def broadcast(levels: Levels) -> Forms:
     """By the bytes on each device."""
     if not levels:
         return NOTHING
-    n, wires = _flat(levels)
-    return (Form("tree", rounds(n) * wires.latency, 1 / wires.bandwidth),)
+    n, link = _flat(levels)
+    return (Form("tree", rounds(n) * link.latency, 1 / link.bandwidth),)
 
 
 def gather(levels: Levels) -> Forms:
     """By the bytes on the root behind it; a scatter of as many takes as long."""
     if not levels:
         return NOTHING
-    n, wires = _flat(levels)
-    return (Form("tree", rounds(n) * wires.latency, (n - 1) / n / wires.bandwidth),)
+    n, link = _flat(levels)
+    return (Form("tree", rounds(n) * link.latency, (n - 1) / n / link.bandwidth),)
 
 
 def direct(levels: Levels) -> Forms:
     """By the bytes that each device receives from one other."""
     if not levels:
         return NOTHING
-    _, wires = _flat(levels)
-    return (Form("direct", wires.latency, 1 / wires.bandwidth),)
+    _, link = _flat(levels)
+    return (Form("direct", link.latency, 1 / link.bandwidth),)
 
 
 def _flat(levels: Levels) -> tuple[int, Level]:
-    """The devices of a group, and the outermost wires that it crosses."""
+    """The devices of a group, and the outermost links that it crosses."""
     n = 1
     for count, _ in levels:
         n *= count

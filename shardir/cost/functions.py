@@ -42,16 +42,16 @@ def functions(module: ModuleOp) -> Iterator[tuple[FuncOp, Mesh]]:
 def rated(mesh: Mesh) -> Mesh:
     """The mesh with all that the time model needs: where its cluster says no rates they are those
     of DEFAULT, and without a cluster it is on as many devices of that."""
-    wires, usual = mesh.cluster, load(DEFAULT)
-    if wires is None:
+    cluster, usual = mesh.cluster, load(DEFAULT)
+    if cluster is None:
         (level,) = usual.levels
-        wires = replace(usual, levels=(level._replace(count=mesh.size),), memory=None)
-    elif not wires.flops:
-        wires = replace(
-            wires, flops=usual.flops, memory_bandwidth=usual.memory_bandwidth,
+        cluster = replace(usual, levels=(level._replace(count=mesh.size),), memory=None)
+    elif not cluster.flops:
+        cluster = replace(
+            cluster, flops=usual.flops, memory_bandwidth=usual.memory_bandwidth,
             overhead=usual.overhead, interference=usual.interference,
         )  # fmt: skip
-    return replace(mesh, cluster=wires)
+    return replace(mesh, cluster=cluster)
 
 
 def on_cluster(mesh: Mesh, cluster: Cluster | None) -> Mesh:

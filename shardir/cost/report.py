@@ -85,7 +85,7 @@ class FunctionCost:
         return "\n".join([head, *table(rows), *self._memory()])
 
     def _memory(self) -> Iterator[str]:
-        use, holds = self.memory, self.mesh.wires.memory
+        use, holds = self.memory, self.mesh.cluster_or_default.memory
         more = f", more than the {holds} B of a device" if holds and use.peak > holds else ""
         at = f"{called(use.op)} {place(use.op)}".rstrip()
         yield f"  memory: at most {use.peak} B, at {at}{more}"
@@ -100,7 +100,7 @@ def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCos
     """What the functions in the local view, and those without layouts, cost.
 
     Args:
-        cluster: the devices and wires, if not those that the meshes are on.
+        cluster: the devices and links, if not those that the meshes are on.
 
     Raises:
         ShardirError: a mesh is no part of the cluster, or nothing is known of an op.

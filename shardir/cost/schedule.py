@@ -1,12 +1,12 @@
 """How long ops take together: what is started goes on while the device calculates.
 
 A device does its ops one after the other. A collective of s seconds, of which its messages wait for
-a (its form's latency), occupies the wires of the outermost level that it crosses: those that cross
-the same wires go one behind the other. One that is `async` lets the device go on, which loses
+a (its form's latency), occupies the links of the outermost level that it crosses: those that cross
+the same links go one behind the other. One that is `async` lets the device go on, which loses
 `interference` of s - a (of cores, caches and memory that both want), and a `dist.wait` ends when it
 does:
 
-    start   end = wires free = max(now, wires free) + s;  now += interference * (s - a)
+    start   end = links free = max(now, links free) + s;  now += interference * (s - a)
     wait    now = max(now, end)
 
 So a collective and a calculation of c seconds beside it take max(s, interference * (s - a) + c).
@@ -34,11 +34,11 @@ def elapsed(costs: Iterable[OpCost], mesh: Mesh) -> float:
         if isinstance(c.op, dist.WaitOp):
             now = max(now, ends.get(c.op.started, now))  # none where a group is one device
         elif c.communicates:
-            name = wires(mesh, c.axes)
+            name = level_of(mesh, c.axes)
             end = max(now, free.get(name, 0.0)) + c.seconds
             if dist.is_started(c.op):
                 ends[c.op] = end
-                now += mesh.wires.interference * (c.seconds - c.latency)
+                now += mesh.cluster_or_default.interference * (c.seconds - c.latency)
             else:
                 now = end
             free[name] = end
@@ -47,8 +47,8 @@ def elapsed(costs: Iterable[OpCost], mesh: Mesh) -> float:
     return max((now, *free.values()))
 
 
-def wires(mesh: Mesh, axes: Axes) -> str:
-    """The level of the cluster, by its name, whose wires a group over `axes` shares."""
+def level_of(mesh: Mesh, axes: Axes) -> str:
+    """The level of the cluster, by its name, whose links a group over `axes` shares."""
     levels = levels_of(mesh, axes)
     return levels[-1][1].name if levels else ""
 
@@ -70,7 +70,7 @@ def cuts(
     late = on.interference * sent
     begin = np.concatenate([[0.0], ready])[None, :] + late[:, None]
     ends = np.where(np.arange(len(sent)) > 0, np.inf, 0.0)  # of so many values, in k parts
-    least = (begin + seconds)[:, -1].min()  # if the wires were free
+    least = (begin + seconds)[:, -1].min()  # if the links were free
     best, count, before = np.inf, 0, list[np.ndarray]()
     while len(before) < len(sending) and least + len(before) * on.overhead < best * LESS:
         after = np.maximum(ends[:, None], begin) + seconds

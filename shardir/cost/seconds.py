@@ -1,4 +1,4 @@
-"""How long ops take on a device: calculation by the roofline, communication by its wires.
+"""How long ops take on a device: calculation by the roofline, communication by its links.
 
     max(flops / rate of the element type, bytes touched / memory bandwidth) + overhead
 
@@ -82,7 +82,9 @@ def op_seconds(
     layouts = (*found.operands, *found.results)
     shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]
     flops, touched = work(kind, factors, chosen, mesh, shapes, types)
-    return calculation_seconds(mesh.wires, element_name(types[0].element_type), flops, touched)
+    return calculation_seconds(
+        mesh.cluster_or_default, element_name(types[0].element_type), flops, touched
+    )
 
 
 def calculation_seconds(cluster: Cluster, element: str, flops: int, touched: int) -> float:
@@ -157,7 +159,9 @@ def _calculation(op: TensorOp, mesh: Mesh) -> OpCost:
     chosen = chosen_of(factors, layouts, mesh) if layouts else {}
     shapes = [t.get_shape() for t in types]
     flops, touched = work(type(op), factors, chosen, mesh, shapes, types)
-    seconds = calculation_seconds(mesh.wires, element_name(types[0].element_type), flops, touched)
+    seconds = calculation_seconds(
+        mesh.cluster_or_default, element_name(types[0].element_type), flops, touched
+    )
     return OpCost(op, flops, touched, seconds)
 
 
@@ -253,13 +257,13 @@ def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> Forms:
 
 def _measured(kind: str, forms: Forms, mesh: Mesh) -> Forms:
     """The forms of a collective as the cluster's libraries do them."""
-    times = mesh.wires.times[kind]
+    times = mesh.cluster_or_default.times[kind]
     return tuple(Form(f.name, times * f.latency, times * f.rate) for f in forms)
 
 
 def _copying(size: int, mesh: Mesh) -> float:
     """The seconds in which a device writes so many bytes and reads them again."""
-    speed = mesh.wires.memory_bandwidth
+    speed = mesh.cluster_or_default.memory_bandwidth
     return 2 * size / speed if speed else 0.0
 
 

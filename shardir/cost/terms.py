@@ -48,7 +48,7 @@ class Coefficients:
 
     @staticmethod
     def of(cluster: Cluster) -> "Coefficients":
-        """In seconds: model parallel communication over the innermost wires, data parallel over
+        """In seconds: model parallel communication over the innermost links, data parallel over
         the outermost. What the cluster does not state counts nothing."""
         inner, outer = (1 / cluster.levels[i].bandwidth for i in (0, -1))
         memory = cluster.memory_bandwidth
@@ -125,7 +125,7 @@ def relative(
     found = []
     for f, mesh in functions(module):
         if is_global(f):
-            c = coefficients or Coefficients.of(on_cluster(mesh, cluster).wires)
+            c = coefficients or Coefficients.of(on_cluster(mesh, cluster).cluster_or_default)
             found.append(PlanCost(f.sym_name.data, mesh, tuple(_ops(f, mesh)), c))
     return found
 

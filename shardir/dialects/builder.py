@@ -352,10 +352,10 @@ class Builder:
         parts = list(by_layout.values())
         if self.mesh is not None:
             every = [a for x in parts for a in self.layout(x).partial]
-            digits = {d for d in self.mesh.cut(tuple(every), tuple(every))}
-            crossing = any(self.mesh.overlap(a, b) for a in digits for b in digits if a != b)
+            sub_axes = {d for d in self.mesh.cut(tuple(every), tuple(every))}
+            crossing = any(self.mesh.overlap(a, b) for a in sub_axes for b in sub_axes if a != b)
             whole = replicated(self.mesh.name, 0)
-            union = self.mesh.simplify(tuple(sorted(digits, key=self.mesh.order)))
+            union = self.mesh.simplify(tuple(sorted(sub_axes, key=self.mesh.order)))
             shared = whole if crossing else whole.with_partial(union)
             parts = [self.redistribute(x, shared) for x in parts]
         sum = parts[0]

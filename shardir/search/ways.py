@@ -146,7 +146,7 @@ class Ways:
         """The seconds for each byte of a tensor in which its shards are written into one buffer
         with others and read there, if they move: [from, to]."""
         mesh = self.routes.mesh
-        speed = mesh.wires.memory_bandwidth
+        speed = mesh.cluster_or_default.memory_bandwidth
         each = 2 / speed if speed else 0.0
         shards = np.array([each / mesh.extent(l.complete.used) for l in self.routes.layouts])
         latency, _ = self._costs

@@ -3,7 +3,7 @@
 The bound is what the device that lacks most lacks. `shardir` is the planner; `collectives` is its
 fixed order of named collectives alone, as other compilers have it. `dtensor` is DTensor on CPU
 devices, where torch is there: for the pairs that its placements can say, beside the planner's
-figures for the same. Where wires differ, the ratios are those of modelled seconds to the recipe's.
+figures for the same. Where links differ, the ratios are those of modelled seconds to the recipe's.
 """
 
 import json

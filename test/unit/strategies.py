@@ -38,7 +38,7 @@ def chains(size: int) -> list[tuple[int, ...]]:
 
 
 @st.composite
-def digits(draw: Any, mesh: Mesh) -> Axes:
+def sub_axes(draw: Any, mesh: Mesh) -> Axes:
     """Every axis of a mesh, some of them cut into sub-axes, in any order."""
     out: list[Axis] = []
     for name, size in mesh.axes:
@@ -56,7 +56,7 @@ def layouts_on(
 ) -> Layout:
     """A layout whose axes are dealt to dimensions, to the partial ones, and to none."""
     hands: list[list[Axis]] = [[] for _ in range(rank + 2)]
-    for a in draw(digits(mesh)):
+    for a in draw(sub_axes(mesh)):
         hands[draw(st.integers(0, rank + partial))].append(a)
     dims = tuple(mesh.simplify(tuple(h)) for h in hands[1 : rank + 1])
     kept = mesh.simplify(tuple(sorted(hands[rank + 1], key=mesh.order)))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from strategies import chains, digits, laid_out_shapes, layouts_on, meshes, shapes, with_sizes
+from strategies import chains, laid_out_shapes, layouts_on, meshes, shapes, sub_axes, with_sizes
 
 from shardir.algebra.errors import NotationError, ShardirError
 from shardir.algebra.factors import Factors, Placement, place, placed
@@ -98,7 +98,7 @@ def coordinates(mesh: Mesh, axis: Axis) -> list[int]:
 @given(st.data())
 def test_coordinates_are_digits(data: Any):
     mesh = data.draw(meshes())
-    for axis in data.draw(digits(mesh)):
+    for axis in data.draw(sub_axes(mesh)):
         mesh.check_axis(axis)
         found = [mesh.coordinate(r, axis) for r in range(mesh.size)]
         assert found == coordinates(mesh, axis)
@@ -109,7 +109,7 @@ def test_coordinates_are_digits(data: Any):
 @given(st.data())
 def test_the_index_is_row_major_in_the_order_of_the_axes(data: Any):
     mesh = data.draw(meshes())
-    axes = data.draw(digits(mesh))
+    axes = data.draw(sub_axes(mesh))
     shape = [mesh.extent((a,)) for a in axes]
     where = [tuple(mesh.coordinate(r, a) for a in axes) for r in range(mesh.size)]
     indices = [int(np.ravel_multi_index(w, shape)) for w in where]
@@ -129,7 +129,7 @@ def any_axis(mesh: Mesh) -> st.SearchStrategy[Axis]:
 @quick
 @given(st.data())
 def test_axes_overlap_unless_their_coordinates_are_independent(data: Any):
-    """They are also said to overlap where no one way to cut the axis has both as digits."""
+    """They are also said to overlap where no one way to cut the axis has both as sub-axes."""
     mesh = data.draw(meshes())
     a, b = data.draw(any_axis(mesh)), data.draw(any_axis(mesh))
     assume(mesh.extent((a,)) > 1 and mesh.extent((b,)) > 1)
@@ -137,7 +137,7 @@ def test_axes_overlap_unless_their_coordinates_are_independent(data: Any):
     counts = {pairs.count(p) for p in set(pairs)}
     independent = len(set(pairs)) == mesh.extent((a, b)) and len(counts) == 1
     if a.name == b.name:
-        cuts = {*mesh.digit(a), *mesh.digit(b)}
+        cuts = {*mesh.span(a), *mesh.span(b)}
         independent &= any(cuts <= set(chain) for chain in chains(mesh.full(a.name)))
     assert mesh.overlap(a, b) == mesh.overlap(b, a) == (not independent)
 
@@ -147,7 +147,7 @@ def test_axes_overlap_unless_their_coordinates_are_independent(data: Any):
 def test_groups_part_the_ranks(data: Any):
     """Ranks of a group differ in the axes alone, and stand in the order of their index."""
     mesh = data.draw(meshes())
-    all_axes = data.draw(digits(mesh))
+    all_axes = data.draw(sub_axes(mesh))
     n = data.draw(st.integers(0, len(all_axes)))
     axes, others = all_axes[:n], all_axes[n:]
     groups = mesh.groups(axes)
@@ -161,7 +161,7 @@ def test_groups_part_the_ranks(data: Any):
 @given(st.data())
 def test_simplify_keeps_the_index(data: Any):
     mesh = data.draw(meshes())
-    axes = data.draw(digits(mesh))[: data.draw(st.integers(0, 4))]
+    axes = data.draw(sub_axes(mesh))[: data.draw(st.integers(0, 4))]
     simple = mesh.simplify(axes)
     assert [mesh.index(r, simple) for r in range(mesh.size)] == [
         mesh.index(r, axes) for r in range(mesh.size)
@@ -174,12 +174,12 @@ def test_simplify_keeps_the_index(data: Any):
 @given(st.data())
 def test_without_minor_undoes_appending(data: Any):
     mesh = data.draw(meshes())
-    all_axes = data.draw(digits(mesh))
+    all_axes = data.draw(sub_axes(mesh))
     i, j = sorted(data.draw(st.tuples(*[st.integers(0, len(all_axes))] * 2)))
     major, minor = all_axes[:i], all_axes[i:j]
     whole = mesh.simplify(major + minor)
     assert mesh.without_minor(whole, minor) == mesh.simplify(major)
-    other = data.draw(digits(mesh))[: data.draw(st.integers(0, 3))]
+    other = data.draw(sub_axes(mesh))[: data.draw(st.integers(0, 3))]
     rest = mesh.without_minor(whole, other)
     if rest is not None:
         assert mesh.simplify(rest + other) == whole
@@ -189,7 +189,7 @@ def test_without_minor_undoes_appending(data: Any):
 @given(st.data())
 def test_without_takes_away_a_set_of_axes(data: Any):
     mesh = data.draw(meshes())
-    all_axes = data.draw(digits(mesh))
+    all_axes = data.draw(sub_axes(mesh))
     i, j = sorted(data.draw(st.tuples(*[st.integers(0, len(all_axes))] * 2)))
     kept, gone = all_axes[:i], all_axes[i:j]
     whole = mesh.simplify(tuple(sorted(kept + gone, key=mesh.order)))
@@ -203,7 +203,7 @@ def test_without_takes_away_a_set_of_axes(data: Any):
 @quick
 @given(meshes(), st.lists(st.integers(1, 8), max_size=3))
 def test_take_deals_devices_major_first(mesh: Mesh, counts: list[int]):
-    """None exactly where the counts do not cut the axes at digits."""
+    """None exactly where the counts do not cut the axes at sub-axes."""
     ends = list(itertools.accumulate([s for _, s in mesh.axes], lambda a, b: a * b))
     wanted = list(itertools.accumulate(counts, lambda a, b: a * b))
     assume(not wanted or wanted[-1] <= mesh.size)
@@ -282,7 +282,7 @@ def test_layouts_are_read_as_they_are_written(data: Any):
     local = LocalLayout(layout, data.draw(st.none() | shapes(rank)))
     assert parse_local(str(local)) == local
     assert parse_mesh(", ".join(f"{n} = {s}" for n, s in mesh.axes)) == mesh.axes
-    axes = data.draw(digits(mesh))
+    axes = data.draw(sub_axes(mesh))
     assert parse_axes(", ".join(map(str, axes))) == axes
 
 
@@ -416,7 +416,7 @@ def merged_dims(draw: Any) -> Factors:
 def test_compose_is_the_inverse_of_assign(data: Any):
     mesh, factors = data.draw(meshes()), data.draw(merged_dims())
     dim = factors.operands[0][0]
-    axes = mesh.simplify(data.draw(digits(mesh))[: data.draw(st.integers(0, 3))])
+    axes = mesh.simplify(data.draw(sub_axes(mesh))[: data.draw(st.integers(0, 3))])
     assigned, whole = factors.assign(dim, axes, mesh)
     if whole:
         assert factors.compose(dim, assigned, mesh) == axes
@@ -431,7 +431,7 @@ def test_assign_is_the_inverse_of_compose(data: Any):
     mesh, factors = data.draw(meshes()), data.draw(merged_dims())
     dim = factors.operands[0][0]
     hands: dict[str, list[Axis]] = {f: [] for f in dim}
-    for a in data.draw(digits(mesh)):
+    for a in data.draw(sub_axes(mesh)):
         hand = data.draw(st.integers(0, len(dim)))
         if hand < len(dim):
             hands[dim[hand]].append(a)

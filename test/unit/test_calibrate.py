@@ -93,7 +93,7 @@ def check_interference(interference: float, slower: float, call: float, off: flo
 
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_averages_out(seed: int) -> None:
-    """Each measurement up to 20% off: so are numbers that few of them show; those of the wires,
+    """Each measurement up to 20% off: so are numbers that few of them show; those of the links,
     which most of them show, are found within 10%."""
     noise = np.random.default_rng(seed).uniform(-0.2, 0.2, len(PROBES))
     found = fit(of_functions(COMPILED.module), seconds_on(KNOWN) * np.exp(noise), START, PAIRS)
@@ -214,16 +214,16 @@ def test_rates_that_nothing_shows_are_named() -> None:
 
 @ONCE
 def test_the_largest_probes_give_the_relative_model() -> None:
-    """A byte of a collective costs what the wire takes for it, by its kind, and some more for
+    """A byte of a collective costs what the link takes for it, by its kind, and some more for
     latencies and copies; one of calculation what memory takes for it, or flops in its place."""
     c, times = calibration().relative, KNOWN.times
-    (wire,) = KNOWN.levels
+    (link,) = KNOWN.levels
     between = [k for k in times if "reduce" not in k]
     for beta, kinds in (
         (c.beta1, ["all_reduce", "reduce_scatter"]), (c.beta2, between), (c.gamma, ["all_reduce"])
     ):  # fmt: skip
         least, most = (each(times[k] for k in kinds) for each in (min, max))
-        assert least / wire.bandwidth < beta < 2 * most / wire.bandwidth
+        assert least / link.bandwidth < beta < 2 * most / link.bandwidth
     assert KNOWN.memory_bandwidth is not None
     assert 1 / KNOWN.memory_bandwidth < c.alpha < 5 / KNOWN.memory_bandwidth
 

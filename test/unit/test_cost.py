@@ -155,17 +155,19 @@ def test_ops_cost_the_same_with_and_without_ir(name: str) -> None:
 
 
 def ring(mesh: Mesh, axes: Axes, size: float, rounds: int) -> float:
-    """A ring round by round: each device sends a part to the next, over the wires between them;
+    """A ring round by round: each device sends a part to the next, over the links between them;
     the slowest of a round is waited for. The slowest group counts."""
     found = []
     for group in mesh.groups(axes):
         links = []
         for a, b in zip(group, (*group[1:], group[0]), strict=True):
-            units = mesh.wires.units
-            wires = next(
-                l for l, u in zip(mesh.wires.levels, units, strict=True) if a // u == b // u
+            units = mesh.cluster_or_default.units
+            link = next(
+                l
+                for l, u in zip(mesh.cluster_or_default.levels, units, strict=True)
+                if a // u == b // u
             )
-            links.append(wires.latency + size / len(group) / wires.bandwidth)
+            links.append(link.latency + size / len(group) / link.bandwidth)
         found.append(sum(max(links) for _ in range(rounds)))
     return max(found)
 
@@ -266,16 +268,16 @@ def test_a_collective(op: str, out: str, received: int, seconds: float) -> None:
 )  # fmt: skip
 def test_a_library_may_be_slower(op: str, out: str, received: int, seconds: float) -> None:
     """Each message takes three times as long as the formula says; what is copied, as long. So the
-    latencies and bytes of wires of a third of the speed."""
+    latencies and bytes of links of a third of the speed."""
     kind = op.split(maxsplit=1)[0].removeprefix("dist.")
     program = shardir.compile(LOCAL.format(op=op, out=out), "").module
-    wires = tuple(
+    links = tuple(
         l._replace(bandwidth=l.bandwidth / 3, latency=3 * l.latency) for l in CLUSTER.levels
     )
     slow, slower, other = (
         report(program, c)[0].ops[0]
         for c in (
-            replace(CLUSTER, levels=wires), replace(CLUSTER, collectives=((kind, 3.0),)),
+            replace(CLUSTER, levels=links), replace(CLUSTER, collectives=((kind, 3.0),)),
             replace(CLUSTER, collectives=(("gather", 3.0),)),
         )
     )  # fmt: skip
@@ -315,7 +317,7 @@ def test_several_values_are_put_into_one_buffer() -> None:
 def test_a_function_is_the_sum_of_its_ops() -> None:
     module = shardir.compile_file(EXAMPLES / "digits.ir", "train").module
     step = next(f for f in report(module, clusters.load("pod2048")) if f.name == "step")
-    assert step.mesh.wires.units == (4,)
+    assert step.mesh.cluster_or_default.units == (4,)
     parts = step.calculation + sum(s for _, s in step.communication.values())
     assert step.seconds == pytest.approx(parts) == pytest.approx(sum(c.seconds for c in step.ops))
     assert set(step.communication) == {DP, TP}

@@ -111,7 +111,8 @@ LOCAL_FIRST = (*PIPELINE[:2], "lower-to-spmd", "distributed-autodiff", "simplify
 
 
 def odd_layout(draw: random.Random, shape: Shape) -> Layout:
-    """Digits and axes in any order over the dimensions, half of them with sizes that are stated."""
+    """Sub-axes and axes in any order over the dimensions, half of them with sizes that are
+    stated."""
     pieces = [*draw.choice(PIECES)]
     draw.shuffle(pieces)
     places = [draw.randint(0, len(shape)) for _ in pieces]

@@ -32,8 +32,8 @@ TYPES = """
 def cost(body: str, latency: float = 0.0, interference: float = 0.0) -> FunctionCost:
     """Of a function of %x [2, 4], a part over b, %u [2, 4], a part over a, and %w [4, 4]. A product
     of 4 x 4 takes 0.128 s. To gather %x takes a latency and 0.032 s, as does %u."""
-    wires = f"{{bandwidth = 1e3, latency = {latency}}}"
-    levels = ", ".join(f"{name} = 2 {wires}" for name in ("pair", "shelf"))
+    links = f"{{bandwidth = 1e3, latency = {latency}}}"
+    levels = ", ".join(f"{name} = 2 {links}" for name in ("pair", "shelf"))
     text = (
         f"dist.cluster @c <levels [{levels}], flops {{f32 = 1e3}}, interference = {interference}>\n"
         + MESH + TYPES
@@ -68,7 +68,7 @@ def wait(name: str) -> str:
         ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.2, 0.0, 0.232),  # it hides the product
         ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.01, 0.5, 0.144),  # half of its bytes' time
         ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.01, 1.0, 0.16),  # all but its latency
-        # over the same wires one behind the other
+        # over the same links one behind the other
         ([start("g"), start("h"), wait("g"), wait("h")], 0.01, 0.0, 0.084),
         # over others at once
         ([start("g"), start("h", "u"), wait("g"), wait("h")], 0.01, 0.0, 0.042),

@@ -26,8 +26,8 @@ from shardir.algebra.placements import (
     Partial,
     Replicate,
     Shard,
-    digits,
     from_placements,
+    sub_axes,
     to_placements,
 )
 
@@ -171,7 +171,7 @@ def test_placements() -> None:
 
 def test_one_device_mesh_for_several_layouts() -> None:
     rows, columns = parse_layout("@m, [{d:(1)2}, {}]"), parse_layout("@m, [{}, {d}]")
-    dims = digits(ODD, rows, columns)
+    dims = sub_axes(ODD, rows, columns)
     assert dims == (Axis("a"), Axis("d", 1, 2), Axis("d", 2, 2))
     for layout in (rows, columns):
         _, placements = to_placements(layout, ODD, (4, 4), dims)
@@ -180,7 +180,7 @@ def test_one_device_mesh_for_several_layouts() -> None:
         to_placements(rows, ODD, (4, 4), ODD.names)
     six = Mesh("m", (("d", 6),))
     with pytest.raises(ShardirError, match="axis d of size 6 is cut in ways that cross"):
-        digits(six, parse_layout("@m, [{d:(1)2}]"), parse_layout("@m, [{d:(1)3}]"))
+        sub_axes(six, parse_layout("@m, [{d:(1)2}]"), parse_layout("@m, [{d:(1)3}]"))
 
 
 def test_what_dtensor_has_no_form_for() -> None:
@@ -239,9 +239,9 @@ def test_from_torch() -> None:
             shardir.from_dtensor(cut, Mesh("m", (("d", 4),)))
         with pytest.raises(ShardirError, match="mesh @m has no axis dp"):
             shardir.from_dtensor(spec(named, [dt.Shard(0)] * 2, (4, 6)), SQUARE)
-        digit = device_mesh((2, 2), ("d:(1)2", "d:(2)2"))
-        with pytest.raises(ShardirError, match=r"mesh dim d:\(1\)2 is a digit; of which mesh"):
-            shardir.from_dtensor(spec(digit, [dt.Shard(0), dt.Replicate()], (4, 6)))
+        sub_axis = device_mesh((2, 2), ("d:(1)2", "d:(2)2"))
+        with pytest.raises(ShardirError, match=r"mesh dim d:\(1\)2 is a sub-axis; of which mesh"):
+            shardir.from_dtensor(spec(sub_axis, [dt.Shard(0), dt.Replicate()], (4, 6)))
         turned = DeviceMesh("cpu", [[0, 2], [1, 3]])
         with pytest.raises(ShardirError, match="are not 0 to 3 in row-major order"):
             shardir.from_dtensor(spec(turned, [dt.Shard(0), dt.Replicate()], (4, 6)))

@@ -37,12 +37,12 @@ MESHES = [
 
 
 def two_levels(inner: int, outer: int, latency: float = 1e-6) -> Cluster:
-    """Wires within a node ten times as quick as those between nodes."""
+    """Links within a node ten times as quick as those between nodes."""
     node = Level("node", inner, 1e8, latency)
     return Cluster((node, Level("pod", outer, 1e7, 3 * latency)))
 
 
-WIRED = [
+LEVELLED = [
     Mesh("m", (("a", 2), ("b", 2)), two_levels(2, 2)),
     Mesh("m", (("a", 2), ("b", 2), ("c", 2)), two_levels(4, 2)),
     Mesh("m", (("a", 2), ("b", 2), ("c", 2)), two_levels(2, 4, 0.0)),
@@ -54,13 +54,13 @@ SHAPES = [(5, 7), (8, 8), (12, 1), (1, 3), (2, 3, 4), (24,), (0, 4)]
 
 @st.composite
 def layouts(draw: st.DrawFn, mesh: Mesh, rank: int, partial: bool) -> Layout:
-    """Any split over some digits of the mesh's axes; perhaps partial over one more."""
-    digits: list[Axis] = []
+    """Any split over some sub-axes of the mesh's axes; perhaps partial over one more."""
+    sub_axes: list[Axis] = []
     for name, size in mesh.axes:
         cut = draw(st.sampled_from([d for d in range(1, size + 1) if size % d == 0]))
         parts = [Axis(name, 1, cut), Axis(name, cut, size // cut)]
-        digits += [a for a in parts if a.size > 1]
-    order = draw(st.permutations(digits))
+        sub_axes += [a for a in parts if a.size > 1]
+    order = draw(st.permutations(sub_axes))
     kept: tuple[Axis, ...] = ()
     if partial and order and draw(st.booleans()):
         n = draw(st.integers(1, min(2, len(order))))
@@ -87,7 +87,7 @@ def ways(draw: st.DrawFn, stops: int, meshes: list[Mesh]) -> Way:
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
-@given(ways(2, MESHES + WIRED))
+@given(ways(2, MESHES + LEVELLED))
 def test_each_rank_ends_with_its_part(way: Way) -> None:
     mesh, shape, (source, target) = way
     plan = plan_redistribution(shape, "f32", mesh, source, target)
@@ -129,19 +129,19 @@ def time_of(mesh: Mesh, shape: Shape, layout: Layout, steps: list[Step]) -> floa
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(ways(2, MESHES + WIRED))
+@given(ways(2, MESHES + LEVELLED))
 def test_what_an_exchange_sends_and_fetches(way: Way) -> None:
     """Counted by dimension, against every piece on every rank."""
     mesh, shape, ends = way
     source, target = (l.complete for l in ends)
-    gone, levels = [0] * mesh.size, len(mesh.wires.levels)
+    gone, levels = [0] * mesh.size, len(mesh.cluster_or_default.levels)
     cases = set()
     for rank in range(mesh.size):
         case = [0] * levels
         for p in pieces(mesh, shape, source, target, rank):
             if p.holder != rank:
                 gone[p.holder] += p.elements
-                case[_level(mesh.wires.units, rank, p.holder)] += p.elements
+                case[_level(mesh.cluster_or_default.units, rank, p.holder)] += p.elements
         cases.add(tuple(case))
     crossing = mesh.clash(tuple({*mesh.cut(source.used, target.used), *target.used}))
     assert sent(mesh, shape, source, target) >= max(gone)
@@ -155,7 +155,7 @@ def price(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> float:
     n = mesh.extent(step.axes)
     if step.kind in LOCAL or n == 1:
         return 0.0
-    levels, units = mesh.wires.levels, mesh.wires.units
+    levels, units = mesh.cluster_or_default.levels, mesh.cluster_or_default.units
     group = mesh.groups(step.axes)[0]
     outermost = max(_level(units, group[0], r) for r in group)
     after, have = prod(step.layout.local_shape(mesh, shape)), prod(before.local_shape(mesh, shape))
@@ -202,19 +202,19 @@ def shortest(problem: Problem) -> float:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_the_plan_is_the_shortest_path(data: st.DataObject) -> None:
-    mesh = data.draw(st.sampled_from([MESHES[0], WIRED[0], WIRED[1], WIRED[3]]))
+    mesh = data.draw(st.sampled_from([MESHES[0], LEVELLED[0], LEVELLED[1], LEVELLED[3]]))
     shape = data.draw(st.sampled_from([(8, 8), (5, 7), (64,)]))
     source, target = (data.draw(layouts(mesh, len(shape), True)) for _ in range(2))
     found = plan_redistribution(shape, "f32", mesh, source, target).seconds
     best = shortest(Problem.of(mesh, shape, source, target))
     if mesh.cluster is None:
         assert found == pytest.approx(best, rel=1e-6, abs=1e-12)
-    assert found <= best * (1 + 1e-6)  # where wires differ, it knows more exchanges than `moves`
+    assert found <= best * (1 + 1e-6)  # where links differ, it knows more exchanges than `moves`
 
 
 @pytest.mark.parametrize("rows", [1, 4, 4096])
 def test_all_ways_at_once_are_the_plans(rows: int) -> None:
-    """On two axes of equal wires they take what A* takes, where the tensor is split evenly; where
+    """On two axes of equal links they take what A* takes, where the tensor is split evenly; where
     it is not, there is none."""
     mesh, shape = Mesh("m", (("a", 2), ("b", 4))), (64, 64 * rows)
     known = routes(mesh, 2)
@@ -368,7 +368,7 @@ def test_an_all_reduce_goes_over_the_slow_wires_with_a_part() -> None:
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
-@given(ways(2, [MESHES[0], MESHES[5], WIRED[1]]), st.integers(0, 600))
+@given(ways(2, [MESHES[0], MESHES[5], LEVELLED[1]]), st.integers(0, 600))
 def test_a_plan_keeps_to_the_memory_or_says_what_it_needs(way: Way, memory: int) -> None:
     mesh, shape, (source, target) = way
     try:

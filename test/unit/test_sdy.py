@@ -66,10 +66,10 @@ def test_one_spelling(text: str, shown: str) -> None:
 
 @st.composite
 def shardings(draw: st.DrawFn) -> Sharding:
-    digits = [X, Z, Axis("y", 1, 2), Axis("y", 2, 2), Axis("y", 4, 2)]
+    sub_axes = [X, Z, Axis("y", 1, 2), Axis("y", 2, 2), Axis("y", 4, 2)]
     rank = draw(st.integers(0, 3))
     places: list[list[Axis]] = [[] for _ in range(rank + 3)]
-    for a in draw(st.permutations(digits)):
+    for a in draw(st.permutations(sub_axes)):
         places[draw(st.integers(0, rank + 2))].append(a)
     dims, (partial, replicated, _) = places[:rank], places[rank:]
     layout = Layout("m", tuple(map(tuple, dims))).with_partial(tuple(partial))

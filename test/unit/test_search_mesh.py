@@ -20,13 +20,13 @@ search = bench.load("search")
 
 NODES = 4, 2
 FAST, SLOW = "{bandwidth = 1e+11, latency = 1e-06}", "{bandwidth = 1e+10, latency = 1e-05}"
-WIRES = {"near is fast": (FAST, SLOW), "far is fast": (SLOW, FAST)}
+LINKS = {"near is fast": (FAST, SLOW), "far is fast": (SLOW, FAST)}
 
 
-def gpt(nodes: tuple[int, int], wires: tuple[str, str], **sizes: int) -> str:
+def gpt(nodes: tuple[int, int], links: tuple[str, str], **sizes: int) -> str:
     """A step on a cluster of units of units, and a mesh of one axis."""
     text = search.STATED.sub("", search.gpt(layers=1, **sizes))
-    (near, far), (inner, outer) = nodes, wires
+    (near, far), (inner, outer) = nodes, links
     cluster = (
         f"dist.cluster @c <levels [node = {near} {inner}, pod = {far} {outer}], "
         "memory = 8000000000 {bandwidth = 1e+12}, flops {f32 = 1e+11}>\n"
@@ -58,11 +58,11 @@ def test_shapes_are_all_factorisations(axes: int):
     assert set(found) == {s for s in wanted if len(s) <= axes}
 
 
-@pytest.mark.parametrize("wires", WIRES.values(), ids=WIRES)
+@pytest.mark.parametrize("links", LINKS.values(), ids=LINKS)
 @pytest.mark.parametrize("axes", [1, 2, 3])
-def test_no_mesh_of_all_is_better(axes: int, wires: tuple[str, str]):
+def test_no_mesh_of_all_is_better(axes: int, links: tuple[str, str]):
     """Of 8, 2 x 4, 4 x 2 and 2 x 2 x 2, as far as there may be so many axes."""
-    text = gpt(NODES, wires, **SMALL)
+    text = gpt(NODES, links, **SMALL)
     names = [", ".join(f"x{i} = {n}" for i, n in enumerate(shape)) for shape in [*shapes(8, axes)]]
     least = min(objective(parse(text.replace("d = 8", mesh))) for mesh in names)
     module = parse(text)
@@ -70,19 +70,19 @@ def test_no_mesh_of_all_is_better(axes: int, wires: tuple[str, str]):
     assert isclose(objective(module), least)
 
 
-@pytest.mark.parametrize("wires", WIRES.values(), ids=WIRES)
+@pytest.mark.parametrize("links", LINKS.values(), ids=LINKS)
 def test_what_is_heavy_travels_over_fast_wires(
-    wires: tuple[str, str], capfd: pytest.CaptureFixture[str]
+    links: tuple[str, str], capfd: pytest.CaptureFixture[str]
 ):
     """Two nodes of four: tensor parallel within, data parallel across; the other way round where
     nodes are nearer to each other than the devices of one."""
-    module = parse(gpt(NODES, wires, **LARGE))
+    module = parse(gpt(NODES, links, **LARGE))
     SearchMesh().apply(Context(), module)
     assert "takes" in capfd.readouterr().err
     objective(module)
     PASSES["insert-redistributions"]()().apply(Context(), module)
     received = by_level(module)
-    fast = wires.index(FAST)
+    fast = links.index(FAST)
     assert received[fast] > 5 * received[1 - fast]
 
 

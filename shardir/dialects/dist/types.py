@@ -63,7 +63,7 @@ class MeshAttr(TextAttr[tuple[tuple[str, int], ...]]):
 @irdl_attr_definition
 class ClusterAttr(TextAttr[Cluster]):
     """`<levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000>`: what
-    devices and the wires between them can do."""
+    devices and the links between them can do."""
 
     name = "dist.devices"
 
