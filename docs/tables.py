@@ -30,7 +30,7 @@ from xdsl.ir import Attribute, Dialect
 from xdsl.irdl import IRDLOperation
 
 from shardir.algebra.errors import ShardirError
-from shardir.backend.emit import program_text
+from shardir.backend.torch.emit.program import program_text
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp, has_parts
 from shardir.dialects.text import TextAttr

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from shardir.api import compile_file as compile_file
     from shardir.api import parse as parse
     from shardir.api import run as run
-    from shardir.backend.dtensor import from_dtensor as from_dtensor
-    from shardir.backend.dtensor import to_dtensor as to_dtensor
+    from shardir.backend.torch.dtensor import from_dtensor as from_dtensor
+    from shardir.backend.torch.dtensor import to_dtensor as to_dtensor
     from shardir.dialects.nn.custom import register_custom_op as register_custom_op
 
 PLACES = {
@@ -27,8 +27,8 @@ PLACES = {
     "compile_file": "shardir.api",
     "parse": "shardir.api",
     "run": "shardir.api",
-    "from_dtensor": "shardir.backend.dtensor",
-    "to_dtensor": "shardir.backend.dtensor",
+    "from_dtensor": "shardir.backend.torch.dtensor",
+    "to_dtensor": "shardir.backend.torch.dtensor",
     "register_custom_op": "shardir.dialects.nn.custom",
 }
 __version__ = "0.1.0"

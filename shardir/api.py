@@ -29,7 +29,7 @@ from shardir.syntax.parser import parse as _parse
 from shardir.syntax.printer import print_module
 
 if TYPE_CHECKING:
-    from shardir.backend.launch import Report
+    from shardir.backend.torch.launch.ranks import Report
 
 PIPELINE = "train"
 
@@ -125,14 +125,14 @@ class Compiled:
     @property
     def program(self) -> str:
         """The Python that every rank runs."""
-        from shardir.backend.emit import program_text
+        from shardir.backend.torch.emit.program import program_text
 
         return located(self.source, lambda: program_text(self.module))
 
     def save(self, directory: str | Path, *, per_rank: bool = False) -> Path:
         """Writes a directory that needs only Python and torch; `per_rank`: also one file for
         each rank, to read."""
-        from shardir.backend.target import TorchTarget
+        from shardir.backend.torch.target import TorchTarget
 
         target = TorchTarget(per_rank=per_rank)
         located(
@@ -145,8 +145,8 @@ class Compiled:
 
     def run(self, **options: Any) -> "Report":
         """Runs it on processes of this machine, one for each rank: steps=, seed=, backend=,
-        timeout=, ... as in shardir.backend.launch.Options."""
-        from shardir.backend.launch import Options, run
+        timeout=, ... as in shardir.backend.torch.launch.ranks.Options."""
+        from shardir.backend.torch.launch.ranks import Options, run
 
         with tempfile.TemporaryDirectory(prefix="shardir-") as folder:
             return run(self.save(Path(folder) / "program"), Options(**options))
@@ -154,8 +154,8 @@ class Compiled:
 
 def run(program: "str | Path | Compiled", *, mode: str | None = None, **options: Any) -> "Report":
     """Runs a directory that was saved, an .ir file (in a mode), or what compile gave."""
-    from shardir.backend.launch import Options
-    from shardir.backend.launch import run as launch
+    from shardir.backend.torch.launch.ranks import Options
+    from shardir.backend.torch.launch.ranks import run as launch
 
     if not isinstance(program, Compiled) and not Path(program).is_dir():
         return compile_file(program, mode=mode).run(**options)

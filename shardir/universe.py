@@ -8,7 +8,7 @@ from shardir.passes import PASSES
 
 
 def torch() -> type[Target]:
-    from shardir.backend.target import TorchTarget
+    from shardir.backend.torch.target import TorchTarget
 
     return TorchTarget
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parents[1] / "shardir/backend"))  # as beside a program
+# as beside a program
+sys.path.append(f"{Path(__file__).parents[1]}/shardir/backend/torch/runtime")
 
 from runlines import RunError, run, run_lines
 

@@ -19,7 +19,7 @@ from xdsl.dialects.builtin import TensorType
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh
 from shardir.algebra.notation import mesh_of
-from shardir.backend.torch_ops import TORCH as TEXTS
+from shardir.backend.torch.ops import TORCH as TEXTS
 from shardir.dialects import nn, train
 from shardir.dialects.nn.base import Composite, TensorOp, has_parts, splits_whole
 from shardir.syntax.diagnostics import Failure

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.errors import ShardirError
-from shardir.backend.launch import LaunchError, Options
+from shardir.backend.torch.launch.ranks import LaunchError, Options
 from shardir.cost import Coefficients, clusters, report
 from shardir.syntax.files import write_text
 from shardir.tools.arguments import new_file, positive, seconds
@@ -238,7 +238,7 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str]]:
     import torch
 
     from shardir.api import compile
-    from shardir.backend.measure import times
+    from shardir.backend.torch.launch.measure import times
 
     cpu = options.backend == "gloo"
     most = options.most or MOST[options.backend]

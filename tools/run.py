@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from shardir.algebra.errors import ShardirError
-from shardir.backend.launch import LaunchError, Options, read_plan, run
-from shardir.backend.report import Progress, run_and_check, summary
+from shardir.backend.torch.launch.ranks import LaunchError, Options, read_plan, run
+from shardir.backend.torch.launch.report import Progress, run_and_check, summary
 from shardir.tools.arguments import new_file, positive, seconds
 from shardir.tools.pipelines import import_modules
 

@@ -1,7 +1,8 @@
 """Numbers that depend on nothing but a key and their place: numpy's twin of the torch runtime's.
 
-Bit for bit what shardir/backend/runtime_random.py makes on the ranks (its docstring says how), so
-that the interpreter and the emitted program start from the same parameters and inputs.
+Bit for bit equal to the numbers of shardir/backend/torch/runtime/runtime_random.py on the ranks
+(its docstring has the algorithm), so that the interpreter and the emitted program start from the
+same parameters and inputs.
 """
 
 import math

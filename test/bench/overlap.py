@@ -16,8 +16,8 @@ from plans import PLANS, alone
 from programs import gpt, mlp, transformer
 
 from shardir.api import compile
-from shardir.backend.launch import Options
-from shardir.backend.measure import times
+from shardir.backend.torch.launch.measure import times
+from shardir.backend.torch.launch.ranks import Options
 from shardir.cost import report
 from shardir.dialects.dist import is_started
 from shardir.syntax.parser import parse

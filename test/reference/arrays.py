@@ -10,7 +10,7 @@ from xdsl.ir import Operation
 
 from reference.common import Reference, dtype_of, shape_of, to_torch
 from shardir.algebra.layout import Shape
-from shardir.backend import runtime_random
+from shardir.backend.torch.runtime import runtime_random
 from shardir.dialects import nn
 from shardir.dialects.nn.base import plain
 

@@ -21,8 +21,9 @@ if sys.argv[1] == "d=3":  # as torch 2.11, which has only the older names
         if hasattr(dist, newer):
             delattr(dist, newer)
 
-sys.path.append(str(Path(__file__).parents[2] / "shardir/backend"))  # as beside a program
-from shardir.backend import runtime as rt
+# as beside a program
+sys.path.append(f"{Path(__file__).parents[2]}/shardir/backend/torch/runtime")
+from shardir.backend.torch.runtime import runtime as rt
 
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int32", "int64", "bool"]
 REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "mean": np.mean}

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "shardir/backend"))  # as beside a program
+# as beside a program
+sys.path.insert(0, f"{Path(__file__).parents[2]}/shardir/backend/torch/runtime")
 sys.path.append(str(Path(__file__).parents[1]))  # the module of the custom op's case
 
 import runtime as rt

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-import shardir.backend
-from shardir.backend import RUNTIME_FILES
+from shardir.backend.torch.runtime import FOLDER, RUNTIME_FILES
 
 PROGRAM = """\
 import torch
@@ -115,7 +114,7 @@ def write(directory: Path, program: str = PROGRAM, **changes) -> Path:
     """The directory as shard-opt would write it."""
     (directory / "data").mkdir(parents=True)
     for name in RUNTIME_FILES:
-        shutil.copy(Path(shardir.backend.__file__).parent / name, directory / name)
+        shutil.copy(FOLDER / name, directory / name)
     (directory / "program.py").write_text(program)
     (directory / "single.py").write_text(SINGLE)
     (directory / "plan.json").write_text(json.dumps({**plan(), **changes}))

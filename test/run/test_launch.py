@@ -17,9 +17,10 @@ import sample
 
 pytest.importorskip("torch")
 
-from shardir.backend import launch, report
-from shardir.backend.launch import LaunchError, Options, RunError, read_plan
-from shardir.backend.runtime_plan import PlanError, load_plan
+from shardir.backend.torch.launch import ranks as launch
+from shardir.backend.torch.launch import report
+from shardir.backend.torch.launch.ranks import LaunchError, Options, RunError, read_plan
+from shardir.backend.torch.runtime.runtime_plan import PlanError, load_plan
 from shardir.dialects.random import batch_rows, fill
 from shardir.tools import run as tool
 

@@ -32,7 +32,7 @@ from reference import shape_of
 from xdsl.dialects.builtin import ModuleOp, TensorType
 
 from shardir.algebra.layout import replicated
-from shardir.backend.emit import program_text
+from shardir.backend.torch.emit.program import program_text
 from shardir.dialects.dist import global_shape, type_layout
 from shardir.interpret.values import assemble, split
 

@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import shardir
-from shardir.backend import runtime_random
-from shardir.backend.launch import Options, run
+from shardir.backend.torch.launch.ranks import Options, run
+from shardir.backend.torch.runtime import runtime_random
 from shardir.dialects.random import fill
 
 LOSS = """

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import shardir
-from shardir.backend.launch import Options, run
+from shardir.backend.torch.launch.ranks import Options, run
 from shardir.dialects.random import fill
 
 NORMAL = {"mean": 0.0, "std": 1.0}

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 import shardir
-from shardir.backend.launch import Options, run
+from shardir.backend.torch.launch.ranks import Options, run
 from shardir.dialects.random import fill, places, seed_at, uniform
 
 PROGRAM = """

@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from shardir.backend import runtime as rt
-from shardir.backend import runtime_random
+from shardir.backend.torch.runtime import runtime as rt
+from shardir.backend.torch.runtime import runtime_random
 from shardir.dialects import random as numpy_random
 
 

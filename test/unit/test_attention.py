@@ -3,7 +3,7 @@
 import pytest
 from harness import MESH, Arg, collectives, compiled, laid_out, layout, names, parts, problem
 
-from shardir.backend.emit import program_text
+from shardir.backend.torch.emit.program import program_text
 from shardir.dialects import nn
 
 

@@ -34,7 +34,7 @@ from xdsl.ir import Operation
 import shardir
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of
-from shardir.backend.plan import plan_of
+from shardir.backend.torch.emit.plan import plan_of
 from shardir.dialects import dist, nn, train
 from shardir.dialects.builder import Builder
 from shardir.dialects.nn.base import dims_attr, int_attr

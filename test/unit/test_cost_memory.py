@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves
 from xdsl.dialects.builtin import ModuleOp, TensorType
 
 import shardir
-from shardir.backend.emit import program_text
+from shardir.backend.torch.emit.program import program_text
+from shardir.backend.torch.runtime import FOLDER
 from shardir.cost.functions import functions
 from shardir.cost.memory import MemoryUse, memory_of
 from shardir.dialects.nn.base import plain
 
-BACKEND = Path(shardir.__file__).parent / "backend"
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TYPES = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32}
 
@@ -69,7 +69,7 @@ def measured(module: ModuleOp, name: str) -> int:
 @pytest.fixture
 def one_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The first of two ranks, whose collectives end at once and give anything."""
-    monkeypatch.syspath_prepend(BACKEND)
+    monkeypatch.syspath_prepend(FOLDER)
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         yield import_module("runtime").Mesh([("d", 2)], 0)

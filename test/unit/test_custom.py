@@ -18,7 +18,7 @@ from xdsl.dialects.math import Math
 from xdsl.parser import Parser
 
 import shardir
-from shardir.backend import runtime
+from shardir.backend.torch.runtime import runtime
 from shardir.dialects import DIALECTS
 from shardir.dialects.nn import CustomOp
 from shardir.dialects.nn.custom import forget_custom_op

@@ -15,10 +15,10 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.factors import placed
 from shardir.algebra.mesh import Axis
-from shardir.backend import runtime as rt
-from shardir.backend.emit import program_text
-from shardir.backend.torch_dist import TORCH_DIST
-from shardir.backend.torch_ops import TORCH
+from shardir.backend.torch.emit.program import program_text
+from shardir.backend.torch.ops import TORCH
+from shardir.backend.torch.ops.dist import TORCH_DIST
+from shardir.backend.torch.runtime import runtime as rt
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import Composite, plain
 from shardir.interpret.evaluator import run

@@ -7,7 +7,7 @@ import pytest
 from emitted import STEP, body_of
 
 import shardir
-from shardir.backend.emit import program_text
+from shardir.backend.torch.emit.program import program_text
 from shardir.syntax.parser import parse
 
 DATA = """

@@ -12,12 +12,12 @@ from xdsl.dialects.func import FuncOp
 
 from shardir.algebra.layout import Layout, LocalLayout
 from shardir.algebra.mesh import Axis
-from shardir.backend import RUNTIME_FILES
-from shardir.backend import runtime as rt
-from shardir.backend.emit import program_text
-from shardir.backend.names import Names, comment, docstring, literal
-from shardir.backend.runtime_plan import load_plan
-from shardir.backend.target import TorchTarget
+from shardir.backend.torch.emit.names import Names, comment, docstring, literal
+from shardir.backend.torch.emit.program import program_text
+from shardir.backend.torch.runtime import RUNTIME_FILES
+from shardir.backend.torch.runtime import runtime as rt
+from shardir.backend.torch.runtime.runtime_plan import load_plan
+from shardir.backend.torch.target import TorchTarget
 from shardir.dialects import dist, train
 from shardir.dialects.nn.base import plain
 from shardir.passes.functions import set_type, update_signature, values

@@ -14,10 +14,10 @@ from xdsl.ir import Block, Region
 import shardir
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis
-from shardir.backend import runtime as rt
-from shardir.backend.einsum import contraction
-from shardir.backend.emit import program_text
-from shardir.backend.literals import number_text
+from shardir.backend.torch.emit.einsum import contraction
+from shardir.backend.torch.emit.literals import number_text
+from shardir.backend.torch.emit.program import program_text
+from shardir.backend.torch.runtime import runtime as rt
 from shardir.dialects import dist, nn
 from shardir.interpret.evaluator import run
 from shardir.syntax.parser import parse

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardir.backend import RUNTIME_FILES
+from shardir.backend.torch.runtime import FOLDER, MEASURING, RUNTIME_FILES
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -81,7 +81,7 @@ FILES = [pytest.param(room, path, id=str(path.relative_to(ROOT))) for room, path
 @pytest.mark.parametrize(("room", "path"), FILES)
 def test_imports_run_downwards(room: str, path: Path) -> None:
     assert room in FLOORS, f"{room} is on no floor; say in FLOORS which"
-    if room == "backend" and path.name in RUNTIME_FILES:
+    if path.parent == FOLDER:
         return
     for line, name in imports(path):
         first, *rest = name.split(".")
@@ -98,9 +98,9 @@ def test_imports_run_downwards(room: str, path: Path) -> None:
             assert first in LIBRARIES[room], f"{path}:{line}: {room} does without {first}"
 
 
-@pytest.mark.parametrize("name", RUNTIME_FILES)
+@pytest.mark.parametrize("name", (*RUNTIME_FILES, MEASURING))
 def test_what_is_copied_beside_programs_needs_torch_only(name: str) -> None:
-    path = ROOT / "shardir" / "backend" / name
+    path = FOLDER / name
     for line, imported in imports(path):
         first = imported.split(".")[0]
         assert first not in (KNOWN | {"shardir"}) - {"torch"}, f"{path}:{line}: {imported}"

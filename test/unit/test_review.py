@@ -13,8 +13,8 @@ import shardir
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of, parse_layout
-from shardir.backend import runtime as rt
-from shardir.backend.runtime_plan import PlanError, load_plan
+from shardir.backend.torch.runtime import runtime as rt
+from shardir.backend.torch.runtime.runtime_plan import PlanError, load_plan
 from shardir.interpret.equivalence import compare
 from shardir.syntax.diagnostics import collect_warnings
 from shardir.tools import run as shard_run

@@ -9,8 +9,8 @@ from harness import Arg, collectives, compiled, function, laid_out, layout, part
 from shardir.algebra.mesh import shard_bounds
 from shardir.algebra.notation import mesh_of
 from shardir.algebra.windows import Windows
-from shardir.backend import ops_windows
-from shardir.backend import runtime as rt
+from shardir.backend.torch.runtime import ops_windows
+from shardir.backend.torch.runtime import runtime as rt
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.movement import IntsPerDimAttr
 

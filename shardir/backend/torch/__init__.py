@@ -1,0 +1,1 @@
+"""The torch backend: programs of torch.distributed, and the start of their ranks."""

@@ -1,0 +1,152 @@
+"""Program text: a module in the local view -> Python on torch that a person can read.
+
+    %y = nn.matmul %x, %w : ...            h = x @ w
+    %z = dist.all_reduce <sum> %y over <tp> : ...
+                                        -> # all-reduce sum over tp (2 ranks), 2.0 KiB: nn.matmul
+                                           #   %y at mlp.ir:12 leaves partial sums
+                                           h = rt.all_reduce(mesh, h, "sum", ("tp",), donate=True)
+
+1. Names of values survive; a value that follows from one of its name which dies takes its variable.
+2. Every collective says why it is there, over how many ranks it goes, and its bytes per device.
+3. A train step deletes what it needs no more, and updates parameters in place.
+4. Nothing of the input becomes code: see names.py.
+"""
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation
+
+from shardir.algebra.mesh import Mesh
+from shardir.backend.torch.emit import names
+from shardir.backend.torch.emit.names import Names, comment, docstring, joined
+from shardir.backend.torch.emit.scope import Program, Scope, foreign_names
+from shardir.dialects import dist, train
+from shardir.dialects.composites import expanded
+from shardir.dialects.dist import layout_of, meshes_of
+from shardir.dialects.places import file_place
+from shardir.syntax.diagnostics import Failure
+
+
+def public_functions(module: ModuleOp) -> list[FuncOp]:
+    """The functions that become part of a program: those with a body that are not private."""
+    return [
+        op
+        for op in module.body.ops
+        if isinstance(op, FuncOp)
+        and op.body.blocks
+        and (op.sym_visibility is None or op.sym_visibility.data != "private")
+    ]
+
+
+def mesh_of(module: ModuleOp) -> Mesh | None:
+    """The one mesh of a program: the one that its layouts name, else the only one declared.
+
+    Raises:
+        Failure: there are two, or the module is not ready to be emitted.
+    """
+    meshes = meshes_of(module)
+    used: dict[str, Operation] = {}
+    for f in public_functions(module):
+        for v, owner in _values(f):
+            layout = layout_of(v)
+            if layout is None:
+                continue
+            if not dist.is_local(v.type):
+                message = "the program is still in the global view: run the pipeline `train` first"
+                raise Failure.at(owner, message)
+            used.setdefault(layout.mesh, owner)
+    if len(used) > 1:
+        both = " and ".join(f"@{n}" for n in used)
+        raise Failure.at(list(used.values())[-1], f"a program has one mesh; this one uses {both}")
+    if used:
+        return meshes[next(iter(used))]
+    return next(iter(meshes.values())) if len(meshes) == 1 else None
+
+
+def _values(f: FuncOp) -> Any:
+    for a in f.body.block.args:
+        yield a, f
+    for op in f.body.block.ops:
+        for r in op.results:
+            yield r, op
+
+
+def source_of(module: ModuleOp) -> str | None:
+    """The file that the module was read from."""
+    for op in module.body.ops:
+        if (place := file_place(op.location)) is not None:
+            return place[0]
+    return None
+
+
+def function_names(functions: Sequence[FuncOp]) -> dict[FuncOp, str]:
+    """What each function is called in the program."""
+    given = Names(name for f in functions for name in foreign_names(f))
+    return {f: given.new(f.sym_name.data, "function") for f in functions}
+
+
+def program_text(module: ModuleOp, rank: int | None = None, single: bool = False) -> str:
+    """The program: for all ranks, or with everything about one rank folded in.
+
+    Raises:
+        Failure: the module holds what the backend has no text for.
+    """
+    module = expanded(module)
+    mesh = mesh_of(module)
+    functions = public_functions(module)
+    for op in module.body.ops:
+        if isinstance(op, train.StepOp | train.GradientOp):
+            message = f"{op.name} is not differentiated yet: run the pipeline `train` first"
+            raise Failure.at(op, message)
+    if not functions:
+        raise Failure("there is no function to emit: a program needs a public one with a body")
+    called = function_names(functions)
+    program = Program(mesh, rank)
+    bodies = [Scope(program, f, called[f]).text() for f in functions]
+    lines = [_docstring(module, mesh, rank, single, sorted(program.foreign)), ""]
+    for ours in (False, True):
+        wanted = sorted(i for i in program.imports if i.startswith("torch") != ours)
+        lines += ["", *(f"import {i}" for i in wanted)] if ours else [f"import {i}" for i in wanted]
+    if program.foreign:
+        lines += ["", *comment("What custom ops are; Python must find it where this runs:")]
+        lines += [f"import {i}" for i in sorted(program.foreign)]
+    if program.aten:
+        lines += ["", "aten = torch.ops.aten"]
+    for name, literal in program.constants.items():
+        lines += ["", *joined(f"{name} = (", literal, ")", 0)]
+    for body in bodies:
+        lines += ["", "", *body]
+    lines += ["", "", 'if __name__ == "__main__":']
+    entries = [f"{names.literal(f.sym_name.data)}: {called[f]}" for f in functions]
+    end = "}, single=True)" if single else "})"
+    line = "    rt.main({" + ", ".join(entries) + end
+    if len(line) <= names.WIDTH:
+        lines.append(line)
+    else:
+        lines += ["    rt.main({", *(f"        {e}," for e in entries), f"    {end}"]
+    return "\n".join(lines) + "\n"
+
+
+def _docstring(
+    module: ModuleOp, mesh: Mesh | None, rank: int | None, single: bool, foreign: Sequence[str]
+) -> str:
+    source = source_of(module)
+    origin = f"Compiled by shardir from {PurePath(source).name if source else 'a module'}"
+    needed = f"Its custom ops need {', '.join(foreign)}, installed or in PYTHONPATH."
+    needs = [needed] if foreign else []
+    if single:
+        return docstring(f"{origin} for one device: what all ranks together are to compute.",
+                         "python single.py", *needs)  # fmt: skip
+    if mesh is None:
+        return docstring(f"{origin} for one device.", "python program.py", *needs)
+    where = f"{origin} for mesh {mesh} ({mesh.size} ranks, numbered row-major)"
+    start = f"torchrun --nproc-per-node {mesh.size} program.py, or shard-run with this directory."
+    if rank is not None:
+        at = ", ".join(f"{n} = {mesh.coordinate(rank, a)}" for (n, _), a in
+                       zip(mesh.axes, mesh.names, strict=True))  # fmt: skip
+        return docstring(f"{where}: rank {rank} ({at}) alone. To read; what runs is program.py.")
+    return docstring(f"{where}. Every rank runs this file on its own shards.", start, *needs)

@@ -1,0 +1,1 @@
+"""What runs emitted programs on this machine and measures them."""

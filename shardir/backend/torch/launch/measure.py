@@ -1,0 +1,67 @@
+"""Measures how long functions of emitted programs take on ranks of this machine.
+
+All programs run in one start of the ranks, in turns: where the speed of a shared machine drifts,
+it drifts for all of them.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardir.backend.torch.launch.ranks import LaunchError, Options, Ranks, RunError, read_plan
+from shardir.backend.torch.runtime import FOLDER, MEASURING, RUNTIME_FILES
+
+Times = list[dict[str, list[float]]]
+"""Of each program, by function: the mean seconds of a call in each round."""
+
+
+def times(
+    programs: Sequence[Path],
+    rounds: int,
+    seconds: float,
+    options: Options,
+    on_round: Callable[[int], object] | None = None,
+) -> Times:
+    """Calls every function of the programs for about so many seconds in each round.
+
+    Args:
+        programs: emitted directories, all for as many ranks.
+        on_round: hears how many rounds are done.
+
+    Raises:
+        LaunchError: the programs cannot run together, or a rank failed.
+    """
+    plans = [read_plan(p) for p in programs]
+    sizes = {plan.size for plan in plans}
+    if len(sizes) != 1:
+        raise LaunchError(f"programs for {sorted(sizes)} ranks cannot be measured together")
+    found: Times = [{} for _ in plans]
+    done = False
+
+    def take(event: dict[str, Any]) -> None:
+        nonlocal done
+        match event["event"]:
+            case "round" if on_round:
+                on_round(event["done"])
+            case "times":
+                found[event["program"]][event["function"]] = event["seconds"]
+            case "done":
+                done = True
+
+    with tempfile.TemporaryDirectory(prefix="shardir-measure-") as folder:
+        here = Path(folder)
+        for name in (*RUNTIME_FILES, MEASURING):
+            shutil.copyfile(FOLDER / name, here / name)
+        turns = {
+            "programs": [str(p.directory.resolve()) for p in plans],
+            "rounds": rounds,
+            "seconds": seconds,
+        }
+        (here / "turns.json").write_text(json.dumps(turns))
+        Ranks(here / MEASURING, sizes.pop(), options).run(take)
+    if not done:
+        raise RunError("the ranks ended without a report")
+    return found

@@ -1,0 +1,179 @@
+"""What shard-run shows: progress, results, and the comparison with one device."""
+
+import math
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from shardir.backend.torch.launch.ranks import LaunchError, Options, Report, run
+from shardir.backend.torch.runtime.runtime_plan import Plan
+
+COMPARED_STEPS = 20
+# How far two runs may differ, relatively, where the sums are added up in another order.
+TOLERANCES = {"f64": 1e-9, "f32": 1e-4, "bf16": 2e-2, "f16": 2e-2}
+
+
+class Progress:
+    """Shows the events of a run: a bar on a terminal, else a line every so many steps."""
+
+    def __init__(self, label: str, steps: int, log_every: int, out: TextIO | None = None):
+        self.label, self.steps, self.log_every = label, steps, log_every
+        self.out = out or sys.stdout
+        self._bar: Any = None
+        self._tasks: dict[str, Any] = {}
+
+    @contextmanager
+    def shown(self) -> Iterator["Progress"]:
+        """The bar, as long as the run lasts."""
+        if not self.out.isatty():
+            yield self
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                   TextColumn("loss {task.fields[loss]}"), TimeRemainingColumn())  # fmt: skip
+        with Bar(*columns, console=Console(file=self.out)) as self._bar:
+            yield self
+        self._bar = None
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Takes one event of rank 0."""
+        if event["event"] != "steps":
+            return
+        name, first, losses = event["function"], event["first"], event["losses"]
+        if self._bar is not None:
+            if name not in self._tasks:
+                label = f"{self.label}{name}"
+                self._tasks[name] = self._bar.add_task(label, total=self.steps, loss="")
+            task, done = self._tasks[name], first + len(losses) - 1
+            self._bar.update(task, completed=done, loss=f"{losses[-1]:.6g}")
+            return
+        for step, loss in enumerate(losses, first):
+            if step in (1, self.steps) or step % self.log_every == 0:
+                text = f"{self.label}{name}: step {step}/{self.steps}  loss {loss:.6g}"
+                print(text, file=self.out, flush=True)
+
+
+def summary(report: Report) -> list[str]:
+    """The lines that end a run."""
+    lines = [f"{report.ranks} {_plural('rank', report.ranks)} on {report.backend}"]
+    for name, losses in report.losses.items():
+        count = len(losses)
+        rate = report.steps_per_second.get(name, math.nan)
+        lines.append(
+            f"{name}: {count} {_plural('step', count)}, final loss {losses[-1]:.6g},"
+            f" {rate:.1f} steps/s"
+        )
+    for result in report.results:
+        lines.append(f"{result['function']}: {result['name']} = {_value(result)}")
+    return lines
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else word + "s"
+
+
+def _value(result: dict[str, Any]) -> str:
+    value, shape = result["value"], list(result["shape"])
+    if not shape and value is not None:
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+    kind = f"{result['dtype']} {shape}"
+    if value is None or math.prod(shape) > 16:
+        return f"{kind} (--dump FILE writes it)"
+    return f"{np.array2string(np.array(value), precision=6, separator=', ')} ({kind})"
+
+
+# ---- --check ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far what many ranks computed is from what one device computed."""
+
+    what: str
+    difference: float
+    allowed: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it is within what rounding explains; a NaN never is."""
+        return self.difference <= self.allowed
+
+    def __str__(self) -> str:
+        verdict = "agree" if self.agrees else "DISAGREE"
+        return (
+            f"check: {self.what}: largest relative difference {self.difference:.2g}"
+            f" (allowed {self.allowed:.2g}): {verdict}"
+        )
+
+
+def run_and_check(
+    plan: Plan, options: Options, progress: Progress
+) -> tuple[Report, list[Difference]]:
+    """Runs on all ranks and on one device, and compares losses and results."""
+    if plan.single is None:
+        raise LaunchError(
+            "--check: there is no program for one device to check against: this one was compiled"
+            " from a program that is already written per rank"
+        )
+    with tempfile.TemporaryDirectory(prefix="shard-check-") as folder:
+        ranks, single = options.dump or Path(folder) / "ranks.npz", Path(folder) / "single.npz"
+        with progress.shown():
+            report = run(plan.directory, replace(options, dump=ranks), on_event=progress)
+        alone = Progress("one device: ", progress.steps, progress.log_every, progress.out)
+        with alone.shown():
+            run(plan.directory, replace(options, dump=single), program=plan.single, on_event=alone)
+        with np.load(ranks) as ours, np.load(single) as theirs:
+            return report, compare(plan, dict(ours), dict(theirs), options.steps)
+
+
+def compare(plan: Plan, ours: dict, theirs: dict, steps: int) -> list[Difference]:
+    """The differences of the first losses of each step, and of the results of each function.
+
+    Results come after all the steps, and rounding errors grow with them: so does what is allowed.
+    """
+    found = []
+    for function in plan.functions:
+        dtypes = {value.dtype for value in (*function.args, *function.results)}
+        dtypes.add(function.narrowest)
+        allowed = max((TOLERANCES[d] for d in dtypes if d in TOLERANCES), default=0.0)
+        key = f"losses/{function.name}"
+        if function.kind == "step" and key in ours:
+            a, b = ours[key][:COMPARED_STEPS], theirs[key][:COMPARED_STEPS]
+            # Step by step: a late loss may be a thousandth of the first one.
+            each = [_difference(x, y) for x, y in zip(a, b, strict=True)]
+            what = f"{function.name}'s losses in the first {len(each)} {_plural('step', len(each))}"
+            found.append(Difference(what, _largest(each), allowed))
+        if function.kind == "function":
+            growth = max(1.0, steps / COMPARED_STEPS)
+            for i, result in enumerate(function.results):
+                key = f"results/{function.name}/{i}"
+                if key in ours:
+                    what = f"{function.name}'s {result.name}"
+                    difference = _difference(ours[key], theirs[key])
+                    found.append(Difference(what, difference, allowed * growth))
+    return found
+
+
+def _largest(values: list[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
+
+
+def _difference(a: Any, b: Any) -> float:
+    """The largest difference relative to the largest number."""
+    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if a.shape != b.shape:
+        return math.inf
+    if a.size == 0 or np.array_equal(a, b):
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        scale = max(float(np.abs(b).max()), 1e-30)
+        return float(np.abs(a - b).max()) / scale

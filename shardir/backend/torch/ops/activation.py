@@ -1,0 +1,59 @@
+"""Activations."""
+
+from collections.abc import Callable
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.ops.elementwise import method
+from shardir.dialects import nn
+from shardir.dialects.nn.base import float_of
+
+
+def _function(call: str, *options: str) -> Callable[[Scope, Operation], Text]:
+    """A call of torch.nn.functional, with the numbers of these properties."""
+
+    def entry(s: Scope, op: Operation) -> Text:
+        s.use("torch.nn.functional as F")
+        given = [s.operand(op.operands[0]), *(repr(float_of(op, n)) for n in options)]
+        return f"F.{call}({', '.join(given)})"
+
+    return entry
+
+
+def _grad(call: str, last: str = "") -> Callable[[Scope, Operation], Text]:
+    def entry(s: Scope, op: Operation) -> Text:
+        s.use("aten")
+        saved, dy = op.operands
+        return f"aten.{call}({s.operand(dy)}, {s.operand(saved)}{last})"
+
+    return entry
+
+
+def _gelu(s: Scope, op: nn.GeluOp) -> Text:
+    s.use("torch.nn.functional as F")
+    form = "" if op.exact is not None else ', approximate="tanh"'
+    return f"F.gelu({s.operand(op.x)}{form})"
+
+
+def _gelu_grad(s: Scope, op: nn.GeluGradOp) -> Text:
+    form = "" if op.exact is not None else ', approximate="tanh"'
+    return _grad("gelu_backward", form)(s, op)
+
+
+TORCH: dict[type[Operation], Callable[..., Text]] = {
+    nn.ReluOp: method("relu"),
+    nn.ReluGradOp: _grad("threshold_backward", ", 0"),
+    nn.TanhOp: method("tanh"),
+    nn.TanhGradOp: _grad("tanh_backward"),
+    nn.SigmoidOp: method("sigmoid"),
+    nn.SigmoidGradOp: _grad("sigmoid_backward"),
+    nn.SiluOp: _function("silu"),
+    nn.SiluGradOp: _grad("silu_backward"),
+    nn.GeluOp: _gelu,
+    nn.GeluGradOp: _gelu_grad,
+    nn.SoftplusOp: _function("softplus"),
+    nn.LeakyReluOp: _function("leaky_relu", "slope"),
+    nn.EluOp: _function("elu", "alpha"),
+    nn.HardtanhOp: _function("hardtanh", "min", "max"),
+}

@@ -1,0 +1,48 @@
+"""Attention."""
+
+from collections.abc import Callable
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.dialects import nn
+from shardir.dialects.nn.base import float_of
+
+
+def _options(s: Scope, op: nn.AttentionOp | nn.AttentionGradOp) -> list[str]:
+    """The arguments of torch's call. It knows causal attention of all rows, without a mask."""
+    masks = [s.operand(op.mask)] if op.mask is not None else []
+    out = []
+    rows = len(s.shape_of(op.q)) - 2
+    if op.causal is not None and (masks or s.parts(op.q, rows) > 1):
+        s.use("ops_attention")
+        given = [s.operand(op.q), s.operand(op.k), s.start(op.q, rows), *masks]
+        out.append(f"attn_mask=ops_attention.causal({', '.join(given)})")
+    elif op.causal is not None:
+        out.append("is_causal=True")
+    elif masks:
+        out.append(f"attn_mask={masks[0]}")
+    if op.scale is not None:
+        out.append(f"scale={float_of(op, 'scale')!r}")
+    q, k = s.whole(op.q), s.whole(op.k)
+    if len(q) > 2 and q[-3] != k[-3]:
+        out.append("enable_gqa=True")
+    return out
+
+
+def _attention(s: Scope, op: nn.AttentionOp) -> Text:
+    s.use("torch.nn.functional as F")
+    given = [s.operand(v) for v in (op.q, op.k, op.v)]
+    return f"F.scaled_dot_product_attention({', '.join([*given, *_options(s, op)])})"
+
+
+def _attention_grad(s: Scope, op: nn.AttentionGradOp) -> Text:
+    s.use("ops_attention")
+    given = [s.operand(v) for v in (op.q, op.k, op.v, op.dy)]
+    return f"ops_attention.backward({', '.join([*given, *_options(s, op)])})"
+
+
+TORCH: dict[type[Operation], Callable[..., Text]] = {
+    nn.AttentionOp: _attention,
+    nn.AttentionGradOp: _attention_grad,
+}

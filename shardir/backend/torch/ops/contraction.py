@@ -1,0 +1,22 @@
+"""Contractions."""
+
+from collections.abc import Callable
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.einsum import contraction
+from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.dialects import nn
+
+
+def _contraction(s: Scope, op: nn.Contraction) -> Text:
+    x, y, z = op.letters
+    sizes = {c: s.size(op.out, d) for d, c in enumerate(z)}
+    made = s.operand(op.lhs), s.operand(op.rhs)
+    return contraction((x, y, z), made, sizes)
+
+
+TORCH: dict[type[Operation], Callable[..., Text]] = {
+    nn.EinsumOp: _contraction,
+    nn.MatmulOp: _contraction,
+}

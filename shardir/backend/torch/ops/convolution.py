@@ -1,0 +1,118 @@
+"""Convolutions and pools: torch's own calls where they can be written so, else a helper of
+ops_sliding."""
+
+from collections.abc import Callable, Sequence
+
+from xdsl.ir import Operation, SSAValue
+
+from shardir.backend.torch.emit.names import tuple_text
+from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.dialects import nn
+from shardir.dialects.nn.convolution import Convolving, groups_of
+from shardir.dialects.nn.windows import SPATIAL, Slide
+
+
+def numbers(values: Sequence[int]) -> str:
+    return tuple_text(list(map(str, values)))
+
+
+def per_dimension(values: Sequence[int]) -> str:
+    """One number where all dimensions have the same."""
+    return str(values[0]) if len(set(values)) == 1 else numbers(values)
+
+
+def slide_texts(found: Sequence[Slide]) -> list[str]:
+    """Stride, padding and dilation."""
+    padding = [n for s in found for n in (s.low, s.high)]
+    return [
+        numbers([s.stride for s in found]),
+        numbers(padding),
+        numbers([s.dilation for s in found]),
+    ]
+
+
+def plain(s: Scope, found: Sequence[Slide], *values: SSAValue) -> bool:
+    """Whether torch's own call does: padded alike on both sides, something on every rank, and no
+    windows of a split dimension."""
+    rows = s.shape_of(values[0])[SPATIAL:]
+    still = any(f.passes and f.kernel == n == 1 for f, n in zip(found, rows, strict=True))
+    return (
+        len(found) <= 3 and all(f.low == f.high for f in found)
+        and not (still and len(found) > 1)
+        and not any(s.may_be_empty(v, d) for v in values for d in range(len(s.shape_of(v))))
+    )  # fmt: skip
+
+
+def options(found: Sequence[Slide], groups: str = "1") -> str:
+    """What of torch's options is not the default."""
+    given = {
+        "stride": ([f.stride for f in found], 1),
+        "padding": ([f.low for f in found], 0),
+        "dilation": ([f.dilation for f in found], 1),
+    }
+    texts = [
+        f"{name}={per_dimension(values)}"
+        for name, (values, default) in given.items()
+        if set(values) != {default}
+    ]
+    return "".join(f", {t}" for t in [*texts, *([f"groups={groups}"] if groups != "1" else [])])
+
+
+def _groups(s: Scope, op: Convolving) -> str:
+    """The groups of which this rank has channels."""
+    x, w, _ = op.ends(op.operands, op.results)
+    if groups_of(s.whole(x), s.whole(w)) == 1:
+        return "1"
+    if s.whole(w)[1] == 1:
+        return s.size(x, 1)
+    return str(s.shape_of(x)[1] // s.shape_of(w)[1])
+
+
+def _conv(s: Scope, op: nn.ConvOp) -> Text:
+    found, groups = op.slides(), _groups(s, op)
+    operands = f"{s.operand(op.x)}, {s.operand(op.weight)}"
+    if plain(s, found, op.x, op.weight):
+        s.use("torch.nn.functional as F")
+        return f"F.conv{len(found)}d({operands}{options(found, groups)})"
+    s.use("ops_sliding as sliding")
+    return f"sliding.conv({operands}, {', '.join(slide_texts(found))}, {groups})"
+
+
+def _helper(name: str) -> Callable[[Scope, Convolving], Text]:
+    def entry(s: Scope, op: Convolving) -> Text:
+        s.use("ops_sliding as sliding")
+        given = [*(s.operand(v) for v in op.operands), tuple_text(s.sizes(op.results[0]))]
+        given += [*slide_texts(op.slides()), _groups(s, op)]
+        return f"sliding.{name}({', '.join(given)})"
+
+    return entry
+
+
+def _max_pool(s: Scope, op: nn.MaxPoolOp) -> Text:
+    found, x = op.slides(), s.operand(op.x)
+    kernel, (stride, padding, _) = numbers(op.window.data), slide_texts(found)
+    if plain(s, found, op.x):
+        s.use("torch.nn.functional as F")
+        given = [
+            per_dimension(v)
+            for v in zip(*((f.kernel, f.stride, f.low) for f in found), strict=True)
+        ]
+        return f"F.max_pool{len(found)}d({x}, {', '.join(given)})"
+    s.use("ops_sliding as sliding")
+    return f"sliding.max_pool({x}, {kernel}, {stride}, {padding})"
+
+
+def _max_pool_grad(s: Scope, op: nn.MaxPoolGradOp) -> Text:
+    s.use("ops_sliding as sliding")
+    stride, padding, _ = slide_texts(op.slides())
+    given = [*(s.operand(v) for v in op.operands), numbers(op.window.data), stride, padding]
+    return f"sliding.max_pool_grad({', '.join(given)})"
+
+
+TORCH: dict[type[Operation], Callable[..., Text]] = {
+    nn.ConvOp: _conv,
+    nn.ConvTransposeOp: _helper("conv_transpose"),
+    nn.ConvWeightOp: _helper("conv_weight"),
+    nn.MaxPoolOp: _max_pool,
+    nn.MaxPoolGradOp: _max_pool_grad,
+}

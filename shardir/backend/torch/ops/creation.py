@@ -1,0 +1,68 @@
+"""Ops without operands."""
+
+from collections.abc import Callable
+
+from xdsl.ir import Operation, SSAValue
+
+from shardir.backend.torch.emit.literals import number_text
+from shardir.backend.torch.emit.names import axes_text, tuple_text
+from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.dialects import nn
+from shardir.dialects.nn.base import axis_of
+from shardir.dialects.nn.creation import dense_values
+
+
+def _constant(s: Scope, op: nn.ConstantOp) -> Text:
+    values = dense_values(op.value)
+    element, flat = s.element(op.out), values.reshape(-1)
+    if not flat.size:
+        shape = tuple_text(s.sizes(op.out))
+        return f"torch.empty({shape}, dtype={s.dtype(op.out)}, device=mesh.device)"
+    if op.value.is_splat() or len(set(flat.tolist())) == 1:
+        text = number_text(flat[0].item(), element)
+        shape = tuple_text(s.sizes(op.out))
+        return f"torch.full({shape}, {text}, dtype={s.dtype(op.out)}, device=mesh.device)"
+    s.use("ops_runtime as ops")
+    numbers = [number_text(n, element) for n in flat.tolist()]
+    name = s.program.constant(numbers)
+    shape = tuple_text(list(map(str, values.shape)))
+    given = f"mesh, {name}, {shape}, {s.dtype(op.out)}"
+    s.storages.pin(op.out)
+    if all(s.parts(op.out, d) == 1 for d in range(values.ndim)):
+        return f"ops.constant({given})"
+    return f"ops.constant({given}, {part_text(s, op.out)})"
+
+
+def _iota(s: Scope, op: nn.IotaOp) -> Text:
+    """Counted in one dimension; the others only repeat it."""
+    sizes = s.sizes(op.out)
+    dim = axis_of(op.properties, "dim", len(sizes))
+    start = s.start(op.out, dim)
+    stop = sizes[dim] if start == "0" else f"{start} + {sizes[dim]}"
+    given = stop if start == "0" else f"{start}, {stop}"
+    text = f"torch.arange({given}, dtype={s.dtype(op.out)}, device=mesh.device)"
+    if len(sizes) == 1:
+        return text
+    column = ["1"] * len(sizes)
+    column[dim] = sizes[dim]
+    s.storages.pin(op.out)
+    return f"{text}.view({tuple_text(column)}).expand({tuple_text(sizes)})"
+
+
+def part_text(s: Scope, v: SSAValue) -> str:
+    """The rows [start, stop) of each dimension of a value that this rank holds."""
+    bounds = []
+    for d, n in enumerate(s.whole(v)):
+        if s.parts(v, d) == 1:
+            bounds.append(f"(0, {n})")
+        elif s.rank is not None:
+            bounds.append(str(s.bounds(v, d)))
+        else:
+            bounds.append(f"mesh.bounds({n}, {axes_text(s.axes(v, d))})")
+    return tuple_text(bounds)
+
+
+TORCH: dict[type[Operation], Callable[..., Text]] = {
+    nn.ConstantOp: _constant,
+    nn.IotaOp: _iota,
+}

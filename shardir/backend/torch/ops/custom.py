@@ -1,0 +1,45 @@
+"""Custom ops: calls of functions in modules that the embedder registered.
+
+Which module is imported and which function called follows from what Python registered, never from
+the program's text; of that, options are given by name, and their values are literals.
+"""
+
+from math import isfinite
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.names import RESERVED, literal, tuple_text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.runtime import RUNTIME_FILES
+from shardir.dialects import nn
+from shardir.dialects.nn.custom import Value
+from shardir.syntax.diagnostics import Failure
+
+TAKEN = (RESERVED - {"torch"}) | {"program", "single", *(f.split(".")[0] for f in RUNTIME_FILES)}
+"""Modules that are another thing in a program, or lie beside it."""
+
+
+def value_text(value: Value) -> str:
+    """A value as a literal."""
+    if isinstance(value, str):
+        return literal(value)
+    if isinstance(value, tuple):
+        return tuple_text([value_text(v) for v in value])
+    return repr(value) if isfinite(value) else f'float("{value}")'
+
+
+def _custom(s: Scope, op: nn.CustomOp) -> Text:
+    if (found := op.custom.function) is None:
+        raise Failure.at(op, str(op.lacks("function in torch", 'torch="module:function"')))
+    module, function = found
+    if module.split(".")[0] in TAKEN:
+        raise Failure.at(
+            op, f"[T11] programs have another {module.split('.')[0]} than the module of "
+            f'"{op.callee.data}": give that another name'
+        )  # fmt: skip
+    s.program.foreign.add(module)
+    options = [f"{name}={value_text(v)}" for name, v in op.values.items()]
+    return f"{module}.{function}({', '.join([*map(s.operand, op.operands), *options])})"
+
+
+TORCH: dict[type[Operation], Entry] = {nn.CustomOp: _custom}

@@ -1,0 +1,32 @@
+"""Positions."""
+
+from collections.abc import Callable
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.dialects import nn
+from shardir.dialects.nn.base import float_of
+
+
+def _rotary(s: Scope, op: nn.RotaryOp) -> Text:
+    s.use("ops_positions")
+    given = [s.operand(op.x), s.operand(op.positions), repr(float_of(op, "base"))]
+    given += ["interleaved=True"] if op.pairing.data == "interleaved" else []
+    given += ["reverse=True"] if op.reverse is not None else []
+    return f"ops_positions.rotary({', '.join(given)})"
+
+
+def _sinusoid(s: Scope, op: nn.SinusoidOp) -> Text:
+    s.use("ops_positions")
+    last = len(s.shape_of(op.out)) - 1
+    given = [s.operand(op.positions), s.start(op.out, last), s.size(op.out, last)]
+    given += [str(s.whole(op.out)[last]), repr(float_of(op, "base")), s.dtype(op.out)]
+    given += ["interleaved=True"] if op.pairing.data == "interleaved" else []
+    return f"ops_positions.sinusoid({', '.join(given)})"
+
+
+TORCH: dict[type[Operation], Callable[..., Text]] = {
+    nn.RotaryOp: _rotary,
+    nn.SinusoidOp: _sinusoid,
+}

@@ -1,0 +1,40 @@
+"""Random numbers."""
+
+from collections.abc import Callable
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.names import literal, tuple_text
+from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.ops.creation import part_text
+from shardir.dialects import nn
+from shardir.dialects.nn.base import float_of, int_of
+
+
+def _random(s: Scope, op: nn.RandomOp) -> Text:
+    s.use("ops_random")
+    how = op.distribution
+    params = ", ".join(f"{literal(n)}: {x!r}" for n, x in how.values.items())
+    shape = tuple_text(list(map(str, s.whole(op.out))))
+    return (
+        f"ops_random.draw({literal(how.kind)}, {{{params}}}, {shape}, {part_text(s, op.out)}, "
+        f"{s.operand(op.key)}, {int_of(op.properties, 'stream')}, {s.dtype(op.out)})"
+    )
+
+
+def _dropout(s: Scope, op: nn.DropoutOp) -> Text:
+    p = float_of(op, "p")
+    if p == 0:
+        return op.x
+    s.use("ops_random")
+    shape = tuple_text(list(map(str, s.whole(op.x))))
+    return (
+        f"ops_random.dropout({s.operand(op.x)}, {p!r}, {shape}, {part_text(s, op.x)}, "
+        f"{s.operand(op.key)}, {int_of(op.properties, 'stream')})"
+    )
+
+
+TORCH: dict[type[Operation], Callable[..., Text]] = {
+    nn.RandomOp: _random,
+    nn.DropoutOp: _dropout,
+}

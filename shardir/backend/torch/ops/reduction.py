@@ -1,0 +1,110 @@
+"""Reductions."""
+
+from collections.abc import Callable
+from math import prod
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.names import tuple_text
+from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.dialects import nn
+from shardir.dialects.nn.base import axis_of, dims_of, int_of
+
+
+def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
+    """A mean over a split dimension: this rank's contribution to the sum of all over their
+    number."""
+    dims = dims_of(op.properties, "dims", len(s.shape_of(op.x)))
+    if not dims:
+        return op.x
+    x, keep = s.operand(op.x), op.keep is not None
+    at = _dims(dims, len(s.shape_of(op.x)), keep)
+    tail = [", keepdim=True"] if keep else []
+    kind = op.kind.data
+    if kind in ("max", "min"):
+        if any(s.may_be_empty(op.x, d) for d in dims):
+            s.use("ops_runtime as ops")
+            helper = "greatest" if kind == "max" else "least"
+            return f"ops.{helper}({x}, {tuple_text(list(map(str, dims)))}{', keep=True' * keep})"
+        return f"{x}.a{kind}({at}{''.join(tail)})"
+    if kind in ("any", "all"):
+        return f"{x}.{kind}({at}{''.join(tail)})"
+    if kind == "prod":
+        return _prod(s, op, dims)
+    if kind == "sum":
+        typed = [] if s.is_float(op.x) else [f"dtype={s.dtype(op.x)}"]
+        return f"{x}.sum({', '.join([*([at] if at else []), *(t[2:] for t in tail), *typed])})"
+    split = [d for d in dims if s.parts(op.x, d) > 1]
+    if not split:
+        return f"{x}.mean({at}{''.join(tail)})"
+    if all(s.is_even(op.x, d) for d in split):
+        return f"{x}.mean({at}{''.join(tail)}) / {prod(s.parts(op.x, d) for d in split)}"
+    total = prod(s.whole(op.x)[d] for d in dims)
+    if s.element(op.x) in ("f16", "bf16"):  # the sum may be beyond the type's range
+        summed = ", ".join([*([at] if at else []), *(t[2:] for t in tail), "dtype=torch.float32"])
+        return f"({x}.sum({summed}) / {total}).to({s.dtype(op.x)})"
+    return f"{x}.sum({at}{''.join(tail)}) / {total}"
+
+
+def _prod(s: Scope, op: nn.ReduceOp, dims: tuple[int, ...]) -> str:
+    """torch multiplies along one dimension, or all: the last comes first, so that the numbers of
+    the others stay."""
+    typed = [] if s.is_float(op.x) else [f"dtype={s.dtype(op.x)}"]
+    if len(dims) == len(s.shape_of(op.x)) and op.keep is None:
+        return f"{s.operand(op.x)}.prod({', '.join(typed)})"
+    given = [*(["keepdim=True"] if op.keep is not None else []), *typed]
+    calls = [f".prod({', '.join([str(d), *given])})" for d in sorted(dims, reverse=True)]
+    return s.operand(op.x) + "".join(calls)
+
+
+def _spread(call: str) -> Callable[[Scope, nn.reduction.OverDims], Text]:
+    def entry(s: Scope, op: nn.reduction.OverDims) -> Text:
+        if not any(s.may_be_empty(op.x, d) for d in range(len(s.shape_of(op.x)))):
+            return _statistic(call)(s, op)
+        s.use("ops_runtime as ops")
+        dims = tuple_text(list(map(str, op.where()[0])))
+        correction = int_of(op.properties, "correction")
+        keep = ", keep=True" if op.keep is not None else ""
+        return f"ops.spread(torch.{call}, {s.operand(op.x)}, {dims}, {correction}{keep})"
+
+    return entry
+
+
+def _statistic(call: str) -> Callable[[Scope, nn.reduction.OverDims], Text]:
+    def entry(s: Scope, op: nn.reduction.OverDims) -> Text:
+        dims, _ = op.where()
+        given = [str(dims[0]) if len(dims) == 1 else tuple_text(list(map(str, dims)))]
+        if "correction" in op.properties:
+            given.append(f"correction={int_of(op.properties, 'correction')}")
+        if op.keep is not None:
+            given.append("keepdim=True")
+        return f"{s.operand(op.x)}.{call}({', '.join(given)})"
+
+    return entry
+
+
+def _arg(call: str) -> Callable[[Scope, Operation], Text]:
+    def entry(s: Scope, op: Operation) -> Text:
+        (x,) = op.operands
+        axis = axis_of(op.properties, "axis", len(s.shape_of(x)))
+        keep = ", keepdim=True" if "keep" in op.properties else ""
+        return f"{s.operand(x)}.{call}({axis}{keep})"
+
+    return entry
+
+
+def _dims(dims: tuple[int, ...], rank: int, keep: bool) -> str:
+    """The dimensions of a reduction; nothing where it is over all of them."""
+    if len(dims) == rank and not keep:
+        return ""
+    return str(dims[0]) if len(dims) == 1 else tuple_text(list(map(str, dims)))
+
+
+TORCH: dict[type[Operation], Callable[..., Text]] = {
+    nn.ReduceOp: _reduce,
+    nn.LogsumexpOp: _statistic("logsumexp"),
+    nn.VarOp: _spread("var"),
+    nn.StdOp: _spread("std"),
+    nn.ArgmaxOp: _arg("argmax"),
+    nn.ArgminOp: _arg("argmin"),
+}

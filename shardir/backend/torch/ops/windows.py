@@ -1,0 +1,37 @@
+"""Windows of a dimension that a rank holds the rows of."""
+
+from collections.abc import Callable
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.dialects import nn
+
+
+def _start(s: Scope, op: nn.UnfoldOp | nn.FoldOp) -> str:
+    """The row, of those that are here, at which the first window that is here begins."""
+    rows, windows = op.ends(op.operands, op.results)
+    offset = op.offset.value.data
+    if s.parts(windows, op.at) == 1:
+        return str(offset)
+    return f"{s.start(windows, op.at)} * {op.step.value.data} + {offset} - ({s.start(rows, op.at)})"
+
+
+def _unfold(s: Scope, op: nn.UnfoldOp) -> Text:
+    s.use("ops_windows as windows")
+    count, start = s.size(op.out, op.at), _start(s, op)
+    least = ", least=True" if op.least is not None else ""
+    numbers = f"{op.at}, {count}, {s.size(op.out, op.at + 1)}, {op.step.value.data}, {start}"
+    return f"windows.unfold({s.operand(op.x)}, {numbers}{least})"
+
+
+def _fold(s: Scope, op: nn.FoldOp) -> Text:
+    s.use("ops_windows as windows")
+    numbers = f"{op.at}, {s.size(op.out, op.at)}, {op.step.value.data}, {_start(s, op)}"
+    return f"windows.fold({s.operand(op.x)}, {numbers})"
+
+
+TORCH: dict[type[Operation], Callable[..., Text]] = {
+    nn.UnfoldOp: _unfold,
+    nn.FoldOp: _fold,
+}
