@@ -30,19 +30,11 @@ from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.spread import allows
 from shardir.algebra.strategy import Strategy
+from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, values
 from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of, sharding_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.train import arg_attrs
-from shardir.passes.functions import (
-    bodies,
-    is_local_body,
-    mesh_of,
-    name_of,
-    named,
-    set_type,
-    update_signature,
-    values,
-)
+from shardir.passes.functions import bodies, set_type, update_signature
 from shardir.passes.propagate_strategies import propagate
 from shardir.passes.strip_layouts import StripLayouts
 from shardir.rewriting.placement import strategy_placement

@@ -54,6 +54,7 @@ from xdsl.passes import ModulePass
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.redistribution import seconds
+from shardir.analysis.functions import is_laid_out, is_local_body, mesh_of, name_of
 from shardir.dialects.builder import Builder
 from shardir.dialects.composites import expand
 from shardir.dialects.dist import (
@@ -90,14 +91,7 @@ from shardir.dialects.train import (
     set_arg_attrs,
     updated_argument,
 )
-from shardir.passes.functions import (
-    erase,
-    is_laid_out,
-    is_local_body,
-    mesh_of,
-    name_of,
-    set_type,
-)
+from shardir.passes.functions import erase, set_type
 from shardir.passes.lower_to_spmd import lift, lower
 from shardir.passes.train_step import TrainStep
 from shardir.syntax.diagnostics import Failure, warn

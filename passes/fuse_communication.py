@@ -21,11 +21,12 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block
 from xdsl.passes import ModulePass
 
+from shardir.analysis.functions import is_local_body
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import plain
 from shardir.dialects.train import UpdateOp
-from shardir.passes.functions import bodies, erase, is_local_body
+from shardir.passes.functions import bodies, erase
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from shardir.passes.functions import bodies, erase, name_of
+from shardir.analysis.functions import name_of
+from shardir.passes.functions import bodies, erase
 from shardir.syntax.diagnostics import Failure
 
 

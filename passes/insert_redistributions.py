@@ -33,6 +33,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Placement, place
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import has_layouts, is_local_body, mesh_of, name_of, unlaid
 from shardir.dialects.builder import Builder
 from shardir.dialects.composites import replace_by_parts
 from shardir.dialects.dist import (
@@ -44,18 +45,7 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import Composite, TensorOp, has_parts, plain, splits_whole
 from shardir.dialects.train import BackwardOp, arg_attrs
-from shardir.passes.functions import (
-    FOUND,
-    bodies,
-    has_layouts,
-    is_local_body,
-    mesh_of,
-    name_of,
-    set_type,
-    settle,
-    settle_all,
-    unlaid,
-)
+from shardir.passes.functions import FOUND, bodies, set_type, settle, settle_all
 from shardir.passes.recompute import MARK
 from shardir.rewriting.placement import strategy_placement
 from shardir.syntax.diagnostics import Failure

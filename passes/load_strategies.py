@@ -30,21 +30,12 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.saved import ARGUMENT, Fault, Line, Saved, read
 from shardir.algebra.spread import allows
+from shardir.analysis.functions import is_local_body, makers, mesh_of, name_of
 from shardir.dialects.composites import expand
 from shardir.dialects.dist import StrategyAttr, sharding_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain, strategy_factors
 from shardir.dialects.places import at, called
-from shardir.passes.functions import (
-    FOUND,
-    bodies,
-    is_local_body,
-    makers,
-    mesh_of,
-    name_of,
-    set_type,
-    settle_all,
-    update_signature,
-)
+from shardir.passes.functions import FOUND, bodies, set_type, settle_all, update_signature
 from shardir.passes.recompute import MARK
 from shardir.syntax.diagnostics import Diagnostic, ParseErrors, Source, did_you_mean
 from shardir.syntax.files import read_text

@@ -27,22 +27,11 @@ from shardir.algebra.cluster import BYTES
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
+from shardir.analysis.functions import has_layouts, is_local_body, mesh_of, name_of, unlaid, values
 from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp, agreement
 from shardir.dialects.nn.custom import CustomOp
-from shardir.passes.functions import (
-    bodies,
-    erase,
-    has_layouts,
-    is_local_body,
-    mesh_of,
-    name_of,
-    set_type,
-    settle_all,
-    unlaid,
-    update_signature,
-    values,
-)
+from shardir.passes.functions import bodies, erase, set_type, settle_all, update_signature
 from shardir.syntax.diagnostics import Failure, warn
 
 

@@ -33,11 +33,12 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from shardir.analysis.functions import is_local_body, name_of
 from shardir.dialects import nn
 from shardir.dialects.dist import SAME_VALUE
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp
-from shardir.passes.functions import bodies, is_local_body, name_of, set_type
+from shardir.passes.functions import bodies, set_type
 from shardir.syntax.diagnostics import Failure
 
 TYPES: dict[str, Attribute] = {"bf16": bf16, "f16": f16, "f32": f32}

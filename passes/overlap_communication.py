@@ -36,12 +36,13 @@ from xdsl.passes import ModulePass
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import is_local_body, mesh_of
 from shardir.cost.functions import rated
 from shardir.cost.memory import memory_of
 from shardir.cost.schedule import LESS, cuts, elapsed, level_of
 from shardir.cost.seconds import OpCost, cost_of, joining, size_of, together
 from shardir.dialects import dist
-from shardir.passes.functions import bodies, erase, is_local_body, mesh_of
+from shardir.passes.functions import bodies, erase
 
 WORTH = 0.05
 """The part of a collective's seconds that there must be to calculate beside it."""

@@ -52,6 +52,9 @@ from shardir.algebra.spread import (
     ways,
     widened,
 )
+from shardir.analysis.functions import is_local_body, mesh_of, name_of, values
+from shardir.analysis.groups import contradiction, sharding_groups
+from shardir.analysis.roles import ties
 from shardir.dialects.dist import (
     PropagationBarrierOp,
     ShardingGroupOp,
@@ -61,18 +64,7 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp, plain, strategy_factors
 from shardir.dialects.train import Update, arg_attrs
-from shardir.passes.functions import (
-    bodies,
-    contradiction,
-    is_local_body,
-    mesh_of,
-    name_of,
-    set_type,
-    sharding_groups,
-    ties,
-    update_signature,
-    values,
-)
+from shardir.passes.functions import bodies, set_type, update_signature
 from shardir.rewriting.placement import strategy_placement
 from shardir.syntax.diagnostics import Failure
 

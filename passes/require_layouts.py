@@ -24,18 +24,10 @@ from xdsl.passes import ModulePass
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, values
 from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
-from shardir.passes.functions import (
-    bodies,
-    is_local_body,
-    mesh_of,
-    name_of,
-    named,
-    set_type,
-    update_signature,
-    values,
-)
+from shardir.passes.functions import bodies, set_type, update_signature
 from shardir.passes.insert_redistributions import in_parts, wanted
 from shardir.rewriting.placement import strategy_placement
 from shardir.syntax.diagnostics import Failure

@@ -23,19 +23,11 @@ from xdsl.ir import Block, Operation
 from xdsl.passes import ModulePass
 
 from shardir.algebra.saved import ARGUMENT, Line, Saved
+from shardir.analysis.functions import has_layouts, is_local_body, makers, mesh_of, name_of, unlaid
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.places import short_place
-from shardir.passes.functions import (
-    FOUND,
-    bodies,
-    has_layouts,
-    is_local_body,
-    makers,
-    mesh_of,
-    name_of,
-    unlaid,
-)
+from shardir.passes.functions import FOUND, bodies
 from shardir.passes.recompute import MARK
 from shardir.syntax.diagnostics import Failure
 from shardir.syntax.files import write_text

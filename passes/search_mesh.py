@@ -35,11 +35,12 @@ from xdsl.passes import ModulePass
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Mesh, axes_text
 from shardir.algebra.strategy import Strategy
+from shardir.analysis.functions import is_local_body, name_of, named, values
 from shardir.cost.clusters import load
 from shardir.dialects.dist import ClusterAttr, ClusterOp, MeshAttr, MeshOp, sharding_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.passes.distributed_autodiff import DistributedAutodiff
-from shardir.passes.functions import bodies, found_by_search, is_local_body, name_of, named, values
+from shardir.passes.functions import bodies, found_by_search
 from shardir.passes.inline_calls import InlineCalls
 from shardir.passes.search_strategies import SearchStrategies
 from shardir.search.elimination import CAP, GAP

@@ -37,6 +37,9 @@ from xdsl.passes import ModulePass
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import is_local_body, mesh_of, name_of, values
+from shardir.analysis.groups import contradiction, sharding_groups
+from shardir.analysis.roles import ties
 from shardir.cost import memory_of, op_seconds, step_forms
 from shardir.cost.functions import rated
 from shardir.dialects.composites import expand
@@ -50,21 +53,7 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp, float_attr, plain
 from shardir.dialects.train import GradientOp, StepOp
-from shardir.passes.functions import (
-    FOUND,
-    bodies,
-    contradiction,
-    erase,
-    is_local_body,
-    mesh_of,
-    name_of,
-    set_type,
-    settle_all,
-    sharding_groups,
-    ties,
-    update_signature,
-    values,
-)
+from shardir.passes.functions import FOUND, bodies, erase, set_type, settle_all, update_signature
 from shardir.passes.fuse_communication import FuseCommunication
 from shardir.passes.insert_redistributions import InsertRedistributions
 from shardir.passes.lower_to_spmd import LowerToSpmd

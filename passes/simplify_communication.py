@@ -21,10 +21,11 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from shardir.analysis.functions import is_local_body
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp, axis_of, dims_of, int_attr
-from shardir.passes.functions import bodies, erase, is_local_body, set_type
+from shardir.passes.functions import bodies, erase, set_type
 from shardir.passes.recompute import MARK
 
 

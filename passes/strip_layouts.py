@@ -12,17 +12,10 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
+from shardir.analysis.functions import is_local_body, name_of, values
 from shardir.dialects.dist import SAME_VALUE, MeshOp, ShardingGroupOp, sharding_of
 from shardir.dialects.nn.base import plain
-from shardir.passes.functions import (
-    bodies,
-    erase,
-    is_local_body,
-    name_of,
-    set_type,
-    update_signature,
-    values,
-)
+from shardir.passes.functions import bodies, erase, set_type, update_signature
 from shardir.syntax.diagnostics import Failure
 
 

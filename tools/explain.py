@@ -18,11 +18,12 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import Redistribution, plan_redistribution
+from shardir.analysis.functions import name_of
 from shardir.dialects import dist
 from shardir.dialects.nn.base import plain
 from shardir.dialects.places import at, called, maker
 from shardir.dialects.train import BackwardOp
-from shardir.passes.functions import bodies, name_of
+from shardir.passes.functions import bodies
 
 
 def explain(module: ModuleOp) -> list[str]:

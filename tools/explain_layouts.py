@@ -18,11 +18,12 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.algebra.redistribution import plan_redistribution
 from shardir.algebra.spread import Option
+from shardir.analysis.functions import name_of, values
 from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp, plain, strategy_factors
 from shardir.dialects.places import at, called, maker
 from shardir.dialects.train import BackwardOp
-from shardir.passes.functions import bodies, name_of, values
+from shardir.passes.functions import bodies
 from shardir.passes.propagate_strategies import Propagation, propagate
 from shardir.rewriting.placement import strategy_placement
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import SSAValue
 
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import values
 from shardir.cost.clusters import load
 from shardir.dialects import dist
 
@@ -16,17 +16,11 @@ DEFAULT = "gloo"
 """The cluster of a mesh that is on none."""
 
 
-def values(f: FuncOp) -> Iterator[SSAValue]:
-    """Arguments, then results in order."""
-    block = f.body.block
-    yield from block.args
-    for op in block.ops:
-        yield from op.results
-
-
 def is_global(f: FuncOp) -> bool:
     """Whether the function is laid out, in the global view."""
-    return any(dist.layout_of(v) is not None and not dist.is_local(v.type) for v in values(f))
+    return any(
+        dist.layout_of(v) is not None and not dist.is_local(v.type) for v in values(f.body.block)
+    )
 
 
 def functions(module: ModuleOp) -> Iterator[tuple[FuncOp, Mesh]]:
@@ -34,7 +28,9 @@ def functions(module: ModuleOp) -> Iterator[tuple[FuncOp, Mesh]]:
     meshes = dist.meshes_of(module)
     for f in module.body.ops:
         if isinstance(f, FuncOp) and f.body.blocks:
-            layout = next((l for v in values(f) if (l := dist.layout_of(v)) is not None), None)
+            layout = next(
+                (l for v in values(f.body.block) if (l := dist.layout_of(v)) is not None), None
+            )
             known = meshes.get(layout.mesh) if layout is not None else None
             yield f, known or Mesh("one", (("d", 1),))
 

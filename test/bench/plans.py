@@ -18,12 +18,13 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from shardir import compile
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
+from shardir.analysis.functions import mesh_of
 from shardir.cost import report
 from shardir.dialects.dist import ClusterOp, MeshOp, with_layout
 from shardir.dialects.nn.base import plain
 from shardir.dialects.train import arg_attrs
 from shardir.passes import PIPELINES
-from shardir.passes.functions import bodies, mesh_of, set_type, update_signature
+from shardir.passes.functions import bodies, set_type, update_signature
 from shardir.passes.strip_layouts import StripLayouts
 
 Entries = tuple[Axes, ...]

@@ -25,9 +25,10 @@ from programs import PANGU, gpt, pangu
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
+from shardir.analysis.functions import mesh_of
 from shardir.dialects.dist import ClusterAttr, ClusterOp
 from shardir.passes import PASSES, PIPELINES, search_strategies
-from shardir.passes.functions import bodies, found_by_search, mesh_of
+from shardir.passes.functions import bodies, found_by_search
 from shardir.passes.search_strategies import offers as offers_of
 from shardir.syntax.parser import parse
 from shardir.tools.pipelines import build

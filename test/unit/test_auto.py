@@ -18,9 +18,10 @@ import pytest
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir import compile
+from shardir.analysis.functions import is_local_body, mesh_of, name_of
 from shardir.cost import report
 from shardir.dialects.train import StepOp
-from shardir.passes.functions import bodies, found_by_search, is_local_body, mesh_of, name_of
+from shardir.passes.functions import bodies, found_by_search
 from shardir.passes.recompute import MARK
 from shardir.syntax.parser import parse
 from shardir.tools import bench

@@ -12,6 +12,7 @@ from xdsl.dialects.func import FuncOp
 
 from shardir.algebra.layout import Layout, LocalLayout
 from shardir.algebra.mesh import Axis
+from shardir.analysis.functions import values
 from shardir.backend.torch.emit.names import Names, comment, docstring, literal
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime import RUNTIME_FILES
@@ -20,7 +21,7 @@ from shardir.backend.torch.runtime.runtime_plan import load_plan
 from shardir.backend.torch.target import TorchTarget
 from shardir.dialects import dist, train
 from shardir.dialects.nn.base import plain
-from shardir.passes.functions import set_type, update_signature, values
+from shardir.passes.functions import set_type, update_signature
 from shardir.syntax.parser import default_parser, parse
 
 EVIL = [

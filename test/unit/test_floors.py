@@ -17,19 +17,22 @@ ROOT = Path(__file__).parent.parent.parent
 FLOORS = {
     "algebra": 1,
     "dialects": 2,
-    "syntax": 3, "interpret": 3, "cost": 3, "search": 3,
-    "rewriting": 4,
-    "passes": 5,
-    "frontends": 6, "backend": 6,
-    "api": 7, "tools": 7, "universe": 7, "__init__": 7,
+    "syntax": 3,
+    "analysis": 4, "interpret": 4,
+    "cost": 5,
+    "search": 6, "rewriting": 6,
+    "passes": 7,
+    "pipelines": 8, "frontends": 8, "backend": 8,
+    "api": 9, "tools": 9, "universe": 9, "__init__": 9,
 }  # fmt: skip
 """docs/architecture.md says what is in each."""
 
-TOP = 7
+TOP = 9
 LIBRARIES = {
     "algebra": {"lark", "numpy"},
     "dialects": {"numpy", "xdsl"},
     "syntax": {"lark", "xdsl"},
+    "analysis": {"xdsl"},
     "interpret": {"numpy", "xdsl"},
     "cost": {"numpy", "scipy", "xdsl"},
     "search": {"numpy", "xdsl"},

@@ -28,12 +28,13 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import parse_strategy
+from shardir.analysis.functions import values
 from shardir.dialects import dist, nn
 from shardir.dialects.dist import is_local, layout_of
 from shardir.dialects.nn.base import TensorOp, agreement, plain
 from shardir.interpret import check_pass, run
 from shardir.interpret.equivalence import NotEquivalentError
-from shardir.passes.functions import set_type, values
+from shardir.passes.functions import set_type
 from shardir.passes.fuse_communication import FuseCommunication
 from shardir.syntax.diagnostics import Failure
 

@@ -15,9 +15,11 @@ from xdsl.ir import SSAValue
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.sharding import Sharding
+from shardir.analysis.functions import values
+from shardir.analysis.roles import ties
 from shardir.dialects import dist, train
 from shardir.dialects.nn.base import TensorOp, plain
-from shardir.passes.functions import erase, set_type, ties, update_signature, values
+from shardir.passes.functions import erase, set_type, update_signature
 from shardir.syntax.diagnostics import verify_all
 from shardir.syntax.parser import parse
 from shardir.tools import bench

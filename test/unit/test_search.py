@@ -9,17 +9,12 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block
 
 from shardir.algebra.notation import parse_layout
+from shardir.analysis.functions import mesh_of
+from shardir.analysis.roles import ties
 from shardir.dialects.dist import StrategyAttr, layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.passes import PASSES
-from shardir.passes.functions import (
-    bodies,
-    found_by_search,
-    mesh_of,
-    set_type,
-    ties,
-    update_signature,
-)
+from shardir.passes.functions import bodies, found_by_search, set_type, update_signature
 from shardir.passes.search_strategies import offers as offers_of
 from shardir.rewriting.placement import strategy_placement
 from shardir.syntax.parser import parse

@@ -9,10 +9,11 @@ import pytest
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
+from shardir.analysis.functions import mesh_of
 from shardir.cost import memory_of
 from shardir.interpret.equivalence import check_pass
 from shardir.passes import PASSES
-from shardir.passes.functions import bodies, found_by_search, mesh_of
+from shardir.passes.functions import bodies, found_by_search
 from shardir.passes.load_strategies import LoadStrategies
 from shardir.passes.recompute import MARK
 from shardir.passes.save_strategies import SaveStrategies

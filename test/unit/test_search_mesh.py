@@ -8,10 +8,11 @@ from xdsl.dialects.builtin import ModuleOp
 
 from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import received_by_level
+from shardir.analysis.functions import mesh_of
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.base import plain
 from shardir.passes import PASSES
-from shardir.passes.functions import bodies, found_by_search, mesh_of
+from shardir.passes.functions import bodies, found_by_search
 from shardir.passes.search_mesh import SearchMesh, shapes
 from shardir.syntax.parser import parse
 from shardir.tools import bench

@@ -93,8 +93,9 @@ def single_text(
     ctx: Context, original: ModuleOp, plan: dict[str, Any], base_dir: Path | None = None
 ) -> str | None:
     """The program of one device; None where there is none, as of a program written per device."""
+    from shardir.analysis.functions import is_local_body
     from shardir.passes import PASSES, PIPELINES
-    from shardir.passes.functions import bodies, is_local_body
+    from shardir.passes.functions import bodies
 
     module = original.clone()
     if any(is_local_body(block) for _, block in bodies(module)):

@@ -1,0 +1,106 @@
+"""Walk a function; find its mesh, its view, and the names of values."""
+
+from collections.abc import Iterator
+
+from xdsl.dialects.builtin import ModuleOp, StringAttr, TensorType
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.dialects.dist import is_local, layout_of, meshes_of, sharding_of
+from shardir.dialects.nn.base import TensorOp
+from shardir.syntax.diagnostics import Failure
+
+
+def values(block: Block) -> Iterator[SSAValue]:
+    """Arguments, then results in order."""
+    yield from block.args
+    for op in block.ops:
+        yield from op.results
+
+
+def makers(block: Block) -> Iterator[tuple[Operation | BlockArgument, tuple[SSAValue, ...]]]:
+    """Each argument by itself, then each op with its results; only those that are tensors."""
+    for arg in block.args:
+        if isinstance(arg.type, TensorType):
+            yield arg, (arg,)
+    for op in block.ops:
+        if made := tuple(v for v in op.results if isinstance(v.type, TensorType)):
+            yield op, made
+
+
+def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
+    """The mesh of a function: the one that its layouts or strategies name, else the module's only
+    one; None when there is none.
+
+    Raises:
+        Failure: the function uses two meshes, one that is not declared, or does not say which of
+            several.
+    """
+    meshes = meshes_of(module)
+    named: dict[str, Operation] = {}
+    for op in f.body.block.ops:
+        for v in op.results:
+            if (mesh := _mesh_name(v)) is not None:
+                named.setdefault(mesh, op)
+        if isinstance(op, TensorOp) and op.strategy is not None and op.strategy.data.mesh:
+            named.setdefault(op.strategy.data.mesh, op)
+    for v in f.body.block.args:
+        if (mesh := _mesh_name(v)) is not None:
+            named.setdefault(mesh, f)
+    if len(named) > 1:
+        names = ", ".join(f"@{n}" for n in named)
+        raise Failure([(f, f"@{f.sym_name.data} uses the meshes {names}; one function, one mesh")])
+    for name, op in named.items():
+        if name not in meshes:
+            raise Failure([(op, f"[M2] no mesh @{name}; declare it: dist.mesh @{name} <dp = 2>")])
+        return meshes[name]
+    return next(iter(meshes.values())) if len(meshes) == 1 else None
+
+
+def _mesh_name(v: SSAValue) -> str | None:
+    layout = layout_of(v)
+    if layout is None and (sharding := sharding_of(v)) is not None:
+        layout = sharding.layout
+    return None if layout is None else layout.mesh
+
+
+def has_layouts(block: Block) -> bool:
+    """Whether some value is annotated with a global layout, or with a part of one."""
+    return any(sharding_of(v) is not None for v in values(block))
+
+
+def is_laid_out(block: Block) -> bool:
+    """Whether every tensor has a layout."""
+    tensors = [v for v in values(block) if isinstance(v.type, TensorType)]
+    return bool(tensors) and all(layout_of(v) is not None for v in tensors)
+
+
+def is_local_body(block: Block) -> bool:
+    """Whether the function is in the local view."""
+    return any(is_local(v.type) for v in values(block))
+
+
+def unlaid(block: Block) -> Operation | None:
+    """The first op (or, for an argument, the function) of which a tensor has no layout."""
+    for v in values(block):
+        if isinstance(v.type, TensorType) and layout_of(v) is None:
+            return v.owner if isinstance(v.owner, Operation) else block.parent_op()
+    return None
+
+
+def name_of(f: FuncOp) -> str:
+    """The name of a function, without `@`."""
+    name = f.sym_name
+    assert isinstance(name, StringAttr)
+    return name.data
+
+
+def named(v: SSAValue) -> str:
+    """The name of a value in messages."""
+    if v.name_hint:
+        return f"%{v.name_hint}"
+    if isinstance(v, BlockArgument):
+        return f"argument {v.index}"
+    assert isinstance(v, OpResult)
+    return f"a result of {v.op.name}"
