@@ -244,8 +244,8 @@ def test_pages_name_files_that_exist() -> None:
 @dataclass(frozen=True)
 class Step:
     """`<!-- edit: PATH -->`: the block is that new file. With `, before: LINE` or `, after: LINE`
-    the block goes before or behind the first line that begins so; with `, replace: LINE` it takes
-    the line's place."""
+    the block goes before or after the first line that begins so; with `, replace: LINE` it takes
+    the line's place; with `, at: end` it goes to the end of the file."""
 
     path: str
     how: str
@@ -260,6 +260,10 @@ class Step:
             path.write_text(self.text)
             return
         lines = path.read_text().splitlines(keepends=True)
+        if self.how == "at":
+            assert self.line == "end", f"{self.path}: at: end, not {self.line}"
+            path.write_text("".join([*lines, self.text]))
+            return
         at = next((i for i, x in enumerate(lines) if x.strip().startswith(self.line)), None)
         assert at is not None, f"{self.path} has no line that begins with {self.line}"
         start, stop = {"before": (at, at), "after": (at + 1, at + 1), "replace": (at, at + 1)}[

@@ -186,7 +186,7 @@ def collective_of(rows, before, after):
     """An all-gather over tp of so many rows."""
     types = [dist.local(f32, (rows,), layout, MESH) for layout in (before, after)]
     block = Block(arg_types=types[:1])
-    axes = {"axes": dist.AxesAttr((Axis("tp"),)), "dim": nn.base.int_attr(0)}
+    axes = {"axes": dist.AxesAttr((Axis("tp"),)), "dim": nn.int_attr(0)}
     op = dist.AllGatherOp.create(operands=block.args, result_types=types[1:], properties=axes)
     block.add_ops([op, ReturnOp(*op.results)])
     f = FuncOp("f", (types[:1], types[1:]), Region(block))

@@ -1,40 +1,18 @@
 """The `nn` dialect: tensor ops, one class each, in families.
 
-A family is a file, with its table OPS. The dialect is their sum, and `nn.X` is any class of them.
+A family is a file with ops. The dialect is what the files define: FAMILIES follows from them, and
+nothing lists the ops. The imports below are for names alone: `nn.X` is any class of a family.
 """
 
 from xdsl.dialects.builtin import UnitAttr
-from xdsl.ir import Dialect
+from xdsl.ir import Attribute, Dialect
 
-from shardir.dialects.nn import (
-    activation,
-    arithmetic,
-    attention,
-    base,
-    contraction,
-    convolution,
-    creation,
-    custom,
-    indexing,
-    joining,
-    logic,
-    losses,
-    movement,
-    normalisation,
-    norms,
-    ordering,
-    pooling,
-    positions,
-    random,
-    reduction,
-    selection,
-    shape,
-    windows,
-)
+from shardir.dialects.families import defined_in, modules_of
 from shardir.dialects.nn.activation import *
 from shardir.dialects.nn.arithmetic import *
 from shardir.dialects.nn.attention import *
 from shardir.dialects.nn.base import *
+from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.contraction import *
 from shardir.dialects.nn.convolution import *
 from shardir.dialects.nn.creation import *
@@ -57,41 +35,15 @@ from shardir.dialects.nn.shape import *
 from shardir.dialects.nn.windows import *
 
 UNIT = UnitAttr()
-FAMILIES = (
-    arithmetic,
-    logic,
-    selection,
-    activation,
-    contraction,
-    convolution,
-    reduction,
-    shape,
-    movement,
-    joining,
-    windows,
-    indexing,
-    ordering,
-    normalisation,
-    norms,
-    pooling,
-    losses,
-    attention,
-    positions,
-    creation,
-    random,
-    custom,
-)
+_MODULES = modules_of(__name__)
+
+FAMILIES: dict[str, list[type[TensorOp]]] = {
+    name: ops for name, module in _MODULES.items() if (ops := defined_in(module, TensorOp))
+}
+"""The ops of each family, by the name of its file."""
 
 Nn = Dialect(
     "nn",
-    [op for family in FAMILIES for op in family.OPS],
-    [
-        base.DimsAttr,
-        movement.IntsPerDimAttr,
-        logic.ComparisonAttr,
-        reduction.ReductionKindAttr,
-        losses.LossReductionAttr,
-        random.DistributionAttr,
-        positions.PairingAttr,
-    ],
+    [op for ops in FAMILIES.values() for op in ops],
+    [a for module in _MODULES.values() for a in defined_in(module, Attribute)],
 )

@@ -259,9 +259,3 @@ class HardtanhOp(FloatUnary):
             inside = b.compare(how, self.x, b.number(float_of(self, end), self.x))
             dy = b.select(inside, dy, b.number(0.0, dy))
         return (dy,)
-
-
-OPS = [
-    ReluOp, ReluGradOp, TanhOp, TanhGradOp, SigmoidOp, SigmoidGradOp, SiluOp, SiluGradOp, GeluOp,
-    GeluGradOp, SoftplusOp, LeakyReluOp, EluOp, HardtanhOp,
-]  # fmt: skip

@@ -427,10 +427,3 @@ class TruncOp(Step, FloatUnary):
 
     name = "nn.trunc"
     NUMPY: ClassVar[Function] = np.trunc
-
-
-OPS = [
-    AddOp, SubOp, MulOp, DivOp, RemainderOp, PowOp, LerpOp, MaxOp, MinOp, NegOp, AbsOp, SignOp,
-    ReciprocalOp, SquareOp, SqrtOp, RsqrtOp, ExpOp, Exp2Op, Expm1Op, LogOp, Log2Op, Log1pOp, SinOp,
-    CosOp, TanOp, AtanOp, ErfOp, FloorOp, CeilOp, RoundOp, TruncOp,
-]  # fmt: skip

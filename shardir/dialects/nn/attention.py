@@ -314,6 +314,3 @@ class AttentionOp(_Attention):
         p = self.probabilities(b, self.mask)
         out = b.einsum(self.equation("Qmn,Kne->Qme"), p, self.v)
         return (b.reshape(out, (*plain(self.q).get_shape()[:-1], plain(self.v).get_shape()[-1])),)
-
-
-OPS: list[Any] = [AttentionOp, AttentionGradOp]

@@ -152,6 +152,3 @@ class MatmulOp(Contraction):
         batch = "abcdefgh"[: m - 2]
         right = batch if n == m else ""
         return f"{batch}ik,{right}kj->{batch}ij"
-
-
-OPS = [EinsumOp, MatmulOp]

@@ -330,6 +330,3 @@ class ConvWeightOp(Convolving):
         operands = cut.of_x(b, self.x), cut.of_y(b, self.y)
         made = b.value(ConvWeightOp, *operands, props=props, result=shape)
         return b.reshape(made, plain(self.out).get_shape())
-
-
-OPS = [ConvOp, ConvTransposeOp, ConvWeightOp]

@@ -127,6 +127,3 @@ class IotaOp(TensorOp):
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return ()
-
-
-OPS = [ConstantOp, IotaOp]

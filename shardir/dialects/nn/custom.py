@@ -340,6 +340,3 @@ class CustomOp(TensorOp):
             result=[t for t, is_float in zip(types, floats, strict=True) if is_float],
         ))  # fmt: skip
         return [next(made) if is_float else None for is_float in floats]
-
-
-OPS = [CustomOp]

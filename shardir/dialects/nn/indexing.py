@@ -8,7 +8,7 @@ the results are a partial sum.
 from abc import ABC
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import IntegerAttr, IntegerType, TensorType, i64
@@ -401,8 +401,3 @@ class OneHotOp(TensorOp):
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
-
-
-OPS: list[Any] = [
-    GatherOp, GatherGradOp, PickOp, PickGradOp, TakeAlongAxisOp, ScatterAddOp, OneHotOp,
-]  # fmt: skip

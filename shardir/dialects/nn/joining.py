@@ -205,6 +205,3 @@ def _part(place: Place, whole: Array, out: SSAValue, axis: int) -> Array:
     first = place.start(out, axis)
     part = np.arange(first, first + place.shape(out)[axis])
     return np.take(whole, part, axis=axis)
-
-
-OPS = [ConcatOp, StackOp, SplitOp]

@@ -123,6 +123,3 @@ class NotOp(Bitwise, Unary):
 
     name = "nn.not"
     NUMPY: ClassVar[Function] = np.invert
-
-
-OPS = [CompareOp, IsnanOp, IsinfOp, IsfiniteOp, AndOp, OrOp, XorOp, NotOp]

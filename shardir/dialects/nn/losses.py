@@ -524,10 +524,3 @@ class KlDivLossOp(_ElementLoss):
         nothing = b.compare("eq", y, b.number(0.0, y))
         log = b.value(LogOp, b.select(nothing, b.number(1.0, y), y))
         return b.mul(y, b.sub(log, x))
-
-
-OPS: list[Any] = [
-    CrossEntropyOp, CrossEntropyGradOp, BinaryCrossEntropyOp, BinaryCrossEntropyWithLogitsOp,
-    CrossEntropyLossOp, NllLossOp, MseLossOp, L1LossOp, HuberLossOp, SmoothL1LossOp, BceLossOp,
-    BceWithLogitsLossOp, SoftMarginLossOp, KlDivLossOp,
-]  # fmt: skip

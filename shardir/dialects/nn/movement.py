@@ -9,7 +9,7 @@ dimensions keep their layout, and contributions pass through.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f64, i1, i64
@@ -400,6 +400,3 @@ class RepeatInterleaveOp(Movement):
         repeats = int_of(self.properties, "repeats")
         copies = b.reshape(dy, (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
         return (b.reduce(copies, "sum", [axis + 1]),)
-
-
-OPS: list[Any] = [SliceOp, PadOp, FlipOp, RollOp, TileOp, RepeatInterleaveOp]

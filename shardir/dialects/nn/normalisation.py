@@ -313,8 +313,3 @@ class LayerNormOp(TensorOp):
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         h, _, _ = normed(b, self.x, self.weight, float_of(self, "eps"))
         return (b.add(b.mul(h, self.weight), self.bias),)
-
-
-OPS = [
-    SoftmaxOp, SoftmaxGradOp, LogSoftmaxOp, LogSoftmaxGradOp, LayerNormOp, LayerNormGradOp,
-]  # fmt: skip

@@ -237,6 +237,3 @@ class RmsNormOp(_Norm):
         rank, norm = len(t.get_shape()), len(plain(weight).get_shape())
         square = b.reduce(b.mul(x, x), "mean", range(rank - norm, rank), keep=True)
         return (b.convert(b.mul(self.scaled(b, x, square), weight), t.element_type),)
-
-
-OPS = [BatchNormOp, BatchNormInferenceOp, GroupNormOp, RmsNormOp]

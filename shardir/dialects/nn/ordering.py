@@ -220,6 +220,3 @@ class TopkOp(_Ordered):
         values, ids = b.reshape(values, flat), b.reshape(ids, flat)
         values, at = b.op(TopkOp, values, props=props).results
         return values, b.value(TakeAlongAxisOp, ids, at, props={"axis": int_attr(axis)})
-
-
-OPS = [CumsumOp, SortOp, ArgsortOp, TopkOp]

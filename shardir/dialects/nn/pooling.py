@@ -277,6 +277,3 @@ def _constant(b: "Builder", values: np.ndarray, like: TensorType) -> SSAValue:
     return b.value(
         ConstantOp, props={"value": dense_attr(type, values.flatten().tolist())}, result=type
     )
-
-
-OPS = [MaxPoolOp, MaxPoolGradOp, AvgPoolOp, AdaptiveAvgPoolOp]

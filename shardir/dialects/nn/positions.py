@@ -173,6 +173,3 @@ class SinusoidOp(TensorOp):
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
-
-
-OPS: list[Any] = [RotaryOp, SinusoidOp]

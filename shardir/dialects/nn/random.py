@@ -11,7 +11,7 @@ the key, one for all, is another at each step: a state of the step's function th
 
 from abc import ABC
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import (
@@ -169,6 +169,3 @@ class DropoutOp(_Drawn):
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """The same places are drawn once more: nothing is kept."""
         return b.value(DropoutOp, dy, self.key, props={"p": self.p, "stream": self.stream}), None
-
-
-OPS: list[Any] = [RandomOp, DropoutOp]

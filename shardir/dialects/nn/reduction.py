@@ -417,6 +417,3 @@ class ArgminOp(_ArgExtreme):
     name = "nn.argmin"
     KIND: ClassVar[str] = "min"
     NUMPY: ClassVar[Function] = np.argmin
-
-
-OPS = [ReduceOp, LogsumexpOp, VarOp, StdOp, ArgmaxOp, ArgminOp]

@@ -207,6 +207,3 @@ class StopGradientOp(Unary):
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
-
-
-OPS = [SelectOp, ClampOp, NanToNumOp, TrilOp, TriuOp, ConvertOp, StopGradientOp]

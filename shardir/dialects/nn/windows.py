@@ -392,6 +392,3 @@ def tiles(b: "Builder", found: Sequence[Slide], x: Shape, y: Shape, *values: SSA
 
 def kernel_size(found: Sequence[Slide]) -> int:
     return prod(s.kernel for s in found)
-
-
-OPS = [UnfoldOp, FoldOp]

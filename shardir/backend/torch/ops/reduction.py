@@ -57,8 +57,8 @@ def _prod(s: Scope, op: nn.ReduceOp, dims: tuple[int, ...]) -> str:
     return s.operand(op.x) + "".join(calls)
 
 
-def _spread(call: str) -> Callable[[Scope, nn.reduction.OverDims], Text]:
-    def entry(s: Scope, op: nn.reduction.OverDims) -> Text:
+def _spread(call: str) -> Callable[[Scope, nn.OverDims], Text]:
+    def entry(s: Scope, op: nn.OverDims) -> Text:
         if not any(s.may_be_empty(op.x, d) for d in range(len(s.shape_of(op.x)))):
             return _statistic(call)(s, op)
         s.use("ops_runtime as ops")
@@ -70,8 +70,8 @@ def _spread(call: str) -> Callable[[Scope, nn.reduction.OverDims], Text]:
     return entry
 
 
-def _statistic(call: str) -> Callable[[Scope, nn.reduction.OverDims], Text]:
-    def entry(s: Scope, op: nn.reduction.OverDims) -> Text:
+def _statistic(call: str) -> Callable[[Scope, nn.OverDims], Text]:
+    def entry(s: Scope, op: nn.OverDims) -> Text:
         dims, _ = op.where()
         given = [str(dims[0]) if len(dims) == 1 else tuple_text(list(map(str, dims)))]
         if "correction" in op.properties:
