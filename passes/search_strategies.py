@@ -37,10 +37,11 @@ from xdsl.passes import ModulePass
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors
 from shardir.algebra.mesh import Mesh
+from shardir.algebra.steps import step_forms
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, values
 from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import ties
-from shardir.cost import memory_of, op_seconds, step_forms
+from shardir.cost import memory_of, op_seconds
 from shardir.cost.functions import rated
 from shardir.dialects.composites import expand
 from shardir.dialects.dist import (

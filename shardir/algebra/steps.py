@@ -8,8 +8,8 @@ level where it lies.
 
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
 
+from shardir.algebra.forms import NOTHING, Forms, copying, forms_of
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.algebra.traffic import fetched, sent, within
@@ -39,23 +39,6 @@ class Step:
 
     def communicates(self, mesh: Mesh) -> bool:
         return self.kind not in LOCAL and mesh.extent(self.axes) > 1
-
-
-class Form(NamedTuple):
-    """A way to do a collective: the seconds in which messages wait for others, and those of each
-    byte."""
-
-    name: str
-    latency: float
-    rate: float
-
-    def seconds(self, size: float) -> float:
-        """Of so many bytes."""
-        return self.latency + self.rate * size
-
-
-NOTHING = (Form("", 0.0, 0.0),)
-"""Of what does not communicate."""
 
 
 def elements(mesh: Mesh, shape: Shape, layout: Layout) -> int:
@@ -124,6 +107,28 @@ def step_seconds(
     return most, levels[mesh.level(step.axes)].latency
 
 
+def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> Forms:
+    """The forms in which a step can be done, by the bytes of the global tensor; with what is packed
+    before it and unpacked after."""
+    if not step.communicates(mesh):
+        return NOTHING
+    match step.kind:
+        case "all_reduce" | "broadcast":
+            part = elements(mesh, shape, before)
+        case "all_gather":
+            part = elements(mesh, shape, before) * mesh.extent(step.axes)
+        case "reduce_scatter":
+            part = elements(mesh, shape, step.layout) * mesh.extent(step.axes)
+        case _:
+            part, _ = step_seconds(mesh, shape, before, step, 1)
+    packing = copying(step_buffers(mesh, shape, before, step), mesh)
+    size = max(prod(shape), 1)
+    return tuple(
+        f._replace(rate=(f.rate * part + packing) / size)
+        for f in forms_of(step.kind, mesh, step.axes)
+    )
+
+
 def step_memory(
     mesh: Mesh, shape: Shape, before: Layout, step: Step, held: int, alone: bool = True
 ) -> tuple[int, int]:
@@ -175,3 +180,11 @@ def step_memory(
             return held + after + 2 * out + got, after
         case _:
             return held + after, after
+
+
+def step_buffers(mesh: Mesh, shape: Shape, before: Layout, step: Step, alone: bool = True) -> int:
+    """The elements that a step holds besides its operand and result, to pack what is not
+    contiguous and to unpack what arrives."""
+    held, after = elements(mesh, shape, before), elements(mesh, shape, step.layout)
+    peak, _ = step_memory(mesh, shape, before, step, held, alone)
+    return max(0, peak - held - after)

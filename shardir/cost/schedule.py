@@ -18,8 +18,8 @@ import numpy as np
 from xdsl.ir import Operation
 
 from shardir.algebra.cluster import Cluster
+from shardir.algebra.forms import levels_of
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.cost.collectives import levels_of
 from shardir.cost.seconds import OpCost
 from shardir.dialects import dist
 

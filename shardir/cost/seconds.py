@@ -17,19 +17,10 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, placed
+from shardir.algebra.forms import Form, copying, forms_of, quickest
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.steps import (
-    NOTHING,
-    Form,
-    Step,
-    elements,
-    step_memory,
-    step_received,
-    step_seconds,
-)
-from shardir.cost import collectives
-from shardir.cost.collectives import Forms, levels_of, quickest
+from shardir.algebra.steps import Step, step_buffers, step_forms, step_received
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp, element_name, itemsize, plain
 from shardir.dialects.views import VIEWS, moves_nothing
@@ -142,7 +133,7 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
             return OpCost(op, 0, 0, 0.0)
         case dist.RecvOp():
             size = size_of(op.out)
-            (form,) = _measured("recv", collectives.direct(levels_of(mesh, op.axes.data)), mesh)
+            form = quickest(forms_of("recv", mesh, op.axes.data), size)
             seconds = form.seconds(size)
             return OpCost(op, 0, size, seconds, op.axes.data, form.name, form.latency)
         case _:
@@ -172,27 +163,25 @@ def is_number(kind: type[TensorOp], t: TensorType) -> bool:
 
 def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
     axes, n = op.axes.data, mesh.extent(op.axes.data)
-    levels = levels_of(mesh, axes)
-    if not levels or isinstance(op, dist.LOCAL):
+    if n == 1 or isinstance(op, dist.LOCAL):
         return OpCost(op, 0, 0, 0.0)
     if isinstance(op, dist.STEPS):
         return _redistribution(op, mesh)
     before, after = (sum(map(size_of, vs)) for vs in (op.values, op.outs))
     match op:
         case dist.BroadcastOp():
-            forms, size, received = collectives.broadcast(levels), before, before
+            size, received = before, before
         case dist.GatherOp():
-            forms, size, received = collectives.gather(levels), n * before, before * (n - 1)
+            size, received = n * before, before * (n - 1)
         case dist.ScatterOp():
-            forms, size, received = collectives.gather(levels), n * after, after
+            size, received = n * after, after
         case dist.WindowsOp():
-            received = sum(
+            size = received = sum(
                 _halo(op, v, out, mesh) for v, out in zip(op.values, op.outs, strict=True)
             )
-            forms, size = collectives.direct(levels), received
         case _:
-            forms, size, received = collectives.direct(levels), before, before
-    form = quickest(_measured(op.name.removeprefix("dist."), forms, mesh), size)
+            size, received = before, before
+    form = quickest(forms_of(op.name.removeprefix("dist."), mesh, axes), size)
     seconds = form.seconds(size) + _joining(op, mesh)
     return OpCost(op, 0, received, seconds, axes, form.name, form.latency)
 
@@ -225,46 +214,7 @@ def _joining(op: dist.Collective, mesh: Mesh) -> float:
 
 def joining(v: SSAValue, mesh: Mesh) -> float:
     """The seconds in which a value is put into a buffer with others."""
-    return _copying(size_of(v), mesh)
-
-
-def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> Forms:
-    """The ways to do a step of a redistribution, by the bytes of the whole tensor; with what is
-    packed and taken apart."""
-    levels = levels_of(mesh, step.axes)
-    if not levels or not step.communicates(mesh):
-        return NOTHING
-    n = mesh.extent(step.axes)
-    have, after = (elements(mesh, shape, l) for l in (before, step.layout))
-    match step.kind:
-        case "all_reduce":
-            forms, part = collectives.all_reduce(levels), have
-        case "all_gather":
-            forms, part = collectives.all_gather(levels), n * have
-        case "reduce_scatter":
-            forms, part = collectives.all_gather(levels), n * after
-        case _:
-            pieces, _ = step_seconds(mesh, shape, before, step, 1)
-            waiting = collectives.rounds(n) * levels[-1][1].latency
-            forms, part = (Form("direct", waiting, pieces),), 1
-    packing = _copying(step_buffers(mesh, shape, before, step), mesh)
-    whole = max(prod(shape), 1)
-    return tuple(
-        f._replace(rate=(f.rate * part + packing) / whole)
-        for f in _measured(step.kind, collectives.worth(forms), mesh)
-    )
-
-
-def _measured(kind: str, forms: Forms, mesh: Mesh) -> Forms:
-    """The forms of a collective as the cluster's libraries do them."""
-    times = mesh.cluster_or_default.times[kind]
-    return tuple(Form(f.name, times * f.latency, times * f.rate) for f in forms)
-
-
-def _copying(size: int, mesh: Mesh) -> float:
-    """The seconds in which a device writes so many bytes and reads them again."""
-    speed = mesh.cluster_or_default.memory_bandwidth
-    return 2 * size / speed if speed else 0.0
+    return copying(size_of(v), mesh)
 
 
 def buffers(op: Operation, mesh: Mesh) -> int:
@@ -277,13 +227,6 @@ def buffers(op: Operation, mesh: Mesh) -> int:
         step_buffers(mesh, shape, have, step, alone) * size
         for shape, have, step, size in _steps(op, mesh)
     )
-
-
-def step_buffers(mesh: Mesh, shape: Shape, before: Layout, step: Step, alone: bool = True) -> int:
-    """The same of a step, in elements."""
-    held, after = elements(mesh, shape, before), elements(mesh, shape, step.layout)
-    peak, _ = step_memory(mesh, shape, before, step, held, alone)
-    return max(0, peak - held - after)
 
 
 def _steps(op: dist.Collective, mesh: Mesh) -> Iterator[tuple[Shape, Layout, Step, int]]:

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from shardir.algebra.forms import Form
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.routes import Routes, Table, routes
-from shardir.algebra.steps import LOCAL, Form, Step
+from shardir.algebra.steps import LOCAL, Step
 
 Price = Callable[[Mesh, Shape, Layout, Step], Sequence[Form]]
 """What a step from a layout takes in each of its forms, by the bytes of a tensor of the shape."""

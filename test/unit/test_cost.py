@@ -14,17 +14,19 @@ import shardir
 from shardir.algebra import cluster
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.errors import ShardirError
-from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.cost import clusters, op_seconds, report
-from shardir.cost.collectives import (
+from shardir.algebra.forms import (
+    FORMS,
     all_gather,
     all_reduce,
     broadcast,
     direct,
+    forms_of,
     gather,
     levels_of,
     quickest,
 )
+from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.cost import clusters, op_seconds, report
 from shardir.cost.seconds import OpCost, calculation_seconds, chosen_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp, plain, rule_of
@@ -211,8 +213,8 @@ def test_forms_by_hand() -> None:
         (broadcast(many), 1 + 7e-6), (gather(many), 0.99 + 7e-6), (direct(many), 1 + 1e-6)
     ):  # fmt: skip
         assert quickest(forms, 1e9).seconds(1e9) == pytest.approx(seconds)
-    for forms in (all_reduce(()), all_gather(()), direct(())):
-        assert quickest(forms, 64).seconds(64) == 0
+    for kind in FORMS:
+        assert quickest(forms_of(kind, MESH, ()), 64).seconds(64) == 0
 
 
 def test_hierarchies_by_hand() -> None:
@@ -289,9 +291,11 @@ def test_a_library_may_be_slower(op: str, out: str, received: int, seconds: floa
 
 def test_all_that_communicates_has_its_times() -> None:
     ops = [*dist.COLLECTIVES, dist.RecvOp, dist.UnfoldOp, dist.FoldOp]
-    assert set(cluster.COLLECTIVES) == {
-        op.name.removeprefix("dist.") for op in ops if op not in dist.LOCAL
-    }
+    assert (
+        set(cluster.COLLECTIVES)
+        == set(FORMS)
+        == {op.name.removeprefix("dist.") for op in ops if op not in dist.LOCAL}
+    )
 
 
 def test_several_values_are_put_into_one_buffer() -> None:

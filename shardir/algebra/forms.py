@@ -1,0 +1,196 @@
+"""How long a collective takes: alpha-beta, in each of the forms that libraries have.
+
+A message takes `latency` and its bytes / `bandwidth` of the level that it crosses. With n devices,
+B bytes on each before an all-reduce, after an all-gather, or before a reduce-scatter:
+
+    all-reduce     ring           2 (n - 1) (a + B / (n b))
+                   tree           2 ceil(log2 n) a + 2 B / b
+                   halving        2 log2 n a + 2 (n - 1) / n B / b  n a power of two
+    all-gather,    ring           (n - 1) (a + B / (n b))
+    reduce-scatter doubling       log2 n a + (n - 1) / n B / b      n a power of two
+    broadcast      tree           ceil(log2 n) a + B / b
+    gather,        tree           ceil(log2 n) a + (n - 1) / n B / b
+    scatter
+    all-to-all,    direct         ceil(log2 n) a + what a device receives from each level / its b
+    exchange
+    others         direct         a + what a device receives / b
+
+Rings: Patarasuk and Yuan, 2009. Doubling, and halving (an all-reduce by both): Thakur, Rabenseifner
+and Gropp, 2005. The tree is the pipelined double binary one of Sanders, Speck and Traeff, 2009. An
+all-to-all's messages overlap: it waits for as many latencies as Bruck's has rounds (1997). A group
+of several levels crosses the outermost with all of it in these. Hierarchical forms do within each
+inner unit first what makes the rest smaller: an all-reduce is a reduce-scatter within the unit, an
+all-reduce of the parts across units, an all-gather within; an all-gather first goes across, then
+within.
+
+The planner, the search's routes and the reports all ask these, so that they agree on a price.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+from shardir.algebra.cluster import Level
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.traffic import within
+
+
+class Form(NamedTuple):
+    """A form of a collective: the seconds in which messages wait for others, and those of each
+    byte."""
+
+    name: str
+    latency: float
+    rate: float
+
+    def seconds(self, size: float) -> float:
+        """The time of so many bytes."""
+        return self.latency + self.rate * size
+
+
+Forms = tuple[Form, ...]
+
+NOTHING: Forms = (Form("", 0.0, 0.0),)
+"""The forms of what does not communicate."""
+
+Levels = tuple[tuple[int, Level], ...]
+"""How many units of each level a group spans, innermost first, and the links between them."""
+
+
+@lru_cache(maxsize=65536)
+def levels_of(mesh: Mesh, axes: Axes) -> Levels:
+    """The levels that a group over `axes` spans."""
+    sub_axes = mesh.cut(axes, mesh.level_sub_axes)
+    found, reached = [], 1
+    for i, level in enumerate(mesh.cluster_or_default.levels):
+        near = mesh.extent(tuple(within(mesh, i, sub_axes)))
+        if near > reached:
+            found.append((near // reached, level))
+        reached = near
+    return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def forms_of(kind: str, mesh: Mesh, axes: Axes) -> Forms:
+    """The forms of a collective over `axes` that are the quickest for some size, as the cluster's
+    libraries do them."""
+    levels = levels_of(mesh, axes)
+    if not levels:
+        return NOTHING
+    times = mesh.cluster_or_default.times[kind]
+    return tuple(
+        Form(f.name, times * f.latency, times * f.rate) for f in worth(FORMS[kind](levels))
+    )
+
+
+def quickest(forms: Forms, size: float) -> Form:
+    """The form that takes the minimum time for so many bytes."""
+    return min(forms, key=lambda form: form.seconds(size))
+
+
+def worth(forms: Forms) -> Forms:
+    """Those that are the quickest for some size: by latency, each with a lower rate."""
+    found: list[Form] = []
+    for form in sorted(forms, key=lambda f: (f.latency, f.rate)):
+        if not found or form.rate < found[-1].rate:
+            found.append(form)
+    return tuple(found)
+
+
+def copying(size: float, mesh: Mesh) -> float:
+    """The seconds in which a device writes so many bytes to its memory and reads them again."""
+    speed = mesh.cluster_or_default.memory_bandwidth
+    return 2 * size / speed if speed else 0.0
+
+
+# ---- the forms of each kind, for a group that spans these levels ----
+
+
+def all_reduce(levels: Levels) -> Forms:
+    """By the bytes on each device."""
+    n, links = _flat(levels)
+    around, deep, each = 2 * (n - 1), 2 * rounds(n), 1 / links.bandwidth
+    found = [
+        Form("ring", around * links.latency, around / n * each),
+        Form("tree", deep * links.latency, 2 * each),
+    ]
+    if n & (n - 1) == 0:
+        found.append(Form("halving", deep * links.latency, around / n * each))
+    if len(levels) > 1:
+        inner, outer = levels[:1], levels[1:]
+        found += [
+            Form("hierarchical", 2 * near.latency + far.latency,
+                 2 * near.rate + far.rate / inner[0][0])
+            for near in all_gather(inner) for far in all_reduce(outer)
+        ]  # fmt: skip
+    return tuple(found)
+
+
+def all_gather(levels: Levels) -> Forms:
+    """By the bytes on each device after it; a reduce-scatter of as many takes as long."""
+    n, links = _flat(levels)
+    rate = (n - 1) / n / links.bandwidth
+    found = [Form("ring", (n - 1) * links.latency, rate)]
+    if n & (n - 1) == 0:
+        found.append(Form("doubling", rounds(n) * links.latency, rate))
+    if len(levels) > 1:
+        inner, outer = levels[:1], levels[1:]
+        found += [
+            Form("hierarchical", near.latency + far.latency, near.rate + far.rate / inner[0][0])
+            for near in all_gather(inner) for far in all_gather(outer)
+        ]  # fmt: skip
+    return tuple(found)
+
+
+def broadcast(levels: Levels) -> Forms:
+    """By the bytes on each device."""
+    n, links = _flat(levels)
+    return (Form("tree", rounds(n) * links.latency, 1 / links.bandwidth),)
+
+
+def gather(levels: Levels) -> Forms:
+    """By the bytes on the root after it; a scatter of as many takes as long."""
+    n, links = _flat(levels)
+    return (Form("tree", rounds(n) * links.latency, (n - 1) / n / links.bandwidth),)
+
+
+def pairwise(levels: Levels) -> Forms:
+    """By the seconds of the bytes that a device receives, each piece from the level where it is."""
+    n, links = _flat(levels)
+    return (Form("direct", rounds(n) * links.latency, 1.0),)
+
+
+def direct(levels: Levels) -> Forms:
+    """By the bytes that each device receives from one other."""
+    _, links = _flat(levels)
+    return (Form("direct", links.latency, 1 / links.bandwidth),)
+
+
+FORMS: dict[str, Callable[[Levels], Forms]] = {
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "reduce_scatter": all_gather,
+    "all_to_all": pairwise,
+    "exchange": pairwise,
+    "permute": direct,
+    "broadcast": broadcast,
+    "gather": gather,
+    "scatter": gather,
+    "unfold": direct,
+    "fold": direct,
+    "recv": direct,
+}
+"""The forms of each kind of collective."""
+
+
+def _flat(levels: Levels) -> tuple[int, Level]:
+    """The devices of a group, and the outermost links that it crosses."""
+    n = 1
+    for count, _ in levels:
+        n *= count
+    return n, levels[-1][1]
+
+
+def rounds(n: int) -> int:
+    """ceil(log2 n)"""
+    return (n - 1).bit_length()
