@@ -1,14 +1,14 @@
-"""Layouts: where the parts of a tensor lie on a mesh.
+"""Layouts: how a tensor is sharded over a mesh.
 
     #dist.layout<@m, [{dp}, {tp, ep}], partial sum {x}>
 
-One entry per dimension: the axes that split it, major to minor; `{}` is unsplit. An axis that
-stands nowhere replicates. Over partial axes every device holds a contribution, and the value is
-their reduction.
+One entry per dimension: the axes that split it, major to minor; `{}` is unsharded. The tensor is
+replicated over an axis that does not occur. Over partial axes every device holds a partial value,
+and the tensor is their reduction.
 
 A dimension of size N over axes of total extent n is cut into n shards of ceil(N / n), the last
-ones shorter or empty: shard k holds rows [min(k c, N), min((k + 1) c, N)) with c = ceil(N / n).
-Other sizes are stated: `{tp} sizes [40, 20, 4, 0]`.
+ones shorter or empty: shard k is [min(k c, N), min((k + 1) c, N)) with c = ceil(N / n).
+Other sizes are explicit: `{tp} sizes [40, 20, 4, 0]`.
 """
 
 from dataclasses import dataclass, replace
@@ -22,13 +22,13 @@ Shape = tuple[int, ...]
 Slices = tuple[slice, ...]
 
 REDUCTIONS = ("sum", "max", "min", "mean", "any")
-"""How contributions become the value. `any`: the devices hold different values of which no
-reduction makes one; only a collective that picks (broadcast, scatter) does."""
+"""The reductions of partial values. `any`: the devices hold different values that no reduction
+combines; only a collective with a root (broadcast, scatter) selects one."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which axes split each dimension, and over which axes the value is partial."""
+    """The axes that split each dimension, and the axes over which the value is partial."""
 
     mesh: str
     dims: tuple[Axes, ...]
@@ -49,12 +49,12 @@ class Layout:
 
     @cached_property
     def used(self) -> Axes:
-        """Every axis that splits, then every axis that is partial."""
+        """All axes that split a dimension, then all partial axes."""
         return tuple(a for d in self.dims for a in d) + self.partial
 
     @cached_property
     def complete(self) -> "Layout":
-        """The same split, nothing partial."""
+        """The same split without partial axes."""
         return replace(self, partial=(), reduction="sum") if self.partial else self
 
     def with_partial(self, axes: Axes, reduction: str = "sum") -> "Layout":
@@ -65,22 +65,22 @@ class Layout:
         return Layout(self.mesh, dims, self.partial, self.reduction)
 
     def simplified(self, mesh: Mesh) -> "Layout":
-        """The one spelling of a layout: adjoining sub-axes joined, partial axes in mesh order."""
+        """Return the canonical form: adjacent sub-axes merged, partial axes in mesh order."""
         return _simplified(self, mesh)
 
     def check(self, mesh: Mesh, shape: Shape) -> None:
-        """Raises ShardirError, which names the invariant of docs/language.md that is broken."""
+        """Raise ShardirError with the code of the violated invariant (docs/language.md)."""
         if len(self.dims) != len(shape):
             raise ShardirError(
-                f"[L1] the layout has {len(self.dims)} dimensions, the tensor has {len(shape)}; "
-                "write an entry for each, {} where it is whole"
+                f"[L1] expected a layout of {len(shape)} dimensions, as the tensor has, got "
+                f"{len(self.dims)}; write an entry for each, {{}} for an unsharded one"
             )
         self.check_axes(mesh)
         for d, (n, axes) in enumerate(zip(shape, self.dims, strict=True)):
             check_sizes(mesh, axes, n, f"dimension {d}")
 
     def check_axes(self, mesh: Mesh) -> None:
-        """Raises ShardirError where no tensor whatever could have this layout on the mesh."""
+        """Raise ShardirError where no tensor can have this layout on the mesh."""
         places = [(f"dimension {d}", a) for d, axes in enumerate(self.dims) for a in axes]
         places += [("partial", a) for a in self.partial]
         for where, a in places:
@@ -93,21 +93,21 @@ class Layout:
                 twice = f"axis {a} is" if a == b else f"axes {b} and {a} overlap:"
                 raise ShardirError(
                     f"[L3] {twice} used twice in the layout [{self}], for {first} and for {second};"
-                    " a device can hold one part only: leave one out"
+                    " a device holds one shard only: drop one of them"
                 )
         if self.reduction not in REDUCTIONS:
             raise ShardirError(
-                f"[L4] no reduction {self.reduction}; there are {', '.join(REDUCTIONS)}"
+                f"[L4] expected a reduction of {', '.join(REDUCTIONS)}, got {self.reduction}"
             )
 
     def local_shape(self, mesh: Mesh, shape: Shape) -> Shape:
-        """The shape of the largest shard."""
+        """Return the shape of the largest shard."""
         return tuple(
             mesh.largest(n, axes) if axes else n for n, axes in zip(shape, self.dims, strict=True)
         )
 
     def global_shape(self, mesh: Mesh, local: Shape) -> Shape:
-        """The whole shape, where all shards are `local` or of stated sizes."""
+        """Return the global shape, where all shards are `local` or of explicit sizes."""
         return tuple(
             sum(sizes_of(axes)) or n * mesh.extent(axes)
             for n, axes in zip(local, self.dims, strict=True)
@@ -118,19 +118,19 @@ class Layout:
         return all(mesh.even(n, axes) for n, axes in zip(shape, self.dims, strict=True))
 
     def slices(self, mesh: Mesh, shape: Shape, rank: int) -> Slices:
-        """The part of the global value that `rank` holds (or contributes to)."""
+        """Return the slices of the global tensor that `rank` holds (or has a partial value of)."""
         return tuple(
             slice(*mesh.bounds(n, axes, mesh.index(rank, axes)))
             for n, axes in zip(shape, self.dims, strict=True)
         )
 
     def tensor_map(self, mesh: Mesh) -> str:
-        """The documents' terms: device matrix and tensor map, -1 for a dimension unsplit.
+        """Return MindSpore's device matrix and tensor map, -1 for an unsharded dimension.
 
-        The map counts the device matrix' dimensions from the right, as MindSpore does.
+        The map counts the device matrix' dimensions from the right.
         """
-        matrix, place = _device_matrix(mesh, self.used)
-        maps = [[place[a] for a in axes] for axes in self.dims]
+        matrix, position = _device_matrix(mesh, self.used)
+        maps = [[position[a] for a in axes] for axes in self.dims]
         shown = [str(m[0] if len(m) == 1 else m or -1) for m in maps]
         cuts = [f", manual_split {s} of dimension {d}" for d, a in enumerate(self.dims)
                 if (s := sizes_of(a))]  # fmt: skip
@@ -138,17 +138,17 @@ class Layout:
 
 
 def check_sizes(mesh: Mesh, axes: Axes, size: int, what: str) -> None:
-    """Raises ShardirError where stated sizes of shards do not make up a dimension of `size`."""
+    """Raise ShardirError where explicit sizes of shards do not add up to a dimension of `size`."""
     sizes, n = sizes_of(axes), mesh.extent(axes)
     if sizes and len(sizes) != n:
         raise ShardirError(
-            f"[L6] {what} is split into {n} shards, but {len(sizes)} sizes are stated in "
-            f"{axes_text(axes)}; state one for each"
+            f"[L6] {what}: expected {n} sizes, one for each shard, got {len(sizes)} in "
+            f"{axes_text(axes)}"
         )
     if sizes and sum(sizes) != size:
         raise ShardirError(
-            f"[L6] {what} has {size} rows, but the sizes in {axes_text(axes)} add up to "
-            f"{sum(sizes)}; make it {size}"
+            f"[L6] {what}: expected sizes that add up to {size}, the size of the dimension, got "
+            f"{sum(sizes)} in {axes_text(axes)}"
         )
 
 
@@ -160,7 +160,7 @@ def _simplified(layout: Layout, mesh: Mesh) -> Layout:
 
 
 def _device_matrix(mesh: Mesh, used: Axes) -> tuple[Shape, dict[Axis, int]]:
-    """The mesh cut at the sub-axes in use, and each sub-axis's place from the right."""
+    """Return the mesh cut at the sub-axes in use, and each sub-axis's index from the right."""
     matrix: list[int] = []
     found: dict[Axis, int] = {}
     for name, size in mesh.axes:
@@ -179,7 +179,7 @@ def _device_matrix(mesh: Mesh, used: Axes) -> tuple[Shape, dict[Axis, int]]:
 
 
 def replicated(mesh: str, rank: int) -> Layout:
-    """The layout of a value that every device holds whole."""
+    """Return the layout of a replicated value."""
     return _replicated(mesh, rank)
 
 
@@ -190,8 +190,8 @@ def _replicated(mesh: str, rank: int) -> Layout:
 
 @dataclass(frozen=True)
 class LocalLayout:
-    """A layout seen from one device: the split, and the global shape where it is not the
-    local shape times the extents (uneven shards)."""
+    """The layout of a tensor of the local view, and its global shape where that is not the local
+    shape times the extents (uneven shards)."""
 
     layout: Layout
     shape: Shape | None = None
@@ -212,5 +212,5 @@ class LocalLayout:
 
     @staticmethod
     def of(layout: Layout, mesh: Mesh, shape: Shape) -> "LocalLayout":
-        """The local form of `layout` for a tensor of global `shape`."""
+        """Return the local form of `layout` for a tensor of global `shape`."""
         return LocalLayout(layout, None if layout.even(mesh, shape) else shape)

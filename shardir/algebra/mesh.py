@@ -3,7 +3,7 @@
 A mesh has named axes, major to minor, and a rank is the row-major index of its coordinates. A
 sub-axis `d:(pre)size` is one digit of its axis: with `n` the size of `d`, the coordinate along `d`
 is read as three digits `[pre, size, n / (pre * size)]`, major to minor, and the middle one is
-meant. `d` alone is the whole axis.
+selected. `d` alone is the full axis.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from shardir.algebra.errors import ShardirError
 
 
 class Axis(NamedTuple):
-    """An axis, or the part of it (a sub-axis) that `pre` and `size` select; `size` 0 is the whole
+    """An axis, or the part of it (a sub-axis) that `pre` and `size` select; `size` 0 is the full
     axis."""
 
     name: str
@@ -32,9 +32,8 @@ Axes = tuple[Axis, ...]
 
 
 class Sized(Axes):
-    """Axes that split a dimension into shards of stated sizes, in the order of the shards: the
-    documents' `manual_split`. Only axes as they stand have sizes; a part of them, or a sum, is
-    plain axes again."""
+    """Axes that split a dimension into shards of explicit sizes, in the order of the shards, as
+    MindSpore's `manual_split` does. A slice or a concatenation of them is ordinary axes again."""
 
     sizes: tuple[int, ...]
 
@@ -57,7 +56,7 @@ class Sized(Axes):
 
 
 def sizes_of(axes: Axes) -> tuple[int, ...]:
-    """The stated sizes of shards; empty where they follow from the number of shards."""
+    """Return the explicit sizes of shards; empty where they follow from the number of shards."""
     return axes.sizes if isinstance(axes, Sized) else ()
 
 
@@ -67,15 +66,15 @@ def axes_text(axes: Axes) -> str:
 
 
 def shard_bounds(size: int, parts: int, k: int) -> tuple[int, int]:
-    """The rows of shard `k` of a dimension of `size` cut into `parts`."""
+    """Return the half-open range of shard `k` of a dimension of `size` cut into `parts`."""
     c = -(-size // parts)
     return min(k * c, size), min((k + 1) * c, size)
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """`@name <a = 2, b = 4>`: axis names and sizes, major to minor; and the cluster that its
-    devices are of, where there is one."""
+    """`@name <a = 2, b = 4>`: axis names and sizes, major to minor, and the cluster of its
+    devices, if one is declared."""
 
     name: str
     axes: tuple[tuple[str, int], ...]
@@ -97,12 +96,12 @@ class Mesh:
 
     @cached_property
     def cluster_or_default(self) -> Cluster:
-        """What communication is priced by: the cluster, or one level that holds all devices."""
+        """The cluster that prices communication: the declared one, or one level of all devices."""
         return self.cluster or flat(self.size)
 
     @cached_property
     def level_sub_axes(self) -> Axes:
-        """The sub-axes of axes that end where the units of a level do."""
+        """The sub-axes that end where the units of a level end."""
         found = []
         for unit in self.cluster_or_default.units:
             for name, size in self.axes:
@@ -112,8 +111,8 @@ class Mesh:
         return tuple(found)
 
     def level(self, axes: Axes) -> int:
-        """The level, counted from the innermost, over whose links a group over `axes`
-        communicates: the first of which one unit holds a whole group."""
+        """Return the level, counted from the innermost, over whose links a group over `axes`
+        communicates: the first one of which a unit contains the group."""
         reach = 1
         for a in axes:
             size = self.extent((a,))
@@ -122,7 +121,7 @@ class Mesh:
         return next(i for i, unit in enumerate(self.cluster_or_default.units) if reach <= unit)
 
     def stride(self, axis: Axis) -> int:
-        """How far in rank one step along an axis, or its sub-axis, is."""
+        """Return the distance in ranks between neighbours along an axis or a sub-axis."""
         below = 1
         for n, s in reversed(self.axes):
             if n == axis.name:
@@ -131,15 +130,15 @@ class Mesh:
         raise ShardirError(f"mesh @{self.name} has no axis {axis.name}")
 
     def check_cluster(self) -> None:
-        """Raises ShardirError when the cluster's devices are not as many as the mesh's, or a
-        unit's are not those of some axes and the minor sub-axis of one."""
+        """Raise ShardirError when the cluster has another number of devices than the mesh, or a
+        unit is not made up of the minor axes and a minor sub-axis of the next one."""
         if self.cluster is None:
             return
         units = self.cluster.units
         if units[-1] != self.size:
             raise ShardirError(
-                f"[M5] the cluster has {units[-1]} devices, the mesh @{self.name} {self.size}; "
-                "change the size of an axis, or how many units the outermost level holds"
+                f"[M5] expected a cluster of {self.size} devices for mesh @{self.name}, got "
+                f"{units[-1]}; change the size of an axis or the count of the outermost level"
             )
         for level, unit in zip(self.cluster.levels, units, strict=True):
             below = 1
@@ -149,8 +148,8 @@ class Mesh:
                 below *= s
             else:
                 raise ShardirError(
-                    f"[M5] a {level.name} holds {unit} devices, which no minor axes of the mesh "
-                    f"@{self.name} make up; choose sizes of axes that divide it, minor ones first"
+                    f"[M5] expected the minor axes of mesh @{self.name} to fill a {level.name} of "
+                    f"{unit} devices; use axis sizes that divide it, minor axes first"
                 )
 
     @property
@@ -159,7 +158,7 @@ class Mesh:
         return tuple(Axis(n) for n, _ in self.axes)
 
     def full(self, name: str) -> int:
-        """The size of the axis `name`.
+        """Return the size of the axis `name`.
 
         Raises:
             ShardirError: the mesh has no such axis.
@@ -172,35 +171,35 @@ class Mesh:
         )
 
     def extent(self, axes: Axes) -> int:
-        """The number of positions along `axes`."""
+        """Return the number of positions along `axes`."""
         n = 1
         for a in axes:
             n *= a.size or self.full(a.name)
         return n
 
     def bounds(self, size: int, axes: Axes, k: int) -> tuple[int, int]:
-        """The rows of shard `k` of a dimension of `size` that `axes` split."""
+        """Return the half-open range of shard `k` of a dimension of `size` split over `axes`."""
         if isinstance(axes, Sized):
             start = sum(axes.sizes[:k])
             return start, start + axes.sizes[k]
         return shard_bounds(size, self.extent(axes), k)
 
     def largest(self, size: int, axes: Axes) -> int:
-        """The rows of the largest shard of a dimension of `size` that `axes` split."""
+        """Return the size of the largest shard of a dimension of `size` split over `axes`."""
         if isinstance(axes, Sized):
             return max(axes.sizes)
         return -(-size // self.extent(axes)) if axes else size
 
     def even(self, size: int, axes: Axes) -> bool:
-        """Whether all shards of a dimension of `size` have as many rows."""
+        """Whether all shards of a dimension of `size` have one size."""
         return len(set(sizes_of(axes))) <= 1 and size % self.extent(axes) == 0
 
     def span(self, axis: Axis) -> tuple[int, int]:
-        """Where an axis' sub-axis lies within its axis: the half-open range [pre, pre * size)."""
+        """Return the range [pre, pre * size) of a sub-axis within its axis."""
         return axis.pre, axis.pre * (axis.size or self.full(axis.name))
 
     def overlap(self, a: Axis, b: Axis) -> bool:
-        """Whether two axes share devices' coordinates: both are of one axis, and neither ends
+        """Whether two axes share coordinates of devices: both are of one axis, and neither ends
         where the other one can begin. So `d:(1)2` and `d:(3)2` overlap where `d` is 6."""
         if a.name != b.name:
             return False
@@ -208,7 +207,7 @@ class Mesh:
         return b0 % a1 != 0 and a0 % b1 != 0
 
     def clash(self, axes: Axes) -> tuple[Axis, Axis] | None:
-        """The first two of the axes that overlap."""
+        """Return the first two of the axes that overlap, or None."""
         for i, a in enumerate(axes):
             for b in axes[:i]:
                 if self.overlap(a, b):
@@ -216,21 +215,21 @@ class Mesh:
         return None
 
     def check_axis(self, axis: Axis) -> None:
-        """Raises ShardirError when the axis, or the sub-axis, does not exist."""
+        """Raise ShardirError when the axis or the sub-axis does not exist."""
         full = self.full(axis.name)
         if axis.size and (axis.pre < 1 or axis.size < 1 or full % (axis.pre * axis.size)):
             raise ShardirError(
-                f"sub-axis {axis}: {axis.pre} * {axis.size} does not divide {full}, "
-                f"the size of axis {axis.name}; take numbers whose product does"
+                f"sub-axis {axis}: expected numbers whose product divides {full}, the size of axis "
+                f"{axis.name}, got {axis.pre} * {axis.size}"
             )
 
     def order(self, axis: Axis) -> tuple[int, int]:
-        """A sort key: mesh order, then major sub-axis first."""
+        """Return a sort key: mesh order, then major sub-axis first."""
         return [n for n, _ in self.axes].index(axis.name), axis.pre
 
     def simplify(self, axes: Axes) -> Axes:
-        """Normal form: sub-axes that stand side by side are one, a whole axis has no sub-axes,
-        sub-axes of size 1 are left out, and so are the sizes that everyone expects."""
+        """Return the normal form: adjacent sub-axes merged, a full axis without `pre` and `size`,
+        sub-axes of size 1 dropped, and explicit sizes dropped where they are the usual ones."""
         out: list[Axis] = []
         for a in axes:
             pre, end = self.span(a)
@@ -238,8 +237,8 @@ class Mesh:
                 continue
             if out and out[-1].name == a.name and self.span(out[-1])[1] == pre:
                 pre = out.pop().pre
-            whole = pre == 1 and end == self.full(a.name)
-            out.append(Axis(a.name) if whole else Axis(a.name, pre, end // pre))
+            is_full = pre == 1 and end == self.full(a.name)
+            out.append(Axis(a.name) if is_full else Axis(a.name, pre, end // pre))
         if isinstance(axes, Sized):
             total, n = sum(axes.sizes), len(axes.sizes)
             usual = [shard_bounds(total, n, k) for k in range(n)]
@@ -248,18 +247,18 @@ class Mesh:
         return tuple(out)
 
     def coordinate(self, rank: int, axis: Axis) -> int:
-        """The coordinate of `rank` along `axis`."""
+        """Return the coordinate of `rank` along `axis`."""
         return rank // self.stride(axis) % (axis.size or self.full(axis.name))
 
     def index(self, rank: int, axes: Axes) -> int:
-        """The row-major index of `rank` along `axes`, in the order in which they stand."""
+        """Return the row-major index of `rank` along `axes`, in their order."""
         i = 0
         for a in axes:
             i = i * self.extent((a,)) + self.coordinate(rank, a)
         return i
 
     def moved(self, rank: int, axes: Axes, index: int) -> int:
-        """The rank at `index` along `axes` whose other coordinates are those of `rank`."""
+        """Return the rank at `index` along `axes` whose other coordinates are those of `rank`."""
         for a in reversed(axes):
             size = self.extent((a,))
             rank += (index % size - self.coordinate(rank, a)) * self.stride(a)
@@ -267,18 +266,18 @@ class Mesh:
         return rank
 
     def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
-        """The groups of ranks that differ in `axes` alone, each in row-major order of `axes`."""
+        """Return the groups of ranks that differ in `axes` alone, each in row-major order."""
         return _groups(self, axes)
 
     def split(self, axis: Axis, first: int) -> tuple[Axis, Axis]:
-        """An axis as two sub-axes, the major one of size `first` (which must divide it)."""
+        """Return an axis as two sub-axes, the major one of size `first` (which must divide it)."""
         pre, end = self.span(axis)
         size = end // pre
         return Axis(axis.name, pre, first), Axis(axis.name, pre * first, size // first)
 
     def without_minor(self, axes: Axes, minor: Axes) -> Axes | None:
-        """`axes` less `minor` at its minor end, cutting an axis at a sub-axis where that is needed;
-        None when it does not end so."""
+        """Return `axes` without `minor` at its minor end, cutting an axis where needed; None when
+        `axes` does not end with `minor`."""
         have, gone = list(self.simplify(axes)), list(self.simplify(minor))
         while gone:
             if not have or have[-1].name != gone[-1].name:
@@ -299,7 +298,7 @@ class Mesh:
         return self.simplify(tuple(have))
 
     def without(self, axes: Axes, gone: Axes) -> Axes | None:
-        """`axes`, as a set, less `gone`; None when `gone` is not a part of it."""
+        """Return `axes`, as a set, without `gone`; None when `gone` is not a subset."""
         axes = self.simplify(tuple(sorted(axes, key=self.order)))
         gone = self.simplify(gone)
         have = list(self.cut(axes, gone))
@@ -310,8 +309,8 @@ class Mesh:
         return self.simplify(tuple(sorted(have, key=self.order)))
 
     def cut(self, axes: Axes, others: Axes) -> Axes:
-        """`axes` as sub-axes, cut where those of `others` begin and end, so that they compare. An
-        axis stays as it is where sub-axes would cross: 2 x 3 of 6, and 3 x 2."""
+        """Return `axes` cut where those of `others` begin and end, so that they compare. An axis
+        stays uncut where sub-axes would cross: 2 x 3 of 6, and 3 x 2."""
         out: list[Axis] = []
         for a in axes:
             start, end = self.span(a)
@@ -324,10 +323,10 @@ class Mesh:
         return tuple(out)
 
     def take(self, counts: tuple[int, ...]) -> tuple[Axes, ...] | None:
-        """Axes for each count of slices, the mesh's devices dealt out major first.
+        """Return axes for each number of slices, dealing out the mesh's devices major first.
 
-        This is the documents' device matrix: what is left over repeats the calculation on the
-        minor side. None when the axes' sizes can't be cut so.
+        This is MindSpore's device matrix: devices left over on the minor side compute redundantly.
+        None when the axes' sizes can't be cut so.
         """
         rest = list(self.names)
         taken: list[Axes] = []

@@ -112,7 +112,7 @@ class _Values(Transformer):
         reduction, axes = c
         if reduction not in REDUCTIONS:
             raise NotationError(
-                f"[L4] no reduction {reduction}; there are {', '.join(REDUCTIONS)}",
+                f"[L4] expected a reduction of {', '.join(REDUCTIONS)}, got {reduction}",
                 reduction.start_pos,
             )
         return axes, str(reduction)

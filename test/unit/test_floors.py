@@ -15,6 +15,7 @@ from shardir.backend.torch.runtime import FOLDER, MEASURING, RUNTIME_FILES
 ROOT = Path(__file__).parent.parent.parent
 
 FLOORS = {
+    "diagnostics": 0,
     "algebra": 1,
     "dialects": 2,
     "syntax": 3,
@@ -29,6 +30,7 @@ FLOORS = {
 
 TOP = 9
 LIBRARIES = {
+    "diagnostics": set(),
     "algebra": {"lark", "numpy"},
     "dialects": {"numpy", "xdsl"},
     "syntax": {"lark", "xdsl"},

@@ -401,7 +401,10 @@ def refused() -> Iterator[tuple[dict[str, object], str]]:
         yield {"target": parse_layout(f"@m, {text}")}, rf"\[{code}\]"
     yield {"target": parse_layout("@m, [{}, {}], partial any {a}")}, r"\[L4\]"
     yield {"dtype": "f8"}, "no element type f8; there are f64, f32"
-    yield {"cluster": two_levels(2, 2)}, r"\[M5\] the cluster has 4 devices, the mesh @m 2"
+    yield (
+        {"cluster": two_levels(2, 2)},
+        r"\[M5\] expected a cluster of 2 devices for mesh @m, got 4",
+    )
     yield {"source": rows, "target": whole, "memory": 10}, "the least that one needs is 1[0-9]+ B"
 
 

@@ -96,7 +96,7 @@ WRONG = {
     '<@m, [], unreduced={}, unreduced={"x"}>': (23, "unreduced stands twice in the sharding"),
     "<@other, []>": (None, "the sharding is of mesh @other, not of @m"),
     '<@m, [{"q"}]>': (None, "[L2] dimension 0: mesh @m has no axis q; it has x, y, z, w"),
-    '<@m, [{"y":(3)2}]>': (None, "[L2] dimension 0: sub-axis y:(3)2: 3 * 2 does not divide 8"),
+    '<@m, [{"y":(3)2}]>': (None, "[L2] dimension 0: sub-axis y:(3)2: expected numbers"),
     '<@m, [{"x"}, {"x"}]>': (None, "[L3] axis x is used twice"),
     '<@m, [{}p3]>': (None, "its priority p3 has no effect; leave it out, or open the dimension"),
     '<@m, [{"y":(1)4}], replicated={"y":(2)2}>': (

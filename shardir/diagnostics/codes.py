@@ -1,0 +1,319 @@
+"""The table of error codes: one record for each invariant of the language.
+
+A message is `[code] expected X, got Y; fix`. The code, the invariant and the usual fix stand here
+alone: `coded` makes messages of them, and docs/tables.py the page of invariants.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Code:
+    """An invariant that input can violate, and the usual fix, which ends the message."""
+
+    invariant: str
+    fix: str
+
+
+SECTIONS: dict[str, dict[str, Code]] = {
+    "Meshes and layouts": {
+        "M1": Code("A mesh has an axis.", "write <dp = 2>"),
+        "M2": Code(
+            "Layouts, strategies and ops name meshes that the module declares, and a mesh has a "
+            "name that a layout can spell.",
+            "declare the mesh, or correct the name",
+        ),
+        "M3": Code("A mesh has at most 1,048,576 devices.", "make an axis smaller"),
+        "M4": Code(
+            "A mesh is on a cluster that the module declares.",
+            "declare the cluster, or correct the name",
+        ),
+        "M5": Code(
+            "A cluster has as many devices as the mesh, and each unit of it is made up of the "
+            "mesh's minor axes and a minor sub-axis of the next one.",
+            "change the size of an axis, or the count of a level",
+        ),
+        "L1": Code(
+            "A layout (and its `of`) has one entry for each dimension of the tensor.",
+            "write an entry for each dimension, {} for an unsharded one",
+        ),
+        "L2": Code(
+            "A layout names axes of its mesh, and sub-axes that divide them.",
+            "use an axis of the mesh",
+        ),
+        "L3": Code(
+            "An axis occurs once in a layout, and sub-axes of one axis do not overlap.",
+            "a device holds one shard only: drop one of them",
+        ),
+        "L4": Code(
+            "A partial value has a reduction: sum, max, min, mean, or any. No redistribution makes "
+            "a `partial any`.",
+            "use sum, max, min or mean",
+        ),
+        "L5": Code(
+            "The shape of a local type is that of the largest shard of `of`.",
+            "use ceil(N / n) in each dimension",
+        ),
+        "L6": Code(
+            "Explicit sizes of shards are one for each shard, and add up to the dimension.",
+            "write one size for each shard",
+        ),
+        "L7": Code(
+            "An axis that a `#dist.sharding` keeps replicated splits no dimension of it.",
+            "drop it in one place",
+        ),
+        "L8": Code(
+            "A dimension that is unsharded and closed has no priority.",
+            "drop the priority, or open the dimension: {?}",
+        ),
+    },
+    "Redistributions and collectives": {
+        "R1": Code(
+            "A redistribution takes a value with a `#dist.layout`, of the global view.",
+            "use a collective in the local view",
+        ),
+        "R2": Code(
+            "A redistribution and a barrier keep the shape and the element type.",
+            "use nn.reshape or nn.convert",
+        ),
+        "R3": Code("A redistribution stays on one mesh.", "use one mesh in a function"),
+        "C1": Code(
+            "A collective has a value, and one result for each value.",
+            "write as many results as values",
+        ),
+        "C2": Code(
+            "A collective takes values with a `#dist.local`, of the local view.",
+            "use dist.redistribute in the global view",
+        ),
+        "C3": Code(
+            "The type of a collective's result has the layout that the collective produces.",
+            "write the layout that the collective produces",
+        ),
+        "C4": Code(
+            "A collective keeps the global shape and the element type, and no shard replaces one "
+            "of another size.",
+            "a collective moves and reduces only",
+        ),
+        "C5": Code(
+            "A reduction is over axes over which the value is partial, of the same kind; a value "
+            "is partial in one kind only.",
+            "drop the second reduction, or use the kind that the type has",
+        ),
+        "C6": Code(
+            "A collective names existing dimensions; an all-to-all names two.",
+            "use 0 to rank - 1, and two different ones in an all-to-all",
+        ),
+        "C7": Code(
+            "An all-gather is over the minor axes of its dimension.", "gather the minor axes first"
+        ),
+        "C8": Code(
+            "A slice, a scatter and a new partial value use axes over which the value is "
+            "replicated.",
+            "gather first, or use an axis that replicates",
+        ),
+        "C9": Code(
+            "Positions count from 0 within the group, and no device sends to itself.",
+            "use a position of the group",
+        ),
+        "C10": Code(
+            "In a permute each position sends at most once and receives at most once.",
+            "drop one of the pairs",
+        ),
+        "C11": Code(
+            "Each `dist.recv` has a `dist.send` of its type before it, and each send a receive.",
+            "pair them, the send first",
+        ),
+        "C12": Code(
+            "An exchange is over the axes that split the dimensions which change.",
+            "use those axes",
+        ),
+        "C13": Code(
+            "A gather, a slice, a pad and an all-to-all move shards of usual sizes.",
+            "use dist.exchange for explicit sizes",
+        ),
+        "C14": Code(
+            "One `dist.wait` takes all results of an `async` collective, and nothing else uses "
+            "them.",
+            "wait for it, and use the results of the wait",
+        ),
+        "C15": Code(
+            "A `dist.wait` takes all results of one `async` collective, and has their types.",
+            "write `async` after the collective's axes, or drop the wait",
+        ),
+    },
+    "Sharding groups and propagation barriers": {
+        "P1": Code(
+            "Sharding groups and propagation barriers take values of the global view.",
+            "drop it: a local value has its layout",
+        ),
+        "P2": Code("The values of a sharding group have one shape.", "drop one of them"),
+        "P3": Code(
+            "The annotations of the values of a sharding group agree.",
+            "annotate one of them, or all with the same layout",
+        ),
+    },
+    "Strategies": {
+        "S1": Code("A strategy has numbers or axes, not both.", "write axes for all"),
+        "S2": Code(
+            "A strategy has at most as many slices as the mesh has devices.",
+            "use numbers whose product is at most the mesh's size",
+        ),
+        "S3": Code(
+            "The numbers of a strategy divide the sizes of the mesh's axes, in their order.",
+            "use numbers made of the sizes of the axes",
+        ),
+        "S4": Code(
+            "A strategy has one group for each operand (and result), and one entry for each "
+            "dimension.",
+            "write an entry for each",
+        ),
+        "S5": Code(
+            "Dimensions that share a factor are split alike.", "write the same entry for both"
+        ),
+        "S6": Code(
+            "A dimension is split as its factors allow: evenly, major factor first, and not at all "
+            "without a factor.",
+            "leave the dimension at 1",
+        ),
+        "S7": Code("A dimension that the op needs unsharded is not split.", "leave it at 1"),
+        "S8": Code("A strategy names axes of the mesh.", "use an axis of the mesh"),
+        "S9": Code("A strategy uses an axis for one factor only.", "use different axes"),
+        "S10": Code("Only a linear op takes partial operands.", "drop `partial`"),
+    },
+    "Modes": {
+        "A1": Code("A mode that splits inputs needs a mesh.", "declare one: dist.mesh @m <dp = 4>"),
+        "A2": Code(
+            "The mode data takes functions of the global view.", "use the mode manual or hybrid"
+        ),
+        "A3": Code(
+            "In the mode data every annotation is data parallel.",
+            "drop the annotation, or use the mode hybrid",
+        ),
+        "A4": Code(
+            "In the mode manual every value has a layout.",
+            "annotate its type or its op, or use the mode semi_auto",
+        ),
+        "A5": Code(
+            "In the mode manual every op is computable with the layouts of its operands.",
+            "use dist.redistribute, or annotate the op with a strategy",
+        ),
+    },
+    "Files of strategies": {
+        "V1": Code("A line parses.", "write it as save-strategies does"),
+        "V2": Code(
+            "A line is of a function or value of the program, and the only one.",
+            "save the strategies of this program again, or drop the line",
+        ),
+        "V3": Code(
+            "Each function and each value of the program has a line.",
+            "save the strategies of this program again, or write the line",
+        ),
+        "V4": Code(
+            "A line has the op, the results and the mesh of the program, and a strategy only where "
+            "there can be one.",
+            "save the strategies of this program again, or correct the line",
+        ),
+        "V5": Code(
+            "The annotations of the program agree with the file.",
+            "drop the annotation, or correct the line",
+        ),
+    },
+    "Types of tensor ops": {
+        "T1": Code("The type of a result follows from the operands.", "write the inferred type"),
+        "T2": Code(
+            "In the local view all values of an op have layouts, or none.", "annotate all or none"
+        ),
+        "T3": Code(
+            "An op is computable with the layouts of its operands.",
+            "run insert-redistributions, or insert a collective before the op",
+        ),
+        "T4": Code(
+            "Dimensions exist and occur once; a permutation has each of them.",
+            "use each dimension once",
+        ),
+        "T5": Code("Operands have element types that the op takes together.", "use nn.convert"),
+        "T6": Code("Shapes broadcast or match.", "use equal sizes, or 1"),
+        "T7": Code(
+            "A contraction has an equation of two operands that fits their shapes.",
+            'write letters as in "ik,kj->ij", each in two of the three',
+        ),
+        "T8": Code(
+            "A mean, a maximum and a minimum are over at least one element.",
+            "reduce a dimension that has elements",
+        ),
+        "T9": Code("A reshape keeps the number of elements.", "use the same number of elements"),
+        "T10": Code(
+            "Options of an op are present, within their range, and fit the operands.",
+            "correct the option",
+        ),
+        "T11": Code(
+            "What is needed of a custom op is registered and agrees with its use; its name and its "
+            "options can be spelled.",
+            "register it with shardir.register_custom_op, in Python or in a module for --import",
+        ),
+    },
+    "Functions": {
+        "F1": Code("A function that is called has a body.", "write its body"),
+        "F2": Code(
+            "No function calls itself, directly or through others.", "write the repetitions out"
+        ),
+        "F3": Code("Layouts do not propagate through calls.", "run inline-calls first"),
+    },
+    "Training": {
+        "G1": Code(
+            "What is differentiated is a function of this module with a body, and not its own "
+            "gradient.",
+            "name a function of this module",
+        ),
+        "G2": Code(
+            "The function of a step returns one scalar of a float type.",
+            "reduce the loss, and convert it to floats",
+        ),
+        "G3": Code(
+            "The function of a step has a parameter.",
+            'write {train.parameter = "w", train.init = #train.init<...>}',
+        ),
+        "G4": Code(
+            "A gradient is with respect to existing arguments, each once.",
+            "count arguments from 0, each once",
+        ),
+        "G5": Code("`train.fusion` is an index, 0 or more.", "write train.fusion = 2 : i64"),
+        "G6": Code(
+            "Parameters of a step have distinct, non-empty names, and an argument has one role: "
+            "parameter, state or input.",
+            "use one argument for a shared weight, and one role for an argument",
+        ),
+        "G7": Code(
+            "A result updates a state of the function, of its type, once.",
+            'write {train.state = "n", train.init = #train.init<...>} on an argument of its type',
+        ),
+        "G8": Code(
+            "An op on the way to a gradient has a gradient, and a layout describes each cotangent.",
+            "put nn.stop_gradient before it, or reduce or gather the value first",
+        ),
+        "G9": Code(
+            "`train.weight_decay` and `train.lr_scale` are numbers, 0 or more.",
+            "write train.weight_decay = 0.0 : f64",
+        ),
+        "G10": Code(
+            "The numbers of optimizers, schedules, distributions, `accumulate`, `clip` and "
+            "`loss_scale` are within their ranges.",
+            "use a number of the range",
+        ),
+    },
+}
+"""The sections of docs/invariants.md, each with its codes."""
+
+CODES = {code: entry for section in SECTIONS.values() for code, entry in section.items()}
+
+
+def coded(code: str, found: str, use: str | None = None) -> str:
+    """Return the message `[code] found; use`.
+
+    Args:
+        code: a key of CODES.
+        found: `expected X, got Y`, with the place where the operation alone does not tell it.
+        use: the fix, if it is more specific than the table's; "" for none.
+    """
+    fix = CODES[code].fix if use is None else use
+    return f"[{code}] {found}; {fix}" if fix else f"[{code}] {found}"
