@@ -61,16 +61,16 @@ from shardir.dialects.dist import (
     SAME_VALUE,
     AllGatherOp,
     AllReduceOp,
+    AllSliceOp,
     AllToAllOp,
     Collective,
     ExchangeOp,
+    HaloUnfoldOp,
     PermuteOp,
     PropagationBarrierOp,
     RecvOp,
     RedistributeOp,
     ReduceScatterOp,
-    SliceOp,
-    UnfoldOp,
     WaitOp,
     WindowsOp,
     layout_of,
@@ -395,7 +395,7 @@ class _Differentiation:
         elif isinstance(op, WindowsOp):
             cotangent, b = self.cotangent(out), self.builder
             assert cotangent is not None
-            back = b.fold if isinstance(op, UnfoldOp) else b.unfold
+            back = b.fold if isinstance(op, HaloUnfoldOp) else b.unfold
             return [back(cotangent, op.dim.value.data, op.windows(v, out, mesh))]
         elif isinstance(op, Collective):
             op.keeps(v, mesh)
@@ -541,7 +541,8 @@ class _Differentiation:
 
 
 RELOCATIONS = (
-    *SAME_VALUE, WaitOp, AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ExchangeOp,
+    *SAME_VALUE, WaitOp, AllReduceOp, ReduceScatterOp, AllGatherOp, AllSliceOp, AllToAllOp,
+    ExchangeOp,
 )  # fmt: skip
 """What gives the same whole value in another layout, whatever single devices hold."""
 

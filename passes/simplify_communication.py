@@ -85,7 +85,7 @@ def _scatter(block: Block, op: Operation) -> bool:
     if not isinstance(op, dist.AllReduceOp) or len(op.values) != 1:
         return False
     user = op.results[0].get_user_of_unique_use()
-    if not isinstance(user, dist.SliceOp) or user.axes != op.axes:
+    if not isinstance(user, dist.AllSliceOp) or user.axes != op.axes:
         return False
     props = {k: v for k, v in op.properties.items()} | {"dim": user.dim}
     new = dist.ReduceScatterOp.create(
@@ -103,7 +103,7 @@ def _scatter(block: Block, op: Operation) -> bool:
 @_at_each_op
 def _undone(block: Block, op: Operation) -> bool:
     """A slice that takes back what an all-gather brought together."""
-    if not isinstance(op, dist.SliceOp):
+    if not isinstance(op, dist.AllSliceOp):
         return False
     source = op.values[0].owner
     if not isinstance(source, dist.AllGatherOp) or len(source.values) != 1:
@@ -181,7 +181,7 @@ def _moved(block: Block, op: Operation) -> bool:
     end: Operation | None = op
     while end is not None and _mover(end) is not None:
         end = end.results[0].get_user_of_unique_use()
-    if not isinstance(end, nn.AddOp | dist.SliceOp):
+    if not isinstance(end, nn.AddOp | dist.AllSliceOp):
         return False
     y, before = op.results[0], dist.layout_of(reduce.values[0])
     out = dist.layout_of(y)

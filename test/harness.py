@@ -199,9 +199,9 @@ def apply(module: ModuleOp, *passes: str) -> ModuleOp:
 COMMUNICATION: dict[type[Operation], str] = {
     dist.AllReduceOp: "all_reduce", dist.AllGatherOp: "all_gather",
     dist.ReduceScatterOp: "reduce_scatter", dist.AllToAllOp: "all_to_all",
-    dist.BroadcastOp: "broadcast", dist.PermuteOp: "permute",
-    dist.GatherOp: "gather", dist.ScatterOp: "scatter",
-    dist.UnfoldOp: "unfold", dist.FoldOp: "fold",
+    dist.BroadcastFromRootOp: "broadcast", dist.PermuteOp: "permute",
+    dist.GatherToRootOp: "gather", dist.ScatterFromRootOp: "scatter",
+    dist.HaloUnfoldOp: "halo_unfold", dist.HaloFoldOp: "halo_fold",
 }  # fmt: skip
 
 

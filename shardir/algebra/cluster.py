@@ -23,7 +23,7 @@ BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i1": 1}
 
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "permute", "broadcast",
-    "gather", "scatter", "unfold", "fold", "recv",
+    "gather", "scatter", "halo_unfold", "halo_fold", "recv",
 )  # fmt: skip
 """What communicates, by the names of its ops."""
 

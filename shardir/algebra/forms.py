@@ -176,8 +176,8 @@ FORMS: dict[str, Callable[[Levels], Forms]] = {
     "broadcast": broadcast,
     "gather": gather,
     "scatter": gather,
-    "unfold": direct,
-    "fold": direct,
+    "halo_unfold": direct,
+    "halo_fold": direct,
     "recv": direct,
 }
 """The forms of each kind of collective."""

@@ -107,12 +107,12 @@ class Problem:
             if self.free(now, axes):
                 for dim, have in enumerate(now.dims):
                     if self.nests(dim, have, have + axes):
-                        yield Step("slice", axes, now.with_dim(dim, have + axes), dim)
+                        yield Step("all_slice", axes, now.with_dim(dim, have + axes), dim)
         for a in self.target.partial:
             kind = self.target.reduction
             if self.free(now, (a,)) and (not now.partial or now.reduction == kind):
                 layout = self.partial(now, (*now.partial, a), kind)
-                yield Step("contribute", (a,), layout)
+                yield Step("replicated_to_partial", (a,), layout)
         # Zeros are no way to a complete value, but join a reduction that is to come.
         if (now if now.partial else self.target).reduction != "sum":
             return
@@ -123,7 +123,7 @@ class Problem:
                 rest, axes = have[:-n], have[-n:]
                 if self.nests(dim, rest, have):
                     layout = self.partial(now.with_dim(dim, rest), (*now.partial, *axes), "sum")
-                    yield Step("pad", axes, layout, dim)
+                    yield Step("sharded_to_partial", axes, layout, dim)
 
     def _reductions(self, now: Layout) -> Iterator[Step]:
         left = now.partial
@@ -250,7 +250,7 @@ class Recipe:
             while axes and not (free(self.now, axes) and nests(dim, have, have + axes)):
                 axes = axes[:-1]
             if axes and self.leads(dim, have + axes):
-                self.go("slice", axes, self.now.with_dim(dim, have + axes), dim)
+                self.go("all_slice", axes, self.now.with_dim(dim, have + axes), dim)
                 return True
         return False
 
@@ -302,4 +302,4 @@ class Recipe:
         new = tuple(a for a in self.target.partial if a not in self.now.partial)
         if new:
             partial, kind = self.target.partial, self.target.reduction
-            self.go("contribute", new, self.now.with_partial(partial, kind))
+            self.go("replicated_to_partial", new, self.now.with_partial(partial, kind))

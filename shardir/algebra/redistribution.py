@@ -151,7 +151,9 @@ def _joined(mesh: Mesh, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     out: list[Step] = []
     for s in steps:
         before = out[-1] if out else None
-        local = s.kind == "contribute" or (s.kind == "slice" and before and before.dim == s.dim)
+        local = s.kind == "replicated_to_partial" or (
+            s.kind == "all_slice" and before and before.dim == s.dim
+        )
         if before is not None and before.kind == s.kind and local:
             s = replace(s, axes=before.axes + s.axes)
             out.pop()

@@ -157,9 +157,9 @@ class Routes:
             if a in now.used or mesh.extent((a,)) == 1:
                 continue
             for dim, have in enumerate(now.dims):
-                yield Step("slice", (a,), now.with_dim(dim, (*have, a)), dim)
+                yield Step("all_slice", (a,), now.with_dim(dim, (*have, a)), dim)
             if self.reduction == "sum":
-                yield Step("contribute", (a,), self._partial(now, (*now.partial, a)))
+                yield Step("replicated_to_partial", (a,), self._partial(now, (*now.partial, a)))
         for n in range(1, len(now.partial) + 1):
             for axes in combinations(now.partial, n):
                 rest = self._partial(now, tuple(a for a in now.partial if a not in axes))
@@ -172,7 +172,9 @@ class Routes:
                 rest, axes = now.with_dim(dim, have[:-n]), have[-n:]
                 yield Step("all_gather", axes, rest, dim)
                 if self.reduction == "sum":
-                    yield Step("pad", axes, self._partial(rest, (*now.partial, *axes)), dim)
+                    yield Step(
+                        "sharded_to_partial", axes, self._partial(rest, (*now.partial, *axes)), dim
+                    )
                 for other, theirs in enumerate(now.dims):
                     if other != dim:
                         layout = rest.with_dim(other, theirs + axes)

@@ -14,7 +14,7 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.algebra.traffic import fetched, sent, within
 
-LOCAL = ("slice", "contribute", "pad")
+LOCAL = ("all_slice", "replicated_to_partial", "sharded_to_partial")
 """The moves that communicate nothing."""
 
 SMALL = 1 << 16
@@ -149,9 +149,11 @@ def step_memory(
         return alone and in_order and prod(of[:dim]) == 1
 
     match step.kind:
-        case _ if n == 1 or (step.kind == "contribute" and step.layout.reduction != "sum"):
+        case _ if n == 1 or (
+            step.kind == "replicated_to_partial" and step.layout.reduction != "sum"
+        ):
             return held, held
-        case "slice":
+        case "all_slice":
             return held, held
         case "reduce_scatter":
             blocks = 0 if local[step.dim] % n == 0 and as_they_lie(step.dim, local) else n * after

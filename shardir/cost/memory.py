@@ -34,13 +34,19 @@ PARTS = ("parameters", "states", "inputs", "gradients", "activations", "temporar
 """What memory is for. Activations are made before the backward part, temporaries in it or behind;
 what leads from there to an update's gradient is a gradient."""
 
-FRESH = (nn.FoldOp, dist.ContributeOp, dist.BroadcastOp, dist.PermuteOp, dist.UnfoldOp)
+FRESH = (
+    nn.FoldOp,
+    dist.ReplicatedToPartialOp,
+    dist.BroadcastFromRootOp,
+    dist.PermuteOp,
+    dist.HaloUnfoldOp,
+)
 """Ops that may give their operand, but make a storage where they do something."""
 
 FLAT = (dist.AllReduceOp, dist.ReduceScatterOp)
 """Collectives whose results, of several values, are parts of one buffer."""
 
-STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, dist.SliceOp)
+STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, dist.AllSliceOp)
 """Views that need not be contiguous."""
 
 

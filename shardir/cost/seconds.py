@@ -169,11 +169,11 @@ def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
         return _redistribution(op, mesh)
     before, after = (sum(map(size_of, vs)) for vs in (op.values, op.outs))
     match op:
-        case dist.BroadcastOp():
+        case dist.BroadcastFromRootOp():
             size, received = before, before
-        case dist.GatherOp():
+        case dist.GatherToRootOp():
             size, received = n * before, before * (n - 1)
-        case dist.ScatterOp():
+        case dist.ScatterFromRootOp():
             size, received = n * after, after
         case dist.WindowsOp():
             size = received = sum(

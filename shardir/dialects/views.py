@@ -21,11 +21,11 @@ VIEWS: tuple[type[Operation], ...] = (
     nn.SplitOp,
     nn.UnfoldOp,
     nn.FoldOp,
-    dist.SliceOp,
-    dist.ContributeOp,
-    dist.BroadcastOp,
+    dist.AllSliceOp,
+    dist.ReplicatedToPartialOp,
+    dist.BroadcastFromRootOp,
     dist.PermuteOp,
-    dist.UnfoldOp,
+    dist.HaloUnfoldOp,
     dist.WaitOp,
 )
 """Ops whose result may be their operand, or a view of it."""

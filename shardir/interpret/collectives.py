@@ -37,7 +37,7 @@ def _reduce_scatter(op: dist.ReduceScatterOp, group: Parts) -> Parts:
     return [_shard(total, op.dim.value.data, len(group), k) for k in range(len(group))]
 
 
-def _slice(op: dist.SliceOp, group: Parts) -> Parts:
+def _slice(op: dist.AllSliceOp, group: Parts) -> Parts:
     return [_shard(x, op.dim.value.data, len(group), k) for k, x in enumerate(group)]
 
 
@@ -51,13 +51,13 @@ def _all_to_all(op: dist.AllToAllOp, group: Parts) -> Parts:
     ]
 
 
-def _contribute(op: dist.ContributeOp, group: Parts) -> Parts:
+def _contribute(op: dist.ReplicatedToPartialOp, group: Parts) -> Parts:
     if op.reduction.data != "sum":
         return group
     return [group[0], *(np.zeros_like(x) for x in group[1:])]
 
 
-def _pad(op: dist.PadOp, group: Parts) -> Parts:
+def _pad(op: dist.ShardedToPartialOp, group: Parts) -> Parts:
     dim = op.dim.value.data
     sizes = [x.shape[dim] for x in group]
     out = []
@@ -68,16 +68,16 @@ def _pad(op: dist.PadOp, group: Parts) -> Parts:
     return out
 
 
-def _broadcast(op: dist.BroadcastOp, group: Parts) -> Parts:
+def _broadcast(op: dist.BroadcastFromRootOp, group: Parts) -> Parts:
     return [group[op.root.value.data]] * len(group)
 
 
-def _gather(op: dist.GatherOp, group: Parts) -> Parts:
+def _gather(op: dist.GatherToRootOp, group: Parts) -> Parts:
     whole = np.concatenate(group, axis=op.dim.value.data)
     return [whole if k == op.root.value.data else np.zeros_like(whole) for k in range(len(group))]
 
 
-def _scatter(op: dist.ScatterOp, group: Parts) -> Parts:
+def _scatter(op: dist.ScatterFromRootOp, group: Parts) -> Parts:
     x = group[op.root.value.data]
     return [_shard(x, op.dim.value.data, len(group), k) for k in range(len(group))]
 
@@ -105,7 +105,9 @@ def _exchange(parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh) -> Parts
     return new
 
 
-def _unfold(parts: Parts, value: SSAValue, out: SSAValue, op: dist.UnfoldOp, mesh: Mesh) -> Parts:
+def _unfold(
+    parts: Parts, value: SSAValue, out: SSAValue, op: dist.HaloUnfoldOp, mesh: Mesh
+) -> Parts:
     """Every rank puts the rows of its windows together."""
     w, dim, axes = op.windows(value, out, mesh), op.dim.value.data, op.axes.data
     n = mesh.extent(axes)
@@ -126,7 +128,7 @@ def _unfold(parts: Parts, value: SSAValue, out: SSAValue, op: dist.UnfoldOp, mes
     return new
 
 
-def _fold(parts: Parts, value: SSAValue, out: SSAValue, op: dist.FoldOp, mesh: Mesh) -> Parts:
+def _fold(parts: Parts, value: SSAValue, out: SSAValue, op: dist.HaloFoldOp, mesh: Mesh) -> Parts:
     """Every rank adds the rows of its windows to whose they are."""
     w, dim, axes = op.windows(value, out, mesh), op.dim.value.data, op.axes.data
     n = mesh.extent(axes)
@@ -150,13 +152,13 @@ COLLECTIVES: dict[type[Operation], Callable[..., Parts]] = {
     dist.AllReduceOp: _all_reduce,
     dist.AllGatherOp: _all_gather,
     dist.ReduceScatterOp: _reduce_scatter,
-    dist.SliceOp: _slice,
+    dist.AllSliceOp: _slice,
     dist.AllToAllOp: _all_to_all,
-    dist.ContributeOp: _contribute,
-    dist.PadOp: _pad,
-    dist.BroadcastOp: _broadcast,
-    dist.GatherOp: _gather,
-    dist.ScatterOp: _scatter,
+    dist.ReplicatedToPartialOp: _contribute,
+    dist.ShardedToPartialOp: _pad,
+    dist.BroadcastFromRootOp: _broadcast,
+    dist.GatherToRootOp: _gather,
+    dist.ScatterFromRootOp: _scatter,
     dist.PermuteOp: _permute,
 }
 
@@ -167,9 +169,9 @@ def run_collective(op: dist.Collective, values: list[Parts], mesh: Mesh) -> list
     match op:
         case dist.ExchangeOp():
             return [_exchange(parts, v, out, mesh) for parts, v, out in ends]
-        case dist.UnfoldOp():
+        case dist.HaloUnfoldOp():
             return [_unfold(parts, v, out, op, mesh) for parts, v, out in ends]
-        case dist.FoldOp():
+        case dist.HaloFoldOp():
             return [_fold(parts, v, out, op, mesh) for parts, v, out in ends]
     results = []
     for parts in values:

@@ -125,7 +125,7 @@ def split_images() -> list[Job]:
         given = [layout(text), layout("[{}, {}, {}, {}]"), layout(text)]
         module = compiled(laid_out(p.module, MESH, given[:2], given[2:]))
         ops = collectives(list(function(module, p.name).body.block.ops))
-        assert ops["unfold"] and ops["fold"] and "all_gather" not in ops
+        assert ops["halo_unfold"] and ops["halo_fold"] and "all_gather" not in ops
         out.append(Job(f"case_image_{i}", p, module, sum(ops.values())))
     return out
 

@@ -66,29 +66,29 @@ def moves():
     add("all_gather", (8, 6), ("", rows), ("dist.all_gather {} dim 0 over <dp>", whole))
     add("all_gather_columns", (8, 6), ("", columns), ("dist.all_gather {} dim 1 over <dp>", whole))
     add("all_gather_both", (8, 6), ("", swapped), ("dist.all_gather {} dim 0 over <tp, dp>", whole))
-    add("slice", (8, 6), x, ("dist.slice {} dim 0 over <dp, tp>", both))
+    add("slice", (8, 6), x, ("dist.all_slice {} dim 0 over <dp, tp>", both))
     add(
         "all_to_all", (8, 6), ("", rows), ("dist.all_to_all {} split 1 concat 0 over <dp>", columns)
     )
-    add("all_reduce", (8, 6), x, ("dist.contribute <sum> {} over <dp, tp>", partial),
+    add("all_reduce", (8, 6), x, ("dist.replicated_to_partial <sum> {} over <dp, tp>", partial),
         ("dist.all_reduce <sum> {} over <dp, tp>", whole))  # fmt: skip
-    add("in_two", (8, 6), x, ("dist.contribute <sum> {} over <dp, tp>", partial),
+    add("in_two", (8, 6), x, ("dist.replicated_to_partial <sum> {} over <dp, tp>", partial),
         ("dist.all_reduce <sum> {} over <tp>", local((8, 6), "{}, {}", ", partial sum {dp}")),
         ("dist.reduce_scatter <sum> {} dim 0 over <dp>", rows))  # fmt: skip
-    add("reduce_scatter", (8, 6), x, ("dist.contribute <sum> {} over <dp, tp>", partial),
+    add("reduce_scatter", (8, 6), x, ("dist.replicated_to_partial <sum> {} over <dp, tp>", partial),
         ("dist.reduce_scatter <sum> {} dim 0 over <tp, dp>", swapped))  # fmt: skip
     for kind in ("max", "min", "mean"):
         held = local((8, 6), "{}, {}", f", partial {kind} {{tp}}")
-        add(f"all_reduce_{kind}", (8, 6), x, (f"dist.contribute <{kind}> {{}} over <tp>", held),
+        add(f"all_reduce_{kind}", (8, 6), x, (f"dist.replicated_to_partial <{kind}> {{}} over <tp>", held),
             (f"dist.all_reduce <{kind}> {{}} over <tp>", whole))  # fmt: skip
-    add("broadcast", (8, 6), x, ("dist.contribute <sum> {} over <tp>",
+    add("broadcast", (8, 6), x, ("dist.replicated_to_partial <sum> {} over <tp>",
         local((8, 6), "{}, {}", ", partial sum {tp}")), ("dist.broadcast {} from 0 over <tp>", whole))  # fmt: skip
     held = local((8, 6), "{}, {}", ", partial sum {dp}")
     add("gather", (8, 6), ("", rows), ("dist.gather {} dim 0 to 1 over <dp>", held),
         ("dist.all_reduce <sum> {} over <dp>", whole))  # fmt: skip
-    add("pad", (8, 6), ("", columns), ("dist.pad {} dim 1 over <dp>", held))
+    add("pad", (8, 6), ("", columns), ("dist.sharded_to_partial {} dim 1 over <dp>", held))
     add("scatter", (8, 6), x, ("dist.scatter {} dim 0 from 1 over <dp>", rows))
-    add("partial_result", (8, 6), x, ("dist.contribute <sum> {} over <dp>", held))
+    add("partial_result", (8, 6), x, ("dist.replicated_to_partial <sum> {} over <dp>", held))
     # shards that are not of one size, and empty ones
     for n in (10, 5, 3):
         c = -(-n // 4)
@@ -102,11 +102,16 @@ def moves():
             ("", uneven),
             ("dist.all_gather {} dim 0 over <dp, tp>", full),
         )
-        add(f"pad_{n}", (n, 6), ("", uneven), ("dist.pad {} dim 0 over <dp, tp>", held))
-        add(f"slice_{n}", (n, 6), ("", full), ("dist.slice {} dim 0 over <dp, tp>", uneven))
+        add(
+            f"pad_{n}",
+            (n, 6),
+            ("", uneven),
+            ("dist.sharded_to_partial {} dim 0 over <dp, tp>", held),
+        )
+        add(f"slice_{n}", (n, 6), ("", full), ("dist.all_slice {} dim 0 over <dp, tp>", uneven))
         add(f"all_to_all_{n}", (n, 6), ("", uneven),
             ("dist.all_to_all {} split 1 concat 0 over <dp, tp>", across))  # fmt: skip
-        add(f"reduce_scatter_{n}", (n, 6), ("", full), ("dist.contribute <sum> {} over <dp, tp>", held),
+        add(f"reduce_scatter_{n}", (n, 6), ("", full), ("dist.replicated_to_partial <sum> {} over <dp, tp>", held),
             ("dist.reduce_scatter <sum> {} dim 0 over <dp, tp>", uneven))  # fmt: skip
     assert sub
     return found

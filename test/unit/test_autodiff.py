@@ -492,7 +492,7 @@ def test_collectives_of_the_local_view_stay():
         apply(module, "distributed-autodiff")
         assert shown(parts(module, "g")[0]) == before, seed
         seen |= {name for name, _, _ in before}
-    assert {"dist.all_reduce", "dist.all_gather", "dist.slice"} <= seen
+    assert {"dist.all_reduce", "dist.all_gather", "dist.all_slice"} <= seen
 
 
 BATCH_NORM = """

@@ -249,9 +249,9 @@ COLLECTIVES = [
      "tensor<8x4xf32, #dist.local<@m, [{}, {tp}]>>", 128, 1e-5 + 128 / 1e8),
     ("dist.broadcast %x from 0 over <tp>", "tensor<8x4xf32, #dist.local<@m, [{}, {tp}]>>", 128,
      2e-6 + 128 / 1e9),
-    ("dist.unfold %x dim 1 step 1 offset -1 over <tp>",
+    ("dist.halo_unfold %x dim 1 step 1 offset -1 over <tp>",
      "tensor<8x4x3xf32, #dist.local<@m, [{}, {tp}, {}]>>", 64, 1e-6 + 64 / 1e9),
-    ("dist.slice %x dim 0 over <dp>", "tensor<4x4xf32, #dist.local<@m, [{dp}, {tp}]>>", 0, 0.0),
+    ("dist.all_slice %x dim 0 over <dp>", "tensor<4x4xf32, #dist.local<@m, [{dp}, {tp}]>>", 0, 0.0),
 ]  # fmt: skip
 
 
@@ -290,7 +290,7 @@ def test_a_library_may_be_slower(op: str, out: str, received: int, seconds: floa
 
 
 def test_all_that_communicates_has_its_times() -> None:
-    ops = [*dist.COLLECTIVES, dist.RecvOp, dist.UnfoldOp, dist.FoldOp]
+    ops = [*dist.COLLECTIVES, dist.RecvOp, dist.HaloUnfoldOp, dist.HaloFoldOp]
     assert (
         set(cluster.COLLECTIVES)
         == set(FORMS)

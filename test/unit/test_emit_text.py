@@ -110,7 +110,7 @@ def test_a_step_reads_well():
     ("func.return %loss, %new", "func.return %loss, %new", None),
     ("train.backward", "%t = nn.transpose %w perm <1, 0> : (T) -> T\n  train.backward", None),
     # what is reduced is a view of the parameter: not donated
-    ('%d_w_1 = dist.all_reduce <sum> %d_w', "%p = dist.contribute <sum> %w over <dp> : (T) -> P\n"
+    ('%d_w_1 = dist.all_reduce <sum> %d_w', "%p = dist.replicated_to_partial <sum> %w over <dp> : (T) -> P\n"
      "  %d_w_1 = dist.all_reduce <sum> %p", '"sum", ("dp",), donate=True)\n\n    # ---- update'),
     # what is reduced is read afterwards
     ("%new = train.sgd", "%z = nn.neg %d_w : (P) -> P\n  %zz = dist.all_reduce <sum> %z over <dp>"

@@ -237,7 +237,7 @@ def test_halo_exchanges_are_differentiated_in_the_local_view(op: str, result: st
         }}
         train.gradient @g of @f wrt <0>""")
     compiled(module, ("propagate-strategies", "insert-redistributions", "lower-to-spmd"))
-    assert f"dist.{'fold' if 'fold' in op else 'unfold'}" in str(module)
+    assert f"dist.halo_{'fold' if 'fold' in op else 'unfold'}" in str(module)
     compiled(module, ("distributed-autodiff",), check=True)
 
 

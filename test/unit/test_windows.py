@@ -75,9 +75,9 @@ def test_a_split_convolution_moves_its_halo():
     module = compiled(laid_out(p.module, FOUR, [text, layout("[{}, {}, {}, {}]", FOUR)]))
     assert not p.errors(module)
     forward, backward = parts(module, "g")
-    assert collectives(forward) == {"unfold": 1}
-    assert collectives(backward) == {"fold": 1, "all_reduce": 1}
-    (halo,) = (op for op in forward if isinstance(op, dist.UnfoldOp))
+    assert collectives(forward) == {"halo_unfold": 1}
+    assert collectives(backward) == {"halo_fold": 1, "all_reduce": 1}
+    (halo,) = (op for op in forward if isinstance(op, dist.HaloUnfoldOp))
     windows = halo.windows(halo.values[0], halo.outs[0], FOUR)
     assert windows == Windows(16, 4, 8, 4, -2)
     assert windows.halo(4) == 4
@@ -129,7 +129,7 @@ def test_a_split_pool_moves_its_halo(kind: type):
     module = compiled(laid_out(p.module, FOUR, [layout("[{}, {}, {d}, {}]", FOUR)]))
     assert not p.errors(module)
     forward, backward = parts(module, "g")
-    assert collectives(forward) == {"unfold": 1}
-    assert collectives(backward) == {"fold": 1}
-    (halo,) = (op for op in forward if isinstance(op, dist.UnfoldOp))
+    assert collectives(forward) == {"halo_unfold": 1}
+    assert collectives(backward) == {"halo_fold": 1}
+    (halo,) = (op for op in forward if isinstance(op, dist.HaloUnfoldOp))
     assert halo.windows(halo.values[0], halo.outs[0], FOUR).halo(4) == 1

@@ -32,11 +32,11 @@ from shardir.dialects.dist.base import (
     without_partial,
 )
 from shardir.dialects.dist.positional import (
-    BroadcastOp,
-    GatherOp,
+    BroadcastFromRootOp,
+    GatherToRootOp,
     PermuteOp,
     RecvOp,
-    ScatterOp,
+    ScatterFromRootOp,
     SendOp,
 )
 from shardir.dialects.dist.types import AxesAttr, ReductionAttr, layout_of
@@ -149,10 +149,10 @@ class AllGatherOp(FusibleOp):
 
 
 @irdl_op_definition
-class SliceOp(_AlongDim):
+class AllSliceOp(_AlongDim):
     """Each device keeps its part along `dim` of a value that it holds whole. No communication."""
 
-    name = "dist.slice"
+    name = "dist.all_slice"
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         return split_along(layout, self.dim.value.data, self.axes.data, mesh)
@@ -198,11 +198,11 @@ class ExchangeOp(Collective):
 
 
 @irdl_op_definition
-class ContributeOp(Collective):
+class ReplicatedToPartialOp(Collective):
     """A complete value becomes partial: the first device of each group keeps it, the others
     contribute nothing (sum) or the same (max, min, mean). No communication."""
 
-    name = "dist.contribute"
+    name = "dist.replicated_to_partial"
     reduction = prop_def(ReductionAttr)
     assembly_format = (
         "$reduction $values `over` $axes attr-dict `:` functional-type(operands, results)"
@@ -216,11 +216,11 @@ class ContributeOp(Collective):
 
 
 @irdl_op_definition
-class PadOp(_AlongDim):
+class ShardedToPartialOp(_AlongDim):
     """Each device puts its part along `dim` where it belongs among zeros: a partial sum. No
     communication."""
 
-    name = "dist.pad"
+    name = "dist.sharded_to_partial"
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
         rest = gathered_along(layout, self.dim.value.data, self.axes.data, mesh)
@@ -228,11 +228,12 @@ class PadOp(_AlongDim):
 
 
 COLLECTIVES = (
-    AllReduceOp, ReduceScatterOp, AllGatherOp, SliceOp, AllToAllOp, ExchangeOp, ContributeOp,
-    PadOp, BroadcastOp, GatherOp, ScatterOp, PermuteOp,
+    AllReduceOp, ReduceScatterOp, AllGatherOp, AllSliceOp, AllToAllOp, ExchangeOp,
+    ReplicatedToPartialOp, ShardedToPartialOp, BroadcastFromRootOp, GatherToRootOp,
+    ScatterFromRootOp, PermuteOp,
 )  # fmt: skip
 
-LOCAL = (SliceOp, ContributeOp, PadOp)
+LOCAL = (AllSliceOp, ReplicatedToPartialOp, ShardedToPartialOp)
 """The collectives that communicate nothing."""
 
 STEPS = (FusibleOp, ExchangeOp)
@@ -277,18 +278,18 @@ def step_op(step: Step, value: SSAValue, out: Attribute) -> Collective:
             kind, props = ReduceScatterOp, axes | reduction | dim
         case "all_gather":
             kind, props = AllGatherOp, axes | dim
-        case "slice":
-            kind, props = SliceOp, axes | dim
-        case "pad":
-            kind, props = PadOp, axes | dim
+        case "all_slice":
+            kind, props = AllSliceOp, axes | dim
+        case "sharded_to_partial":
+            kind, props = ShardedToPartialOp, axes | dim
         case "all_to_all":
             ends = {"split": Int(step.dim, i64), "concat": Int(step.concat, i64)}
             kind, props = AllToAllOp, axes | ends
         case "exchange":
             kind, props = ExchangeOp, axes
         case "broadcast":
-            kind, props = BroadcastOp, axes | {"root": Int(0, i64)}
+            kind, props = BroadcastFromRootOp, axes | {"root": Int(0, i64)}
         case _:
             given = {"reduction": word(ReductionAttr, step.layout.reduction)}
-            kind, props = ContributeOp, axes | given
+            kind, props = ReplicatedToPartialOp, axes | given
     return kind.create(operands=[value], result_types=[out], properties=props)

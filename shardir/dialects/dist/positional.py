@@ -53,7 +53,7 @@ def _check_source(op: str, value: SSAValue, position: int, axes: Axes, mesh: Mes
         return
     if mesh.without(layout.partial, axes) is not None:
         match value.owner:
-            case RecvOp(axes=at, target=holder) | GatherOp(axes=at, root=holder):
+            case RecvOp(axes=at, target=holder) | GatherToRootOp(axes=at, root=holder):
                 if (at.data, holder.value.data) == (axes, position):
                     return
         if layout.reduction == "any" and position == 0:
@@ -66,7 +66,7 @@ def _check_source(op: str, value: SSAValue, position: int, axes: Axes, mesh: Mes
 
 
 @irdl_op_definition
-class BroadcastOp(_Rooted):
+class BroadcastFromRootOp(_Rooted):
     """Every device gets the root's value."""
 
     name = "dist.broadcast"
@@ -87,7 +87,7 @@ class BroadcastOp(_Rooted):
 
 
 @irdl_op_definition
-class GatherOp(_Rooted):
+class GatherToRootOp(_Rooted):
     """The root gets all parts along `dim`, the other devices zeros: a partial sum."""
 
     name = "dist.gather"
@@ -104,7 +104,7 @@ class GatherOp(_Rooted):
 
 
 @irdl_op_definition
-class ScatterOp(_Rooted):
+class ScatterFromRootOp(_Rooted):
     """Each device gets its part along `dim` of the root's value."""
 
     name = "dist.scatter"

@@ -1,7 +1,7 @@
 """Windows of a split dimension, in the local view: each device gets the rows of its windows that
 others hold, and no more (a halo exchange); and back, added to whose they are.
 
-    %w = dist.unfold %x dim 0 step 2 offset -1 over <d>
+    %w = dist.halo_unfold %x dim 0 step 2 offset -1 over <d>
            : (tensor<4x6xf32, #dist.local<@m, [{d}, {}]>>)
            -> tensor<2x3x6xf32, #dist.local<@m, [{d}, {}, {}]>>
 """
@@ -63,11 +63,11 @@ class WindowsOp(Collective, ABC):
 
 
 @irdl_op_definition
-class UnfoldOp(WindowsOp):
+class HaloUnfoldOp(WindowsOp):
     """The windows of a split dimension: each device fetches the rows of its windows that it lacks.
     Rows outside of the dimension are zeros, or the `least` number."""
 
-    name = "dist.unfold"
+    name = "dist.halo_unfold"
     least = opt_prop_def(UnitAttr)
     assembly_format = (
         "$values `dim` $dim `step` $step `offset` $offset (`least` $least^)? `over` $axes "
@@ -85,11 +85,11 @@ class UnfoldOp(WindowsOp):
 
 
 @irdl_op_definition
-class FoldOp(WindowsOp):
+class HaloFoldOp(WindowsOp):
     """Windows laid where their rows are, and added: each device sends the rows of its windows that
     others hold. Rows outside of the dimension are dropped."""
 
-    name = "dist.fold"
+    name = "dist.halo_fold"
     assembly_format = (
         "$values `dim` $dim `step` $step `offset` $offset `over` $axes "
         "attr-dict `:` functional-type(operands, results)"
@@ -115,4 +115,4 @@ def _tensor(v: SSAValue) -> TensorType:
     return v.type
 
 
-OPS = [UnfoldOp, FoldOp]
+OPS = [HaloUnfoldOp, HaloFoldOp]

@@ -143,7 +143,7 @@ class UnfoldOp(_WindowsOp):
 
     name = "nn.unfold"
     FLOPS: ClassVar[int] = 0
-    COLLECTIVE: ClassVar[type[dist.WindowsOp]] = dist.UnfoldOp
+    COLLECTIVE: ClassVar[type[dist.WindowsOp]] = dist.HaloUnfoldOp
     LINEAR: ClassVar[str] = "any"
     least = opt_prop_def(UnitAttr)
     assembly_format = f"$x `dim` $dim `step` $step `offset` $offset (`least` $least^)? {STRATEGY}"
@@ -172,7 +172,7 @@ class FoldOp(_WindowsOp):
     """Rows to which windows are added, where `nn.unfold` takes them from."""
 
     name = "nn.fold"
-    COLLECTIVE: ClassVar[type[dist.WindowsOp]] = dist.FoldOp
+    COLLECTIVE: ClassVar[type[dist.WindowsOp]] = dist.HaloFoldOp
     LINEAR: ClassVar[str] = "sum"
     assembly_format = f"$x `dim` $dim `step` $step `offset` $offset {STRATEGY}"
 

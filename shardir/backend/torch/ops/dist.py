@@ -231,7 +231,7 @@ def _names(s: Scope, op: dist.Collective) -> str:
     return _listed([f"%{v.name_hint}" if v.name_hint else "a value" for v in op.values])
 
 
-def _slice(s: Scope, op: dist.SliceOp) -> Text:
+def _slice(s: Scope, op: dist.AllSliceOp) -> Text:
     if _trivial(s, op):
         return None
     dim = op.dim.value.data
@@ -280,7 +280,7 @@ def _exchange(s: Scope, op: dist.ExchangeOp) -> Text:
 def _windows(s: Scope, op: dist.WindowsOp) -> Text:
     assert s.mesh is not None
     s.use("ops_windows as windows")
-    away, dim, mesh = isinstance(op, dist.FoldOp), op.dim.value.data, s.mesh
+    away, dim, mesh = isinstance(op, dist.HaloFoldOp), op.dim.value.data, s.mesh
     halo = max(
         op.windows(v, o, mesh).halo(mesh.extent(op.axes.data))
         for v, o in zip(op.values, op.outs, strict=True)
@@ -291,7 +291,7 @@ def _windows(s: Scope, op: dist.WindowsOp) -> Text:
 
     def text(v: SSAValue, out: SSAValue) -> str:
         w = op.windows(v, out, mesh)
-        least = ", least=True" if isinstance(op, dist.UnfoldOp) and op.least is not None else ""
+        least = ", least=True" if isinstance(op, dist.HaloUnfoldOp) and op.least is not None else ""
         numbers = f"{w.rows}, {w.count}, {w.size}, {w.step}, {w.offset}{least}"
         call = "fold_split" if away else "unfold_split"
         axes = axes_text(op.axes.data)
@@ -301,7 +301,7 @@ def _windows(s: Scope, op: dist.WindowsOp) -> Text:
     return None
 
 
-def _contribute(s: Scope, op: dist.ContributeOp) -> Text:
+def _contribute(s: Scope, op: dist.ReplicatedToPartialOp) -> Text:
     if _trivial(s, op):
         return None
     if op.reduction.data != "sum":
@@ -316,7 +316,7 @@ def _contribute(s: Scope, op: dist.ContributeOp) -> Text:
     return None
 
 
-def _pad(s: Scope, op: dist.PadOp) -> Text:
+def _pad(s: Scope, op: dist.ShardedToPartialOp) -> Text:
     if _trivial(s, op):
         return None
     dim = op.dim.value.data
@@ -334,7 +334,7 @@ def _pad(s: Scope, op: dist.PadOp) -> Text:
     return None
 
 
-def _broadcast(s: Scope, op: dist.BroadcastOp) -> Text:
+def _broadcast(s: Scope, op: dist.BroadcastFromRootOp) -> Text:
     if _trivial(s, op):
         return None
     root = op.root.value.data
@@ -343,7 +343,7 @@ def _broadcast(s: Scope, op: dist.BroadcastOp) -> Text:
     return None
 
 
-def _gather(s: Scope, op: dist.GatherOp) -> Text:
+def _gather(s: Scope, op: dist.GatherToRootOp) -> Text:
     if _trivial(s, op):
         return None
     dim, root = op.dim.value.data, op.root.value.data
@@ -358,7 +358,7 @@ def _gather(s: Scope, op: dist.GatherOp) -> Text:
     return None
 
 
-def _scatter(s: Scope, op: dist.ScatterOp) -> Text:
+def _scatter(s: Scope, op: dist.ScatterFromRootOp) -> Text:
     if _trivial(s, op):
         return None
     dim, root = op.dim.value.data, op.root.value.data
@@ -442,16 +442,16 @@ TORCH_DIST: dict[type[Operation], Callable[..., Text]] = {
     dist.AllReduceOp: _all_reduce,
     dist.ReduceScatterOp: _reduce_scatter,
     dist.AllGatherOp: _all_gather,
-    dist.SliceOp: _slice,
+    dist.AllSliceOp: _slice,
     dist.AllToAllOp: _all_to_all,
     dist.ExchangeOp: _exchange,
-    dist.UnfoldOp: _windows,
-    dist.FoldOp: _windows,
-    dist.ContributeOp: _contribute,
-    dist.PadOp: _pad,
-    dist.BroadcastOp: _broadcast,
-    dist.GatherOp: _gather,
-    dist.ScatterOp: _scatter,
+    dist.HaloUnfoldOp: _windows,
+    dist.HaloFoldOp: _windows,
+    dist.ReplicatedToPartialOp: _contribute,
+    dist.ShardedToPartialOp: _pad,
+    dist.BroadcastFromRootOp: _broadcast,
+    dist.GatherToRootOp: _gather,
+    dist.ScatterFromRootOp: _scatter,
     dist.PermuteOp: _permute,
     dist.SendOp: _send,
     dist.RecvOp: _recv,
