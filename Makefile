@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STEPS ?= 240
 PROGRAMS ?= 2000
 
-.PHONY: demo test programs lint clean
+.PHONY: demo test test-all programs lint clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 $(VENV)/ready: pyproject.toml
@@ -27,6 +27,9 @@ lint: $(VENV)/ready
 test: lint  ## the checks of the source, then every test
 	$(BIN)/python docs/examples/make_digits.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/testing.md)
+	SHARDIR_TESTS=all $(MAKE) test
 
 programs: $(VENV)/ready  ## random programs of all ops, others each time
 	PROGRAMS=$(PROGRAMS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 test/unit/test_random_programs.py

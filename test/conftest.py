@@ -1,4 +1,8 @@
-"""Every `.ir`/`.mlir` file with RUN lines below test/ is a test; see runlines.py."""
+"""Every `.ir`/`.mlir` file with RUN lines below test/ is a test; see runlines.py.
+
+The environment variable SHARDIR_TESTS=all chooses the long forms of the tests (extent.py); `make
+test-all` sets it.
+"""
 
 import sys
 from collections.abc import Iterator

@@ -3,21 +3,32 @@
 A cell says what is tried; an empty one is a law that nobody checks of that op, and fails in
 `test/unit/test_ops.py`. `tried(case, element)` are the layouts with which the laws of layouts are
 checked, from which their cells are counted. `python test/laws.py` prints the list.
+
+By default the layouts are those of covering arrays (covering.py) over *kin*: the elementwise ops on
+values of the same ranks, the composite ops of the same factors on them, or the cases of another op
+on them. Over the 2x2 mesh
+they try each op with each layout of each of its values, and each two layouts of each two operands
+with some of the kin; over the 2x3 mesh each layout of each value with some of the kin; and each
+case on both meshes, each of its other element types on one. The long form (extent.py) takes each
+case with each element type on its own.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import islice, product
+from itertools import combinations, cycle, islice, product
 from math import prod
 
-from harness import FLOATS, MESH, apply, elements_of, function, layouts, program
+from covering import covering
+from extent import LONG
+from harness import FLOATS, MESH, apply, elements_of, function, layouts, ordered_subsets, program
 from op_cases import CASES, Case
 from reference import TORCH
 from xdsl.dialects.builtin import TensorType
 
+from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axis, Mesh
+from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.backend.torch.ops import TORCH as TEXTS
 from shardir.dialects import nn, train
@@ -28,13 +39,14 @@ OPS: list[type[TensorOp]] = [
     op for d in (nn.Nn, train.Train) for op in d.operations if issubclass(op, TensorOp)
 ]
 WIDE_MESH = mesh_of("m", "a = 2, b = 3")
-PAIRS, SAMPLE, WIDE, FEW = 121, 60, 24, 3
-"""Of the first element type: all layouts of the operands over 2x2, up to the exchange of its axes,
-where there are no more than of two matrices (PAIRS), else a SAMPLE; over 2x3 up to WIDE. Of the
-other types FEW of both."""
+PAIRS, SAMPLE, WIDE = 121, 60, 24
+"""PAIRS: each two layouts of two operands are tried where there are no more, which is up to two
+matrices. SAMPLE, WIDE: the bounds of the long form (`each_case`)."""
 
-Tried = tuple[Mesh, tuple[Layout, ...]]
-"""A mesh, and layouts of the operands and perhaps of the results."""
+Run = tuple[str, str]
+"""A case, by its name, and an element type."""
+Tried = tuple[Mesh, tuple[Layout | None, ...]]
+"""A mesh, and layouts of the operands and perhaps of the results (None: not annotated)."""
 
 
 # ---- which layouts ----
@@ -49,6 +61,13 @@ def signature(case: str, element: str) -> tuple[tuple[Shape, ...], tuple[Shape, 
         for types in (t.inputs.data, t.outputs.data)
     )
     return ins, outs
+
+
+@cache
+def factors(case: str, element: str) -> Factors:
+    op = function(program_of(case, element), "f").body.block.first_op
+    assert isinstance(op, TensorOp)
+    return op.factors()
 
 
 BY_NAME = {str(case): case for case in CASES}
@@ -94,17 +113,162 @@ def of_pairs(shapes: Sequence[Shape], draw: random.Random) -> list[tuple[Layout,
 
 
 def tried(case: Case, element: str) -> list[Tried]:
-    """The layouts that this case is tried with: of the operands, and for a third of them of the
-    results too."""
+    """The layouts that this case is tried with: of the operands, and of some results too."""
+    return each_case(case, element) if LONG else by_kin()[str(case), element]
+
+
+# ---- the default form: covering arrays over kin ----
+
+
+@cache
+def by_kin() -> dict[Run, list[Tried]]:
+    """The layouts of each run. The rows of a covering array that are of one op are dealt to its
+    cases and element types in turn; each case gets one on each mesh, and each run at least one."""
+    dealt: dict[Run, list[Tried]] = {(str(c), e): [] for c in CASES for e in c.elements}
+    for key, cases in kin().items():
+        draw = random.Random(str(key))
+        ins, outs = signature(cases[0], BY_NAME[cases[0]].elements[0])
+        ops = list(dict.fromkeys(BY_NAME[c].op.name for c in cases))
+        turns = {op: turn([c for c in cases if BY_NAME[c].op.name == op], draw) for op in ops}
+        for mesh in (MESH, WIDE_MESH):
+            for op, *some in rows(ops, ins, outs, mesh, draw):
+                dealt[next(turns[op])].append((mesh, tuple(some)))
+    for (case, element), found in dealt.items():
+        first = element == BY_NAME[case].elements[0]
+        for mesh in (MESH, WIDE_MESH):
+            if not any(m is mesh for m, _ in found) if first else not found:
+                found.append((mesh, anything(case, element, mesh)))
+    return dealt
+
+
+def turn(cases: Sequence[str], draw: random.Random):
+    """The runs of these cases without end: first each case with the first of its types."""
+    others = [(c, e) for c in cases for e in BY_NAME[c].elements[1:]]
+    return cycle([(c, BY_NAME[c].elements[0]) for c in cases] + draw.sample(others, len(others)))
+
+
+def anything(case: str, element: str, mesh: Mesh) -> tuple[Layout, ...]:
+    """Some layouts of the operands and results."""
+    draw = random.Random(f"{case} {element} {mesh}")
+    return tuple(draw.choice(layouts(len(s), mesh)) for v in signature(case, element) for s in v)
+
+
+@cache
+def kin() -> dict[tuple[str, str], list[str]]:
+    """The cases, by their op (of elementwise ops that word, of composite ones their factors) and
+    the ranks of their values."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for case in CASES:
+        op = function(program_of(str(case), case.elements[0]), "f").body.block.first_op
+        assert isinstance(op, TensorOp)
+        kind = "elementwise" if is_elementwise(op) else op.name
+        if isinstance(op, Composite):  # layouts pass through its parts
+            kind = f"{op.factors().operands} -> {op.factors().results}"
+        ranks = [[len(s) for s in v] for v in signature(str(case), case.elements[0])]
+        found.setdefault((kind, str(ranks)), []).append(str(case))
+    return found
+
+
+def is_elementwise(op: TensorOp) -> bool:
+    """Whether each element of the results needs those of the operands at its place alone, so that
+    its layouts follow from the ranks."""
+    f = op.factors()
+    kinds = f.reduced | f.replicate | f.moved | f.sliding | f.sparse
+    return not (kinds or has_parts(type(op))) and all(
+        v[::-1] == tuple(dim if mine else () for mine, dim in zip(v[::-1], all[::-1], strict=False))
+        for all in f.results
+        for v in (*f.operands, *f.results)
+    )
+
+
+def rows(
+    ops: Sequence[str], ins: Sequence[Shape], outs: Sequence[Shape], mesh: Mesh, draw: random.Random
+) -> list[tuple]:
+    """An op and the layouts of its values in each row: over 2x2 each op with each layout of each
+    value, and each two layouts of each two operands; over 2x3 each layout of each value. The axes
+    of 2x2 are equivalent, so one of two rows there that differ by their names."""
+    operands = [layouts(len(s), mesh) for s in ins]
+    columns = [ops, *operands, *((None, *layouts(len(s), mesh)) for s in outs)]
+    if mesh is WIDE_MESH:
+        turns = [cycle(draw.sample(c, len(c))) for c in columns]
+        return [tuple(map(next, turns)) for _ in range(max(map(len, columns)))]
+    between = [
+        (i, j)
+        for i, j in combinations(range(len(columns)), 2)
+        if i == 0 or (j <= len(ins) and len(columns[i]) * len(columns[j]) <= PAIRS)
+    ]
+    return covering(columns, draw, between, renamed)
+
+
+def renamed(row: Sequence) -> tuple:
+    return (row[0], *(l and exchanged(l) for l in row[1:]))
+
+
+# ---- partial operands ----
+
+
+def partial_rows(case: Case, draw: random.Random) -> list[tuple[Layout, ...]]:
+    """Layouts of the operands: one of them partial, all over the same axes, and some of them."""
+    args = case.args(case.elements[0])
+    sums = ["max" if a.element == "i1" else "sum" for a in args]
+    a, b = MESH.names
+    n = len(args)
+    wanted: list[list[tuple[Axes, str]]] = [
+        [((a,) if j == i else (), sums[j]) for j in range(n)] for i in range(n if n > 1 else 0)
+    ]
+    wanted += [[(axes, s) for s in sums] for axes in ((a,), (b, a))]
+    wanted.append([((b,), draw.choice(["max", "min"]))] * n)
+    choices = [*ordered_subsets(MESH.names)]
+    wanted.append([
+        (draw.choice(choices), s if s == "max" else draw.choice(["sum", "max", "min"]))
+        for s in sums
+    ])  # fmt: skip
+    return [
+        tuple(with_partial(len(x.shape), *w, draw) for x, w in zip(args, row, strict=True))
+        for row in wanted
+    ]
+
+
+def with_partial(rank: int, axes: Axes, reduction: str, draw: random.Random) -> Layout:
+    """Some layout of a value of this rank that is partial over these axes."""
+    free = [l for l in layouts(rank) if not any(x in l.used for x in axes)]
+    return draw.choice(free).with_partial(axes, reduction)
+
+
+def partials(op: type[TensorOp]) -> list[tuple[Case, list[tuple[Layout, ...]]]]:
+    """The layouts with partial operands that each case of an op is tried with: the rows of cases of
+    the same ranks are dealt to them in turn (in the long form each has all, three times)."""
+    found: list[tuple[Case, list[tuple[Layout, ...]]]] = []
+    by_ranks: dict[tuple[int, ...], list[Case]] = {}
+    for case in cases_of(op):
+        if case.operands:
+            ranks = tuple(len(a.shape) for a in case.args(case.elements[0]))
+            by_ranks.setdefault(ranks, []).append(case)
+    for ranks, cases in by_ranks.items():
+        draw = random.Random(f"{op.name} {ranks}")
+        if LONG:
+            found += [(c, [r for _ in range(3) for r in partial_rows(c, draw)]) for c in cases]
+            continue
+        some = partial_rows(cases[0], draw)
+        turns = max(len(cases), len(some))
+        dealt = [(cases[i % len(cases)], some[i % len(some)]) for i in range(turns)]
+        found += [(c, [row for mine, row in dealt if mine is c]) for c in cases]
+    return found
+
+
+# ---- the long form: each case on its own ----
+
+
+def each_case(case: Case, element: str) -> list[Tried]:
+    """Of each element type all layouts of the operands over 2x2, up to the exchange of its axes,
+    where there are no more than of two matrices, else a SAMPLE; over 2x3 up to WIDE. For a third of
+    them layouts of the results too."""
     ins, outs = signature(str(case), element)
     draw = random.Random(f"{case} {element}")
     alone = not any(ins)  # operands that cannot be split: the results' layouts say all
     shapes = outs if alone else ins
-    if element == case.elements[0]:
-        found = [(MESH, some) for some in of_pairs(shapes, draw)]
-        found += [(WIDE_MESH, some) for some in sample(shapes, WIDE_MESH, WIDE, draw)]
-    else:
-        found = [(m, some) for m in (MESH, WIDE_MESH) for some in sample(shapes, m, FEW, draw)]
+    found = [(MESH, some) for some in of_pairs(shapes, draw)]
+    found += [(WIDE_MESH, some) for some in sample(shapes, WIDE_MESH, WIDE, draw)]
     if alone:
         return [(m, (*(layouts(0, m)[0] for _ in ins), *some)) for m, some in found]
     return [
@@ -177,6 +341,7 @@ def shards(test: Callable[[int, int], bool]) -> Callable[[type[TensorOp]], str]:
             total += any(
                 test(s[d], mesh.extent(axes))
                 for s, l in zip(shapes, some, strict=False)
+                if l is not None
                 for d, axes in enumerate(l.dims)
             )
         return counted(total, "layout") or ("none: scalars" if scalars else "")
@@ -194,9 +359,10 @@ def empty(n: int, devices: int) -> bool:
 
 
 def partial(op: type[TensorOp]) -> str:
-    if not any(c.operands for c in cases_of(op)):
-        return "none: no operand" if cases_of(op) else ""
-    return counted(sum(bool(c.operands) for c in cases_of(op)), "case")
+    cases = cases_of(op)
+    if not any(c.operands for c in cases):
+        return "none: no operand" if cases else ""
+    return counted(sum(len(some) for _, some in partials(op)), "layout")
 
 
 def in_parts(op: type[TensorOp]) -> str:
@@ -207,10 +373,8 @@ def in_parts(op: type[TensorOp]) -> str:
         return "none: has no parts"
     total = 0
     for case, element, (_, some) in runs(op):
-        first = function(program_of(str(case), element), "f").body.block.first_op
-        assert isinstance(first, TensorOp)
-        n = len(first.operands)
-        total += splits_whole(first.factors(), some[:n])
+        f = factors(str(case), element)
+        total += splits_whole(f, [l for l in some[: len(f.operands)] if l is not None])
     return counted(total, "layout")
 
 

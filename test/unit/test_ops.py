@@ -1,14 +1,13 @@
 """The law of every op: on any layout of its operands, all ranks together calculate what one device
 does, forward and gradient; and one device calculates what torch does.
 
-A case is one op on some shapes. The first of its element types goes through all layouts of the
-operands over a 2x2 mesh and some over 2x3, the others through a few (`laws.tried`); which law is
-checked of which op, and where, is the list `laws.cells`.
+A case is one op on some shapes. Its element types go through the layouts of `laws.tried`, partial
+operands through those of `laws.partials`; which law is checked of which op, and where, is the list
+`laws.cells`.
 """
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,22 +24,20 @@ from harness import (
     function,
     laid_out,
     layout,
-    layouts,
     names,
-    ordered_subsets,
     parts,
     problem,
     program,
     traffic,
 )
-from laws import BY_NAME, FEW, OPS, Tried, cells, tried
+from laws import BY_NAME, OPS, Tried, cells, partials, tried
 from op_cases import CASES, EVEN, Case
 from reference import TORCH, shape_of
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Axis, Sized
+from shardir.algebra.mesh import Axis, Sized
 from shardir.algebra.notation import mesh_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp, dims_attr, float_attr, int_attr
@@ -148,37 +145,19 @@ def test_digits_and_stated_sizes(op: type[TensorOp]):
     assert not wrong, "\n".join(wrong)
 
 
-def with_partial(l: Layout, draw: random.Random, reductions: Sequence[str]) -> Layout:
-    """The layout with some of its free axes partial."""
-    free = [a for a in MESH.names if a not in l.used]
-    return l.with_partial(draw.choice(list(ordered_subsets(free))), draw.choice(reductions))
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c.operands], ids=str)
-def test_partial_operands(case: Case):
-    """Contributions go through what is linear in them, and are reduced before what is not."""
-    p = case.problem(case.elements[0])
-    draw = random.Random(str(case))
-    args = case.args(case.elements[0])
-    given: list[Tried] = []
-    for _ in range(3 * FEW):
-        operands = [draw.choice(layouts(len(a.shape))) for a in args]
-        sums = [
-            with_partial(
-                o, draw, ("max", "min") if a.element == "i1" else ("sum", "sum", "max", "min")
-            )
-            for o, a in zip(operands, args, strict=True)
-        ]
-        given.append((MESH, tuple(sums)))
-        shared = layout(draw.choice(["[], partial sum {a}", "[], partial sum {b}"]))
-        alike = (replace(shared, dims=without(o.dims, shared.partial)) for o in operands)
-        given.append((MESH, tuple(alike)))
-    wrong = faults(p, given)
-    assert not wrong, f"{len(wrong)} layouts are wrong, such as\n" + "\n".join(wrong[:3])
-
-
-def without(dims: tuple[Axes, ...], axes: Axes) -> tuple[Axes, ...]:
-    return tuple(tuple(a for a in d if a not in axes) for d in dims)
+@pytest.mark.parametrize(
+    "op",
+    [op for op in OPS if any(c.op is op and c.operands for c in CASES)],
+    ids=lambda op: op.name,
+)
+def test_partial_operands(op: type[TensorOp]):
+    """Partial values pass through what is linear in them, and are reduced before what is not."""
+    for case, given in partials(op):
+        p = case.problem(case.elements[0])
+        wrong = faults(p, [(MESH, some) for some in given])
+        assert not wrong, f"{case}: {len(wrong)} layouts are wrong, such as\n" + "\n".join(
+            wrong[:3]
+        )
 
 
 LINEAR = {
