@@ -29,12 +29,13 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Dialect
 from xdsl.irdl import IRDLOperation
 
+from shardir import pipelines
 from shardir.algebra.errors import ShardirError
 from shardir.backend.torch.emit.program import program_text
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp, has_parts
 from shardir.dialects.text import TextAttr
-from shardir.passes import MODES, PASSES
+from shardir.passes import PASSES
 from shardir.syntax.diagnostics import Failure, ParseErrors
 from shardir.syntax.parser import parse
 
@@ -320,8 +321,8 @@ def properties() -> Iterator[str]:
 def passes() -> Iterator[str]:
     yield "| pass | from -> to | file |"
     yield "| --- | --- | --- |"
-    for name, make in PASSES.items():
-        module = make().__module__
+    for name in pipelines.in_order():
+        module = PASSES[name]().__module__
         first = (import_module(module).__doc__ or "").split("\n\n")[0]
         sentence = " ".join(first.split()).partition(": ")[2].rstrip(".")
         yield f"| `{name}` | {sentence} | passes/{module.rpartition('.')[2]}.py |"
@@ -330,7 +331,7 @@ def passes() -> Iterator[str]:
 def modes() -> Iterator[str]:
     yield "| mode | pipeline | who decides |"
     yield "| --- | --- | --- |"
-    for name, mode in MODES.items():
+    for name, mode in pipelines.MODES.items():
         yield f"| `{name}` | `{mode.pipeline}` | {mode.does} |"
 
 

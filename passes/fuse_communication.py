@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block
-from xdsl.passes import ModulePass
 
 from shardir.analysis.functions import is_local_body
 from shardir.cost.seconds import size_of
@@ -27,14 +26,15 @@ from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import plain
 from shardir.dialects.train import UpdateOp
 from shardir.passes.functions import bodies, erase
+from shardir.rewriting.options import Bytes, PassOptions
 
 
 @dataclass(frozen=True)
-class FuseCommunication(ModulePass):
+class FuseCommunication(PassOptions):
     """Puts collectives of a kind into one flat buffer, by index and by size."""
 
     name = "fuse-communication"
-    max_bytes: int = 1 << 26
+    max_bytes: Bytes = 1 << 26
     """How large a buffer grows, in bytes on one device; 0 fuses by index alone."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

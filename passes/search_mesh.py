@@ -30,7 +30,6 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
-from xdsl.passes import ModulePass
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Mesh, axes_text
@@ -43,6 +42,7 @@ from shardir.passes.distributed_autodiff import DistributedAutodiff
 from shardir.passes.functions import bodies, found_by_search
 from shardir.passes.inline_calls import InlineCalls
 from shardir.passes.search_strategies import SearchStrategies
+from shardir.rewriting.options import Bytes, PassOptions
 from shardir.search.elimination import CAP, GAP
 from shardir.syntax.diagnostics import Failure, tell
 
@@ -53,7 +53,7 @@ ROUGH = 0.03
 
 
 @dataclass(frozen=True)
-class SearchMesh(ModulePass):
+class SearchMesh(PassOptions):
     """Chooses the mesh on which a program takes least: its axes, and on which level each lies."""
 
     name = "search-mesh"
@@ -65,7 +65,7 @@ class SearchMesh(ModulePass):
     """A ready-made cluster, or a file with one."""
     entries: int = CAP
     """As of search-strategies."""
-    memory: int = 0
+    memory: Bytes = 0
     """As of search-strategies."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

@@ -32,7 +32,6 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, TensorType, UnitAttr
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
-from xdsl.passes import ModulePass
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors
@@ -61,6 +60,7 @@ from shardir.passes.lower_to_spmd import LowerToSpmd
 from shardir.passes.overlap_communication import OverlapCommunication
 from shardir.passes.recompute import MARK, Recompute
 from shardir.passes.simplify_communication import SimplifyCommunication
+from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.placement import strategy_placement
 from shardir.search.choices import Offers
 from shardir.search.drawing import form_of
@@ -77,7 +77,7 @@ Ties = Mapping[SSAValue, SSAValue]
 
 
 @dataclass(frozen=True)
-class SearchStrategies(ModulePass):
+class SearchStrategies(PassOptions):
     """Finds the strategies and layouts of least cost."""
 
     name = "search-strategies"
@@ -86,7 +86,7 @@ class SearchStrategies(ModulePass):
     gap: float = GAP
     """How far from the least a plan may be, as a part of it, for the solver to end; what buckets
     leave open comes besides."""
-    memory: int = 0
+    memory: Bytes = 0
     """The bytes that a device may hold; 0: those of the cluster's devices, if it says."""
     graph: str | None = None
     """A file for the graph of costs: .json, .dot or .svg."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from shardir.passes import PASSES, PIPELINES, on_one_device
+from shardir import pipelines
 from shardir.syntax import diagnostics
 from shardir.syntax.diagnostics import Failure, ParseErrors, Source
 from shardir.syntax.files import read_text
@@ -30,8 +30,6 @@ from shardir.syntax.printer import print_module
 
 if TYPE_CHECKING:
     from shardir.backend.torch.launch.ranks import Report
-
-PIPELINE = "train"
 
 
 def parse(text: str, name: str = "<input>") -> ModuleOp:
@@ -49,8 +47,9 @@ def compile(
     load_strategies: str | Path | None = None,
     base_dir: str | Path | None = None,
 ) -> "Compiled":
-    """Runs a pipeline (the names of passes, with options in braces) over a program, or that of a
-    mode: stand_alone, data, hybrid, semi_auto (the default), auto or manual.
+    """Run a pipeline (the names of passes, with options in braces) over a program, or that of a
+    mode: stand_alone, data, hybrid, semi_auto (the default), auto or manual. A mode takes the
+    options of its passes: `auto{memory=16GB}`.
 
     What is decided on where values lie is written to the file `save_strategies`, or taken from
     `load_strategies` instead. A module that is given stays as it is. `name` is what errors and
@@ -60,13 +59,8 @@ def compile(
     Raises:
         ShardirError: what is wrong with the program or the pipeline, with its place.
     """
-    from shardir.tools.pipelines import build, pipeline_of, with_strategies
-
-    passes = with_strategies(
-        build(pipeline_of(pipeline, mode, PIPELINE), PASSES, PIPELINES),
-        load_strategies,
-        save_strategies,
-    )
+    text = pipelines.pipeline_of(pipeline, mode, pipelines.DEFAULT)
+    passes = pipelines.with_strategies(pipelines.build(text), load_strategies, save_strategies)
     with no_gc():
         if isinstance(text_or_module, str):
             source = Source(text_or_module, name)
@@ -80,7 +74,7 @@ def compile(
             nonlocal original
             for p in passes:
                 p.apply(context, module)
-                if on_one_device(p):
+                if pipelines.runs_on_one_device(p):
                     original = module.clone()
             diagnostics.verify(module, source)
 

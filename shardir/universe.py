@@ -4,7 +4,7 @@ from xdsl.universe import Universe
 from xdsl.utils.target import Target
 
 from shardir.dialects import DIALECTS
-from shardir.passes import PASSES
+from shardir.pipelines import PASSES
 
 
 def torch() -> type[Target]:

@@ -2,7 +2,11 @@
 
 import argparse
 import os
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+
+from shardir.rewriting.options import UsageError
 
 
 def positive(text: str) -> int:
@@ -27,3 +31,16 @@ def new_file(text: str) -> Path:
     if not os.access(path.absolute().parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"there is no folder {path.parent} that can be written")
     return path
+
+
+def import_modules(names: Sequence[str]) -> None:
+    """Import modules that register custom ops, such as `acme.shardir_ops`.
+
+    Raises:
+        UsageError: one is not found, or fails.
+    """
+    for name in names:
+        try:
+            import_module(name)
+        except Exception as e:
+            raise UsageError(f"--import {name}: {type(e).__name__}: {e}") from e

@@ -34,9 +34,10 @@ from xdsl.utils.exceptions import DiagnosticException, ParseError
 from xdsl.utils.target import Target
 from xdsl.xdsl_opt_main import _empty_post_init, xDSLOptMain
 
+from shardir import pipelines
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.errors import ShardirError
-from shardir.passes import on_one_device
+from shardir.rewriting.options import UsageError, made_from, parse_options
 from shardir.syntax.diagnostics import (
     Diagnostic,
     Failure,
@@ -49,26 +50,14 @@ from shardir.syntax.diagnostics import (
 from shardir.syntax.files import write_text
 from shardir.syntax.parser import IRParser, no_gc
 from shardir.syntax.printer import print_module
+from shardir.tools.arguments import import_modules
 from shardir.tools.expected import compare
-from shardir.tools.pipelines import (
-    UsageError,
-    build,
-    checked,
-    describe,
-    import_modules,
-    pipeline_of,
-    spec_of,
-    with_strategies,
-)
 from shardir.tools.progress import progress_shown
 
 if TYPE_CHECKING:
     from shardir.tools.explain_layouts import Explanation
 
 SEPARATOR = "// -----"
-LOWERING = "lower-to-spmd"
-"""The pass after which there are collectives, and no redistributions."""
-PROPAGATION = "propagate-strategies"
 BUG = (
     "this is a fault of shardir, not of the input; please report it with the input "
     "(--traceback shows where)"
@@ -189,14 +178,14 @@ class Driver(xDSLOptMain):
     def main(self) -> int:
         """The exit code; faults go to stderr."""
         if self.args.list_passes:
-            from shardir.passes import PASSES, PIPELINES
+            from shardir.tools.listing import describe
 
-            print(describe(PASSES, PIPELINES))
+            print(describe(pipelines.PASSES))
             return 0
         import_modules(self.args.imports)
-        pipeline = pipeline_of(self.args.passes, self.args.mode, "")
-        self.passes = with_strategies(
-            build(pipeline, self.available_passes, pipelines()),
+        text = pipelines.pipeline_of(self.args.passes, self.args.mode, "")
+        self.passes = pipelines.with_strategies(
+            pipelines.build(text, self.available_passes),
             self.args.load_strategies,
             self.args.save_strategies,
             self.args.cost_graph,
@@ -205,8 +194,8 @@ class Driver(xDSLOptMain):
         self.cluster = self.load_cluster()
         if self.args.disable_verify:
             Attribute.__post_init__ = _empty_post_init
-        self.name, text = self.read_input()
-        chunks = split_chunks(text) if self.args.split_input_file else [text]
+        self.name, source = self.read_input()
+        chunks = split_chunks(source) if self.args.split_input_file else [source]
         for option in ("save_strategies", "load_strategies", "cost_graph"):
             if len(chunks) > 1 and getattr(self.args, option) is not None:
                 dashed = f"--{option.replace('_', '-')}"
@@ -265,11 +254,11 @@ class Driver(xDSLOptMain):
         target = self.target
         original = module.clone() if hasattr(target, "emit_directory") else None
         for i, p in enumerate(self.passes):
-            if p.name == LOWERING:
+            if p.name == pipelines.LOWERING:
                 self.explain(module)
                 self.explain_made(module)
             self.apply(p, module, source)
-            if original is not None and on_one_device(p):
+            if original is not None and pipelines.runs_on_one_device(p):
                 original = module.clone()
             last = i == len(self.passes) - 1
             if self.args.verify_each or last:
@@ -308,7 +297,7 @@ class Driver(xDSLOptMain):
     def apply(self, p: ModulePass, module: ModuleOp, source: Source) -> None:
         before = module.clone() if self.args.check_equivalence else None
         with self.internal(f"pass {p.name}"):
-            if self.explanation is not None and p.name == PROPAGATION:
+            if self.explanation is not None and p.name == pipelines.PROPAGATION:
                 self.say(self.explanation.propagate(module))
             self.timed(p.name, lambda: p.apply(self.ctx, module))
         if before is not None:
@@ -415,7 +404,7 @@ class Driver(xDSLOptMain):
 
     def make_target(self) -> Target | Callable[..., None] | None:
         """The target, or None for printing the module."""
-        spec = spec_of(self.args.target, "target")
+        spec = parse_options(self.args.target, "target")
         if spec.name == "mlir" and not spec.parameters and not self.args.syntax_highlight:
             return None
         if spec.name not in self.available_targets:
@@ -429,7 +418,7 @@ class Driver(xDSLOptMain):
             cls = entry()
         except ImportError as e:
             raise UsageError(f"target {spec.name} needs what is not installed: {e}") from None
-        return checked("target", cls, spec)
+        return made_from("target", cls, spec)
 
     def text_of(self, module: ModuleOp) -> str:
         return print_module(
@@ -524,12 +513,6 @@ def ours(_: Any) -> ModuleOp:
 @cache
 def multiverse() -> Universe:
     return Universe.get_multiverse()
-
-
-def pipelines() -> dict[str, str]:
-    from shardir.passes import PIPELINES
-
-    return PIPELINES
 
 
 @cache

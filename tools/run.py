@@ -10,8 +10,7 @@ from pathlib import Path
 from shardir.algebra.errors import ShardirError
 from shardir.backend.torch.launch.ranks import LaunchError, Options, read_plan, run
 from shardir.backend.torch.launch.report import Progress, run_and_check, summary
-from shardir.tools.arguments import new_file, positive, seconds
-from shardir.tools.pipelines import import_modules
+from shardir.tools.arguments import import_modules, new_file, positive, seconds
 
 
 class InternalError(LaunchError):

@@ -1,1 +1,1 @@
-"""The parts that passes share: no pass imports a pass."""
+"""What passes share: bases, options, the rewriter, and the steps that several passes take."""

@@ -50,7 +50,7 @@ from xdsl.dialects.builtin import FixedBitwidthType, ModuleOp, TensorType
 from xdsl.ir import SSAValue
 
 from shardir.dialects import dist
-from shardir.passes import PASSES, PIPELINES
+from shardir.pipelines import build
 from shardir.syntax.parser import parse
 
 F32, I64 = 4, 8
@@ -86,8 +86,8 @@ def communicated(module: ModuleOp) -> tuple[int, int]:
 def compiled(text: str) -> ModuleOp:
     """The step, taken through the pipeline `train`."""
     module = parse(text)
-    for name in PIPELINES["train"].split(","):
-        PASSES[name]()().apply(Context(), module)
+    for p in build("train"):
+        p.apply(Context(), module)
     return module
 
 

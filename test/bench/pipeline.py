@@ -12,7 +12,7 @@ from typing import Any
 from programs import OPS_PER_LAYER, transformer
 from xdsl.context import Context
 
-from shardir.passes import PASSES, PIPELINES
+from shardir.pipelines import build
 from shardir.syntax.parser import parse
 
 SIZES = (5_000, 10_000, 20_000)
@@ -27,13 +27,13 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
         gc.collect()
         gc.disable()
         total = 0.0
-        for name in PIPELINES["train"].split(","):
+        for p in build("train"):
             start = time.process_time()
-            PASSES[name]()().apply(Context(), module)
+            p.apply(Context(), module)
             seconds = time.process_time() - start
             total += seconds
             ops = sum(1 for _ in module.walk())
-            out.append({"input_ops": before, "pass": name, "ops": ops, "seconds": seconds})
+            out.append({"input_ops": before, "pass": p.name, "ops": ops, "seconds": seconds})
         gc.enable()
         out.append({"input_ops": before, "pass": "total", "ops": ops, "seconds": total})
         log(f"{before} ops: {total:.2f} s")

@@ -23,9 +23,9 @@ from shardir.cost import report
 from shardir.dialects.dist import ClusterOp, MeshOp, with_layout
 from shardir.dialects.nn.base import plain
 from shardir.dialects.train import arg_attrs
-from shardir.passes import PIPELINES
 from shardir.passes.functions import bodies, set_type, update_signature
 from shardir.passes.strip_layouts import StripLayouts
+from shardir.pipelines import build
 
 Entries = tuple[Axes, ...]
 Rule = Callable[[Mesh, tuple[int, ...]], Entries]
@@ -90,7 +90,7 @@ PLANS: dict[str, Callable[[ModuleOp], ModuleOp]] = {
 
 def alone(pipeline: str) -> str:
     """A pipeline whose collectives wait for their end: nothing overlaps."""
-    return PIPELINES[pipeline].removesuffix(",overlap-communication")
+    return ",".join(str(p) for p in build(pipeline) if p.name != "overlap-communication")
 
 
 def seconds(module: ModuleOp, pipeline: str = "train") -> float:

@@ -27,11 +27,11 @@ from xdsl.dialects.builtin import ModuleOp
 
 from shardir.analysis.functions import mesh_of
 from shardir.dialects.dist import ClusterAttr, ClusterOp
-from shardir.passes import PASSES, PIPELINES, search_strategies
+from shardir.passes import PASSES, search_strategies
 from shardir.passes.functions import bodies, found_by_search
 from shardir.passes.search_strategies import offers as offers_of
+from shardir.pipelines import build
 from shardir.syntax.parser import parse
-from shardir.tools.pipelines import build
 
 STATED = re.compile(r", #dist\.layout<[^>]*>")
 Record = dict[str, Any]
@@ -40,7 +40,7 @@ Record = dict[str, Any]
 def applied(text: str, pipeline: str) -> ModuleOp:
     """The module of a text after the passes."""
     module = parse(text)
-    for p in build(pipeline, PASSES, PIPELINES):
+    for p in build(pipeline):
         p.apply(Context(), module)
     return module
 

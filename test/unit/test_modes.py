@@ -7,7 +7,7 @@ from runlines import run_tool
 
 import shardir
 from shardir.algebra.errors import ShardirError
-from shardir.passes import MODES, PIPELINES
+from shardir.pipelines import MODES, PIPELINES
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "row16_modes.ir"
 TEXT = EXAMPLE.read_text()
@@ -79,3 +79,42 @@ def test_an_unknown_mode_is_refused() -> None:
 def test_a_mode_is_run() -> None:
     report = shardir.run(EXAMPLE, mode="stand_alone", steps=2)
     assert report.ranks == 1 and len(report.losses["step"]) == 2
+
+
+def test_a_mode_has_the_options_of_its_passes() -> None:
+    roomy = opt("--mode", "auto{memory=16GB}")
+    assert roomy[0] == 0 and roomy == opt("-p", "auto{memory=16000000000}")
+    assert shardir.compile(TEXT, mode="AUTO_PARALLEL{memory=16GB max-bytes=1KiB}").text == (
+        shardir.compile(TEXT, "auto{max-bytes=1024 memory=16GB}").text
+    )
+    tight = "no plan of @step was found that keeps to 100 B on a device"
+    code, _, err = opt("--mode", "auto{memory=100B}")
+    assert code == 1 and tight in err
+    with pytest.raises(ShardirError, match=tight):
+        shardir.compile(TEXT, mode="auto{memory=100B}")
+    code, _, err = run_tool(["shard-run", str(EXAMPLE), "--mode=auto{memory=100B}"], b"")
+    assert code == 2 and tight in err
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("auto{memry=1}", "pipeline auto has no option memry; did you mean memory?"),
+        ("auto{x=1}", "pipeline auto has no option x; it has entries, gap, memory, graph, "
+         "max-bytes"),
+        ("semi_auto{memory=1}", "pipeline train has no option memory; it has max-bytes"),
+        ("hybrid{hybrid=false}", "pipeline hybrid has no option hybrid; it has max-bytes"),
+        ("stand_alone{x=1}", "pipeline single-device has no option x; it has none"),
+        ("auto{memory=lots}", "pass search-strategies: option memory: expected a size such as "
+         "16GB or 512MiB, got 'lots'"),
+        ("auto{memory=1", "pass pipeline: a bracket or string in 'auto{memory=1' is never closed"),
+        ("auto{memory=1}x", "pass pipeline: unexpected text after the options of "
+         "'auto{memory=1}x'"),
+        ("atuo{memory=1}", "there is no mode atuo; did you mean auto?"),
+    ],
+)  # fmt: skip
+def test_options_that_a_mode_does_not_have(mode: str, message: str) -> None:
+    assert opt("--mode", mode) == (2, "", f"shard-opt: error: {message}\n")
+    with pytest.raises(ShardirError) as e:
+        shardir.compile(TEXT, mode=mode)
+    assert str(e.value) == message

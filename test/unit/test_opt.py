@@ -19,18 +19,18 @@ from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.target import Target
 
-from shardir import passes as registry
+from shardir import pipelines
+from shardir.rewriting.options import Bytes, PassOptions, UsageError, parse_options
 from shardir.syntax.diagnostics import Failure, warn
 from shardir.syntax.parser import parse
 from shardir.tools import opt
 from shardir.tools.expected import announced
-from shardir.tools.pipelines import UsageError, specs
 
 PROGRAM = "func.func @f() {\n  func.return\n}\n"
 
 
 @dataclass(frozen=True)
-class Rename(ModulePass):
+class Rename(PassOptions):
     """Gives every function another name.
 
     More about it.
@@ -41,6 +41,7 @@ class Rename(ModulePass):
     times: int = 1
     loud: bool = False
     only: tuple[str, ...] | None = None
+    size: Bytes = 0
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for f in op.ops:
@@ -114,6 +115,13 @@ class Folder(Target):
                 raise Failure("this cannot be emitted")
 
 
+NAMED = {
+    "twice": "rename{to=a},rename{to=b}",
+    "all": "twice,cse",
+    "renames": "cse,rename{to=a},rename{only=f}",
+}
+
+
 @pytest.fixture(autouse=True)
 def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     made = {p.name: (lambda p=p: p) for p in (Rename, Complain, Crash, Break, Refuse)}
@@ -121,8 +129,8 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as m:
         m.setattr(universe, "all_passes", universe.all_passes | made)
         m.setattr(universe, "all_targets", universe.all_targets | {"folder": lambda: Folder})
-        m.setattr(registry, "PIPELINES", {"twice": "rename{to=a},rename{to=b}", "all": "twice,cse"})
-        m.setattr(registry, "PASSES", made)
+        m.setattr(pipelines, "PIPELINES", NAMED)
+        m.setattr(pipelines, "PASSES", universe.all_passes)
         yield
 
 
@@ -155,6 +163,8 @@ def test_prints_the_module() -> None:
     [
         ("rename", "g"), ("rename{to=h}", "h"), ("rename{to=h times=3}", "hhh"),
         ("builtin.module(rename)", "g"), (" rename , cse ", "g"), ("twice", "b"), ("all", "b"),
+        ("twice{times=2}", "bb"), ("all{times=3 loud=true}", "bbb"), ("renames{to=z}", "z"),
+        ("renames{to=z times=2},rename{times=3}", "ggg"),
         ("builtin.module(twice,rename{to=z})", "z"), ("twice,rename", "g"), ("", "f"),
         ("rename{loud=true only=a,b}", "g"), ('rename{to="x y"}', '"x y"'),
     ],
@@ -171,16 +181,23 @@ WRONG = {
     "-p zzz": "there is no pass zzz; see --list-passes",
     "-p twic": "there is no pass twic; did you mean twice?",
     "-p rename{too=h}": "pass rename has no option too; did you mean to?",
-    "-p rename{xyz=h}": "pass rename has no option xyz; it has to, times, loud, only",
-    "-p rename{times=h}": "pass rename: option times is int, not 'h'",
-    "-p rename{times}": "pass rename: option times is int, not 'no value'",
-    "-p rename{to=1}": "pass rename: option to is str, not '1'",
+    "-p rename{xyz=h}": "pass rename has no option xyz; it has to, times, loud, only, size",
+    "-p rename{times=h}": "pass rename: option times: expected int, got 'h'",
+    "-p rename{times}": "pass rename: option times: expected int, got no value",
+    "-p rename{to=1}": "pass rename: option to: expected str, got '1'",
+    "-p rename{size=16XB}": "pass rename: option size: expected a size such as 16GB or 512MiB, "
+    "got '16XB'",
+    "-p rename{times=16KB}": "pass rename: option times: expected int, got '16KB'",
     "-p rename{to=g to=h}": "pass pipeline: option to stands twice in 'rename{to=g to=h}'",
     "-p rename{": "pass pipeline: a bracket or string in 'rename{' is never closed",
     "-p rename}": "pass pipeline: the '}' after 'rename' closes nothing",
     "-p rename{to=h}x": "pass pipeline: unexpected text after the options of 'rename{to=h}x'",
     "-p rename,,cse": "pass pipeline: a pass is missing between the commas of 'rename,,cse'",
-    "-p twice{x=1}": "twice is a pipeline and has no options; its passes have",
+    "-p twice{x=1}": "pipeline twice has no option x; it has times, loud, only, size",
+    "-p twice{tims=1}": "pipeline twice has no option tims; did you mean times?",
+    "-p twice{to=z}": "pipeline twice has no option to; it has times, loud, only, size",
+    "-p all{times=x}": "pass rename: option times: expected int, got 'x'",
+    "-p all{times=1": "pass pipeline: a bracket or string in 'all{times=1' is never closed",
     "-p 17+": "pass pipeline: Expected pass name here (in '17+')",
     "-t foldr": "there is no target foldr; did you mean folder?",
     "--cost=h20": "--cost: no cluster h20: neither a readable file nor one of ascend910, gloo, "
@@ -200,10 +217,26 @@ def test_wrong_command_lines(args: str) -> None:
     assert err == f"shard-opt: error: {WRONG[args]}\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0), ("1024", 1024), ("7B", 7), ("16GB", 16_000_000_000), ("2KB", 2_000),
+        ("3MB", 3_000_000), ("1TB", 10**12), ("512MiB", 512 << 20), ("4KiB", 4096),
+        ("80GiB", 80 << 30), ('"1.5 KiB"', 1536),
+    ],
+)  # fmt: skip
+def test_sizes_have_units(text: str, size: int) -> None:
+    (p,) = pipelines.build(f"rename{{size={text}}}", pipelines.PASSES)
+    assert isinstance(p, Rename) and p.size == size
+    spec = parse_options(f"rename{{size={text}}}", "pass")
+    assert Rename.from_spec(spec).size == size  # what stock xDSL calls
+
+
 def test_pipelines_that_name_themselves_end() -> None:
-    with pytest.raises(UsageError):
-        list(specs("a{x=1}", {"a": "a"}))
-    assert [s.name for s in specs("a", {"a": "a,b"})] == ["a", "b"]
+    made = {"a": lambda: Rename, "b": lambda: Rename}
+    with pytest.raises(UsageError, match="pipeline a has no option x"):
+        list(pipelines.expand("a{x=1}", made, {"a": "a"}))
+    assert [s.name for s in pipelines.expand("a", made, {"a": "a,b"})] == ["a", "b"]
 
 
 def test_faults_of_passes(tmp_path: Path) -> None:
@@ -252,7 +285,11 @@ def test_dumps_and_times() -> None:
 def test_list_passes() -> None:
     _, out, _ = run("--list-passes")
     assert "rename\n    Gives every function another name.\n      to: str = g" in out
-    assert "      loud: bool = false" in out and "More about it" not in out
+    assert (
+        "      loud: bool = false" in out
+        and "      size: bytes = 0" in out
+        and "More about it" not in out
+    )
     assert "  twice = rename{to=a},rename{to=b}" in out
 
 

@@ -27,6 +27,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.backend.torch.emit.plan import Data, plan_of
 from shardir.backend.torch.emit.program import mesh_of, program_text
 from shardir.backend.torch.runtime import FOLDER, RUNTIME_FILES
+from shardir.pipelines import build
 from shardir.syntax.diagnostics import warn
 
 SINGLE_DEVICE = "single-device"
@@ -94,15 +95,14 @@ def single_text(
 ) -> str | None:
     """The program of one device; None where there is none, as of a program written per device."""
     from shardir.analysis.functions import is_local_body
-    from shardir.passes import PASSES, PIPELINES
     from shardir.passes.functions import bodies
 
     module = original.clone()
     if any(is_local_body(block) for _, block in bodies(module)):
         return None
     try:
-        for name in PIPELINES[SINGLE_DEVICE].split(","):
-            PASSES[name]()().apply(ctx, module)
+        for p in build(SINGLE_DEVICE):
+            p.apply(ctx, module)
         mine, _ = plan_of(module, base_dir)
         text = program_text(module, single=True)
     except ShardirError as error:

@@ -1,0 +1,224 @@
+"""Pipelines and modes: which passes run one after another, as data, and their text read.
+
+    train                            the passes of PIPELINES["train"]
+    search-mesh{devices=8},auto      a pass with an option, then a pipeline
+    auto{memory=16GB}                each pass of `auto` that has the option `memory` gets it
+
+A mode is a pipeline under a name that says who decides on layouts. It takes the same options.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xdsl.passes import ModulePass
+from xdsl.utils.arg_spec import ArgSpec
+
+from shardir.algebra.errors import ShardirError
+from shardir.passes import PASSES
+from shardir.rewriting import nested
+from shardir.rewriting.options import (
+    UsageError,
+    made_from,
+    no_option,
+    option_types,
+    parse_options,
+)
+from shardir.search.drawing import form_of
+from shardir.syntax.diagnostics import did_you_mean
+
+Loaders = Mapping[str, Callable[[], type[ModulePass]]]
+"""What loads each pass, by name."""
+
+SEARCH, PROPAGATION, LOWERING = "search-strategies", "propagate-strategies", "lower-to-spmd"
+DECIDERS = (PROPAGATION, SEARCH, "load-strategies")
+"""The passes that decide on layouts."""
+
+_LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"
+_LOWERED = "lower-to-spmd,simplify-communication,fuse-communication,overlap-communication"
+
+PIPELINES: dict[str, str] = {
+    "train": f"inline-calls,propagate-strategies,{_LAID_OUT},{_LOWERED}",
+    "auto": "inline-calls,distributed-autodiff,search-strategies,lower-plan",
+    "lower-plan": f"insert-redistributions,recompute,{_LOWERED}",
+    "data": f"inline-calls,data-parallel,propagate-strategies,{_LAID_OUT},{_LOWERED}",
+    "hybrid": (
+        f"inline-calls,data-parallel{{hybrid=true}},propagate-strategies,{_LAID_OUT},{_LOWERED}"
+    ),
+    "manual": f"inline-calls,require-layouts,{_LAID_OUT},{_LOWERED}",
+    "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute",
+}
+"""Names for sequences of passes, to be used like a pass. By `lower-plan` search-strategies measures
+a plan too."""
+
+DEFAULT = "train"
+"""The pipeline of a compilation that names none."""
+
+
+class Mode(NamedTuple):
+    """How much of a plan the text annotates, and who decides on the rest."""
+
+    pipeline: str
+    does: str
+
+
+MODES: dict[str, Mode] = {
+    "stand_alone": Mode("single-device", "one device: annotated layouts are left out"),
+    "data": Mode("data", "inputs split by rows over all devices, parameters replicated; an "
+                 "annotation that says otherwise is an error"),
+    "hybrid": Mode("hybrid", "what is annotated, and data parallel all that it leaves open"),
+    "semi_auto": Mode("train", "what is annotated is propagated to the rest"),
+    "auto": Mode("auto", "a search decides, for the minimum cost; what is annotated stays"),
+    "manual": Mode("manual", "everything is annotated, in the local view or by layouts; what is "
+                   "not is an error"),
+}  # fmt: skip
+"""What `--mode` reads: MindSpore's names, without their `_parallel`."""
+
+
+def build(
+    text: str, passes: Loaders = PASSES, pipelines: Mapping[str, str] | None = None
+) -> list[ModulePass]:
+    """The passes of a pipeline, ready to run.
+
+    Raises:
+        UsageError: the text is malformed, or a pass or an option does not exist.
+    """
+    specs = expand(text, passes, PIPELINES if pipelines is None else pipelines)
+    return [made_from("pass", passes[spec.name](), spec) for spec in specs]
+
+
+nested.provide(build)
+
+
+def expand(
+    text: str, passes: Loaders, pipelines: Mapping[str, str], inside: tuple[str, ...] = ()
+) -> Iterator[ArgSpec]:
+    """The passes that a pipeline names, with their options; pipelines in it are expanded. Within
+    itself (`inside`) the name of a pipeline is that of a pass."""
+    for part in split(text, "pass pipeline") if text.strip() else ():
+        if not part:
+            raise UsageError(f"pass pipeline: a pass is missing between the commas of {text!r}")
+        if part.startswith("builtin.module(") and part.endswith(")"):
+            yield from expand(part[len("builtin.module(") : -1], passes, pipelines, inside)
+            continue
+        spec = parse_options(part, "pass pipeline").normalize_parameter_names()
+        if spec.name in pipelines and spec.name not in inside:
+            within = expand(pipelines[spec.name], passes, pipelines, (*inside, spec.name))
+            yield from _with_options(spec, list(within), passes)
+        elif spec.name in passes:
+            yield spec
+        else:
+            hint = did_you_mean(spec.name, [*pipelines, *passes])
+            raise UsageError(f"there is no pass {spec.name}{hint or '; see --list-passes'}")
+
+
+def _with_options(pipeline: ArgSpec, found: list[ArgSpec], passes: Loaders) -> list[ArgSpec]:
+    """The passes with the options of their pipeline: each goes to all passes that have it. An
+    option that the pipeline itself sets is none of the pipeline's."""
+    if not pipeline.parameters:
+        return found
+    open_options = [
+        {n: t for n, t in option_types(passes[s.name]()).items() if n not in s.parameters}
+        for s in found
+    ]
+    for name in pipeline.parameters:
+        if not any(name in options for options in open_options):
+            known = {n: t for options in open_options for n, t in options.items()}
+            raise no_option(f"pipeline {pipeline.name}", name, known)
+    return [
+        ArgSpec(s.name, s.parameters | {n: v for n, v in pipeline.parameters.items() if n in open_})
+        for s, open_ in zip(found, open_options, strict=True)
+    ]
+
+
+def split(text: str, what: str) -> Iterator[str]:
+    """The parts of a list, at its commas outside of brackets and strings."""
+    depth, quoted, start = 0, False, 0
+    for i, c in enumerate(text):
+        if c == '"':
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif c in "({[":
+            depth += 1
+        elif c in ")}]":
+            depth -= 1
+            if depth < 0:
+                raise UsageError(f"{what}: the '{c}' after {text[start:i]!r} closes nothing")
+        elif c == "," and depth == 0:
+            yield text[start:i].strip()
+            start = i + 1
+    if depth or quoted:
+        raise UsageError(f"{what}: a bracket or string in {text[start:]!r} is never closed")
+    yield text[start:].strip()
+
+
+def pipeline_of(pipeline: str | None, mode: str | None, default: str) -> str:
+    """The pipeline that one of the two options names: as given, or that of the mode with the
+    mode's options.
+
+    Raises:
+        UsageError: both are given, or there is no such mode.
+    """
+    if mode is None:
+        return default if pipeline is None else pipeline
+    if pipeline is not None:
+        raise UsageError(
+            f"the mode {mode} is a pipeline, and {pipeline!r} is another; give one of them"
+        )
+    word, brace, options = mode.partition("{")
+    name = word.strip().lower().replace("-", "_").removesuffix("_parallel")
+    if name not in MODES:
+        hint = did_you_mean(name, MODES) or f"; there are {', '.join(MODES)}"
+        raise UsageError(f"there is no mode {word.strip()}{hint}")
+    return f"{MODES[name].pipeline}{brace}{options}"
+
+
+def with_strategies(
+    passes: Sequence[ModulePass],
+    load: str | Path | None,
+    save: str | Path | None,
+    graph: str | Path | None = None,
+) -> list[ModulePass]:
+    """The passes with the last one that decides on layouts replaced by the strategies of a file,
+    or followed by writing them to one; and with a search that writes its graph of costs.
+
+    Raises:
+        UsageError: there is no such pass, or the graph's file has no known ending.
+    """
+    found = list(passes)
+    for option, file in (("load", load), ("save", save)):
+        if file is None:
+            continue
+        at = max((i for i, p in enumerate(found) if p.name in DECIDERS), default=None)
+        if at is None:
+            raise UsageError(
+                f"--{option}-strategies: no pass decides on layouts; run one of "
+                f"{', '.join(DECIDERS)}, or choose the mode data, hybrid, semi_auto or auto"
+            )
+        new: Any = PASSES[f"{option}-strategies"]()
+        found[at : at + 1] = [*found[at : at + (option == "save")], new(str(file))]
+    if graph is not None:
+        at = next((i for i, p in enumerate(found) if p.name == SEARCH), None)
+        if at is None:
+            raise UsageError(f"--cost-graph: no pass searches; run {SEARCH}, or --mode=auto")
+        try:
+            form_of(Path(graph))
+        except ShardirError as e:
+            raise UsageError(f"--cost-graph: {e}") from None
+        found[at] = dataclasses.replace(found[at], graph=str(graph))  # type: ignore[call-arg]
+    return found
+
+
+def runs_on_one_device(p: ModulePass) -> bool:
+    """Whether the effect of a pass is part of the program of one device too: the pass says so by
+    ONE_DEVICE."""
+    return getattr(p, "ONE_DEVICE", False)
+
+
+def in_order(passes: Loaders = PASSES) -> list[str]:
+    """The names of all passes, in the order in which pipelines run them; those of no pipeline
+    last."""
+    used = [s.name for text in PIPELINES.values() for s in expand(text, PASSES, PIPELINES)]
+    return [n for n in dict.fromkeys([*used, *passes]) if n in passes]

@@ -1,0 +1,139 @@
+"""Options of passes and targets: the fields of their dataclasses, read from `name{option=value}`.
+
+A field annotated with `Bytes` is a size: it reads `16GB` and `512MiB` besides numbers of bytes.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+
+from xdsl.passes import ModulePass
+from xdsl.utils.arg_spec import ArgSpec, ArgSpecConvertible, _convert_arg_to_type, parse_spec
+from xdsl.utils.exceptions import ArgSpecParseError
+
+from shardir.algebra.errors import ShardirError
+from shardir.syntax.diagnostics import did_you_mean
+
+Bytes = Annotated[int, "bytes"]
+"""The type of an option that is a size."""
+
+UNITS = {"B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for suffix, base in (("B", 1000), ("iB", 1024))
+    for power, prefix in enumerate("KMGT", 1)
+}
+
+
+class UsageError(ShardirError):
+    """A command line, a pipeline or an option that is not valid."""
+
+
+class PassOptions(ModulePass):
+    """A pass whose options may be sizes, in stock xDSL's tools too."""
+
+    @classmethod
+    def from_spec(cls, spec: ArgSpec) -> Self:
+        return super().from_spec(with_sizes(cls, spec))
+
+
+def parse_options(text: str, what: str) -> ArgSpec:
+    """The name and the options of `name{option=value ...}`.
+
+    Raises:
+        UsageError: the text is not of that form; `what` says in the message where it stands.
+    """
+    try:
+        if "}" in text and not text.endswith("}"):
+            raise UsageError(f"{what}: unexpected text after the options of {text!r}")
+        _, _, options = re.sub(r'"[^"]*"', "", text).partition("{")
+        names = [n.replace("_", "-") for n in re.findall(r"([\w-]+)\s*=", options)]
+        if twice := [n for n in dict.fromkeys(names) if names.count(n) > 1]:
+            raise UsageError(f"{what}: option {twice[0]} stands twice in {text!r}")
+        return parse_spec(text)
+    except ArgSpecParseError as e:
+        *_, message = str(e).strip().splitlines()
+        raise UsageError(f"{what}: {message.strip()} (in {text!r})") from None
+
+
+def option_types(cls: type[ArgSpecConvertible]) -> dict[str, Any]:
+    """The options of a pass or target, each with its annotated type."""
+    hints = get_type_hints(cls, include_extras=True)
+    fields = dataclasses.fields(cls)
+    return {f.name: hints[f.name] for f in fields if f.init and f.name != "name"}
+
+
+def with_sizes(cls: type[ArgSpecConvertible], spec: ArgSpec) -> ArgSpec:
+    """The options with sizes such as `16GB` as numbers of bytes; what is no size stays as it is."""
+    spec = spec.normalize_parameter_names()
+    types = option_types(cls)
+    sizes = {
+        name: (size,)
+        for name, value in spec.parameters.items()
+        if types.get(name) == Bytes and (size := size_of(value)) is not None
+    }
+    return ArgSpec(spec.name, {**spec.parameters, **sizes})
+
+
+def size_of(value: tuple[Any, ...]) -> int | None:
+    """The number of bytes of `("16GB",)`; None of any other value."""
+    if len(value) != 1 or not isinstance(value[0], str):
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", value[0])
+    if found is None or found[2] not in UNITS:
+        return None
+    return round(float(found[1]) * UNITS[found[2]])
+
+
+def made_from(kind: str, cls: type[ArgSpecConvertible], spec: ArgSpec) -> Any:
+    """An instance of a pass or target; `kind` names in messages which of both.
+
+    Raises:
+        UsageError: an option does not exist or has another type.
+    """
+    spec, types = with_sizes(cls, spec), option_types(cls)
+    for name, value in spec.parameters.items():
+        if name not in types:
+            raise no_option(f"{kind} {spec.name}", name, types)
+        try:
+            _convert_arg_to_type(value, _plain(types[name]))
+        except ValueError:
+            got = repr(",".join(map(str, value))) if value else "no value"
+            raise UsageError(
+                f"{kind} {spec.name}: option {dashed(name)}: "
+                f"expected {_expected(types[name])}, got {got}"
+            ) from None
+    try:
+        return cls.from_spec(spec)
+    except ValueError as e:
+        raise UsageError(f"{kind} {spec.name}: {e}") from None
+
+
+def no_option(of: str, name: str, known: Mapping[str, Any]) -> UsageError:
+    """The error for an option that does not exist, with those that do."""
+    names = [dashed(n) for n in known]
+    has = f"; it has {', '.join(names)}" if names else "; it has none"
+    hint = did_you_mean(dashed(name), names) or has
+    return UsageError(f"{of} has no option {dashed(name)}{hint}")
+
+
+def dashed(name: str) -> str:
+    """The name of an option as it is written on the command line."""
+    return name.replace("_", "-")
+
+
+def type_text(hint: Any) -> str:
+    """The type of an option, for people."""
+    if hint == Bytes:
+        return "bytes"
+    if get_origin(hint) is Literal:
+        return " | ".join(get_args(hint))
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def _expected(hint: Any) -> str:
+    return "a size such as 16GB or 512MiB" if hint == Bytes else type_text(hint)
+
+
+def _plain(hint: Any) -> Any:
+    return int if hint == Bytes else hint

@@ -1,0 +1,116 @@
+"""The layers of the compiler and the imports between them: `python test/layers.py` prints both.
+
+Every import counts, those within functions and under TYPE_CHECKING too: a lazy import is there to
+be light, not to reach up.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+LAYERS = {
+    "diagnostics": 0,
+    "algebra": 1,
+    "dialects": 2,
+    "syntax": 3,
+    "analysis": 4,
+    "rewriting": 5,
+    "interpret": 6, "cost": 6,
+    "search": 7,
+    "passes": 8,
+    "pipelines": 9,
+    "backend": 10,
+    "api": 11, "universe": 11,
+    "tools": 12, "__init__": 12,
+}  # fmt: skip
+"""A package imports from lower layers and from itself; docs/architecture.md has what is in each."""
+
+
+def files() -> Iterator[tuple[str, Path]]:
+    """Each file of the compiler, with the name of its package."""
+    package = ROOT / "shardir"
+    for path in sorted(package.glob("*.py")):
+        yield path.stem, path
+    for folder in (*sorted(package.iterdir()), ROOT / "passes", ROOT / "tools"):
+        if folder.is_dir() and not folder.is_symlink() and folder.name != "__pycache__":
+            for path in sorted(folder.rglob("*.py")):
+                yield folder.name, path
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file: `shardir.passes.recompute`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "shardir" else ("shardir", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
+
+
+MODULES = {module_of(path): path for _, path in files()}
+"""Each file by its dotted name; shardir/__init__.py is `shardir.__init__`."""
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """The dotted names that a file imports, with their lines. A name that is a module of ours is
+    named in full, whichever form of import it stands in."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            module = node.module or ""
+            for alias in node.names:
+                full = f"{module}.{alias.name}"
+                yield node.lineno, full if full in MODULES else module
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, a.name) for a in node.names)
+
+
+def imported_modules() -> dict[str, set[str]]:
+    """The modules of ours that each module imports."""
+    return {
+        module: {name for _, name in imports(path) if name in MODULES} - {module}
+        for module, path in MODULES.items()
+    }
+
+
+def cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle; none where there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as e:
+        return e.args[1]
+    return []
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def main() -> int:
+    """Print the layers from the top down, each package with those that it imports."""
+    graph = imported_modules()
+    needs: dict[str, set[str]] = {}
+    for module, others in graph.items():
+        mine = needs.setdefault(package_of(module), set())
+        mine.update({package_of(other) for other in others} - {package_of(module)})
+    for package, layer in sorted(LAYERS.items(), key=lambda item: (-item[1], item[0])):
+        below = sorted(needs.get(package, ()), key=lambda name: (-LAYERS[name], name))
+        print(f"{layer:2} {package:10} imports {', '.join(below) or 'nothing'}")
+    upwards = [
+        (package, other)
+        for package, others in needs.items()
+        for other in others
+        if LAYERS[other] >= LAYERS[package]
+    ]
+    for package, other in upwards:
+        print(f"upwards: {package} imports {other}")
+    if circle := cycle(graph):
+        print(f"cycle: {' -> '.join(circle)}")
+    else:
+        print(f"no cycle among {len(graph)} modules")
+    return int(bool(circle or upwards))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
