@@ -1,5 +1,6 @@
 """The RUN lines of docs/examples/*.ir."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,3 +15,8 @@ CASES = [(p, line, c) for p in sorted(EXAMPLES.glob("*.ir")) for line, c in run_
 )
 def test_example(path: Path, command: str, tmp_path: Path) -> None:
     run(command, path, tmp_path)
+
+
+def test_each_example_is_listed() -> None:
+    listed = re.findall(r"\]\((\w+\.ir)\)", (EXAMPLES / "README.md").read_text())
+    assert sorted(listed) == sorted(p.name for p in EXAMPLES.glob("*.ir"))

@@ -93,46 +93,46 @@ SHALLOW = {**NARROW, "blocks": (2, 1, 1, 1)}
 
 
 JOBS = {
-    1: [Job("row16_modes", name="stand_alone", mode="stand_alone")],
-    2: [Job("row02_two_devices"), Job("row40_four_forms")],
+    1: [Job("modes", name="stand_alone", mode="stand_alone")],
+    2: [Job("redistributions_2_devices"), Job("matmul_four_forms")],
     4: [
-        Job("row03_four_devices"),
-        Job("row07_rows_then_columns"),
-        Job("row08_groups"),
-        Job("row09_reid"),
-        Job("row09_dlrm"),
-        Job("row09_transformer"),
-        Job("row21_split_softmax"),
-        Job("row21_by_hand"),
-        Job("row23_densenet"),
-        Job("row26_manual_split"),
-        Job("row34_overlap", 4),
-        Job("row35_mixed_precision", pipeline="mixed-precision,train"),
-        Job("row36_lamb"),
+        Job("redistributions_4_devices"),
+        Job("matmul_rows_then_columns"),
+        Job("matmul_partial_groups"),
+        Job("reid"),
+        Job("dlrm"),
+        Job("transformer_block"),
+        Job("split_softmax"),
+        Job("split_softmax_by_hand"),
+        Job("densenet"),
+        Job("manual_split"),
+        Job("overlap", 4),
+        Job("mixed_precision", pipeline="mixed-precision,train"),
+        Job("lamb"),
         Job("mlp_by_hand"),
         Job("resnet", 2, "resnet_data", made={**NARROW, "dp": 4}),
         Job("resnet", 2, "resnet_channels", made={**SHALLOW, "dp": 2, "tp": 2}),
         Job("resnet", 2, "resnet_rows", made={**SHALLOW, "dp": 2, "sp": 2}),
-        Job("row22_loss_parallel"),
-        Job("row25_dropout"),
-        Job("row39_positions"),
-        Job("row39_realformer"),
-        Job("row39_encoder_decoder"),
+        Job("loss_parallel"),
+        Job("dropout"),
+        Job("positions"),
+        Job("realformer"),
+        Job("encoder_decoder"),
         Job("bert"),
         Job("pangu_alpha"),
         Job("wide_and_deep"),
         Job("ulysses"),
         Job("ring_attention"),
-        *(Job("row16_modes", name=m, mode=m) for m in ("data", "hybrid", "semi_auto", "auto")),
-        Job("row15_manual", name="manual", mode="manual"),
+        *(Job("modes", name=m, mode=m) for m in ("data", "hybrid", "semi_auto", "auto")),
+        Job("modes_manual", name="manual", mode="manual"),
     ],
     8: [
-        Job("row05_strategies"),
-        Job("row10_ffn"),
-        Job("row10_ffn", name="row10_auto", mode="auto"),
-        Job("row11_net_on_8"),
-        Job("row12_net_trained", 0, "row12_before"),
-        Job("row12_net_trained", 4),
+        Job("matmul_strategies"),
+        Job("ffn_cost_graph"),
+        Job("ffn_cost_graph", name="ffn_auto", mode="auto"),
+        Job("operator_parallel"),
+        Job("operator_parallel_trained", 0, "operator_parallel_before"),
+        Job("operator_parallel_trained", 4),
     ],
 }
 """By the number of ranks: all jobs of one are run in the same processes."""
@@ -220,7 +220,9 @@ def check_training(
 # ---- redistributions: rows 2 and 3 ----
 
 
-@pytest.mark.parametrize(("name", "layouts"), [("row02_two_devices", 3), ("row03_four_devices", 7)])
+@pytest.mark.parametrize(
+    ("name", "layouts"), [("redistributions_2_devices", 3), ("redistributions_4_devices", 7)]
+)
 def test_every_conversion_keeps_the_value(ran, name, layouts):
     example = ran(name)
     assert len(example.plan["functions"]) == layouts
@@ -238,13 +240,13 @@ def test_every_conversion_keeps_the_value(ran, name, layouts):
 
 @pytest.mark.parametrize("function", ["a2_b2_c2", "a4_b1_c1", "a1_b8_c1", "named"])
 def test_strategies(ran, function):
-    example = ran("row05_strategies")
+    example = ran("matmul_strategies")
     args = example.args(function)
     equal(example.results(function)[0], args["x"] @ args["w"])
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"), [("row07_rows_then_columns", "xwv"), ("row08_groups", "xab")]
+    ("name", "wanted"), [("matmul_rows_then_columns", "xwv"), ("matmul_partial_groups", "xab")]
 )
 def test_two_products(ran, name, wanted):
     example = ran(name)
@@ -256,7 +258,7 @@ def test_two_products(ran, name, wanted):
 
 
 def test_net_on_eight(ran):
-    example = ran("row11_net_on_8")
+    example = ran("operator_parallel")
     args = example.args("gradient")
     z, dw = gradients(lambda w: torch.relu(args["x"] @ w), [args["w"]], args["d_z"])
     equal(example.results("net")[0], z)
@@ -264,7 +266,7 @@ def test_net_on_eight(ran):
         equal(found, value)
 
 
-@pytest.mark.parametrize("name", ["row10_ffn", "row10_auto"])
+@pytest.mark.parametrize("name", ["ffn_cost_graph", "ffn_auto"])
 def test_half_specified(ran, name):
     """What has no strategy, by propagation and by the search."""
     example = ran(name)
@@ -280,15 +282,15 @@ def test_half_specified(ran, name):
 
 @pytest.mark.parametrize("form", ["whole", "rows", "columns", "summed"])
 def test_four_forms(ran, form):
-    assert ran("row40_four_forms").results(form)[0].tolist() == [[19, 22], [43, 50]]
+    assert ran("matmul_four_forms").results(form)[0].tolist() == [[19, 22], [43, 50]]
 
 
-# ---- the trained net: row 12 ----
+# ---- the trained net ----
 
 
 def test_the_net_starts_at_the_loss_of_the_log(ran):
     """The seed's log prints the mean over rank 0's own rows: the first two of sixteen."""
-    example = ran("row12_before")
+    example = ran("operator_parallel_before")
     (losses,) = example.results("losses")
     described = example.plan["functions"]["losses"]["results"][0]
     assert (described["shape"], described["dims"]) == ([16], [["d"]])
@@ -300,7 +302,7 @@ def test_the_net_starts_at_the_loss_of_the_log(ran):
 
 
 def test_the_net_is_trained(ran):
-    example = ran("row12_net_trained")
+    example = ran("operator_parallel_trained")
 
     def loss(v: Tensors) -> Any:
         z = torch.relu(v["x"] @ v["w"])
@@ -311,15 +313,15 @@ def test_the_net_is_trained(ran):
     assert (np.diff(losses) < 0).all(), losses
     assert (
         example.results("losses")[0][:2].mean()
-        < ran("row12_before").results("losses")[0][:2].mean()
+        < ran("operator_parallel_before").results("losses")[0][:2].mean()
     )
 
 
-# ---- overlap: row 34 ----
+# ---- overlap ----
 
 
 def test_gathers_and_reductions_beside_calculation(ran):
-    example = ran("row34_overlap")
+    example = ran("overlap")
     program = (example.directory / "program.py").read_text()
     for call in ("all_gather", "reduce_scatter"):
         assert re.search(rf"rt\.{call}\(.*wait=False\)", program)
@@ -354,7 +356,7 @@ def test_all_modes_train_alike(ran, mode, step):
     check_training(ran(mode), loss, steps=3, step=step)
 
 
-# ---- models: rows 9, 21, 23; the optimizer of row 36 ----
+# ---- models, and LAMB ----
 
 
 def test_reid(ran):
@@ -362,7 +364,7 @@ def test_reid(ran):
         features = torch.relu(v["images"] @ v["w1"]) @ v["w2"]
         return torch.nn.functional.cross_entropy(features @ v["people"], v["labels"])
 
-    check_training(ran("row09_reid"), loss, steps=3)
+    check_training(ran("reid"), loss, steps=3)
 
 
 def test_dlrm(ran):
@@ -374,7 +376,7 @@ def test_dlrm(ran):
         logits = between @ v["pairs"] + crossed @ v["cross"]
         return torch.nn.functional.cross_entropy(logits, v["clicks"])
 
-    example = ran("row09_dlrm")
+    example = ran("dlrm")
     check_training(example, loss, steps=3)
     args = example.args("net")
     equal(example.results("net")[0], args["x"] @ args["w"] @ args["v"])
@@ -383,7 +385,7 @@ def test_dlrm(ran):
 def test_manual_split(ran):
     """A table in slices of stated sizes: rows, its gradient, moves to other sizes, training."""
     functional = torch.nn.functional
-    example = ran("row26_manual_split")
+    example = ran("manual_split")
     args = example.args("gradient")
     rows, d_table = gradients(
         lambda table: functional.embedding(args["ids"], table), [args["table"]], args["d_rows"]
@@ -402,7 +404,7 @@ def test_manual_split(ran):
 
 def test_mixed_precision(ran):
     """Against torch with the same casts; the parameters are f32 and take steps finer than bf16."""
-    example = ran("row35_mixed_precision")
+    example = ran("mixed_precision")
     v = {k: t if k == "labels" else t.float() for k, t in example.args("step").items()}
     weights = [v["up"].requires_grad_(), v["down"].requires_grad_()]
     optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
@@ -434,7 +436,7 @@ def test_transformer(ran):
         out = r1 + functional.gelu(f @ v["up"], approximate="tanh") @ v["down"]
         return functional.mse_loss(out, v["target"])
 
-    check_training(ran("row09_transformer"), loss, steps=3)
+    check_training(ran("transformer_block"), loss, steps=3)
 
 
 def test_split_softmax(ran):
@@ -444,8 +446,8 @@ def test_split_softmax(ran):
         logits = functional.normalize(v["features"]) @ functional.normalize(v["people"]).T
         return functional.cross_entropy(logits, v["labels"])
 
-    check_training(ran("row21_split_softmax"), loss, steps=3)
-    example = ran("row21_by_hand")
+    check_training(ran("split_softmax"), loss, steps=3)
+    example = ran("split_softmax_by_hand")
     args = example.args("by_hand")
     equal(example.results("by_hand")[0], functional.cross_entropy(args["logits"], args["labels"]))
 
@@ -469,13 +471,13 @@ def test_densenet(ran):
         q, k, u = (torch.relu(e @ v[f"w{i}"] + v[f"b{i}"]) for i in (1, 2, 3))
         return torch.nn.functional.mse_loss(q @ k.T @ u, v["labels"])
 
-    check_training(ran("row23_densenet"), loss, steps=3, lr=0.01)
+    check_training(ran("densenet"), loss, steps=3, lr=0.01)
 
 
 def test_lamb(ran):
     """Row 36: Algorithm 1 with the norms of whole parameters, whatever devices hold."""
     functional = torch.nn.functional
-    example = ran("row36_lamb")
+    example = ran("lamb")
     v = example.args("step")
     keys = ("up", "b", "down", "c")
     m, s = ({k: torch.zeros_like(v[k]) for k in keys} for _ in range(2))
@@ -498,7 +500,7 @@ def test_lamb(ran):
         equal(example.dump[f"states/{k}.exp_avg_sq"], s[k], k)
 
 
-# ---- row 24: ResNet50 ----
+# ---- ResNet50 ----
 
 
 def resnet(v: Tensors) -> Any:
@@ -577,7 +579,7 @@ def test_loss_parallel(ran):
         r = e + gelu(e @ v["up"]) @ v["down"]
         return classified(r @ v["table"].T, v["targets"])
 
-    example = ran("row22_loss_parallel")
+    example = ran("loss_parallel")
     check_training(example, loss, steps=3)
     for function in ("lookup", "product"):
         args = example.args(function)
@@ -591,7 +593,7 @@ def kept(key: int, stream: int, p: float, *shape: int) -> Any:
 
 
 def test_dropout(ran):
-    example = ran("row25_dropout")
+    example = ran("dropout")
     for function in ("split", "whole"):
         equal(example.results(function)[0], kept(7, 3, 0.25, 16, 8))
 
@@ -624,7 +626,7 @@ def test_positions(ran, kind):
             q, k = turned(q), turned(k)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    example = ran("row39_positions")
+    example = ran("positions")
     args = example.args(f"{kind}_gradient")
     names = ["x", *(["table"] if kind == "learned" else []), "wq", "wk", "wv"]
     right = gradients(attended, [args[n] for n in names], args["d_y"])
@@ -646,7 +648,7 @@ def test_realformer(ran):
             x = norm(x + gelu(x @ v[f"up{n}"]) @ v[f"down{n}"], v[f"g{n}b"], v[f"c{n}b"])
         return torch.nn.functional.mse_loss(x, v["target"])
 
-    check_training(ran("row39_realformer"), loss, steps=3)
+    check_training(ran("realformer"), loss, steps=3)
 
 
 def test_encoder_decoder(ran):
@@ -665,7 +667,7 @@ def test_encoder_decoder(ran):
         logits = fed(v, m, "2", "5") @ v["table"].T
         return classified(logits, v["labels"], label_smoothing=0.1)
 
-    check_training(ran("row39_encoder_decoder"), loss, steps=3)
+    check_training(ran("encoder_decoder"), loss, steps=3)
 
 
 def test_bert(ran):

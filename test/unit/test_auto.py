@@ -7,7 +7,7 @@ benchmarks calculation, bytes and latencies count alike. What the search counts 
 says, where nothing in the text says that it is to be done again (`recompute`).
 
 That is of ops one after the other. Overlap comes behind the search, and may hide more of another
-plan: of docs/examples/row34_overlap.ir, 1.9 % of the step. Of nothing else here.
+plan: of docs/examples/overlap.ir, 1.9 % of the step. Of nothing else here.
 """
 
 import sys

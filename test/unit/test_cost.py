@@ -131,7 +131,7 @@ def test_what_moves_nothing_costs_nothing_and_a_gather_reads_its_rows_alone() ->
     assert (free.bytes, free.seconds) == (number.bytes, number.seconds) == (0, 0.0)
 
 
-@pytest.mark.parametrize("name", ["digits.ir", "row21_split_softmax.ir", "row12_net_trained.ir"])
+@pytest.mark.parametrize("name", ["digits.ir", "split_softmax.ir", "operator_parallel_trained.ir"])
 def test_ops_cost_the_same_with_and_without_ir(name: str) -> None:
     """What a search asks for is what the report of the program says."""
     module = shardir.compile_file(EXAMPLES / name, "train").module

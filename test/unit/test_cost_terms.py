@@ -20,7 +20,7 @@ def test_rows_then_columns() -> None:
     """y [8, 8] f32 by rows of 4 is gathered: 6 rows of 32 B are received. Backward they go back by
     a reduce-scatter, which ends a partial value, and so does W's all-reduce: 2 * 3 / 4 of 192 B.
     x [2, 6] @ w [6, 8] -> [2, 8], then y [8, 8] @ v [8, 3] -> [8, 3]."""
-    found = terms_of("row07_rows_then_columns.ir")
+    found = terms_of("matmul_rows_then_columns.ir")
     assert found["net"] == Terms(cal=4 * (12 + 48 + 16) + 4 * (64 + 24 + 24), inter=192)
     assert (found["gradient"].inter, found["gradient"].inner) == (192, 192 + 288)
 

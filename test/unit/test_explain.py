@@ -20,7 +20,7 @@ def test_rows_then_columns() -> None:
     which a device with 2 rows receives the other 6, of 32 B each; small as it is it goes out in 4
     copies, so that 64 + 256 + 256 B live. Backward one reduce-scatter
     of 4, and the all-reduce of W's gradient [6, 8]: by rings 2 * 3 / 4 of its 192 B."""
-    path = EXAMPLES / "row07_rows_then_columns.ir"
+    path = EXAMPLES / "matmul_rows_then_columns.ir"
     source = path.read_text().splitlines()
     y, z = (next(i for i, l in enumerate(source, 1) if l.startswith(f"  %{n} = nn")) for n in "yz")
     paragraphs = explain(placed(path.name, f"{PLACED},distributed-autodiff"))
@@ -46,12 +46,12 @@ def test_rows_then_columns() -> None:
 
 def test_in_groups() -> None:
     """X by rows, A by columns, B by rows on 2 x 2: one all-reduce, in {0, 1} and {2, 3}."""
-    paragraphs = explain(placed("row08_groups.ir"))
+    paragraphs = explain(placed("matmul_partial_groups.ir"))
     [only] = [p for p in paragraphs if p.startswith("@net at ")]
     assert "all_reduce over {tp}" in only
     assert "device matrix [2, 2], tensor map [1, -1]" in only
 
 
 def test_nothing_is_left_of_the_local_view() -> None:
-    assert explain(placed("row07_rows_then_columns.ir", "train")) == []
-    assert explain(placed("row07_rows_then_columns.ir", "single-device")) == []
+    assert explain(placed("matmul_rows_then_columns.ir", "train")) == []
+    assert explain(placed("matmul_rows_then_columns.ir", "single-device")) == []

@@ -9,7 +9,7 @@ import shardir
 from shardir.algebra.errors import ShardirError
 from shardir.pipelines import MODES, PIPELINES
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "row16_modes.ir"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "modes.ir"
 TEXT = EXAMPLE.read_text()
 
 

@@ -68,9 +68,9 @@ PLANS: dict[str, Callable[[], str]] = {
     "Megatron, uneven": example("pangu_alpha", "dp = 3, tp = 2"),
     "BERT, uneven": example("bert", "dp = 2, tp = 3"),
     "heads, then the sequence": example("ulysses"),
-    "groups": example("row08_groups"),
-    "rows of stated sizes": example("row26_manual_split"),
-    "rows, then columns": example("row07_rows_then_columns"),
+    "groups": example("matmul_partial_groups"),
+    "rows of stated sizes": example("manual_split"),
+    "rows, then columns": example("matmul_rows_then_columns"),
 }
 
 

@@ -131,7 +131,7 @@ EXPECTED_2 = {
 
 
 @pytest.mark.parametrize("pair", EXPECTED_2, ids=" to ".join)
-def test_row_2_the_six_conversions_of_two_devices(pair: tuple[str, str]):
+def test_the_six_conversions_of_two_devices(pair: tuple[str, str]):
     source, target = (layout(ROW_2[n], TWO) for n in pair)
     for shape in (EVEN, UNEVEN):
         assert not fault(IDENTITY[shape], TWO, source, target)
@@ -141,7 +141,7 @@ def test_row_2_the_six_conversions_of_two_devices(pair: tuple[str, str]):
 
 
 @pytest.mark.parametrize("pair", list(itertools.permutations(ROW_3, 2)), ids=" to ".join)
-def test_row_3_the_42_conversions_of_four_devices(pair: tuple[str, str]):
+def test_the_42_conversions_of_four_devices(pair: tuple[str, str]):
     source, target = (layout(ROW_3[n], FOUR) for n in pair)
     for shape in (EVEN, UNEVEN):
         assert not fault(IDENTITY[shape], FOUR, source, target)

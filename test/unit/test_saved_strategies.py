@@ -18,10 +18,10 @@ from shardir.passes.propagate_strategies import Propagation
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PROPAGATED = [
-    "row05_strategies", "row09_transformer", "row12_net_trained", "row21_split_softmax",
-    "row22_loss_parallel", "row26_manual_split", "row39_realformer", "bert", "wide_and_deep",
+    "matmul_strategies", "transformer_block", "operator_parallel_trained", "split_softmax",
+    "loss_parallel", "manual_split", "realformer", "bert", "wide_and_deep",
 ]  # fmt: skip
-SEARCHED = ["row07_rows_then_columns", "row12_net_trained", "row16_modes", "row22_loss_parallel"]
+SEARCHED = ["matmul_rows_then_columns", "operator_parallel_trained", "modes", "loss_parallel"]
 
 
 def refuse(*_: object) -> None:
