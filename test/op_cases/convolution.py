@@ -2,7 +2,7 @@ from op_cases.case import FLOATS, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
 from shardir.dialects.nn.convolution import convolved
-from shardir.dialects.nn.windows import IntsPerDimAttr
+from shardir.dialects.nn.movement import IntsPerDimAttr
 
 
 def conv(

@@ -9,6 +9,7 @@ from xdsl.ir import Attribute, Dialect
 
 from shardir.dialects.families import defined_in, modules_of
 from shardir.dialects.nn.activation import *
+from shardir.dialects.nn.along_axis import *
 from shardir.dialects.nn.arithmetic import *
 from shardir.dialects.nn.attention import *
 from shardir.dialects.nn.base import *
@@ -16,14 +17,17 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.contraction import *
 from shardir.dialects.nn.convolution import *
 from shardir.dialects.nn.creation import *
+from shardir.dialects.nn.cross_entropy import *
 from shardir.dialects.nn.custom import *
+from shardir.dialects.nn.elementary import *
 from shardir.dialects.nn.elementwise import *
+from shardir.dialects.nn.extremes import *
 from shardir.dialects.nn.indexing import *
 from shardir.dialects.nn.joining import *
+from shardir.dialects.nn.layer_norm import *
 from shardir.dialects.nn.logic import *
 from shardir.dialects.nn.losses import *
 from shardir.dialects.nn.movement import *
-from shardir.dialects.nn.normalisation import *
 from shardir.dialects.nn.norms import *
 from shardir.dialects.nn.ordering import *
 from shardir.dialects.nn.pooling import *
@@ -32,6 +36,9 @@ from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
 from shardir.dialects.nn.selection import *
 from shardir.dialects.nn.shape import *
+from shardir.dialects.nn.slicing import *
+from shardir.dialects.nn.softmax import *
+from shardir.dialects.nn.statistics import *
 from shardir.dialects.nn.windows import *
 
 UNIT = UnitAttr()

@@ -12,8 +12,8 @@ from xdsl.dialects.builtin import FloatAttr, TensorType, UnitAttr, f64
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
-from shardir.dialects.nn.arithmetic import erf
 from shardir.dialects.nn.base import STRATEGY, Array, Place, float_of, plain
+from shardir.dialects.nn.elementary import erf
 from shardir.dialects.nn.elementwise import Float, FloatUnary
 
 if TYPE_CHECKING:

@@ -31,7 +31,6 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Layout, Shape
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.arithmetic import ExpOp
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
@@ -45,6 +44,7 @@ from shardir.dialects.nn.base import (
     plain,
 )
 from shardir.dialects.nn.creation import IotaOp
+from shardir.dialects.nn.elementary import ExpOp
 from shardir.dialects.nn.elementwise import broadcast_shape, needs_float
 from shardir.dialects.nn.selection import StopGradientOp
 

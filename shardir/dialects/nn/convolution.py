@@ -37,9 +37,9 @@ from shardir.dialects.nn.base import (
     plain,
 )
 from shardir.dialects.nn.elementwise import needs_float
+from shardir.dialects.nn.movement import IntsPerDimAttr
 from shardir.dialects.nn.windows import (
     SPATIAL,
-    IntsPerDimAttr,
     Slide,
     Tiles,
     padded,

@@ -1,7 +1,7 @@
 """What elementwise ops have in common: numpy's broadcasting, every dimension splittable.
 
 A dimension of size 1 that is repeated has no factor: it is whole on every device. The ops are in
-arithmetic.py, logic.py, selection.py and activation.py.
+arithmetic.py, elementary.py, logic.py, selection.py and activation.py.
 """
 
 from abc import ABC

@@ -63,7 +63,7 @@ def _taken(table: Shape, ids: Shape, axis: int) -> Shape:
     return (*table[:axis], *ids, *table[axis + 1 :])
 
 
-class _Taking(TensorOp, ABC):
+class Taking(TensorOp, ABC):
     """Elements of the first operand at the indices that are the second."""
 
     FLOPS: ClassVar[int] = 0
@@ -121,7 +121,7 @@ class GatherGradOp(TensorOp):
 
 
 @irdl_op_definition
-class GatherOp(_Taking):
+class GatherOp(Taking):
     """Rows of a table at the indices: table.shape[:axis] + ids.shape + table.shape[axis + 1:].
 
     An embedding is a gather at axis 0. The row `padding` of the table gets no gradient.
@@ -222,7 +222,7 @@ class PickGradOp(TensorOp):
 
 
 @irdl_op_definition
-class PickOp(_Taking):
+class PickOp(Taking):
     """One element of the last dimension for each of the leading ones: x[..., ids[...]]."""
 
     name = "nn.pick"
@@ -256,115 +256,6 @@ class PickOp(_Taking):
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         d = b.value(PickGradOp, self.ids, dy, result=plain(self.x), like=self.x)
-        return d, None
-
-
-# ---- along a dimension, with indices of the same rank ----
-
-
-def _check_along(rows: Shape, ids: Shape, axis: int) -> None:
-    """Raises ShardirError unless the shapes are alike but for the dimension `axis`."""
-    if len(rows) != len(ids) or any(
-        n != m for d, (n, m) in enumerate(zip(rows, ids, strict=True)) if d != axis
-    ):
-        raise ShardirError(
-            f"[T6] indices of shape {list(ids)} along dimension {axis} of {list(rows)}: "
-            "the other dimensions are to be equal; nn.broadcast or nn.slice makes them so"
-        )
-
-
-def _along(rank: int, axis: int) -> tuple[list[str], list[str]]:
-    """The factors of the rows and of the indices."""
-    rows = letters(rank)
-    return rows, [*rows[:axis], "k", *rows[axis + 1 :]]
-
-
-@irdl_op_definition
-class ScatterAddOp(TensorOp):
-    """Zeros of the result's shape, to which each element of src is added at its index along `axis`:
-    out[.., ids[.., i, ..], ..] += src[.., i, ..]."""
-
-    name = "nn.scatter_add"
-    ids = operand_def(TensorType)
-    src = operand_def(TensorType)
-    axis = prop_def(IntegerAttr.constr(type=i64))
-    out = result_def(TensorType)
-    INFERRED: ClassVar[bool] = False
-    assembly_format = f"$ids `,` $src `axis` $axis {STRATEGY}"
-
-    @classmethod
-    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
-        ids, src = operands
-        needs_indices(ids)
-        needs_numbers(cls.name, (src, *results))
-        if src.get_shape() != ids.get_shape():
-            raise ShardirError(f"[T1] src is {src}, its shape is to be that of the indices, {ids}")
-        shape = results[0].get_shape()
-        _check_along(shape, ids.get_shape(), axis_of(props, "axis", len(shape)))
-
-    @classmethod
-    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        rank = len(results[0].get_shape())
-        rows, ids = _along(rank, axis_of(props, "axis", rank))
-        shapes = [v.get_shape() for v in (*operands, *results)]
-        return Factors.of([ids, ids], [rows], shapes, sparse=rows)
-
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        ids, src = arrays
-        shape = place.shape(self.out)
-        axis = axis_of(self.properties, "axis", len(shape))
-        here, inside = local_indices(place, self.out, axis, ids)
-        out = np.zeros(shape, src.dtype)
-        if shape[axis]:
-            at: list[Array] = list(np.ogrid[tuple(slice(n) for n in ids.shape)])
-            at[axis] = here
-            np.add.at(out, tuple(at), np.where(inside, src, np.zeros((), src.dtype)))
-        return out
-
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        return None, b.value(TakeAlongAxisOp, dy, self.ids, props={"axis": self.axis})
-
-
-@irdl_op_definition
-class TakeAlongAxisOp(_Taking):
-    """The element at each index along `axis`: x[.., ids[.., i, ..], ..]."""
-
-    name = "nn.take_along_axis"
-    x = operand_def(TensorType)
-    ids = operand_def(TensorType)
-    axis = prop_def(IntegerAttr.constr(type=i64))
-    out = result_def(TensorType)
-    assembly_format = f"$x `,` $ids `axis` $axis {STRATEGY}"
-
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        x, ids = operands
-        needs_indices(ids)
-        shape = x.get_shape()
-        _check_along(shape, ids.get_shape(), axis_of(props, "axis", len(shape)))
-        return [tensor(x.element_type, ids.get_shape())]
-
-    @classmethod
-    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        rank = len(operands[0].get_shape())
-        rows, ids = _along(rank, axis_of(props, "axis", rank))
-        shapes = [v.get_shape() for v in (*operands, *results)]
-        return Factors.of([rows, ids], [ids], shapes, sparse=rows)
-
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        x, ids = arrays
-        axis = axis_of(self.properties, "axis", x.ndim)
-        here, inside = local_indices(place, self.x, axis, ids)
-        if x.shape[axis] == 0:
-            return np.zeros(ids.shape, x.dtype)
-        taken = np.take_along_axis(x, here, axis=axis)
-        return np.where(inside, taken, np.zeros((), x.dtype))
-
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        d = b.value(
-            ScatterAddOp, self.ids, dy,
-            props={"axis": self.axis}, result=plain(self.x), like=self.x,
-        )  # fmt: skip
         return d, None
 
 

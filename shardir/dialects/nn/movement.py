@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f64, i1, i64
+from xdsl.dialects.builtin import IntegerAttr, TensorType, i1, i64
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     irdl_attr_definition,
     irdl_op_definition,
     operand_def,
-    opt_prop_def,
     prop_def,
     result_def,
 )
@@ -43,11 +42,11 @@ from shardir.dialects.nn.base import (
     plain,
 )
 from shardir.dialects.nn.logic import OrOp
-from shardir.dialects.nn.selection import SelectOp
 from shardir.dialects.text import IntsAttr
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
+
 
 Rows = Mapping[int, Array]
 """For each dimension that changes: the operand's row for each row of the result, -1 for none."""
@@ -101,7 +100,7 @@ def both(b: "Builder", x: SSAValue, y: SSAValue) -> SSAValue:
     return b.value(OrOp, x, y) if plain(x).element_type == i1 else b.add(x, y)
 
 
-class _RowMap(Movement, ABC):
+class RowMap(Movement, ABC):
     """Along each dimension, row j of the result is row `rows[j]` of the operand, or the filling."""
 
     x = operand_def(TensorType)
@@ -162,122 +161,7 @@ class _RowMap(Movement, ABC):
 
 
 @irdl_op_definition
-class SliceOp(_RowMap):
-    """Of each dimension the rows `starts`, `starts` + `strides`, ... below `limits`."""
-
-    name = "nn.slice"
-    starts = prop_def(IntsPerDimAttr)
-    limits = prop_def(IntsPerDimAttr)
-    strides = prop_def(IntsPerDimAttr)
-    PART: ClassVar[bool] = True
-    assembly_format = f"$x `starts` $starts `limits` $limits `strides` $strides {STRATEGY}"
-
-    @classmethod
-    def bounds(cls, shape: Shape, props: Props) -> list[tuple[int, int, int]]:
-        """Start, limit and stride of each dimension."""
-        starts, limits, strides = (
-            ints_of(props, n, len(shape)) for n in ("starts", "limits", "strides")
-        )
-        for d, n in enumerate(shape):
-            if not 0 <= starts[d] <= limits[d] <= n:
-                raise ShardirError(
-                    f"[T10] dimension {d} has {n} rows: a slice from {starts[d]} to {limits[d]} "
-                    "is not within them; 0 <= start <= limit <= size"
-                )
-            if strides[d] < 1:
-                raise ShardirError(
-                    f"[T10] stride {strides[d]} of dimension {d}: a stride is at least 1; "
-                    "nn.flip turns a dimension round"
-                )
-        return list(zip(starts, limits, strides, strict=True))
-
-    @classmethod
-    def rows(cls, shape: Shape, props: Props) -> Rows:
-        return {
-            d: np.arange(start, limit, stride)
-            for d, (start, limit, stride) in enumerate(cls.bounds(shape, props))
-            if (start, limit, stride) != (0, shape[d], 1)
-        }
-
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        shape, new = plain(self.x).get_shape(), plain(self.out).get_shape()
-        bounds, out = self.bounds(shape, self.properties), self.x
-        most = [d for d in self.rows(shape, self.properties) if 2 * new[d] >= shape[d]]
-        for d in split_dims(b, out, most):
-            start, _, stride = bounds[d]
-            out = rows_from(b, out, d, start, new[d], stride)
-            bounds[d] = 0, new[d], 1
-        starts, limits, strides = zip(*bounds, strict=True)
-        return (b.slice(out, starts, limits, strides),)
-
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        """The cotangent among zeros: behind each row the ones that a stride leaves out, before and
-        after all of them the rest."""
-        shape, taken = plain(self.x).get_shape(), plain(self.out).get_shape()
-        starts, strides = self.starts.data, self.strides.data
-        if any(k > 1 for k in strides):
-            alone = b.reshape(dy, tuple(k for n in taken for k in (n, 1)))
-            gaps = [k for stride in strides for k in (0, stride - 1)]
-            dy = b.pad(alone, [0] * len(gaps), gaps)
-            dy = b.reshape(dy, tuple(n * k for n, k in zip(taken, strides, strict=True)))
-        rest = [
-            n - start - m * k for n, start, m, k in zip(shape, starts, taken, strides, strict=True)
-        ]
-        return (b.pad(dy, starts, rest, like=self.x),)
-
-
-@irdl_op_definition
-class PadOp(_RowMap):
-    """`low` rows of `value` (0) before and `high` after each dimension; a negative number takes
-    rows away."""
-
-    name = "nn.pad"
-    low = prop_def(IntsPerDimAttr)
-    high = prop_def(IntsPerDimAttr)
-    value = opt_prop_def(FloatAttr.constr(type=f64))
-    assembly_format = f"$x `low` $low `high` $high (`value` $value^)? {STRATEGY}"
-
-    @classmethod
-    def filling(cls, props: Props) -> float:
-        value = props.get("value")
-        assert value is None or isinstance(value, FloatAttr)
-        return value.value.data if value is not None else 0.0
-
-    @classmethod
-    def rows(cls, shape: Shape, props: Props) -> Rows:
-        found = {}
-        low, high = ints_of(props, "low", len(shape)), ints_of(props, "high", len(shape))
-        for d, (n, before, after) in enumerate(zip(shape, low, high, strict=True)):
-            if n + before + after < 0 or -before > n or -after > n:
-                raise ShardirError(
-                    f"[T10] dimension {d} has {n} rows: {before} before and {after} after it "
-                    "take away more"
-                )
-            if before or after:
-                rows = np.arange(-before, n + after)
-                found[d] = np.where(rows < n, rows, -1)
-        return found
-
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        shape, new, out = plain(self.x).get_shape(), plain(self.out).get_shape(), self.x
-        low, high, value = list(self.low.data), list(self.high.data), self.filling(self.properties)
-        for d in split_dims(b, out, list(self.rows(shape, self.properties))):
-            out = rows_from(b, out, d, -low[d], new[d])
-            if value:
-                filling = b.number(value, out)
-                row = b.iota(d, like=out)
-                for how, bound in (("ge", low[d]), ("lt", low[d] + shape[d])):
-                    out = b.value(SelectOp, b.compare(how, row, b.number(bound, row)), out, filling)
-            low[d] = high[d] = 0
-        return (b.pad(out, low, high, value),)
-
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        low, high = ([-k for k in sides.data] for sides in (self.low, self.high))
-        return (b.pad(dy, low, high, like=self.x),)
-
-
-@irdl_op_definition
-class FlipOp(_RowMap):
+class FlipOp(RowMap):
     """The dimensions `dims` in reverse order."""
 
     name = "nn.flip"
@@ -293,7 +177,7 @@ class FlipOp(_RowMap):
 
 
 @irdl_op_definition
-class RollOp(_RowMap):
+class RollOp(RowMap):
     """Each dimension moved on by its number of `shifts`; what leaves at the end comes in at the
     beginning."""
 
@@ -327,7 +211,7 @@ class RollOp(_RowMap):
 
 
 @irdl_op_definition
-class TileOp(_RowMap):
+class TileOp(RowMap):
     """Each dimension as a whole its number of `repeats` times: 1 2 3 1 2 3."""
 
     name = "nn.tile"

@@ -28,7 +28,6 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.arithmetic import RsqrtOp
 from shardir.dialects.nn.base import (
     STRATEGY,
     Composite,
@@ -39,6 +38,7 @@ from shardir.dialects.nn.base import (
     letters,
     plain,
 )
+from shardir.dialects.nn.elementary import RsqrtOp
 from shardir.dialects.nn.elementwise import needs_float
 
 if TYPE_CHECKING:

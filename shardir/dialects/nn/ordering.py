@@ -16,6 +16,7 @@ from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, r
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.dialects.dist import tensor
+from shardir.dialects.nn.along_axis import ScatterAddOp, TakeAlongAxisOp
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
@@ -30,7 +31,6 @@ from shardir.dialects.nn.base import (
     needs_numbers,
     plain,
 )
-from shardir.dialects.nn.indexing import ScatterAddOp, TakeAlongAxisOp
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

@@ -6,11 +6,11 @@
 
 from abc import ABC
 from collections.abc import Sequence
-from math import inf, prod
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from xdsl.dialects.builtin import AnyFloat, IntegerAttr, TensorType, UnitAttr, i1, i64
+from xdsl.dialects.builtin import AnyFloat, TensorType, UnitAttr, i1
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     irdl_attr_definition,
@@ -24,7 +24,6 @@ from xdsl.irdl import (
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.arithmetic import ExpOp, LogOp, SqrtOp, SquareOp
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
@@ -33,16 +32,12 @@ from shardir.dialects.nn.base import (
     Props,
     TensorOp,
     Types,
-    axis_of,
     dims_of,
-    int_of,
     letters,
     needs_numbers,
     plain,
 )
-from shardir.dialects.nn.elementwise import Function, needs_float
-from shardir.dialects.nn.logic import IsinfOp, IsnanOp, OrOp
-from shardir.dialects.nn.selection import StopGradientOp
+from shardir.dialects.nn.elementwise import needs_float
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:
@@ -244,176 +239,3 @@ def _kind(props: Props) -> str:
     kind = props["kind"]
     assert isinstance(kind, ReductionKindAttr)
     return kind.data
-
-
-# ---- statistics ----
-
-
-@irdl_op_definition
-class LogsumexpOp(OverDims):
-    """The logarithm of the sum of e^x over `dims`."""
-
-    name = "nn.logsumexp"
-
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        x = arrays[0]
-        dims = dims_of(self.properties, "dims", x.ndim)
-        top = np.max(x, axis=dims, keepdims=True, initial=-np.inf)
-        top = np.where(np.isinf(top), 0, top)
-        total = np.log(np.sum(np.exp(x - top), axis=dims, keepdims=True)) + top
-        return total if self.keep is not None else np.squeeze(total, dims)
-
-    def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
-        share = b.value(ExpOp, b.sub(self.x, self.spread(b, self.out)))
-        return b.mul(self.spread(b, dy), share)
-
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        """The greatest is taken only against overflow, and is no number to subtract where it is
-        infinite."""
-        dims, _ = self.where()
-        top = b.value(StopGradientOp, b.reduce(self.x, "max", dims, keep=True))
-        top = b.select(b.value(IsinfOp, top), b.number(0.0, top), top)
-        total = b.reduce(b.value(ExpOp, b.sub(self.x, top)), "sum", dims, keep=True)
-        out = b.add(b.value(LogOp, total), top)
-        return (b.reshape(out, plain(self.out).get_shape()),)
-
-
-class _Variance(OverDims, ABC):
-    correction = prop_def(IntegerAttr.constr(type=i64))
-    assembly_format = f"$x `dims` $dims `correction` $correction (`keep` $keep^)? {STRATEGY}"
-
-    @classmethod
-    def check(cls, x: TensorType, count: int, props: Props) -> None:
-        super().check(x, count, props)
-        if count == 0:
-            raise ShardirError("[T8] there is no variance of nothing")
-
-    def divisor(self) -> float:
-        """1 over the number of degrees of freedom; infinite where there is none."""
-        free = self.where()[1] - int_of(self.properties, "correction")
-        return 1 / free if free > 0 else inf
-
-    def variance(self, x: Array) -> Array:
-        dims = dims_of(self.properties, "dims", x.ndim)
-        centred = x - x.mean(axis=dims, keepdims=True)
-        total = np.sum(centred * centred, axis=dims, keepdims=self.keep is not None)
-        return np.asarray(total * self.divisor())
-
-    def centred(self, b: "Builder") -> SSAValue:
-        return b.sub(self.x, b.reduce(self.x, "mean", self.where()[0], keep=True))
-
-    def sum_of_squares(self, b: "Builder") -> SSAValue:
-        squares = b.value(SquareOp, self.centred(b))
-        total = b.reduce(squares, "sum", self.where()[0], self.keep is not None)
-        return b.scale(total, self.divisor())
-
-
-@irdl_op_definition
-class VarOp(_Variance):
-    """The variance over `dims`: squared distances from the mean, over their number less
-    `correction`."""
-
-    name = "nn.var"
-
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        return self.variance(arrays[0])
-
-    def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
-        return b.mul(self.spread(b, b.scale(dy, 2 * self.divisor())), self.centred(b))
-
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        return (self.sum_of_squares(b),)
-
-
-@irdl_op_definition
-class StdOp(_Variance):
-    """The standard deviation: the root of nn.var. No cotangent goes through where it is 0."""
-
-    name = "nn.std"
-
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        return np.sqrt(self.variance(arrays[0]))
-
-    def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
-        zero = b.number(0.0, dy)
-        slope = b.div(b.scale(dy, self.divisor()), self.out)
-        slope = b.select(b.compare("eq", self.out, zero), zero, slope)
-        return b.mul(self.spread(b, slope), self.centred(b))
-
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        """The root is taken of 1 in the place of 0, where its slope is infinite."""
-        var = self.sum_of_squares(b)
-        zero, one = b.number(0.0, var), b.number(1.0, var)
-        none = b.compare("eq", var, zero)
-        root = b.value(SqrtOp, b.select(none, one, var))
-        return (b.select(none, zero, root),)
-
-
-# ---- where the greatest or least is ----
-
-
-class _ArgExtreme(TensorOp, ABC):
-    x = operand_def(TensorType)
-    axis = prop_def(IntegerAttr.constr(type=i64))
-    keep = opt_prop_def(UnitAttr)
-    out = result_def(TensorType)
-    assembly_format = f"$x `axis` $axis (`keep` $keep^)? {STRATEGY}"
-
-    KIND: ClassVar[str]
-    NUMPY: ClassVar[Function]
-
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        shape = operands[0].get_shape()
-        needs_numbers(cls.name, operands)
-        axis = axis_of(props, "axis", len(shape))
-        if shape[axis] == 0:
-            raise ShardirError(f"[T8] there is no {cls.KIND} of nothing")
-        kept = (1,) if "keep" in props else ()
-        return [tensor(i64, (*shape[:axis], *kept, *shape[axis + 1 :]))]
-
-    @classmethod
-    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        shape = operands[0].get_shape()
-        axis, names = axis_of(props, "axis", len(shape)), letters(len(shape))
-        kept = [""] if "keep" in props else []
-        out = [*names[:axis], *kept, *names[axis + 1 :]]
-        shapes = [t.get_shape() for t in (*operands, *results)]
-        return Factors.of([names], [out], shapes, replicate=[names[axis]])
-
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        axis = axis_of(self.properties, "axis", arrays[0].ndim)
-        return type(self).NUMPY(arrays[0], axis=axis, keepdims=self.keep is not None)
-
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        return (None,)
-
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        """The greatest, then the least index at which it stands; NaN counts as the greatest and
-        the least."""
-        t = plain(self.x)
-        axis = axis_of(self.properties, "axis", len(t.get_shape()))
-        found = b.compare("eq", self.x, b.reduce(self.x, self.KIND, [axis], keep=True))
-        if isinstance(t.element_type, AnyFloat):
-            found = b.value(OrOp, found, b.value(IsnanOp, self.x))
-        index = b.iota(axis, like=self.x)
-        index = b.select(found, index, b.number(t.get_shape()[axis], index))
-        return (b.reduce(index, "min", [axis], self.keep is not None),)
-
-
-@irdl_op_definition
-class ArgmaxOp(_ArgExtreme):
-    """The i64 index along `axis` of the greatest; of the first where some are equal."""
-
-    name = "nn.argmax"
-    KIND: ClassVar[str] = "max"
-    NUMPY: ClassVar[Function] = np.argmax
-
-
-@irdl_op_definition
-class ArgminOp(_ArgExtreme):
-    """The i64 index along `axis` of the least; of the first where some are equal."""
-
-    name = "nn.argmin"
-    KIND: ClassVar[str] = "min"
-    NUMPY: ClassVar[Function] = np.argmin

@@ -1,49 +1,17 @@
-"""What each tensor op and update is in torch: one entry per op, a file per family.
+"""The text of each tensor op and update in torch: one entry per op, a file per family.
 
-An entry gets the scope of the text and the op, and gives an expression, or a value that the
-result is already (the same variable), or None when it has written its own lines.
+An entry gets the scope of the text and the op, and returns an expression, or a value that the
+result is already (the same variable), or None when it has written its own lines. The files are
+found by their names, which are those of the families in `shardir/dialects/nn/`; train.py has the
+ops of the train dialect.
 """
 
-from shardir.backend.torch.ops import (
-    activation,
-    attention,
-    contraction,
-    convolution,
-    creation,
-    custom,
-    elementwise,
-    indexing,
-    losses,
-    movement,
-    normalisation,
-    ordering,
-    positions,
-    random,
-    reduction,
-    shape,
-    train,
-    windows,
-)
+from xdsl.ir import Operation
 
-FAMILIES = (
-    elementwise,
-    activation,
-    contraction,
-    convolution,
-    reduction,
-    shape,
-    movement,
-    windows,
-    indexing,
-    ordering,
-    normalisation,
-    losses,
-    attention,
-    positions,
-    creation,
-    random,
-    custom,
-    train,
-)
+from shardir.backend.torch.emit.scope import Entry
+from shardir.dialects.families import modules_of
 
-TORCH = {op: entry for family in FAMILIES for op, entry in family.TORCH.items()}
+FAMILIES: dict[str, dict[type[Operation], Entry]] = {
+    name: module.TORCH for name, module in modules_of(__name__).items() if hasattr(module, "TORCH")
+}
+TORCH = {op: entry for entries in FAMILIES.values() for op, entry in entries.items()}

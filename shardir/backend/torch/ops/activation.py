@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Scope, Text
-from shardir.backend.torch.ops.elementwise import method
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.ops.common import method
 from shardir.dialects import nn
 from shardir.dialects.nn.base import float_of
 
@@ -41,7 +41,7 @@ def _gelu_grad(s: Scope, op: nn.GeluGradOp) -> Text:
     return _grad("gelu_backward", form)(s, op)
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     nn.ReluOp: method("relu"),
     nn.ReluGradOp: _grad("threshold_backward", ", 0"),
     nn.TanhOp: method("tanh"),

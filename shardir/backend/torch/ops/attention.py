@@ -1,10 +1,8 @@
 """Attention."""
 
-from collections.abc import Callable
-
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.base import float_of
 
@@ -42,7 +40,7 @@ def _attention_grad(s: Scope, op: nn.AttentionGradOp) -> Text:
     return f"ops_attention.backward({', '.join([*given, *_options(s, op)])})"
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     nn.AttentionOp: _attention,
     nn.AttentionGradOp: _attention_grad,
 }

@@ -1,11 +1,9 @@
 """Contractions."""
 
-from collections.abc import Callable
-
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.einsum import contraction
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
 
 
@@ -16,7 +14,7 @@ def _contraction(s: Scope, op: nn.Contraction) -> Text:
     return contraction((x, y, z), made, sizes)
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     nn.EinsumOp: _contraction,
     nn.MatmulOp: _contraction,
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.names import tuple_text
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.convolution import Convolving, groups_of
 from shardir.dialects.nn.windows import SPATIAL, Slide
@@ -88,31 +88,8 @@ def _helper(name: str) -> Callable[[Scope, Convolving], Text]:
     return entry
 
 
-def _max_pool(s: Scope, op: nn.MaxPoolOp) -> Text:
-    found, x = op.slides(), s.operand(op.x)
-    kernel, (stride, padding, _) = numbers(op.window.data), slide_texts(found)
-    if plain(s, found, op.x):
-        s.use("torch.nn.functional as F")
-        given = [
-            per_dimension(v)
-            for v in zip(*((f.kernel, f.stride, f.low) for f in found), strict=True)
-        ]
-        return f"F.max_pool{len(found)}d({x}, {', '.join(given)})"
-    s.use("ops_sliding as sliding")
-    return f"sliding.max_pool({x}, {kernel}, {stride}, {padding})"
-
-
-def _max_pool_grad(s: Scope, op: nn.MaxPoolGradOp) -> Text:
-    s.use("ops_sliding as sliding")
-    stride, padding, _ = slide_texts(op.slides())
-    given = [*(s.operand(v) for v in op.operands), numbers(op.window.data), stride, padding]
-    return f"sliding.max_pool_grad({', '.join(given)})"
-
-
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     nn.ConvOp: _conv,
     nn.ConvTransposeOp: _helper("conv_transpose"),
     nn.ConvWeightOp: _helper("conv_weight"),
-    nn.MaxPoolOp: _max_pool,
-    nn.MaxPoolGradOp: _max_pool_grad,
 }

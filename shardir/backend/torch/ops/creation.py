@@ -1,12 +1,10 @@
 """Ops without operands."""
 
-from collections.abc import Callable
-
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.literals import number_text
 from shardir.backend.torch.emit.names import axes_text, tuple_text
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.base import axis_of
 from shardir.dialects.nn.creation import dense_values
@@ -62,7 +60,7 @@ def part_text(s: Scope, v: SSAValue) -> str:
     return tuple_text(bounds)
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     nn.ConstantOp: _constant,
     nn.IotaOp: _iota,
 }

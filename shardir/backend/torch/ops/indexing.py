@@ -1,16 +1,14 @@
 """Ops that take by index."""
 
-from collections.abc import Callable
-
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.names import tuple_text
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.base import axis_of
 
 
-def _rows(s: Scope, v: SSAValue, dim: int) -> str:
+def rows(s: Scope, v: SSAValue, dim: int) -> str:
     """The first row of a dimension here, and how many it has in all."""
     return f"{s.start(v, dim)}, {s.whole(v)[dim]}"
 
@@ -23,7 +21,7 @@ def _gather(s: Scope, op: nn.GatherOp) -> Text:
         s.use("torch.nn.functional as F")
         return f"F.embedding({ids}, {table})"
     s.use("ops_runtime as ops")
-    return f"ops.take({table}, {ids}, {axis}, {_rows(s, op.table, axis)})"
+    return f"ops.take({table}, {ids}, {axis}, {rows(s, op.table, axis)})"
 
 
 def _gather_grad(s: Scope, op: nn.GatherGradOp) -> Text:
@@ -32,50 +30,34 @@ def _gather_grad(s: Scope, op: nn.GatherGradOp) -> Text:
     shape = tuple_text(s.sizes(op.out))
     return (
         f"ops.take_grad({s.operand(op.ids)}, {s.operand(op.dy)}, {shape}, {axis}, "
-        f"{_rows(s, op.out, axis)})"
+        f"{rows(s, op.out, axis)})"
     )
 
 
 def _pick(s: Scope, op: nn.PickOp) -> Text:
     s.use("ops_runtime as ops")
     last = len(s.shape_of(op.x)) - 1
-    return f"ops.pick({s.operand(op.x)}, {s.operand(op.ids)}, {_rows(s, op.x, last)})"
+    return f"ops.pick({s.operand(op.x)}, {s.operand(op.ids)}, {rows(s, op.x, last)})"
 
 
 def _pick_grad(s: Scope, op: nn.PickGradOp) -> Text:
     s.use("ops_runtime as ops")
     last = len(s.shape_of(op.out)) - 1
-    where = f"{s.size(op.out, last)}, {_rows(s, op.out, last)}"
+    where = f"{s.size(op.out, last)}, {rows(s, op.out, last)}"
     return f"ops.pick_grad({s.operand(op.ids)}, {s.operand(op.dy)}, {where})"
-
-
-def _take_along_axis(s: Scope, op: nn.TakeAlongAxisOp) -> Text:
-    s.use("ops_runtime as ops")
-    axis = axis_of(op.properties, "axis", len(s.shape_of(op.x)))
-    where = f"{axis}, {_rows(s, op.x, axis)}"
-    return f"ops.take_along_axis({s.operand(op.x)}, {s.operand(op.ids)}, {where})"
-
-
-def _scatter_add(s: Scope, op: nn.ScatterAddOp) -> Text:
-    s.use("ops_runtime as ops")
-    axis = axis_of(op.properties, "axis", len(s.shape_of(op.out)))
-    where = f"{axis}, {s.size(op.out, axis)}, {_rows(s, op.out, axis)}"
-    return f"ops.scatter_add({s.operand(op.ids)}, {s.operand(op.src)}, {where})"
 
 
 def _one_hot(s: Scope, op: nn.OneHotOp) -> Text:
     s.use("ops_runtime as ops")
     last = len(s.shape_of(op.out)) - 1
-    where = f"{s.size(op.out, last)}, {_rows(s, op.out, last)}"
+    where = f"{s.size(op.out, last)}, {rows(s, op.out, last)}"
     return f"ops.one_hot({s.operand(op.ids)}, {where}, {s.dtype(op.out)})"
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     nn.GatherOp: _gather,
     nn.GatherGradOp: _gather_grad,
     nn.PickOp: _pick,
     nn.PickGradOp: _pick_grad,
-    nn.TakeAlongAxisOp: _take_along_axis,
-    nn.ScatterAddOp: _scatter_add,
     nn.OneHotOp: _one_hot,
 }

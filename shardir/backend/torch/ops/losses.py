@@ -4,34 +4,8 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
-
-
-def _cross_entropy(s: Scope, op: nn.CrossEntropyOp) -> Text:
-    s.use("torch.nn.functional as F")
-    s.use("ops_runtime as ops")
-    logits, labels = s.operand(op.logits), s.operand(op.labels)
-    rank = len(s.shape_of(op.logits))
-    ignore, share = op.options()
-    allowed = f", {ignore}" if ignore is not None else ""
-    checked = f"ops.in_range({labels}, {s.whole(op.logits)[-1]}{allowed})"
-    options = f", ignore_index={ignore}" if ignore is not None else ""
-    options += f", label_smoothing={share!r}" if share else ""
-    options += ', reduction="none"'
-    if rank <= 2:
-        return f"F.cross_entropy({logits}, {checked}{options})"
-    flat = f"{logits}.flatten(0, {rank - 2}), {checked}.flatten()"
-    return f"F.cross_entropy({flat}{options}).view({labels}.shape)"
-
-
-def _cross_entropy_grad(s: Scope, op: nn.CrossEntropyGradOp) -> Text:
-    s.use("ops_runtime as ops")
-    given = ", ".join(s.operand(v) for v in op.operands)
-    ignore, share = op.options()
-    given += f", ignore={ignore}" if ignore is not None else ""
-    given += f", smoothing={share!r}" if share else ""
-    return f"ops.cross_entropy_grad({given})"
 
 
 def _per_element(call: str) -> Callable[[Scope, Operation], Text]:
@@ -45,9 +19,7 @@ def _per_element(call: str) -> Callable[[Scope, Operation], Text]:
     return entry
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
-    nn.CrossEntropyOp: _cross_entropy,
-    nn.CrossEntropyGradOp: _cross_entropy_grad,
+TORCH: dict[type[Operation], Entry] = {
     nn.BinaryCrossEntropyOp: _per_element("binary_cross_entropy"),
     nn.BinaryCrossEntropyWithLogitsOp: _per_element("binary_cross_entropy_with_logits"),
 }

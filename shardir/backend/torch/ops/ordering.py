@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
 
 
@@ -30,7 +30,7 @@ def _topk(s: Scope, op: nn.TopkOp) -> Text:
     return f"ops.topk({s.operand(op.x)}, {op.k.value.data}, {op.at()}{largest})"
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     nn.CumsumOp: _cumsum,
     nn.SortOp: _sort("sort"),
     nn.ArgsortOp: _sort("argsort"),

@@ -1,10 +1,8 @@
 """Positions."""
 
-from collections.abc import Callable
-
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.base import float_of
 
@@ -26,7 +24,7 @@ def _sinusoid(s: Scope, op: nn.SinusoidOp) -> Text:
     return f"ops_positions.sinusoid({', '.join(given)})"
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     nn.RotaryOp: _rotary,
     nn.SinusoidOp: _sinusoid,
 }

@@ -1,11 +1,9 @@
 """Random numbers."""
 
-from collections.abc import Callable
-
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.names import literal, tuple_text
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.backend.torch.ops.creation import part_text
 from shardir.dialects import nn
 from shardir.dialects.nn.base import float_of, int_of
@@ -34,7 +32,7 @@ def _dropout(s: Scope, op: nn.DropoutOp) -> Text:
     )
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     nn.RandomOp: _random,
     nn.DropoutOp: _dropout,
 }

@@ -1,14 +1,13 @@
 """Reductions."""
 
-from collections.abc import Callable
 from math import prod
 
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.names import tuple_text
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
-from shardir.dialects.nn.base import axis_of, dims_of, int_of
+from shardir.dialects.nn.base import dims_of
 
 
 def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
@@ -57,42 +56,6 @@ def _prod(s: Scope, op: nn.ReduceOp, dims: tuple[int, ...]) -> str:
     return s.operand(op.x) + "".join(calls)
 
 
-def _spread(call: str) -> Callable[[Scope, nn.OverDims], Text]:
-    def entry(s: Scope, op: nn.OverDims) -> Text:
-        if not any(s.may_be_empty(op.x, d) for d in range(len(s.shape_of(op.x)))):
-            return _statistic(call)(s, op)
-        s.use("ops_runtime as ops")
-        dims = tuple_text(list(map(str, op.where()[0])))
-        correction = int_of(op.properties, "correction")
-        keep = ", keep=True" if op.keep is not None else ""
-        return f"ops.spread(torch.{call}, {s.operand(op.x)}, {dims}, {correction}{keep})"
-
-    return entry
-
-
-def _statistic(call: str) -> Callable[[Scope, nn.OverDims], Text]:
-    def entry(s: Scope, op: nn.OverDims) -> Text:
-        dims, _ = op.where()
-        given = [str(dims[0]) if len(dims) == 1 else tuple_text(list(map(str, dims)))]
-        if "correction" in op.properties:
-            given.append(f"correction={int_of(op.properties, 'correction')}")
-        if op.keep is not None:
-            given.append("keepdim=True")
-        return f"{s.operand(op.x)}.{call}({', '.join(given)})"
-
-    return entry
-
-
-def _arg(call: str) -> Callable[[Scope, Operation], Text]:
-    def entry(s: Scope, op: Operation) -> Text:
-        (x,) = op.operands
-        axis = axis_of(op.properties, "axis", len(s.shape_of(x)))
-        keep = ", keepdim=True" if "keep" in op.properties else ""
-        return f"{s.operand(x)}.{call}({axis}{keep})"
-
-    return entry
-
-
 def _dims(dims: tuple[int, ...], rank: int, keep: bool) -> str:
     """The dimensions of a reduction; nothing where it is over all of them."""
     if len(dims) == rank and not keep:
@@ -100,11 +63,6 @@ def _dims(dims: tuple[int, ...], rank: int, keep: bool) -> str:
     return str(dims[0]) if len(dims) == 1 else tuple_text(list(map(str, dims)))
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     nn.ReduceOp: _reduce,
-    nn.LogsumexpOp: _statistic("logsumexp"),
-    nn.VarOp: _spread("var"),
-    nn.StdOp: _spread("std"),
-    nn.ArgmaxOp: _arg("argmax"),
-    nn.ArgminOp: _arg("argmin"),
 }

@@ -1,11 +1,9 @@
 """Ops that move elements."""
 
-from collections.abc import Callable
-
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.names import tuple_text
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.base import dims_of
 
@@ -54,7 +52,7 @@ def _broadcast(s: Scope, op: nn.BroadcastOp) -> Text:
     return f"{x}.expand({tuple_text(sizes)})"
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     nn.ReshapeOp: _reshape,
     nn.TransposeOp: _transpose,
     nn.BroadcastOp: _broadcast,

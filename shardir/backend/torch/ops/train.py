@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import train
 from shardir.dialects.nn.base import float_of
 
@@ -177,7 +177,7 @@ def _next_loss_scale(s: Scope, op: train.NextLossScaleOp) -> Text:
     return f"ops.next_loss_scale({given}, {numbers}, interval={op.interval.value.data})"
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     train.BackwardOp: _mark("backward"),
     train.MicrobatchOp: _mark("microbatch"),
     train.UpdateOp: _mark("update"),

@@ -1,10 +1,8 @@
 """Windows of a dimension that a rank holds the rows of."""
 
-from collections.abc import Callable
-
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
 
 
@@ -31,7 +29,7 @@ def _fold(s: Scope, op: nn.FoldOp) -> Text:
     return f"windows.fold({s.operand(op.x)}, {numbers})"
 
 
-TORCH: dict[type[Operation], Callable[..., Text]] = {
+TORCH: dict[type[Operation], Entry] = {
     nn.UnfoldOp: _unfold,
     nn.FoldOp: _fold,
 }

@@ -1,0 +1,28 @@
+"""Ops that take or add along one dimension."""
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.ops.indexing import rows
+from shardir.dialects import nn
+from shardir.dialects.nn.base import axis_of
+
+
+def _take_along_axis(s: Scope, op: nn.TakeAlongAxisOp) -> Text:
+    s.use("ops_runtime as ops")
+    axis = axis_of(op.properties, "axis", len(s.shape_of(op.x)))
+    where = f"{axis}, {rows(s, op.x, axis)}"
+    return f"ops.take_along_axis({s.operand(op.x)}, {s.operand(op.ids)}, {where})"
+
+
+def _scatter_add(s: Scope, op: nn.ScatterAddOp) -> Text:
+    s.use("ops_runtime as ops")
+    axis = axis_of(op.properties, "axis", len(s.shape_of(op.out)))
+    where = f"{axis}, {s.size(op.out, axis)}, {rows(s, op.out, axis)}"
+    return f"ops.scatter_add({s.operand(op.ids)}, {s.operand(op.src)}, {where})"
+
+
+TORCH: dict[type[Operation], Entry] = {
+    nn.TakeAlongAxisOp: _take_along_axis,
+    nn.ScatterAddOp: _scatter_add,
+}

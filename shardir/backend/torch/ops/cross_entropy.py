@@ -1,0 +1,38 @@
+"""Cross entropy."""
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.dialects import nn
+
+
+def _cross_entropy(s: Scope, op: nn.CrossEntropyOp) -> Text:
+    s.use("torch.nn.functional as F")
+    s.use("ops_runtime as ops")
+    logits, labels = s.operand(op.logits), s.operand(op.labels)
+    rank = len(s.shape_of(op.logits))
+    ignore, share = op.options()
+    allowed = f", {ignore}" if ignore is not None else ""
+    checked = f"ops.in_range({labels}, {s.whole(op.logits)[-1]}{allowed})"
+    options = f", ignore_index={ignore}" if ignore is not None else ""
+    options += f", label_smoothing={share!r}" if share else ""
+    options += ', reduction="none"'
+    if rank <= 2:
+        return f"F.cross_entropy({logits}, {checked}{options})"
+    flat = f"{logits}.flatten(0, {rank - 2}), {checked}.flatten()"
+    return f"F.cross_entropy({flat}{options}).view({labels}.shape)"
+
+
+def _cross_entropy_grad(s: Scope, op: nn.CrossEntropyGradOp) -> Text:
+    s.use("ops_runtime as ops")
+    given = ", ".join(s.operand(v) for v in op.operands)
+    ignore, share = op.options()
+    given += f", ignore={ignore}" if ignore is not None else ""
+    given += f", smoothing={share!r}" if share else ""
+    return f"ops.cross_entropy_grad({given})"
+
+
+TORCH: dict[type[Operation], Entry] = {
+    nn.CrossEntropyOp: _cross_entropy,
+    nn.CrossEntropyGradOp: _cross_entropy_grad,
+}

@@ -1,0 +1,38 @@
+"""Ops that join values or split one."""
+
+from collections.abc import Callable
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.names import tuple_text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.ops.common import ints, narrow
+from shardir.dialects import nn
+from shardir.dialects.nn.base import axis_of
+
+
+def _joined(call: str) -> Callable[[Scope, nn.ConcatOp | nn.StackOp], Text]:
+    def entry(s: Scope, op: nn.ConcatOp | nn.StackOp) -> Text:
+        axis = axis_of(op.properties, "axis", len(s.shape_of(op.out)))
+        given = ", ".join(s.operand(x) for x in op.xs)
+        return narrow(s, f"torch.{call}(({given},), {axis})", op.out, [axis])
+
+    return entry
+
+
+def _split(s: Scope, op: nn.SplitOp) -> Text:
+    axis = axis_of(op.properties, "axis", len(s.shape_of(op.x)))
+    text = f"{s.operand(op.x)}.split({ints(op.sizes.data)}, {axis})"
+    if all(s.parts(out, axis) == 1 for out in op.outs):
+        return text if len(op.outs) > 1 else f"{text}[0]"
+    s.use("ops_runtime as ops")
+    parts = [f"({s.start(out, axis)}, {s.size(out, axis)})" for out in op.outs]
+    text = f"ops.parts({text}, {axis}, {tuple_text(parts)})"
+    return text if len(op.outs) > 1 else f"{text}[0]"
+
+
+TORCH: dict[type[Operation], Entry] = {
+    nn.ConcatOp: _joined("cat"),
+    nn.StackOp: _joined("stack"),
+    nn.SplitOp: _split,
+}

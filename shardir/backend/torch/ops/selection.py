@@ -1,0 +1,74 @@
+"""Ops that keep an element or put another in its place."""
+
+from collections.abc import Callable
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.literals import number_text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.dialects import nn
+from shardir.dialects.nn.base import float_of, int_of
+
+
+def _clamp(s: Scope, op: nn.ClampOp) -> Text:
+    ends = [f"{n}={_number(s, op, n)}" for n in ("min", "max") if n in op.properties]
+    return f"{s.operand(op.x)}.clamp({', '.join(ends)})"
+
+
+def _nan_to_num(s: Scope, op: nn.NanToNumOp) -> Text:
+    given = ", ".join(f"{n}={_number(s, op, n)}" for n in ("nan", "posinf", "neginf"))
+    return f"{s.operand(op.x)}.nan_to_num({given})"
+
+
+def _number(s: Scope, op: Operation, name: str) -> str:
+    """A number that is a property, as the result's type holds it."""
+    return number_text(float_of(op, name), s.element(op.results[0]))
+
+
+def _triangle(call: str) -> Callable[[Scope, nn.Triangle], Text]:
+    """The diagonal of a shard is that of the whole, seen from its first row and column."""
+
+    def entry(s: Scope, op: nn.Triangle) -> Text:
+        rank = len(s.shape_of(op.x))
+        text = str(int_of(op.properties, "diagonal"))
+        if (row := s.start(op.x, rank - 2)) != "0":
+            text += f" + {row}"
+        if (column := s.start(op.x, rank - 1)) != "0":
+            text += f" - {column}"
+        return f"{s.operand(op.x)}.{call}({text})"
+
+    return entry
+
+
+def _select(s: Scope, op: nn.SelectOp) -> Text:
+    """One of the two may be a plain number: its type is then that of the other. What keeps a
+    parameter or state is written where that lies."""
+    condition = s.operand(op.condition)
+    if s.role(op.rhs) in ("parameter", "state") and s.may_update(op.rhs, op):
+        old = s.operand(op.rhs)
+        s.line(f"torch.where({condition}, {s.operand(op.lhs)}, {old}, out={old})")
+        return op.rhs
+    y = s.scalar(op.rhs)
+    x = s.scalar(op.lhs) if y is None else None
+    return f"torch.where({condition}, {x or s.operand(op.lhs)}, {y or s.operand(op.rhs)})"
+
+
+def _convert(s: Scope, op: nn.ConvertOp) -> Text:
+    if s.dtype(op.x) == s.dtype(op.out):
+        return op.x
+    return f"{s.operand(op.x)}.to({s.dtype(op.out)})"
+
+
+def _stop_gradient(s: Scope, op: nn.StopGradientOp) -> Text:
+    return op.x
+
+
+TORCH: dict[type[Operation], Entry] = {
+    nn.ClampOp: _clamp,
+    nn.NanToNumOp: _nan_to_num,
+    nn.TrilOp: _triangle("tril"),
+    nn.TriuOp: _triangle("triu"),
+    nn.SelectOp: _select,
+    nn.ConvertOp: _convert,
+    nn.StopGradientOp: _stop_gradient,
+}

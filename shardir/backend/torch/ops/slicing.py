@@ -1,0 +1,49 @@
+"""Slices and padding."""
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.literals import number_text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.ops.common import ints, narrow
+from shardir.dialects import nn
+
+
+def _slice(s: Scope, op: nn.SliceOp) -> Text:
+    bounds = op.bounds(s.whole(op.x), op.properties)
+    changed = list(op.rows(s.whole(op.x), op.properties))
+    if not changed:
+        return op.x
+    text, whole = s.operand(op.x), []
+    for d in changed:
+        start, _, stride = bounds[d]
+        if s.parts(op.x, d) > 1:  # what this rank has of it, among zeros
+            s.use("ops_runtime as ops")
+            rows = f"{start}, {stride}, {s.whole(op.out)[d]}"
+            text = f"ops.taken({text}, {d}, {rows}, {s.start(op.x, d)})"
+        else:
+            whole.append(d)
+    if whole:
+        cuts = [":"] * (whole[-1] + 1)
+        for d in whole:
+            start, limit, stride = bounds[d]
+            cuts[d] = f"{start or ''}:{limit}{f':{stride}' if stride > 1 else ''}"
+        text += f"[{', '.join(cuts)}]"
+    return narrow(s, text, op.out, changed)
+
+
+def _pad(s: Scope, op: nn.PadOp) -> Text:
+    changed = list(op.rows(s.whole(op.x), op.properties))
+    if not changed:
+        return op.x
+    s.use("torch.nn.functional as F")
+    sides = [n for d in reversed(range(min(changed, default=0), len(op.low.data)))
+             for n in (op.low.data[d], op.high.data[d])]  # fmt: skip
+    value = op.filling(op.properties)
+    filling = f", value={number_text(value, s.element(op.x))}" if value else ""
+    return narrow(s, f"F.pad({s.operand(op.x)}, {ints(sides)}{filling})", op.out, changed)
+
+
+TORCH: dict[type[Operation], Entry] = {
+    nn.SliceOp: _slice,
+    nn.PadOp: _pad,
+}

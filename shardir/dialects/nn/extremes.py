@@ -1,0 +1,107 @@
+"""The index of the maximum or minimum along a dimension."""
+
+from abc import ABC
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import AnyFloat, IntegerAttr, TensorType, UnitAttr, i64
+from xdsl.ir import SSAValue
+from xdsl.irdl import (
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+)
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Factors
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    TensorOp,
+    Types,
+    axis_of,
+    letters,
+    needs_numbers,
+    plain,
+)
+from shardir.dialects.nn.elementwise import Function
+from shardir.dialects.nn.logic import IsnanOp, OrOp
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+
+
+# ---- where the greatest or least is ----
+
+
+class _ArgExtreme(TensorOp, ABC):
+    x = operand_def(TensorType)
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    keep = opt_prop_def(UnitAttr)
+    out = result_def(TensorType)
+    assembly_format = f"$x `axis` $axis (`keep` $keep^)? {STRATEGY}"
+
+    KIND: ClassVar[str]
+    NUMPY: ClassVar[Function]
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        shape = operands[0].get_shape()
+        needs_numbers(cls.name, operands)
+        axis = axis_of(props, "axis", len(shape))
+        if shape[axis] == 0:
+            raise ShardirError(f"[T8] there is no {cls.KIND} of nothing")
+        kept = (1,) if "keep" in props else ()
+        return [tensor(i64, (*shape[:axis], *kept, *shape[axis + 1 :]))]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        shape = operands[0].get_shape()
+        axis, names = axis_of(props, "axis", len(shape)), letters(len(shape))
+        kept = [""] if "keep" in props else []
+        out = [*names[:axis], *kept, *names[axis + 1 :]]
+        shapes = [t.get_shape() for t in (*operands, *results)]
+        return Factors.of([names], [out], shapes, replicate=[names[axis]])
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        axis = axis_of(self.properties, "axis", arrays[0].ndim)
+        return type(self).NUMPY(arrays[0], axis=axis, keepdims=self.keep is not None)
+
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return (None,)
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        """The greatest, then the least index at which it stands; NaN counts as the greatest and
+        the least."""
+        t = plain(self.x)
+        axis = axis_of(self.properties, "axis", len(t.get_shape()))
+        found = b.compare("eq", self.x, b.reduce(self.x, self.KIND, [axis], keep=True))
+        if isinstance(t.element_type, AnyFloat):
+            found = b.value(OrOp, found, b.value(IsnanOp, self.x))
+        index = b.iota(axis, like=self.x)
+        index = b.select(found, index, b.number(t.get_shape()[axis], index))
+        return (b.reduce(index, "min", [axis], self.keep is not None),)
+
+
+@irdl_op_definition
+class ArgmaxOp(_ArgExtreme):
+    """The i64 index along `axis` of the greatest; of the first where some are equal."""
+
+    name = "nn.argmax"
+    KIND: ClassVar[str] = "max"
+    NUMPY: ClassVar[Function] = np.argmax
+
+
+@irdl_op_definition
+class ArgminOp(_ArgExtreme):
+    """The i64 index along `axis` of the least; of the first where some are equal."""
+
+    name = "nn.argmin"
+    KIND: ClassVar[str] = "min"
+    NUMPY: ClassVar[Function] = np.argmin

@@ -1,0 +1,148 @@
+"""Slices, and what is their inverse: padding."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from xdsl.dialects.builtin import FloatAttr, f64
+from xdsl.ir import SSAValue
+from xdsl.irdl import (
+    irdl_op_definition,
+    opt_prop_def,
+    prop_def,
+)
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import Shape
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Props,
+    plain,
+)
+from shardir.dialects.nn.selection import SelectOp
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+from shardir.dialects.nn.movement import (
+    IntsPerDimAttr,
+    RowMap,
+    Rows,
+    ints_of,
+    rows_from,
+    split_dims,
+)
+
+
+@irdl_op_definition
+class SliceOp(RowMap):
+    """Of each dimension the rows `starts`, `starts` + `strides`, ... below `limits`."""
+
+    name = "nn.slice"
+    starts = prop_def(IntsPerDimAttr)
+    limits = prop_def(IntsPerDimAttr)
+    strides = prop_def(IntsPerDimAttr)
+    PART: ClassVar[bool] = True
+    assembly_format = f"$x `starts` $starts `limits` $limits `strides` $strides {STRATEGY}"
+
+    @classmethod
+    def bounds(cls, shape: Shape, props: Props) -> list[tuple[int, int, int]]:
+        """Start, limit and stride of each dimension."""
+        starts, limits, strides = (
+            ints_of(props, n, len(shape)) for n in ("starts", "limits", "strides")
+        )
+        for d, n in enumerate(shape):
+            if not 0 <= starts[d] <= limits[d] <= n:
+                raise ShardirError(
+                    f"[T10] dimension {d} has {n} rows: a slice from {starts[d]} to {limits[d]} "
+                    "is not within them; 0 <= start <= limit <= size"
+                )
+            if strides[d] < 1:
+                raise ShardirError(
+                    f"[T10] stride {strides[d]} of dimension {d}: a stride is at least 1; "
+                    "nn.flip turns a dimension round"
+                )
+        return list(zip(starts, limits, strides, strict=True))
+
+    @classmethod
+    def rows(cls, shape: Shape, props: Props) -> Rows:
+        return {
+            d: np.arange(start, limit, stride)
+            for d, (start, limit, stride) in enumerate(cls.bounds(shape, props))
+            if (start, limit, stride) != (0, shape[d], 1)
+        }
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        shape, new = plain(self.x).get_shape(), plain(self.out).get_shape()
+        bounds, out = self.bounds(shape, self.properties), self.x
+        most = [d for d in self.rows(shape, self.properties) if 2 * new[d] >= shape[d]]
+        for d in split_dims(b, out, most):
+            start, _, stride = bounds[d]
+            out = rows_from(b, out, d, start, new[d], stride)
+            bounds[d] = 0, new[d], 1
+        starts, limits, strides = zip(*bounds, strict=True)
+        return (b.slice(out, starts, limits, strides),)
+
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        """The cotangent among zeros: behind each row the ones that a stride leaves out, before and
+        after all of them the rest."""
+        shape, taken = plain(self.x).get_shape(), plain(self.out).get_shape()
+        starts, strides = self.starts.data, self.strides.data
+        if any(k > 1 for k in strides):
+            alone = b.reshape(dy, tuple(k for n in taken for k in (n, 1)))
+            gaps = [k for stride in strides for k in (0, stride - 1)]
+            dy = b.pad(alone, [0] * len(gaps), gaps)
+            dy = b.reshape(dy, tuple(n * k for n, k in zip(taken, strides, strict=True)))
+        rest = [
+            n - start - m * k for n, start, m, k in zip(shape, starts, taken, strides, strict=True)
+        ]
+        return (b.pad(dy, starts, rest, like=self.x),)
+
+
+@irdl_op_definition
+class PadOp(RowMap):
+    """`low` rows of `value` (0) before and `high` after each dimension; a negative number takes
+    rows away."""
+
+    name = "nn.pad"
+    low = prop_def(IntsPerDimAttr)
+    high = prop_def(IntsPerDimAttr)
+    value = opt_prop_def(FloatAttr.constr(type=f64))
+    assembly_format = f"$x `low` $low `high` $high (`value` $value^)? {STRATEGY}"
+
+    @classmethod
+    def filling(cls, props: Props) -> float:
+        value = props.get("value")
+        assert value is None or isinstance(value, FloatAttr)
+        return value.value.data if value is not None else 0.0
+
+    @classmethod
+    def rows(cls, shape: Shape, props: Props) -> Rows:
+        found = {}
+        low, high = ints_of(props, "low", len(shape)), ints_of(props, "high", len(shape))
+        for d, (n, before, after) in enumerate(zip(shape, low, high, strict=True)):
+            if n + before + after < 0 or -before > n or -after > n:
+                raise ShardirError(
+                    f"[T10] dimension {d} has {n} rows: {before} before and {after} after it "
+                    "take away more"
+                )
+            if before or after:
+                rows = np.arange(-before, n + after)
+                found[d] = np.where(rows < n, rows, -1)
+        return found
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        shape, new, out = plain(self.x).get_shape(), plain(self.out).get_shape(), self.x
+        low, high, value = list(self.low.data), list(self.high.data), self.filling(self.properties)
+        for d in split_dims(b, out, list(self.rows(shape, self.properties))):
+            out = rows_from(b, out, d, -low[d], new[d])
+            if value:
+                filling = b.number(value, out)
+                row = b.iota(d, like=out)
+                for how, bound in (("ge", low[d]), ("lt", low[d] + shape[d])):
+                    out = b.value(SelectOp, b.compare(how, row, b.number(bound, row)), out, filling)
+            low[d] = high[d] = 0
+        return (b.pad(out, low, high, value),)
+
+    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        low, high = ([-k for k in sides.data] for sides in (self.low, self.high))
+        return (b.pad(dy, low, high, like=self.x),)

@@ -1,0 +1,138 @@
+"""Statistics along dimensions: logsumexp, variance, standard deviation.
+
+Where a dimension is split they are decomposed into reductions, whose partial results are what is
+communicated.
+"""
+
+from abc import ABC
+from collections.abc import Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+from xdsl.dialects.builtin import IntegerAttr, TensorType, i64
+from xdsl.ir import SSAValue
+from xdsl.irdl import (
+    irdl_op_definition,
+    prop_def,
+)
+
+from shardir.algebra.errors import ShardirError
+from shardir.dialects.nn.base import (
+    STRATEGY,
+    Array,
+    Place,
+    Props,
+    dims_of,
+    int_of,
+    plain,
+)
+from shardir.dialects.nn.elementary import ExpOp, LogOp, SqrtOp, SquareOp
+from shardir.dialects.nn.logic import IsinfOp
+from shardir.dialects.nn.selection import StopGradientOp
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import Builder
+from shardir.dialects.nn.reduction import OverDims
+
+# ---- statistics ----
+
+
+@irdl_op_definition
+class LogsumexpOp(OverDims):
+    """The logarithm of the sum of e^x over `dims`."""
+
+    name = "nn.logsumexp"
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        x = arrays[0]
+        dims = dims_of(self.properties, "dims", x.ndim)
+        top = np.max(x, axis=dims, keepdims=True, initial=-np.inf)
+        top = np.where(np.isinf(top), 0, top)
+        total = np.log(np.sum(np.exp(x - top), axis=dims, keepdims=True)) + top
+        return total if self.keep is not None else np.squeeze(total, dims)
+
+    def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+        share = b.value(ExpOp, b.sub(self.x, self.spread(b, self.out)))
+        return b.mul(self.spread(b, dy), share)
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        """The greatest is taken only against overflow, and is no number to subtract where it is
+        infinite."""
+        dims, _ = self.where()
+        top = b.value(StopGradientOp, b.reduce(self.x, "max", dims, keep=True))
+        top = b.select(b.value(IsinfOp, top), b.number(0.0, top), top)
+        total = b.reduce(b.value(ExpOp, b.sub(self.x, top)), "sum", dims, keep=True)
+        out = b.add(b.value(LogOp, total), top)
+        return (b.reshape(out, plain(self.out).get_shape()),)
+
+
+class _Variance(OverDims, ABC):
+    correction = prop_def(IntegerAttr.constr(type=i64))
+    assembly_format = f"$x `dims` $dims `correction` $correction (`keep` $keep^)? {STRATEGY}"
+
+    @classmethod
+    def check(cls, x: TensorType, count: int, props: Props) -> None:
+        super().check(x, count, props)
+        if count == 0:
+            raise ShardirError("[T8] there is no variance of nothing")
+
+    def divisor(self) -> float:
+        """1 over the number of degrees of freedom; infinite where there is none."""
+        free = self.where()[1] - int_of(self.properties, "correction")
+        return 1 / free if free > 0 else inf
+
+    def variance(self, x: Array) -> Array:
+        dims = dims_of(self.properties, "dims", x.ndim)
+        centred = x - x.mean(axis=dims, keepdims=True)
+        total = np.sum(centred * centred, axis=dims, keepdims=self.keep is not None)
+        return np.asarray(total * self.divisor())
+
+    def centred(self, b: "Builder") -> SSAValue:
+        return b.sub(self.x, b.reduce(self.x, "mean", self.where()[0], keep=True))
+
+    def sum_of_squares(self, b: "Builder") -> SSAValue:
+        squares = b.value(SquareOp, self.centred(b))
+        total = b.reduce(squares, "sum", self.where()[0], self.keep is not None)
+        return b.scale(total, self.divisor())
+
+
+@irdl_op_definition
+class VarOp(_Variance):
+    """The variance over `dims`: squared distances from the mean, over their number less
+    `correction`."""
+
+    name = "nn.var"
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        return self.variance(arrays[0])
+
+    def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+        return b.mul(self.spread(b, b.scale(dy, 2 * self.divisor())), self.centred(b))
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        return (self.sum_of_squares(b),)
+
+
+@irdl_op_definition
+class StdOp(_Variance):
+    """The standard deviation: the root of nn.var. No cotangent goes through where it is 0."""
+
+    name = "nn.std"
+
+    def evaluate(self, place: Place, *arrays: Array) -> Array:
+        return np.sqrt(self.variance(arrays[0]))
+
+    def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+        zero = b.number(0.0, dy)
+        slope = b.div(b.scale(dy, self.divisor()), self.out)
+        slope = b.select(b.compare("eq", self.out, zero), zero, slope)
+        return b.mul(self.spread(b, slope), self.centred(b))
+
+    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+        """The root is taken of 1 in the place of 0, where its slope is infinite."""
+        var = self.sum_of_squares(b)
+        zero, one = b.number(0.0, var), b.number(1.0, var)
+        none = b.compare("eq", var, zero)
+        root = b.value(SqrtOp, b.select(none, one, var))
+        return (b.select(none, zero, root),)
