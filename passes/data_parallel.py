@@ -28,14 +28,13 @@ from xdsl.passes import ModulePass
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.spread import allows
 from shardir.algebra.strategy import Strategy
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, values
 from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of, sharding_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.train import arg_attrs
 from shardir.passes.functions import bodies, set_type, update_signature
-from shardir.passes.propagate_strategies import propagate
+from shardir.passes.propagate_strategies import propagate_strategies
 from shardir.passes.strip_layouts import StripLayouts
 from shardir.rewriting.placement import strategy_placement
 from shardir.syntax.diagnostics import Failure
@@ -113,12 +112,12 @@ def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Fault]:
     for (f, block), mesh in zip(bodies(trial), meshes, strict=True):
         assert mesh is not None
         _lay_out(f, block, mesh, hybrid=False)
-    propagate(trial)
+    propagate_strategies(trial)
     for (f, block), mesh in zip(bodies(module), meshes, strict=True):
         assert mesh is not None
         for v in values(block):
             stated, layout = sharding_of(v), layout_of(twins[v])
-            if stated is not None and layout is not None and not allows(stated, layout, mesh):
+            if stated is not None and layout is not None and not stated.allows(layout, mesh):
                 yield (
                     f if isinstance(v.owner, Block) else v.owner,
                     f"[A3] {named(v)} in @{name_of(f)} is to lie as [{stated}]; data parallel "

@@ -29,7 +29,6 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.saved import ARGUMENT, Fault, Line, Saved, read
-from shardir.algebra.spread import allows
 from shardir.analysis.functions import is_local_body, makers, mesh_of, name_of
 from shardir.dialects.composites import expand
 from shardir.dialects.dist import StrategyAttr, sharding_of, with_layout
@@ -156,7 +155,7 @@ class _Function:
             except ShardirError as e:
                 yield f"%{name}: {e}"
                 continue
-            if stated is not None and not allows(stated, layout, self.mesh):
+            if stated is not None and not stated.allows(layout, self.mesh):
                 yield (
                     f"[V5] %{name} is stated in the program to lie as [{stated}]; leave that out, "
                     "or correct the line"

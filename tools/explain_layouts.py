@@ -8,7 +8,7 @@
   instead [@m, [{}, {dp}]], as dimension 1 of %w proposes: 144 B, 0.000373 s
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import BlockArgument, Operation, SSAValue
@@ -16,15 +16,16 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from shardir.algebra.factors import place
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh, axes_text
+from shardir.algebra.propagation.conflicts import Alternative
+from shardir.algebra.propagation.state import Provenance
 from shardir.algebra.redistribution import plan_redistribution
-from shardir.algebra.spread import Option
 from shardir.analysis.functions import name_of, values
 from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp, plain, strategy_factors
 from shardir.dialects.places import at, called, maker
 from shardir.dialects.train import BackwardOp
 from shardir.passes.functions import bodies
-from shardir.passes.propagate_strategies import Propagation, propagate
+from shardir.passes.propagate_strategies import FunctionPropagation, propagate_strategies
 from shardir.rewriting.placement import strategy_placement
 
 SHOWN = 4
@@ -54,10 +55,11 @@ class Explanation:
 
     def propagate(self, module: ModuleOp) -> Iterator[str]:
         """Runs propagate-strategies; a paragraph on each value that it gave a layout."""
-        for found in propagate(module):
+        for found in propagate_strategies(module):
             for v in values(found.block):
                 if self.of(v):
-                    yield self.say(v, [*_way(found, v), *_costs(found, v)], f"@{name_of(found.f)}")
+                    lines = [*_paths(found, v), *_costs(found, v)]
+                    yield self.say(v, lines, f"@{name_of(found.f)}")
 
     def made(self, module: ModuleOp) -> Iterator[str]:
         """A paragraph on each value that other passes made: its layout follows from its op."""
@@ -81,80 +83,83 @@ def named(v: SSAValue) -> str:
     return f"%{v.name_hint}" if v.name_hint else maker(v)
 
 
-def _way(p: Propagation, v: SSAValue) -> Iterator[str]:
-    """By which ops the axes of each dimension came, back to where they are stated."""
-    for d, axes in enumerate(p.known[v]):
+def _paths(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
+    """By which ops the axes of each dimension came, back to where they are annotated; and what
+    conflicted."""
+    index, state = p.value_index[v], p.state
+    for d, axes in enumerate(state.dims[index]):
         if not axes:
             continue
-        first, *rest = _steps(p, v, d, set())
-        yield f"dimension {d} over {axes_text(axes)}: {first}"
-        if len(rest) > 2 * SHOWN:
-            rest[SHOWN:-SHOWN] = [f"... {len(rest) - 2 * SHOWN} more ..."]
-        yield from (f"  {line}" for line in rest)
-    if not any(p.known[v]):
-        yield "no axis was proposed: replicated" if not p.closed(v) else "stated: replicated"
-    for where in (v, *dict.fromkeys(p.touching(v))):
-        if where in p.contests:
-            what = "for it" if where is v else f"at {called(where)}"  # type: ignore[arg-type]
-            yield f"{what} proposals competed: {'; '.join(map(_option, p.contests[where]))}"
+        (_, _, origin), *others = state.path(index, d)
+        yield f"dimension {d} over {axes_text(axes)}: {_origin(p, v, origin)}"
+        lines = [
+            f"dimension {e} of {named(p.values[w])}: {_origin(p, p.values[w], found)}"
+            for w, e, found in others
+        ]
+        if len(lines) > 2 * SHOWN:
+            lines[SHOWN:-SHOWN] = [f"... {len(lines) - 2 * SHOWN} more ..."]
+        yield from (f"  {line}" for line in lines)
+    if not any(state.dims[index]):
+        closed = state.is_closed(index)
+        yield "stated: replicated" if closed else "no axis was proposed: replicated"
+    if index in state.value_conflicts:
+        yield f"for it proposals competed: {_conflict(state.value_conflicts[index])}"
+    for n in state.graph.touching[index]:
+        if n in state.node_conflicts:
+            conflict = _conflict(state.node_conflicts[n])
+            yield f"at {called(p.ops[n])} proposals competed: {conflict}"
 
 
-def _steps(p: Propagation, v: SSAValue, d: int, seen: set) -> Iterator[str]:
-    why = p.why[v, d]
-    here = at(_maker(v))
-    if why.how == "stated":
-        yield f"stated{here}"
-    elif why.how == "strategy":
-        assert why.op is not None
-        yield f"by the strategy of {called(why.op)}"
-    elif why.how == "rows":
-        yield "an input that nothing reaches is split by rows"
-    else:
-        assert why.op is not None
-        sources = [s for s in why.sources if s not in seen]
-        seen.update(sources)
-        said = " and ".join(f"dimension {e} of {named(w)}" for w, e in why.sources)
-        yield f"by {called(why.op)}{_of_group(why.op)} from {said}"
-        for w, e in sources:
-            if p.known[w][e]:
-                first, *rest = _steps(p, w, e, seen)
-                yield f"dimension {e} of {named(w)}: {first}"
-                yield from rest
+def _origin(p: FunctionPropagation, v: SSAValue, origin: Provenance) -> str:
+    if origin.kind == "annotation":
+        return f"stated{at(_maker(v))}"
+    if origin.kind == "input":
+        return "an input that nothing reaches is split by rows"
+    assert origin.node is not None
+    op = p.ops[origin.node]
+    if origin.kind == "strategy":
+        return f"by the strategy of {called(op)}"
+    group = f" (group {op.group.value.data})" if isinstance(op, dist.ShardingGroupOp) else ""
+    sources = " and ".join(f"dimension {e} of {named(p.values[w])}" for w, e in origin.sources)
+    return f"by {called(op)}{group} from {sources}"
 
 
-def _of_group(op: Operation) -> str:
-    return f" (group {op.group.value.data})" if isinstance(op, dist.ShardingGroupOp) else ""
+def _conflict(alternatives: Sequence[Alternative]) -> str:
+    return "; ".join(map(_alternative, alternatives))
 
 
-def _option(option: Option) -> str:
+def _alternative(alternative: Alternative) -> str:
     granted = ", ".join(
         f"{key if isinstance(key, str) else f'dimension {key}'} over {axes_text(axes)}"
-        for key, axes in option.granted
+        for key, axes in alternative.granted
     )
-    return f"{granted} {option.moved + option.started:.3g} s"
+    return f"{granted} {alternative.transfer + alternative.latency:.3g} s"
 
 
-# ---- what it costs ----
+# ---- costs ----
 
 
-def _costs(p: Propagation, v: SSAValue) -> Iterator[str]:
+def _costs(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
     layout = dist.layout_of(v)
     assert layout is not None
     yield f"its edges: {_cost(p, v, layout)}"
     for other, (w, e, op) in _alternatives(p, v, layout).items():
-        late = ", a parameter's, which comes after activations'" if w in p.parameters else ""
+        parameter = p.state.is_parameter[p.value_index[w]]
+        late = ", a parameter's, which comes after activations'" if parameter else ""
         if isinstance(op, dist.PropagationBarrierOp):
             late += f", behind {called(op)}, which allows <{op.allowed.data}>"
         proposal = f"dimension {e} of {named(w)} proposes{late}"
         yield f"instead [{other}], as {proposal}: {_cost(p, v, other)}"
 
 
-def _cost(p: Propagation, v: SSAValue, layout: Layout) -> str:
-    """What redistributions at the edges of a value, and of all of its group, take, if it is laid
-    out so and all others are as they are."""
+def _cost(p: FunctionPropagation, v: SSAValue, layout: Layout) -> str:
+    """The cost of the redistributions next to a value, and to all of its group, if it has this
+    layout and all others are as they are."""
+    members = p.state.members[p.value_index[v]]
+    group = {p.values[w] for w in members}
     received, seconds = 0, 0.0
-    for op in dict.fromkeys(op for w in p.alike(v) for op in p.touching(w)):
-        for w, source, target in _moves(p, op, v, layout):
+    for n in dict.fromkeys(n for w in members for n in p.state.graph.touching[w]):
+        for w, source, target in _moves(p, p.ops[n], group, layout):
             if source != target:
                 t = plain(w)
                 plan = plan_redistribution(
@@ -165,12 +170,12 @@ def _cost(p: Propagation, v: SSAValue, layout: Layout) -> str:
 
 
 def _moves(
-    p: Propagation, op: Operation, v: SSAValue, layout: Layout
+    p: FunctionPropagation, op: Operation, group: Collection[SSAValue], layout: Layout
 ) -> Iterator[tuple[SSAValue, Layout, Layout]]:
-    """From which layout to which the values at an op go."""
+    """From which layout to which the values at an op go, if those of `group` have this one."""
 
     def now(w: SSAValue) -> Layout:
-        found = layout if w in p.alike(v) else dist.layout_of(w)
+        found = layout if w in group else dist.layout_of(w)
         assert found is not None
         return found
 
@@ -190,13 +195,14 @@ def _moves(
 
 
 def _alternatives(
-    p: Propagation, v: SSAValue, layout: Layout
+    p: FunctionPropagation, v: SSAValue, layout: Layout
 ) -> dict[Layout, tuple[SSAValue, int, Operation]]:
     """What other values propose for dimensions of `v` along an op, and has not been granted: the
     layout with it, and which value's dimension proposes it, along which op."""
     found: dict[Layout, tuple[SSAValue, int, Operation]] = {}
-    for op in dict.fromkeys(p.touching(v)):
-        if not isinstance(op, TensorOp | dist.PropagationBarrierOp) or p.closed(v):
+    index = p.value_index[v]
+    for op in [p.ops[n] for n in p.state.graph.touching[index]]:
+        if not isinstance(op, TensorOp | dist.PropagationBarrierOp) or p.state.is_closed(index):
             continue
         if isinstance(op, TensorOp) and op.strategy is not None:
             continue

@@ -107,6 +107,11 @@ class Factors:
             frozenset(sparse),
         )  # fmt: skip
 
+    @cached_property
+    def unrestricted(self) -> "Factors":
+        """The same with `replicate` factors free to be split."""
+        return replace(self, replicate=frozenset()) if self.replicate else self
+
     def with_sizes(self, sizes: Mapping[str, int]) -> "Factors":
         """The same with the sizes of these factors, which no dimension has alone."""
         return replace(self, sizes=tuple((f, sizes.get(f, n)) for f, n in self.sizes))

@@ -14,7 +14,7 @@ from shardir.algebra.mesh import Axis, Mesh
 from shardir.algebra.saved import Line, Saved, read
 from shardir.algebra.strategy import Strategy
 from shardir.passes import search_strategies
-from shardir.passes.propagate_strategies import Propagation
+from shardir.passes.propagate_strategies import FunctionPropagation
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PROPAGATED = [
@@ -34,7 +34,7 @@ def test_propagated_strategies_come_back(
 ) -> None:
     path, file = EXAMPLES / f"{name}.ir", tmp_path / "plan.txt"
     made = shardir.compile_file(path, save_strategies=file)
-    monkeypatch.setattr(Propagation, "run", refuse)
+    monkeypatch.setattr(FunctionPropagation, "propagated", refuse)
     again = shardir.compile_file(path, load_strategies=file)
     assert again.text == made.text and again.program == made.program
 

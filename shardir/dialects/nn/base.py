@@ -8,7 +8,6 @@ that needs a dimension whole may also state how it is calculated when that dimen
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -249,7 +248,7 @@ def strategy_factors(op: TensorOp) -> Factors:
     """The factors that a strategy of the op may split: of one that decomposes, `replicate` ones
     too."""
     factors = op.factors()
-    return replace(factors, replicate=frozenset()) if has_parts(type(op)) else factors
+    return factors.unrestricted if has_parts(type(op)) else factors
 
 
 def splits_whole(factors: Factors, operands: Sequence[Layout]) -> bool:

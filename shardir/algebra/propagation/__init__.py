@@ -1,0 +1,48 @@
+"""Propagation: annotations of some values, strategies of some nodes -> a layout of every value.
+
+    values x 8x4 [{dp}, {}], w 4x6 [{}, {tp}], y 8x6
+    node x, w -> y with factors (i, k), (k, j) -> (i, j)
+ -> y [{dp}, {tp}]
+
+A graph of plain values (`graph.py`) to a fixed point, by a worklist (`worklist.py`):
+
+1. Closed dimensions are never changed; open ones are refined: split further, but over no axis that
+   the annotation excludes, and over none that splits another dimension of the value. A node's
+   strategy determines its results where they have no annotation.
+2. Axes propagate along factors, forward and backward. First activations propose them, to a fixed
+   point, then parameters too: so a weight that is split over the batch's axis does not displace
+   the batch. This is done for each priority in turn, with the dimensions up to it.
+3. Where proposals conflict, at a node or for a value, the cheapest compatible ones are granted
+   (`conflicts.py`).
+4. Values of a group have one sharding. Values that are tied have one where they can: their shapes
+   are equal, and their annotations don't contradict each other.
+5. Inputs that nothing reaches are split along dimension 0 over the axes that nothing uses.
+6. What nothing proposes axes for stays replicated.
+7. The result is a fixed point: no node refines it further. It depends on which node uses which
+   value, and not on the order of values and nodes.
+
+The result has the provenance of each dimension's axes, and the alternatives of each conflict.
+"""
+
+from shardir.algebra.propagation.annotations import annotate
+from shardir.algebra.propagation.graph import Graph
+from shardir.algebra.propagation.inputs import split_inputs
+from shardir.algebra.propagation.state import State
+from shardir.algebra.propagation.worklist import Worklist
+
+
+def propagate(graph: Graph) -> State:
+    """Propagate a graph's annotations and strategies to all of its values.
+
+    Raises:
+        ContradictionError: annotations of a group's values contradict each other.
+    """
+    state = State(graph)
+    annotate(state)
+    worklist = Worklist(state)
+    for priority in state.priorities():
+        for only_activations in (True, False):
+            state.priority, state.only_activations = priority, only_activations
+            worklist.run(range(len(graph.nodes)))
+    worklist.run(split_inputs(state))
+    return state

@@ -1,0 +1,115 @@
+"""How axes propagate along the factors of one node.
+
+    matmul (i, k), (k, j) -> (i, j)      x [{dp}, {}], w [{}, {tp}]: so y [{dp}, {tp}]
+
+Each value proposes the axes of its dimensions for their factors. Activations' proposals are granted
+before parameters'; conflicts are resolved as `conflicts.py` says. Then each value is refined by
+what its factors were granted; a merged dimension takes as many of them, major ones first, as a
+layout can express.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from shardir.algebra.factors import FactorAxes, Factors, placed
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.propagation.conflicts import Alternative, resolve
+from shardir.algebra.redistribution import seconds
+from shardir.algebra.sharding import DimAxes, refine
+
+
+class OperandState(NamedTuple):
+    """One of a node's values, operand or result, as the node finds it."""
+
+    shape: Shape
+    dims: DimAxes
+    open: frozenset[int]
+    """The dimensions that may be refined now."""
+    silent: frozenset[int] = frozenset()
+    """Those that propose nothing now."""
+    excluded: Axes = ()
+    """The axes that may split no dimension."""
+    is_parameter: bool = False
+
+
+class Update(NamedTuple):
+    """What a node makes of its values."""
+
+    dims: tuple[DimAxes, ...]
+    """Per value, operands first: the same object where nothing is refined."""
+    sources: dict[str, tuple[int, int]]
+    """Per factor that is split, the value, and its dimension, that proposed it."""
+    conflict: tuple[Alternative, ...]
+    """Where proposals conflict, the alternatives, the granted one first."""
+
+
+@lru_cache(maxsize=65536)
+def update(factors: Factors, states: tuple[OperandState, ...], mesh: Mesh) -> Update:
+    """What a node with these factors makes of its values, operands first."""
+    names = (*factors.operands, *factors.results)
+    proposed: tuple[dict[str, dict[Axes, tuple[int, int]]], ...] = ({}, {})
+    for i, (state, dims) in enumerate(zip(states, names, strict=True)):
+        for d, (dim, axes) in enumerate(zip(dims, state.dims, strict=True)):
+            if axes and d not in state.silent:
+                mine, _ = factors.assign(dim, axes, mesh)
+                for f, a in mine.items():
+                    if a:
+                        proposed[state.is_parameter].setdefault(f, {}).setdefault(a, (i, d))
+    chosen: FactorAxes = {}
+    conflict: tuple[Alternative, ...] = ()
+    for found in proposed:
+        taken = tuple(a for axes in chosen.values() for a in axes)
+        left = {f: found[f] for f, _ in factors.sizes if f in found and f not in chosen}
+
+        def cost(granted: FactorAxes) -> tuple[float, float]:
+            return _redistributions(factors, states, {**chosen, **granted}, mesh)
+
+        granted, alternatives = resolve(left, taken, mesh, cost)
+        chosen.update(granted)
+        conflict = alternatives or conflict
+    sources = {f: next(p[f][a] for p in proposed if a in p.get(f, {})) for f, a in chosen.items()}
+    new = tuple(
+        _refined(factors, dims, s, chosen, mesh) for dims, s in zip(names, states, strict=True)
+    )
+    return Update(new, sources, conflict)
+
+
+def _refined(
+    factors: Factors,
+    dims: tuple[tuple[str, ...], ...],
+    state: OperandState,
+    chosen: FactorAxes,
+    mesh: Mesh,
+) -> DimAxes:
+    proposed = tuple([_composed(factors, dim, chosen, mesh) for dim in dims])
+    return refine(state.dims, proposed, state.open, state.excluded, mesh)
+
+
+def _composed(factors: Factors, dim: tuple[str, ...], chosen: FactorAxes, mesh: Mesh) -> Axes:
+    """The axes of a dimension; where no layout expresses the axes of all of its factors, those of
+    the major ones."""
+    left = [f for f in dim if f in chosen]
+    while (axes := factors.compose(dim, {f: chosen[f] for f in left}, mesh)) is None:
+        left.pop()
+    return axes
+
+
+def _redistributions(
+    factors: Factors, states: tuple[OperandState, ...], chosen: FactorAxes, mesh: Mesh
+) -> tuple[float, float]:
+    """The seconds of the redistributions of a node that is split so: for their bytes, and for their
+    latencies."""
+    found = placed(factors, {f: a for f, a in chosen.items() if f not in factors.replicate}, mesh)
+    if found is None:
+        return float("inf"), float("inf")
+    transfer = latency = 0.0
+    names = (*factors.operands, *factors.results)
+    n = len(factors.operands)
+    for i, (s, layout) in enumerate(zip(states, (*found.operands, *found.results), strict=True)):
+        have = Layout(mesh.name, _refined(factors, names[i], s, chosen, mesh))
+        source, target = (have, layout) if i < n else (layout, have)
+        if source != target:
+            a, b = seconds(s.shape, mesh, source, target)
+            transfer, latency = transfer + a, latency + b
+    return transfer, latency

@@ -1,0 +1,135 @@
+"""The start of a propagation: annotations, groups, ties and strategies."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.factors import Placement
+from shardir.algebra.layout import Layout
+from shardir.algebra.propagation.state import Provenance, State
+from shardir.algebra.sharding import DimAxes, Sharding
+
+Given = dict[int, tuple[Sharding, Provenance]]
+"""The annotation of each value that has one, and where it comes from."""
+
+
+class Contradiction(NamedTuple):
+    """Two values of a group whose annotations contradict each other."""
+
+    node: int
+    """The node that puts the first of them into the group."""
+    value: int
+    annotation: Sharding
+    other: int
+    other_annotation: Sharding
+
+
+class ContradictionError(ShardirError):
+    """Annotations of a group's values contradict each other."""
+
+    def __init__(self, contradictions: list[Contradiction]):
+        super().__init__("annotations contradict each other")
+        self.contradictions = contradictions
+
+
+def annotate(state: State) -> None:
+    """Set what annotations and strategies determine.
+
+    Raises:
+        ContradictionError: annotations of a group's values contradict each other.
+    """
+    graph = state.graph
+    strategies = [(n, node.strategy) for n, node in enumerate(graph.nodes) if node.strategy]
+    given: Given = {
+        v: (value.annotation.simplified(state.mesh), Provenance("annotation"))
+        for v, value in enumerate(graph.values)
+        if value.annotation is not None
+    }
+    for n, placement in strategies:  # they determine results without an annotation
+        for v, layout in zip(graph.nodes[n].results, placement.results, strict=True):
+            sharding = Sharding(Layout(state.mesh.name, layout.dims))
+            given.setdefault(v, (sharding, Provenance("strategy", n)))
+    contradictions = []
+    for members in graph.groups:
+        first, *others = members
+        for w in others:
+            state.join(first, w, members[w])
+        state.grouped_by.update(members)
+        of_members = {v: given.pop(v) for v in members if v in given}
+        if of_members:
+            found = _agreed(state, members, of_members)
+            if isinstance(found, Contradiction):
+                contradictions.append(found)
+            else:
+                _set(state, first, found, of_members)
+    if contradictions:
+        raise ContradictionError(contradictions)
+    for v, (sharding, provenance) in given.items():
+        _set(state, v, sharding, {v: (sharding, provenance)})
+    _tie(state)
+    _propose(state, strategies)
+
+
+def _agreed(state: State, members: Mapping[int, int], given: Given) -> Sharding | Contradiction:
+    """The annotation of a group."""
+    first, *others = given
+    both = given[first][0]
+    for i, v in enumerate(others):
+        sharding = given[v][0]
+        met = both.meet(sharding, state.mesh)
+        if met is None:
+            before = [first, *others[:i]]
+            against = (w for w in before if given[w][0].meet(sharding, state.mesh) is None)
+            w = next(against, before[-1])
+            return Contradiction(members[v], v, sharding, w, given[w][0])
+        both = met
+    return both
+
+
+def _set(state: State, v: int, sharding: Sharding, given: Given) -> None:
+    """Annotate a value, and so its group; `given`: the annotations that it follows from."""
+    members, dims = state.members[v], sharding.layout.dims
+    for w in members:
+        state.annotations[w] = sharding
+    state.assign(v, dims)
+    for w, (mine, provenance) in given.items():
+        for d, axes in enumerate(mine.layout.dims):
+            if axes and axes == dims[d]:
+                state.provenance[w, d] = provenance
+    for d, axes in enumerate(dims):
+        others = [w for w in members if axes and (w, d) not in state.provenance]
+        for w in others:
+            source = next(x for x in members if x not in others)
+            state.provenance[w, d] = Provenance("group", state.grouped_by[w], ((source, d),))
+
+
+def _tie(state: State) -> None:
+    """Group the values that are tied, where their shapes and annotations allow it."""
+    values = state.graph.values
+    for v, w, node in state.graph.ties:
+        if w in state.members[v] or values[v].shape != values[w].shape:
+            continue
+        a, b = state.annotations[v], state.annotations[w]
+        both = a.meet(b, state.mesh) if a is not None and b is not None else a or b
+        if both is None and a is not None:
+            continue
+        state.join(v, w, node)
+        for x in state.members[v]:
+            state.is_parameter[x] = True
+        if both is not None:
+            _set(state, v, both, {})
+
+
+def _propose(state: State, strategies: list[tuple[int, Placement]]) -> None:
+    """Propose what strategies need of operands that are not closed."""
+    proposals: dict[int, dict[DimAxes, tuple[int, int]]] = {}
+    for n, placement in strategies:
+        for v, layout in zip(state.graph.nodes[n].operands, placement.operands, strict=True):
+            if not state.is_closed(v):
+                proposals.setdefault(state.members[v][0], {}).setdefault(layout.dims, (v, n))
+    for first, by in proposals.items():
+        state.assign(first, state.granted(first, [*by]))
+        for dims, (v, n) in by.items():
+            for d, axes in enumerate(dims):
+                if axes and axes == state.dims[v][d] and (v, d) not in state.provenance:
+                    state.record(v, d, Provenance("strategy", n))

@@ -1,0 +1,43 @@
+"""Inputs that nothing reaches: data parallel along dimension 0."""
+
+from collections.abc import Iterator
+
+from shardir.algebra.propagation.state import Provenance, State
+
+
+def split_inputs(state: State) -> list[int]:
+    """Split the inputs that nothing has reached; the nodes that use them.
+
+    They are split over the axes that nothing uses; over all, where no node that uses them has
+    values that are split either. The last axes are left out until they divide the dimension.
+    """
+    mesh, values = state.mesh, state.graph.values
+    used = [a for dims in state.dims for axes in dims for a in axes]
+    every = mesh.simplify(mesh.names)  # an axis of size 1 splits nothing
+    free = tuple(a for a in every if not any(mesh.overlap(a, b) for b in used))
+    affected: list[int] = []
+    for v, value in enumerate(values):
+        members = state.members[v]
+        if not value.is_input or not value.shape or state.annotations[v] is not None:
+            continue
+        if any(state.dims[v]) or any(state.is_parameter[w] for w in members):
+            continue
+        users = [n for w in members for n in _users(state, w)]
+        axes = free if any(_is_reached(state, n) for n in users) else free or every
+        while axes and value.shape[0] % mesh.extent(axes):
+            axes = axes[:-1]
+        if axes:
+            state.assign(v, (axes, *state.dims[v][1:]))
+            state.record(v, 0, Provenance("input"))
+            affected += users
+    return affected
+
+
+def _users(state: State, v: int) -> Iterator[int]:
+    return (n for n in state.graph.touching[v] if v in state.graph.nodes[n].operands)
+
+
+def _is_reached(state: State, n: int) -> bool:
+    """Whether a value of a node is split."""
+    node = state.graph.nodes[n]
+    return any(any(state.dims[v]) for v in (*node.operands, *node.results))

@@ -1,0 +1,143 @@
+"""The state of a propagation: the axes of each value's dimensions, and where they come from."""
+
+from functools import cache
+from math import fsum
+from typing import NamedTuple
+
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axes
+from shardir.algebra.propagation.along_factors import OperandState
+from shardir.algebra.propagation.conflicts import Alternative, resolve
+from shardir.algebra.propagation.graph import Graph
+from shardir.algebra.redistribution import seconds
+from shardir.algebra.sharding import DimAxes, Sharding, refine
+
+
+class Provenance(NamedTuple):
+    """Where the axes of a dimension of a value come from."""
+
+    kind: str
+    """"annotation", "strategy", "input" (one that nothing reached), "group", or "factors"."""
+    node: int | None = None
+    """The node with the strategy or the factors, or that which puts the value into its group."""
+    sources: tuple[tuple[int, int], ...] = ()
+    """The values' dimensions that proposed them."""
+
+
+class State:
+    """What a propagation has found so far."""
+
+    def __init__(self, graph: Graph):
+        self.graph, self.mesh = graph, graph.mesh
+        self.dims: list[DimAxes] = [((),) * len(v.shape) for v in graph.values]
+        self.annotations: list[Sharding | None] = [None] * len(graph.values)
+        """Of each value, its annotation, or that of its group, or its node's strategy's."""
+        self.is_parameter = [v.is_parameter for v in graph.values]
+        self.members: list[tuple[int, ...]] = [(v,) for v in range(len(graph.values))]
+        """Per value, those of its group; of no group, the value itself."""
+        self.grouped_by: dict[int, int] = {}
+        """Of each value that is in a group, the node that puts it there."""
+        self.priority = 0
+        """The priority up to which dimensions take part."""
+        self.only_activations = True
+        """Whether parameters don't propose axes yet."""
+        self.provenance: dict[tuple[int, int], Provenance] = {}
+        """Per dimension of a value that is split."""
+        self.node_conflicts: dict[int, tuple[Alternative, ...]] = {}
+        self.value_conflicts: dict[int, tuple[Alternative, ...]] = {}
+        """Where proposals conflicted: the alternatives, the granted one first."""
+
+    def priorities(self) -> list[int]:
+        """All priorities, the first one first."""
+        given = (p for s in self.annotations if s is not None for p in s.priorities)
+        return sorted({0, *given})
+
+    def is_closed(self, v: int) -> bool:
+        """Whether no dimension of a value may be refined."""
+        annotation = self.annotations[v]
+        return annotation is not None and not annotation.open
+
+    def join(self, v: int, w: int, node: int) -> None:
+        """Make the groups of two values one."""
+        for x in (v, w):
+            self.grouped_by.setdefault(x, node)
+        together = tuple(dict.fromkeys((*self.members[v], *self.members[w])))
+        for x in together:
+            self.members[x] = together
+
+    def assign(self, v: int, dims: DimAxes) -> None:
+        """Set the axes of a value, and so of its group."""
+        for w in self.members[v]:
+            self.dims[w] = dims
+
+    def record(self, v: int, d: int, provenance: Provenance) -> None:
+        """Say where the axes of a dimension come from, and by it those of its group."""
+        self.provenance[v, d] = provenance
+        for w in self.members[v]:
+            if w != v:
+                self.provenance[w, d] = Provenance("group", self.grouped_by[w], ((v, d),))
+
+    def path(self, v: int, d: int) -> list[tuple[int, int, Provenance]]:
+        """The way that the axes of a dimension took: the dimension itself, then those that they
+        come from, back to annotations, strategies and inputs; each once."""
+        found, seen, todo = [], set[tuple[int, int]](), [(v, d)]
+        while todo:
+            w, e = todo.pop()
+            if not self.dims[w][e]:
+                continue
+            found.append((w, e, self.provenance[w, e]))
+            sources = [s for s in found[-1][2].sources if s not in seen]
+            seen.update(sources)
+            todo += reversed(sources)
+        return found
+
+    def operand_state(self, v: int) -> OperandState:
+        """A value as nodes find it now."""
+        dims = self.dims[v]
+        every, late, excluded = _every(len(dims)), _NONE, ()
+        open = every
+        if (annotation := self.annotations[v]) is not None:
+            if annotation.priorities:
+                late = frozenset(d for d in every if annotation.priority(d) > self.priority)
+            open, excluded = annotation.open - late, annotation.replicated
+        parameter = self.is_parameter[v]
+        silent = every if parameter and self.only_activations else late
+        return OperandState(
+            self.graph.values[v].shape, dims, open, silent, excluded, parameter
+        )  # fmt: skip
+
+    def granted(self, v: int, proposals: list[DimAxes]) -> DimAxes:
+        """The axes of a value for which several nodes propose some. Conflicts are resolved by what
+        it takes to redistribute it to what each of them proposes."""
+        mine, state = self.dims[v], self.operand_state(v)
+        if len(proposals) == 1:
+            return refine(mine, proposals[0], state.open, state.excluded, self.mesh)
+        new = {
+            d: found
+            for d, axes in enumerate(mine)
+            if (found := {p[d]: None for p in proposals if p[d] not in ((), axes)})
+        }
+
+        def refined(granted: dict[int, Axes]) -> DimAxes:
+            dims = tuple(granted.get(d, ()) for d in range(len(mine)))
+            return refine(mine, dims, state.open, state.excluded, self.mesh)
+
+        def cost(granted: dict[int, Axes]) -> tuple[float, float]:
+            have = Layout(self.mesh.name, refined(granted))
+            costs = [
+                seconds(state.shape, self.mesh, have, Layout(self.mesh.name, p)) for p in proposals
+            ]
+            return fsum(a for a, _ in costs), fsum(b for _, b in costs)
+
+        granted, alternatives = resolve(new, (), self.mesh, cost)
+        if alternatives:
+            self.value_conflicts.update(dict.fromkeys(self.members[v], alternatives))
+        return refined(granted)
+
+
+_NONE: frozenset[int] = frozenset()
+
+
+@cache
+def _every(rank: int) -> frozenset[int]:
+    return frozenset(range(rank))
