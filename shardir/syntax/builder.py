@@ -1,4 +1,4 @@
-"""The reductions of mlir.lark: ops are made, and names resolved, while the text is read."""
+"""The reductions of mlir.lark: ops are created, and names resolved, while the text is parsed."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,16 +18,21 @@ from shardir.syntax.leaves import LeafError, Leaves, SilentError, text_of
 from shardir.syntax.lexer import Token
 
 MAX_ERRORS = 50
+"""The number of errors after which parsing stops."""
+
 MAX_NESTING = 100
-MAX_DIGITS = 6
+"""The depth of nested regions; more would exceed Python's recursion limit."""
+
+MAX_COUNT_DIGITS = 6
+"""The digits that are read of a number of results."""
 
 
 class StopError(Exception):
-    """Nothing that is worth reading is left."""
+    """Parsing stops: too many errors, or the end of the text."""
 
 
 class Scope:
-    """The names of one region. Lookups go on in the enclosing region, unless it is closed off."""
+    """The names of one region. Lookups continue in the enclosing region, unless it is isolated."""
 
     __slots__ = (
         "blocks", "depth", "forward", "isolated", "lenient", "lost", "opened", "parent", "pending",
@@ -75,7 +80,7 @@ class Builder(Transformer[Any, Any]):
 
     # ---- errors ----
     def report(self, start: int, end: int, message: str, *notes: str) -> None:
-        """An error. What is being read goes on, and is dropped when it ends."""
+        """Report an error. The current op is parsed to its end, and then dropped."""
         found = self.source.at(start, end, message, notes)
         if found in self.errors:
             return
@@ -90,7 +95,7 @@ class Builder(Transformer[Any, Any]):
         self.report(t.start, t.end, message, *notes)
 
     def leaf(self, kind: str) -> Callable[[str, int, int], Any]:
-        """The value of a leaf token; None, and a bad op, when it has an error."""
+        """Return the value of a leaf token; None, and a bad op, when it has an error."""
         read = self.leaves.read
         cache_of = self.leaves
 
@@ -111,7 +116,7 @@ class Builder(Transformer[Any, Any]):
             self.bad = True
         return None
 
-    # ---- what formats.py reads with ----
+    # ---- the interface of formats.py ----
     def body(self, base: type[Attribute], t: Token) -> Any:
         return self.guarded(lambda: self.leaves.body(base, t))
 
@@ -125,7 +130,7 @@ class Builder(Transformer[Any, Any]):
         return self.guarded(lambda: text_of(t)) or ""
 
     def block_named(self, t: Token) -> Block:
-        """A successor, which may stand before its block."""
+        """Return a successor, which may occur before its block."""
         scope = self.scope
         if t.value in scope.blocks:
             return scope.blocks[t.value][0]
@@ -152,7 +157,7 @@ class Builder(Transformer[Any, Any]):
             self.tainted = True
             return ForwardDeclaredValue(type)
         found, defined = entry
-        i = int(index[:MAX_DIGITS]) if index else 0
+        i = int(index[:MAX_COUNT_DIGITS]) if index else 0
         if i >= len(found):
             raise MisfitError(f"{name} has {len(found)} results, so there is no {t.value}", t)
         value = found[i]
@@ -211,7 +216,7 @@ class Builder(Transformer[Any, Any]):
                     placeholder.replace_all_uses_with(v)
 
     def poison(self, names: Iterable[str]) -> None:
-        """Uses of these names, before or after, say nothing: their definition was lost."""
+        """Do not report uses of these names: their definition was dropped."""
         for name in names:
             self.scope.values.setdefault(name, None)
             for key in [k for k in self.scope.forward if k.partition("#")[0] == name]:
@@ -258,7 +263,7 @@ class Builder(Transformer[Any, Any]):
             self.broken.symbols.add(name.data)
 
     def recovered(self, c: list[Any]) -> None:
-        """The body of an op whose head has an error: it was read for its own errors only."""
+        """The body of an op whose head has an error: it was parsed for its own errors only."""
         self.bad = False
         self.scope.lost = True
 
@@ -269,7 +274,7 @@ class Builder(Transformer[Any, Any]):
                 t, f"{t.value} names one of several results; write {t.value.split('#')[0]}:N"
             )
             self.bad = True
-        return t, 1 if n is None else int(n.value[:MAX_DIGITS])
+        return t, 1 if n is None else int(n.value[:MAX_COUNT_DIGITS])
 
     def generic(self, c: list[Any]) -> Operation | None:
         name, operands, successors, props, regions, attrs, type = c
@@ -302,7 +307,7 @@ class Builder(Transformer[Any, Any]):
         ))  # fmt: skip
 
     def declared(self, c: list[Any]) -> Operation | None:
-        """An op in the syntax of its assembly_format."""
+        """Return an op in the syntax of its assembly_format."""
         name = c[0]
         f = self.formats[name.value]
         return None if self.bad else self.finish(name, lambda: self.make(f, name, c))
@@ -346,7 +351,7 @@ class Builder(Transformer[Any, Any]):
     def unregistered_text(self, word: str) -> str:
         dialect, dot, _ = word.partition(".")
         if dot and self.ctx.get_optional_op(word) is not None:
-            return f'{word} is no op of shardir: write it in the generic form "{word}"(...)'
+            return f'{word} is not an op of shardir; use the generic form "{word}"(...)'
         hint = did_you_mean(word, self.known)
         if not hint and dot:
             dialects = sorted({name.split(".")[0] for name in self.known})
@@ -412,7 +417,7 @@ class Builder(Transformer[Any, Any]):
             if name not in scope.blocks:
                 self.broken.ops |= {u.operation for u in block.uses}
                 if not scope.lost:
-                    self.blame(t, f"{name} is no block of this region")
+                    self.blame(t, f"{name} is not a block of this region")
         if scope.parent is None or scope.isolated:
             for name, (value, use) in scope.forward.items():
                 self.broken.ops |= {u.operation for u in value.uses}
@@ -450,7 +455,7 @@ class Builder(Transformer[Any, Any]):
         self.bad = False
         return c[0], c[1], c[2]
 
-    # ---- what no assembly_format can declare ----
+    # ---- syntax that no assembly_format can declare ----
     def builtin_module(self, c: list[Any]) -> Operation | None:
         name, symbol, attrs, region = c
         if not region.blocks:
@@ -462,7 +467,7 @@ class Builder(Transformer[Any, Any]):
         return op
 
     def param(self, c: list[Any]) -> tuple[Token, Attribute | None, Any, Any]:
-        """(name, type, location, attributes): a bad type loses the argument, not the function."""
+        """Return (name, type, location, attributes): a bad type drops the argument only."""
         t, type, attrs, loc = c
         if self.bad:
             self.head_lost = True
@@ -487,7 +492,7 @@ class Builder(Transformer[Any, Any]):
         params = params or []
         named = [p for p in params if p[0] is not None]
         if named and len(named) != len(params):
-            self.blame(symbol, "either all arguments are named, or none")
+            self.blame(symbol, "expected all arguments to be named, or none")
             self.bad = True
         bad, self.bad = self.bad or self.head_lost, False
         self.head_lost = False
@@ -517,7 +522,7 @@ class Builder(Transformer[Any, Any]):
         op.location = self.source.location(name.start)
         return op
 
-    # ---- the whole ----
+    # ---- the module ----
     def alias_def(self, c: list[Any]) -> None:
         if (e := self.leaves.unsaid.pop(c[0].value, None)) is not None:
             self.report(e.start, e.end, e.message)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writes of text files: the new content, or the old one."""
 
 import os
 import tempfile
@@ -8,10 +8,11 @@ from shardir.algebra.errors import ShardirError
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file, in the place of one that is there. A device or a pipe is written to.
+    """Write a file atomically, replacing an existing one. A device or a pipe is written to
+    directly.
 
     Raises:
-        ShardirError: it can't be written; what was there is as it was.
+        ShardirError: it can't be written; an existing file is unchanged.
     """
     try:
         if path.exists() and not path.is_file():
@@ -31,7 +32,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Raises:
         ShardirError: it can't be read, or is not UTF-8.

@@ -2,7 +2,7 @@
 
 That one declaration gives xDSL's printer, xDSL's parser and this rule. Every directive becomes a
 piece of a rule and one setter for each child that the piece yields; `[...]` always yields its
-children (None when absent), so that a child's place says what it is. Ops of equal format share
+children (None when absent), so that the index of a child identifies it. Ops of equal format share
 a rule: a dialect of a hundred ops has a dozen rules.
 """
 
@@ -33,7 +33,7 @@ TypeLists = Sequence[Sequence[Attribute]]
 
 
 class MisfitError(ShardirError):
-    """Children of a rule that do not make an op; `at` is the token to blame, if any."""
+    """Children of a rule that do not make an op; `at` is the token of the error, if any."""
 
     def __init__(self, message: str, at: Token | None = None):
         super().__init__(message)
@@ -58,7 +58,7 @@ class Rules:
 
 
 class Reader(Protocol):
-    """What formats need of the parser: tokens -> values, errors located."""
+    """The interface of the parser that formats use: tokens -> values, with located errors."""
 
     def body(self, base: type[Attribute], t: Token) -> Attribute: ...
     def typed(self, base: type[Any], type: Attribute, t: Token) -> Attribute: ...
@@ -68,7 +68,7 @@ class Reader(Protocol):
 
 
 def piece(d: fmt.FormatDirective, rules: Rules, *, first: bool = False) -> Piece:
-    """The rule text of a directive; `first` or the anchor of an optional group is never empty."""
+    """Return the rule of a directive; `first` or the anchor of an optional group is never empty."""
 
     def maybe(text: str) -> str:
         return text if first else f"[{text}]"
@@ -152,7 +152,7 @@ def setter(d: fmt.AttributeVariable, read: Callable[[Any], Attribute]) -> Setter
 
 
 def group(d: fmt.OptionalGroupDirective, rules: Rules) -> Piece:
-    """`(...)?`: a rule of its own, so that a group of keywords alone says whether it is there."""
+    """`(...)?`: a rule of its own, so that the presence of a group of keywords is recorded."""
     texts, then = sequence((d.then_first, *d.then_elements), rules, first=True, anchor=d.anchor)
     other_text, other = sequence(d.else_elements, rules)
     name = rules.name("group", texts)
@@ -198,7 +198,7 @@ def sequence(
     first: bool = False,
     anchor: object = None,
 ) -> Piece:
-    """The pieces of directives in a row. An optional group stands or falls with its `anchor`."""
+    """Yield the pieces of a list of directives. A group is present if its `anchor` is."""
     texts: list[str] = []
     setters: list[Setter] = []
     for d in directives:
@@ -244,7 +244,7 @@ def set_dict(d: fmt.AttrDictDirective, s: ParsingState, v: dict[str, Attribute] 
 
 
 class Parts(ParsingState):
-    """xDSL's record of what was read of an op, made from known lengths."""
+    """xDSL's record of a parsed op, made from known lengths."""
 
     def __init__(self, f: "OpFormat"):
         self.op_type = f.op
@@ -258,7 +258,7 @@ class Parts(ParsingState):
 
 
 class OpFormat:
-    """How one op is made from the children of its rule."""
+    """The construction of one op from the children of its rule."""
 
     def __init__(self, op: type[IRDLOperation], rules: Rules):
         self.op = op
@@ -272,7 +272,7 @@ class OpFormat:
         self.inferred: dict[Any, Any] = {}
 
     def types(self, s: Parts) -> tuple[TypeLists, TypeLists]:
-        """All types of the op, those that the text leaves out being inferred, once per case."""
+        """Return all types of the op; those that the text omits are inferred, once per case."""
         if None not in s.operand_types and None not in s.result_types:
             return s.operand_types, s.result_types  # type: ignore[return-value]
         given = [t for ts in (*s.operand_types, *s.result_types) for t in (ts or (None,))]
@@ -296,7 +296,8 @@ class OpFormat:
         return found[0], found[1]
 
     def segment_sizes(self, s: Parts) -> None:
-        """The attribute that says how operands or results are divided, where the op has one."""
+        """Return the attribute with the segment sizes of operands or results, where the op has
+        one."""
         for option in self.segments:
             if isinstance(option, AttrSizedOperandSegments):
                 parts: Sequence[Any] = s.operands

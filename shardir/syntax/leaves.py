@@ -1,7 +1,7 @@
 """Leaf text (a type, an attribute, a dictionary, a location) -> Attribute, once per spelling.
 
 leaves.lark covers what training programs use. Other builtin syntax (`vector`, `memref`, `dense`,
-`affine_map`, ...) goes to xDSL's own attribute parser, whose errors are moved to their place.
+`affine_map`, ...) goes to xDSL's own attribute parser, whose errors get their source location.
 """
 
 import re
@@ -112,7 +112,7 @@ CACHE_LIMIT = 20_000
 
 
 class LeafError(Exception):
-    """What is wrong inside a leaf, and where in the whole text."""
+    """An error within a leaf, with its range in the source text."""
 
     def __init__(self, start: int, end: int, message: str):
         super().__init__(message)
@@ -120,11 +120,11 @@ class LeafError(Exception):
 
 
 class SilentError(Exception):
-    """A use of something whose definition has an error that was said already."""
+    """A use of a definition whose error has been reported."""
 
 
 def string_bytes(t: Token) -> bytes:
-    """What the quoted part of a token spells."""
+    """Return the text that the quoted part of a token spells."""
     text = t.value[t.value.index('"') + 1 : -1]
     if "\\" not in text:
         return text.encode()
@@ -143,7 +143,7 @@ def string_bytes(t: Token) -> bytes:
 
 
 def text_of(t: Token) -> str:
-    """What a string, a symbol or a bare word spells."""
+    """Return the text that a string, a symbol or a bare word spells."""
     value = t.value.removeprefix("@")
     if not value.startswith('"'):
         return value
@@ -173,7 +173,7 @@ class Leaves(Transformer[Any, Any]):
         self.begin("")
 
     def begin(self, text: str) -> None:
-        """Starts on another text: what its aliases mean is its own."""
+        """Start a new text, which has aliases of its own."""
         self.text = text
         self.cache: dict[tuple[str, str], Any] = {}
         self.alias_at: dict[str, int] = {}
@@ -191,7 +191,7 @@ class Leaves(Transformer[Any, Any]):
                     self.alias_at[m[1]] = m.end()
 
     def read(self, kind: str, value: str, start: int, end: int) -> Any:
-        """The attribute that a leaf token means. Raises LeafError or SilentError."""
+        """Return the attribute of a leaf token. Raises LeafError or SilentError."""
         key = (kind, value)
         found = self.cache.get(key)
         if found is None and (found := self.kept.get(key)) is None:
@@ -229,7 +229,7 @@ class Leaves(Transformer[Any, Any]):
         return NAMES.get(kind, "")
 
     def guarded(self, start: int, end: int, make: Callable[[], Any]) -> Any:
-        """Whatever a constructor raises becomes an error of the leaf."""
+        """Turn errors of a constructor into errors of the leaf."""
         try:
             return make()
         except (LeafError, SilentError):
@@ -246,7 +246,7 @@ class Leaves(Transformer[Any, Any]):
 
     # ---- leaves that stand without their usual syntax in an op ----
     def body(self, base: type[Attribute], t: Token) -> Attribute:
-        """`<...>` of an attribute whose class the op's format knows."""
+        """Return the attribute of `<...>`, whose class the op's format declares."""
         key = (base.name, t.value)
         if (found := self.kept.get(key)) is None:
             if issubclass(base, TextAttr):
@@ -258,7 +258,7 @@ class Leaves(Transformer[Any, Any]):
         return found
 
     def typed(self, base: type[Any], type: Attribute, t: Token) -> Attribute:
-        """A number, or `dense<...>`, whose type the op's format knows."""
+        """Return the attribute of a number or `dense<...>`, whose type the op's format declares."""
         key = (str(type), t.value)
         if (found := self.kept.get(key)) is None:
             if t.value.startswith("dense"):
@@ -284,7 +284,7 @@ class Leaves(Transformer[Any, Any]):
         return FloatAttr(float(t.value), type)
 
     def array(self, element: Any, t: Token) -> Attribute:
-        """`[1, 2]` of a dense array whose element type the op's format knows."""
+        """Return the dense array of `[1, 2]`, whose element type the op's format declares."""
         key = (f"array {element}", t.value)
         if (found := self.kept.get(key)) is None:
             values = t.value[1:-1].strip()
@@ -362,13 +362,13 @@ class Leaves(Transformer[Any, Any]):
             raise LeafError(t.start, t.end, f"{name} is defined by itself")
         m = ATTR.match(self.text, self.alias_at[name])
         if m is None or m.end() == m.start():
-            self.failed.add(name)  # the definition itself is reported where it stands
+            self.failed.add(name)  # the definition itself is reported at its own location
             raise SilentError
         self.pending.add(name)
         try:
             return self.define_alias(name, m[0], m.start(), m.end())
         except LeafError as e:
-            self.unsaid[name] = e  # it is said where the definition stands
+            self.unsaid[name] = e  # reported at the definition
             raise SilentError from None
         finally:
             self.pending.discard(name)
@@ -398,7 +398,7 @@ class Leaves(Transformer[Any, Any]):
         return FloatAttr(float(c[0].value), type)
 
     def hex_attr(self, c: list[Any]) -> Attribute:
-        """Hexadecimal is an integer, or the bits of a float."""
+        """Return a hexadecimal number as an integer, or as the bits of a float."""
         if c[1] is not None and c[1] in FLOATS.values():
             return self.float_bits(c[0], c[1])
         return self.int_attr(c)
@@ -439,7 +439,9 @@ class Leaves(Transformer[Any, Any]):
         found: dict[str, Attribute] = {}
         for key, name, value in c:
             if name in found:
-                raise LeafError(key.start, key.end, f"{name} stands twice in this dictionary")
+                raise LeafError(
+                    key.start, key.end, f"{name} occurs twice in this dictionary; drop one of them"
+                )
             found[name] = value
         return found
 

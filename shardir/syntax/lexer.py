@@ -1,4 +1,4 @@
-"""Lark's LALR(1) tables and terminals, run by one tight loop with a lexer for each parser state.
+"""Lark's LALR(1) tables and terminals, run by one loop with a lexer for each parser state.
 
 Lark reads the grammar, resolves it and computes the tables; its own loop and lexer keep line
 counts and token objects that cost half of the time of a large module. This loop keeps offsets
@@ -22,7 +22,7 @@ STRING = r'"(?:[^"\\\n]++|\\.)*+"'
 
 
 def balanced(opens: str, closes: str, depth: int) -> str:
-    """A regex for text between brackets that nest up to `depth` levels.
+    """Return a regex for text between brackets that nest up to `depth` levels.
 
     `->` is not a bracket, strings and comments hide theirs, and no type or attribute holds a `%`,
     so that a bracket which is never closed stops at the next value instead of the end of the file.
@@ -66,13 +66,13 @@ TERMINALS = {
 
 
 def lark_regexes(terminals: dict[str, str]) -> str:
-    """Definitions of terminals, as Lark reads them."""
+    """Return definitions of terminals, as Lark reads them."""
     slash = chr(92) + "/"
     return "".join(f"{name}: /{r.replace('/', slash)}/\n" for name, r in terminals.items())
 
 
 class Token:
-    """A terminal that carries information."""
+    """A terminal with a value."""
 
     __slots__ = ("end", "start", "value")
 
@@ -81,7 +81,7 @@ class Token:
 
 
 class UnexpectedError(Exception):
-    """A terminal that no rule has in this place; `after` is where the one before it ends."""
+    """A terminal that no rule allows here; `after` is the end of the one before it."""
 
     def __init__(self, after: int, start: int, end: int, got: str, expected: list[str]):
         super().__init__(got)
@@ -90,7 +90,7 @@ class UnexpectedError(Exception):
 
 
 class Row:
-    """What can happen in one state."""
+    """The actions of one state."""
 
     __slots__ = ("goto", "match", "number", "reduce", "shift", "words")
 
@@ -108,7 +108,7 @@ class Row:
 
 
 class NoLexer:
-    """Lark's lexers are never used: they are not built either."""
+    """Lark's lexers are not used, and so not built."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -147,7 +147,7 @@ class Machine:
         kept = {
             symbol.name
             for rule in self.lark.rules
-            for symbol in rule.expansion  # a Terminal also says whether it is dropped
+            for symbol in rule.expansion  # a Terminal also has a flag that drops it
             if symbol.is_term
             and (rule.options.keep_all_tokens or not getattr(symbol, "filter_out", False))
         }
@@ -169,7 +169,7 @@ class Machine:
         self.final = {s: rows[n] for s, n in table.end_states.items()}
 
     def _prepare(self, row: Row) -> Any:
-        """The regex of a state, made on its first use: most states are never lexed in."""
+        """Return the regex of a state, made on first use: most states never lex."""
         defs = [self.terminals[k] for k in row.kinds if k in self.terminals]
         regexes = [t for t in defs if t.name not in self.literals]
         words: dict[str, dict[str, str]] = {}
@@ -205,7 +205,8 @@ class Machine:
         end: int | None = None,
         recover: Callable[[list[Row], list[Any], UnexpectedError], int] | None = None,
     ) -> Any:
-        """The value of `text[pos:end]`; `recover` mends the stacks and says where to go on."""
+        """Return the value of `text[pos:end]`; `recover` repairs the stacks and returns where to
+        resume."""
         stop = len(text) if end is None else end
         row, final = self.first[start], self.final[start]
         stack, values = [row], []
@@ -259,7 +260,7 @@ class Machine:
         return UnexpectedError(after, begin, m.end(), m[0], expected)
 
     def accepts(self, stack: list[Row], kind: str) -> bool:
-        """Whether a terminal can really follow: reductions may end where it cannot."""
+        """Whether a terminal can follow: reductions may end in a state in which it cannot."""
         rows = list(stack)
         while kind not in rows[-1].shift:
             if (reduce := rows[-1].reduce.get(kind)) is None:

@@ -1,15 +1,16 @@
 """`.ir` text -> module, by Lark's LALR(1) tables; the IR is built during the reductions.
 
-    module = parse(text, "digits.ir")        # raises ParseErrors with everything that is wrong
+    module = parse(text, "digits.ir")        # raises ParseErrors with all errors
 
     mlir.lark    statements              builder.py   their reductions, names, scopes
     leaves.lark  types and attributes    leaves.py    their reductions, cached by spelling
     lexer.py     terminals, the loop     formats.py   one rule for each assembly_format
                                          recovery.py  what happens after a syntax error
 
-A fault does not stop the reading. A wrong leaf or operand loses its op only; a syntax error skips
-to the next line that starts a statement, and the body of an op whose head is wrong is still read.
-Uses of what was lost are silent, and what was not lost is verified, so that one run tells all.
+An error does not stop the parser. A wrong leaf or operand drops its op only; a syntax error skips
+to the next line that starts a statement, and the body of an op with an error in its head is still
+parsed. Uses of dropped definitions are not reported, and the rest is verified, so that one run
+reports all errors.
 """
 
 import gc
@@ -41,7 +42,10 @@ HANDWRITTEN = {"builtin.module": "MODULE", "func.func": "FUNC"}
 
 @contextmanager
 def no_gc() -> Iterator[None]:
-    """IR is one big live cyclic graph: collecting while it grows costs 40% and frees nothing."""
+    """Disable garbage collection: IR is one live cyclic graph, of which nothing can be freed.
+
+    Collecting while it grows costs 40% of the time.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
@@ -52,7 +56,7 @@ def no_gc() -> Iterator[None]:
 
 
 class IRParser:
-    """A parser for the ops of some dialects. Making it costs some 0.2 s; keep it."""
+    """A parser for the ops of some dialects. Constructing one takes about 0.2 s: reuse it."""
 
     def __init__(self, dialects: Sequence[Dialect], ctx: Context | None = None):
         self.ctx = ctx or context_of(dialects)
@@ -99,11 +103,11 @@ class IRParser:
         self.lock = threading.Lock()  # the builder holds one text at a time
 
     def parse(self, text: str, name: str = "<input>", *, verify: bool = False) -> ModuleOp:
-        """The module. Raises ParseErrors; with `verify`, what verification finds is in it too."""
+        """Return the module. Raises ParseErrors, with `verify` also of verification."""
         return self.parse_source(Source(text, name), verify=verify)
 
     def parse_source(self, source: Source, *, verify: bool = False) -> ModuleOp:
-        """The same, of a text whose places the caller wants to name later."""
+        """Return the module of a source, which the caller keeps for later diagnostics."""
         with self.lock:
             return self._parse(source, verify)
 
@@ -131,7 +135,7 @@ class IRParser:
 
 
 def context_of(dialects: Iterable[Dialect]) -> Context:
-    """A context with some dialects loaded, and xDSL's own ready to load."""
+    """Return a context with these dialects loaded, and xDSL's own registered."""
     ctx = Context()
     loaded = {d.name: d for d in dialects}
     for name, make in get_all_dialects().items():
@@ -144,12 +148,12 @@ def context_of(dialects: Iterable[Dialect]) -> Context:
 
 @cache
 def default_parser() -> IRParser:
-    """The parser of shardir's dialects: one grammar a process."""
+    """Return the parser of shardir's dialects: one grammar per process."""
     from shardir.dialects import DIALECTS
 
     return IRParser([Builtin, Func, *(make() for make in DIALECTS.values())])
 
 
 def parse(text: str, name: str = "<input>", *, verify: bool = False) -> ModuleOp:
-    """Text -> module. Raises ParseErrors with every error of the text."""
+    """Return the module of a text. Raises ParseErrors with all errors of the text."""
     return default_parser().parse(text, name, verify=verify)

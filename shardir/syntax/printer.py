@@ -4,7 +4,7 @@
     ...
     %y = nn.relu %x : (tensor<8x8xf32, #layout0>) -> tensor<8x8xf32, #layout0>
 
-What is printed parses again, by our parser and by xDSL's own, to an equal module.
+The text parses again, by our parser and by xDSL's own, to an equal module.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from xdsl.printer import Printer
 
 
 class FastPrinter(Printer):
-    """xDSL's printer; attributes are printed once, and names stay as they were written."""
+    """xDSL's printer; attributes are printed once, and names stay those of the source."""
 
     def __init__(
         self, stream: StringIO, aliases: dict[Attribute, str] | None = None, **options: Any
@@ -39,7 +39,7 @@ class FastPrinter(Printer):
         if (found := self.texts.get(id(attribute))) is None:
             text = self.aliases.get(attribute)
             if text is None:
-                if self.printing_location:  # its text depends on what is around it
+                if self.printing_location:  # its text depends on its context
                     super().print_attribute(attribute)
                     return
                 stream, self.stream = self.stream, StringIO()
@@ -58,7 +58,7 @@ class FastPrinter(Printer):
         return name
 
     def new_name(self, hint: str | None) -> str:
-        """The value's own name if it is free here, or the name with the next free number."""
+        """Return the value's own name if it is free here, or the name with the next free number."""
         names = self.ssa_names
         if not hint:
             while (name := self._get_new_valid_name_id()) in names:
@@ -79,7 +79,7 @@ class FastPrinter(Printer):
             super().print_op(op)
 
     def print_declaration(self, op: FuncOp) -> None:
-        """A declaration whose results have attributes: xDSL's printer drops those."""
+        """Print a declaration whose results have attributes, which xDSL's printer drops."""
         if self.print_generic_format:
             super().print_op(op)
             return
@@ -104,14 +104,14 @@ class FastPrinter(Printer):
 
 
 def value_names(block: Block) -> dict[SSAValue, str]:
-    """The names by which the values of a function are printed, in their order."""
+    """Return the printed names of the values of a function, in their order."""
     printer = FastPrinter(StringIO())
     values = [*block.args, *(v for op in block.ops for v in op.results)]
     return {v: printer.new_name(v.name_hint) for v in values}
 
 
 def encoding_aliases(module: Operation) -> dict[Attribute, str]:
-    """A name for each tensor encoding that at least two values have."""
+    """Return a name for each tensor encoding that at least two values have."""
     uses: Counter[int] = Counter()
     types: dict[int, Attribute] = {}
     for op in module.walk():
@@ -141,7 +141,7 @@ def print_module(
     locations: bool = False,
     properties_as_attributes: bool = False,
 ) -> str:
-    """The module's text, after one line for each layout that is used twice or more."""
+    """Return the module's text, after one line for each layout that is used twice or more."""
     out = StringIO()
     names = encoding_aliases(module) if aliases else {}
     plain = FastPrinter(out)

@@ -1,4 +1,4 @@
-"""After a syntax error: what is said, what is lost, and where the reading goes on."""
+"""Recovery from a syntax error: the message, the dropped statement, and where to resume."""
 
 import re
 from typing import Any
@@ -40,14 +40,14 @@ NAMES = {
 
 
 class Recovery:
-    """Panic mode for one parser: drop the statement that is being read, go on at the next one."""
+    """Panic mode for one parser: drop the current statement, resume at the next one."""
 
     def __init__(self, builder: Builder, machine: Machine):
         self.builder, self.machine = builder, machine
         self.unopened = 0
 
     def recover(self, stack: list[Row], values: list[Any], e: UnexpectedError) -> int:
-        """Mends the stacks; where to go on."""
+        """Repair the stacks, and return where to resume."""
         builder, text = self.builder, self.builder.source.text
         unknown: Token | None = values[-1] if "NEVER" in stack[-1].shift else None
         start = scan = e.start
@@ -65,7 +65,7 @@ class Recovery:
             )
             if (t := first_token(value)) is not None:
                 start = min(start, t.start)
-        said = builder.bad or builder.head_lost
+        reported = builder.bad or builder.head_lost
         builder.bad = builder.head_lost = False
         builder.arguments = None
         if not read_body:
@@ -73,12 +73,12 @@ class Recovery:
         following, body = next_statement(text, scan)
         if e.got == "}" and start == e.start and self.unopened:
             self.unopened -= 1
-        elif said or self.same_line(text, start):
-            pass  # what is left of a statement whose error was said
+        elif reported or self.same_line(text, start):
+            pass  # the rest of a statement whose error was reported
         elif unknown is not None:
             builder.unregistered(unknown, unknown.value)
         else:
-            self.say(e, text, start, following)
+            self.report(e, text, start, following)
         if not e.got:
             raise StopError
         self.lose(text, start, body + 1 if body >= 0 else following)
@@ -91,14 +91,14 @@ class Recovery:
         return body
 
     def same_line(self, text: str, start: int) -> bool:
-        """Whether `start` stands in the middle of a line in which an error was said before."""
+        """Whether `start` is in the middle of a line with a reported error."""
         errors = self.builder.errors
         line = text.rfind("\n", 0, start) + 1
         number = self.builder.source.line_column(start)[0]
         return bool(errors) and errors[-1].line == number and bool(text[line:start].strip())
 
     def lose(self, text: str, start: int, end: int) -> None:
-        """What the lost statement may have defined: uses of it will say nothing."""
+        """Drop a statement: uses of what it may have defined are not reported."""
         builder = self.builder
         builder.scope.lost = True
         head = text[start:end]
@@ -109,14 +109,14 @@ class Recovery:
         if m := DEFINED_SYMBOL.match(head):
             builder.broken.symbols.add(m[1].strip('"'))
         if "{" not in head[-2:] and head.startswith(("func.func", "builtin.module")):
-            builder.scope.lenient = True  # the `{` is what is missing: its body follows
+            builder.scope.lenient = True  # the `{` is missing: its body follows
             self.unopened += 1
 
-    # ---- what is said ----
-    def say(self, e: UnexpectedError, text: str, start: int, following: int) -> None:
+    # ---- messages ----
+    def report(self, e: UnexpectedError, text: str, start: int, following: int) -> None:
         report = self.builder.report
         if not e.got:
-            self.say_end(e, text)
+            self.report_end(e, text)
             return
         line = text.rfind("\n", 0, e.start) + 1
         if start < line and following <= line and STATEMENT.match(text, line):
@@ -134,7 +134,7 @@ class Recovery:
             hint = did_you_mean(e.got, [literals[k] for k in e.expected if k in literals])
             report(e.start, e.end, f"{self.expected(e)}, got {shown(e.got)}{hint}")
 
-    def say_end(self, e: UnexpectedError, text: str) -> None:
+    def report_end(self, e: UnexpectedError, text: str) -> None:
         end = max(e.after, 1)
         notes = []
         if (opened := self.builder.scope.opened) is not None:
@@ -159,7 +159,7 @@ class Recovery:
 
 
 def enter_region(stack: list[Row], values: list[Any]) -> None:
-    """Ends the `open` that waits for a token which can follow it: its region is there."""
+    """Reduce an `open` that is followed by its region."""
     for call, size, origin in stack[-1].reduce.values():
         if origin == "open" and size == 1:
             del stack[-1]
@@ -169,8 +169,8 @@ def enter_region(stack: list[Row], values: list[Any]) -> None:
 
 
 def next_statement(text: str, start: int) -> tuple[int, int]:
-    """Where the statement after `start` begins; and the `{` of the body that is still to be read
-    before it, else -1."""
+    """Return the start of the statement after `start`, and the `{` of a body that is still to be
+    parsed before it, else -1."""
     opened: list[int] = []
     for m in BRACKET.finditer(text, start):
         pos = m.start()
@@ -193,12 +193,13 @@ def next_statement(text: str, start: int) -> tuple[int, int]:
 
 
 def ends_line(text: str, brace: int) -> bool:
-    """Whether nothing but a comment stands behind a `{`: it opens a region."""
+    """Whether only a comment follows a `{` on its line: it opens a region."""
     return re.compile(r"\{[^\S\n]*+(?://[^\n]*+)?\n").match(text, brace) is not None
 
 
 def unclosed(text: str, at: int) -> str:
-    """Why the bracket at `at` has no partner before the next value; empty where it has one."""
+    """Return why the bracket at `at` has no partner before the next value; empty where it has
+    one."""
     depth, opens = 0, text[at]
     for m in ANY_BRACKET.finditer(text, at):
         if m[0] == opens:
@@ -208,7 +209,7 @@ def unclosed(text: str, at: int) -> str:
             if depth == 0:
                 return ""
         elif m[0] == '"':
-            return f"a string behind this '{opens}' is never closed"
+            return f"a string after this '{opens}' is never closed"
         elif m[0] == "%":
             if opens == "(":
                 return ""
@@ -227,7 +228,7 @@ def shown(word: str) -> str:
 
 
 def first_token(value: Any) -> Token | None:
-    """The first token in what a rule made, if it kept any."""
+    """Return the first token in the value of a rule, if it has one."""
     while isinstance(value, list | tuple) and value:
         value = next((v for v in value if isinstance(v, Token | list | tuple)), None)
     return value if isinstance(value, Token) else None

@@ -403,7 +403,7 @@ WRONG = {
     "zz.frob": ["1:1 operation zz.frob is not registered: there is no dialect zz"],
     '"nn.rellu"() : () -> ()': ["1:1 operation nn.rellu is not registered; did you mean nn.relu?"],
     "arith.addi": [
-        '1:1 arith.addi is no op of shardir: write it in the generic form "arith.addi"(...)'
+        '1:1 arith.addi is not an op of shardir; use the generic form "arith.addi"(...)'
     ],
     "func.func @f(%x: tensor<4xf32) {\n  func.return\n}": [
         "1:24 this '<' is never closed, or nests too deeply"
@@ -412,7 +412,7 @@ WRONG = {
         "1:27 this '{' is never closed, or nests too deeply"
     ],
     'func.func @f() attributes {a = "x} {\n  func.return\n}': [
-        "1:27 a string behind this '{' is never closed"
+        "1:27 a string after this '{' is never closed"
     ],
     "func.func @f(%x: i32, %x: i32) {\n  func.return\n}": ["1:23 %x is already defined"],
     "func.func @f() {\n  func.return\n}\nfunc.func @f() {\n  func.return\n}": [
@@ -435,7 +435,9 @@ WRONG = {
     "func.func @f(%x: tensor<4xf32, #lay>) {\n  func.return\n}\n#lay1 = unit": [
         "1:32 #lay is not defined; did you mean #lay1?"
     ],
-    "builtin.module attributes {a = 1, a = 2} {\n}": ["1:35 a stands twice in this dictionary"],
+    "builtin.module attributes {a = 1, a = 2} {\n}": [
+        "1:35 a occurs twice in this dictionary; drop one of them"
+    ],
     "builtin.module attributes {a = 300 : i8} {\n}": ["1:32 "],
     "builtin.module attributes {a = 1.5 : i8} {\n}": ["1:32 a float cannot have type i8"],
     "builtin.module attributes {a = tensor<4xf33>} {\n}": [
@@ -445,7 +447,9 @@ WRONG = {
     'builtin.module attributes {a = "\\z"} {\n}': ["1:33 unknown escape '\\\\z' in a string"],
     "}": ["1:1 expected an operation or the end of the file, got '}'"],
     "func.func @f() {\n}": ["1:1 the body of func.func is empty; it must end with a terminator"],
-    'func.func @f() {\n  "test.termop"()[^a] : () -> ()\n}': ["2:19 ^a is no block of this region"],
+    'func.func @f() {\n  "test.termop"()[^a] : () -> ()\n}': [
+        "2:19 ^a is not a block of this region"
+    ],
     'fmt.either a "x" b': ["1:18 "],
     "fmt.attributes gren": ["1:16 expected 'green' or 'red', got 'gren'; did you mean green?"],
     "fmt.in_dict -> (i32)": ["1:1 "],
