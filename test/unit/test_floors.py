@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from layers import LAYERS, ROOT, files, imports, main
 
-from shardir.backend.torch.runtime import FOLDER, MEASURING, RUNTIME_FILES
+from shardir.backend.torch.runtime import FOLDER, RUNTIME_FILES
 
 LIBRARIES = {
     "diagnostics": set(),
@@ -63,7 +63,7 @@ def test_imports_run_downwards(package: str, path: Path) -> None:
             assert first in LIBRARIES[package], f"{path}:{line}: {package} does without {first}"
 
 
-@pytest.mark.parametrize("name", (*RUNTIME_FILES, MEASURING))
+@pytest.mark.parametrize("name", RUNTIME_FILES)
 def test_what_is_copied_beside_programs_needs_torch_only(name: str) -> None:
     path = FOLDER / name
     for line, imported in imports(path):

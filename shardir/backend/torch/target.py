@@ -4,7 +4,7 @@
     single.py        the same on one device, from the program before the passes
     plan.json        what the functions take and give
     data/*.npy       the arrays that the program is fed with
-    runtime*.py ...  copied from this package
+    runtime.py ...   the files of runtime/ that the programs import
 
 It is written beside its place and moved there, so that an error leaves nothing half done.
 """
@@ -25,8 +25,8 @@ from xdsl.utils.target import Target
 
 from shardir.algebra.errors import ShardirError
 from shardir.backend.torch.emit.plan import Data, plan_of
-from shardir.backend.torch.emit.program import mesh_of, program_text
-from shardir.backend.torch.runtime import FOLDER, RUNTIME_FILES
+from shardir.backend.torch.emit.program import Emitted, emitted, mesh_of, program_text
+from shardir.backend.torch.runtime import FOLDER, RUNTIME_FILES, files_for
 from shardir.pipelines import build
 from shardir.syntax.diagnostics import warn
 
@@ -62,11 +62,11 @@ class TorchTarget(Target):
         Raises:
             ShardirError: the module has what cannot be emitted, or the directory is another's.
         """
-        texts, data = self.files(ctx, module, original_module, base_dir)
+        texts, modules, data = self.files(ctx, module, original_module, base_dir)
         with replacing(Path(out_dir)) as fresh:
             for name, text in texts.items():
                 (fresh / name).write_text(text, encoding="utf-8")
-            for name in RUNTIME_FILES:
+            for name in files_for(modules):
                 shutil.copyfile(FOLDER / name, fresh / name)
             for name, values in data.files.items():
                 (fresh / name).parent.mkdir(exist_ok=True)
@@ -74,25 +74,26 @@ class TorchTarget(Target):
 
     def files(
         self, ctx: Context, module: ModuleOp, original: ModuleOp | None, base_dir: Path | None
-    ) -> tuple[dict[str, str], Data]:
-        """The texts by file name, and the data."""
+    ) -> tuple[dict[str, str], set[str], Data]:
+        """The texts by file name, the modules that they import, and the data."""
         plan, data = plan_of(module, base_dir)
-        texts = {"program.py": program_text(module)}
-        single = single_text(ctx, original, plan, base_dir) if original is not None else None
+        programs = {"program.py": emitted(module)}
+        single = single_program(ctx, original, plan, base_dir) if original is not None else None
         if single is not None:
-            texts["single.py"] = single
+            programs["single.py"] = single
         plan["single"] = "single.py" if single is not None else None
         mesh = mesh_of(module)
         if self.per_rank and mesh is not None:
             for rank in range(mesh.size):
-                texts[f"program_rank{rank}.py"] = program_text(module, rank=rank)
+                programs[f"program_rank{rank}.py"] = emitted(module, rank=rank)
+        texts = {name: program.text for name, program in programs.items()}
         texts["plan.json"] = json.dumps(plan, indent=1) + "\n"
-        return texts, data
+        return texts, {m for program in programs.values() for m in program.modules}, data
 
 
-def single_text(
+def single_program(
     ctx: Context, original: ModuleOp, plan: dict[str, Any], base_dir: Path | None = None
-) -> str | None:
+) -> Emitted | None:
     """The program of one device; None where there is none, as of a program written per device."""
     from shardir.analysis.functions import is_local_body
     from shardir.passes.functions import bodies
@@ -104,14 +105,14 @@ def single_text(
         for p in build(SINGLE_DEVICE):
             p.apply(ctx, module)
         mine, _ = plan_of(module, base_dir)
-        text = program_text(module, single=True)
+        program = emitted(module, single=True)
     except ShardirError as error:
         warn(None, f"there is no single.py to compare with: {error}")
         return None
     if _interface(mine) != _interface(plan):
         warn(None, "there is no single.py to compare with: it would take or give other values")
         return None
-    return text
+    return program
 
 
 def _interface(plan: dict[str, Any]) -> dict[str, Any]:

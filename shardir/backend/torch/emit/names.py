@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from shardir.algebra.mesh import Axes, sizes_of
+from shardir.backend.torch.emit.imports import NAMES
 
 CONSTANT = "NUMBERS_"
 """How the names of a program's tuples of numbers begin."""
@@ -21,22 +22,8 @@ WIDTH = 100
 MAX_NAME = 60
 MAX_COMMENT = 600
 
-RESERVED = frozenset(
-    {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
-    | {
-        "torch",
-        "rt",
-        "ops",
-        "ops_attention",
-        "ops_positions",
-        "ops_random",
-        "aten",
-        "F",
-        "mesh",
-        "moves",
-    }
-)
-"""What no value or function of a program is called: what its text uses, and Python's own names."""
+RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *NAMES})
+"""The names that no value or function of a program has: those that its text uses, and Python's."""
 
 
 def identifier(text: str | None, default: str) -> str:

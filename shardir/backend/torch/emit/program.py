@@ -14,7 +14,7 @@
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
@@ -22,6 +22,7 @@ from xdsl.ir import Operation
 
 from shardir.algebra.mesh import Mesh
 from shardir.backend.torch.emit import names
+from shardir.backend.torch.emit.imports import import_lines, modules_of, shorthand_lines
 from shardir.backend.torch.emit.names import Names, comment, docstring, joined
 from shardir.backend.torch.emit.scope import Program, Scope, foreign_names
 from shardir.dialects import dist, train
@@ -89,7 +90,19 @@ def function_names(functions: Sequence[FuncOp]) -> dict[FuncOp, str]:
     return {f: given.new(f.sym_name.data, "function") for f in functions}
 
 
+class Emitted(NamedTuple):
+    """The text of a program, and the modules that it imports but for those of custom ops."""
+
+    text: str
+    modules: frozenset[str]
+
+
 def program_text(module: ModuleOp, rank: int | None = None, single: bool = False) -> str:
+    """The text of the program that `emitted` returns."""
+    return emitted(module, rank, single).text
+
+
+def emitted(module: ModuleOp, rank: int | None = None, single: bool = False) -> Emitted:
     """The program: for all ranks, or with everything about one rank folded in.
 
     Raises:
@@ -108,14 +121,11 @@ def program_text(module: ModuleOp, rank: int | None = None, single: bool = False
     program = Program(mesh, rank)
     bodies = [Scope(program, f, called[f]).text() for f in functions]
     lines = [_docstring(module, mesh, rank, single, sorted(program.foreign)), ""]
-    for ours in (False, True):
-        wanted = sorted(i for i in program.imports if i.startswith("torch") != ours)
-        lines += ["", *(f"import {i}" for i in wanted)] if ours else [f"import {i}" for i in wanted]
+    lines += import_lines(program.used)
     if program.foreign:
         lines += ["", *comment("What custom ops are; Python must find it where this runs:")]
         lines += [f"import {i}" for i in sorted(program.foreign)]
-    if program.aten:
-        lines += ["", "aten = torch.ops.aten"]
+    lines += shorthand_lines(program.used)
     for name, literal in program.constants.items():
         lines += ["", *joined(f"{name} = (", literal, ")", 0)]
     for body in bodies:
@@ -128,7 +138,7 @@ def program_text(module: ModuleOp, rank: int | None = None, single: bool = False
         lines.append(line)
     else:
         lines += ["    rt.main({", *(f"        {e}," for e in entries), f"    {end}"]
-    return "\n".join(lines) + "\n"
+    return Emitted("\n".join(lines) + "\n", frozenset(modules_of(program.used)))
 
 
 def _docstring(

@@ -58,9 +58,8 @@ class Program:
 
     def __init__(self, mesh: Mesh | None, rank: int | None):
         self.mesh, self.rank = mesh, rank
-        self.imports = {"torch", "runtime as rt"}
+        self.used = {"torch", "rt"}  # names of imports.MODULES and SHORTHANDS
         self.foreign: set[str] = set()  # the modules of custom ops
-        self.aten = False
         self.constants: dict[str, list[str]] = {}
         self.table = table()
 
@@ -203,12 +202,9 @@ class Scope:
         left = [self.result(r, op).name if self.is_read(r) else "_" for r in op.results]
         self.line(f"{', '.join(left)} = {expression}" if left else expression)
 
-    def use(self, what: str) -> None:
-        """Something that the file must import."""
-        if what == "aten":
-            self.program.aten = True
-        else:
-            self.program.imports.add(what)
+    def use(self, name: str) -> None:
+        """Let the program define a name of imports.py."""
+        self.program.used.add(name)
 
     # ---- names ----
 
@@ -370,7 +366,7 @@ class Scope:
             start, stop = self.mesh.bounds(total, axes, self.mesh.index(self.rank, axes))
             return str(start), str(stop - start)
         if (total, axes) not in self.parts_known:
-            self.use("ops_runtime as ops")
+            self.use("ops")
             about = f"{total}_{'_'.join(a.name for a in axes)}"
             start, rows = (self.names.new(f"{word}_{about}") for word in ("start", "rows"))
             self.head_lines.append(

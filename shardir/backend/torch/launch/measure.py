@@ -53,7 +53,7 @@ def times(
 
     with tempfile.TemporaryDirectory(prefix="shardir-measure-") as folder:
         here = Path(folder)
-        for name in (*RUNTIME_FILES, MEASURING):
+        for name in RUNTIME_FILES:
             shutil.copyfile(FOLDER / name, here / name)
         turns = {
             "programs": [str(p.directory.resolve()) for p in plans],
@@ -61,7 +61,7 @@ def times(
             "seconds": seconds,
         }
         (here / "turns.json").write_text(json.dumps(turns))
-        Ranks(here / MEASURING, sizes.pop(), options).run(take)
+        Ranks(here / f"{MEASURING}.py", sizes.pop(), options).run(take)
     if not done:
         raise RunError("the ranks ended without a report")
     return found

@@ -14,7 +14,7 @@ def _function(call: str, *options: str) -> Callable[[Scope, Operation], Text]:
     """A call of torch.nn.functional, with the numbers of these properties."""
 
     def entry(s: Scope, op: Operation) -> Text:
-        s.use("torch.nn.functional as F")
+        s.use("F")
         given = [s.operand(op.operands[0]), *(repr(float_of(op, n)) for n in options)]
         return f"F.{call}({', '.join(given)})"
 
@@ -31,7 +31,7 @@ def _grad(call: str, last: str = "") -> Callable[[Scope, Operation], Text]:
 
 
 def _gelu(s: Scope, op: nn.GeluOp) -> Text:
-    s.use("torch.nn.functional as F")
+    s.use("F")
     form = "" if op.exact is not None else ', approximate="tanh"'
     return f"F.gelu({s.operand(op.x)}{form})"
 

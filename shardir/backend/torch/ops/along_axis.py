@@ -9,14 +9,14 @@ from shardir.dialects.nn.base import axis_of
 
 
 def _take_along_axis(s: Scope, op: nn.TakeAlongAxisOp) -> Text:
-    s.use("ops_runtime as ops")
+    s.use("ops")
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.x)))
     where = f"{axis}, {rows(s, op.x, axis)}"
     return f"ops.take_along_axis({s.operand(op.x)}, {s.operand(op.ids)}, {where})"
 
 
 def _scatter_add(s: Scope, op: nn.ScatterAddOp) -> Text:
-    s.use("ops_runtime as ops")
+    s.use("ops")
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.out)))
     where = f"{axis}, {s.size(op.out, axis)}, {rows(s, op.out, axis)}"
     return f"ops.scatter_add({s.operand(op.ids)}, {s.operand(op.src)}, {where})"

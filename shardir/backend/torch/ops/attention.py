@@ -29,7 +29,7 @@ def _options(s: Scope, op: nn.AttentionOp | nn.AttentionGradOp) -> list[str]:
 
 
 def _attention(s: Scope, op: nn.AttentionOp) -> Text:
-    s.use("torch.nn.functional as F")
+    s.use("F")
     given = [s.operand(v) for v in (op.q, op.k, op.v)]
     return f"F.scaled_dot_product_attention({', '.join([*given, *_options(s, op)])})"
 

@@ -72,15 +72,15 @@ def _conv(s: Scope, op: nn.ConvOp) -> Text:
     found, groups = op.slides(), _groups(s, op)
     operands = f"{s.operand(op.x)}, {s.operand(op.weight)}"
     if plain(s, found, op.x, op.weight):
-        s.use("torch.nn.functional as F")
+        s.use("F")
         return f"F.conv{len(found)}d({operands}{options(found, groups)})"
-    s.use("ops_sliding as sliding")
+    s.use("sliding")
     return f"sliding.conv({operands}, {', '.join(slide_texts(found))}, {groups})"
 
 
 def _helper(name: str) -> Callable[[Scope, Convolving], Text]:
     def entry(s: Scope, op: Convolving) -> Text:
-        s.use("ops_sliding as sliding")
+        s.use("sliding")
         given = [*(s.operand(v) for v in op.operands), tuple_text(s.sizes(op.results[0]))]
         given += [*slide_texts(op.slides()), _groups(s, op)]
         return f"sliding.{name}({', '.join(given)})"

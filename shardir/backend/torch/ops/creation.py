@@ -20,7 +20,7 @@ def _constant(s: Scope, op: nn.ConstantOp) -> Text:
         text = number_text(flat[0].item(), element)
         shape = tuple_text(s.sizes(op.out))
         return f"torch.full({shape}, {text}, dtype={s.dtype(op.out)}, device=mesh.device)"
-    s.use("ops_runtime as ops")
+    s.use("ops")
     numbers = [number_text(n, element) for n in flat.tolist()]
     name = s.program.constant(numbers)
     shape = tuple_text(list(map(str, values.shape)))

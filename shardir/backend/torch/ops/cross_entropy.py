@@ -7,8 +7,8 @@ from shardir.dialects import nn
 
 
 def _cross_entropy(s: Scope, op: nn.CrossEntropyOp) -> Text:
-    s.use("torch.nn.functional as F")
-    s.use("ops_runtime as ops")
+    s.use("F")
+    s.use("ops")
     logits, labels = s.operand(op.logits), s.operand(op.labels)
     rank = len(s.shape_of(op.logits))
     ignore, share = op.options()
@@ -24,7 +24,7 @@ def _cross_entropy(s: Scope, op: nn.CrossEntropyOp) -> Text:
 
 
 def _cross_entropy_grad(s: Scope, op: nn.CrossEntropyGradOp) -> Text:
-    s.use("ops_runtime as ops")
+    s.use("ops")
     given = ", ".join(s.operand(v) for v in op.operands)
     ignore, share = op.options()
     given += f", ignore={ignore}" if ignore is not None else ""

@@ -263,7 +263,7 @@ def _all_to_all(s: Scope, op: dist.AllToAllOp) -> Text:
 
 def _exchange(s: Scope, op: dist.ExchangeOp) -> Text:
     assert s.mesh is not None
-    s.use("runtime_exchange as moves")
+    s.use("moves")
     _why(s, op, "exchange", f"{_needed_by(s, op)} {_names(s, op)} split otherwise")
 
     def text(v: SSAValue, out: SSAValue) -> str:
@@ -279,7 +279,7 @@ def _exchange(s: Scope, op: dist.ExchangeOp) -> Text:
 
 def _windows(s: Scope, op: dist.WindowsOp) -> Text:
     assert s.mesh is not None
-    s.use("ops_windows as windows")
+    s.use("windows")
     away, dim, mesh = isinstance(op, dist.HaloFoldOp), op.dim.value.data, s.mesh
     halo = max(
         op.windows(v, o, mesh).halo(mesh.extent(op.axes.data))
@@ -309,7 +309,7 @@ def _contribute(s: Scope, op: dist.ReplicatedToPartialOp) -> Text:
             s.operand(v)
             s.same(out, v)
         return None
-    s.use("ops_runtime as ops")
+    s.use("ops")
     s.note(f"a partial sum {_over(s, op.axes.data)}, no communication: the first rank has it all")
     s.left(op)
     _each(s, op, lambda v, _: f"ops.contribute(mesh, {s.operand(v)}, {axes_text(op.axes.data)})")
@@ -320,7 +320,7 @@ def _pad(s: Scope, op: dist.ShardedToPartialOp) -> Text:
     if _trivial(s, op):
         return None
     dim = op.dim.value.data
-    s.use("ops_runtime as ops")
+    s.use("ops")
     s.note(f"a partial sum {_over(s, op.axes.data)}, no communication: zeros but in the rank's own "
            f"shard of dimension {dim}")  # fmt: skip
     s.left(op)

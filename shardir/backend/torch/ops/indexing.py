@@ -18,14 +18,14 @@ def _gather(s: Scope, op: nn.GatherOp) -> Text:
     table, ids = s.operand(op.table), s.operand(op.ids)
     total = s.whole(op.table)[axis]
     if axis == 0 and len(s.shape_of(op.table)) == 2 and s.parts(op.table, 0) == 1 and total:
-        s.use("torch.nn.functional as F")
+        s.use("F")
         return f"F.embedding({ids}, {table})"
-    s.use("ops_runtime as ops")
+    s.use("ops")
     return f"ops.take({table}, {ids}, {axis}, {rows(s, op.table, axis)})"
 
 
 def _gather_grad(s: Scope, op: nn.GatherGradOp) -> Text:
-    s.use("ops_runtime as ops")
+    s.use("ops")
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.out)))
     shape = tuple_text(s.sizes(op.out))
     return (
@@ -35,20 +35,20 @@ def _gather_grad(s: Scope, op: nn.GatherGradOp) -> Text:
 
 
 def _pick(s: Scope, op: nn.PickOp) -> Text:
-    s.use("ops_runtime as ops")
+    s.use("ops")
     last = len(s.shape_of(op.x)) - 1
     return f"ops.pick({s.operand(op.x)}, {s.operand(op.ids)}, {rows(s, op.x, last)})"
 
 
 def _pick_grad(s: Scope, op: nn.PickGradOp) -> Text:
-    s.use("ops_runtime as ops")
+    s.use("ops")
     last = len(s.shape_of(op.out)) - 1
     where = f"{s.size(op.out, last)}, {rows(s, op.out, last)}"
     return f"ops.pick_grad({s.operand(op.ids)}, {s.operand(op.dy)}, {where})"
 
 
 def _one_hot(s: Scope, op: nn.OneHotOp) -> Text:
-    s.use("ops_runtime as ops")
+    s.use("ops")
     last = len(s.shape_of(op.out)) - 1
     where = f"{s.size(op.out, last)}, {rows(s, op.out, last)}"
     return f"ops.one_hot({s.operand(op.ids)}, {where}, {s.dtype(op.out)})"

@@ -25,7 +25,7 @@ def _split(s: Scope, op: nn.SplitOp) -> Text:
     text = f"{s.operand(op.x)}.split({ints(op.sizes.data)}, {axis})"
     if all(s.parts(out, axis) == 1 for out in op.outs):
         return text if len(op.outs) > 1 else f"{text}[0]"
-    s.use("ops_runtime as ops")
+    s.use("ops")
     parts = [f"({s.start(out, axis)}, {s.size(out, axis)})" for out in op.outs]
     text = f"ops.parts({text}, {axis}, {tuple_text(parts)})"
     return text if len(op.outs) > 1 else f"{text}[0]"

@@ -9,14 +9,14 @@ from shardir.dialects.nn.base import float_of
 
 
 def _layer_norm(s: Scope, op: nn.LayerNormOp) -> Text:
-    s.use("torch.nn.functional as F")
+    s.use("F")
     shape = tuple_text(s.sizes(op.weight))
     x, weight, bias = (s.operand(v) for v in op.operands)
     return f"F.layer_norm({x}, {shape}, {weight}, {bias}, {float_of(op, 'eps')!r})"
 
 
 def _layer_norm_grad(s: Scope, op: nn.LayerNormGradOp) -> Text:
-    s.use("ops_runtime as ops")
+    s.use("ops")
     given = ", ".join(s.operand(v) for v in op.operands)
     return f"ops.layer_norm_grad({given}, {float_of(op, 'eps')!r})"
 

@@ -10,7 +10,7 @@ from shardir.dialects import nn
 
 def _per_element(call: str) -> Callable[[Scope, Operation], Text]:
     def entry(s: Scope, op: Operation) -> Text:
-        s.use("torch.nn.functional as F")
+        s.use("F")
         x, y = (s.operand(v) for v in op.operands)
         if s.shape_of(op.operands[1]) != s.shape_of(op.results[0]):  # torch wants one shape
             y = f"{y}.expand_as({x})"

@@ -25,7 +25,7 @@ def _sort(call: str) -> Callable[[Scope, nn.SortOp | nn.ArgsortOp], Text]:
 
 
 def _topk(s: Scope, op: nn.TopkOp) -> Text:
-    s.use("ops_runtime as ops")
+    s.use("ops")
     largest = ", largest=False" if op.smallest is not None else ""
     return f"ops.topk({s.operand(op.x)}, {op.k.value.data}, {op.at()}{largest})"
 

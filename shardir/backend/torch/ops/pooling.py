@@ -11,18 +11,18 @@ def _max_pool(s: Scope, op: nn.MaxPoolOp) -> Text:
     found, x = op.slides(), s.operand(op.x)
     kernel, (stride, padding, _) = numbers(op.window.data), slide_texts(found)
     if plain(s, found, op.x):
-        s.use("torch.nn.functional as F")
+        s.use("F")
         given = [
             per_dimension(v)
             for v in zip(*((f.kernel, f.stride, f.low) for f in found), strict=True)
         ]
         return f"F.max_pool{len(found)}d({x}, {', '.join(given)})"
-    s.use("ops_sliding as sliding")
+    s.use("sliding")
     return f"sliding.max_pool({x}, {kernel}, {stride}, {padding})"
 
 
 def _max_pool_grad(s: Scope, op: nn.MaxPoolGradOp) -> Text:
-    s.use("ops_sliding as sliding")
+    s.use("sliding")
     stride, padding, _ = slide_texts(op.slides())
     given = [*(s.operand(v) for v in op.operands), numbers(op.window.data), stride, padding]
     return f"sliding.max_pool_grad({', '.join(given)})"

@@ -22,7 +22,7 @@ def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
     kind = op.kind.data
     if kind in ("max", "min"):
         if any(s.may_be_empty(op.x, d) for d in dims):
-            s.use("ops_runtime as ops")
+            s.use("ops")
             helper = "greatest" if kind == "max" else "least"
             return f"ops.{helper}({x}, {tuple_text(list(map(str, dims)))}{', keep=True' * keep})"
         return f"{x}.a{kind}({at}{''.join(tail)})"

@@ -17,7 +17,7 @@ def _slice(s: Scope, op: nn.SliceOp) -> Text:
     for d in changed:
         start, _, stride = bounds[d]
         if s.parts(op.x, d) > 1:  # what this rank has of it, among zeros
-            s.use("ops_runtime as ops")
+            s.use("ops")
             rows = f"{start}, {stride}, {s.whole(op.out)[d]}"
             text = f"ops.taken({text}, {d}, {rows}, {s.start(op.x, d)})"
         else:
@@ -35,7 +35,7 @@ def _pad(s: Scope, op: nn.PadOp) -> Text:
     changed = list(op.rows(s.whole(op.x), op.properties))
     if not changed:
         return op.x
-    s.use("torch.nn.functional as F")
+    s.use("F")
     sides = [n for d in reversed(range(min(changed, default=0), len(op.low.data)))
              for n in (op.low.data[d], op.high.data[d])]  # fmt: skip
     value = op.filling(op.properties)

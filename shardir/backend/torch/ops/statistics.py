@@ -14,7 +14,7 @@ def _spread(call: str) -> Callable[[Scope, nn.OverDims], Text]:
     def entry(s: Scope, op: nn.OverDims) -> Text:
         if not any(s.may_be_empty(op.x, d) for d in range(len(s.shape_of(op.x)))):
             return _statistic(call)(s, op)
-        s.use("ops_runtime as ops")
+        s.use("ops")
         dims = tuple_text(list(map(str, op.where()[0])))
         correction = int_of(op.properties, "correction")
         keep = ", keep=True" if op.keep is not None else ""

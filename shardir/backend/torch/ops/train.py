@@ -155,7 +155,7 @@ def _released(s: Scope, temporary: str | None) -> None:
 
 
 def _learning_rate(s: Scope, op: train.LearningRateOp) -> Text:
-    s.use("ops_runtime as ops")
+    s.use("ops")
     numbers = "".join(f", {n}={x!r}" for n, x in op.schedule.values.items())
     return f'ops.learning_rate({s.operand(op.done)}, "{op.schedule.kind}"{numbers})'
 
@@ -165,13 +165,13 @@ def _bias_correction(s: Scope, op: train.BiasCorrectionOp) -> Text:
 
 
 def _trust_ratio(s: Scope, op: train.TrustRatioOp) -> Text:
-    s.use("ops_runtime as ops")
+    s.use("ops")
     numbers = f"{float_of(op, 'coefficient')!r}, {float_of(op, 'weight_decay')!r}"
     return f"ops.trust_ratio({s.operand(op.w)}, {s.operand(op.u)}, {numbers})"
 
 
 def _next_loss_scale(s: Scope, op: train.NextLossScaleOp) -> Text:
-    s.use("ops_runtime as ops")
+    s.use("ops")
     given = ", ".join(map(s.operand, op.operands))
     numbers = f"growth={float_of(op, 'growth')!r}, backoff={float_of(op, 'backoff')!r}"
     return f"ops.next_loss_scale({given}, {numbers}, interval={op.interval.value.data})"

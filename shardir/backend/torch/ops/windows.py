@@ -16,7 +16,7 @@ def _start(s: Scope, op: nn.UnfoldOp | nn.FoldOp) -> str:
 
 
 def _unfold(s: Scope, op: nn.UnfoldOp) -> Text:
-    s.use("ops_windows as windows")
+    s.use("windows")
     count, start = s.size(op.out, op.at), _start(s, op)
     least = ", least=True" if op.least is not None else ""
     numbers = f"{op.at}, {count}, {s.size(op.out, op.at + 1)}, {op.step.value.data}, {start}"
@@ -24,7 +24,7 @@ def _unfold(s: Scope, op: nn.UnfoldOp) -> Text:
 
 
 def _fold(s: Scope, op: nn.FoldOp) -> Text:
-    s.use("ops_windows as windows")
+    s.use("windows")
     numbers = f"{op.at}, {s.size(op.out, op.at)}, {op.step.value.data}, {_start(s, op)}"
     return f"windows.fold({s.operand(op.x)}, {numbers})"
 

@@ -1,12 +1,41 @@
-"""The files that are copied beside an emitted program. They import Python, torch and each other."""
+"""The files that are copied beside an emitted program. They import Python, torch and each other.
 
+A program gets those that it imports, and those that they import.
+"""
+
+import ast
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 
-MEASURING = "measure_main.py"
-"""Copied only beside programs that are measured together."""
+RUNTIME_FILES = tuple(sorted(p.name for p in FOLDER.glob("*.py") if p.name != "__init__.py"))
 
-RUNTIME_FILES = tuple(
-    sorted(p.name for p in FOLDER.glob("*.py") if p.name not in ("__init__.py", MEASURING))
-)
+MEASURING = "measure_main"
+"""The module that measures programs; copied only where they are measured."""
+
+
+def files_for(modules: Iterable[str]) -> tuple[str, ...]:
+    """The files of these modules of the runtime and of all that they import; modules that are not
+    of the runtime are left out."""
+    found: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        name = f"{waiting.pop()}.py"
+        if name in RUNTIME_FILES and name not in found:
+            found.add(name)
+            waiting += _imported(name)
+    return tuple(sorted(found))
+
+
+@cache
+def _imported(name: str) -> frozenset[str]:
+    """The modules that a file of the runtime imports, within its functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((FOLDER / name).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return frozenset(found)

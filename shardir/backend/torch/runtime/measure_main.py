@@ -100,7 +100,7 @@ def work(options: argparse.Namespace, events: Events) -> None:
         for axes in plan.groups:
             mesh.group(axes)
         module = _module(plan.directory)
-        functions = {f.name: getattr(module, f.name) for f in plan.functions}
+        functions = {f.name: getattr(module, f.python) for f in plan.functions}
         runner = Runner(plan, mesh, functions, options.seed, events)
         timed += [Timed(number, runner, f, turns["seconds"]) for f in plan.functions]
     for number in range(turns["rounds"]):

@@ -3,21 +3,22 @@
     {"version": 1, "mesh": {"name": "m", "axes": [["dp", 2], ["tp", 2]]},
      "groups": [["dp"], ["dp", "tp"], [["d", 2, 4]]],           process groups to make at the start
      "functions": {"step": {
-        "kind": "step" | "function",
+        "python": "step", "kind": "step" | "function",
         "args": [{"name": "w", "role": "input" | "parameter" | "state", "key": "w",
                   "shape": [8, 4], "dtype": "f32", "dims": [["dp"], []], "init": {"kind": ...}}],
         "results": [{"name": "loss", "shape": [], "dtype": "f32", "dims": [],
                      "partial": null | {"op": "sum", "axes": ["tp"]}, "updates": null | "w"}]}},
      "single": "single.py" | null}
 
-Shapes are global; `dims` has the axes that split each dimension, an axis being a name or
-[name, pre, size]. Arguments and results stand in the order of the program's function. A `step` is
-trained: its results with `updates` become that state; its first other result is the loss. A
-`function` is run once after training. `init` is one of
+`python` is the function's name in program.py. Shapes are global; `dims` has the axes that split
+each dimension, an axis being a name or [name, pre, size]. Arguments and results are in the order of
+the program's function. A `step` is trained: its results with `updates` become that state; its first
+other result is the loss. A `function` is run once after training. `init` is one of
 normal (mean, std), uniform (low, high), integers (low, high), constant (value), values (data),
-and file (file: an .npy, as a path in the directory; shuffle: true unless it says false).
+and file (file: an .npy, as a path in the directory; shuffle: true unless it is false there).
 A file input of a step is a batch of the file's rows at each step; of a function, its first rows.
-With `microbatch` and `microbatches` (0 and 1) a step takes so many batches, this one by its number.
+With `microbatch` and `microbatches` (0 and 1) a step reads so many batches, this input the one with
+its number.
 This file needs neither torch nor numpy.
 """
 
@@ -101,10 +102,11 @@ class Result(Value):
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the program: kind is `step` or `function`; narrowest: the element type that
-    rounds most on the way."""
+    """A function of the program: python: its name there; kind: `step` or `function`; narrowest:
+    the element type of the lowest precision in it."""
 
     name: str
+    python: str
     kind: str
     narrowest: str
     args: tuple[Argument, ...]
@@ -302,7 +304,8 @@ def _function(name: str, place: _Place, sizes: dict[str, int], directory: Path) 
     if kind == "step" and all(r.updates or r.shape for r in results):
         raise place.fail("a step needs a loss: a scalar result without 'updates'")
     narrowest = place.get("narrowest", default="f64").one_of(DTYPES)
-    return Function(name, kind, narrowest, tuple(args), tuple(results))
+    python = place.get("python", str, default=name).value
+    return Function(name, python, kind, narrowest, tuple(args), tuple(results))
 
 
 def _value(place: _Place, sizes: dict[str, int]) -> dict[str, Any]:

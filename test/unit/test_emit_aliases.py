@@ -1,0 +1,121 @@
+"""The names that program text uses beside its own: no value, argument or function takes one."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from emitted import functions_of
+
+from shardir.backend.torch.emit.imports import MODULES, NAMES
+from shardir.backend.torch.emit.names import RESERVED, Names
+from shardir.backend.torch.emit.program import emitted
+from shardir.backend.torch.runtime import RUNTIME_FILES
+from shardir.backend.torch.runtime import runtime as rt
+from shardir.backend.torch.target import TorchTarget
+from shardir.syntax.parser import default_parser, parse
+
+F32, I32, KEY, IMAGE = "tensor<4x6xf32>", "tensor<4x6xi32>", "tensor<i64>", "tensor<2x4x8xf32>"
+ROWS = "tensor<2x6xf32, #dist.local<@m, [{a}, {}]>>"
+COLUMNS = "tensor<4x3xf32, #dist.local<@m, [{}, {a}]>>"
+ALL = "tensor<4x6xf32, #dist.local<@m, [{}, {}]>>"
+
+# By name: an op whose text uses it, the type of its operands, and the types of its results.
+USES = {
+    "torch": ("nn.max %A, %A", F32, [F32]),
+    "F": ("nn.gelu %A", F32, [F32]),
+    "aten": ("nn.sigmoid_grad %A, %A", F32, [F32]),
+    "mesh": ("dist.all_gather %A dim 0 over <a>", ROWS, [ALL]),
+    "rt": ("dist.all_gather %A dim 0 over <a>", ROWS, [ALL]),
+    "moves": ("dist.exchange %A over <a>", ROWS, [COLUMNS]),
+    "ops": ("nn.topk %A k 2 axis 1", F32, ["tensor<4x2xf32>", "tensor<4x2xi64>"]),
+    "ops_attention": ("nn.attention_grad %A, %A, %A, %A causal", F32, [F32] * 3),
+    "ops_positions": ("nn.sinusoid <halves> %A base 1.0e4", I32, ["tensor<4x6x8xf32>"]),
+    "ops_random": ("nn.random <normal> %A stream 1", KEY, [F32]),
+    "sliding": ("nn.max_pool_grad %A, %A window <3> padding <1, 1>", IMAGE, [IMAGE]),
+    "windows": ("nn.unfold %A dim 1 step 2 offset 0", F32, ["tensor<4x2x3xf32>"]),
+}
+
+FILES = {f.removesuffix(".py") for f in RUNTIME_FILES}
+HARD = sorted({*NAMES, *FILES, "float", "class", "_"})
+NEUTRAL = [f"x{'y' * i}" for i in range(len(HARD))]
+
+
+def program(name: str, values: list[str], arguments: list[str], functions: list[str]) -> str:
+    """Functions that each end in the op of a name, on the last of the values; these follow from
+    each other, the first one from the last argument."""
+    op, given, results = USES[name]
+    last = f"%{values[-1]}"
+    types = ", ".join([given] * op.count("%A"))
+    text = "dist.mesh @m <a = 2>\n"
+    for function in functions:
+        text += f"func.func @{function}({', '.join(f'%{a}: {given}' for a in arguments)})"
+        text += f" -> {results[0]} {{\n"
+        for value, before in zip(values, [arguments[-1], *values], strict=False):
+            text += f"  %{value} = nn.neg %{before} : ({given}) -> {given}\n"
+        outs = [f"%out{'z' * i}" for i in range(len(results))]
+        text += f"  {', '.join(outs)} = {op.replace('%A', last)} : ({types}) -> "
+        text += f"({', '.join(results)})\n  func.return %out : {results[0]}\n}}\n"
+    return text
+
+
+def outcomes(name: str, **names: list[str]) -> list[torch.Tensor]:
+    """The results of the functions of the program with these names, in their order, on one rank."""
+    default = {"values": ["v"], "arguments": ["input"], "functions": ["f"]}
+    text = emitted(parse(program(name, **{**default, **names}), "p.ir", verify=True)).text
+    space, found = functions_of(text), []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            assert name in {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            mesh = rt.Mesh([("a", 1)])
+            given = [sample(USES[name][1], i) for i in range(len(node.args.args) - 1)]
+            found.append(space[node.name](mesh, *given))
+    return found
+
+
+def sample(text: str, seed: int) -> torch.Tensor:
+    """A tensor of this type, as the function has it on a mesh of one rank."""
+    shape = {KEY: (), IMAGE: (2, 4, 8)}.get(text, (4, 6))
+    x = (torch.arange(torch.Size(shape).numel()).view(shape) + seed) % 7
+    return x if text == KEY else x.int() if text == I32 else x.float() - 3
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("kind", ["values", "arguments", "functions"])
+def test_no_name_hides_what_the_text_uses(name: str, kind: str) -> None:
+    hard, neutral = outcomes(name, **{kind: HARD}), outcomes(name, **{kind: NEUTRAL})
+    assert len(hard) == len(neutral) == (len(HARD) if kind == "functions" else 1)
+    for x, y in zip(hard, neutral, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+def test_every_name_has_an_op_that_uses_it() -> None:
+    assert set(USES) == NAMES
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_reserved_names_are_not_given_out(name: str) -> None:
+    assert Names().new(name) != name
+
+
+def imported(text: str) -> set[str]:
+    """The files that a source text imports from beside it."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            first = node.names[0].name if isinstance(node, ast.Import) else node.module
+            found.add(f"{first}.py")
+    return found & set(RUNTIME_FILES)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_program_gets_the_files_that_it_needs(name: str, tmp_path: Path) -> None:
+    """Every file that is imported lies beside the program, and no file that nobody imports."""
+    module = parse(program(name, ["v"], ["input"], ["f"]), "p.ir", verify=True)
+    TorchTarget().emit_directory(default_parser().ctx, module, None, tmp_path / "out")
+    texts = {p.name: p.read_text() for p in (tmp_path / "out").glob("*.py")}
+    needed = {file for text in texts.values() for file in imported(text)}
+    assert texts.keys() - {"program.py"} == needed
+    assert {"runtime.py", "runtime_main.py"} <= needed
+    if name in MODULES and MODULES[name].split(".")[0] != "torch":
+        assert f"{MODULES[name]}.py" in needed
