@@ -6,10 +6,12 @@ from functools import cached_property
 from itertools import combinations
 
 from shardir.algebra.bound import MANY, refined
+from shardir.algebra.collectives import State, Step, move
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
-from shardir.algebra.steps import Step
+
+REPLICATED, SHARDED, PARTIAL, ROOT = State
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,12 @@ class Problem:
     def free(self, now: Layout, axes: Axes) -> bool:
         return not any(self.mesh.overlap(a, b) for a in axes for b in now.used)
 
-    def partial(self, now: Layout, axes: Axes, reduction: str) -> Layout:
-        """The layout, partial over just these axes."""
-        return now.with_partial(tuple(sorted(axes, key=self.mesh.order)), reduction)
+    def move(
+        self, start: State, end: State, now: Layout, axes: Axes, dim: int = -1, concat: int = -1,
+        reduction: str = "",
+    ) -> Step:  # fmt: skip
+        """The step with which the axes go from one state to another."""
+        return move(start, end, self.mesh, now, axes, dim, concat, reduction)
 
     def moves(self, now: Layout) -> Iterator[Step]:
         """Every move that can be of use from a layout."""
@@ -94,12 +99,10 @@ class Problem:
                 rest, axes = have[:-n], have[-n:]
                 if not self.nests(dim, rest, have):
                     continue
-                whole = now.with_dim(dim, rest)
-                yield Step("all_gather", axes, whole, dim)
+                yield self.move(SHARDED, REPLICATED, now, axes, dim)
                 for other, theirs in enumerate(now.dims):
                     if other != dim and self.nests(other, theirs, theirs + axes):
-                        layout = whole.with_dim(other, theirs + axes)
-                        yield Step("all_to_all", axes, layout, other, dim)
+                        yield self.move(SHARDED, SHARDED, now, axes, other, dim)
         yield from self._exchanges(now)
 
     def _local(self, now: Layout) -> Iterator[Step]:
@@ -107,12 +110,11 @@ class Problem:
             if self.free(now, axes):
                 for dim, have in enumerate(now.dims):
                     if self.nests(dim, have, have + axes):
-                        yield Step("all_slice", axes, now.with_dim(dim, have + axes), dim)
+                        yield self.move(REPLICATED, SHARDED, now, axes, dim)
         for a in self.target.partial:
             kind = self.target.reduction
             if self.free(now, (a,)) and (not now.partial or now.reduction == kind):
-                layout = self.partial(now, (*now.partial, a), kind)
-                yield Step("replicated_to_partial", (a,), layout)
+                yield self.move(REPLICATED, PARTIAL, now, (a,), reduction=kind)
         # Zeros are no way to a complete value, but join a reduction that is to come.
         if (now if now.partial else self.target).reduction != "sum":
             return
@@ -122,27 +124,22 @@ class Problem:
             for n in range(1, len(have) + 1):
                 rest, axes = have[:-n], have[-n:]
                 if self.nests(dim, rest, have):
-                    layout = self.partial(now.with_dim(dim, rest), (*now.partial, *axes), "sum")
-                    yield Step("sharded_to_partial", axes, layout, dim)
+                    yield self.move(SHARDED, PARTIAL, now, axes, dim)
 
     def _reductions(self, now: Layout) -> Iterator[Step]:
         left = now.partial
         if now.reduction == "any":
             if left := self.left(now):
-                yield Step("broadcast", left, now.complete)
+                yield self.move(ROOT, REPLICATED, now, left)
             return
         for n in range(len(left), 0, -1):
             for axes in combinations(left, n):
-                kept = tuple(a for a in now.partial if a not in axes)
-                yield Step("all_reduce", axes, now.with_partial(kept, now.reduction))
+                yield self.move(PARTIAL, REPLICATED, now, axes)
         for axes in self.runs:
             if set(axes) <= set(left):
-                kept = tuple(a for a in now.partial if a not in axes)
-                rest = now.with_partial(kept, now.reduction)
                 for dim, have in enumerate(now.dims):
                     if self.nests(dim, have, have + axes):
-                        layout = rest.with_dim(dim, have + axes)
-                        yield Step("reduce_scatter", axes, layout, dim)
+                        yield self.move(PARTIAL, SHARDED, now, axes, dim)
 
     def _exchanges(self, now: Layout) -> Iterator[Step]:
         """To the target's split, perhaps with axes over which it is partial at a dimension's minor
@@ -180,9 +177,15 @@ class Recipe:
         self.now = problem.source
         self.steps: list[Step] = []
 
-    def go(self, kind: str, axes: Axes, layout: Layout, dim: int = -1, concat: int = -1) -> None:
-        self.steps.append(Step(kind, axes, layout, dim, concat))
-        self.now = layout
+    def go(
+        self, start: State, end: State, axes: Axes, dim: int = -1, concat: int = -1,
+        reduction: str = "",
+    ) -> None:  # fmt: skip
+        self.add(self.problem.move(start, end, self.now, axes, dim, concat, reduction))
+
+    def add(self, step: Step) -> None:
+        self.steps.append(step)
+        self.now = step.layout
 
     def run(self) -> list[Step]:
         self.reduced()
@@ -226,18 +229,13 @@ class Recipe:
             while axes and not (set(axes) <= set(left) and nests(dim, have, have + axes)):
                 axes = axes[:-1]
             if axes and self.leads(dim, have + axes):
-                kept = tuple(a for a in self.now.partial if a not in axes)
-                layout = self.now.with_dim(dim, have + axes)
-                layout = layout.with_partial(kept, self.now.reduction)
-                self.go("reduce_scatter", axes, layout, dim)
+                self.go(PARTIAL, SHARDED, axes, dim)
 
     def reduce(self) -> None:
         """Reduce contributions where they are."""
         left = self.problem.left(self.now)
         if left:
-            kept = tuple(a for a in self.now.partial if a not in left)
-            kind = "broadcast" if self.now.reduction == "any" else "all_reduce"
-            self.go(kind, left, self.now.with_partial(kept, self.now.reduction))
+            self.go(ROOT if self.now.reduction == "any" else PARTIAL, REPLICATED, left)
 
     def slice(self) -> bool:
         """Split a dimension further over axes that replicate the value."""
@@ -250,7 +248,7 @@ class Recipe:
             while axes and not (free(self.now, axes) and nests(dim, have, have + axes)):
                 axes = axes[:-1]
             if axes and self.leads(dim, have + axes):
-                self.go("all_slice", axes, self.now.with_dim(dim, have + axes), dim)
+                self.go(REPLICATED, SHARDED, axes, dim)
                 return True
         return False
 
@@ -272,8 +270,7 @@ class Recipe:
                         and nests(dim, have, have + axes)
                         and self.leads(dim, have + axes)
                     ):
-                        layout = self.now.with_dim(source, rest).with_dim(dim, have + axes)
-                        self.go("all_to_all", axes, layout, dim, source)
+                        self.go(SHARDED, SHARDED, axes, dim, source)
                         return True
         return False
 
@@ -288,18 +285,16 @@ class Recipe:
                     best = n, dim, keep
         assert best is not None, "layouts that differ have an axis to gather or to slice"
         _, dim, keep = best
-        have = self.now.dims[dim]
-        self.go("all_gather", have[keep:], self.now.with_dim(dim, have[:keep]), dim)
+        self.go(SHARDED, REPLICATED, self.now.dims[dim][keep:], dim)
 
     def exchange(self, target: Layout) -> None:
         """The target's split, at once."""
         layout = target.with_partial(self.now.partial, self.now.reduction)
         if layout.dims != self.now.dims:
-            self.go("exchange", exchange_axes(self.now, layout), layout)
+            self.add(Step("exchange", exchange_axes(self.now, layout), layout))
 
     def contribute(self) -> None:
         """A complete value becomes partial: the first device of each group keeps it."""
         new = tuple(a for a in self.target.partial if a not in self.now.partial)
         if new:
-            partial, kind = self.target.partial, self.target.reduction
-            self.go("replicated_to_partial", new, self.now.with_partial(partial, kind))
+            self.go(REPLICATED, PARTIAL, new, reduction=self.target.reduction)

@@ -16,12 +16,13 @@ from itertools import count
 
 from shardir.algebra.bound import MANY, bound, seconds_bound
 from shardir.algebra.cluster import BYTES, Cluster
+from shardir.algebra.collectives import Step
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.moves import Problem, Recipe
 from shardir.algebra.routes import routes
-from shardir.algebra.steps import Step, elements, step_memory, step_received, step_seconds
+from shardir.algebra.steps import elements, step_memory, step_received, step_seconds
 
 LAYOUTS = 400
 """How many layouts a search goes on from at most, and on many devices a tenth of them: then the

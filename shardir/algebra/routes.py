@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from shardir.algebra.collectives import State, Step, move
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.steps import Step, step_seconds
+from shardir.algebra.steps import step_seconds
+
+REPLICATED, SHARDED, PARTIAL, _ = State
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -156,32 +159,25 @@ class Routes:
         for a in mesh.names:
             if a in now.used or mesh.extent((a,)) == 1:
                 continue
-            for dim, have in enumerate(now.dims):
-                yield Step("all_slice", (a,), now.with_dim(dim, (*have, a)), dim)
+            for dim in range(self.rank):
+                yield move(REPLICATED, SHARDED, mesh, now, (a,), dim)
             if self.reduction == "sum":
-                yield Step("replicated_to_partial", (a,), self._partial(now, (*now.partial, a)))
+                yield move(REPLICATED, PARTIAL, mesh, now, (a,))
         for n in range(1, len(now.partial) + 1):
             for axes in combinations(now.partial, n):
-                rest = self._partial(now, tuple(a for a in now.partial if a not in axes))
-                yield Step("all_reduce", axes, rest)
-                for dim, have in enumerate(now.dims):
+                yield move(PARTIAL, REPLICATED, mesh, now, axes)
+                for dim in range(self.rank):
                     for order in permutations(axes):
-                        yield Step("reduce_scatter", order, rest.with_dim(dim, have + order), dim)
+                        yield move(PARTIAL, SHARDED, mesh, now, order, dim)
         for dim, have in enumerate(now.dims):
             for n in range(1, len(have) + 1):
-                rest, axes = now.with_dim(dim, have[:-n]), have[-n:]
-                yield Step("all_gather", axes, rest, dim)
+                axes = have[-n:]
+                yield move(SHARDED, REPLICATED, mesh, now, axes, dim)
                 if self.reduction == "sum":
-                    yield Step(
-                        "sharded_to_partial", axes, self._partial(rest, (*now.partial, *axes)), dim
-                    )
-                for other, theirs in enumerate(now.dims):
+                    yield move(SHARDED, PARTIAL, mesh, now, axes, dim)
+                for other in range(self.rank):
                     if other != dim:
-                        layout = rest.with_dim(other, theirs + axes)
-                        yield Step("all_to_all", axes, layout, other, dim)
-
-    def _partial(self, now: Layout, axes: Axes) -> Layout:
-        return now.with_partial(tuple(sorted(axes, key=self.mesh.order)), self.reduction)
+                        yield move(SHARDED, SHARDED, mesh, now, axes, other, dim)
 
     def _exchanges(self, now: Layout) -> Iterator[Step]:
         for layout in self.layouts:

@@ -6,39 +6,16 @@ which the devices at the edge of a unit do; an all-to-all and an exchange fetch 
 level where it lies.
 """
 
-from dataclasses import dataclass
 from math import prod
 
+from shardir.algebra.collectives import Step
 from shardir.algebra.forms import NOTHING, Forms, copying, forms_of
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh, axes_text
+from shardir.algebra.mesh import Mesh
 from shardir.algebra.traffic import fetched, sent, within
-
-LOCAL = ("all_slice", "replicated_to_partial", "sharded_to_partial")
-"""The moves that communicate nothing."""
 
 SMALL = 1 << 16
 """Up to so many elements the runtime gathers by an all-to-all, for which it copies."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One move. `dim` is the dimension that is gathered, scattered or sliced; an all-to-all
-    splits `dim` and concatenates `concat`. `layout` is what the value has after it."""
-
-    kind: str
-    axes: Axes
-    layout: Layout
-    dim: int = -1
-    concat: int = -1
-
-    def __str__(self) -> str:
-        along = f" dim {self.dim}" if self.dim >= 0 else ""
-        concat = f" concat {self.concat}" if self.concat >= 0 else ""
-        return f"{self.kind}{along}{concat} over {axes_text(self.axes)} -> [{self.layout}]"
-
-    def communicates(self, mesh: Mesh) -> bool:
-        return self.kind not in LOCAL and mesh.extent(self.axes) > 1
 
 
 def elements(mesh: Mesh, shape: Shape, layout: Layout) -> int:

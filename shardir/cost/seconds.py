@@ -15,18 +15,22 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.cluster import Cluster
+from shardir.algebra.collectives import Step
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, placed
 from shardir.algebra.forms import Form, copying, forms_of, quickest
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.steps import Step, step_buffers, step_forms, step_received
+from shardir.algebra.steps import step_buffers, step_forms, step_received
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp, element_name, itemsize, plain
 from shardir.dialects.views import VIEWS, moves_nothing
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops that calculate nothing. A reshape of what is not contiguous copies; that is not counted."""
+
+
+STEPS = (dist.FusibleOp, dist.ExchangeOp)
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,7 @@ def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
     axes, n = op.axes.data, mesh.extent(op.axes.data)
     if n == 1 or isinstance(op, dist.LOCAL):
         return OpCost(op, 0, 0, 0.0)
-    if isinstance(op, dist.STEPS):
+    if isinstance(op, STEPS):
         return _redistribution(op, mesh)
     before, after = (sum(map(size_of, vs)) for vs in (op.values, op.outs))
     match op:
@@ -220,7 +224,7 @@ def joining(v: SSAValue, mesh: Mesh) -> float:
 def buffers(op: Operation, mesh: Mesh) -> int:
     """The bytes that a collective holds besides its operands and results, to pack what lies apart
     and to take apart what arrives."""
-    if not isinstance(op, dist.STEPS) or mesh.extent(op.axes.data) == 1:
+    if not isinstance(op, STEPS) or mesh.extent(op.axes.data) == 1:
         return 0
     alone = len(op.values) == 1
     return sum(
@@ -235,7 +239,12 @@ def _steps(op: dist.Collective, mesh: Mesh) -> Iterator[tuple[Shape, Layout, Ste
     for value, out in zip(op.values, op.outs, strict=True):
         have = dist.layout_of(value)
         assert have is not None and isinstance(value.type, TensorType)
-        yield dist.global_shape(value.type, mesh), have, dist.step_of(op, out), itemsize(value.type)
+        yield (
+            dist.global_shape(value.type, mesh),
+            have,
+            dist.step_of(op, value, out, mesh),
+            itemsize(value.type),
+        )
 
 
 def _halo(op: dist.WindowsOp, value: SSAValue, out: SSAValue, mesh: Mesh) -> int:

@@ -84,7 +84,7 @@ def _scatter(op: dist.ScatterFromRootOp, group: Parts) -> Parts:
 
 def _permute(op: dist.PermuteOp, group: Parts) -> Parts:
     out = [np.zeros_like(x) for x in group]
-    for source, target in op.source_target():
+    for source, target in op.record.passes(op.as_step(op.outs[0]), len(group)):
         out[target] = group[source]
     return out
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from shardir.algebra.collectives import Step
 from shardir.algebra.forms import Form
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.routes import Routes, Table, routes
-from shardir.algebra.steps import LOCAL, Step
 
 Price = Callable[[Mesh, Shape, Layout, Step], Sequence[Form]]
 """What a step from a layout takes in each of its forms, by the bytes of a tensor of the shape."""
@@ -138,7 +138,7 @@ class Ways:
         steps: dict[Bucket, tuple[int, Step]] = {}
         at = np.full((n, n), -1)
         for (i, j), step in self.routes.moves.items():
-            if step.kind not in LOCAL:
+            if step.record.communicates:
                 at[i, j], _ = steps.setdefault(_bucket(0, step, 0), (len(steps), step))
         return [step for _, step in steps.values()], at
 

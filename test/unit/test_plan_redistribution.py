@@ -14,6 +14,7 @@ from strategies import with_sizes
 
 from shardir.algebra.bound import bound, seconds_bound
 from shardir.algebra.cluster import Cluster, Level
+from shardir.algebra.collectives import Step
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.exchange import pieces
 from shardir.algebra.layout import Layout, Shape
@@ -22,7 +23,7 @@ from shardir.algebra.moves import Problem
 from shardir.algebra.notation import parse_axes, parse_layout
 from shardir.algebra.redistribution import Search, named_collectives, plan_redistribution
 from shardir.algebra.routes import planned, routes
-from shardir.algebra.steps import LOCAL, Step, step_seconds
+from shardir.algebra.steps import step_seconds
 from shardir.algebra.traffic import fetched, sent
 from shardir.interpret.redistribution import redistribute
 from shardir.interpret.values import assemble, split
@@ -153,7 +154,7 @@ def test_what_an_exchange_sends_and_fetches(way: Way) -> None:
 def price(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> float:
     """Rings by formula; whatever fetches pieces by looking at each piece on each rank."""
     n = mesh.extent(step.axes)
-    if step.kind in LOCAL or n == 1:
+    if not step.communicates(mesh):
         return 0.0
     levels, units = mesh.cluster_or_default.levels, mesh.cluster_or_default.units
     group = mesh.groups(step.axes)[0]

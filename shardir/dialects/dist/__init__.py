@@ -12,12 +12,13 @@ shard and a `#dist.local`, which keeps over which axes it is split, replicated o
 
 from xdsl.ir import Dialect
 
-from shardir.dialects.dist import collectives, propagation, redistribute, types, windows
+from shardir.dialects.dist import base, point_to_point, propagation, redistribute, steps, types
 from shardir.dialects.dist.base import *
 from shardir.dialects.dist.collectives import *
-from shardir.dialects.dist.positional import *
+from shardir.dialects.dist.point_to_point import *
 from shardir.dialects.dist.propagation import *
 from shardir.dialects.dist.redistribute import *
+from shardir.dialects.dist.steps import *
 from shardir.dialects.dist.types import *
 from shardir.dialects.dist.windows import *
 
@@ -25,8 +26,8 @@ Dist = Dialect(
     "dist",
     [
         types.ClusterOp, types.MeshOp, propagation.ShardingGroupOp,
-        propagation.PropagationBarrierOp, redistribute.RedistributeOp, *collectives.OPS,
-        *windows.OPS,
+        propagation.PropagationBarrierOp, redistribute.RedistributeOp, *steps.OPS.values(),
+        base.WaitOp, point_to_point.SendOp, point_to_point.RecvOp,
     ],
     [*types.ATTRS, propagation.DirectionAttr],
 )  # fmt: skip

@@ -1,32 +1,54 @@
-"""The local view: what the devices of a group do together.
+"""The collectives of the local view: what the devices of a group do together.
 
     %b = dist.all_gather %a dim 0 over <dp> : (tensor<4x8xf32, #dist.local<@m, [{dp}, {}]>>)
                                             -> tensor<8x8xf32, #dist.local<@m, [{}, {}]>>
 
-From the layout of its operand follows that of its result (`after`), which the verifier holds
-against the type.
+An op `dist.<name>` is bound to the record of that name (shardir/algebra/collectives.py). The layout
+of its result follows from that of its operand by the record, and the verifier holds the type
+against it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from typing import Any
 
-from xdsl.dialects.builtin import TensorType
-from xdsl.ir import SSAValue
-from xdsl.irdl import IRDLOperation, prop_def, traits_def, var_operand_def, var_result_def
+from xdsl.dialects.builtin import IntegerAttr, TensorType, UnitAttr, i64
+from xdsl.ir import Attribute, Data, Operation, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_op_definition,
+    opt_prop_def,
+    prop_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
+from shardir.algebra import collectives
+from shardir.algebra.collectives import COLLECTIVES, Step
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh, axes_text, sizes_of
+from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.dialects.dist.types import (
     AxesAttr,
+    PairsAttr,
+    ReductionAttr,
     check_types,
     find_mesh,
     global_shape,
     is_local,
     type_layout,
 )
+from shardir.dialects.text import word
+
+PREFIX = "dist."
+
+PARAMETERS = {
+    "axes": "axes", "reduction": "reduction", "dim": "dim", "split": "dim", "concat": "concat",
+    "root": "root", "pairs": "pairs",
+}  # fmt: skip
+"""The properties of ops that are parameters of a step, with their names there."""
 
 
 class Collective(IRDLOperation, ABC):
@@ -40,24 +62,25 @@ class Collective(IRDLOperation, ABC):
     outs = var_result_def(TensorType)
     traits = traits_def(Pure())
 
-    @abstractmethod
-    def after(self, layout: Layout, mesh: Mesh) -> Layout:
-        """The layout of a result, from that of its value. Raises ShardirError."""
+    @property
+    def record(self) -> collectives.Collective:
+        return COLLECTIVES[self.name.removeprefix(PREFIX)]
 
-    def check_move(self, layout: Layout, got: Layout, mesh: Mesh) -> None:
-        """Raises ShardirError when a result's layout does not follow from its value's."""
-        expected = self.after(layout, mesh)
-        if got.simplified(mesh) != expected.simplified(mesh):
-            raise ShardirError(f"[C3] the result's layout is [{expected}], not [{got}]")
+    def as_step(self, out: SSAValue) -> Step:
+        """What the op does to a value, of which `out` is the result."""
+        layout = type_layout(out.type)
+        assert layout is not None
+        given = {PARAMETERS[n]: _value(p) for n, p in self.properties.items() if n in PARAMETERS}
+        return Step(self.record.name, layout=layout, **given)
 
     def keeps(self, value: SSAValue, mesh: Mesh) -> bool:
-        """Whether the whole value is the same afterwards, and its cotangent that of the result.
+        """Whether the global value is the same afterwards, and its cotangent that of the result.
 
         Raises:
-            ShardirError: what comes out depends on what single devices hold of the value, so that
-                the cotangents of their contributions differ.
+            ShardirError: the result depends on what single devices hold of the value, so that the
+                cotangents of what they hold differ.
         """
-        return True
+        return self.record.keeps_value
 
     def verify_(self) -> None:
         check_types(self)
@@ -76,19 +99,20 @@ class Collective(IRDLOperation, ABC):
         layout, got = type_layout(have), type_layout(want)
         assert layout is not None and got is not None
         mesh = find_mesh(self, layout.mesh)
+        step = self.as_step(out)
         try:
-            for a in self.axes.data:
+            for a in step.axes:
                 mesh.check_axis(a)
-            self.check_move(layout, got, mesh)
-            self.check_whole(value, out, mesh)
+            self.record.check(mesh, layout, step)
+            self.check_shapes(value, out, mesh)
         except ShardirError as e:
             raise VerifyException(str(e)) from None
         shape = global_shape(have, mesh)
         if not layout.even(mesh, shape):
-            self._check_shards(layout, mesh, shape)
+            self._check_shards(step, layout, mesh, shape)
 
-    def check_whole(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
-        """Raises ShardirError when the whole value is not what it was."""
+    def check_shapes(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
+        """Raises ShardirError when the global value is not what it was."""
         have, want = value.type, out.type
         assert isinstance(have, TensorType) and isinstance(want, TensorType)
         shapes = global_shape(have, mesh), global_shape(want, mesh)
@@ -98,16 +122,12 @@ class Collective(IRDLOperation, ABC):
                 f"{list(shapes[1])} of {want.element_type} after"
             )
 
-    def moves(self, n: int) -> Iterator[tuple[int, int]]:
-        """Which positions of a group of n give their shard as it is to which others."""
-        return iter(())
-
-    def _check_shards(self, layout: Layout, mesh: Mesh, shape: Shape) -> None:
-        moves = tuple(self.moves(mesh.extent(self.axes.data)))
-        for group in mesh.groups(self.axes.data) if moves else ():
+    def _check_shards(self, step: Step, layout: Layout, mesh: Mesh, shape: Shape) -> None:
+        passes = tuple(self.record.passes(step, mesh.extent(step.axes)))
+        for group in mesh.groups(step.axes) if passes else ():
             shards = [layout.slices(mesh, shape, r) for r in group]
             sizes = [[s.stop - s.start for s in shard] for shard in shards]
-            for source, target in moves:
+            for source, target in passes:
                 if sizes[source] != sizes[target]:
                     raise VerifyException(
                         f"[C4] rank {group[source]} holds {sizes[source]} of {list(shape)}, "
@@ -116,64 +136,108 @@ class Collective(IRDLOperation, ABC):
                     )
 
 
-def without_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> Layout:
-    """A layout whose contributions over these axes are brought together. Raises ShardirError."""
-    kept = mesh.without(layout.partial, axes)
-    if kept is None:
-        raise ShardirError(
-            f"[C5] the value is partial over {axes_text(layout.partial)}, "
-            f"not over {axes_text(axes)}: there is nothing to reduce"
-        )
-    if layout.reduction != reduction:
-        raise ShardirError(
-            f"[C5] the value is a partial {layout.reduction}, the collective takes the {reduction}"
-        )
-    return layout.with_partial(kept, layout.reduction)
+class HeldByOne(IRDLOperation, ABC):
+    """An op after which one device of each group holds the value, the others zeros."""
+
+    @property
+    @abstractmethod
+    def holder(self) -> tuple[Axes, int]:
+        """The axes of the groups, and the position in a group."""
 
 
-def more_partial(layout: Layout, axes: Axes, reduction: str) -> Layout:
-    """A layout that is partial over these axes too. Raises ShardirError."""
-    if layout.partial and layout.reduction != reduction:
-        raise ShardirError(
-            f"[C5] the value is a partial {layout.reduction} already, it can't be a partial "
-            f"{reduction} as well; reduce it first"
-        )
-    return layout.with_partial(layout.partial + axes, reduction)
+def check_holder(op: str, value: SSAValue, position: int, axes: Axes, mesh: Mesh) -> None:
+    """Raises ShardirError unless what the device at `position` of each group holds is the value:
+    all hold it, or it alone holds something else than zeros."""
+    layout = type_layout(value.type)
+    assert layout is not None
+    if not any(mesh.overlap(a, b) for a in axes for b in layout.used):
+        return
+    if mesh.without(layout.partial, axes) is not None:
+        if isinstance(value.owner, HeldByOne) and value.owner.holder == (axes, position):
+            return
+        if layout.reduction == "any" and position == 0:
+            return
+    raise ShardirError(
+        f"[G8] {op} passes on what position {position} holds, of a value that is [{layout}]; the "
+        f"cotangents of the others would differ over {axes_text(axes)}, which no layout says; "
+        "reduce or gather the value first"
+    )
 
 
-def check_dim(layout: Layout, dim: int) -> None:
-    """Raises ShardirError when there is no such dimension."""
-    if not 0 <= dim < len(layout.dims):
-        raise ShardirError(f"[C6] no dimension {dim} in a tensor of {len(layout.dims)}")
+def _value(attr: Attribute) -> Any:
+    """The plain value of a parameter."""
+    if isinstance(attr, IntegerAttr):
+        return attr.value.data
+    assert isinstance(attr, Data)
+    return attr.data
 
 
-def check_plain(layout: Layout, dim: int) -> None:
-    """Raises ShardirError where a dimension is split into shards of stated sizes."""
-    if sizes_of(layout.dims[dim]):
-        raise ShardirError(
-            f"[C13] dimension {dim} is split as {axes_text(layout.dims[dim])}; only a "
-            "dist.exchange moves shards of stated sizes"
-        )
+def parameter(name: str, step: Step) -> Attribute:
+    """The property `name` of an op, from the step that it is."""
+    value = getattr(step, PARAMETERS[name])
+    match name:
+        case "axes":
+            return AxesAttr(value)
+        case "reduction":
+            return word(ReductionAttr, value)
+        case "pairs":
+            return PairsAttr(value)
+        case _:
+            return IntegerAttr(value, i64)
 
 
-def gathered_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
-    """A layout whose dimension is no longer split over these axes. Raises ShardirError."""
-    check_dim(layout, dim)
-    check_plain(layout, dim)
-    rest = mesh.without_minor(layout.dims[dim], axes) if axes else None
-    if rest is None:
-        raise ShardirError(
-            f"[C7] dimension {dim} is split over {axes_text(layout.dims[dim])}, "
-            f"whose minor end is not {axes_text(axes)}"
-        )
-    return layout.with_dim(dim, rest)
+class FusibleOp(Collective, ABC):
+    """A collective whose values travel in one flat buffer. `fusion` asks for one buffer of all that
+    have the same index. An `async` one is started, and under way while its device goes on: what it
+    gives is there behind the `dist.wait` that takes it."""
+
+    fusion = opt_prop_def(IntegerAttr.constr(type=i64))
+    started = opt_prop_def(UnitAttr)
+
+    def verify_(self) -> None:
+        super().verify_()
+        users = {u.operation for v in self.outs for u in v.uses}
+        if self.started is not None and not (len(users) == 1 and _waits_for(users.pop(), self)):
+            raise VerifyException(
+                f"[C14] what an async {self.name} gives is not there yet: one dist.wait takes all "
+                "of its results, in their order, and nothing else uses them"
+            )
 
 
-def split_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
-    """A layout whose dimension is split over these axes too. Raises ShardirError."""
-    check_dim(layout, dim)
-    check_plain(layout, dim)
-    for a in axes:
-        if any(mesh.overlap(a, b) for b in layout.used):
-            raise ShardirError(f"[C8] axis {a} is in use in the layout [{layout}]")
-    return layout.with_dim(dim, layout.dims[dim] + axes)
+def _waits_for(op: Operation, started: FusibleOp) -> bool:
+    return isinstance(op, WaitOp) and tuple(op.values) == tuple(started.outs)
+
+
+@irdl_op_definition
+class WaitOp(IRDLOperation):
+    """What an `async` collective gives, once it is there."""
+
+    name = "dist.wait"
+    values = var_operand_def(TensorType)
+    outs = var_result_def(TensorType)
+    traits = traits_def(Pure())
+    assembly_format = "$values attr-dict `:` functional-type(operands, results)"
+
+    @property
+    def started(self) -> FusibleOp:
+        """The collective that it waits for."""
+        (op,) = {v.owner for v in self.values}
+        assert isinstance(op, FusibleOp)
+        return op
+
+    def verify_(self) -> None:
+        if not self.values:
+            raise VerifyException("[C15] a dist.wait takes what an async collective gives")
+        for v in self.values:
+            if not (isinstance(v.owner, FusibleOp) and v.owner.started is not None):
+                raise VerifyException(
+                    "[C15] a dist.wait takes what an async collective gives; leave it out, or say "
+                    "`async` behind the collective's axes"
+                )
+        if [v.type for v in self.values] != [v.type for v in self.outs]:
+            raise VerifyException("[C15] what a dist.wait gives has the types of what it takes")
+
+
+def is_started(op: Operation) -> bool:
+    """Whether an op is a collective that somebody waits for."""
+    return isinstance(op, FusibleOp) and op.started is not None

@@ -14,10 +14,9 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, opt_prop_def, prop_def
 
 from shardir.algebra.errors import ShardirError
-from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Mesh, axes_text
+from shardir.algebra.mesh import Mesh
 from shardir.algebra.windows import Windows
-from shardir.dialects.dist.base import Collective, check_dim, check_plain
+from shardir.dialects.dist.base import Collective
 from shardir.dialects.dist.types import global_shape
 
 
@@ -38,7 +37,7 @@ class WindowsOp(Collective, ABC):
         d = self.dim.value.data
         return Windows(rows[d], cut[d], cut[d + 1], self.step.value.data, self.offset.value.data)
 
-    def check_whole(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
+    def check_shapes(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
         d = self.dim.value.data
         rows, cut = (global_shape(_tensor(v), mesh) for v in self.ends(value, out))
         if self.step.value.data < 1:
@@ -48,17 +47,6 @@ class WindowsOp(Collective, ABC):
             raise ShardirError(
                 f"[C4] the whole values are {list(rows)} and {list(cut)}: windows of dimension {d} "
                 "keep the other dimensions and the element type"
-            )
-
-    def check_axes(self, layout: Layout, mesh: Mesh) -> None:
-        """Raises ShardirError unless the axes are those that split the dimension."""
-        d = self.dim.value.data
-        check_dim(layout, d)
-        check_plain(layout, d)
-        if mesh.simplify(layout.dims[d]) != mesh.simplify(self.axes.data):
-            raise ShardirError(
-                f"[C12] this exchange goes over {axes_text(layout.dims[d])}, which split "
-                f"dimension {d}, not over {axes_text(self.axes.data)}"
             )
 
 
@@ -77,12 +65,6 @@ class HaloUnfoldOp(WindowsOp):
     def ends(self, value: SSAValue, out: SSAValue) -> tuple[SSAValue, SSAValue]:
         return value, out
 
-    def after(self, layout: Layout, mesh: Mesh) -> Layout:
-        self.check_axes(layout, mesh)
-        d = self.dim.value.data
-        dims = (*layout.dims[: d + 1], (), *layout.dims[d + 1 :])
-        return Layout(layout.mesh, dims, layout.partial, layout.reduction)
-
 
 @irdl_op_definition
 class HaloFoldOp(WindowsOp):
@@ -98,21 +80,7 @@ class HaloFoldOp(WindowsOp):
     def ends(self, value: SSAValue, out: SSAValue) -> tuple[SSAValue, SSAValue]:
         return out, value
 
-    def after(self, layout: Layout, mesh: Mesh) -> Layout:
-        self.check_axes(layout, mesh)
-        d = self.dim.value.data
-        check_dim(layout, d + 1)
-        if layout.dims[d + 1]:
-            raise ShardirError(f"[C3] dimension {d + 1}, the rows of a window, must be whole")
-        if layout.partial and layout.reduction != "sum":
-            raise ShardirError("[C5] a fold adds: a partial sum or a complete value is wanted")
-        dims = (*layout.dims[: d + 1], *layout.dims[d + 2 :])
-        return Layout(layout.mesh, dims, layout.partial, layout.reduction)
-
 
 def _tensor(v: SSAValue) -> TensorType:
     assert isinstance(v.type, TensorType)
     return v.type
-
-
-OPS = [HaloUnfoldOp, HaloFoldOp]

@@ -370,7 +370,8 @@ def _scatter(s: Scope, op: dist.ScatterFromRootOp) -> Text:
 
 
 def _permute(s: Scope, op: dist.PermuteOp) -> Text:
-    pairs = tuple_text([f"({a}, {b})" for a, b in op.source_target()])
+    ends = zip(op.pairs.data[::2], op.pairs.data[1::2], strict=True)
+    pairs = tuple_text([f"({a}, {b})" for a, b in ends])
     _why(s, op, "permute", f"{_needed_by(s, op)} what another rank has")
 
     def text(v: SSAValue, out: SSAValue) -> str:
