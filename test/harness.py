@@ -2,7 +2,7 @@
 
 A program is built once as a plain single-device module; `laid_out` gives its arguments layouts on
 a mesh, `compiled` takes it through the passes, `run` is the interpreters'. The independent
-answer is torch's (reference/).
+answer is torch's (reference.py).
 """
 
 from collections import Counter

@@ -22,8 +22,7 @@ from math import prod
 from covering import covering
 from extent import LONG
 from harness import FLOATS, MESH, apply, elements_of, function, layouts, ordered_subsets, program
-from op_cases import CASES, Case
-from reference import TORCH
+from op_cases import CASES, REFERENCES, Case
 from xdsl.dialects.builtin import TensorType
 
 from shardir.algebra.factors import Factors
@@ -290,7 +289,7 @@ def counted(n: int, what: str) -> str:
 
 def elements(op: type[TensorOp]) -> str:
     found = dict.fromkeys(e for c in cases_of(op) for e in c.elements)
-    return " ".join(found) if op in TORCH else ""
+    return " ".join(found) if op in REFERENCES else ""
 
 
 def gradient(op: type[TensorOp]) -> str:

@@ -28,8 +28,8 @@ from harness import (
     posed,
     torch_gradient,
 )
-from op_cases import CASES, Case
-from reference import TORCH, shape_of, to_torch
+from op_cases import CASES, REFERENCES, Case
+from reference import shape_of, to_torch
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType, i64
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
@@ -92,7 +92,7 @@ class Writer:
 
     @staticmethod
     def of(op: Operation, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        out = TORCH[type(op)](op, *inputs)
+        out = REFERENCES[type(op)](op, *inputs)
         return out if isinstance(out, tuple) else (out,)
 
     def noisy(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,56 +1,21 @@
-"""The cases of the laws of ops: each op of nn, and each update of train, on some shapes; a file
-per family.
+"""The samples of each op of nn and train: a file per family, of the same name as its dialect's.
 
-A case has the element types that it is for; a type that no case of an op has is refused by it.
+A file has CASES, the ops on some shapes, and REFERENCES, for each op the independent answer: torch
+on one device. The laws of ops hold on all of them (`laws.py`). A case has the element types that it
+is for; a type that no case of an op has is refused by it.
 """
 
-from op_cases import (
-    activation,
-    attention,
-    contraction,
-    convolution,
-    creation,
-    custom,
-    elementwise,
-    indexing,
-    losses,
-    movement,
-    normalisation,
-    norms,
-    ordering,
-    pooling,
-    positions,
-    random,
-    reduction,
-    shape,
-    train,
-    windows,
-)
+from reference import Reference
+from xdsl.ir import Operation
+
 from op_cases.case import EVEN, Case
+from shardir.dialects.families import modules_of
 
-__all__ = ["CASES", "EVEN", "Case"]
+__all__ = ["CASES", "EVEN", "FAMILIES", "REFERENCES", "Case"]
 
-FAMILIES = (
-    elementwise,
-    activation,
-    contraction,
-    convolution,
-    reduction,
-    shape,
-    movement,
-    windows,
-    indexing,
-    ordering,
-    normalisation,
-    norms,
-    pooling,
-    losses,
-    attention,
-    positions,
-    creation,
-    random,
-    custom,
-    train,
-)
+FAMILIES = {n: module for n, module in modules_of(__name__).items() if hasattr(module, "CASES")}
 
-CASES: list[Case] = [case for family in FAMILIES for case in family.CASES]
+CASES: list[Case] = [case for family in FAMILIES.values() for case in family.CASES]
+REFERENCES: dict[type[Operation], Reference] = {
+    op: reference for family in FAMILIES.values() for op, reference in family.REFERENCES.items()
+}

@@ -1,5 +1,9 @@
-from op_cases.case import EVEN, ODD, Case
-from op_cases.elementwise import few, unary
+import torch
+from reference import Reference
+from torch.nn import functional
+from xdsl.ir import Operation
+
+from op_cases.case import EVEN, ODD, Case, few, unary
 from shardir.dialects import nn
 from shardir.dialects.nn.base import TensorOp
 
@@ -12,6 +16,7 @@ def activation_grad(op: type[TensorOp], kind: str = "normal", gradient: bool = F
 
 
 EXACT = {"exact": nn.UNIT}
+
 
 CASES: list[Case] = [
     *unary(nn.ReluOp),
@@ -33,3 +38,26 @@ CASES: list[Case] = [
     *activation_grad(nn.GeluGradOp),
     Case("exact", nn.GeluGradOp, (ODD, ODD), props=EXACT, gradient=False),
 ]
+
+
+aten = torch.ops.aten
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.ReluOp: lambda op, x: x.relu(),
+    nn.ReluGradOp: lambda op, x, dy: aten.threshold_backward(dy, x, 0),
+    nn.TanhOp: lambda op, x: x.tanh(),
+    nn.TanhGradOp: lambda op, y, dy: aten.tanh_backward(dy, y),
+    nn.SigmoidOp: lambda op, x: x.sigmoid(),
+    nn.SigmoidGradOp: lambda op, y, dy: aten.sigmoid_backward(dy, y),
+    nn.SiluOp: lambda op, x: functional.silu(x),
+    nn.SiluGradOp: lambda op, x, dy: aten.silu_backward(dy, x),
+    nn.GeluOp: lambda op, x: functional.gelu(x, approximate="none" if op.exact else "tanh"),
+    nn.GeluGradOp: lambda op, x, dy: aten.gelu_backward(
+        dy, x, approximate="none" if op.exact else "tanh"
+    ),
+    nn.SoftplusOp: lambda op, x: functional.softplus(x),
+    nn.LeakyReluOp: lambda op, x: functional.leaky_relu(x, op.slope.value.data),
+    nn.EluOp: lambda op, x: functional.elu(x, op.alpha.value.data),
+    nn.HardtanhOp: lambda op, x: functional.hardtanh(x, op.min.value.data, op.max.value.data),
+}

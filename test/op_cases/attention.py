@@ -1,5 +1,9 @@
 from typing import Any
 
+import torch
+from reference import Reference, by_autograd
+from xdsl.ir import Operation
+
 from op_cases.case import Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
@@ -31,3 +35,30 @@ CASES: list[Case] = [
     *attention("biased", (3, 5, 4), (3, 5, 4), (3, 5, 2), (3, 1, 5), **CAUSAL),
     *attention("grouped-masked", (4, 3, 2), (2, 3, 2), (2, 3, 2), ("i1", (4, 3, 3)), **CAUSAL),
 ]
+
+
+def _attention(
+    op: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """By its formula: torch's own call takes no mask beside `is_causal`."""
+    if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
+        k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
+    scale = q.shape[-1] ** -0.5 if op.scale is None else op.scale.value.data
+    scores = q @ k.mT * scale
+    if op.causal is not None:
+        scores = scores.masked_fill(torch.ones_like(scores).tril() == 0, -torch.inf)
+    if mask is not None:
+        boolean = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if boolean else scores + mask
+    nothing = scores.isneginf().all(-1, keepdim=True)
+    return scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0) @ v
+
+
+def _attention_grad(op: Any, *given: torch.Tensor) -> Any:
+    return by_autograd(lambda *x: _attention(op, *x, *given[4:]), given[:3], given[3])
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.AttentionOp: _attention,
+    nn.AttentionGradOp: _attention_grad,
+}

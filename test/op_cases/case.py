@@ -1,4 +1,4 @@
-"""A case of the laws of ops: one op on operands of some shapes."""
+"""A case of the laws of ops: one op on operands of some shapes. Helpers make elementwise ones."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 from shardir.algebra.layout import Shape
 from shardir.dialects import dist
 from shardir.dialects.builder import Builder
-from shardir.dialects.nn.base import Props, TensorOp
+from shardir.dialects.nn.base import Props, TensorOp, float_attr
 
 ALL = (*FLOATS, *INTEGERS, "i1")
 NUMBERS = (*FLOATS, *INTEGERS)
@@ -55,3 +55,45 @@ class Case:
     def problem(self, element: str) -> Problem:
         args = self.args(element)
         return problem(args, self.body(element), self.wrt(element), self.kinds, len(str(self)))
+
+
+# ---- elementwise ops ----
+
+
+def binary(
+    op: type[TensorOp], elements: tuple[str, ...], kinds: tuple[str, ...] = ()
+) -> list[Case]:
+    """An elementwise op of two operands, broadcasting included."""
+    pairs = {
+        "even": (EVEN, EVEN),
+        "odd": (ODD, ODD),
+        "row": (EVEN, ROW),
+        "column": (COLUMN, EVEN),
+        "outer": ((3, 1), (1, 7)),
+        "scalar": (SCALAR, EVEN),
+        "scalars": (SCALAR, SCALAR),
+    }
+    return [Case(n, op, shapes, elements, kinds=kinds) for n, shapes in pairs.items()]
+
+
+def unary(
+    op: type[TensorOp],
+    elements: tuple[str, ...] = FLOATS,
+    kind: str = "normal",
+    name: str = "",
+    shapes: Sequence[str] = ("even", "odd", "cube", "scalar"),
+    gradient: bool = True,
+    **numbers: float,
+) -> list[Case]:
+    """An elementwise op of one operand; `numbers` are its properties."""
+    known = {"even": EVEN, "odd": ODD, "cube": (2, 3, 4), "scalar": SCALAR}
+    props = {n: float_attr(x) for n, x in numbers.items()}
+    return [
+        Case(f"{name}{n}", op, (known[n],), elements, props, kinds=(kind,), gradient=gradient)
+        for n in shapes
+    ]
+
+
+def few(op: type[TensorOp], kind: str = "normal", name: str = "", **numbers: float) -> list[Case]:
+    """An op of floats whose base others test on all shapes."""
+    return unary(op, FLOATS, kind, name, ("odd",), gradient=True, **numbers)

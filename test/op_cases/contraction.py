@@ -1,4 +1,7 @@
+import torch
+from reference import Reference
 from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Operation
 
 from op_cases.case import NUMBERS, ODD, Case
 from shardir.algebra.layout import Shape
@@ -22,3 +25,9 @@ CASES: list[Case] = [
     einsum("ij,j->i", ODD, (3,)),
     einsum("ij,ji->ji", (4, 3), (3, 4)),
 ]
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.EinsumOp: lambda op, x, y: torch.einsum(op.equation.data, x, y),
+    nn.MatmulOp: lambda op, x, y: x @ y,
+}

@@ -1,3 +1,10 @@
+from typing import Any
+
+import torch
+from reference import Reference, shape_of
+from torch.nn import functional
+from xdsl.ir import Operation
+
 from op_cases.case import FLOATS, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
@@ -37,3 +44,32 @@ CASES: list[Case] = [
     *conv((0, 2, 4), (2, 2, 2)),
     *conv((2, 0, 4), (2, 0, 2)),
 ]
+
+
+def _conv(op: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    found = op.slides()
+    padded = functional.pad(x, [n for s in reversed(found) for n in (s.low, s.high)])
+    if not (x.numel() and w.numel()):
+        return x.sum() + w.sum() + x.new_zeros(shape_of(op.ends(op.operands, op.results)[2]))
+    call = getattr(functional, f"conv{len(found)}d")
+    stride, dilation = [s.stride for s in found], [s.dilation for s in found]
+    return call(padded, w, None, stride, 0, dilation, padded.shape[1] // w.shape[1])
+
+
+def _conv_transpose(op: Any, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x = torch.zeros(shape_of(op.out), dtype=y.dtype, requires_grad=True)
+    with torch.enable_grad():
+        return torch.autograd.grad(_conv(op, x, w), [x], y, create_graph=True)[0]
+
+
+def _conv_weight(op: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    w = torch.zeros(shape_of(op.out), dtype=y.dtype, requires_grad=True)
+    with torch.enable_grad():
+        return torch.autograd.grad(_conv(op, x, w), [w], y, create_graph=True)[0]
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.ConvOp: _conv,
+    nn.ConvTransposeOp: _conv_transpose,
+    nn.ConvWeightOp: _conv_weight,
+}

@@ -1,11 +1,15 @@
 from typing import Any
 
 import numpy as np
+import torch
 from harness import ELEMENTS
+from reference import Reference, dtype_of, shape_of, to_torch
+from xdsl.dialects import builtin
+from xdsl.ir import Operation
 
 from op_cases.case import EVEN, NUMBERS, ODD, Case
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import int_attr
+from shardir.dialects.nn.base import int_attr, plain
 
 
 def constant(element: str, values: Any) -> Case:
@@ -44,3 +48,24 @@ CASES: list[Case] = [
     constant("i64", 7),
     constant("i1", [True, False, True, True]),
 ]
+
+
+def _constant(op: nn.ConstantOp) -> torch.Tensor:
+    values, element = np.array(list(op.value.get_values())), plain(op.out).element_type
+    if isinstance(element, builtin.IntegerType):
+        values = values.astype({1: bool, 32: np.int32, 64: np.int64}[element.width.data])
+    shape = shape_of(op.out)
+    return to_torch(np.full(shape, values[0]) if values.size == 1 else values.reshape(shape))
+
+
+def _iota(op: nn.IotaOp) -> torch.Tensor:
+    shape = shape_of(op.out)
+    dim = op.dim.value.data % len(shape)
+    column = torch.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(shape))])
+    return column.expand(shape).to(dtype_of(op.out))
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.ConstantOp: _constant,
+    nn.IotaOp: _iota,
+}

@@ -1,8 +1,12 @@
 """Custom ops with a rule and without, whose functions are in kernels.py."""
 
 import kernels
+import torch
 from harness import FLOATS
+from reference import Reference
+from xdsl.dialects import builtin
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, StringAttr, i64
+from xdsl.ir import Operation
 
 import shardir
 from op_cases.case import ALL, EVEN, ODD, Case
@@ -13,14 +17,20 @@ shardir.register_custom_op(
     "test.mirror", torch="kernels:mirror", evaluate=kernels.mirror_np,
     rule="(i, j) -> (i, j) replicate j", gradient="test.mirror_grad",
 )  # fmt: skip
+
+
 shardir.register_custom_op(
     "test.mirror_grad", torch="kernels:mirror_grad", evaluate=kernels.mirror_grad_np,
     rule="(i, j), (i, j), (i, j) -> (i, j) replicate j",
 )  # fmt: skip
+
+
 shardir.register_custom_op(
     "test.square", torch="kernels:square", evaluate=kernels.square,
     gradient="test.square_grad",
 )  # fmt: skip
+
+
 shardir.register_custom_op(
     "test.square_grad", torch="kernels:square_grad", evaluate=kernels.square_grad
 )
@@ -39,3 +49,24 @@ CASES: list[Case] = [
     Case("by", nn.CustomOp, (EVEN,), ("f64",), named("test.mirror", by=3), EVEN),
     Case("replicated", nn.CustomOp, (EVEN,), FLOATS, named("test.square"), EVEN),
 ]
+
+
+def _custom(op: nn.CustomOp, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+    """What op_cases/custom.py registers."""
+    given = op.options.data["by"] if op.options is not None else None
+    by = given.value.data if isinstance(given, builtin.IntegerAttr) else 1
+    match op.callee.data:
+        case "test.mirror":
+            return x[:, torch.arange(x.shape[1] - 1, -1, -1)] * by
+        case "test.mirror_grad":
+            return more[1][:, torch.arange(x.shape[1] - 1, -1, -1)] * by
+        case "test.square":
+            return x**2
+        case name:
+            assert name == "test.square_grad"
+            return more[1] * (x + x)
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.CustomOp: _custom,
+}

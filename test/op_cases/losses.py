@@ -1,4 +1,11 @@
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from harness import FLOATS
+from reference import Reference
+from torch.nn import functional
+from xdsl.ir import Operation
 
 from op_cases.case import Case
 from shardir.algebra.layout import Shape
@@ -13,29 +20,6 @@ def by(reduction: str, **props: float | int) -> Props:
     """The reduction, and further properties."""
     numbers = {n: float_attr(x) if isinstance(x, float) else int_attr(x) for n, x in props.items()}
     return {"reduction": word(nn.LossReductionAttr, reduction), **numbers}
-
-
-def cross_entropy(shape: Shape, index: str = "i64", **options: float | int) -> list[Case]:
-    """The op with its gradient op. A label that is ignored is one of the drawn."""
-    name, labels = f"{'x'.join(map(str, shape))}-{index}", (index, shape[:-1])
-    name += "".join(f"-{n}" for n in options)
-    kinds = ("normal", f"below:{shape[-1]}")
-    props = {n: a for n, a in by("none", **options).items() if n != "reduction"}
-    return [
-        Case(name, nn.CrossEntropyOp, (shape, labels), props=props, kinds=kinds),
-        Case(name, nn.CrossEntropyGradOp, (shape, labels, shape[:-1]), props=props, kinds=kinds,
-             gradient=False),
-    ]  # fmt: skip
-
-
-def of_labels(shape: Shape, index: str, reduction: str, **options: float | int) -> list[Case]:
-    name = f"{reduction}-{'x'.join(map(str, shape))}" + "".join(f"-{n}" for n in options)
-    given, kinds = (shape, (index, shape[:-1])), ("normal", f"below:{shape[-1]}")
-    kept = {n: x for n, x in options.items() if n == "ignore"}
-    return [
-        Case(name, nn.CrossEntropyLossOp, given, props=by(reduction, **options), kinds=kinds),
-        Case(name, nn.NllLossOp, given, props=by(reduction, **kept), kinds=kinds),
-    ]
 
 
 def of_elements(shape: Shape, reduction: str) -> list[Case]:
@@ -54,21 +38,54 @@ def of_elements(shape: Shape, reduction: str) -> list[Case]:
 
 
 CASES: list[Case] = [
-    *cross_entropy((8, 4)),
-    *cross_entropy((3, 7), "i32"),
-    *cross_entropy((2, 4, 6)),
-    *cross_entropy((5,)),
-    *cross_entropy((5, 3), ignore=1),
-    *cross_entropy((4, 6), "i32", smoothing=0.25),
-    *cross_entropy((2, 3, 5), ignore=0, smoothing=0.1),
     Case("of-shares", nn.BinaryCrossEntropyOp, ((4, 6), (4, 6)), kinds=("share", "share")),
     Case("of-a-row", nn.BinaryCrossEntropyOp, ((5, 3), (3,)), kinds=("share", "share")),
     Case("of-logits", nn.BinaryCrossEntropyWithLogitsOp, ((5, 3), (5, 3))),
     Case("of-a-row", nn.BinaryCrossEntropyWithLogitsOp, ((4, 6), (6,))),
-    *(c for how in REDUCTIONS for c in of_labels((6, 4), "i64", how)),
-    *(c for how in REDUCTIONS for c in of_labels((7, 3), "i32", how, ignore=2)),
-    *of_labels((2, 3, 5), "i64", "mean", ignore=0, smoothing=0.1),
     *(c for how in REDUCTIONS for c in of_elements((4, 8) if how == "sum" else (5, 3), how)),
     Case("log-target", nn.KlDivLossOp, ((5, 3), (5, 3)),
          props={**by("mean"), "log_target": nn.UNIT}),
 ]  # fmt: skip
+
+
+def _loss(call: Callable[..., torch.Tensor], *options: str) -> Reference:
+    """A loss of torch's, with the numbers of these properties."""
+
+    def reference(op: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        numbers = {n: getattr(op, n).value.data for n in options}
+        return call(x, y, reduction=op.reduction.data, **numbers)
+
+    return reference
+
+
+def _soft_margin(op: nn.SoftMarginLossOp, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """torch's own is not differentiable in y."""
+    return _reduced(op, torch.log1p(torch.exp(-x * y)))
+
+
+def _kl_div(op: nn.KlDivLossOp, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    log = op.log_target is not None
+    return _reduced(op, functional.kl_div(x, y, reduction="none", log_target=log))
+
+
+def _reduced(op: nn.Loss, losses: torch.Tensor) -> torch.Tensor:
+    how = op.reduction.data
+    return losses if how == "none" else losses.mean() if how == "mean" else losses.sum()
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.BinaryCrossEntropyOp: lambda op, x, y: functional.binary_cross_entropy(
+        x, y.expand_as(x), reduction="none"
+    ),
+    nn.BinaryCrossEntropyWithLogitsOp: lambda op, x, y: functional.binary_cross_entropy_with_logits(
+        x, y.expand_as(x), reduction="none"
+    ),
+    nn.MseLossOp: _loss(functional.mse_loss),
+    nn.L1LossOp: _loss(functional.l1_loss),
+    nn.HuberLossOp: _loss(functional.huber_loss, "delta"),
+    nn.SmoothL1LossOp: _loss(functional.smooth_l1_loss, "beta"),
+    nn.BceLossOp: _loss(functional.binary_cross_entropy),
+    nn.BceWithLogitsLossOp: _loss(functional.binary_cross_entropy_with_logits),
+    nn.SoftMarginLossOp: _soft_margin,
+    nn.KlDivLossOp: _kl_div,
+}

@@ -1,3 +1,10 @@
+from typing import Any
+
+import torch
+from reference import Reference
+from torch.nn import functional
+from xdsl.ir import Operation
+
 from op_cases.case import Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
@@ -41,3 +48,31 @@ CASES: list[Case] = [
     rms_norm((3, 5), (5,)),
     rms_norm((2, 4, 6), (4, 6)),
 ]
+
+
+def _batch_norm(op: Any, x: torch.Tensor, w: Any, b: Any, mean: Any, var: Any) -> Any:
+    out = functional.batch_norm(x, None, None, w, b, True, 0.0, op.eps.value.data)
+    dims, m = [d for d in range(x.ndim) if d != 1], op.momentum.value.data
+    new_mean = (1 - m) * mean + m * x.mean(dims)
+    return out, new_mean, (1 - m) * var + m * x.var(dims, correction=1)
+
+
+def _batch_norm_inference(op: Any, x: torch.Tensor, *channels: torch.Tensor) -> torch.Tensor:
+    """torch's own has no gradient for the statistics."""
+    w, b, mean, var = (c.reshape(-1, *[1] * (x.ndim - 2)) for c in channels)
+    out = (x - mean) / (var + op.eps.value.data).sqrt() * w + b
+    w, b, mean, var = (c.detach() for c in channels)
+    assert torch.allclose(
+        out, functional.batch_norm(x.detach(), mean, var, w, b, eps=op.eps.value.data)
+    )
+    return out
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.BatchNormOp: _batch_norm,
+    nn.BatchNormInferenceOp: _batch_norm_inference,
+    nn.GroupNormOp: lambda op, x, w, b: functional.group_norm(
+        x, op.groups.value.data, w, b, op.eps.value.data
+    ),
+    nn.RmsNormOp: lambda op, x, w: functional.rms_norm(x, w.shape, w, op.eps.value.data),
+}

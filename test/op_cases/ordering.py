@@ -1,4 +1,8 @@
-from xdsl.ir import Attribute
+from typing import Any
+
+import torch
+from reference import Reference
+from xdsl.ir import Attribute, Operation
 
 from op_cases.case import ALL, EVEN, NUMBERS, ODD, Case
 from shardir.algebra.layout import Shape
@@ -40,3 +44,25 @@ CASES: list[Case] = [
     along(nn.TopkOp, ODD, -2, k=5),
     along(nn.TopkOp, (2, 8, 3), 1, "smallest", k=2),
 ]
+
+
+def _cumsum(op: nn.CumsumOp, x: torch.Tensor) -> torch.Tensor:
+    axis = op.axis.value.data
+    if op.reverse is None:
+        return x.cumsum(axis, dtype=x.dtype)
+    return x.flip(axis).cumsum(axis, dtype=x.dtype).flip(axis)
+
+
+def _sort(op: Any, x: torch.Tensor, descending: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    values, indices = x.sort(dim=op.axis.value.data, descending=descending, stable=True)
+    return values, indices
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.CumsumOp: _cumsum,
+    nn.SortOp: lambda op, x: _sort(op, x, op.descending is not None),
+    nn.ArgsortOp: lambda op, x: _sort(op, x, op.descending is not None)[1],
+    nn.TopkOp: lambda op, x: tuple(
+        v.narrow(op.axis.value.data, 0, op.k.value.data) for v in _sort(op, x, op.smallest is None)
+    ),
+}

@@ -1,4 +1,10 @@
+from typing import Any
+
+import torch
+from reference import Reference
+from torch.nn import functional
 from xdsl.dialects.builtin import f32
+from xdsl.ir import Operation
 
 from op_cases.case import Case
 from shardir.algebra.layout import Shape
@@ -34,3 +40,38 @@ CASES: list[Case] = [
     adaptive((3, 2, 7), (3,)),
     adaptive((2, 2, 4, 6), (2, 6)),
 ]
+
+
+def _max_pool(op: Any, x: torch.Tensor) -> torch.Tensor:
+    found = op.slides()
+    padded = functional.pad(
+        x, [n for s in reversed(found) for n in (s.low, s.high)], value=-torch.inf
+    )
+    call = getattr(functional, f"max_pool{len(found)}d")
+    return call(padded, [s.kernel for s in found], [s.stride for s in found])
+
+
+def _max_pool_grad(op: Any, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    leaf = x.detach().requires_grad_()
+    with torch.enable_grad():
+        y = _max_pool(op, leaf)
+    return torch.autograd.grad(y, leaf, dy)[0]
+
+
+def _avg_pool(op: Any, x: torch.Tensor) -> torch.Tensor:
+    found, more = op.slides(), {"count_include_pad": op.exclude is None}
+    call = getattr(functional, f"avg_pool{len(found)}d")
+    assert all(s.low == s.high for s in found)
+    return call(x, *([getattr(s, n) for s in found] for n in ("kernel", "stride", "low")), **more)
+
+
+def _adaptive_avg_pool(op: Any, x: torch.Tensor) -> torch.Tensor:
+    return getattr(functional, f"adaptive_avg_pool{x.ndim - 2}d")(x, op.size.data)
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.MaxPoolOp: _max_pool,
+    nn.MaxPoolGradOp: _max_pool_grad,
+    nn.AvgPoolOp: _avg_pool,
+    nn.AdaptiveAvgPoolOp: _adaptive_avg_pool,
+}

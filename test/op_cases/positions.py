@@ -1,5 +1,10 @@
+from typing import Any
+
+import torch
 from harness import FLOATS
-from xdsl.ir import Attribute
+from reference import Reference, shape_of
+from xdsl.dialects import builtin
+from xdsl.ir import Attribute, Operation
 
 from op_cases.case import Case
 from shardir.algebra.layout import Shape
@@ -31,3 +36,34 @@ CASES: list[Case] = [
     sinusoid("halves", (5, 6)),
     sinusoid("interleaved", (2, 3, 10)),
 ]
+
+
+def _turns(op: Any, positions: torch.Tensor, d: int) -> torch.Tensor:
+    """e^(i angle) of each pair, [.., d / 2], in the precision of the interpreter's angles."""
+    t = op.out.type.element_type
+    dtype = torch.float64 if t == builtin.f64 else torch.float32
+    frequencies = op.base.value.data ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+    angles = positions[..., None].to(dtype) * frequencies.to(dtype)
+    return torch.polar(torch.ones_like(angles).double(), angles.double())
+
+
+def _rotary(op: nn.RotaryOp, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """By multiplication with complex numbers."""
+    turns, halves = _turns(op, positions, x.shape[-1]), op.pairing.data == "halves"
+    pairs = x.unflatten(-1, (2, -1)).mT if halves else x.unflatten(-1, (-1, 2))
+    turned = torch.view_as_complex(pairs.contiguous()) * (turns.conj() if op.reverse else turns)
+    out = torch.view_as_real(turned)
+    return (out.mT if halves else out).flatten(-2)
+
+
+def _sinusoid(op: nn.SinusoidOp, positions: torch.Tensor) -> torch.Tensor:
+    turns = _turns(op, positions, shape_of(op.out)[-1])
+    return torch.stack([turns.imag, turns.real], -2 if op.pairing.data == "halves" else -1).flatten(
+        -2
+    )
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.RotaryOp: _rotary,
+    nn.SinusoidOp: _sinusoid,
+}

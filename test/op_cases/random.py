@@ -1,7 +1,13 @@
+from typing import Any
+
+import torch
 from harness import FLOATS, INTEGERS
+from reference import Reference, dtype_of, shape_of
+from xdsl.ir import Operation
 
 from op_cases.case import Case
 from shardir.algebra.layout import Shape
+from shardir.backend.torch.runtime import runtime_random
 from shardir.dialects import nn
 from shardir.dialects.nn.base import float_attr, int_attr
 
@@ -32,3 +38,28 @@ CASES: list[Case] = [
     dropout(0.0, (3, 4)),
     dropout(1.0, (3, 4)),
 ]
+
+
+def _drawn(
+    op: Any, kind: str, params: Any, shape: Shape, key: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """By torch's twin of the generator, whole."""
+    seed = runtime_random.seed_at(key, op.stream.value.data)
+    return runtime_random.fill(kind, params, shape, [(0, n) for n in shape], seed, dtype)
+
+
+def _random(op: nn.RandomOp, key: torch.Tensor) -> torch.Tensor:
+    how = op.distribution
+    return _drawn(op, how.kind, how.values, shape_of(op.out), key, dtype_of(op.out))
+
+
+def _dropout(op: nn.DropoutOp, x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    p = op.p.value.data
+    dropped = _drawn(op, "bernoulli", {"p": p}, shape_of(op.out), key, torch.bool)
+    return torch.where(dropped, 0.0, x / (1 - p if p < 1 else 1))
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.RandomOp: _random,
+    nn.DropoutOp: _dropout,
+}

@@ -1,3 +1,7 @@
+import torch
+from reference import Reference, shape_of
+from xdsl.ir import Operation
+
 from op_cases.case import ALL, EVEN, ODD, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
@@ -47,3 +51,17 @@ CASES: list[Case] = [
     broadcast((3, 5), (5, 2, 3), 2, 0),
     broadcast((1, 7), (3, 5, 7), 1, 2),
 ]
+
+
+def _broadcast(op: nn.BroadcastOp, x: torch.Tensor) -> torch.Tensor:
+    shape, dims = shape_of(op.out), [d % len(shape_of(op.out)) for d in op.dims.data]
+    for d in sorted(set(range(len(shape))) - set(dims)):
+        x, dims = x.unsqueeze(-1), [*dims, d]
+    return x.permute([dims.index(d) for d in range(len(shape))]).expand(shape)
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.ReshapeOp: lambda op, x: x.reshape(shape_of(op.out)),
+    nn.TransposeOp: lambda op, x: x.permute(op.perm.data),
+    nn.BroadcastOp: _broadcast,
+}

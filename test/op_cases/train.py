@@ -1,4 +1,8 @@
-from xdsl.ir import Attribute
+from typing import Any
+
+import torch
+from reference import Reference
+from xdsl.ir import Attribute, Operation
 
 from op_cases.case import EVEN, ODD, SCALAR, Case
 from shardir.algebra.layout import Shape
@@ -34,7 +38,10 @@ def rate(text: str) -> Case:
 SCALE: dict[str, Attribute] = {
     "growth": float_attr(2.0), "backoff": float_attr(0.5), "interval": int_attr(3),
 }  # fmt: skip
+
+
 ADAM = {"beta1": 0.8, "beta2": 0.9, "eps": 0.1}
+
 
 CASES: list[Case] = [
     *[update(train.SgdOp, shape, weight_decay=d)
@@ -55,3 +62,110 @@ CASES: list[Case] = [
            {"coefficient": float_attr(0.1), "weight_decay": float_attr(0.2)}, "f64", "f64"),
     scalar(train.NextLossScaleOp, "dynamic", SCALE, "f32", "i64", "i1"),
 ]  # fmt: skip
+
+
+def _given(op: Any, *names: str) -> list[float]:
+    return [getattr(op, n).value.data for n in names]
+
+
+def _by_torch(op: Any, w: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, **more: Any) -> Any:
+    """One step of torch.optim.SGD."""
+    w = torch.nn.Parameter(w.clone())
+    w.grad = g
+    velocity = more.pop("velocity", None)
+    optimizer = torch.optim.SGD([w], lr.item(), weight_decay=op.weight_decay.value.data, **more)
+    if velocity is None:
+        optimizer.step()
+        return w.detach()
+    optimizer.state[w]["momentum_buffer"] = velocity.clone()
+    optimizer.step()
+    return w.detach(), optimizer.state[w]["momentum_buffer"]
+
+
+def _momentum(op: Any, w: Any, g: Any, v: Any, lr: Any) -> Any:
+    nesterov = isinstance(op, train.NesterovOp)
+    (momentum,) = _given(op, "momentum")
+    return _by_torch(op, w, g, lr, velocity=v, momentum=momentum, nesterov=nesterov)
+
+
+def _lars(op: Any, w: Any, g: Any, v: Any, lr: Any) -> Any:
+    momentum, decay = _given(op, "momentum", "weight_decay")
+    v = momentum * v + lr * (g + decay * w)
+    return w - v, v
+
+
+def _adam(op: Any, w: Any, g: Any, m: Any, v: Any, c1: Any, c2: Any, lr: Any = 0.0) -> Any:
+    beta1, beta2, eps, decay = _given(op, "beta1", "beta2", "eps", "weight_decay")
+    g = g + decay * w if isinstance(op, train.AdamOp) else g
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+    direction = (m / c1) / ((v / c2).sqrt() + eps)
+    match op:
+        case train.AdamOp():
+            return w - lr * direction, m, v
+        case train.AdamWOp():
+            return w - lr * (direction + decay * w), m, v
+        case _:
+            return direction + decay * w, m, v
+
+
+def _learning_rate(op: train.LearningRateOp, done: torch.Tensor) -> torch.Tensor:
+    """By torch's schedulers, stepped so often."""
+    from torch.optim import lr_scheduler
+
+    n, kind = op.schedule.values, op.schedule.kind
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=n["rate"])
+    warmup, end = n["warmup"], n.get("end", 0.0)
+    left = n.get("steps", 1) - warmup
+    after: Any = {
+        "constant": lambda: lr_scheduler.ConstantLR(optimizer, 1.0),
+        "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, left, end),
+        "polynomial": lambda: lr_scheduler.LambdaLR(  # torch's own ends at 0
+            optimizer,
+            lambda t: (
+                (end + (n["rate"] - end) * (1 - min(t, left) / left) ** n["power"]) / n["rate"]
+            ),
+        ),
+        "step": lambda: lr_scheduler.StepLR(optimizer, n["every"], n["factor"]),
+        "inverse_sqrt": lambda: lr_scheduler.LambdaLR(
+            optimizer, lambda t: (max(1, warmup) / (t + 1 + warmup)) ** 0.5
+        ),
+    }[kind]()
+    steps = min(done.item(), warmup + left) if kind == "cosine" else done.item()
+    if steps < warmup:
+        return torch.tensor(n["rate"] * (steps + 1) / warmup, dtype=torch.float64)
+    for _ in range(int(steps) - warmup):
+        optimizer.step()
+        after.step()
+    return torch.tensor(optimizer.param_groups[0]["lr"], dtype=torch.float64)
+
+
+def _trust_ratio(op: Any, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    coefficient, decay = _given(op, "coefficient", "weight_decay")
+    if w == 0 or u == 0:
+        return torch.ones((), dtype=torch.float64)
+    return coefficient * w.sqrt() / (u.sqrt() + decay * w.sqrt())
+
+
+def _next_loss_scale(op: Any, scale: Any, good: Any, finite: Any) -> Any:
+    """What torch.amp.GradScaler's update calls."""
+    growth, backoff = _given(op, "growth", "backoff")
+    scale, tracker = scale.float(), good.int()
+    found = (~finite).float()
+    amp: Any = torch
+    amp._amp_update_scale_(scale, tracker, found, growth, backoff, op.interval.value.data)
+    return scale.double(), tracker.long()
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    train.SgdOp: _by_torch,
+    train.MomentumOp: _momentum,
+    train.NesterovOp: _momentum,
+    train.LarsOp: _lars,
+    train.AdamOp: _adam,
+    train.AdamWOp: _adam,
+    train.LambDirectionOp: _adam,
+    train.LearningRateOp: _learning_rate,
+    train.BiasCorrectionOp: lambda op, step: 1 - op.beta.value.data ** step.double(),
+    train.TrustRatioOp: _trust_ratio,
+    train.NextLossScaleOp: _next_loss_scale,
+}

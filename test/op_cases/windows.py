@@ -1,4 +1,6 @@
-from xdsl.ir import Attribute
+import torch
+from reference import Reference, dtype_of, shape_of
+from xdsl.ir import Attribute, Operation
 
 from op_cases.case import ALL, NUMBERS, Case
 from shardir.algebra.layout import Shape
@@ -39,3 +41,39 @@ CASES: list[Case] = [
         {**numbers(dim=0, step=2, offset=-1), "least": nn.UNIT}, (3, 4, 3), gradient=False,
     ),
 ]  # fmt: skip
+
+
+def _unfold(op: nn.UnfoldOp, x: torch.Tensor) -> torch.Tensor:
+    rows, windows = shape_of(op.x)[op.at], op.windows()
+    fill = 0 if op.least is None else (
+        -torch.inf if x.dtype.is_floating_point else torch.iinfo(dtype_of(op.x)).min
+    )  # fmt: skip
+    parts = []
+    for p in range(windows.count):
+        for r in range(windows.size):
+            row = p * windows.step + windows.offset + r
+            inside = 0 <= row < rows
+            parts.append(x.select(op.at, row) if inside else x.new_full(
+                (*x.shape[: op.at], *x.shape[op.at + 1 :]), fill
+            ))  # fmt: skip
+    shape = shape_of(op.out)
+    if not parts:
+        return x.new_zeros(shape)
+    return torch.stack(parts, op.at).reshape(shape)
+
+
+def _fold(op: nn.FoldOp, x: torch.Tensor) -> torch.Tensor:
+    windows, shape = op.windows(), shape_of(op.out)
+    out = [torch.zeros((*shape[: op.at], *shape[op.at + 1 :]), dtype=x.dtype)] * windows.rows
+    for p in range(windows.count):
+        for r in range(windows.size):
+            row = p * windows.step + windows.offset + r
+            if 0 <= row < windows.rows:
+                out[row] = out[row] + x.select(op.at, p).select(op.at, r)
+    return torch.stack(out, op.at) if out else x.new_zeros(shape)
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.UnfoldOp: _unfold,
+    nn.FoldOp: _fold,
+}

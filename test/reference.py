@@ -1,4 +1,4 @@
-"""What the answers have in common."""
+"""The independent answer: torch on one device, for each op beside its samples in op_cases."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from xdsl.dialects import builtin
+from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import SSAValue
 
 from shardir.algebra.layout import Shape
@@ -27,7 +28,7 @@ def by_autograd(f: Reference, inputs: Sequence[torch.Tensor], dy: torch.Tensor) 
 
 
 def dtype_of(v: SSAValue) -> torch.dtype:
-    """What torch calculates with: an integer type, or double precision."""
+    """The type in which torch computes: an integer type, or double precision."""
     element = plain(v).element_type
     if isinstance(element, builtin.IntegerType):
         return {1: torch.bool, 32: torch.int32, 64: torch.int64}[element.width.data]
@@ -36,3 +37,17 @@ def dtype_of(v: SSAValue) -> torch.dtype:
 
 def shape_of(v: SSAValue) -> Shape:
     return plain(v).get_shape()
+
+
+def torch_forward(f: FuncOp, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of a plain function, by torch, op by op in double precision."""
+    from op_cases import REFERENCES  # which need what is above
+
+    env: dict[SSAValue, torch.Tensor] = dict(zip(f.body.block.args, arguments, strict=True))
+    for op in f.body.block.ops:
+        inputs = [env[v] for v in op.operands]
+        if isinstance(op, ReturnOp):
+            return inputs
+        out = REFERENCES[type(op)](op, *inputs)
+        env.update(zip(op.results, out if isinstance(out, tuple) else (out,), strict=True))
+    raise AssertionError("a function returns")

@@ -1,7 +1,11 @@
+import torch
+from reference import Reference
+from xdsl.ir import Operation
+
 from op_cases.case import Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import float_attr, int_attr
+from shardir.dialects.nn.base import int_attr
 
 
 def row(shape: Shape, axis: int) -> list[Case]:
@@ -15,22 +19,23 @@ def row(shape: Shape, axis: int) -> list[Case]:
     ]
 
 
-def layer_norm(shape: Shape, norm: Shape) -> list[Case]:
-    name, props = (
-        f"{'x'.join(map(str, shape))}-{'x'.join(map(str, norm))}",
-        {"eps": float_attr(1e-5)},
-    )
-    return [
-        Case(name, nn.LayerNormOp, (shape, norm, norm), props=props),
-        Case(name, nn.LayerNormGradOp, (shape, norm, shape), props=props, gradient=False),
-    ]
-
-
 CASES: list[Case] = [
     *row((4, 8), -1),
     *row((5, 3), 0),
     *row((2, 4, 6), 1),
-    *layer_norm((4, 8), (8,)),
-    *layer_norm((3, 5), (5,)),
-    *layer_norm((2, 4, 6), (4, 6)),
 ]
+
+
+aten = torch.ops.aten
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.SoftmaxOp: lambda op, x: x.softmax(op.axis.value.data),
+    nn.SoftmaxGradOp: lambda op, y, dy: aten._softmax_backward_data(
+        dy, y, op.axis.value.data, y.dtype
+    ),
+    nn.LogSoftmaxOp: lambda op, x: x.log_softmax(op.axis.value.data),
+    nn.LogSoftmaxGradOp: lambda op, y, dy: aten._log_softmax_backward_data(
+        dy, y, op.axis.value.data, y.dtype
+    ),
+}

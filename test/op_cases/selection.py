@@ -1,0 +1,69 @@
+import torch
+from harness import FLOATS
+from reference import Reference, dtype_of
+from xdsl.ir import Operation
+
+from op_cases.case import ALL, COLUMN, EVEN, ODD, ROW, SCALAR, Case, few, unary
+from shardir.algebra.layout import Shape
+from shardir.dialects import nn
+from shardir.dialects.nn.base import TensorOp, int_attr
+
+
+def triangle(op: type[TensorOp], shape: Shape, diagonal: int) -> Case:
+    name = f"{'x'.join(map(str, shape))}-{diagonal}"
+    return Case(name, op, (shape,), ALL, {"diagonal": int_attr(diagonal)})
+
+
+def convert(source: str, target: str, shape: Shape) -> Case:
+    floats = source in FLOATS and target in FLOATS
+    return Case(
+        f"{source}->{target}-{'x'.join(map(str, shape))}",
+        nn.ConvertOp,
+        ((source, shape),),
+        (source,),
+        result=shape,
+        result_element=target,
+        gradient=floats,
+        kinds=("ties",) if target == "i1" else (),
+    )
+
+
+def select(name: str, *shapes: Shape) -> Case:
+    condition, *others = shapes
+    return Case(name, nn.SelectOp, (("i1", condition), *others), ALL)
+
+
+CASES: list[Case] = [
+    *few(nn.ClampOp, "ties", "both-", min=-0.5, max=1.0),
+    *few(nn.ClampOp, "ties", "min-", min=0.0),
+    *few(nn.ClampOp, "normal", "max-", max=0.5),
+    *few(nn.NanToNumOp, nan=0.5, posinf=100.0, neginf=-100.0),
+    triangle(nn.TrilOp, EVEN, 0),
+    triangle(nn.TrilOp, ODD, -1),
+    triangle(nn.TriuOp, ODD, 1),
+    triangle(nn.TriuOp, (2, 3, 4), 0),
+    *unary(nn.StopGradientOp, ALL),
+    select("even", EVEN, EVEN, EVEN),
+    select("odd", ODD, ODD, ODD),
+    select("broadcast", COLUMN, ROW, SCALAR),
+    select("rows", (3,), ODD, (1, 3)),
+    *(convert(s, t, EVEN) for s in ALL for t in ALL if s != t),
+    convert("f64", "f32", ODD),
+]
+
+
+def _convert(op: nn.ConvertOp, x: torch.Tensor) -> torch.Tensor:
+    return x.to(dtype_of(op.out))
+
+
+REFERENCES: dict[type[Operation], Reference] = {
+    nn.ClampOp: lambda op, x: x.clamp(*(p and p.value.data for p in (op.min, op.max))),
+    nn.NanToNumOp: lambda op, x: x.nan_to_num(
+        op.nan.value.data, op.posinf.value.data, op.neginf.value.data
+    ),
+    nn.TrilOp: lambda op, x: x.tril(op.diagonal.value.data),
+    nn.TriuOp: lambda op, x: x.triu(op.diagonal.value.data),
+    nn.SelectOp: lambda op, c, x, y: torch.where(c, x, y),
+    nn.ConvertOp: _convert,
+    nn.StopGradientOp: lambda op, x: x.detach(),
+}
