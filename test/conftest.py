@@ -15,7 +15,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 # as beside a program
 sys.path.append(f"{Path(__file__).parents[1]}/shardir/backend/torch/runtime")
 
+from cpu import Cpu
 from runlines import RunError, run, run_lines
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu", action="store_true", help="print the CPU seconds of each file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--cpu"):
+        config.pluginmanager.register(Cpu())
 
 
 class RunLine(pytest.Item):

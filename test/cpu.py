@@ -1,0 +1,41 @@
+"""`pytest --cpu`: the CPU seconds of each file of tests, its child processes counted."""
+
+import os
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def spent() -> float:
+    """The CPU seconds of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+class Cpu:
+    """Marks each report with what was spent since the last one, and prints the sums."""
+
+    def __init__(self) -> None:
+        self.last = spent()
+        self.by_file: Counter[str] = Counter()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
+        report = yield
+        now = spent()
+        report.cpu, self.last = now - self.last, now
+        return report
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        file = report.nodeid.partition("::")[0]
+        if not file.endswith(".py"):  # the folder of programs with RUN lines
+            file = str(Path(file).parent)
+        self.by_file[file] += report.cpu
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section("CPU seconds")
+        for file, seconds in self.by_file.most_common():
+            terminalreporter.write_line(f"{seconds:8.1f}  {file}")
+        terminalreporter.write_line(f"{sum(self.by_file.values()):8.1f}  all tests")
