@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from extent import extent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import with_sizes
@@ -87,7 +88,7 @@ def ways(draw: st.DrawFn, stops: int, meshes: list[Mesh]) -> Way:
 # ---- right, and cheap ----
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=extent(120, 400), deadline=None, derandomize=True)
 @given(ways(2, MESHES + LEVELLED))
 def test_each_rank_ends_with_its_part(way: Way) -> None:
     mesh, shape, (source, target) = way
@@ -106,7 +107,7 @@ def test_each_rank_ends_with_its_part(way: Way) -> None:
     assert plan.seconds <= time_of(mesh, shape, plan.source, recipe) * (1 + 1e-9)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=extent(90, 300), deadline=None, derandomize=True)
 @given(ways(3, MESHES))
 def test_no_detour_is_cheaper(way: Way) -> None:
     mesh, shape, (a, b, c) = way
@@ -129,7 +130,7 @@ def time_of(mesh: Mesh, shape: Shape, layout: Layout, steps: list[Step]) -> floa
 # ---- against brute force ----
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=extent(60, 200), deadline=None, derandomize=True)
 @given(ways(2, MESHES + LEVELLED))
 def test_what_an_exchange_sends_and_fetches(way: Way) -> None:
     """Counted by dimension, against every piece on every rank."""
@@ -200,7 +201,7 @@ def shortest(problem: Problem) -> float:
     raise AssertionError("no way")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=extent(20, 60), deadline=None, derandomize=True)
 @given(st.data())
 def test_the_plan_is_the_shortest_path(data: st.DataObject) -> None:
     mesh = data.draw(st.sampled_from([MESHES[0], LEVELLED[0], LEVELLED[1], LEVELLED[3]]))
@@ -368,7 +369,7 @@ def test_an_all_reduce_goes_over_the_slow_wires_with_a_part() -> None:
 # ---- memory ----
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=extent(20, 30), deadline=None, derandomize=True)
 @given(ways(2, [MESHES[0], MESHES[5], LEVELLED[1]]), st.integers(0, 600))
 def test_a_plan_keeps_to_the_memory_or_says_what_it_needs(way: Way, memory: int) -> None:
     mesh, shape, (source, target) = way

@@ -6,6 +6,7 @@
 import os
 
 import pytest
+from extent import extent
 from harness import PIPELINE, apply
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from shardir.dialects import train
 from shardir.dialects.nn.base import TensorOp
 
 PARTS = 4
-COUNT = int(os.environ.get("PROGRAMS", "60")) // PARTS
+COUNT = int(os.environ.get("PROGRAMS", extent(32, 4000))) // PARTS
 FACTOR = 100
 """Of the tolerance of one op."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from extent import extent
 from harness import (
     MESH,
     Arg,
@@ -152,7 +153,7 @@ def test_the_42_conversions_of_four_devices(pair: tuple[str, str]):
 # ---- other meshes, sub-axes ----
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=extent(60, 200), deadline=None, derandomize=True)
 @given(st.data())
 def test_random_pairs(data: Any):
     """Sub-axes included, on meshes such as 2x2x2, 8 and 6; any sizes, 0 and 1 too."""
@@ -168,7 +169,7 @@ def test_random_pairs(data: Any):
     assert not fault(identity(shape), mesh, source, target)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=extent(90, 300), deadline=None, derandomize=True)
 @given(st.data())
 def test_plans_are_no_dearer_than_by_way_of_replication(data: Any):
     """In what a device receives; and a plan to where the value is already is empty."""

@@ -55,10 +55,11 @@ def least_of_all(text: str) -> float:
     strategies = [[c.strategy for c in offers.of(op, False)] for op in ops]
     matrices = [parse_layout(f"@m, {dims}") for dims in ("[{}, {}]", "[{d}, {}]", "[{}, {d}]")]
     open_args = [i for i, v in enumerate(block.args) if layout_of(v) is None]
+    lies = [[None] if layout_of(op.results[0]) else [*matrices, None] for op in ops]
     best = float("inf")
     for chosen in product(*strategies):
         for ends in product(matrices, repeat=len(open_args)):
-            for lying in product([*matrices, None], repeat=len(ops)):
+            for lying in product(*lies):
                 trial = module.clone()
                 inner = body(trial)
                 for i, layout in zip(open_args, ends, strict=True):
@@ -73,9 +74,9 @@ def least_of_all(text: str) -> float:
                 update_signature(next(bodies(trial))[0])
                 last = inner.last_op
                 assert last is not None
-                lies = layout_of(last.operands[0])
-                assert lies is not None
-                if lies.partial:
+                returned = layout_of(last.operands[0])
+                assert returned is not None
+                if returned.partial:
                     continue  # what is returned is complete
                 PASSES["insert-redistributions"]()().apply(Context(), trial)
                 best = min(best, search.seconds(trial))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from extent import extent
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
@@ -142,7 +143,7 @@ def test_a_program_keeps_to_the_memory_and_takes_longer(tmp_path: Path):
     free = planned(0)
     quickest, most = seconds_of(free), holds(free)
     times = [quickest]
-    for part in (1.0, 0.9, 0.5):
+    for part in extent((1.0, 0.9), (1.0, 0.9, 0.5)):
         limit = int(most * part)
         module = planned(limit)
         again = [op for op in module.walk() if MARK in op.attributes]

@@ -1,8 +1,10 @@
 """search-mesh: against every mesh tried by hand, and where a plan's bytes go."""
 
+from itertools import product
 from math import isclose
 
 import pytest
+from extent import extent
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
@@ -17,7 +19,7 @@ from shardir.passes.search_mesh import SearchMesh, shapes
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
-search = bench.load("search")
+search, programs = bench.load("search"), bench.load("programs")
 
 NODES = 4, 2
 FAST, SLOW = "{bandwidth = 1e+11, latency = 1e-06}", "{bandwidth = 1e+10, latency = 1e-05}"
@@ -25,8 +27,12 @@ LINKS = {"near is fast": (FAST, SLOW), "far is fast": (SLOW, FAST)}
 
 
 def gpt(nodes: tuple[int, int], links: tuple[str, str], **sizes: int) -> str:
-    """A step on a cluster of units of units, and a mesh of one axis."""
-    text = search.STATED.sub("", search.gpt(layers=1, **sizes))
+    return on_cluster(search.gpt(layers=1, **sizes), nodes, links)
+
+
+def on_cluster(annotated: str, nodes: tuple[int, int], links: tuple[str, str]) -> str:
+    """The program on a cluster of units of units, and a mesh of one axis."""
+    text = search.STATED.sub("", annotated)
     (near, far), (inner, outer) = nodes, links
     cluster = (
         f"dist.cluster @c <levels [node = {near} {inner}, pod = {far} {outer}], "
@@ -59,11 +65,18 @@ def test_shapes_are_all_factorisations(axes: int):
     assert set(found) == {s for s in wanted if len(s) <= axes}
 
 
-@pytest.mark.parametrize("links", LINKS.values(), ids=LINKS)
-@pytest.mark.parametrize("axes", [1, 2, 3])
-def test_no_mesh_of_all_is_better(axes: int, links: tuple[str, str]):
+PROGRAMS = {
+    "gpt": search.gpt(layers=1, **SMALL),
+    "mlp": programs.mlp(layers=1, batch=16, dim=32, hidden=64),
+}
+CHOICES = [*product(PROGRAMS, (1, 2, 3), LINKS)]
+CHOICES = extent([c for c in CHOICES if c[0] == "mlp" or c[1] == 1] + [CHOICES[2]], CHOICES)
+
+
+@pytest.mark.parametrize(("program", "axes", "links"), CHOICES, ids=str)
+def test_no_mesh_of_all_is_better(program: str, axes: int, links: str):
     """Of 8, 2 x 4, 4 x 2 and 2 x 2 x 2, as far as there may be so many axes."""
-    text = gpt(NODES, links, **SMALL)
+    text = on_cluster(PROGRAMS[program], NODES, LINKS[links])
     names = [", ".join(f"x{i} = {n}" for i, n in enumerate(shape)) for shape in [*shapes(8, axes)]]
     least = min(objective(parse(text.replace("d = 8", mesh))) for mesh in names)
     module = parse(text)
