@@ -2,8 +2,8 @@
 
 @net at net.ir:6: %y, tensor<4x8xf32>: [@m, [{dp}, {}]]
   dimension 0 over {dp}: by %y = nn.matmul at net.ir:6 from dimension 0 of %x
-    dimension 0 of %x: stated at net.ir:5
-  at %y = nn.matmul at net.ir:6 proposals competed: i over {dp} 0.000186 s; j over {dp} 0.000373 s
+    dimension 0 of %x: annotated at net.ir:5
+  at %y = nn.matmul at net.ir:6 proposals conflicted: i over {dp} 0.000186 s; j over {dp} 0.000373 s
   its edges: 96 B, 0.000186 s
   instead [@m, [{}, {dp}]], as dimension 1 of %w proposes: 144 B, 0.000373 s
 """
@@ -29,37 +29,37 @@ from shardir.passes.propagate_strategies import FunctionPropagation, propagate_s
 from shardir.rewriting.placement import strategy_placement
 
 SHOWN = 4
-"""How many steps of a long way are shown at either end of it."""
+"""How many steps of a long path are shown at either end of it."""
 
 
 class Explanation:
-    """What was asked about, and what of it is said."""
+    """The values that are asked about, and those that are explained so far."""
 
     def __init__(self, names: str):
         """`names`: `%x,%y`; empty: of all values."""
         self.names = {n.strip().lstrip("%") for n in names.split(",")} - {""}
-        self.said: set[SSAValue] = set()
+        self.explained: set[SSAValue] = set()
         self.unknown = set(self.names)
 
     def of(self, v: SSAValue) -> bool:
-        """Whether a value is asked about, and nothing is said of it so far."""
+        """Whether a value is asked about and not explained yet."""
         named = not self.names or v.name_hint in self.names
-        return named and isinstance(v.type, TensorType) and v not in self.said
+        return named and isinstance(v.type, TensorType) and v not in self.explained
 
-    def say(self, v: SSAValue, lines: Collection[str], where: str) -> str:
-        self.said.add(v)
+    def explain(self, v: SSAValue, lines: Collection[str], where: str) -> str:
+        self.explained.add(v)
         self.unknown.discard(v.name_hint or "")
         layout = dist.layout_of(v)
         first = f"{where}{at(_maker(v))}: {named(v)}, "
         return "\n  ".join([f"{first}{plain(v)}: [{layout}]", *lines])
 
     def propagate(self, module: ModuleOp) -> Iterator[str]:
-        """Runs propagate-strategies; a paragraph on each value that it gave a layout."""
+        """Run propagate-strategies; a paragraph on each value whose layout it set."""
         for found in propagate_strategies(module):
             for v in values(found.block):
                 if self.of(v):
                     lines = [*_paths(found, v), *_costs(found, v)]
-                    yield self.say(v, lines, f"@{name_of(found.f)}")
+                    yield self.explain(v, lines, f"@{name_of(found.f)}")
 
     def made(self, module: ModuleOp) -> Iterator[str]:
         """A paragraph on each value that other passes made: its layout follows from its op."""
@@ -76,7 +76,7 @@ class Explanation:
                     if not self.names and not part:
                         continue  # the forward part again, or a redistribution in it
                     lines = list(_follows(op, v, layout, meshes[layout.mesh]))
-                    yield self.say(v, lines, f"@{name_of(f)}{part}")
+                    yield self.explain(v, lines, f"@{name_of(f)}{part}")
 
 
 def named(v: SSAValue) -> str:
@@ -101,20 +101,20 @@ def _paths(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
         yield from (f"  {line}" for line in lines)
     if not any(state.dims[index]):
         closed = state.is_closed(index)
-        yield "stated: replicated" if closed else "no axis was proposed: replicated"
+        yield "annotated: replicated" if closed else "no axis was proposed: replicated"
     if index in state.value_conflicts:
-        yield f"for it proposals competed: {_conflict(state.value_conflicts[index])}"
+        yield f"for it proposals conflicted: {_conflict(state.value_conflicts[index])}"
     for n in state.graph.touching[index]:
         if n in state.node_conflicts:
             conflict = _conflict(state.node_conflicts[n])
-            yield f"at {called(p.ops[n])} proposals competed: {conflict}"
+            yield f"at {called(p.ops[n])} proposals conflicted: {conflict}"
 
 
 def _origin(p: FunctionPropagation, v: SSAValue, origin: Provenance) -> str:
     if origin.kind == "annotation":
-        return f"stated{at(_maker(v))}"
+        return f"annotated{at(_maker(v))}"
     if origin.kind == "input":
-        return "an input that nothing reaches is split by rows"
+        return "an input that nothing reaches, split along dimension 0"
     assert origin.node is not None
     op = p.ops[origin.node]
     if origin.kind == "strategy":
@@ -197,8 +197,8 @@ def _moves(
 def _alternatives(
     p: FunctionPropagation, v: SSAValue, layout: Layout
 ) -> dict[Layout, tuple[SSAValue, int, Operation]]:
-    """What other values propose for dimensions of `v` along an op, and has not been granted: the
-    layout with it, and which value's dimension proposes it, along which op."""
+    """The layouts of `v` with one more proposal granted: of each, the value and its dimension that
+    proposes it, and along which op."""
     found: dict[Layout, tuple[SSAValue, int, Operation]] = {}
     index = p.value_index[v]
     for op in [p.ops[n] for n in p.state.graph.touching[index]]:
@@ -224,7 +224,7 @@ def _alternatives(
 
 
 def _maker(v: SSAValue) -> Operation | BlockArgument:
-    """What a value comes from."""
+    """The op that produces a value, or the argument that it is."""
     if isinstance(v, BlockArgument):
         return v
     assert isinstance(v.owner, Operation)
@@ -244,7 +244,7 @@ def _with(layout: Layout, d: int, axes: Axes, mesh: Mesh) -> Layout:
 
 
 def _follows(op: Operation, v: SSAValue, layout: Layout, mesh: Mesh) -> Iterator[str]:
-    """From which operands the axes of a result come."""
+    """The operands that the axes of a result come from."""
     if not isinstance(op, TensorOp):
         yield f"as {called(op)} has it"
         return

@@ -1,14 +1,12 @@
 """Inputs that nothing reaches: data parallel along dimension 0."""
 
-from collections.abc import Iterator
-
 from shardir.algebra.propagation.state import Provenance, State
 
 
 def split_inputs(state: State) -> list[int]:
-    """Split the inputs that nothing has reached; the nodes that use them.
+    """Split the inputs that nothing has reached; the nodes that touch them.
 
-    They are split over the axes that nothing uses; over all, where no node that uses them has
+    They are split over the axes that nothing uses; over all, where no node that touches them has
     values that are split either. The last axes are left out until they divide the dimension.
     """
     mesh, values = state.mesh, state.graph.values
@@ -22,19 +20,15 @@ def split_inputs(state: State) -> list[int]:
             continue
         if any(state.dims[v]) or any(state.is_parameter[w] for w in members):
             continue
-        users = [n for w in members for n in _users(state, w)]
-        axes = free if any(_is_reached(state, n) for n in users) else free or every
+        touching = [n for w in members for n in state.graph.touching[w]]
+        axes = free if any(_is_reached(state, n) for n in touching) else free or every
         while axes and value.shape[0] % mesh.extent(axes):
             axes = axes[:-1]
         if axes:
             state.assign(v, (axes, *state.dims[v][1:]))
             state.record(v, 0, Provenance("input"))
-            affected += users
+            affected += touching
     return affected
-
-
-def _users(state: State, v: int) -> Iterator[int]:
-    return (n for n in state.graph.touching[v] if v in state.graph.nodes[n].operands)
 
 
 def _is_reached(state: State, n: int) -> bool:

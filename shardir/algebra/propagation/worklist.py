@@ -19,8 +19,9 @@ class Proposal(NamedTuple):
     """The axes that a node proposes for a value."""
 
     dims: DimAxes
-    value: int
     node: int
+    position: int
+    """Which of the node's values it is for, operands first."""
     update: Update
 
 
@@ -57,11 +58,12 @@ class Worklist:
             found = update(node.factors, self.operands(node), state.mesh)
             if found.conflict:
                 state.node_conflicts[n] = found.conflict
-            for v, dims in zip((*node.operands, *node.results), found.dims, strict=True):
+            touched = (*node.operands, *node.results)
+            for i, (v, dims) in enumerate(zip(touched, found.dims, strict=True)):
                 mine = state.dims[v]
                 if dims is not mine and dims != mine:
                     first = state.members[v][0]
-                    proposals.setdefault(first, []).append(Proposal(dims, v, n, found))
+                    proposals.setdefault(first, []).append(Proposal(dims, n, i, found))
         refined: list[tuple[int, int | None]] = []
         for first, of_value in proposals.items():
             members, before = state.members[first], state.dims[first]
@@ -69,7 +71,7 @@ class Worklist:
             for p in of_value:
                 for d, axes in enumerate(dims):
                     if axes == p.dims[d] != before[d]:
-                        state.record(p.value, d, self.provenance(p, d))
+                        self.record(p, d)
             state.assign(first, dims)
             alone = of_value[0].node if len(of_value) == len(members) == 1 else None
             refined += [(v, alone) for v in members]
@@ -89,17 +91,18 @@ class Worklist:
             found[i] = s._replace(silent=silent, open=s.open if theirs else frozenset())
         return tuple(found)
 
-    def provenance(self, proposal: Proposal, d: int) -> Provenance:
-        """Where the axes that a node proposes for dimension d come from."""
+    def record(self, proposal: Proposal, d: int) -> None:
+        """Record where the axes that are granted for dimension d come from."""
         node = self.graph.nodes[proposal.node]
         assert node.factors is not None
         touched = (*node.operands, *node.results)
         dims = (*node.factors.operands, *node.factors.results)
-        names = dims[touched.index(proposal.value)][d]
+        names = dims[proposal.position][d]
         sources = proposal.update.sources
         proposed_by = [sources[f] for f in names if f in sources]
         found = dict.fromkeys((touched[i], e) for i, e in proposed_by)
-        return Provenance("factors", proposal.node, tuple(found))
+        provenance = Provenance("factors", proposal.node, tuple(found))
+        self.state.record(touched[proposal.position], d, provenance)
 
 
 class _Sweep:
