@@ -32,7 +32,7 @@ from shardir.algebra.strategy import Strategy
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, values
 from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of, sharding_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
-from shardir.dialects.train import arg_attrs
+from shardir.dialects.train import arguments
 from shardir.passes.functions import bodies, set_type, update_signature
 from shardir.passes.propagate_strategies import propagate_strategies
 from shardir.passes.strip_layouts import StripLayouts
@@ -73,11 +73,11 @@ class DataParallel(ModulePass):
 
 
 def _lay_out(f: FuncOp, block: Block, mesh: Mesh, hybrid: bool) -> None:
-    for arg, attrs in zip(block.args, arg_attrs(f), strict=True):
+    for arg, argument in zip(block.args, arguments(f), strict=True):
         if not isinstance(arg.type, TensorType):
             continue
         rank = len(arg.type.get_shape())
-        if "train.parameter" in attrs or "train.state" in attrs:
+        if argument.is_retained:
             layout = replicated(mesh.name, rank)
             if hybrid and _placed(arg):
                 continue

@@ -40,12 +40,8 @@ from xdsl.dialects.builtin import (
     ArrayAttr,
     DictionaryAttr,
     FunctionType,
-    IntegerAttr,
     ModuleOp,
-    StringAttr,
     TensorType,
-    UnitAttr,
-    i64,
 )
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
@@ -80,24 +76,25 @@ from shardir.dialects.dist import (
 from shardir.dialects.nn import StopGradientOp
 from shardir.dialects.nn.base import Composite, TensorOp, plain
 from shardir.dialects.train import (
-    MICROBATCH,
+    Argument,
     BackwardOp,
     GradientOp,
     MicrobatchOp,
+    Role,
     StepOp,
     UpdateOp,
     arg_attrs,
+    in_microbatch,
+    mark_step,
     result_attrs,
     set_arg_attrs,
-    updated_argument,
+    updated_arguments,
+    updates_attrs,
 )
 from shardir.passes.functions import erase, set_type
 from shardir.passes.lower_to_spmd import lift, lower
 from shardir.passes.train_step import TrainStep
 from shardir.syntax.diagnostics import Failure, warn
-
-KEPT = {"train.parameter", "train.state"}
-"""What stays from one microbatch to the next, unlike inputs."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +159,8 @@ class _Differentiation:
         mesh = mesh_of(source, module)
         self.attrs = arg_attrs(source)
         self.marks = result_attrs(source)
-        self.updated = [
-            updated_argument(source, m) if isinstance(request, StepOp) else None for m in self.marks
-        ]
+        is_step = isinstance(request, StepOp)
+        self.updated = updated_arguments(source) if is_step else [None] * len(self.marks)
         """Per result, the state that it is the new value of: no part of a step's loss."""
         region = source.body.clone() if not consumed else source.detach_region(source.body)
         if consumed:
@@ -200,7 +196,7 @@ class _Differentiation:
         self.builder.location = self.request.location
         n = len(self.block.args)
         if isinstance(self.request, StepOp):
-            wrt = [i for i, a in enumerate(self.attrs) if "train.parameter" in a]
+            wrt = [i for i, a in enumerate(self.attrs) if Argument.of(a).role is Role.PARAMETER]
         else:
             wrt = list(self.request.wrt.data)
         self._check(wrt)
@@ -240,7 +236,7 @@ class _Differentiation:
         """The function several times, each on inputs of its own; a state that it updates goes from
         one to the next."""
         args = self.block.args
-        inputs = [i for i, a in enumerate(self.attrs) if not KEPT & a.keys()]
+        inputs = [i for i, a in enumerate(self.attrs) if not Argument.of(a).is_retained]
         updated = [i for i in self.updated if i is not None]
         own = self.dependent(forward, [args[i] for i in (*inputs, *updated)])
         mine = set(own)
@@ -248,7 +244,7 @@ class _Differentiation:
         self.mark(shared)
         kept = {*args, *(v for op in shared for v in op.results)}
         for i in inputs:
-            self.attrs[i] = {**self.attrs[i], MICROBATCH: IntegerAttr(0, i64)}
+            self.attrs[i] = in_microbatch(self.attrs[i], 0)
         first, loss = self.returned, self.updated.index(None)
         losses = [first[loss]]
         self.differentiate(own)
@@ -285,7 +281,7 @@ class _Differentiation:
         first = self.block.args[i]
         arg = self.block.insert_arg(first.type, len(self.block.args))
         arg.name_hint = f"{first.name_hint or 'input'}_batch{k}"  # xDSL drops a mere _1
-        self.attrs.append({**self.attrs[i], MICROBATCH: IntegerAttr(k, i64)})
+        self.attrs.append(in_microbatch(self.attrs[i], k))
         return arg
 
     def fold(self, values: set[SSAValue]) -> None:
@@ -477,8 +473,9 @@ class _Differentiation:
         """The gradient of argument i, to be communicated with those of its `train.fusion`."""
         gradient = self.cotangent(self.block.args[i])
         moved = gradient.owner if gradient is not None else None
-        if isinstance(moved, RedistributeOp) and "train.fusion" in self.attrs[i]:
-            moved.properties["fusion"] = self.attrs[i]["train.fusion"]
+        index = Argument.of(self.attrs[i]).fusion
+        if isinstance(moved, RedistributeOp) and index is not None:
+            moved.properties["fusion"] = index
         return gradient
 
     def or_zero(self, i: int, gradient: SSAValue | None) -> SSAValue:
@@ -503,7 +500,7 @@ class _Differentiation:
             v if state is None else step.becomes(self.block.args[state], v)
             for v, state in zip(self.returned, self.updated, strict=True)
         ]
-        marks = [*self.marks, *({"train.updates": StringAttr(name)} for _, name in updates)]
+        marks = [*self.marks, *(updates_attrs(key) for _, key in updates)]
         return [*results, *(v for v, _ in updates)], marks
 
     # ---- the function ----
@@ -536,7 +533,7 @@ class _Differentiation:
         if any(marks):
             f.properties["res_attrs"] = ArrayAttr(DictionaryAttr(m) for m in marks)
         if isinstance(self.request, StepOp):
-            f.attributes["train.step"] = UnitAttr()
+            mark_step(f)
         return f
 
 

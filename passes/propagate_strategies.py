@@ -42,7 +42,7 @@ from shardir.algebra.propagation.annotations import ContradictionError
 from shardir.algebra.propagation.graph import Graph, Node, Tie, Value
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, values
 from shardir.analysis.groups import contradiction, sharding_groups
-from shardir.analysis.roles import ties
+from shardir.analysis.roles import retained_arguments, ties
 from shardir.dialects.dist import (
     PropagationBarrierOp,
     ShardingGroupOp,
@@ -51,7 +51,7 @@ from shardir.dialects.dist import (
     with_layout,
 )
 from shardir.dialects.nn.base import TensorOp, strategy_factors
-from shardir.dialects.train import Update, arg_attrs
+from shardir.dialects.train import Update
 from shardir.passes.functions import bodies, set_type, update_signature
 from shardir.rewriting.placement import strategy_placement
 from shardir.syntax.diagnostics import Failure
@@ -136,15 +136,14 @@ class FunctionPropagation:
 
     def graph_values(self) -> Iterator[Value]:
         """The values of the graph, in the order of `values`."""
-        roles = arg_attrs(self.f)
+        retained = retained_arguments(self.f)
         for v in self.values:
             assert isinstance(v.type, TensorType)
-            attrs = roles[v.index] if isinstance(v, BlockArgument) else {}
             yield Value(
                 v.type.get_shape(),
                 sharding_of(v),
                 is_input=isinstance(v, BlockArgument),
-                is_parameter="train.parameter" in attrs or "train.state" in attrs,
+                is_parameter=v in retained,
             )
 
     def node(self, op: Operation, errors: Errors) -> Node:
@@ -181,7 +180,7 @@ class FunctionPropagation:
             if isinstance(op, Update):
                 for v in (*op.operands[2:], *op.results):
                     yield op.operands[0], v, op
-        for new, old in ties(self.f, self.block).items():
+        for new, old in ties(self.f).items():
             yield old, new, self.ops[-1]
 
     def write(self) -> None:

@@ -244,7 +244,7 @@ def alike(f: FuncOp, block: Block) -> dict[SSAValue, SSAValue]:
     and states, and those of a group."""
     order = {v: i for i, v in enumerate(values(block))}
     found: dict[SSAValue, set[SSAValue]] = {}
-    for together in [*ties(f, block).items(), *sharding_groups(block)]:
+    for together in [*ties(f).items(), *sharding_groups(block)]:
         joined = set(together).union(*(found[v] for v in together if v in found))
         found.update(dict.fromkeys(joined, joined))
     firsts = {id(s): min(s, key=order.__getitem__) for s in found.values()}

@@ -11,7 +11,7 @@ axes that split a gradient; what is replicated counts once. They are brought tog
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import StringAttr, TensorType, f32, f64, i64
+from xdsl.dialects.builtin import TensorType, f32, f64, i64
 from xdsl.ir import Attribute, Block, SSAValue
 
 from shardir.algebra.layout import Layout, replicated
@@ -47,7 +47,7 @@ class TrainStep:
         arg = self.block.insert_arg(type, len(self.block.args))
         arg.name_hint = hint if SSAValue.is_valid_name(hint) else None
         init = train.InitAttr(("constant", (("value", first),)))
-        self.attrs.append({"train.state": StringAttr(name), "train.init": init})
+        self.attrs.append(train.state_attrs(name, init))
         return arg
 
     def _number(self, name: str, element: Attribute, first: float = 0.0) -> SSAValue:
@@ -101,7 +101,7 @@ class TrainStep:
         if given:
             given = self._prepared(given)
         clock = train.Clock(self.b, self.request.optimizer, lambda: self._number("count", i64))
-        keys = {i: train.text_attr(self.attrs[i], "train.parameter") or "" for i in gradients}
+        keys = {i: train.Argument.of(self.attrs[i]).key or "" for i in gradients}
         old: dict[int, list[tuple[SSAValue, str]]] = {i: [(args[i], keys[i])] for i in gradients}
         running = {i: self._optimizer(i, g, clock, old[i]) for i, g in given.items()}
         new: dict[int, list[SSAValue]] = {i: [args[i]] for i in gradients}
@@ -136,15 +136,15 @@ class TrainStep:
     def _optimizer(
         self, i: int, g: SSAValue, clock: train.Clock, old: list[tuple[SSAValue, str]]
     ) -> train.Updated:
-        w, key, attrs = self.block.args[i], old[0][1], self.attrs[i]
+        w, key, parameter = self.block.args[i], old[0][1], train.Argument.of(self.attrs[i])
 
         def state(name: str, dims: Sequence[int]) -> SSAValue:
             old.append((self._state(w, key, name, dims), f"{key}.{name}"))
             return old[-1][0]
 
         numbers = self.request.optimizer.values
-        decay = train.number_attr(attrs, "train.weight_decay", numbers["weight_decay"])
-        rate = clock.rate(train.number_attr(attrs, "train.lr_scale", 1.0))
+        decay = parameter.weight_decay(numbers["weight_decay"])
+        rate = clock.rate(parameter.lr_scale)
         numbers = {n: x for n, x in numbers.items() if n != "lr"} | {"weight_decay": decay}
         target = train.Target(self.b, clock, w, g, numbers, rate, state)
         return train.OPTIMIZERS[self.request.optimizer.kind](target)

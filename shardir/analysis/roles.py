@@ -1,23 +1,21 @@
-"""Which results of a function become which arguments of its next call."""
+"""The roles of a function's values: which arguments are retained, which results replace them."""
 
-from xdsl.dialects.builtin import StringAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import SSAValue
 
-from shardir.dialects.train import arg_attrs, result_attrs
+from shardir.dialects.train import arguments, updated_arguments
 
 
-def ties(f: FuncOp, block: Block) -> dict[SSAValue, SSAValue]:
-    """The returned values that become arguments of the next step."""
-    names: dict[str, SSAValue] = {}
-    for arg, attrs in zip(block.args, arg_attrs(f), strict=True):
-        for key in ("train.parameter", "train.state"):
-            if isinstance(name := attrs.get(key), StringAttr):
-                names[name.data] = arg
-    found: dict[SSAValue, SSAValue] = {}
+def retained_arguments(f: FuncOp) -> frozenset[SSAValue]:
+    """The parameters and states of a function."""
+    args = zip(f.body.block.args, arguments(f), strict=True)
+    return frozenset(v for v, argument in args if argument.is_retained)
+
+
+def ties(f: FuncOp) -> dict[SSAValue, SSAValue]:
+    """The returned values that become arguments of the next step, each with the argument."""
+    block = f.body.block
     end = block.last_op
     assert isinstance(end, ReturnOp)
-    for v, marks in zip(end.operands, result_attrs(f), strict=True):
-        if isinstance(name := marks.get("train.updates"), StringAttr) and name.data in names:
-            found[v] = names[name.data]
-    return found
+    returned = zip(end.operands, updated_arguments(f), strict=True)
+    return {v: block.args[i] for v, i in returned if i is not None}

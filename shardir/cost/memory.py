@@ -17,37 +17,28 @@ op allocates within itself is not counted, nor what an allocator loses between b
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import TensorType
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.aliasing import in_place, shared
+from shardir.analysis.roles import retained_arguments
+from shardir.analysis.storages import Span, Storages, live_ops, waits
 from shardir.cost.seconds import buffers, size_of
-from shardir.dialects import dist, nn, train
+from shardir.dialects import dist, train
 from shardir.dialects.nn.elementwise import Elementwise
-from shardir.dialects.views import live_ops, views, waits
+from shardir.dialects.train import is_step
 
 PARTS = ("parameters", "states", "inputs", "gradients", "activations", "temporaries")
 """What memory is for. Activations are made before the backward part, temporaries in it or behind;
 what leads from there to an update's gradient is a gradient."""
 
-FRESH = (
-    nn.FoldOp,
-    dist.ReplicatedToPartialOp,
-    dist.BroadcastFromRootOp,
-    dist.PermuteOp,
-    dist.HaloUnfoldOp,
-)
-"""Ops that may give their operand, but make a storage where they do something."""
-
 FLAT = (dist.AllReduceOp, dist.ReduceScatterOp)
 """Collectives whose results, of several values, are parts of one buffer."""
-
-STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, dist.AllSliceOp)
-"""Views that need not be contiguous."""
 
 
 @dataclass(frozen=True)
@@ -79,28 +70,31 @@ class MemoryUse:
 
 
 def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
-    """What a function in the local view needs of a device's memory."""
+    """The memory that a function in the local view needs on a device."""
     ops = live_ops(list(f.body.block.ops))
-    lives = _Lives(f, ops, mesh)
-    born: dict[int, list[SSAValue]] = {}
-    died: dict[int, list[SSAValue]] = {}
-    for root, (start, end) in lives.spans.items():
-        born.setdefault(start, []).append(root)
-        died.setdefault(end, []).append(root)
+    storages = _storages(f, ops, mesh)
+    spans = dict(storages.spans())
+    if not is_step(f):
+        spans = {v: Span(span.start, len(ops)) for v, span in spans.items()}
+    sizes = {v: _size(v, storages) for v in spans}
+    born, died = [0] * (len(ops) + 1), [0] * (len(ops) + 1)
+    for v, (start, end) in spans.items():
+        born[start] += sizes[v]  # of arguments the last element, which is before the first op
+        died[end] += sizes[v]
     held = _held(ops, mesh)
-    now, most, at = sum(lives.bytes[v] for v in born.get(-1, ())), 0, 0
+    now, peak, at = born[-1], 0, 0
     for i in range(len(ops)):
-        now += sum(lives.bytes[v] for v in born.get(i, ()))
-        if (needed := now + held[i]) > most:
-            most, at = needed, i
-        now -= sum(lives.bytes[v] for v in died.get(i, ()))
+        now += born[i]
+        if (needed := now + held[i]) > peak:
+            peak, at = needed, i
+        now -= died[i]
     parts = _parts(f, ops)
-    alive = (
-        Storage(v, lives.bytes[v], parts.get(v, "temporaries"))
-        for v, (start, end) in lives.spans.items() if start <= at <= end
+    live = (
+        Storage(v, sizes[v], parts.get(v, "temporaries"))
+        for v, (start, end) in spans.items() if start <= at <= end
     )  # fmt: skip
-    largest = tuple(sorted(alive, key=lambda s: -s.bytes))
-    return MemoryUse(most, ops[at], largest, held[at])
+    largest = tuple(sorted(live, key=lambda s: -s.bytes))
+    return MemoryUse(peak, ops[at], largest, held[at])
 
 
 def _held(ops: list[Operation], mesh: Mesh) -> list[int]:
@@ -113,106 +107,32 @@ def _held(ops: list[Operation], mesh: Mesh) -> list[int]:
     return found
 
 
-class _Lives:
-    """Of each storage, by its first value: its bytes, and the first and last op at which it lives;
-    arguments from -1."""
-
-    def __init__(self, f: FuncOp, ops: list[Operation], mesh: Mesh):
-        self.roots: dict[SSAValue, SSAValue] = {}
-        self.spans: dict[SSAValue, tuple[int, int]] = {}
-        self.bytes: dict[SSAValue, int] = {}
-        self.read: dict[SSAValue, int] = {}
-        self.is_step = "train.step" in f.attributes
-        self.end = len(ops)
-        self.last = {v: i for i, op in enumerate(ops) for v in op.operands}
-        self.waits = waits(ops)
-        self.sent: dict[SSAValue, list[tuple[int, int]]] = {}  # when the first of them is under way
-        self.strided: set[SSAValue] = set()
-        roles = train.arg_attrs(f)
-        self.kept = {
-            a for a, attrs in zip(f.body.block.args, roles, strict=True)
-            if "train.parameter" in attrs or "train.state" in attrs
-        }  # fmt: skip
-        for a in f.body.block.args:
-            self.make(a, -1, self.end)
-        for i, op in enumerate(ops):
-            self.add(i, op, mesh)
-
-    def make(self, v: SSAValue, start: int, end: int) -> None:
-        self.roots[v], self.spans[v], self.bytes[v] = v, (start, end), size_of(v)
-        self.read[v] = self.last.get(v, -1)
-
-    def add(self, i: int, op: Operation, mesh: Mesh) -> None:
-        if isinstance(op, train.Mark | ReturnOp):
-            return
-        shared = self.shared(i, op, mesh)
-        if op in self.waits:
-            for v in op.operands:
-                self.keep(v, i, self.waits[op])
-        for v in op.results:
-            last = self.last.get(v, i) if self.is_step else self.end
-            if v in shared:
-                self.join(v, shared[v], last)
-            elif isinstance(op, FLAT) and v is not op.outs[0]:
-                self.join(v, op.outs[0], last)
-                self.bytes[op.outs[0]] += size_of(v)
-            else:
-                self.make(v, i, last)
-
-    def keep(self, v: SSAValue, start: int, end: int) -> None:
-        """A collective reads `v` from op `start` to op `end`."""
-        root = self.roots[v]
-        self.spans[root] = self.spans[root][0], max(self.spans[root][1], end)
-        self.sent.setdefault(root, []).append((start, end))
-
-    def join(self, v: SSAValue, other: SSAValue, last: int) -> None:
-        root = self.roots[v] = self.roots[other]
-        start, end = self.spans[root]
-        self.spans[root] = start, max(end, last)
-        self.read[root] = max(self.read[root], self.last.get(v, -1))
-
-    def shared(self, i: int, op: Operation, mesh: Mesh) -> Mapping[SSAValue, SSAValue]:
-        """The results that lie in the storage of an operand, with that."""
-        if isinstance(op, train.Update):
-            n = len(op.operands) - len(op.SCALARS)
-            olds = (op.operands[0], *op.operands[2:n])
-            return {v: old for v, old in zip(op.results, olds, strict=True) if self.free(i, old)}
-        if isinstance(op, dist.AllReduceOp) and len(op.values) == 1:
-            value = op.values[0]
-            mine = not isinstance(self.roots[value], BlockArgument)
-            return {op.outs[0]: value} if mine and self.free(i, value) else {}
-        found = dict(views(op, mesh))
-        if isinstance(op, FRESH) and _works(op, mesh):
-            return {}
-        if isinstance(op, nn.ReshapeOp) and op.operands[0] in self.strided:
-            return {}
-        if isinstance(op, nn.BroadcastOp) and isinstance(op.x.owner, nn.ConstantOp):
-            return {}
-        for result, operand in found.items():
-            if isinstance(op, STRIDED) or operand in self.strided:
-                self.strided.add(result)
-        return found
-
-    def free(self, i: int, v: SSAValue) -> bool:
-        """Whether op i may write into the storage of `v`."""
-        root = self.roots[v]
-        if isinstance(root, BlockArgument) and root not in self.kept:
-            return False
-        under_way = any(start < i < end for start, end in self.sent.get(root, ()))
-        return self.is_step and self.read[root] <= i and not under_way
+def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
+    """The storages of a function, by what does share memory."""
+    storages = Storages(f.body.block.args, ops)
+    step, lent = is_step(f), retained_arguments(f)
+    for op in ops:
+        if places := dict(in_place(op)):
+            mine = lent if isinstance(op, train.Update) else ()
+            found = {v: x for v, x in places.items() if step and storages.is_free(x, op, mine)}
+        else:
+            found = dict(shared(op, mesh))
+        if isinstance(op, FLAT):
+            found = {v: op.outs[0] for v in op.outs[1:]} | found
+        for v, other in found.items():
+            storages.join(v, other)
+    return storages
 
 
-def _works(op: Operation, mesh: Mesh) -> bool:
-    """Whether one of FRESH does something: it is no collective of groups of one device."""
-    return not isinstance(op, dist.Collective) or mesh.extent(op.axes.data) > 1
+def _size(root: SSAValue, storages: Storages) -> int:
+    """The bytes of a storage: those of the values that the op makes in it that makes it."""
+    return sum(size_of(v) for v in storages.members(root) if v.owner is root.owner)
 
 
 def _parts(f: FuncOp, ops: list[Operation]) -> dict[SSAValue, str]:
     """What the values are for; temporaries are left out."""
-    found: dict[SSAValue, str] = {}
-    for a, attrs in zip(f.body.block.args, train.arg_attrs(f), strict=True):
-        role = {"train.parameter": "parameters", "train.state": "states"}
-        found[a] = next((role[n] for n in attrs if n in role), "inputs")
+    args = zip(f.body.block.args, train.arguments(f), strict=True)
+    found: dict[SSAValue, str] = {v: f"{argument.role}s" for v, argument in args}
     for op in ops:
         if isinstance(op, train.BackwardOp):
             break

@@ -22,9 +22,9 @@ from shardir.algebra.forms import Form, copying, forms_of, quickest
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.steps import step_buffers, step_forms, step_received
+from shardir.analysis.aliasing import VIEWS, moves_nothing
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp, element_name, itemsize, plain
-from shardir.dialects.views import VIEWS, moves_nothing
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops that calculate nothing. A reshape of what is not contiguous copies; that is not counted."""

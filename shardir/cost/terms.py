@@ -20,6 +20,7 @@ from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import step_received
+from shardir.analysis.aliasing import moves_nothing
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import leading_to
 from shardir.cost.report import called, place, table
@@ -29,7 +30,6 @@ from shardir.dialects.nn.attention import AttentionGradOp, AttentionOp
 from shardir.dialects.nn.base import TensorOp, itemsize, plain
 from shardir.dialects.nn.contraction import Contraction
 from shardir.dialects.nn.convolution import Convolving
-from shardir.dialects.views import moves_nothing
 
 CUBE = (Contraction, Convolving, AttentionOp, AttentionGradOp)
 """Ops that the documents' cube units calculate; the others are the vector units'."""

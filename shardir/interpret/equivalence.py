@@ -13,15 +13,7 @@ from xdsl.dialects.func import FuncOp
 
 from shardir.algebra.errors import ShardirError
 from shardir.dialects import dist
-from shardir.dialects.train import (
-    GradientOp,
-    InitAttr,
-    StepOp,
-    arg_attrs,
-    number_attr,
-    result_attrs,
-    text_attr,
-)
+from shardir.dialects.train import GradientOp, InitAttr, Role, StepOp, arguments, updated_keys
 from shardir.interpret.evaluator import global_type, run
 from shardir.interpret.values import Array, for_differences, rounded
 
@@ -44,18 +36,18 @@ def random_arguments(f: FuncOp, module: ModuleOp, seed: int = 0) -> list[Array]:
     rng = np.random.default_rng(seed)
     meshes = dist.meshes_of(module)
     out = []
-    for t, attrs in zip(f.function_type.inputs, arg_attrs(f), strict=True):
+    for t, argument in zip(f.function_type.inputs, arguments(f), strict=True):
         whole = global_type(t, meshes)
         shape = whole.get_shape()
         if isinstance(whole.element_type, IntegerType):
             low, high = 0, 2
-            init = attrs.get("train.input")
+            init = argument.init
             if isinstance(init, InitAttr) and init.kind == "integers":
                 low, high = init.values["low"], init.values["high"]
             value: Any = rng.integers(low, max(high, low + 1), shape)
         else:
             value = rng.standard_normal(shape)
-        if "train.state" in attrs:
+        if argument.role is Role.STATE:
             value = np.abs(value)
         out.append(rounded(value, whole.element_type))
     return out
@@ -188,9 +180,9 @@ def _cotangents(
     What a step updates is no part of its loss."""
     rest = iter(given)
     out: list[Array | None] = []
-    for y, marks in zip(results, result_attrs(f), strict=True):
-        updates = isinstance(request, StepOp) and "train.updates" in marks
-        if y.dtype.kind != "f" or updates:
+    for y, updated in zip(results, updated_keys(f), strict=True):
+        is_update = isinstance(request, StepOp) and updated is not None
+        if y.dtype.kind != "f" or is_update:
             out.append(None)
         else:
             out.append(np.ones(()) if y.ndim == 0 else next(rest))
@@ -209,33 +201,31 @@ def _gradients(
     states. None where they do not say."""
     if isinstance(request, GradientOp):
         return dict(zip(request.wrt.data, found[results:], strict=True))
-    attrs = arg_attrs(new)
-    keys = [text_attr(a, "train.parameter") or text_attr(a, "train.state") for a in attrs]
-    marks = result_attrs(new)
-    updated = {text_attr(m, "train.updates"): y for m, y in zip(marks, found, strict=True) if m}
+    args = arguments(new)
+    updated = dict(zip(updated_keys(new), found, strict=True))
     kind, numbers = request.optimizer.kind, request.optimizer.values
     moment = FIRST_MOMENTS.get(kind)
     plain = kind == "sgd" and isinstance(numbers["lr"], float)
     if request.clip is not None or not (plain or moment):
         return None
     out = {}
-    for i, (a, key) in enumerate(zip(attrs, keys, strict=True)):
-        if "train.parameter" not in a:
+    for i, a in enumerate(args):
+        if a.role is not Role.PARAMETER:
             continue
-        w, state = given[i], f"{key}.{moment}"
-        decay = number_attr(a, "train.weight_decay", numbers["weight_decay"])
+        w, state = given[i], f"{a.key}.{moment}"
+        decay = a.weight_decay(numbers["weight_decay"])
         if moment is None:
-            rate = numbers["lr"] * number_attr(a, "train.lr_scale", 1.0)
+            rate = numbers["lr"] * a.lr_scale
             if rate == 0:
                 return None
-            unused = np.array_equal(updated[key], w)
-            out[i] = np.zeros_like(w) if unused else (w - updated[key]) / rate - decay * w
+            unused = np.array_equal(updated[a.key], w)
+            out[i] = np.zeros_like(w) if unused else (w - updated[a.key]) / rate - decay * w
         elif state not in updated:  # nothing depends on the parameter
             out[i] = np.zeros_like(w)
         else:
             mean = "beta1" in numbers
             kept = numbers["beta1"] if mean else numbers["momentum"]
-            total = updated[state] - kept * given[keys.index(state)]
+            total = updated[state] - kept * given[[b.key for b in args].index(state)]
             total = total / (1 - kept) if mean else total
             out[i] = total - (0.0 if kind in ("adamw", "lamb") else decay) * w
     return out

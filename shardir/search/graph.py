@@ -23,6 +23,7 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from shardir.algebra.layout import Layout, replicated
+from shardir.analysis.storages import Span
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.search.buckets import SCALINGS, Move, least
@@ -32,7 +33,6 @@ from shardir.search.memory import (
     LONG,
     Held,
     Solve,
-    Span,
     peak,
     repeatable,
     shard_bytes,

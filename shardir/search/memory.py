@@ -23,9 +23,10 @@ from xdsl.ir import Block, SSAValue
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.aliasing import views
+from shardir.analysis.storages import Span, Storages
 from shardir.dialects.nn.base import TensorOp, itemsize
 from shardir.dialects.train import BackwardOp, Update
-from shardir.dialects.views import VIEWS
 from shardir.search.elimination import Solution
 from shardir.search.problem import Problem, Table
 
@@ -39,32 +40,19 @@ which the right one lies is halved then."""
 Solve = Callable[[Problem], Solution]
 
 
-class Span(NamedTuple):
-    """The first and the last op at which something lives; of arguments, the first is -1."""
-
-    start: int
-    end: int
-
-
 def spans(block: Block, ties: Mapping[SSAValue, SSAValue]) -> dict[SSAValue, Span]:
-    """When values live that have a place of their own: views lie in that of their operand, and
-    the new value of what is updated in that of the old."""
+    """When the storages of a block in the global view are live: views lie in that of their
+    operand, and the new value of what is updated in that of the old."""
     ops = list(block.ops)
-    roots: dict[SSAValue, SSAValue] = {}
-    found: dict[SSAValue, Span] = {v: Span(-1, len(ops)) for v in block.args}
-    for i, op in enumerate(ops):
-        for v in op.operands:
-            root = roots.get(v, v)
-            found[root] = Span(found[root].start, max(found[root].end, i))
-        for j, v in enumerate(op.results):
-            if v in ties and isinstance(op, Update):
-                roots[v] = ties[v]
-            elif isinstance(op, VIEWS):
-                x = op.operands[j if len(op.operands) == len(op.results) else 0]
-                roots[v] = roots.get(x, x)
-            else:
-                found[v] = Span(i, i)
-    return found
+    storages = Storages(block.args, ops)
+    for op in ops:
+        for v, operand in views(op, None):
+            storages.join(v, operand)
+        if isinstance(op, Update):
+            for v in op.results:
+                if v in ties:
+                    storages.join(v, ties[v])
+    return dict(storages.spans())
 
 
 def repeatable(block: Block, spans: Mapping[SSAValue, Span]) -> dict[SSAValue, Span]:

@@ -22,7 +22,7 @@ from shardir.analysis.functions import mesh_of
 from shardir.cost import report
 from shardir.dialects.dist import ClusterOp, MeshOp, with_layout
 from shardir.dialects.nn.base import plain
-from shardir.dialects.train import arg_attrs
+from shardir.dialects.train import arguments
 from shardir.passes.functions import bodies, set_type, update_signature
 from shardir.passes.strip_layouts import StripLayouts
 from shardir.pipelines import build
@@ -49,10 +49,9 @@ def laid_out(module: ModuleOp, parameter: Rule, given: Rule) -> ModuleOp:
     for f, block in bodies(found):
         mesh = mesh_of(f, found)
         assert mesh is not None
-        for arg, attrs in zip(block.args, arg_attrs(f), strict=True):
+        for arg, role in zip(block.args, arguments(f), strict=True):
             if isinstance(arg.type, TensorType):
-                kept = "train.parameter" in attrs or "train.state" in attrs
-                dims = (parameter if kept else given)(mesh, arg.type.get_shape())
+                dims = (parameter if role.is_retained else given)(mesh, arg.type.get_shape())
                 set_type(arg, with_layout(plain(arg), Layout(mesh.name, dims)))
         update_signature(f)
     return found

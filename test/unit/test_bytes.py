@@ -85,7 +85,7 @@ def test_its_step_is_that_of_torch(model: str):
     f, step = function(plain, "loss"), function(module, "step")
     values = random_arguments(f, plain)
     leaves = [to_torch(v) for v in values]
-    names = [train.text_attr(a, "train.parameter") for a in train.arg_attrs(f)]
+    names = [a.key if a.role is train.Role.PARAMETER else None for a in train.arguments(f)]
     weights = [w.requires_grad_() for w, n in zip(leaves, names, strict=True) if n]
     wanted, *_ = torch_forward(f, leaves)
     wanted.backward()
@@ -97,7 +97,6 @@ def test_its_step_is_that_of_torch(model: str):
         values.append(np.zeros(t.get_shape(), np.float32))  # velocities
     loss, *new = run(module, "step", values)
     assert not differs(loss, wanted.detach().numpy().astype(np.float32), "f32", 10)
-    marks = [train.text_attr(m, "train.updates") for m in train.result_attrs(step)]
-    ours = dict(zip(marks[1:], new, strict=True))
+    ours = dict(zip(train.updated_keys(step)[1:], new, strict=True))
     for name, w in zip(filter(None, names), weights, strict=True):
         assert not differs(ours[name], w.detach().numpy().astype(np.float32), "f32", 10), name

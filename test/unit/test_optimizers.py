@@ -64,7 +64,7 @@ def module_of(
     f = function(module, "f")
     attrs = train.arg_attrs(f)
     for a in attrs:
-        for name, x in (own or {}).get(train.text_attr(a, "train.parameter") or "", {}).items():
+        for name, x in (own or {}).get(train.Argument.of(a).key or "", {}).items():
             a[f"train.{name}"] = FloatAttr(x, f64)
     train.set_arg_attrs(f, attrs)
     module = add_step(module, optimizer)
@@ -84,24 +84,18 @@ class Ours:
 
     def __post_init__(self) -> None:
         f = function(self.module, "step")
-        self.attrs = train.arg_attrs(f)
-        self.updates = [train.text_attr(a, "train.updates") for a in train.result_attrs(f)]
-        for a in self.attrs:
-            if (name := train.text_attr(a, "train.state")) is not None:
-                start = a["train.init"].values["value"]
-                t = next(v.type for v, b in zip(f.body.block.args, self.attrs, strict=True)
-                         if b is a)  # fmt: skip
-                shape = dist.global_shape(t, MESH)
-                self.values[name] = np.full(shape, start)
+        self.keys = [a.key for a in train.arguments(f)]
+        self.updates = train.updated_keys(f)
+        for v, a in zip(f.body.block.args, train.arguments(f), strict=True):
+            if a.role is train.Role.STATE:
+                assert a.key is not None and isinstance(a.init, train.InitAttr)
+                shape = dist.global_shape(v.type, MESH)
+                self.values[a.key] = np.full(shape, a.init.values["value"])
 
     def step(self, inputs: Sequence[Array]) -> Array:
         """The loss; `inputs` in the order of the function's arguments."""
         left = iter(inputs)
-        keys = [
-            train.text_attr(a, "train.parameter") or train.text_attr(a, "train.state")
-            for a in self.attrs
-        ]
-        given = [next(left) if k is None else self.values[k] for k in keys]
+        given = [next(left) if k is None else self.values[k] for k in self.keys]
         loss, *new = run(self.module, "step", given)
         for name, v in zip(self.updates[1:], new, strict=True):
             assert name is not None
@@ -255,10 +249,8 @@ def test_states_lie_as_their_parameters_do(optimizer: str):
     module = compiled(module_of(optimizer, LAYOUTS["split weights"]))
     f = function(module, "step")
     lies = {
-        train.text_attr(a, "train.parameter") or train.text_attr(a, "train.state"): (
-            dist.layout_of(v), dist.global_shape(v.type, MESH)
-        )
-        for v, a in zip(f.body.block.args, train.arg_attrs(f), strict=True)
+        a.key: (dist.layout_of(v), dist.global_shape(v.type, MESH))
+        for v, a in zip(f.body.block.args, train.arguments(f), strict=True)
     }  # fmt: skip
     for name in ("w", "c", "u", "s"):
         at, shape = lies[name]

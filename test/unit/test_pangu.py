@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
 from shardir.dialects.nn.base import plain
-from shardir.dialects.train import arg_attrs
+from shardir.dialects.train import Role, arguments
 from shardir.passes import PASSES
 from shardir.syntax.parser import parse
 
@@ -44,8 +44,8 @@ def test_parameters_are_those_published(size: str, billions: float, within: floa
     f = loss(parse(pangu(**SIZES[size])))
     count = sum(
         prod(plain(v).get_shape())
-        for v, attrs in zip(f.body.block.args, arg_attrs(f), strict=True)
-        if "train.parameter" in attrs
+        for v, argument in zip(f.body.block.args, arguments(f), strict=True)
+        if argument.role is Role.PARAMETER
     )
     assert count == published(SIZES[size]["layers"], SIZES[size]["width"])
     assert count / 1e9 == pytest.approx(billions, rel=within)

@@ -160,19 +160,15 @@ def test_no_step_moves_a_parameter_or_a_state(optimizer: str, seed: int):
     update_signature(function(module, "loss"))
     apply(module, "distributed-autodiff", "propagate-strategies")
     f = function(module, "step")
-    found = ties(f, f.body.block)
+    found = ties(f)
     assert len(found) > 10
     for new, old in found.items():
         assert lies(new) == lies(old), old.name_hint
-    named = {train.text_attr(a, "train.parameter"): v for v, a in arguments(f)}
-    for v, attrs in arguments(f):
-        parameter = named.get((train.text_attr(attrs, "train.state") or "").rpartition(".")[0])
+    named = {a.key: v for v, a in zip(f.body.block.args, train.arguments(f), strict=True)}
+    for key, v in named.items():
+        parameter = named.get((key or "").rpartition(".")[0])
         if parameter is not None:
             assert lies(v) == lies(parameter), v.name_hint
-
-
-def arguments(f: FuncOp) -> list[tuple[SSAValue, dict]]:
-    return list(zip(f.body.block.args, train.arg_attrs(f), strict=True))
 
 
 TIED = {

@@ -165,5 +165,5 @@ def test_pins_of_a_function_are_kept_through_its_gradient():
     (w,) = [v for v in block.args if v.name_hint == "l0_fc1"]
     assert layout_of(w) == parse_layout("@m, [{}, {tp}]")
     ((f, _),) = bodies(module)
-    (new,) = [v for v, arg in ties(f, block).items() if arg is w]
+    (new,) = [v for v, arg in ties(f).items() if arg is w]
     assert layout_of(new) == layout_of(w)

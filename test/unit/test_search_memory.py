@@ -11,6 +11,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.analysis.functions import mesh_of
+from shardir.analysis.storages import Span
 from shardir.cost import memory_of
 from shardir.interpret.equivalence import check_pass
 from shardir.passes import PASSES
@@ -20,7 +21,7 @@ from shardir.passes.recompute import MARK
 from shardir.passes.save_strategies import SaveStrategies
 from shardir.passes.search_strategies import SearchStrategies
 from shardir.search.elimination import CAP, solve
-from shardir.search.memory import Held, Span, TightError, peak, solve_within
+from shardir.search.memory import Held, TightError, peak, solve_within
 from shardir.search.problem import Problem
 from shardir.syntax.diagnostics import Failure
 from shardir.tools import bench

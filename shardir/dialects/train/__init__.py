@@ -8,7 +8,8 @@
 `distributed-autodiff` turns a `train.step` into a function from inputs, parameters and states to
 the loss and the updated parameters and states.
 
-options.py has the attributes, requests.py what is asked for, updates.py the ops of a step,
+options.py has the attributes, requests.py what is asked for, roles.py what arguments and results
+are, updates.py the ops of a step,
 optimizers.py how each optimizer is made of them.
 """
 
@@ -26,21 +27,27 @@ from shardir.dialects.train.options import (
 )
 from shardir.dialects.train.requests import (
     MARKS,
-    MICROBATCH,
     BackwardOp,
     GradientOp,
     Mark,
     MicrobatchOp,
     StepOp,
     UpdateOp,
+)
+from shardir.dialects.train.roles import (
+    Argument,
+    Role,
     arg_attrs,
-    check_marks,
-    microbatch_of,
-    number_attr,
+    arguments,
+    in_microbatch,
+    is_step,
+    mark_step,
     result_attrs,
     set_arg_attrs,
-    text_attr,
-    updated_argument,
+    state_attrs,
+    updated_arguments,
+    updated_keys,
+    updates_attrs,
 )
 from shardir.dialects.train.updates import (
     NUMBER,
@@ -66,13 +73,12 @@ from shardir.dialects.train.updates import (
 Train = Dialect("train", [StepOp, GradientOp, *MARKS, *UPDATES, *SCALARS], ATTRS)
 
 __all__ = [
-    "ATTRS", "MARKS", "MICROBATCH", "NUMBER", "OPTIMIZERS", "SCALARS", "UPDATES",
-    "AccumulateAttr", "AdamOp", "AdamWOp", "Adams", "BackwardOp", "BiasCorrectionOp", "ClipAttr",
-    "Clock", "GradientOp", "InitAttr", "LambDirectionOp", "LarsOp", "LearningRateOp",
-    "LossScaleAttr",
+    "ATTRS", "MARKS", "NUMBER", "OPTIMIZERS", "SCALARS", "UPDATES", "AccumulateAttr", "AdamOp",
+    "AdamWOp", "Adams", "Argument", "BackwardOp", "BiasCorrectionOp", "ClipAttr", "Clock",
+    "GradientOp", "InitAttr", "LambDirectionOp", "LarsOp", "LearningRateOp", "LossScaleAttr",
     "Mark", "MicrobatchOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "OptimizerAttr",
-    "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "Target", "Train", "TrustRatioOp", "Update",
-    "UpdateOp", "Updated", "WithVelocity", "arg_attrs", "check_marks",
-    "microbatch_of", "number_attr", "result_attrs", "set_arg_attrs", "sum_of_squares",
-    "text_attr", "updated_argument",
+    "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "Target", "Train", "TrustRatioOp",
+    "Update", "UpdateOp", "Updated", "WithVelocity", "arg_attrs", "arguments", "in_microbatch",
+    "is_step", "mark_step", "result_attrs", "set_arg_attrs", "state_attrs", "sum_of_squares",
+    "updated_arguments", "updated_keys", "updates_attrs",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from shardir.dialects.composites import expanded
 from shardir.dialects.dist import global_shape, layout_of
 from shardir.dialects.places import file_place
 from shardir.dialects.random import check_range
-from shardir.dialects.train import InitAttr, arg_attrs, microbatch_of, result_attrs, text_attr
+from shardir.dialects.train import Argument, InitAttr, Role, arguments, is_step, updated_keys
 from shardir.syntax.diagnostics import Failure
 
 Array = np.ndarray[Any, Any]
@@ -111,8 +111,8 @@ def plan_of(module: ModuleOp, base_dir: Path | None = None) -> tuple[dict[str, A
 def _inits(functions: list[FuncOp]) -> dict[str, InitAttr]:
     found: dict[str, InitAttr] = {}
     for f in functions:
-        for attrs in arg_attrs(f):
-            key, init = _key(attrs), attrs.get("train.init")
+        for argument in arguments(f):
+            key, init = argument.key, argument.init
             if key is None or not isinstance(init, InitAttr):
                 continue
             if found.setdefault(key, init) != init:
@@ -121,18 +121,13 @@ def _inits(functions: list[FuncOp]) -> dict[str, InitAttr]:
     return found
 
 
-def _key(attrs: dict[str, Attribute]) -> str | None:
-    """The name of a parameter or state."""
-    return text_attr(attrs, "train.parameter") or text_attr(attrs, "train.state")
-
-
 def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
-    kind = "step" if "train.step" in f.attributes else "function"
-    numbers = [n for attrs in arg_attrs(f) if (n := microbatch_of(attrs)) is not None]
-    microbatches = 1 + max(numbers, default=0)
+    kind = "step" if is_step(f) else "function"
+    roles = arguments(f)
+    microbatches = 1 + max((a.microbatch for a in roles if a.microbatch is not None), default=0)
     args = [
-        _argument(f, a, name, attrs, kind, mesh, data, microbatches)
-        for a, name, attrs in zip(f.body.block.args, _names(f), arg_attrs(f), strict=True)
+        _argument(f, v, name, argument, kind, mesh, data, microbatches)
+        for v, name, argument in zip(f.body.block.args, _names(f), roles, strict=True)
     ]
     keys: set[str] = set()
     for key in (a["key"] for a in args if a["role"] != "input"):
@@ -144,8 +139,8 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     last = f.body.block.last_op
     assert isinstance(last, ReturnOp)
     results = []
-    for i, (v, attrs) in enumerate(zip(last.operands, result_attrs(f), strict=True)):
-        results.append(_result(last, i, v, attrs, mesh, keys))
+    for i, (v, updates) in enumerate(zip(last.operands, updated_keys(f), strict=True)):
+        results.append(_result(last, i, v, updates, mesh, keys))
     if kind == "step" and all(r["updates"] or r["shape"] for r in results):
         raise Failure.at(f, "a train step returns its loss, a scalar, and then what it updates")
     return {"kind": kind, "narrowest": _narrowest(f), "args": args, "results": results}
@@ -212,32 +207,28 @@ def _value(v: SSAValue, name: str, at: Operation, mesh: Mesh | None) -> dict[str
 
 
 def _argument(
-    f: FuncOp, v: BlockArgument, name: str, attrs: dict[str, Attribute], kind: str,
+    f: FuncOp, v: BlockArgument, name: str, argument: Argument, kind: str,
     mesh: Mesh | None, data: Data, microbatches: int,
 ) -> dict[str, Any]:  # fmt: skip
-    key, role, init = _key(attrs), "parameter", None
-    if key is None:
-        key, role, init = name, "input", attrs.get("train.input", attrs.get("train.init"))
-    else:
-        role = "state" if "train.state" in attrs else role
-        init = data.inits.get(key)
+    key, role = argument.key, argument.role
+    init = argument.init if key is None else data.inits.get(key)
     value = _value(v, name, f, mesh)
     layout = layout_of(v)
     if layout is not None and layout.partial:
         raise Failure.at(f, f"argument %{name} is partial: nobody can fill it")
     made = _init(f, value, role, init, kind, data)
-    if made["kind"] == "file" and (number := microbatch_of(attrs)) is not None:
+    if made["kind"] == "file" and (number := argument.microbatch) is not None:
         made |= {"microbatch": number, "microbatches": microbatches}
-    return {**value, "role": role, "key": key, "init": made}
+    return {**value, "role": str(role), "key": key or name, "init": made}
 
 
 def _init(
-    f: FuncOp, value: dict[str, Any], role: str, init: Attribute | None, kind: str, data: Data
+    f: FuncOp, value: dict[str, Any], role: Role, init: Attribute | None, kind: str, data: Data
 ) -> dict[str, Any]:
     if not isinstance(init, InitAttr):
-        if role != "input" or init is not None:
+        if role is not Role.INPUT or init is not None:
             is_now = f", but {init}" if init is not None else ""
-            what = "train.input" if role == "input" else "train.init"
+            what = Role.INPUT.attribute if role is Role.INPUT else "train.init"
             raise Failure.at(f, f"%{value['name']} has no {what} = #train.init<...>{is_now}")
         if value["dtype"].startswith("i"):
             return {"kind": "integers", "low": 0, "high": 2}
@@ -252,7 +243,7 @@ def _init(
 
 
 def _file(
-    f: FuncOp, value: dict[str, Any], role: str, init: dict[str, Any], kind: str, data: Data
+    f: FuncOp, value: dict[str, Any], role: Role, init: dict[str, Any], kind: str, data: Data
 ) -> str:
     """The array of a file, checked against the argument that it fills."""
     where = f"%{value['name']}"
@@ -269,7 +260,7 @@ def _file(
         raise Failure.at(f, f"{where}: {path} cannot be read: {error}") from None
     values, want = data.files[name], value["shape"]
     have = list(values.shape)
-    if role != "input":
+    if role is not Role.INPUT:
         fits, wanted = have == want, f"{want}"
     else:
         least = 1 if kind == "step" else (want or [0])[0]
@@ -295,10 +286,9 @@ def _base(f: FuncOp, data: Data) -> Path:
 
 
 def _result(
-    op: ReturnOp, i: int, v: SSAValue, attrs: dict[str, Attribute], mesh: Mesh | None,
+    op: ReturnOp, i: int, v: SSAValue, updates: str | None, mesh: Mesh | None,
     keys: set[str],
 ) -> dict[str, Any]:  # fmt: skip
-    updates = text_attr(attrs, "train.updates")
     name = updates or v.name_hint or f"result{i}"
     layout, partial = layout_of(v), None
     if layout is not None and layout.partial:

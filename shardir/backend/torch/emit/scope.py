@@ -12,14 +12,15 @@ from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
+from shardir.analysis.aliasing import maybe_shared
+from shardir.analysis.roles import retained_arguments
+from shardir.analysis.storages import Storages, live_ops
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.literals import Number, fold, number_text
 from shardir.backend.torch.emit.names import Names, axes_text, comment, joined, tuple_text
-from shardir.backend.torch.emit.storage import Storages
 from shardir.dialects import dist, nn, train
 from shardir.dialects.dist import global_shape, layout_of
 from shardir.dialects.places import file_place
-from shardir.dialects.views import live_ops
 from shardir.syntax.diagnostics import Failure
 
 DTYPES = {
@@ -83,13 +84,16 @@ class Scope:
     def __init__(self, program: Program, f: FuncOp, name: str):
         self.program, self.f, self.name = program, f, name
         self.mesh, self.rank = program.mesh, program.rank
-        self.is_step = "train.step" in f.attributes
+        self.is_step = train.is_step(f)
         if len(f.body.blocks) > 1:
             raise Failure.at(f, "the torch backend emits functions of one block")
         self.block: Block = f.body.block
-        self.arg_attrs = train.arg_attrs(f)
+        self.retained = retained_arguments(f)
         self.ops = live_ops(list(self.block.ops))
-        self.storages = Storages(self.ops, self.mesh)
+        self.storages = Storages(self.block.args, self.ops)
+        for op in self.ops:
+            for result, operand in maybe_shared(op, self.mesh):
+                self.storages.join(result, operand)
         self.names = Names(foreign_names(f))
         self.variables: dict[SSAValue, Variable] = {}
         self.numbers: dict[SSAValue, Number] = {}
@@ -142,12 +146,10 @@ class Scope:
             raise Failure.at(sent, "[C11] a dist.send without a dist.recv behind it")
         returned: set[SSAValue] = set()
         out = []
-        marks = train.result_attrs(self.f)
-        for v, marked in zip(op.operands, marks, strict=True):
+        for v, updated in zip(op.operands, train.updated_keys(self.f), strict=True):
             text, root = self.operand(v), self.storages.root(v)
-            kept = "train.updates" in marked
-            foreign = isinstance(root, BlockArgument) and self.role(root) == "input"
-            if kept and (root in returned or foreign):
+            foreign = isinstance(root, BlockArgument) and root not in self.retained
+            if updated is not None and (root in returned or foreign):
                 text += ".clone()"
             returned.add(root)
             out.append(text)
@@ -250,21 +252,13 @@ class Scope:
             self.line(f"{self.define(v, v.name_hint or 'number').name} = {self.full((), v)}")
         return self.variables[v].name
 
-    def role(self, v: SSAValue) -> str | None:
-        """Whether an argument is an input, a parameter or a state."""
-        if not isinstance(v, BlockArgument) or v.owner is not self.block:
-            return None
-        attrs = self.arg_attrs[v.index]
-        return next((r for r in ("parameter", "state") if f"train.{r}" in attrs), "input")
-
     def may_update(self, v: SSAValue, op: Operation) -> bool:
-        """Whether `op` may write its result into the memory of `v`: a state or the step's own,
-        which nothing reads afterwards."""
-        root = self.storages.root(v)
-        ours = self.storages.is_ours(v) or self.role(root) in ("parameter", "state")
+        """Whether `op` may write its result into the memory of `v`: a parameter, a state or the
+        step's own, which nothing reads afterwards."""
         return (
-            self.is_step and ours and v in self.variables
-            and self.storages.is_last(v, op) and not self.storages.shared(v, op)
+            self.is_step and v in self.variables
+            and self.storages.is_free(v, op, self.retained)
+            and not self.storages.is_shared(v, op)
         )  # fmt: skip
 
     # ---- numbers ----

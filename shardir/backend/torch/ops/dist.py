@@ -185,7 +185,7 @@ def _all_reduce(s: Scope, op: dist.AllReduceOp) -> Text:
     tail = f"{literal(kind)}, {axes_text(op.axes.data)}"
     (first, *more) = op.values
     s.operand(first)
-    if not more and s.storages.is_ours(first) and s.storages.is_last(first, op):
+    if not more and s.storages.is_free(first, op):
         s.storages.join(op.outs[0], first)
         tail += ", donate=True"
     _write(s, op, "all_reduce", tail)

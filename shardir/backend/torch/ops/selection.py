@@ -44,7 +44,7 @@ def _select(s: Scope, op: nn.SelectOp) -> Text:
     """One of the two may be a plain number: its type is then that of the other. What keeps a
     parameter or state is written where that lies."""
     condition = s.operand(op.condition)
-    if s.role(op.rhs) in ("parameter", "state") and s.may_update(op.rhs, op):
+    if op.rhs in s.retained and s.may_update(op.rhs, op):
         old = s.operand(op.rhs)
         s.line(f"torch.where({condition}, {s.operand(op.lhs)}, {old}, out={old})")
         return op.rhs

@@ -1,0 +1,125 @@
+"""Which results of an op lie in the memory of an operand.
+
+views(op)                 results that are their operand or a view of it, as far as the kind of
+                          the op tells: some make a copy where memory is not contiguous
+views(op) - copies(op)    what does share memory: the memory count
+views(op) + custom ops    what may share memory: the safe side for whoever writes into memory
+"""
+
+from collections.abc import Iterator
+from itertools import product
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Operation, SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.dialects import dist, nn, train
+
+Aliases = Iterator[tuple[SSAValue, SSAValue]]
+"""Results, each with an operand in whose memory it lies."""
+
+VIEWS: tuple[type[Operation], ...] = (
+    nn.ReshapeOp,
+    nn.TransposeOp,
+    nn.BroadcastOp,
+    nn.StopGradientOp,
+    nn.SliceOp,
+    nn.SplitOp,
+    nn.UnfoldOp,
+    nn.FoldOp,
+    dist.AllSliceOp,
+    dist.ReplicatedToPartialOp,
+    dist.BroadcastFromRootOp,
+    dist.PermuteOp,
+    dist.HaloUnfoldOp,
+    dist.WaitOp,
+)
+"""Ops whose result may be their operand, or a view of it."""
+
+COPIES = (
+    nn.FoldOp,
+    dist.ReplicatedToPartialOp,
+    dist.BroadcastFromRootOp,
+    dist.PermuteOp,
+    dist.HaloUnfoldOp,
+)
+"""Those that return their operand or make a new storage, and never a view."""
+
+STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, dist.AllSliceOp)
+"""Views that need not be contiguous."""
+
+
+def views(op: Operation, mesh: Mesh | None) -> Aliases:
+    """The results that may be views, each with its operand."""
+    if isinstance(op, VIEWS) or moves_nothing(op, mesh):
+        operands = tuple(op.operands) * (len(op.results) if len(op.operands) == 1 else 1)
+        yield from zip(op.results, operands, strict=True)
+
+
+def shared(op: Operation, mesh: Mesh) -> Aliases:
+    """The results that lie in the memory of an operand, each with it."""
+    if not copies(op, mesh):
+        yield from views(op, mesh)
+
+
+def maybe_shared(op: Operation, mesh: Mesh | None) -> Aliases:
+    """The results that may lie in the memory of an operand, each with it. Of a custom op nobody
+    knows whether it returns a view, nor of which operand."""
+    yield from views(op, mesh)
+    if isinstance(op, nn.CustomOp):
+        yield from product(op.results, op.operands)
+
+
+def in_place(op: Operation) -> Aliases:
+    """The results that an op can write into the memory of an operand, where nothing reads that
+    later (`Storages.is_free`)."""
+    if isinstance(op, train.Update):
+        old = (op.operands[0], *op.operands[2 : len(op.operands) - len(op.SCALARS)])
+        yield from zip(op.results, old, strict=True)
+    elif isinstance(op, dist.AllReduceOp) and len(op.values) == 1:
+        yield op.outs[0], op.values[0]
+
+
+def copies(op: Operation, mesh: Mesh) -> bool:
+    """Whether one of VIEWS makes a storage of its own."""
+    match op:
+        case nn.ReshapeOp():
+            return is_strided(op.operands[0], mesh)
+        case nn.BroadcastOp():
+            return isinstance(op.x.owner, nn.ConstantOp)
+        case dist.Collective():
+            return isinstance(op, COPIES) and not moves_nothing(op, mesh)
+        case _:
+            return isinstance(op, COPIES)
+
+
+def is_strided(v: SSAValue, mesh: Mesh) -> bool:
+    """Whether a value need not be contiguous in memory."""
+    while isinstance(op := v.owner, Operation):
+        if isinstance(op, nn.ReshapeOp) or copies(op, mesh):
+            return False
+        if isinstance(op, STRIDED):
+            return True
+        operand = dict(views(op, mesh)).get(v)
+        if operand is None:
+            return False
+        v = operand
+    return False
+
+
+def moves_nothing(op: Operation, mesh: Mesh | None) -> bool:
+    """Whether an op returns its operands as they are, because of its types or its properties."""
+    match op:
+        case dist.Collective():
+            return mesh is None or mesh.extent(op.axes.data) == 1
+        case nn.ConvertOp():
+            return _element(op.x) == _element(op.out)
+        case nn.ReduceOp():
+            return not op.dims.data
+        case _:
+            return False
+
+
+def _element(v: SSAValue) -> object:
+    assert isinstance(v.type, TensorType)
+    return v.type.element_type

@@ -1,0 +1,245 @@
+"""The roles of a function's arguments and results, as their attributes state them.
+
+    %x {train.input = #train.init<normal>}
+    %w {train.parameter = "w", train.init = #train.init<normal>}
+    %m {train.state = "w.momentum", train.init = #train.init<constant, value = 0.0>}
+    -> (tensor<f32>, tensor<4x2xf32> {train.updates = "w"})
+
+An argument without such an attribute is an input. A parameter may also have `train.fusion = 2 :
+i64`: its gradient is communicated in one buffer with those of the other parameters of that index.
+`train.weight_decay = 0.0 : f64` replaces the optimizer's number for it, and `train.lr_scale = 0.1 :
+f64` multiplies its learning rate. An input of a step with several microbatches has the index of
+its own, `train.microbatch = 0 : i64`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from typing import Any
+
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DictionaryAttr,
+    FloatAttr,
+    IntegerAttr,
+    StringAttr,
+    TensorType,
+    UnitAttr,
+    i64,
+)
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute
+from xdsl.utils.exceptions import VerifyException
+
+STEP, UPDATES, MICROBATCH = "train.step", "train.updates", "train.microbatch"
+FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
+
+Attributes = Mapping[str, Attribute]
+
+
+class Role(StrEnum):
+    """What an argument is to its function."""
+
+    PARAMETER = "parameter"
+    STATE = "state"
+    INPUT = "input"
+
+    @property
+    def attribute(self) -> str:
+        """The attribute that states the role."""
+        return f"train.{self}"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument by its attributes; `key`: the name of a parameter or state."""
+
+    role: Role
+    key: str | None
+    attributes: Attributes
+
+    @staticmethod
+    def of(attributes: Attributes) -> "Argument":
+        for role in (Role.PARAMETER, Role.STATE):
+            if key := text_attr(attributes, role.attribute):
+                return Argument(role, key, attributes)
+        return Argument(Role.INPUT, None, attributes)
+
+    @property
+    def is_retained(self) -> bool:
+        """Whether it is retained from one step to the next: a parameter or a state."""
+        return self.role is not Role.INPUT
+
+    @property
+    def init(self) -> Attribute | None:
+        """The initial values of a parameter or state, or the values of an input."""
+        given = self.attributes.get(Role.INPUT.attribute) if self.role is Role.INPUT else None
+        return given or self.attributes.get("train.init")
+
+    @property
+    def microbatch(self) -> int | None:
+        """The microbatch that an input belongs to, where there are several."""
+        index = self.attributes.get(MICROBATCH)
+        return index.value.data if isinstance(index, IntegerAttr) else None
+
+    @property
+    def fusion(self) -> Attribute | None:
+        """The index of the buffer in which a parameter's gradient is communicated."""
+        return self.attributes.get(FUSION)
+
+    def weight_decay(self, default: float) -> float:
+        return number_attr(self.attributes, WEIGHT_DECAY, default)
+
+    @property
+    def lr_scale(self) -> float:
+        return number_attr(self.attributes, LR_SCALE, 1.0)
+
+
+def state_attrs(key: str, init: Attribute) -> dict[str, Attribute]:
+    """The attributes of an argument that is a state."""
+    return {Role.STATE.attribute: StringAttr(key), "train.init": init}
+
+
+def updates_attrs(key: str) -> dict[str, Attribute]:
+    """The attributes of a result that is the new value of a parameter or state."""
+    return {UPDATES: StringAttr(key)}
+
+
+def in_microbatch(attributes: Attributes, index: int) -> dict[str, Attribute]:
+    """The attributes of an input that belongs to a microbatch."""
+    return {**attributes, MICROBATCH: IntegerAttr(index, i64)}
+
+
+# ---- of a function ----
+
+
+def arg_attrs(f: FuncOp) -> list[dict[str, Any]]:
+    """The attributes of each argument."""
+    if f.arg_attrs is None:
+        return [{} for _ in f.function_type.inputs]
+    return [dict(d.data) for d in f.arg_attrs]
+
+
+def result_attrs(f: FuncOp) -> list[dict[str, Any]]:
+    """The attributes of each result."""
+    if f.res_attrs is None:
+        return [{} for _ in f.function_type.outputs]
+    return [dict(d.data) for d in f.res_attrs]
+
+
+def set_arg_attrs(f: FuncOp, attributes: list[dict[str, Any]]) -> None:
+    f.properties["arg_attrs"] = ArrayAttr(DictionaryAttr(a) for a in attributes)
+
+
+def arguments(f: FuncOp) -> list[Argument]:
+    """The arguments of a function by their attributes."""
+    return [Argument.of(a) for a in arg_attrs(f)]
+
+
+def updated_keys(f: FuncOp) -> list[str | None]:
+    """For each result the parameter or state of which it is the new value."""
+    return [text_attr(a, UPDATES) for a in result_attrs(f)]
+
+
+def updated_arguments(f: FuncOp) -> list[int | None]:
+    """For each result the index of the argument of which it is the new value."""
+    index = {a.key: i for i, a in reversed([*enumerate(arguments(f))]) if a.is_retained}
+    return [index.get(key) for key in updated_keys(f)]
+
+
+def is_step(f: FuncOp) -> bool:
+    """Whether a function is a training step: it owns its parameters and states."""
+    return STEP in f.attributes
+
+
+def mark_step(f: FuncOp) -> None:
+    f.attributes[STEP] = UnitAttr()
+
+
+# ---- verification ----
+
+
+def check_parameters(f: FuncOp) -> None:
+    """Raises VerifyException when a function has no parameter, or two of one name."""
+    parameters = [a for a in arg_attrs(f) if Role.PARAMETER.attribute in a]
+    if not parameters:
+        raise VerifyException(
+            f"[G3] @{f.sym_name.data} has no parameter; mark arguments with "
+            '{train.parameter = "name", train.init = #train.init<...>}'
+        )
+    keys = [text_attr(a, Role.PARAMETER.attribute) for a in parameters]
+    for key in keys:
+        if not key or keys.count(key) > 1:
+            raise VerifyException(
+                f"[G6] @{f.sym_name.data}: {keys.count(key)} arguments have the parameter "
+                f"{key!r}; give each a name of its own (a shared weight is one argument)"
+            )
+
+
+def check_arguments(f: FuncOp) -> None:
+    """Raises VerifyException when an argument has two roles, or its `train.fusion` is no index."""
+    for i, attributes in enumerate(arg_attrs(f)):
+        roles = [role.attribute for role in Role if role.attribute in attributes]
+        if len(roles) > 1:
+            raise VerifyException(
+                f"[G6] argument {i} of @{f.sym_name.data} has {' and '.join(roles)}; "
+                "it is one of them: leave the other out"
+            )
+        index = attributes.get(FUSION)
+        is_index = isinstance(index, IntegerAttr) and index.type == i64 and index.value.data >= 0
+        if index is not None and not is_index:
+            raise VerifyException(
+                f"[G5] train.fusion of argument {i} of @{f.sym_name.data} is an index "
+                f"such as 2 : i64, not {index}"
+            )
+
+
+def check_own_numbers(f: FuncOp) -> None:
+    """Raises VerifyException when a weight decay or a scale of learning rates is none."""
+    for attributes in arg_attrs(f):
+        for name in (WEIGHT_DECAY, LR_SCALE):
+            number_attr(attributes, name, 0.0)
+
+
+def check_updates(f: FuncOp) -> None:
+    """Raises VerifyException when a result is annotated as the update of what it can't be."""
+    args, done = arguments(f), set[int]()
+    found = zip(f.function_type.outputs, result_attrs(f), updated_arguments(f), strict=True)
+    for i, (t, attributes, at) in enumerate(found):
+        if UPDATES not in attributes:
+            continue
+        where = f"[G7] result {i} of @{f.sym_name.data} updates {attributes[UPDATES]}"
+        if at is None or args[at].role is not Role.STATE:
+            states = [f'"{a.key}"' for a in args if a.role is Role.STATE]
+            raise VerifyException(
+                f"{where}, which is the train.state of no argument; "
+                f"there is {', '.join(states) or 'none'}"
+            )
+        if at in done:
+            raise VerifyException(f"{where}, which another result updates; one is the new value")
+        done.add(at)
+        old = f.function_type.inputs.data[at]
+        assert isinstance(t, TensorType) and isinstance(old, TensorType)
+        if (t.element_type, t.get_shape()) != (old.element_type, old.get_shape()):
+            raise VerifyException(f"{where}, a {old}: it is {t}; reshape or convert it")
+
+
+def text_attr(attributes: Attributes, name: str) -> str | None:
+    """The string of a string attribute, or None."""
+    attr = attributes.get(name)
+    return attr.data if isinstance(attr, StringAttr) else None
+
+
+def number_attr(attributes: Attributes, name: str, default: float) -> float:
+    """The number of an attribute such as `train.lr_scale = 0.1 : f64`.
+
+    Raises:
+        VerifyException: it is no number, or a negative one.
+    """
+    attr = attributes.get(name)
+    if attr is None:
+        return default
+    if not (isinstance(attr, FloatAttr) and 0 <= attr.value.data < inf):
+        raise VerifyException(f"[G9] {name} is a number, at least 0, such as 0.1 : f64, not {attr}")
+    return attr.value.data
