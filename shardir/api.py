@@ -13,23 +13,22 @@ What is wrong with a program is a ShardirError that says where.
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir import pipelines
+from shardir.backend import DEFAULT, backend_of
+from shardir.backend.interface import Backend, Options, Report
 from shardir.syntax import diagnostics
 from shardir.syntax.diagnostics import Failure, ParseErrors, Source
 from shardir.syntax.files import read_text
 from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.parser import parse as _parse
 from shardir.syntax.printer import print_module
-
-if TYPE_CHECKING:
-    from shardir.backend.torch.launch.ranks import Report
 
 
 def parse(text: str, name: str = "<input>") -> ModuleOp:
@@ -46,6 +45,7 @@ def compile(
     save_strategies: str | Path | None = None,
     load_strategies: str | Path | None = None,
     base_dir: str | Path | None = None,
+    target: str | Backend = DEFAULT,
 ) -> "Compiled":
     """Run a pipeline (the names of passes, with options in braces) over a program, or that of a
     mode: stand_alone, data, hybrid, semi_auto (the default), auto or manual. A mode takes the
@@ -54,7 +54,7 @@ def compile(
     What is decided on where values lie is written to the file `save_strategies`, or taken from
     `load_strategies` instead. A module that is given stays as it is. `name` is what errors and
     comments call the source; `base_dir` is where the paths of data files count from, if not from
-    the folder of `name`.
+    the folder of `name`; `target` is the backend, or its name.
 
     Raises:
         ShardirError: what is wrong with the program or the pipeline, with its place.
@@ -80,7 +80,7 @@ def compile(
 
         located(source, work)
     base = Path(base_dir) if base_dir is not None else None
-    return Compiled(module, original, source, base, context)
+    return Compiled(module, original, source, base, context, backend_of(target))
 
 
 def compile_file(path: str | Path, pipeline: str | None = None, **options: Any) -> "Compiled":
@@ -110,6 +110,7 @@ class Compiled:
     source: Source
     base_dir: Path | None
     context: Context
+    backend: Backend
 
     @property
     def text(self) -> str:
@@ -119,42 +120,33 @@ class Compiled:
     @property
     def program(self) -> str:
         """The Python that every rank runs."""
-        from shardir.backend.torch.emit.program import program_text
-
-        return located(self.source, lambda: program_text(self.module))
+        return located(self.source, lambda: self.backend.text(self.module))
 
     def save(self, directory: str | Path, *, per_rank: bool = False) -> Path:
         """Writes a directory that needs only Python and torch; `per_rank`: also one file for
         each rank, to read."""
-        from shardir.backend.torch.target import TorchTarget
-
-        target = TorchTarget(per_rank=per_rank)
+        backend = replace(self.backend, per_rank=per_rank)
         located(
             self.source,
-            lambda: target.emit_directory(
+            lambda: backend.emit_directory(
                 self.context, self.module, self.original, directory, self.base_dir
             ),
         )
         return Path(directory)
 
-    def run(self, **options: Any) -> "Report":
+    def run(self, **options: Any) -> Report:
         """Runs it on processes of this machine, one for each rank: steps=, seed=, backend=,
-        timeout=, ... as in shardir.backend.torch.launch.ranks.Options."""
-        from shardir.backend.torch.launch.ranks import Options, run
-
+        timeout=, ... as in shardir.backend.interface.Options."""
         with tempfile.TemporaryDirectory(prefix="shardir-") as folder:
-            return run(self.save(Path(folder) / "program"), Options(**options))
+            return self.backend.run(self.save(Path(folder) / "program"), Options(**options))
 
 
-def run(program: "str | Path | Compiled", *, mode: str | None = None, **options: Any) -> "Report":
+def run(program: "str | Path | Compiled", *, mode: str | None = None, **options: Any) -> Report:
     """Runs a directory that was saved, an .ir file (in a mode), or what compile gave."""
-    from shardir.backend.torch.launch.ranks import Options
-    from shardir.backend.torch.launch.ranks import run as launch
-
     if not isinstance(program, Compiled) and not Path(program).is_dir():
         return compile_file(program, mode=mode).run(**options)
     if mode is not None:
         raise Failure("what is to run is compiled already; a mode is for an .ir file")
     if isinstance(program, Compiled):
         return program.run(**options)
-    return launch(Path(program), Options(**options))
+    return backend_of(DEFAULT).run(Path(program), Options(**options))

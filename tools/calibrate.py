@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.errors import ShardirError
-from shardir.backend.torch.launch.ranks import LaunchError, Options
+from shardir.backend.interface import LaunchError, Options
 from shardir.cost import Coefficients, clusters, report
 from shardir.syntax.files import write_text
 from shardir.tools.arguments import new_file, positive, seconds
@@ -238,7 +238,6 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str]]:
     import torch
 
     from shardir.api import compile
-    from shardir.backend.torch.launch.measure import times
 
     cpu = options.backend == "gloo"
     most = options.most or MOST[options.backend]
@@ -251,7 +250,7 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str]]:
     ):
         program = compiled.save(Path(folder) / "program")
         run = Options(backend=options.backend, timeout=options.timeout)
-        (found,) = times([program], options.rounds, options.turn, run, show)
+        (found,) = compiled.backend.measure([program], options.rounds, options.turn, run, show)
     memory = _memory() // options.ranks if cpu else torch.cuda.get_device_properties(0).total_memory
     calibration = fitted(
         given, compiled, {n: median(v) for n, v in found.items()}, unmeasured(options.ranks, memory)

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from shardir.algebra.errors import ShardirError
-from shardir.backend.torch.launch.ranks import LaunchError, Options, read_plan, run
-from shardir.backend.torch.launch.report import Progress, run_and_check, summary
+from shardir.backend.interface import LaunchError, Options
+from shardir.backend.torch.launch import Progress, read_plan, run, run_and_check, summary
 from shardir.tools.arguments import import_modules, new_file, positive, seconds
 
 

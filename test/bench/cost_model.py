@@ -17,8 +17,8 @@ from rich.markup import escape
 from scipy.stats import spearmanr
 
 from shardir.api import compile
-from shardir.backend.torch.launch.measure import times
-from shardir.backend.torch.launch.ranks import Options
+from shardir.backend.interface import Options
+from shardir.backend.torch.launch import times
 from shardir.cost import relative, report
 from shardir.cost.fit import fit_relative
 from shardir.tools.calibrate import fitted, unmeasured

@@ -16,8 +16,8 @@ from plans import PLANS, alone
 from programs import gpt, mlp, transformer
 
 from shardir.api import compile
-from shardir.backend.torch.launch.measure import times
-from shardir.backend.torch.launch.ranks import Options
+from shardir.backend.interface import Options
+from shardir.backend.torch.launch import times
 from shardir.cost import report
 from shardir.dialects.dist import is_started
 from shardir.syntax.parser import parse

@@ -24,7 +24,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import shardir
-from shardir.backend.torch.launch.ranks import Options, run
+from shardir.backend.interface import Options
+from shardir.backend.torch.launch import run
 from shardir.dialects.random import fill, seed_at, uniform
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

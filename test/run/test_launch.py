@@ -17,9 +17,9 @@ import sample
 
 pytest.importorskip("torch")
 
-from shardir.backend.torch.launch import ranks as launch
-from shardir.backend.torch.launch import report
-from shardir.backend.torch.launch.ranks import LaunchError, Options, RunError, read_plan
+from shardir.backend.interface import LaunchError, Options, RunError
+from shardir.backend.torch.launch import read_plan, report
+from shardir.backend.torch.launch import start as launch
 from shardir.backend.torch.runtime.runtime_plan import PlanError, load_plan
 from shardir.dialects.random import batch_rows, fill
 from shardir.tools import run as tool

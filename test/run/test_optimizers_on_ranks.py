@@ -8,7 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import shardir
-from shardir.backend.torch.launch.ranks import Options, run
+from shardir.backend.interface import Options
+from shardir.backend.torch.launch import run
 from shardir.backend.torch.runtime import runtime_random
 from shardir.dialects.random import fill
 

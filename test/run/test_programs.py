@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import shardir
-from shardir.backend.torch.launch.ranks import Options, run
+from shardir.backend.interface import Options
+from shardir.backend.torch.launch import run
 from shardir.dialects.random import fill
 
 NORMAL = {"mean": 0.0, "std": 1.0}

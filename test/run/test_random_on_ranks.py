@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("torch")
 
 import shardir
-from shardir.backend.torch.launch.ranks import Options, run
+from shardir.backend.interface import Options
+from shardir.backend.torch.launch import run
 from shardir.dialects.random import fill, places, seed_at, uniform
 
 PROGRAM = """

@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch")
 import shardir
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis, Mesh
-from shardir.backend.torch.launch.ranks import Options, run
+from shardir.backend.interface import Options
+from shardir.backend.torch.launch import run
 from shardir.dialects.random import fill
 
 MESH = Mesh("m", (("a", 2), ("b", 4)))

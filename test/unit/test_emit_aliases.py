@@ -7,12 +7,12 @@ import pytest
 import torch
 from emitted import functions_of
 
+from shardir.backend.torch.backend import TorchBackend
 from shardir.backend.torch.emit.imports import MODULES, NAMES
 from shardir.backend.torch.emit.names import RESERVED, Names
 from shardir.backend.torch.emit.program import emitted
 from shardir.backend.torch.runtime import RUNTIME_FILES
 from shardir.backend.torch.runtime import runtime as rt
-from shardir.backend.torch.target import TorchTarget
 from shardir.syntax.parser import default_parser, parse
 
 F32, I32, KEY, IMAGE = "tensor<4x6xf32>", "tensor<4x6xi32>", "tensor<i64>", "tensor<2x4x8xf32>"
@@ -112,7 +112,7 @@ def imported(text: str) -> set[str]:
 def test_a_program_gets_the_files_that_it_needs(name: str, tmp_path: Path) -> None:
     """Every file that is imported lies beside the program, and no file that nobody imports."""
     module = parse(program(name, ["v"], ["input"], ["f"]), "p.ir", verify=True)
-    TorchTarget().emit_directory(default_parser().ctx, module, None, tmp_path / "out")
+    TorchBackend().emit_directory(default_parser().ctx, module, None, tmp_path / "out")
     texts = {p.name: p.read_text() for p in (tmp_path / "out").glob("*.py")}
     needed = {file for text in texts.values() for file in imported(text)}
     assert texts.keys() - {"program.py"} == needed

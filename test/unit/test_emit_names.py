@@ -13,12 +13,12 @@ from xdsl.dialects.func import FuncOp
 from shardir.algebra.layout import Layout, LocalLayout
 from shardir.algebra.mesh import Axis
 from shardir.analysis.functions import values
+from shardir.backend.torch.backend import TorchBackend
 from shardir.backend.torch.emit.names import Names, comment, docstring, literal
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime import RUNTIME_FILES
 from shardir.backend.torch.runtime import runtime as rt
 from shardir.backend.torch.runtime.runtime_plan import load_plan
-from shardir.backend.torch.target import TorchTarget
 from shardir.dialects import dist, train
 from shardir.dialects.nn.base import plain
 from shardir.passes.functions import set_type, update_signature
@@ -91,7 +91,7 @@ def test_names_do_not_break_out(word, tmp_path):
         mesh = rt.Mesh([(other or "empty", 1)])  # one rank: no process group
         loss, w = program[name](mesh, torch.ones(4, 3), torch.ones(3, 3))
         assert loss.item() == 36.0 and w.shape == (3, 3)
-    TorchTarget().emit_directory(default_parser().ctx, module, None, tmp_path / "d")
+    TorchBackend().emit_directory(default_parser().ctx, module, None, tmp_path / "d")
     plan = load_plan(tmp_path / "d")
     assert plan.mesh_name == word and [f.name for f in plan.functions] == [word]
     assert plan.functions[0].args[1].key == EVIL[-1]

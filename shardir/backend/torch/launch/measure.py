@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardir.backend.torch.launch.ranks import LaunchError, Options, Ranks, RunError, read_plan
+from shardir.backend.interface import LaunchError, Options, RunError, Times
+from shardir.backend.torch.launch.ranks import Ranks
+from shardir.backend.torch.launch.start import read_plan
 from shardir.backend.torch.runtime import FOLDER, MEASURING, RUNTIME_FILES
-
-Times = list[dict[str, list[float]]]
-"""Of each program, by function: the mean seconds of a call in each round."""
 
 
 def times(

@@ -1,4 +1,4 @@
-"""Starts the ranks of an emitted directory on this machine, watches them, and ends them.
+"""The processes of a run on this machine: started, watched, and ended.
 
 1. Every rank is a process group of its own; whatever happens, none is left when `run` returns.
    If the launcher itself is killed, Linux kills the ranks (they ask for it: runtime_main.py).
@@ -8,7 +8,6 @@
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import selectors
@@ -18,12 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardir.backend.torch.runtime.runtime_plan import START_SECONDS, Plan, PlanError, load_plan
+from shardir.backend.interface import OnEvent, Options, RunError
+from shardir.backend.torch.runtime.runtime_plan import START_SECONDS
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 0.5  # for the other ranks' messages after the first failure
@@ -31,104 +29,11 @@ TERM_SECONDS = 2.0  # between asking a rank to end and killing it
 TAIL_LINES, TAIL_BYTES = 15, 1 << 14
 
 
-class LaunchError(Exception):
-    """Why nothing was started: one message for people."""
-
-    exit_code = 2
-
-
-class RunError(LaunchError):
-    """Why a run that had started came to its end: names the rank."""
-
-    exit_code = 1
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to run; what is not given here is decided by the ranks."""
-
-    steps: int = 100
-    backend: str = "gloo"
-    seed: int = 0
-    timeout: float = 300.0
-    threads: int = 0
-    dump: Path | None = None
-    python: str = sys.executable
-
-    def arguments(self) -> list[str]:
-        """As the command line of runtime_main.py."""
-        named = ("steps", "backend", "seed", "timeout", "threads")
-        words = [word for name in named for word in (f"--{name}", str(getattr(self, name)))]
-        return words + (["--dump", str(self.dump.resolve())] if self.dump else [])
-
-
-@dataclass
-class Report:
-    """What a run said: losses of each step function, results of the others, speed."""
-
-    ranks: int
-    backend: str
-    losses: dict[str, list[float]] = field(default_factory=dict)
-    steps_per_second: dict[str, float] = field(default_factory=dict)
-    results: list[dict[str, Any]] = field(default_factory=list)
-    finished: bool = False
-
-    def add(self, event: dict[str, Any]) -> None:
-        """Takes in one of the ranks' events."""
-        match event["event"]:
-            case "steps":
-                self.losses.setdefault(event["function"], []).extend(event["losses"])
-            case "trained":
-                self.steps_per_second[event["function"]] = event["steps_per_second"]
-            case "result":
-                self.results.append(event)
-            case "done":
-                self.finished = True
-
-
-def read_plan(directory: str | Path, nproc: int | None = None) -> Plan:
-    """The checked plan of a directory, and that it is for so many ranks."""
-    try:
-        plan = load_plan(directory)
-    except PlanError as error:
-        raise LaunchError(str(error)) from None
-    if not (plan.directory / "program.py").is_file():
-        raise LaunchError(f"{directory} has no program.py: it is not a compiled program")
-    if nproc is not None and nproc != plan.size:
-        raise LaunchError(
-            f"--nproc is {nproc}, but the program is compiled for {plan.size} ranks"
-            f" ({plan.mesh_text()})"
-        )
-    return plan
-
-
-def run(
-    directory: str | Path,
-    options: Options | None = None,
-    nproc: int | None = None,
-    program: str = "program.py",
-    on_event: Callable[[dict[str, Any]], None] | None = None,
-) -> Report:
-    """Runs a program of the directory (`single.py`: on one rank) to its end.
-
-    Call it from the main thread: Linux ends the ranks when the thread that started them ends.
-    """
-    options = options or Options()
-    plan = read_plan(directory, nproc)
-    if importlib.util.find_spec("torch") is None:
-        raise LaunchError("running needs torch: pip install 'shardir[torch]'")
-    ranks = plan.size if program == "program.py" else 1
-    report = Report(ranks, options.backend)
-
-    def take(event: dict[str, Any]) -> None:
-        report.add(event)
-        if on_event:
-            on_event(event)
-
-    Ranks(plan.directory / program, ranks, options).run(take)
-    if not report.finished:
-        raise RunError(f"{program} ended without a report; it must call rt.main(...)")
-    return report
+def arguments(options: Options) -> list[str]:
+    """The options as the command line of runtime_main.py."""
+    named = ("steps", "backend", "seed", "timeout", "threads")
+    words = [word for name in named for word in (f"--{name}", str(getattr(options, name)))]
+    return words + (["--dump", str(options.dump.resolve())] if options.dump else [])
 
 
 class Ranks:
@@ -142,7 +47,7 @@ class Ranks:
         self._unread = b""
         self._ended = False  # no rank holds the other end of the events' pipe any more
 
-    def run(self, on_event: Callable[[dict[str, Any]], None]) -> None:
+    def run(self, on_event: OnEvent) -> None:
         """Starts all ranks and returns when all have ended well; else RunError."""
         self._events, events = os.pipe()
         with socket.create_server(("127.0.0.1", 0), backlog=self.count + 8) as store:
@@ -178,7 +83,7 @@ class Ranks:
         self.logs.append(tempfile.TemporaryFile())  # noqa: SIM115 - run() closes it
         self.processes.append(
             subprocess.Popen(
-                [self.options.python, str(self.program), *self.options.arguments()],
+                [self.options.python, str(self.program), *arguments(self.options)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=self.logs[rank],
@@ -188,7 +93,7 @@ class Ranks:
             )
         )
 
-    def _watch(self, on_event: Callable[[dict[str, Any]], None]) -> None:
+    def _watch(self, on_event: OnEvent) -> None:
         last_sign = time.monotonic() + START_SECONDS
         while True:
             states = [process.poll() for process in self.processes]
@@ -228,7 +133,7 @@ class Ranks:
 
     # ---- what went wrong ----
 
-    def _fail(self, on_event: Callable[[dict[str, Any]], None]) -> None:
+    def _fail(self, on_event: OnEvent) -> None:
         """Hears the other ranks out for a moment, then names the one that is the cause."""
         until = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < until and not self._ended:

@@ -11,7 +11,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from shardir.backend.torch.launch.ranks import LaunchError, Options, Report, run
+from shardir.backend.interface import LaunchError, Options, Report
+from shardir.backend.torch.launch.start import run
 from shardir.backend.torch.runtime.runtime_plan import Plan
 
 COMPARED_STEPS = 20

@@ -1,0 +1,156 @@
+"""The interface of a backend: the text of a program, a directory that runs, runs, and measurements.
+
+    backend.text(module)                                    the program that every rank runs
+    backend.emit_directory(context, module, None, "out")    the same with all that it needs
+    report = backend.run("out", Options(steps=100))         its ranks, on this machine
+    (times,) = backend.measure(["out"], 5, 0.1, Options())  seconds of each function's calls
+
+The module is in the local view, after all passes. The compiler uses a backend only by these calls;
+`shardir/backend/torch/` is the one that it has, test/unit/test_backend.py has a small other one.
+"""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.utils.target import Target
+
+
+class LaunchError(Exception):
+    """The reason why nothing was started: one message for users."""
+
+    exit_code = 2
+
+
+class RunError(LaunchError):
+    """The reason why a run that had started ended: names the rank."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a run.
+
+    Args:
+        steps: training steps.
+        backend: the library of collectives: gloo on CPUs, nccl on GPUs.
+        seed: of parameters and inputs.
+        timeout: the longest wait for a rank, in seconds.
+        threads: of each rank; 0: the backend decides.
+        dump: the .npz file that all states and results are written to.
+        python: the interpreter that runs the ranks.
+    """
+
+    steps: int = 100
+    backend: str = "gloo"
+    seed: int = 0
+    timeout: float = 300.0
+    threads: int = 0
+    dump: Path | None = None
+    python: str = sys.executable
+
+
+@dataclass
+class Report:
+    """The outcome of a run: losses of each step function, results of the others, speed."""
+
+    ranks: int
+    backend: str
+    losses: dict[str, list[float]] = field(default_factory=dict)
+    steps_per_second: dict[str, float] = field(default_factory=dict)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    finished: bool = False
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Add one event of the ranks (its kinds: runtime_main.py)."""
+        match event["event"]:
+            case "steps":
+                self.losses.setdefault(event["function"], []).extend(event["losses"])
+            case "trained":
+                self.steps_per_second[event["function"]] = event["steps_per_second"]
+            case "result":
+                self.results.append(event)
+            case "done":
+                self.finished = True
+
+
+Times = list[dict[str, list[float]]]
+"""Of each program, by function: the mean seconds of a call in each round."""
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Backend(Target, ABC):
+    """A target that also writes, runs and measures whole programs; fields are its options.
+
+    Args:
+        per_rank: also write one program for each rank, for people to read.
+    """
+
+    per_rank: bool = False
+
+    @abstractmethod
+    def text(self, module: ModuleOp) -> str:
+        """Return the program that every rank runs.
+
+        Raises:
+            Failure: the module has what the backend cannot emit.
+        """
+
+    def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
+        """Write the text, as xDSL's tools ask for it."""
+        output.write(self.text(module))
+
+    @abstractmethod
+    def emit_directory(
+        self,
+        ctx: Context,
+        module: ModuleOp,
+        original_module: ModuleOp | None,
+        out_dir: str | Path,
+        base_dir: Path | None = None,
+    ) -> None:
+        """Write a directory that runs without the compiler; nothing if there is an error.
+
+        Args:
+            original_module: the program before all passes, for a program on one device.
+            base_dir: the folder that paths of data files are relative to; else the source file's.
+
+        Raises:
+            ShardirError: the module cannot be emitted, or the directory cannot be written.
+        """
+
+    @abstractmethod
+    def run(
+        self, directory: str | Path, options: Options, on_event: OnEvent | None = None
+    ) -> Report:
+        """Run a directory that `emit_directory` wrote, on this machine, to its end.
+
+        Raises:
+            LaunchError: nothing was started; RunError: a rank failed.
+        """
+
+    @abstractmethod
+    def measure(
+        self,
+        directories: Sequence[Path],
+        rounds: int,
+        seconds: float,
+        options: Options,
+        on_round: Callable[[int], object] | None = None,
+    ) -> Times:
+        """Call every function of the programs for about so many seconds in each round.
+
+        Args:
+            on_round: called with the number of rounds that are done.
+
+        Raises:
+            LaunchError: the programs cannot be measured together, or a rank failed.
+        """
