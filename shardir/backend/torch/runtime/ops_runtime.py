@@ -243,7 +243,8 @@ def pad(mesh: Any, x: Tensor, dim: int, axes: tuple, total: int | None = None) -
     return out
 
 
-_constants: dict[tuple, Tensor] = {}
+_constants: dict[tuple, tuple[tuple, Tensor]] = {}
+"""The tensors that were made, each with its numbers: while they are kept, their id stays theirs."""
 
 
 def constant(
@@ -252,13 +253,13 @@ def constant(
 ) -> Tensor:  # fmt: skip
     """The numbers (row-major, a tuple of the program's) as a tensor, made once; only `part`,
     [start, stop) of each dimension, where this rank holds no more."""
-    key = (id(numbers), mesh.device, None if part is None else tuple(part))
+    key = (id(numbers), tuple(shape), dtype, mesh.device, None if part is None else tuple(part))
     if key not in _constants:
         whole = torch.tensor(numbers, dtype=dtype).view(tuple(shape))
         for dim, (begin, end) in enumerate(part or ()):
             whole = whole.narrow(dim, begin, end - begin)
-        _constants[key] = whole.contiguous().to(mesh.device)
-    return _constants[key]
+        _constants[key] = numbers, whole.contiguous().to(mesh.device)
+    return _constants[key][1]
 
 
 # ---- numbers of a training step ---------------------------------------------------------------
