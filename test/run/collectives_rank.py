@@ -1,6 +1,6 @@
 """One rank of test_runtime.py: every collective against numpy slicing on the whole array.
 
-python collectives_rank.py MESH RANK STORE: MESH as `dp=2,tp=2`. It prints the cases that failed.
+python collectives_rank.py MESH STORE RANK: MESH as `dp=2,tp=2`. It prints the cases that failed.
 """
 
 import itertools
@@ -386,4 +386,4 @@ def under_way(mesh, mesh_axes, failures):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[3]), sys.argv[2])

@@ -6,17 +6,15 @@ precision, from the same inputs and parameters: nothing here goes through our gr
 # ruff: noqa: E402
 
 import json
-import os
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -136,45 +134,25 @@ JOBS = {
         Job("operator_parallel_trained", 4),
     ],
 }
-"""By the number of ranks: all jobs of one are run in the same processes."""
+"""By the number of ranks."""
 
+BY_NAME = {job.name or job.example: job for jobs in JOBS.values() for job in jobs}
 SIZES = {job.name or job.example: n for n, jobs in JOBS.items() for job in jobs}
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
-    """An example that has been run, with all others of its number of ranks."""
-    done: dict[int, dict[str, Ran] | Exception] = {}
+    """An example that has been run."""
 
+    @cache
     def find(name: str) -> Ran:
-        size = SIZES[name]
-        if size not in done:
-            try:
-                done[size] = run_together(JOBS[size], tmp_path_factory.mktemp("examples"))
-            except Exception as error:
-                done[size] = error
-        found = done[size]
-        if isinstance(found, Exception):
-            raise found
-        return found[name]
+        job = BY_NAME[name]
+        directory = job.compiled().save(tmp_path_factory.mktemp("example") / name)
+        dump, plan = directory / "dump.npz", json.loads((directory / "plan.json").read_text())
+        run(directory, Options(timeout=120, steps=job.steps, dump=dump), nproc=SIZES[name])
+        return Ran(directory, plan, dict(np.load(dump)))
 
     return find
-
-
-def run_together(jobs: list[Job], folder: Path) -> dict[str, Ran]:
-    directories = {}
-    for job in jobs:
-        name = job.name or job.example
-        directories[name] = job.compiled().save(folder / name)
-    together = shutil.copytree(next(iter(directories.values())), folder / "together")
-    shutil.copy(Path(__file__).parent / "many_rank.py", together / "program.py")
-    work = [[str(d), job.steps] for d, job in zip(directories.values(), jobs, strict=True)]
-    with mock.patch.dict(os.environ, {"JOBS": json.dumps(work)}):
-        run(together, Options(timeout=120))
-    return {
-        name: Ran(d, json.loads((d / "plan.json").read_text()), dict(np.load(d / "dump.npz")))
-        for name, d in directories.items()
-    }
 
 
 def equal(found: Any, wanted: Any, what: str = "") -> None:

@@ -2,15 +2,13 @@
 gradient, emitted and run on four Gloo ranks in one go; the answer is torch's on one device."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import run_ranks
 from harness import tensors
 
 pytest.importorskip("torch")
@@ -145,33 +143,12 @@ def test_ops_on_real_ranks(tmp_path: Path):
         np.savez(tmp_path / f"{j.name}.npz", **given)
         listing.append([j.name, j.problem.name, elements_of(inputs)])
     (tmp_path / "jobs.json").write_text(json.dumps(listing))
-    run_ranks(tmp_path)
+    script = Path(__file__).parent / "ops_rank.py"
+    for rank, out in enumerate(run_ranks(script, 4, [tmp_path], SECONDS)):
+        assert f"rank {rank}: all ran" in out, out
     results = [dict(np.load(tmp_path / f"results_{r}.npz")) for r in range(4)]
     wrong = [f"{j.name}: {message}" for j in todo if (message := fault(j, results))]
     assert not wrong, "\n".join(wrong)
-
-
-def run_ranks(directory: Path) -> None:
-    environment = {
-        **os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    script = Path(__file__).parent / "ops_rank.py"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, directory, str(rank)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(4)
-    ]  # fmt: skip
-    try:
-        for number, rank in enumerate(ranks):
-            out, _ = rank.communicate(timeout=SECONDS)
-            assert f"rank {number}: all ran" in out, out
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
 
 
 def fault(j: Job, results: list[dict[str, np.ndarray]]) -> str:

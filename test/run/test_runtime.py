@@ -1,13 +1,11 @@
 # ruff: noqa: E402
 """The runtime of emitted programs: collectives on real Gloo ranks, shards, and random numbers."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import run_ranks
 
 torch = pytest.importorskip("torch")
 
@@ -20,28 +18,9 @@ from shardir.dialects import random as numpy_random
 def test_collectives_equal_slices_of_the_whole(mesh, tmp_path):
     """Every collective, type, uneven and empty shard, order of axes and sub-axis in one run."""
     world = np.prod([int(axis.split("=")[1]) for axis in mesh.split(",")])
-    environment = {
-        **os.environ,
-        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
     program = Path(__file__).parent / "collectives_rank.py"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, program, mesh, str(rank), tmp_path / "store"],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    try:
-        for number, rank in enumerate(ranks):
-            out, _ = rank.communicate(timeout=100)
-            assert f"rank {number}: all passed" in out, out
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    for rank, out in enumerate(run_ranks(program, int(world), [mesh, tmp_path / "store"], 100)):
+        assert f"rank {rank}: all passed" in out, out
 
 
 def test_bounds():

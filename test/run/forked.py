@@ -1,0 +1,118 @@
+"""Ranks that are forked, as `subprocess.Popen` starts them: see server.py.
+
+`Forked` stands for a process in what the launcher asks of one; `run_ranks` runs a script of the
+tests on several ranks.
+"""
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS, ANSWER_SECONDS = 0.01, 60
+
+
+class Server:
+    """The server of this process, and how its ranks ended."""
+
+    def __init__(self) -> None:
+        self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.codes: dict[int, int] = {}
+        self.process = subprocess.Popen(
+            [sys.executable, Path(__file__).parent / "server.py", str(other.fileno())],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, pass_fds=[other.fileno()],
+        )  # fmt: skip
+        other.close()
+        atexit.register(self.close)
+
+    def start(self, argv: list[str], env: dict[str, str], output: int, fds: tuple[int, ...]) -> int:
+        request = {"argv": argv, "env": env, "cwd": os.getcwd(), "fds": fds}
+        socket.send_fds(self.socket, [json.dumps(request).encode()], [output, *fds])
+        while "code" in (answer := self.answer(ANSWER_SECONDS)):
+            pass
+        return answer["pid"]
+
+    def answer(self, seconds: float) -> dict[str, int]:
+        """The next message, where one comes within so many seconds."""
+        self.socket.settimeout(seconds)
+        answer = json.loads(self.socket.recv(1 << 16))
+        if "code" in answer:
+            self.codes[answer["pid"]] = answer["code"]
+        return answer
+
+    def code(self, pid: int) -> int | None:
+        """How a rank ended; None while it runs."""
+        while True:
+            try:
+                self.answer(0)
+            except BlockingIOError:
+                return self.codes.get(pid)
+
+    def close(self) -> None:
+        self.socket.close()
+        self.process.wait()
+
+
+server = cache(Server)
+
+
+class Forked:
+    """A rank, with what is used of a `subprocess.Popen`."""
+
+    def __init__(self, argv: list[Any], env: dict[str, str], stdout: Any, pass_fds=(), **_: object):
+        python, *argv = map(str, argv)
+        assert python == sys.executable
+        self.returncode: int | None = None
+        self.pid = server().start(argv, env, stdout.fileno(), tuple(pass_fds))
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = server().code(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float = ANSWER_SECONDS) -> int:
+        until = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(POLL_SECONDS)
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.killpg(self.pid, 9)
+
+
+def run_ranks(script: Path, count: int, arguments: list[Any], seconds: float) -> list[str]:
+    """What each of so many ranks of a script prints: `script *arguments RANK`. Within that time all
+    have ended, or are killed."""
+    env = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "GLOO_SOCKET_IFNAME": "lo"}
+    logs = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115 - read below
+    ranks = [
+        Forked([sys.executable, script, *arguments, rank], env, log)
+        for rank, log in enumerate(logs)
+    ]
+    try:
+        until = time.monotonic() + seconds
+        for rank in ranks:
+            rank.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for rank in ranks:
+            rank.kill()
+        for rank in ranks:
+            rank.wait()
+    out = []
+    for rank, log in zip(ranks, logs, strict=True):
+        log.seek(0)
+        out.append(f"{log.read().decode(errors='replace')}\n(ended with {rank.returncode})")
+        log.close()
+    return out

@@ -1,0 +1,104 @@
+"""A process that has imported torch and forks ranks: `python server.py FD`, started by forked.py.
+
+A rank that is forked starts in milliseconds; one that is started imports torch first, which takes
+longer than all that most tests do. Each rank is a process of its own with a session of its own, so
+nothing of a job stays for the next one, and one that dies harms no other.
+
+The socket FD has a request a message: {"argv", "env", "cwd", "fds"}, with the files that the rank
+is to have as its output and under the numbers `fds`. The answers are {"pid"}, and when the rank
+has ended {"pid", "code"}. It ends with whoever holds the other end.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import traceback
+
+import numpy  # noqa: F401 - what ranks import
+import torch
+import torch.distributed  # noqa: F401
+
+MESSAGE, FILES = 1 << 18, 8
+PR_SET_PDEATHSIG = 1
+HIGH = 200  # where files wait until their numbers are free
+
+
+def serve(requests: socket.socket) -> None:
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    while True:
+        ready, _, _ = select.select([requests, woken], [], [])
+        if woken in ready:
+            os.read(woken, MESSAGE)
+            for pid, status in ended():
+                code = os.waitstatus_to_exitcode(status)
+                requests.send(json.dumps({"pid": pid, "code": code}).encode())
+        if requests in ready:
+            message, files, _, _ = socket.recv_fds(requests, MESSAGE, FILES)
+            if not message:
+                return
+            pid = os.fork()
+            if pid == 0:
+                requests.close()
+                rank(json.loads(message), files)
+            for file in files:
+                os.close(file)
+            requests.send(json.dumps({"pid": pid}).encode())
+
+
+def ended() -> list[tuple[int, int]]:
+    found = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        found.append((pid, status))
+
+
+def rank(request: dict, files: list[int]) -> None:
+    """Runs the program as `python argv...` does, and ends the process."""
+    code = 1
+    try:
+        os.setsid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        waiting = [fcntl.fcntl(file, fcntl.F_DUPFD, HIGH) for file in files]
+        for file, number in zip(waiting, [1, *request["fds"]], strict=True):
+            os.dup2(file, number)
+        os.dup2(1, 2)
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["env"], SHARDIR_LAUNCHER=str(os.getppid()))
+        sys.argv = request["argv"]
+        folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:1] = [os.path.dirname(sys.argv[0]), *filter(None, folders)]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        code = 0
+    except SystemExit as e:
+        if isinstance(e.code, str):
+            print(e.code, file=sys.stderr)
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    serve(socket.socket(fileno=int(sys.argv[1])))
