@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from extent import extent
 from forked import run_ranks
 from harness import tensors
 
@@ -34,7 +35,7 @@ from shardir.backend.torch.emit.program import program_text
 from shardir.dialects.dist import global_shape, type_layout
 from shardir.interpret.values import assemble, split
 
-LAYOUTS, SECONDS = 8, 120
+LAYOUTS, SECONDS = extent(4, 8), 120
 
 
 @dataclass
