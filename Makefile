@@ -32,7 +32,7 @@ test-all:  ## the long forms of the tests: all pairs, all layouts, all types (do
 	SHARDIR_TESTS=all $(MAKE) test
 
 programs: $(VENV)/ready  ## random programs of all ops, others each time
-	PROGRAMS=$(PROGRAMS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 test/unit/test_random_programs.py
+	PROGRAMS=$(PROGRAMS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 test/passes/test_random_programs.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

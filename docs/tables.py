@@ -1,7 +1,7 @@
 """The tables of the documentation, from the code: `python docs/tables.py NAME`, of nn, ops, dist,
 train, passes and modes.
 
-`python test/unit/test_docs.py --regenerate` puts them into the pages.
+`python test/project/test_docs.py --regenerate` puts them into the pages.
 """
 
 import re

@@ -6,7 +6,7 @@
     (times,) = backend.measure(["out"], 5, 0.1, Options())  seconds of each function's calls
 
 The module is in the local view, after all passes. The compiler uses a backend only by these calls;
-`shardir/backend/torch/` is the one that it has, test/unit/test_backend.py has a small other one.
+`shardir/backend/torch/` is the one that it has, test/backend/test_backend.py has a small other one.
 """
 
 import sys

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from runlines import run, run_lines
 
-EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 CASES = [(p, line, c) for p in sorted(EXAMPLES.glob("*.ir")) for line, c in run_lines(p)]
 
 

@@ -10,7 +10,7 @@ What a page may hold, and what is checked of it:
     <!-- runs -->, then a block          the block runs as Python, with the page's files at hand
     <!-- edit: PATH, ... -->             a step of a walk-through (see Step)
 
-`python test/unit/test_docs.py --regenerate` writes what commands print into the pages.
+`python test/project/test_docs.py --regenerate` writes what commands print into the pages.
 """
 
 import importlib.util
@@ -175,7 +175,7 @@ def regenerated(page: Path, folder: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_outputs_are_current(page: Path, tmp_path: Path) -> None:
-    told = "run: python test/unit/test_docs.py --regenerate, and read the difference"
+    told = "run: python test/project/test_docs.py --regenerate, and read the difference"
     assert regenerated(page, tmp_path) == page.read_text(), told
 
 
@@ -327,5 +327,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--regenerate"]:
-        raise SystemExit("usage: python test/unit/test_docs.py --regenerate")
+        raise SystemExit("usage: python test/project/test_docs.py --regenerate")
     main()
