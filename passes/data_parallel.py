@@ -33,10 +33,10 @@ from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, v
 from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of, sharding_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.train import arguments
-from shardir.passes.functions import bodies, set_type, update_signature
-from shardir.passes.propagate_strategies import propagate_strategies
-from shardir.passes.strip_layouts import StripLayouts
+from shardir.rewriting import nested
+from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.placement import strategy_placement
+from shardir.rewriting.rewriter import set_type
 from shardir.syntax.diagnostics import Failure
 
 Fault = tuple[Operation | None, str]
@@ -104,7 +104,7 @@ def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Fault]:
         return
     twins: dict[SSAValue, SSAValue] = {}
     trial = module.clone(twins)
-    StripLayouts().apply(ctx, trial)
+    nested.run("strip-layouts", ctx, trial)
     for op in module.body.ops:
         if isinstance(op, MeshOp):
             trial.body.block.add_op(op.clone())
@@ -112,7 +112,7 @@ def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Fault]:
     for (f, block), mesh in zip(bodies(trial), meshes, strict=True):
         assert mesh is not None
         _lay_out(f, block, mesh, hybrid=False)
-    propagate_strategies(trial)
+    nested.run("propagate-strategies", ctx, trial)
     for (f, block), mesh in zip(bodies(module), meshes, strict=True):
         assert mesh is not None
         for v in values(block):

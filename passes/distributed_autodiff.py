@@ -51,8 +51,6 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.redistribution import seconds
 from shardir.analysis.functions import is_laid_out, is_local_body, mesh_of, name_of
-from shardir.dialects.builder import Builder
-from shardir.dialects.composites import expand
 from shardir.dialects.dist import (
     SAME_VALUE,
     AllGatherOp,
@@ -91,9 +89,10 @@ from shardir.dialects.train import (
     updated_arguments,
     updates_attrs,
 )
-from shardir.passes.functions import erase, set_type
-from shardir.passes.lower_to_spmd import lift, lower
 from shardir.passes.train_step import TrainStep
+from shardir.rewriting.composites import expand
+from shardir.rewriting.lowering import lift, lower
+from shardir.rewriting.rewriter import Rewriter, erase, set_type
 from shardir.syntax.diagnostics import Failure, warn
 
 
@@ -180,7 +179,7 @@ class _Differentiation:
                 warn(op, f"the strategy of {op.name} is lost: its parts are differentiated before "
                      "propagate-strategies could read it")  # fmt: skip
         expand(self.block, laid)
-        self.builder = Builder(laid, self.block.add_op)
+        self.builder = Rewriter(laid, self.block)
         self.contributions: dict[SSAValue, list[SSAValue]] = {}
         self.varying: set[SSAValue] = set()
         self.step: TrainStep | None = None

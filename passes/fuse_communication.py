@@ -25,8 +25,9 @@ from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import plain
 from shardir.dialects.train import UpdateOp
-from shardir.passes.functions import bodies, erase
+from shardir.rewriting.functions import bodies
 from shardir.rewriting.options import Bytes, PassOptions
+from shardir.rewriting.rewriter import erase
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardir.analysis.functions import name_of
-from shardir.passes.functions import bodies, erase
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.rewriter import erase
 from shardir.syntax.diagnostics import Failure
 
 

@@ -19,23 +19,18 @@
    between two layouts is a redistribution.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, UnitAttr
-from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, Operation, SSAValue
-from xdsl.passes import ModulePass
+from xdsl.dialects.builtin import DictionaryAttr, UnitAttr
+from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.errors import ShardirError
-from shardir.algebra.factors import Placement, place
+from shardir.algebra.factors import Placement
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import has_layouts, is_local_body, mesh_of, name_of, unlaid
-from shardir.dialects.builder import Builder
-from shardir.dialects.composites import replace_by_parts
 from shardir.dialects.dist import (
     PropagationBarrierOp,
     RedistributeOp,
@@ -43,164 +38,115 @@ from shardir.dialects.dist import (
     layout_of,
     with_layout,
 )
-from shardir.dialects.nn.base import Composite, TensorOp, has_parts, plain, splits_whole
+from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.train import BackwardOp, arg_attrs
-from shardir.passes.functions import FOUND, bodies, set_type, settle, settle_all
-from shardir.passes.recompute import MARK
-from shardir.rewriting.placement import strategy_placement
+from shardir.rewriting.bases import Error, Function, GlobalPass
+from shardir.rewriting.composites import replace_by_parts
+from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_marker, resolve_markers
+from shardir.rewriting.placement import Needs, is_decomposed, layout_at, strategy_placement, wanted
+from shardir.rewriting.rewriter import Rewriter, set_type
 from shardir.syntax.diagnostics import Failure
 
 
 @dataclass(frozen=True)
-class InsertRedistributions(ModulePass):
+class InsertRedistributions(GlobalPass):
     """Puts a redistribution on each edge whose layouts differ."""
 
     name = "insert-redistributions"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for f, block in bodies(op):
-            mesh = mesh_of(f, op)
-            if is_local_body(block):
-                continue
-            if mesh is None or not has_layouts(block):
-                settle_all(block, None)
-                continue
-            if (lacking := unlaid(block)) is not None:
-                raise Failure(
-                    [(lacking, f"a value in @{name_of(f)} has no layout; run propagate-strategies")]
-                )
-            _insert(block, mesh)
-            _mark(f, block, mesh)
+    def check(self, f: Function) -> Iterable[Error]:
+        return f.without_layout() if f.has_layouts else ()
+
+    def rewrite(self, f: Function) -> None:
+        if f.mesh is None or not f.has_layouts:
+            resolve_markers(f.block, None)
+            return
+        _Placing(f, f.mesh).run()
+        _mark(f, f.mesh)
 
 
-def _mark(f: FuncOp, block: Block, mesh: Mesh) -> None:
-    """What is made of an argument that says `recompute` is not kept for the backward part; nor,
-    where a search found that memory needs it, what is larger than that of which it is made."""
-    marks: dict[SSAValue, dict[str, Any]] = dict(zip(block.args, arg_attrs(f), strict=True))
-    found = f.attributes.get(FOUND)
-    tight = isinstance(found, DictionaryAttr) and MARK in found.data
-    ops = list(block.ops)
+def _mark(f: Function, mesh: Mesh) -> None:
+    """Mark redistributions of arguments that say `recompute`; and, where a search found that memory
+    needs it, those whose result is larger than their operand."""
+    marks: dict[SSAValue, dict[str, Any]] = dict(zip(f.block.args, arg_attrs(f.op), strict=True))
+    found = f.op.attributes.get(SEARCHED)
+    tight = isinstance(found, DictionaryAttr) and RECOMPUTE in found.data
+    ops = list(f.block.ops)
     last = max((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), default=len(ops))
     for op in ops[:last]:
         if not isinstance(op, RedistributeOp):
             continue
         shape = plain(op.value).get_shape()
-        before, after = (prod(_layout(v).local_shape(mesh, shape)) for v in (op.value, op.out))
-        if MARK in marks.get(op.value, ()) or (tight and after > before):
-            op.attributes[MARK] = UnitAttr()
+        before, after = (prod(layout_at(v).local_shape(mesh, shape)) for v in (op.value, op.out))
+        if RECOMPUTE in marks.get(op.value, ()) or (tight and after > before):
+            op.attributes[RECOMPUTE] = UnitAttr()
 
 
-def _insert(block: Block, mesh: Mesh) -> None:
-    needs = _needs(block, mesh)
-    cursor: list[Operation] = []
-    builder = Builder(mesh, lambda new: block.insert_op_before(new, cursor[0]))
-    faults: list[tuple[Operation | None, str]] = []
-    for op in list(block.ops):
-        cursor[:] = [op]
-        builder.location = op.location
-        if isinstance(op, PropagationBarrierOp | ShardingGroupOp):
-            settle(op, builder)
-        if not isinstance(op, TensorOp):
-            continue
-        try:
-            if in_parts(op, mesh):
-                _decompose(op, builder, needs)
-            else:
-                _place(op, builder, mesh, needs)
-        except ShardirError as e:
-            faults.append((op, str(e)))
-    if faults:
-        raise Failure(faults)
+class _Placing:
+    """The ops of one function, placed one after another."""
 
-
-Needs = dict[SSAValue, dict[Operation, Layout]]
-"""In which other layouts than its own each value is needed, by which ops."""
-
-
-def _needs(block: Block, mesh: Mesh) -> Needs:
-    """What ops need that are placed each on its own."""
-    needs: Needs = {}
-    for op in block.ops:
-        if isinstance(op, TensorOp) and not in_parts(op, mesh):
+    def __init__(self, f: Function, mesh: Mesh):
+        self.block, self.mesh, self.rewriter = f.block, mesh, Rewriter(mesh)
+        self.needs: Needs = {}
+        for op in self.block.ops:
             try:
-                _note(needs, op, wanted(op, mesh))
+                if isinstance(op, TensorOp) and not is_decomposed(op, mesh):
+                    self.note(op, wanted(op, mesh))
             except ShardirError:
-                continue  # it is said where the op is placed
-    return needs
+                continue  # it is reported where the op is placed
 
+    def run(self) -> None:
+        errors: list[Error] = []
+        for op in list(self.block.ops):
+            self.rewriter.before(op)
+            if isinstance(op, PropagationBarrierOp | ShardingGroupOp):
+                resolve_marker(op, self.rewriter)
+            if not isinstance(op, TensorOp):
+                continue
+            try:
+                if is_decomposed(op, self.mesh):
+                    self.decompose(op)
+                else:
+                    self.place(op)
+            except ShardirError as e:
+                errors.append((op, str(e)))
+        if errors:
+            raise Failure(errors)
 
-def _note(needs: Needs, op: TensorOp, placement: Placement) -> None:
-    for v, want in zip(op.operands, placement.operands, strict=True):
-        if _layout(v) != want:
-            needs.setdefault(v, {})[op] = want
-        elif v in needs:
-            needs[v].pop(op, None)
+    def note(self, op: TensorOp, placement: Placement) -> None:
+        """Keep in which layouts an op needs its operands."""
+        for v, want in zip(op.operands, placement.operands, strict=True):
+            if layout_at(v) != want:
+                self.needs.setdefault(v, {})[op] = want
+            elif v in self.needs:
+                self.needs[v].pop(op, None)
 
+    def place(self, op: TensorOp) -> None:
+        placement = wanted(op, self.mesh, self.needs)
+        self.note(op, placement)
+        op.properties.pop("strategy", None)
+        for i, want in enumerate(placement.operands):
+            operand = op.operands[i]
+            if layout_of(operand) != want:
+                op.operands[i] = self.rewriter.redistribute(operand, want)
+        for v, natural in zip(op.results, placement.results, strict=True):
+            if (assigned := layout_at(v)) != natural:
+                set_type(v, with_layout(plain(v), natural))
+                new = _redistribute_after(op, v, assigned)
+                self.needs[new] = self.needs.pop(v, {})
 
-def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> Placement:
-    """How an op is to be placed: by its strategy, or at least cost; what others need too, and is
-    made once, counts nothing."""
-    if op.strategy is not None:
-        return strategy_placement(op, mesh)
-    operands = tuple([_layout(v) for v in op.operands])
-    results = tuple([_layout(v) for v in op.results])
-    shared: tuple[tuple[Layout, ...], ...] = ()
-    if needs and any(v in needs for v in op.operands):
-        others = ({o: l for o, l in needs.get(v, {}).items() if o is not op} for v in op.operands)
-        shared = tuple(tuple(dict.fromkeys(by.values())) for by in others)
-    return place(op.factors(), operands, results, mesh, op.shapes(), shared if any(shared) else ())
-
-
-def _layout(v: SSAValue) -> Layout:
-    layout = layout_of(v)
-    assert layout is not None
-    return layout
-
-
-def _place(op: TensorOp, builder: Builder, mesh: Mesh, needs: Needs) -> None:
-    placement = wanted(op, mesh, needs)
-    _note(needs, op, placement)
-    op.properties.pop("strategy", None)
-    for i, want in enumerate(placement.operands):
-        operand = op.operands[i]
-        if layout_of(operand) != want:
-            op.operands[i] = builder.redistribute(operand, want)
-    for v, natural in zip(op.results, placement.results, strict=True):
-        if (assigned := _layout(v)) != natural:
-            set_type(v, with_layout(plain(v), natural))
-            new = _redistribute_after(op, v, assigned)
-            needs[new] = needs.pop(v, {})
+    def decompose(self, op: TensorOp) -> None:
+        if op.strategy is not None:
+            for i, want in enumerate(strategy_placement(op, self.mesh).operands):
+                op.operands[i] = self.rewriter.redistribute(op.operands[i], want)
+        results = list(op.results)
+        for v, new in zip(results, replace_by_parts(op, self.rewriter), strict=True):
+            self.needs[new] = self.needs.pop(v, {})
 
 
 def _redistribute_after(op: TensorOp, v: SSAValue, layout: Layout) -> SSAValue:
-    block = op.parent
-    assert block is not None
-    after = Builder(None, lambda new: block.insert_op_after(new, op))
-    after.location = op.location
-    new = after.redistribution(v, layout)
-    if MARK in op.attributes and isinstance(new.owner, Operation):
-        new.owner.attributes[MARK] = UnitAttr()  # what it makes is what others use
+    new = Rewriter().after(op).redistribution(v, layout)
+    if RECOMPUTE in op.attributes and isinstance(new.owner, Operation):
+        new.owner.attributes[RECOMPUTE] = UnitAttr()  # its result is what others use
     v.replace_uses_with_if(new, lambda use: use.operation is not new.owner)
     return new
-
-
-def in_parts(op: TensorOp, mesh: Mesh) -> bool:
-    """Whether an op is to be calculated by others: a composite, or one that wants a dimension whole
-    which is split."""
-    if isinstance(op, Composite):
-        return True
-    if not has_parts(type(op)):
-        return False
-    if op.strategy is not None:
-        return splits_whole(op.factors(), strategy_placement(op, mesh).operands)
-    return splits_whole(op.factors(), [_layout(v) for v in op.operands])
-
-
-def _decompose(op: TensorOp, builder: Builder, needs: Needs) -> None:
-    if op.strategy is not None:
-        assert builder.mesh is not None
-        for i, want in enumerate(strategy_placement(op, builder.mesh).operands):
-            op.operands[i] = builder.redistribute(op.operands[i], want)
-    results = list(op.results)
-    for v, new in zip(results, replace_by_parts(op, builder), strict=True):
-        needs[new] = needs.pop(v, {})

@@ -30,12 +30,13 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.saved import ARGUMENT, Fault, Line, Saved, read
 from shardir.analysis.functions import is_local_body, makers, mesh_of, name_of
-from shardir.dialects.composites import expand
 from shardir.dialects.dist import StrategyAttr, sharding_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain, strategy_factors
 from shardir.dialects.places import at, called
-from shardir.passes.functions import FOUND, bodies, set_type, settle_all, update_signature
-from shardir.passes.recompute import MARK
+from shardir.rewriting.composites import expand
+from shardir.rewriting.functions import bodies, update_signature
+from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_markers
+from shardir.rewriting.rewriter import set_type
 from shardir.syntax.diagnostics import Diagnostic, ParseErrors, Source, did_you_mean
 from shardir.syntax.files import read_text
 from shardir.syntax.printer import value_names
@@ -88,7 +89,7 @@ class _Function:
         self.lines = [line for line in saved.lines if line.function == name_of(f)]
         self.found: Attribute | None = None
         if name_of(f) in saved.found:
-            settle_all(block, None)
+            resolve_markers(block, None)
             expand(block, None)
         self.names = value_names(block)
         self.of: dict[Operation | BlockArgument, Line] = {}
@@ -187,10 +188,10 @@ class _Function:
             if line.strategy is not None and isinstance(by, TensorOp):
                 by.properties["strategy"] = StrategyAttr(line.strategy)
             if line.recompute and isinstance(by, Operation):
-                by.attributes[MARK] = UnitAttr()
+                by.attributes[RECOMPUTE] = UnitAttr()
         update_signature(self.f)
         if self.found is not None:
-            self.f.attributes[FOUND] = self.found
+            self.f.attributes[SEARCHED] = self.found
 
 
 def _said(by: Operation | BlockArgument, names: Sequence[str]) -> str:

@@ -38,7 +38,8 @@ from shardir.dialects import nn
 from shardir.dialects.dist import SAME_VALUE
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp
-from shardir.passes.functions import bodies, set_type
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.rewriter import set_type
 from shardir.syntax.diagnostics import Failure
 
 TYPES: dict[str, Attribute] = {"bf16": bf16, "f16": f16, "f32": f32}

@@ -42,7 +42,8 @@ from shardir.cost.memory import memory_of
 from shardir.cost.schedule import LESS, cuts, elapsed, level_of
 from shardir.cost.seconds import OpCost, cost_of, joining, size_of, together
 from shardir.dialects import dist
-from shardir.passes.functions import bodies, erase
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.rewriter import erase
 
 WORTH = 0.05
 """The part of a collective's seconds that there must be to calculate beside it."""

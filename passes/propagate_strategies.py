@@ -52,8 +52,9 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp, strategy_factors
 from shardir.dialects.train import Update
-from shardir.passes.functions import bodies, set_type, update_signature
+from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.placement import strategy_placement
+from shardir.rewriting.rewriter import set_type
 from shardir.syntax.diagnostics import Failure
 
 Errors = list[tuple[Operation | None, str]]

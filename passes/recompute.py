@@ -23,9 +23,8 @@ from xdsl.passes import ModulePass
 
 from shardir.dialects.dist import Collective, RedistributeOp, is_started
 from shardir.dialects.train import BackwardOp
-from shardir.passes.functions import bodies
-
-MARK = "recompute"
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.marks import RECOMPUTE
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def _repeat_marked(block: Block) -> None:
     for begin, start in zip([0, *starts], starts, strict=False):
         forward = ops[begin:start]
         _mark_together(forward)
-        _repeat(block, {op for op in forward if MARK in op.attributes}, ops[start + 1 :])
+        _repeat(block, {op for op in forward if RECOMPUTE in op.attributes}, ops[start + 1 :])
 
 
 def _mark_together(ops: list[Operation]) -> None:
@@ -55,11 +54,11 @@ def _mark_together(ops: list[Operation]) -> None:
     here = set(ops)
     for started in filter(is_started, ops):
         pair = {started, *(use.operation for use in started.results[0].uses)}
-        marked = pair <= here and any(MARK in op.attributes for op in pair)
+        marked = pair <= here and any(RECOMPUTE in op.attributes for op in pair)
         for op in pair:
-            op.attributes.pop(MARK, None)
+            op.attributes.pop(RECOMPUTE, None)
             if marked:
-                op.attributes[MARK] = UnitAttr()
+                op.attributes[RECOMPUTE] = UnitAttr()
 
 
 def _repeat(block: Block, marked: set[Operation], behind: list[Operation]) -> None:
@@ -75,7 +74,7 @@ def _repeat(block: Block, marked: set[Operation], behind: list[Operation]) -> No
             source = v.owner
             copy = source.clone()
             if not isinstance(copy, RedistributeOp | Collective):
-                del copy.attributes[MARK]
+                del copy.attributes[RECOMPUTE]
             copy.operands = [value(o, before) for o in source.operands]
             for old, new in zip(source.results, copy.results, strict=True):
                 new.name_hint = old.name_hint
@@ -88,4 +87,4 @@ def _repeat(block: Block, marked: set[Operation], behind: list[Operation]) -> No
             if (new := value(v, op)) is not v:
                 op.operands[i] = new
     for op in marked:
-        del op.attributes[MARK]
+        del op.attributes[RECOMPUTE]

@@ -27,9 +27,9 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, values
 from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
-from shardir.passes.functions import bodies, set_type, update_signature
-from shardir.passes.insert_redistributions import in_parts, wanted
-from shardir.rewriting.placement import strategy_placement
+from shardir.rewriting.functions import bodies, update_signature
+from shardir.rewriting.placement import is_decomposed, strategy_placement, wanted
+from shardir.rewriting.rewriter import set_type
 from shardir.syntax.diagnostics import Failure
 
 Fault = tuple[Operation | None, str]
@@ -97,7 +97,7 @@ def _open_values(block: Block, mesh: Mesh, function: str) -> Iterator[Fault]:
 def _open_ops(block: Block, mesh: Mesh, function: str) -> Iterator[Fault]:
     """The ops without a strategy that are not calculated where their operands lie."""
     for op in block.ops:
-        if not isinstance(op, TensorOp) or op.strategy is not None or in_parts(op, mesh):
+        if not isinstance(op, TensorOp) or op.strategy is not None or is_decomposed(op, mesh):
             continue
         for i, (v, want) in enumerate(zip(op.operands, wanted(op, mesh).operands, strict=True)):
             if (have := layout_of(v)) is not None and have.simplified(mesh) != want:

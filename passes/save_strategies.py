@@ -27,8 +27,8 @@ from shardir.analysis.functions import has_layouts, is_local_body, makers, mesh_
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.places import short_place
-from shardir.passes.functions import FOUND, bodies
-from shardir.passes.recompute import MARK
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.marks import RECOMPUTE, SEARCHED
 from shardir.syntax.diagnostics import Failure
 from shardir.syntax.files import write_text
 from shardir.syntax.printer import value_names
@@ -52,7 +52,7 @@ class SaveStrategies(ModulePass):
                 raise Failure([(lacking, message)])
             saved.meshes[mesh.name] = mesh
             saved.lines += _lines(f, block)
-            if (found := f.attributes.get(FOUND)) is not None:
+            if (found := f.attributes.get(SEARCHED)) is not None:
                 saved.found[name_of(f)] = str(found)
         if not saved.lines:
             raise Failure(
@@ -74,5 +74,5 @@ def _lines(f: FuncOp, block: Block) -> Iterator[Line]:
             None if strategy is None else strategy.data,
             layouts,
             short_place(by),
-            recompute=isinstance(by, Operation) and MARK in by.attributes,
+            recompute=isinstance(by, Operation) and RECOMPUTE in by.attributes,
         )

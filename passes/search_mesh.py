@@ -38,10 +38,9 @@ from shardir.analysis.functions import is_local_body, name_of, named, values
 from shardir.cost.clusters import load
 from shardir.dialects.dist import ClusterAttr, ClusterOp, MeshAttr, MeshOp, sharding_of
 from shardir.dialects.nn.base import TensorOp
-from shardir.passes.distributed_autodiff import DistributedAutodiff
-from shardir.passes.functions import bodies, found_by_search
-from shardir.passes.inline_calls import InlineCalls
-from shardir.passes.search_strategies import SearchStrategies
+from shardir.rewriting import nested
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.search.elimination import CAP, GAP
 from shardir.syntax.diagnostics import Failure, tell
@@ -72,8 +71,7 @@ class SearchMesh(PassOptions):
         check(op)
         have = next((o.mesh for o in op.body.ops if isinstance(o, MeshOp)), None)
         program = op.clone()
-        for made in (InlineCalls, DistributedAutodiff):
-            made().apply(ctx, program)
+        nested.run("inline-calls,distributed-autodiff", ctx, program)
         rough: list[tuple[Found, Mesh]] = []
         for mesh in self.candidates(have):
             free = mesh.cluster and replace(mesh.cluster, memory=None)
@@ -132,7 +130,8 @@ class SearchMesh(PassOptions):
         trial = program.clone()
         declare(trial, mesh)
         try:
-            SearchStrategies(self.entries, gap, self.memory).apply(ctx, trial)
+            options = f"entries={self.entries} gap={gap:.12f} memory={self.memory}"
+            nested.run(f"search-strategies{{{options}}}", ctx, trial)
         except Failure as e:
             return Found(inf, -inf, e)
         numbers = [n for f, _ in bodies(trial) if (n := found_by_search(f))]

@@ -42,7 +42,6 @@ from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import ties
 from shardir.cost import memory_of, op_seconds
 from shardir.cost.functions import rated
-from shardir.dialects.composites import expand
 from shardir.dialects.dist import (
     Collective,
     PropagationBarrierOp,
@@ -53,15 +52,13 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp, float_attr, plain
 from shardir.dialects.train import GradientOp, StepOp
-from shardir.passes.functions import FOUND, bodies, erase, set_type, settle_all, update_signature
-from shardir.passes.fuse_communication import FuseCommunication
-from shardir.passes.insert_redistributions import InsertRedistributions
-from shardir.passes.lower_to_spmd import LowerToSpmd
-from shardir.passes.overlap_communication import OverlapCommunication
-from shardir.passes.recompute import MARK, Recompute
-from shardir.passes.simplify_communication import SimplifyCommunication
+from shardir.rewriting import nested
+from shardir.rewriting.composites import expand
+from shardir.rewriting.functions import bodies, update_signature
+from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_markers
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.placement import strategy_placement
+from shardir.rewriting.rewriter import erase, set_type
 from shardir.search.choices import Offers
 from shardir.search.drawing import form_of
 from shardir.search.elimination import CAP, GAP, solve
@@ -120,7 +117,7 @@ class SearchStrategies(PassOptions):
             raise Failure(faults)
         for f, block, mesh in todo:
             tied = alike(f, block)
-            settle_all(block, None)
+            resolve_markers(block, None)
             expand(block, None)
             try:
                 plan = self.decide(op, f, mesh, tied)
@@ -172,11 +169,8 @@ ATTEMPTS, ALMOST = 5, 0.98
 """How often a plan is looked for whose program keeps to the memory, and by how much less is allowed
 each time at least."""
 
-AFTERWARDS = (
-    InsertRedistributions, Recompute, LowerToSpmd, SimplifyCommunication, FuseCommunication,
-    OverlapCommunication,
-)  # fmt: skip
-"""What makes the program of a plan."""
+LOWERING = "lower-plan"
+"""The pipeline that makes the program of a plan."""
 
 
 def needed(module: ModuleOp, f: FuncOp, plan: Plan, mesh: Mesh) -> int:
@@ -189,8 +183,7 @@ def needed(module: ModuleOp, f: FuncOp, plan: Plan, mesh: Mesh) -> int:
     ops = dict(zip(f.body.block.ops, made.body.block.ops, strict=True))
     pairs = zip(values(f.body.block), values(made.body.block), strict=True)
     write(made, plan.on(ops, dict(pairs)))
-    for kind in AFTERWARDS:
-        kind().apply(Context(), trial)
+    nested.run(LOWERING, Context(), trial)
     return memory_of(made, mesh).peak
 
 
@@ -257,7 +250,7 @@ def write(f: FuncOp, plan: Plan) -> None:
         if op.operands:
             op.properties["strategy"] = StrategyAttr(choice.strategy)
         if choice.times > 1:
-            op.attributes[MARK] = UnitAttr()
+            op.attributes[RECOMPUTE] = UnitAttr()
     for v, layout in plan.layouts.items():
         set_type(v, with_layout(plain(v), layout))
     update_signature(f)
@@ -265,5 +258,5 @@ def write(f: FuncOp, plan: Plan) -> None:
     numbers = {"objective": s.objective, "bound": s.bound, "gap": s.gap}
     found: dict[str, Attribute] = {k: float_attr(x) for k, x in numbers.items()}
     if plan.held:
-        found[MARK] = UnitAttr()
-    f.attributes[FOUND] = DictionaryAttr(found)
+        found[RECOMPUTE] = UnitAttr()
+    f.attributes[SEARCHED] = DictionaryAttr(found)

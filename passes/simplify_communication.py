@@ -25,8 +25,9 @@ from shardir.analysis.functions import is_local_body
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp, axis_of, dims_of, int_attr
-from shardir.passes.functions import bodies, erase, set_type
-from shardir.passes.recompute import MARK
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.marks import RECOMPUTE
+from shardir.rewriting.rewriter import erase, set_type
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def _equal(block: Block) -> bool:
     seen: dict[tuple[object, ...], dist.Collective] = {}
     changed = False
     for op in list(block.ops):
-        if not isinstance(op, dist.Collective) or MARK in op.attributes or dist.is_started(op):
+        if not isinstance(op, dist.Collective) or RECOMPUTE in op.attributes or dist.is_started(op):
             continue
         props = tuple(sorted((k, str(v)) for k, v in op.properties.items() if k != "fusion"))
         key = (type(op), tuple(op.operands), props, tuple(str(v.type) for v in op.results))

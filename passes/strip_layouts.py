@@ -15,7 +15,8 @@ from xdsl.passes import ModulePass
 from shardir.analysis.functions import is_local_body, name_of, values
 from shardir.dialects.dist import SAME_VALUE, MeshOp, ShardingGroupOp, sharding_of
 from shardir.dialects.nn.base import plain
-from shardir.passes.functions import bodies, erase, set_type, update_signature
+from shardir.rewriting.functions import bodies, update_signature
+from shardir.rewriting.rewriter import erase, set_type
 from shardir.syntax.diagnostics import Failure
 
 

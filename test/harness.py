@@ -25,12 +25,12 @@ from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of, parse_layout
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, train
-from shardir.dialects.builder import Builder
 from shardir.dialects.nn.base import dims_attr
 from shardir.interpret import check_pass, run
 from shardir.interpret.values import rounded
 from shardir.passes import PASSES
-from shardir.passes.functions import set_type, update_signature
+from shardir.rewriting.functions import update_signature
+from shardir.rewriting.rewriter import Rewriter, set_type
 
 Array = np.ndarray[Any, Any]
 
@@ -102,7 +102,7 @@ def program(args: Sequence[Arg], body: Body, wrt: Sequence[int] | None = None) -
     block = Block(arg_types=types)
     for i, v in enumerate(block.args):
         v.name_hint = args[i].parameter or f"x{i}"
-    results = body(Builder(None, block.add_op), *block.args)
+    results = body(Rewriter(None, block), *block.args)
     module = module_of(block, [results] if isinstance(results, SSAValue) else list(results), wrt)
     if any(a.parameter for a in args):
         init = train.InitAttr.read("normal")

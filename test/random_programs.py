@@ -42,10 +42,10 @@ from shardir.algebra.notation import mesh_of
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
 from shardir.dialects import dist, nn
-from shardir.dialects.builder import Builder
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.text import word
-from shardir.passes.functions import set_type, update_signature
+from shardir.rewriting.functions import update_signature
+from shardir.rewriting.rewriter import Rewriter, set_type
 
 MESHES = [
     mesh_of("m", t)
@@ -78,7 +78,8 @@ class Writer:
         self.draw, self.rng = random.Random(seed), np.random.default_rng(seed)
         self.block = Block()
         self.added: list[Operation] = []
-        self.b = Builder(None, self._add)
+        self.b = Rewriter(None, self.block)
+        self.b.insert = self._add
         self.arguments: list[Array] = []
         self.known: dict[SSAValue, tuple[torch.Tensor, torch.Tensor]] = {}
         """Of each value the numbers, and those after some noise in the operands of every op."""

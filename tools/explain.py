@@ -23,7 +23,7 @@ from shardir.dialects import dist
 from shardir.dialects.nn.base import plain
 from shardir.dialects.places import at, called, maker
 from shardir.dialects.train import BackwardOp
-from shardir.passes.functions import bodies
+from shardir.rewriting.functions import bodies
 
 
 def explain(module: ModuleOp) -> list[str]:

@@ -24,8 +24,8 @@ from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp, plain, strategy_factors
 from shardir.dialects.places import at, called, maker
 from shardir.dialects.train import BackwardOp
-from shardir.passes.functions import bodies
 from shardir.passes.propagate_strategies import FunctionPropagation, propagate_strategies
+from shardir.rewriting.functions import bodies
 from shardir.rewriting.placement import strategy_placement
 
 SHOWN = 4

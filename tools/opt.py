@@ -119,7 +119,7 @@ class Driver(xDSLOptMain):
         add("--pass-pipeline", dest="passes", help="the same; builtin.module(...) is allowed too")
         add(
             "--mode",
-            help="who decides where values lie, instead of a pipeline: stand_alone, data, hybrid, "
+            help="who decides on layouts, instead of a pipeline: stand_alone, data, hybrid, "
             "semi_auto, auto, manual (--list-passes says what each does)",
         )
         add(

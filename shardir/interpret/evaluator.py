@@ -19,11 +19,11 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.dialects import dist, train
-from shardir.dialects.composites import expanded
 from shardir.dialects.nn import StopGradientOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.interpret.collectives import run_collective
 from shardir.interpret.values import Array, assemble, held, rounded, split, tensor_type
+from shardir.rewriting.composites import expanded
 
 
 def function(module: ModuleOp, name: str) -> FuncOp:

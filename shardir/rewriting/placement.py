@@ -1,8 +1,22 @@
 """How an op is placed: the layouts that its operands must have, and those of its results."""
 
-from shardir.algebra.factors import Placement
+from xdsl.ir import Operation, SSAValue
+
+from shardir.algebra.factors import Placement, place
+from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.dialects.nn.base import TensorOp, strategy_factors
+from shardir.dialects.dist import layout_of
+from shardir.dialects.nn.base import Composite, TensorOp, has_parts, splits_whole, strategy_factors
+
+Needs = dict[SSAValue, dict[Operation, Layout]]
+"""The layouts other than its own in which each value is needed, with the ops that need them."""
+
+
+def layout_at(v: SSAValue) -> Layout:
+    """The layout of a value of a program that is laid out."""
+    layout = layout_of(v)
+    assert layout is not None
+    return layout
 
 
 def strategy_placement(op: TensorOp, mesh: Mesh) -> Placement:
@@ -13,3 +27,37 @@ def strategy_placement(op: TensorOp, mesh: Mesh) -> Placement:
     """
     assert op.strategy is not None
     return op.strategy.data.placement(strategy_factors(op), mesh)
+
+
+def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> Placement:
+    """The placement of an op: by its strategy, or at minimum cost. A redistribution that another op
+    needs too is made once, and costs nothing here.
+
+    Raises:
+        ShardirError: the strategy does not fit the op or the mesh.
+    """
+    if op.strategy is not None:
+        return strategy_placement(op, mesh)
+    operands = tuple([layout_at(v) for v in op.operands])
+    results = tuple([layout_at(v) for v in op.results])
+    shared: tuple[tuple[Layout, ...], ...] = ()
+    if needs and any(v in needs for v in op.operands):
+        others = ({o: l for o, l in needs.get(v, {}).items() if o is not op} for v in op.operands)
+        shared = tuple(tuple(dict.fromkeys(by.values())) for by in others)
+    return place(op.factors(), operands, results, mesh, op.shapes(), shared if any(shared) else ())
+
+
+def is_decomposed(op: TensorOp, mesh: Mesh) -> bool:
+    """Whether an op is computed by others: a composite, or one that needs a dimension unsharded
+    which is sharded.
+
+    Raises:
+        ShardirError: the strategy does not fit the op or the mesh.
+    """
+    if isinstance(op, Composite):
+        return True
+    if not has_parts(type(op)):
+        return False
+    if op.strategy is not None:
+        return splits_whole(op.factors(), strategy_placement(op, mesh).operands)
+    return splits_whole(op.factors(), [layout_at(v) for v in op.operands])

@@ -26,7 +26,6 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.redistribution import plan
 from shardir.algebra.strategy import Strategy
-from shardir.dialects.builder import Builder
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
 from shardir.dialects.nn.base import (
     Composite,
@@ -37,6 +36,7 @@ from shardir.dialects.nn.base import (
     strategy_factors,
 )
 from shardir.dialects.train import UpdateOp
+from shardir.rewriting.rewriter import Rewriter
 from shardir.search.buckets import Move, settle
 from shardir.search.problem import Table
 from shardir.search.ways import Bucket, Price, Shares, ways
@@ -212,7 +212,7 @@ class Offers:
         """The layouts of an op's results, complete, and its time, where its parts calculate it."""
         types = [with_layout(plain(v), l) for v, l in zip(op.operands, found.operands, strict=True)]
         block = Block(arg_types=types)
-        builder = Builder(self.mesh, block.add_op)
+        builder = Rewriter(self.mesh, block)
         made = type(op).create(
             operands=block.args, result_types=[plain(v) for v in op.results],
             properties=dict(op.properties),

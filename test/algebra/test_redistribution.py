@@ -36,7 +36,7 @@ from shardir.algebra.redistribution import plan, received
 from shardir.dialects import dist
 from shardir.interpret import run
 from shardir.interpret.values import assemble
-from shardir.passes.functions import update_signature
+from shardir.rewriting.functions import update_signature
 
 EVEN, UNEVEN = (8, 8), (5, 7)
 LOWER = ("lower-to-spmd",)

@@ -21,7 +21,8 @@ from shardir.backend.torch.runtime import runtime as rt
 from shardir.backend.torch.runtime.runtime_plan import load_plan
 from shardir.dialects import dist, train
 from shardir.dialects.nn.base import plain
-from shardir.passes.functions import set_type, update_signature
+from shardir.rewriting.functions import update_signature
+from shardir.rewriting.rewriter import set_type
 from shardir.syntax.parser import default_parser, parse
 
 EVIL = [

@@ -23,9 +23,10 @@ from shardir.cost import report
 from shardir.dialects.dist import ClusterOp, MeshOp, with_layout
 from shardir.dialects.nn.base import plain
 from shardir.dialects.train import arguments
-from shardir.passes.functions import bodies, set_type, update_signature
 from shardir.passes.strip_layouts import StripLayouts
 from shardir.pipelines import build
+from shardir.rewriting.functions import bodies, update_signature
+from shardir.rewriting.rewriter import set_type
 
 Entries = tuple[Axes, ...]
 Rule = Callable[[Mesh, tuple[int, ...]], Entries]

@@ -28,9 +28,10 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir.analysis.functions import mesh_of
 from shardir.dialects.dist import ClusterAttr, ClusterOp
 from shardir.passes import PASSES, search_strategies
-from shardir.passes.functions import bodies, found_by_search
 from shardir.passes.search_strategies import offers as offers_of
 from shardir.pipelines import build
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.marks import found_by_search
 from shardir.syntax.parser import parse
 
 STATED = re.compile(r", #dist\.layout<[^>]*>")

@@ -35,8 +35,8 @@ from shardir.dialects.dist import is_local, layout_of
 from shardir.dialects.nn.base import TensorOp, agreement, plain
 from shardir.interpret import check_pass, run
 from shardir.interpret.equivalence import NotEquivalentError
-from shardir.passes.functions import set_type
 from shardir.passes.fuse_communication import FuseCommunication
+from shardir.rewriting.rewriter import set_type
 from shardir.syntax.diagnostics import Failure
 
 SEEDS = range(200, 200 + extent(9, 25))

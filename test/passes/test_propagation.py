@@ -19,7 +19,8 @@ from shardir.analysis.functions import values
 from shardir.analysis.roles import ties
 from shardir.dialects import dist, train
 from shardir.dialects.nn.base import TensorOp, plain
-from shardir.passes.functions import erase, set_type, update_signature
+from shardir.rewriting.functions import update_signature
+from shardir.rewriting.rewriter import erase, set_type
 from shardir.syntax.diagnostics import verify_all
 from shardir.syntax.parser import parse
 from shardir.tools import bench

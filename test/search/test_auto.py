@@ -22,8 +22,8 @@ from shardir import compile
 from shardir.analysis.functions import is_local_body, mesh_of, name_of
 from shardir.cost import report
 from shardir.dialects.train import StepOp
-from shardir.passes.functions import bodies, found_by_search
-from shardir.passes.recompute import MARK
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.marks import RECOMPUTE, found_by_search
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
@@ -69,7 +69,7 @@ def never_better(module: ModuleOp) -> None:
     assert sum(spent.values()) <= least
     least = min(map(plans.seconds, written))
     assert plans.seconds(bare, "auto") <= least * UNHIDDEN
-    again = [op for op in module.walk() if MARK in op.attributes]
+    again = [op for op in module.walk() if RECOMPUTE in op.attributes]
     for f, _ in bodies(searched):
         if counted := found_by_search(f):
             low = 0.9 if again else 1 - 1e-9

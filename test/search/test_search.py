@@ -14,9 +14,11 @@ from shardir.analysis.roles import ties
 from shardir.dialects.dist import StrategyAttr, layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.passes import PASSES
-from shardir.passes.functions import bodies, found_by_search, set_type, update_signature
 from shardir.passes.search_strategies import offers as offers_of
+from shardir.rewriting.functions import bodies, update_signature
+from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.placement import strategy_placement
+from shardir.rewriting.rewriter import set_type
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 

@@ -15,11 +15,11 @@ from shardir.analysis.storages import Span
 from shardir.cost import memory_of
 from shardir.interpret.equivalence import check_pass
 from shardir.passes import PASSES
-from shardir.passes.functions import bodies, found_by_search
 from shardir.passes.load_strategies import LoadStrategies
-from shardir.passes.recompute import MARK
 from shardir.passes.save_strategies import SaveStrategies
 from shardir.passes.search_strategies import SearchStrategies
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.marks import RECOMPUTE, found_by_search
 from shardir.search.elimination import CAP, solve
 from shardir.search.memory import Held, TightError, peak, solve_within
 from shardir.search.problem import Problem
@@ -147,7 +147,7 @@ def test_a_program_keeps_to_the_memory_and_takes_longer(tmp_path: Path):
     for part in extent((1.0, 0.9), (1.0, 0.9, 0.5)):
         limit = int(most * part)
         module = planned(limit)
-        again = [op for op in module.walk() if MARK in op.attributes]
+        again = [op for op in module.walk() if RECOMPUTE in op.attributes]
         assert bool(again) == (part < 1)
         assert_loads_alike(module, tmp_path / "plan.txt")
         before = module.clone()

@@ -14,8 +14,9 @@ from shardir.analysis.functions import mesh_of
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.base import plain
 from shardir.passes import PASSES
-from shardir.passes.functions import bodies, found_by_search
 from shardir.passes.search_mesh import SearchMesh, shapes
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.marks import found_by_search
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 

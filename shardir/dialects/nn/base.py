@@ -221,7 +221,7 @@ class Composite(TensorOp, ABC):
 
     Layouts spread through it by its factors, as through any op. insert-redistributions and
     distributed-autodiff put the parts in its place; the interpreter and the backend do so where no
-    pass has (`shardir/dialects/composites.py`). So it has no evaluation, gradient or text of its
+    pass has (`shardir/rewriting/composites.py`). So it has no evaluation, gradient or text of its
     own, and does not stand in the local view.
     """
 

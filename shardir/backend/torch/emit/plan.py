@@ -21,11 +21,11 @@ from shardir.backend.torch.emit.names import identifier
 from shardir.backend.torch.emit.program import function_names, mesh_of, public_functions
 from shardir.backend.torch.emit.scope import DTYPES
 from shardir.backend.torch.ops.dist import groups_of
-from shardir.dialects.composites import expanded
 from shardir.dialects.dist import global_shape, layout_of
 from shardir.dialects.places import file_place
 from shardir.dialects.random import check_range
 from shardir.dialects.train import Argument, InitAttr, Role, arguments, is_step, updated_keys
+from shardir.rewriting.composites import expanded
 from shardir.syntax.diagnostics import Failure
 
 Array = np.ndarray[Any, Any]

@@ -26,9 +26,9 @@ from shardir.backend.torch.emit.imports import import_lines, modules_of, shortha
 from shardir.backend.torch.emit.names import Names, comment, docstring, joined
 from shardir.backend.torch.emit.scope import Program, Scope, foreign_names
 from shardir.dialects import dist, train
-from shardir.dialects.composites import expanded
 from shardir.dialects.dist import layout_of, meshes_of
 from shardir.dialects.places import file_place
+from shardir.rewriting.composites import expanded
 from shardir.syntax.diagnostics import Failure
 
 

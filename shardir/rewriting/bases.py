@@ -1,0 +1,122 @@
+"""The bases of passes: the functions that a pass concerns, and all errors of a run in one Failure.
+
+    class Strip(GlobalPass):                      # or LocalPass, or FunctionPass for both views
+        name = "strip"
+        def check(self, f): ...                   # the errors of each function, then
+        def rewrite(self, f): ...                 # each function, where there is none
+
+The fields of a pass, which is a frozen dataclass, are its options.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, Operation
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import has_layouts, is_local_body, mesh_of, name_of, unlaid
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.options import PassOptions
+from shardir.syntax.diagnostics import Failure
+
+Error = tuple[Operation | None, str]
+"""A message, and the op at whose place it is shown."""
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A function that a pass concerns."""
+
+    op: FuncOp
+    block: Block
+    module: ModuleOp
+
+    @property
+    def name(self) -> str:
+        return name_of(self.op)
+
+    @cached_property
+    def mesh(self) -> Mesh | None:
+        """The mesh of the function. Raises Failure where it does not use one declared mesh."""
+        return mesh_of(self.op, self.module)
+
+    @property
+    def has_layouts(self) -> bool:
+        """Whether there are layouts to go by."""
+        return self.mesh is not None and has_layouts(self.block)
+
+    def without_layout(self) -> Iterable[Error]:
+        """The error of a function of which a value has no layout."""
+        if (op := unlaid(self.block)) is not None:
+            yield op, f"a value in @{self.name} has no layout; run propagate-strategies"
+
+
+@dataclass(frozen=True)
+class FunctionPass(PassOptions):
+    """A pass on functions one by one: all are checked first, then all are rewritten."""
+
+    def concerns(self, f: Function) -> bool:
+        """Whether the pass rewrites a function."""
+        return True
+
+    def check(self, f: Function) -> Iterable[Error]:
+        """The errors of a function; while there are any, nothing is rewritten."""
+        return ()
+
+    def rewrite(self, f: Function) -> None:
+        """Rewrite a function. Raises Failure, or another ShardirError for one of the function."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        found = self.functions(op)
+        self.check_all(found)
+        self.rewrite_all(found)
+
+    def functions(self, module: ModuleOp) -> list[Function]:
+        """The functions that the pass concerns."""
+        found = [Function(f, block, module) for f, block in bodies(module)]
+        return [f for f in found if self.concerns(f)]
+
+    def check_all(self, functions: Sequence[Function]) -> None:
+        collect_errors(functions, self.check)
+
+    def rewrite_all(self, functions: Sequence[Function]) -> None:
+        collect_errors(functions, self.rewrite)
+
+
+class GlobalPass(FunctionPass):
+    """A pass on the functions in the global view."""
+
+    def concerns(self, f: Function) -> bool:
+        return not is_local_body(f.block)
+
+
+class LocalPass(FunctionPass):
+    """A pass on the functions in the local view."""
+
+    def concerns(self, f: Function) -> bool:
+        return is_local_body(f.block)
+
+
+def collect_errors(
+    functions: Iterable[Function], work: Callable[[Function], Iterable[Error] | None]
+) -> None:
+    """Do the same for each function.
+
+    Raises:
+        Failure: the errors of all functions, returned or raised.
+    """
+    errors: list[Error] = []
+    for f in functions:
+        try:
+            errors += work(f) or ()
+        except Failure as e:
+            errors += e.faults
+        except ShardirError as e:
+            errors.append((f.op, str(e)))
+    if errors:
+        raise Failure(errors)

@@ -1,0 +1,92 @@
+"""Ops in the place of an op: those that it decomposes into, for a composite anywhere and for others
+where they are sharded; and `nn.custom` in the place of an op without a definition."""
+
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, TensorType, UnregisteredOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.dialects.dist import layout_of
+from shardir.dialects.nn.base import Composite, TensorOp
+from shardir.dialects.nn.custom import CustomOp
+from shardir.rewriting.marks import RECOMPUTE
+from shardir.rewriting.rewriter import Rewriter
+
+DESCRIBED = ("builtin", "func", "dist", "nn", "train")
+"""The dialects whose ops the compiler knows."""
+
+
+def replace_by_parts(op: TensorOp, rewriter: Rewriter) -> list[SSAValue]:
+    """Replace an op by those that it decomposes into, in the layouts that its results have; the
+    values that take their places.
+
+    The new ops have its location and its attributes, such as the mark for `recompute`.
+    """
+    rewriter.before(op).attributes = dict(op.attributes)
+    parts = op.decompose(rewriter)
+    rewriter.attributes = {}
+    assert parts is not None
+    outs = []
+    for v, new in zip(op.results, parts, strict=True):
+        layout = layout_of(v)
+        outs.append(new if layout is None else rewriter.redistribute(new, layout.complete))
+    rewriter.replace(op, outs)
+    return outs
+
+
+def expand(block: Block, mesh: Mesh | None) -> None:
+    """Decompose the composites of a block, laid out where there is a mesh, and make custom ops of
+    those without a definition."""
+    adopt(block)
+    rewriter = Rewriter(mesh)
+    for op in list(block.ops):
+        if isinstance(op, Composite):
+            replace_by_parts(op, rewriter)
+
+
+def expanded(module: ModuleOp) -> ModuleOp:
+    """The module itself, or a copy without composites and ops that have no definition."""
+    if not any(isinstance(op, Composite) or is_unknown(op) for op in module.walk()):
+        return module
+    module = module.clone()
+    for f in module.body.ops:
+        if isinstance(f, FuncOp):
+            for block in f.body.blocks:
+                expand(block, None)
+    return module
+
+
+def is_unknown(op: Operation) -> bool:
+    """Whether an op is one on tensors that has no definition: of another dialect, or of none."""
+    values = (*op.operands, *op.results)
+    return (
+        not isinstance(op, TensorOp)
+        and name_of(op).split(".")[0] not in DESCRIBED
+        and not op.regions
+        and not op.successors
+        and bool(op.results)
+        and all(isinstance(v.type, TensorType) for v in values)
+    )
+
+
+def name_of(op: Operation) -> str:
+    """The name of an op in the text."""
+    return op.op_name.data if isinstance(op, UnregisteredOp) else op.name
+
+
+def adopt(block: Block) -> None:
+    """Replace the ops of a block that have no definition by custom ops of their names. The options
+    are an op's properties, and its attributes but those of other dialects."""
+    rewriter = Rewriter()
+    for op in list(block.ops):
+        if not is_unknown(op):
+            continue
+        kept = {k: a for k, a in op.attributes.items() if k == RECOMPUTE or "." in k}
+        options = {k: a for k, a in op.attributes.items() if k not in (*kept, "op_name__")}
+        props: dict[str, Attribute] = {"callee": StringAttr(name_of(op))}
+        if options := {**op.properties, **options}:
+            props["options"] = DictionaryAttr(options)
+        new = rewriter.before(op).create(
+            CustomOp, list(op.operands), [v.type for v in op.results], props, kept
+        )
+        rewriter.replace(op, new.results)

@@ -1,0 +1,75 @@
+"""From global values to local ones and back."""
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Attribute, Block, SSAValue
+
+from shardir.algebra.cluster import BYTES
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.redistribution import plan
+from shardir.analysis.functions import values
+from shardir.dialects import dist
+from shardir.dialects.nn.base import TensorOp
+from shardir.rewriting.placement import layout_at
+from shardir.rewriting.rewriter import Rewriter, set_type
+
+
+def lift(block: Block, mesh: Mesh) -> dict[SSAValue, Attribute]:
+    """Give local values global types of the same layout, between collectives that stay; the local
+    types that they had."""
+    types = {v: v.type for v in values(block) if dist.is_local(v.type)}
+    for v, t in types.items():
+        assert isinstance(t, TensorType)
+        set_type(v, dist.laid_out(t.element_type, dist.global_shape(t, mesh), layout_at(v)))
+    return types
+
+
+def lower(block: Block, mesh: Mesh) -> None:
+    """Turn redistributions into collectives, and global values into local ones."""
+    rewriter = Rewriter()
+    for op in list(block.ops):
+        if isinstance(op, dist.RedistributeOp):
+            _redistribute(op, mesh, rewriter.before(op))
+        elif isinstance(op, TensorOp):
+            _exchange(op, mesh, rewriter.before(op))
+    locals: dict[int, tuple[Attribute, Attribute]] = {}
+    for v in values(block):
+        t = v.type
+        if dist.is_local(t):
+            continue
+        if (found := locals.get(id(t))) is None:
+            assert isinstance(t, TensorType)
+            local = dist.local(t.element_type, t.get_shape(), layout_at(v), mesh)
+            found = locals[id(t)] = t, local
+        set_type(v, found[1])
+
+
+def _exchange(op: TensorOp, mesh: Mesh, rewriter: Rewriter) -> None:
+    """Replace an op by the exchange that it is, where devices need elements that others hold."""
+    if (found := op.exchange(mesh)) is None:
+        return
+    kind, properties = found
+    types = [v.type for v in op.results]
+    new = rewriter.create(kind, list(op.operands), types, properties, op.attributes)
+    rewriter.replace(op, new.results)
+
+
+def _redistribute(op: dist.RedistributeOp, mesh: Mesh, rewriter: Rewriter) -> None:
+    """Replace a redistribution by its steps; global types still, but where a step makes a local
+    value."""
+    t = op.out.type
+    assert isinstance(t, TensorType)
+    shape, target = t.get_shape(), layout_at(op.out)
+    itemsize = BYTES.get(str(t.element_type), 4)
+    steps = plan(shape, mesh, layout_at(op.value), target, itemsize)
+    value = op.value
+    for i, step in enumerate(steps):
+        layout = target if i == len(steps) - 1 else step.layout
+        new = dist.step_op(step, value, dist.local(t.element_type, shape, layout, mesh))
+        if op.fusion is not None and isinstance(new, dist.FusibleOp):
+            new.properties["fusion"] = op.fusion
+        new.attributes.update(op.attributes)
+        new.location = op.location
+        new.results[0].name_hint = op.out.name_hint
+        rewriter.insert(new)
+        value = new.results[0]
+    rewriter.replace(op, [value])

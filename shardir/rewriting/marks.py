@@ -1,0 +1,43 @@
+"""The marks by which passes tell later ones something, and the ops that are marks themselves."""
+
+from xdsl.dialects.builtin import DictionaryAttr, FloatAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block
+
+from shardir.algebra.mesh import Mesh
+from shardir.dialects.dist import PropagationBarrierOp, ShardingGroupOp, layout_of
+from shardir.rewriting.rewriter import Rewriter, erase
+
+RECOMPUTE = "recompute"
+"""The attribute of an op, or of an argument, that is computed again in the backward part."""
+
+SEARCHED = "search"
+"""The attribute of a function in which a search reports what it found."""
+
+
+def found_by_search(f: FuncOp) -> dict[str, float]:
+    """The numbers that a search reports of a function: the seconds of its plan (`objective`), a
+    lower bound on those of any plan (`bound`), and the gap between both; none without a search."""
+    found = f.attributes.get(SEARCHED)
+    numbers = found.data.items() if isinstance(found, DictionaryAttr) else ()
+    return {k: x.value.data for k, x in numbers if isinstance(x, FloatAttr)}
+
+
+def resolve_marker(op: PropagationBarrierOp | ShardingGroupOp, rewriter: Rewriter) -> None:
+    """Erase a barrier or a group, where layouts are decided. A barrier between two layouts becomes
+    a redistribution."""
+    if isinstance(op, ShardingGroupOp):
+        erase(op)
+        return
+    layout = layout_of(op.out)
+    value = op.value if layout is None else rewriter.redistribute(op.value, layout)
+    op.out.replace_all_uses_with(value)
+    erase(op)
+
+
+def resolve_markers(block: Block, mesh: Mesh | None) -> None:
+    """Erase all barriers and groups of a block; without a mesh there are no layouts either."""
+    rewriter = Rewriter(mesh)
+    for op in list(block.ops):
+        if isinstance(op, PropagationBarrierOp | ShardingGroupOp):
+            resolve_marker(op, rewriter.before(op))

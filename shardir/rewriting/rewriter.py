@@ -1,0 +1,256 @@
+"""The rewriter: new ops at a point of a block, and changes of those that are there.
+
+    rewriter = Rewriter(mesh)
+    rewriter.before(op)                                  # new ops go there, with op's location
+    y = rewriter.value(nn.ReluOp, x)                     # types inferred, placed, operands moved
+    new = rewriter.create(kind, operands, types)         # as it is given
+    rewriter.replace(op, new.results)                    # names handed on, uses redirected
+
+Without a mesh values have no layouts, and nothing is placed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from xdsl.dialects.builtin import LocationAttr, TensorType
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from shardir.algebra.factors import place
+from shardir.algebra.layout import Layout, replicated
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.redistribution import seconds
+from shardir.dialects.dist import RedistributeOp, laid_out, layout_of, tensor, with_layout
+from shardir.dialects.nn.base import (
+    Composite,
+    Props,
+    TensorOp,
+    has_parts,
+    plain,
+    rule_of,
+    splits_whole,
+)
+from shardir.rewriting.spellings import Spellings
+
+OpT = TypeVar("OpT", bound=Operation)
+
+
+class Rewriter(Spellings):
+    """Makes ops at a point of a block, and replaces others by them."""
+
+    def __init__(self, mesh: Mesh | None = None, block: Block | None = None):
+        self.mesh = mesh
+        self.block = block
+        self.next: Operation | None = None
+        """The op before which new ones stand; None: they stand at the block's end."""
+        self.location: LocationAttr | None = None
+        """The location of new ops: that of the op that causes them."""
+        self.attributes: dict[str, Attribute] = {}
+        """The attributes of new tensor ops."""
+        self.name_hint: str | None = None
+        """The name of the first result of new tensor ops."""
+        self._moved: dict[tuple[SSAValue, Layout], SSAValue] = {}
+        self._complete: dict[SSAValue, SSAValue] = {}
+
+    # ---- where ----
+
+    def before(self, op: Operation) -> "Rewriter":
+        """Go before an op, whose location new ops get."""
+        self.block, self.next, self.location = op.parent, op, op.location
+        return self
+
+    def after(self, op: Operation) -> "Rewriter":
+        """Go after an op, whose location new ops get."""
+        self.block, self.next, self.location = op.parent, op.next_op, op.location
+        return self
+
+    def insert(self, op: Operation) -> None:
+        """Put an op here."""
+        assert self.block is not None
+        if self.next is None:
+            self.block.add_op(op)
+        else:
+            self.block.insert_op_before(op, self.next)
+
+    def move(self, op: Operation) -> None:
+        """Move an op here."""
+        op.detach()
+        self.insert(op)
+
+    # ---- any op ----
+
+    def create(
+        self,
+        kind: type[OpT],
+        operands: Sequence[SSAValue],
+        types: Sequence[Attribute],
+        properties: Mapping[str, Attribute] | None = None,
+        attributes: Mapping[str, Attribute] | None = None,
+        names: Sequence[SSAValue] = (),
+    ) -> OpT:
+        """A new op with these operands and result types; its results are named as `names` are."""
+        new = kind.create(
+            operands=operands, result_types=types, properties=dict(properties or {}),
+            attributes=dict(attributes or {}), location=self.location,
+        )  # fmt: skip
+        for result, value in zip(new.results, names, strict=False):
+            result.name_hint = value.name_hint
+        self.insert(new)
+        return new
+
+    def copy(
+        self,
+        op: OpT,
+        operands: Sequence[SSAValue] | None = None,
+        types: Sequence[Attribute] | None = None,
+        properties: Mapping[str, Attribute] | None = None,
+    ) -> OpT:
+        """A new op as another one is, but for what is given."""
+        return self.create(
+            type(op),
+            op.operands if operands is None else operands,
+            [v.type for v in op.results] if types is None else types,
+            op.properties if properties is None else properties,
+            op.attributes,
+            op.results,
+        )
+
+    @staticmethod
+    def replace(op: Operation, values: Sequence[SSAValue]) -> None:
+        """Put values in the place of the results of an op, with their names and uses; erase it."""
+        for old, new in zip(op.results, values, strict=True):
+            new.name_hint = new.name_hint or old.name_hint
+            old.replace_all_uses_with(new)
+        erase(op)
+
+    # ---- tensor ops ----
+
+    def op(
+        self,
+        kind: type[TensorOp],
+        *operands: SSAValue,
+        props: Props | None = None,
+        result: TensorType | Sequence[TensorType] | None = None,
+        like: SSAValue | Layout | None = None,
+    ) -> TensorOp:
+        props = props or {}
+        types = [plain(v) for v in operands]
+        outs = _result_types(kind, types, props, result)
+        if self.mesh is not None:
+            operands = tuple(self._complete.get(v, v) for v in operands)
+            operands, outs = self._place(kind, operands, types, outs, props, like)
+        new = self.create(kind, operands, outs, props, self.attributes)
+        if self.name_hint is not None:
+            new.results[0].name_hint = self.name_hint
+        return new
+
+    def _place(
+        self,
+        kind: type[TensorOp],
+        operands: Sequence[SSAValue],
+        types: Sequence[TensorType],
+        outs: Sequence[TensorType],
+        props: Props,
+        like: SSAValue | Layout | None,
+    ) -> tuple[tuple[SSAValue, ...], list[TensorType]]:
+        assert self.mesh is not None
+        factors = rule_of(kind, tuple(types), tuple(outs), props)
+        layouts = tuple(self.layout(v) for v in operands)
+        hint = like if isinstance(like, Layout) or like is None else self.layout(like)
+        hints = tuple(
+            hint.complete if hint is not None and len(hint.dims) == len(t.get_shape()) else None
+            for t in outs
+        )
+        if not operands and hint is None:
+            hints = tuple(replicated(self.mesh.name, len(t.get_shape())) for t in outs)
+        shapes = tuple(t.get_shape() for t in (*types, *outs))
+        placement = place(factors, layouts, hints, self.mesh, shapes)
+        moved = tuple(
+            self.redistribute(v, want) for v, want in zip(operands, placement.operands, strict=True)
+        )
+        return moved, [
+            laid_out(t.element_type, t.get_shape(), l)
+            for t, l in zip(outs, placement.results, strict=True)
+        ]
+
+    def results(
+        self,
+        kind: type[TensorOp],
+        *operands: SSAValue,
+        props: Props | None = None,
+        result: TensorType | Sequence[TensorType] | None = None,
+        like: SSAValue | Layout | None = None,
+    ) -> Sequence[SSAValue]:
+        outs = _result_types(kind, [plain(v) for v in operands], props or {}, result)
+        apart = issubclass(kind, Composite)
+        if not apart and self.mesh is not None and has_parts(kind):
+            types = tuple(plain(v) for v in operands)
+            factors = rule_of(kind, types, tuple(outs), props or {})
+            apart = splits_whole(factors, [self.layout(v) for v in operands])
+        if not apart:
+            return self.op(kind, *operands, props=props, result=result, like=like).results
+        op = kind.create(operands=operands, result_types=outs, properties=props or {})
+        made = op.decompose(self)
+        op.erase()
+        assert made is not None
+        return made
+
+    # ---- layouts ----
+
+    def layout(self, value: SSAValue) -> Layout:
+        assert self.mesh is not None
+        return layout_of(value) or replicated(self.mesh.name, len(plain(value).get_shape()))
+
+    def redistribute(self, value: SSAValue, layout: Layout) -> SSAValue:
+        if self.mesh is None or self.layout(value) == layout:
+            return value
+        if (found := self._moved.get((value, layout))) is not None:
+            return found
+        new = self.redistribution(value, layout)
+        self._moved[value, layout] = new
+        return new
+
+    def redistribution(self, value: SSAValue, layout: Layout) -> SSAValue:
+        """A new redistribution of the value."""
+        type = with_layout(plain(value), layout)
+        return self.create(RedistributeOp, [value], [type], names=[value]).out
+
+    def complete(self, value: SSAValue) -> SSAValue:
+        return value if self.mesh is None else self.redistribute(value, self.layout(value).complete)
+
+    def seconds(self, value: SSAValue, layout: Layout) -> tuple[float, float]:
+        """The cost of having the value in a layout: of bytes, and of latencies."""
+        have = self.layout(value)
+        if self.mesh is None or have == layout or (value, layout) in self._moved:
+            return 0.0, 0.0
+        return seconds(plain(value).get_shape(), self.mesh, have, layout)
+
+    def known(self, value: SSAValue, same: SSAValue) -> None:
+        """`same` is the value in another layout: it is not to be redistributed to that again, and
+        where it is the reduced form of a partial value, ops use it."""
+        self._moved.setdefault((value, self.layout(same)), same)
+        if self.layout(value).partial and not self.layout(same).partial:
+            self._complete.setdefault(value, same)
+
+
+def set_type(value: SSAValue, type: Attribute) -> None:
+    """Give a value another type, in place: to build its op anew costs twenty times as much."""
+    value._type = type
+
+
+def erase(op: Operation) -> None:
+    """Take an op that nobody uses out of its block, for good."""
+    op.detach()
+    op.erase()
+
+
+def _result_types(
+    kind: type[TensorOp],
+    operands: Sequence[TensorType],
+    props: Props,
+    result: TensorType | Sequence[TensorType] | None,
+) -> list[TensorType]:
+    """The types of an op's results: given, or inferred."""
+    if result is None:
+        return kind.infer(operands, props)
+    given = [result] if isinstance(result, TensorType) else result
+    return [tensor(t.element_type, t.get_shape()) for t in given]
