@@ -9,6 +9,7 @@ import math
 from typing import NamedTuple
 
 import runtime as rt
+import runtime_buffers as buffers
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -120,7 +121,7 @@ def _move(
     sent = torch.cat(flat) if flat else x.new_empty(0)
     got = x.new_empty(sum(sizes[1]))
     dist.all_to_all_single(
-        rt._wire(got), rt._wire(sent), sizes[1], sizes[0], group=plan.process_group
+        buffers.wire(got), buffers.wire(sent), sizes[1], sizes[0], group=plan.process_group
     )
     at = 0
     for a, b in (run for runs in receives for run in runs):

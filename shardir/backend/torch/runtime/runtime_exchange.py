@@ -9,6 +9,7 @@ import math
 from typing import NamedTuple
 
 import runtime as rt
+import runtime_buffers as buffers
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -50,7 +51,7 @@ def exchange(
     sent = torch.cat(flat) if flat else x.new_empty(0)
     got = x.new_empty(sum(sizes[1]))
     dist.all_to_all_single(
-        rt._wire(got), rt._wire(sent), sizes[1], sizes[0], group=plan.process_group
+        buffers.wire(got), buffers.wire(sent), sizes[1], sizes[0], group=plan.process_group
     )
     start = 0
     for region in (r for regions in plan.receives for r in regions):

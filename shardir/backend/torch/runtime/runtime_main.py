@@ -15,14 +15,11 @@ and from any rank {"event": "error", "rank": 2, "kind": "plan" | "peer" | "progr
 
 import argparse
 import ctypes
-import json
-import mmap
 import os
 import signal
 import sys
 import time
 import traceback
-import zipfile
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +29,8 @@ import runtime as rt
 import runtime_random
 import torch
 import torch.distributed as dist
+from runtime_events import Events
+from runtime_files import open_npy, save_npz
 from runtime_plan import (
     START_SECONDS,
     Argument,
@@ -40,7 +39,6 @@ from runtime_plan import (
     PlanError,
     Value,
     load_plan,
-    npy_header,
 )
 from torch import Tensor
 
@@ -53,18 +51,6 @@ DTYPES = {
     "i32": torch.int32,
     "i1": torch.bool,
 }
-# numpy's name of each type, and the torch type that holds it in memory
-NPY_DTYPES = {
-    "<f4": torch.float32,
-    "<f8": torch.float64,
-    "<f2": torch.float16,
-    "<i8": torch.int64,
-    "<i4": torch.int32,
-    "<i2": torch.int16,
-    "|i1": torch.int8,
-    "|u1": torch.uint8,
-    "|b1": torch.bool,
-}
 REPORTED_ELEMENTS = 4096
 REPORT_SECONDS = 0.1
 # What torch says when it is another rank that has failed.
@@ -74,7 +60,7 @@ PEER_WORDS = ("closed by peer", "reset by peer", "timed out", "timeout", "broken
 def main(functions: dict[str, Callable], single: bool = False) -> None:
     """Runs all functions of plan.json beside this file and ends the process."""
 
-    def work(options: argparse.Namespace, events: "Events") -> None:
+    def work(options: argparse.Namespace, events: Events) -> None:
         plan = load_plan(Path(__file__).parent)
         plan = plan.unsplit() if single else plan
         for function in plan.functions:
@@ -86,7 +72,7 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
     as_rank(work)
 
 
-def as_rank(work: Callable[[argparse.Namespace, "Events"], None]) -> None:
+def as_rank(work: Callable[[argparse.Namespace, Events], None]) -> None:
     """Does the work of one rank, without gradients, and ends the process: how it ended is the last
     event."""
     options = _options()
@@ -193,7 +179,7 @@ class Runner:
     """The states of one rank, and the functions that use and change them."""
 
     def __init__(
-        self, plan: Plan, mesh: rt.Mesh, functions: dict, seed: int, events: "Events"
+        self, plan: Plan, mesh: rt.Mesh, functions: dict, seed: int, events: Events
     ):  # fmt: skip
         self.plan, self.mesh, self.functions, self.seed = plan, mesh, functions, seed
         self.events = events
@@ -358,92 +344,3 @@ def _part(x: Tensor, bounds: Iterable[tuple[int, int]]) -> Tensor:
     for dim, (start, stop) in enumerate(bounds):
         x = x.narrow(dim, start, stop - start)
     return x
-
-
-# ---- files -----------------------------------------------------------------------------------
-
-
-def open_npy(path: Path) -> Tensor:
-    """An .npy file as a tensor that reads from disk what is touched."""
-    header = npy_header(path)
-    dtype = NPY_DTYPES[header.dtype]
-    if 0 in header.shape:
-        return torch.empty(header.shape, dtype=dtype)
-    count = torch.Size(header.shape).numel()
-    with path.open("rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    if len(memory) < header.offset + count * dtype.itemsize:
-        raise PlanError(f"{path}: the file is shorter than its header says")
-    flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=header.offset)
-    return flat.view(header.shape)
-
-
-def save_npz(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Writes an .npz as numpy would (bf16 as f32), which this program may have to do without."""
-    names = {dtype: name for name, dtype in NPY_DTYPES.items()}
-    partly = path.with_name(path.name + ".part")
-    with zipfile.ZipFile(partly, "w") as file:
-        for name, tensor in tensors.items():
-            x = tensor.detach().cpu().contiguous()
-            x = x.float() if x.dtype == torch.bfloat16 else x
-            about = {"descr": names[x.dtype], "fortran_order": False, "shape": tuple(x.shape)}
-            header = repr(about).encode().ljust(117) + b"\n"
-            if len(header) > 118:  # so many dimensions that it needs a longer one
-                header = repr(about).encode().ljust(1013) + b"\n"
-            start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
-            data = (
-                ctypes.string_at(x.data_ptr(), x.numel() * x.element_size()) if x.numel() else b""
-            )
-            with file.open(f"{name.replace('..', '__')}.npy", "w", force_zip64=True) as member:
-                member.write(start + header)
-                member.write(data)
-    partly.replace(path)
-
-
-# ---- reports ---------------------------------------------------------------------------------
-
-
-class Events:
-    """Where reports go: to the launcher as JSON lines, or to people."""
-
-    def __init__(self, rank: int):
-        self.rank = rank
-        target = os.environ.get("SHARDIR_EVENTS", "")
-        self.fd = None
-        if target.startswith("fd:"):
-            self.fd = int(target[3:])
-        elif target:
-            self.fd = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-
-    def send(self, always: bool = False, **event: Any) -> None:
-        """One event; only rank 0's count, but for errors."""
-        if self.rank and not always:
-            return
-        if self.fd is None:
-            text = _sentence(event)
-            if text:
-                print(text, flush=True)
-            return
-        line = json.dumps({**event, "rank": self.rank, "time": time.monotonic()}) + "\n"
-        data = line.encode()
-        try:
-            while data:
-                data = data[os.write(self.fd, data) :]
-        except OSError:
-            self.fd = None  # nobody listens any more
-
-
-def _sentence(event: dict[str, Any]) -> str:
-    kind = event["event"]
-    if kind == "start":
-        return f"{event['ranks']} ranks on {event['backend']}"
-    if kind == "steps":
-        last = event["first"] + len(event["losses"]) - 1
-        return f"{event['function']}: step {last}, loss {event['losses'][-1]:.6g}"
-    if kind == "trained":
-        return f"{event['function']}: {event['steps_per_second']:.1f} steps/s"
-    if kind == "result":
-        shape, value = list(event["shape"]), event["value"]
-        text = f"{event['dtype']} {shape}" if shape else f"{value:.6g}"
-        return f"{event['function']}: {event['name']} = {text}"
-    return ""

@@ -1,0 +1,105 @@
+# ruff: noqa: B905
+"""Buffers of collectives, and collectives in progress: padding, packing, and the order of ranks.
+
+A part of the runtime (runtime.py defines axes, groups and shards); needs only torch.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from runtime_mesh import Group, bounds
+from torch import Tensor
+
+
+def wire(x: Tensor) -> Tensor:
+    """The tensor as the libraries of collectives take it: they have no booleans."""
+    return x.view(torch.uint8) if x.dtype == torch.bool else x
+
+
+def with_size(shape: Sequence[int], dim: int, size: int) -> list[int]:
+    return [*shape[:dim], size, *shape[dim + 1 :]]
+
+
+def padded(x: Tensor, dim: int, size: int) -> Tensor:
+    """x, contiguous, followed by zeros up to `size`."""
+    if x.shape[dim] == size:
+        return x.contiguous()
+    out = x.new_zeros(with_size(x.shape, dim, size))
+    out.narrow(dim, 0, x.shape[dim]).copy_(x)
+    return out
+
+
+def is_major(x: Tensor, dim: int) -> bool:
+    """Whether blocks along `dim` are contiguous, one after the other, in memory."""
+    return math.prod(x.shape[:dim]) == 1 and x.is_contiguous()
+
+
+class Pending:
+    """A collective in progress. `wait` returns its result, once: a tensor, or a list of them."""
+
+    def __init__(self, work: Any, finish: Callable[[], Any]):
+        self._work, self._finish = work, finish  # no work: it is done, or there was none
+
+    def wait(self) -> Any:
+        work, finish = self._work, self._finish
+        del self._work, self._finish  # with them goes what the collective needed
+        if work is not None:
+            work.wait()
+            del work
+        return finish()
+
+
+def per_dtype(tensors: Sequence[Tensor], start: Callable[[list[int]], Pending]) -> Pending:
+    """One fused collective for each dtype; `start` gets the indices in the list."""
+    dtypes = dict.fromkeys(t.dtype for t in tensors)
+    all_places = [[i for i, t in enumerate(tensors) if t.dtype == dtype] for dtype in dtypes]
+    started = [(places, start(places)) for places in all_places]
+
+    count = len(tensors)  # and not the tensors: those that are in a buffer may be freed
+
+    def finish() -> list[Tensor]:
+        results: dict[int, Tensor] = {}
+        for places, pending in started:
+            results.update(zip(places, pending.wait()))
+        return [results[i] for i in range(count)]
+
+    return Pending(None, finish)
+
+
+def result(pending: Pending, wait: bool) -> Any:
+    return pending.wait() if wait else pending
+
+
+def for_each(value: Any, tensors: Sequence[Tensor]) -> list:
+    """One value for each tensor of a list: a list as it is, a single one repeated."""
+    return list(value) if isinstance(value, list | tuple) else [value] * len(tensors)
+
+
+def only(pending: Pending) -> Pending:
+    """The only tensor of a list."""
+    return Pending(None, lambda: pending.wait()[0])
+
+
+def joined(blocks: list[Tensor], dim: int, total: int) -> Tensor:
+    """The blocks, without their padding, as one tensor."""
+    spans = [bounds(total, len(blocks), k) for k in range(len(blocks))]
+    return torch.cat([b.narrow(dim, 0, t - s) for b, (s, t) in zip(blocks, spans)], dim)
+
+
+def parts(total: int, count: int) -> list[tuple[int, int]]:
+    """The start and the size of each part."""
+    return [(start, stop - start) for start, stop in all_bounds(total, count)]
+
+
+def all_bounds(total: int, count: int) -> list[tuple[int, int]]:
+    return [bounds(total, count, k) for k in range(count)]
+
+
+def to_torch_order(group: Group, items: list) -> list:
+    """One item for each member, from the order of the axes to torch's."""
+    ordered = list(items)
+    for item, place in zip(items, group.order):
+        ordered[place] = item
+    return ordered

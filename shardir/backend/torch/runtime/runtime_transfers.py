@@ -1,0 +1,129 @@
+"""Transfers from one rank of a group, to one, or between two.
+
+A part of the runtime (runtime.py defines axes, groups and shards); needs only torch.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import runtime_buffers as buffers
+import torch
+import torch.distributed as dist
+from runtime_mesh import Axes, Mesh, bounds, shard_size
+from torch import Tensor
+
+
+def broadcast(mesh: Mesh, x: Tensor, root: int, axes: Axes) -> Tensor:
+    """The root's x on each rank of the group."""
+    group = mesh.group(axes)
+    if group.size == 1:
+        return x
+    out = x.contiguous() if group.index == root else torch.empty_like(x).contiguous()
+    dist.broadcast(buffers.wire(out), group.ranks[root], group=group.process_group)
+    return out
+
+
+def gather(
+    mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes, total: int | None = None
+) -> Tensor:
+    """The group's shards, concatenated along `dim`, on the root; zeros of that shape elsewhere."""
+    group = mesh.group(axes)
+    if group.size == 1:
+        return x
+    total = group.size * x.shape[dim] if total is None else total
+    x = buffers.padded(x, dim, shard_size(total, group.size))
+    at_root = group.index == root
+    blocks = [torch.empty_like(x) for _ in group.ranks] if at_root else None
+    views = None if blocks is None else [buffers.wire(block) for block in blocks]
+    if x.numel():
+        dist.gather(buffers.wire(x), views, group.ranks[root], group=group.process_group)
+    if blocks is None:
+        return x.new_zeros(buffers.with_size(x.shape, dim, total))
+    return buffers.joined([blocks[k] for k in group.order], dim, total)
+
+
+def scatter(mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes) -> Tensor:
+    """This rank's shard, along `dim`, of the root's x; elsewhere only the shape of x counts."""
+    group = mesh.group(axes)
+    if group.size == 1:
+        return x
+    size = shard_size(x.shape[dim], group.size)
+    start, stop = bounds(x.shape[dim], group.size, group.index)
+    out = x.new_empty(buffers.with_size(x.shape, dim, size))
+    views = None
+    if group.index == root:
+        spans = buffers.all_bounds(x.shape[dim], group.size)
+        blocks = [buffers.padded(x.narrow(dim, s, t - s), dim, size) for s, t in spans]
+        views = [buffers.wire(block) for block in buffers.to_torch_order(group, blocks)]
+    if out.numel():
+        dist.scatter(buffers.wire(out), views, group.ranks[root], group=group.process_group)
+    return out.narrow(dim, 0, stop - start)
+
+
+def permute(
+    mesh: Mesh, x: Tensor, pairs: Sequence[tuple[int, int]], axes: Axes,
+    shape: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """x of the rank that is paired as source with this one as target; zeros where there is none.
+
+    shape: of what this rank receives, where that differs from x (uneven shards).
+    """
+    group = mesh.group(axes)
+    me = group.index
+    peers = mesh.peers() if group.size > 1 else None
+    source = next((s for s, t in pairs if t == me), None)
+    if source == me:
+        out = x
+    else:
+        make = torch.zeros if source is None else torch.empty
+        out = make(x.shape if shape is None else shape, dtype=x.dtype, device=x.device)
+    transfers = []
+    if source is not None and source != me:
+        transfers.append((dist.irecv, out, source))
+    if any(s == me != t for s, t in pairs):
+        x = x.contiguous()
+        transfers += [(dist.isend, x, t) for s, t in pairs if s == me != t]
+    transfers = [
+        dist.P2POp(call, buffers.wire(tensor), group.ranks[peer], peers)
+        for call, tensor, peer in transfers
+        if tensor.numel()
+    ]
+    for work in dist.batch_isend_irecv(transfers) if transfers else ():
+        work.wait()
+    return out
+
+
+def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
+    """Sends x from one rank of the group to another; nothing on all others.
+
+    It does not wait for the receiver, so two ranks may send to each other first and receive then.
+    """
+    group = mesh.group(axes)
+    peers = None if source == target else mesh.peers()
+    if group.index != source:
+        return
+    x = x.clone(memory_format=torch.contiguous_format)  # the program may overwrite its own
+    if source == target:
+        mesh._to_self.setdefault(group.ranks, deque()).append(x)
+        return
+    while mesh._sends and mesh._sends[0][0].is_completed():
+        mesh._sends.popleft()
+    if x.numel():
+        work = dist.isend(buffers.wire(x), group.ranks[target], group=peers)
+        mesh._sends.append((work, x))
+
+
+def recv(
+    mesh: Mesh, shape: Sequence[int], dtype: torch.dtype, source: int, target: int, axes: Axes
+) -> Tensor:
+    """What `source` sent, on the target; zeros on all other ranks."""
+    group = mesh.group(axes)
+    peers = None if source == target else mesh.peers()
+    if group.index != target:
+        return torch.zeros(tuple(shape), dtype=dtype, device=mesh.device)
+    if source == target:
+        return mesh._to_self[group.ranks].popleft()
+    out = torch.empty(tuple(shape), dtype=dtype, device=mesh.device)
+    if out.numel():
+        dist.recv(buffers.wire(out), group.ranks[source], group=peers)
+    return out
