@@ -9,6 +9,7 @@ What a page may hold, and what is checked of it:
     <!-- from: COMMAND -->               what follows, up to <!-- end -->, is what it prints
     <!-- runs -->, then a block          the block runs as Python, with the page's files at hand
     <!-- edit: PATH, ... -->             a step of a walk-through (see Step)
+    <!-- checks: ARGUMENTS -->           tests that pass when its steps are done
 
 `python test/project/test_docs.py --regenerate` writes what commands print into the pages.
 """
@@ -39,6 +40,7 @@ FILE = re.compile(r"^<!-- file: (\S+) -->\n```\w*\n(.*?)^```$", re.M | re.S)
 MADE = re.compile(r"(^<!-- from: (.*?) -->\n)(.*?)(^<!-- end -->$)", re.M | re.S)
 EDIT = re.compile(r"^<!-- edit: (\S+?)(?:, (\w+): (.*?))? -->\n```\w*\n(.*?)^```$", re.M | re.S)
 RUNS = re.compile(r"^<!-- runs -->\n```python\n(.*?)^```$", re.M | re.S)
+CHECKS = re.compile(r"^<!-- checks: (.*) -->$", re.M)
 CODE = re.compile(r"\[([A-Z]\d+)\]")
 LIMIT_SECONDS = 240
 
@@ -282,7 +284,8 @@ WALKS = [page for page in PAGES if steps(page)]
 
 @pytest.mark.parametrize("page", WALKS, ids=ids)
 def test_walk_through_works(page: Path, tmp_path: Path) -> None:
-    """Its steps are done to a copy of the tree; then the tests that it adds are run there."""
+    """Its steps are done to a copy of the tree; then the tests that it adds are run there, and the
+    checks that it names."""
     root = tmp_path / "copy"
     root.mkdir()
     leave = shutil.ignore_patterns("__pycache__", "*.npz", ".*")
@@ -294,12 +297,16 @@ def test_walk_through_works(page: Path, tmp_path: Path) -> None:
     for step in todo:
         step.apply(root)
     tests = [s.path for s in todo if s.path.startswith("test/") and not s.how]
-    assert tests, "a walk-through ends with a test"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    named = [shlex.split(m) for m in CHECKS.findall(page.read_text())]
+    assert tests or named, "a walk-through ends with a test"
+    pytest_here = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    commands = [[*pytest_here, *words] for words in [tests, *named] if words]
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=root, capture_output=True, text=True,
+            timeout=LIMIT_SECONDS, check=False, env={**os.environ, "PYTHONPATH": str(root)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_walk_throughs_are_found() -> None:
