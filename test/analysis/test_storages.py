@@ -1,0 +1,156 @@
+"""Who shares memory and until when it is read; the roles of arguments."""
+
+from pathlib import Path
+
+import pytest
+from xdsl.dialects.builtin import StringAttr, UnitAttr
+from xdsl.dialects.func import FuncOp, ReturnOp
+
+import shardir
+from shardir.analysis.aliasing import copies, maybe_shared, shared, views
+from shardir.analysis.roles import retained_arguments, ties
+from shardir.analysis.storages import Span, Storages, live_ops
+from shardir.cost.functions import functions
+from shardir.dialects.train import Argument, Role
+from shardir.syntax.parser import parse
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "examples").rglob("*.ir"))
+
+CHAIN = """func.func @f(%x: tensor<4x6xf32>) -> (tensor<24xf32>, tensor<24xf32>) {
+  %a = nn.tanh %x : (tensor<4x6xf32>) -> tensor<4x6xf32>
+  %flat = nn.reshape %a : (tensor<4x6xf32>) -> tensor<24xf32>
+  %t = nn.transpose %a perm <1, 0> : (tensor<4x6xf32>) -> tensor<6x4xf32>
+  %stopped = nn.stop_gradient %t : (tensor<6x4xf32>) -> tensor<6x4xf32>
+  %copy = nn.reshape %stopped : (tensor<6x4xf32>) -> tensor<24xf32>
+  %unused = nn.exp %copy : (tensor<24xf32>) -> tensor<24xf32>
+  func.return %flat, %copy : tensor<24xf32>, tensor<24xf32>
+}"""
+
+
+def function(text: str) -> FuncOp:
+    return next(op for op in parse(text).body.ops if isinstance(op, FuncOp))
+
+
+def test_a_reshape_of_a_strided_view_is_a_copy():
+    f = function(CHAIN)
+    ((_, mesh),) = functions(parse(CHAIN))
+    tanh, flat, transpose, stop, copy, *_ = f.body.block.ops
+    assert [copies(op, mesh) for op in (flat, transpose, stop, copy)] == [False] * 3 + [True]
+    for op in (flat, transpose, stop):
+        assert list(shared(op, mesh)) == [(op.results[0], op.operands[0])]
+    assert list(views(copy, mesh)) and not list(shared(copy, mesh))
+    assert not list(maybe_shared(tanh, mesh))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_what_shares_memory_is_among_what_may(path: Path):
+    module = parse(path.read_text())
+    for f, mesh in functions(module):
+        for op in f.body.block.ops:
+            assert set(shared(op, mesh)) <= set(views(op, mesh)) <= set(maybe_shared(op, mesh))
+
+
+def test_spans_and_last_reads():
+    f = function(CHAIN)
+    ops = live_ops(list(f.body.block.ops))
+    tanh, flat, transpose, stop, copy, end = ops  # %unused is not computed
+    assert isinstance(end, ReturnOp)
+    (x,) = f.body.block.args
+    a, t = tanh.results[0], transpose.results[0]
+    storages = Storages([x], ops)
+    assert dict(storages.spans())[a] == Span(0, 2)
+    assert storages.is_free(a, transpose) and not storages.is_free(a, flat)
+    storages.join(flat.results[0], a)
+    storages.join(t, a)
+    storages.join(stop.results[0], t)
+    assert storages.root(stop.results[0]) is a
+    assert set(storages.members(a)) == {a, flat.results[0], t, stop.results[0]}
+    assert dict(storages.spans()) == {
+        x: Span(-1, 6), a: Span(0, 5), copy.results[0]: Span(4, 5),
+    }  # fmt: skip
+    assert not storages.is_last(t, copy) and storages.is_last(t, end)
+
+
+def test_nobody_writes_into_what_belongs_to_others():
+    f = function(CHAIN)
+    ops = list(f.body.block.ops)
+    (x,) = f.body.block.args
+    end = ops[-1]
+    storages = Storages([x], ops)
+    a = ops[0].results[0]
+    assert not storages.is_free(x, end) and storages.is_free(x, end, {x})
+    assert storages.is_free(a, end)
+    storages.pin(a)
+    assert not storages.is_free(a, end)
+    flat = ops[1].results[0]
+    storages.join(flat, x)
+    assert storages.root(flat) is x and not storages.is_free(flat, end)
+
+
+def test_joined_to_an_argument_a_storage_is_the_callers():
+    f = function(CHAIN)
+    (x,) = f.body.block.args
+    ops = list(f.body.block.ops)
+    storages = Storages([x], ops)
+    storages.join(x, ops[0].results[0])
+    assert storages.root(ops[0].results[0]) is x
+
+
+STARTED = """dist.mesh @m <d = 2>
+#p = #dist.local<@m, [{}], partial sum {d}>
+#w = #dist.local<@m, [{}]>
+func.func @f(%x: tensor<4xf32, #p>, %y: tensor<4xf32, #w>) -> tensor<4xf32, #w> {
+  %a = nn.neg %x : (tensor<4xf32, #p>) -> tensor<4xf32, #p>
+  %r = dist.all_reduce <sum> %a over <d> async : (tensor<4xf32, #p>) -> tensor<4xf32, #w>
+  %b = nn.exp %y : (tensor<4xf32, #w>) -> tensor<4xf32, #w>
+  %w = dist.wait %r : (tensor<4xf32, #w>) -> tensor<4xf32, #w>
+  %s = nn.add %b, %w : (tensor<4xf32, #w>, tensor<4xf32, #w>) -> tensor<4xf32, #w>
+  func.return %s : tensor<4xf32, #w>
+}"""
+
+
+def test_a_collective_reads_until_its_wait():
+    f = function(STARTED)
+    ops = list(f.body.block.ops)
+    neg, reduce, exp, wait, *_ = ops
+    storages = Storages(f.body.block.args, ops)
+    a = neg.results[0]
+    assert dict(storages.spans())[a] == Span(0, 3)
+    assert [storages.is_last(a, op) for op in (reduce, exp, wait)] == [True, False, True]
+
+
+def test_roles_are_read_from_attributes():
+    weight = Argument.of({"train.parameter": StringAttr("w"), "train.init": UnitAttr()})
+    state = Argument.of({"train.state": StringAttr("m")})
+    given = Argument.of({"train.input": UnitAttr()})
+    assert [(a.role, a.key, a.is_retained) for a in (weight, state, given, Argument.of({}))] == [
+        (Role.PARAMETER, "w", True), (Role.STATE, "m", True),
+        (Role.INPUT, None, False), (Role.INPUT, None, False),
+    ]  # fmt: skip
+    assert weight.init == given.init == UnitAttr() and state.init is None
+    assert (weight.lr_scale, weight.weight_decay(0.5), weight.fusion) == (1.0, 0.5, None)
+
+
+STEP = """func.func private @loss(
+    %x: tensor<4xf32>,
+    %w: tensor<4xf32> {train.parameter = "w", train.init = #train.init<normal>},
+    %n: tensor<4xf32> {train.state = "n", train.init = #train.init<normal>}
+) -> (tensor<f32>, tensor<4xf32> {train.updates = "n"}) {
+  %y = nn.mul %x, %w : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  %m = nn.add %n, %x : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  %s = nn.reduce <sum> %y dims <0> : (tensor<4xf32>) -> tensor<f32>
+  func.return %s, %m : tensor<f32>, tensor<4xf32>
+}
+train.step @step of @loss <momentum, lr = 0.1, momentum = 0.9>
+"""
+
+
+def test_results_are_tied_to_the_arguments_that_they_replace():
+    f = function(STEP)
+    _, w, n = f.body.block.args
+    assert retained_arguments(f) == {w, n}
+    assert [(v.name_hint, arg) for v, arg in ties(f).items()] == [("m", n)]
+    step = shardir.compile(STEP, "single-device").module
+    (made,) = (op for op in step.body.ops if isinstance(op, FuncOp))
+    _, w, n, velocity = made.body.block.args
+    assert set(ties(made).values()) == retained_arguments(made) == {w, n, velocity}
