@@ -6,11 +6,10 @@ are checked, from which their cells are counted. `python test/laws.py` prints th
 
 By default the layouts are those of covering arrays (covering.py) over *kin*: the elementwise ops on
 values of the same ranks, the composite ops of the same factors on them, or the cases of another op
-on them. Over the 2x2 mesh
-they try each op with each layout of each of its values, and each two layouts of each two operands
-with some of the kin; over the 2x3 mesh each layout of each value with some of the kin; and each
-case on both meshes, each of its other element types on one. The long form (extent.py) takes each
-case with each element type on its own.
+on them. Over the 2x2 mesh they try each op with each layout of each of its values, and each two
+layouts of each two operands with some of the kin; over the 2x3 mesh each layout of each value with
+some of the kin; and each case on both meshes, each of its other element types on one. The long form
+(extent.py) takes each case with each element type on its own.
 """
 
 import random
