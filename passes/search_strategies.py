@@ -36,7 +36,6 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.steps import step_forms
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, values
 from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import ties
@@ -196,7 +195,7 @@ def offers(mesh: Mesh) -> Offers:
     ) -> float:
         return op_seconds(kind, factors, chosen, types, on)
 
-    return Offers(on, seconds, step_forms)
+    return Offers(on, seconds)
 
 
 def _wrong(f: FuncOp, block: Block, mesh: Mesh) -> list[tuple[Operation | None, str]]:

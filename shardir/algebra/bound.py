@@ -13,13 +13,43 @@ an all-reduce; for a reduce-scatter it gives (n - 1) / n. Rings reach both where
 The device that receives most receives no less than the mean, and no less than what one device or
 group lacks. The same holds for the units of a level in place of devices, and the links between
 them.
+
+A bound of time adds two bounds, of the bytes and of the latencies of all steps of any plan, for a
+step takes the latency of a form and its bytes times the form's rate (forms.py), both times what the
+cluster says of the step's kind; the smallest of these factors is that of the bound.
+
+Bytes: each form's time for its bytes is at least that of a program which does the same step, in
+which every device receives so much over the links of each level. That program is the form itself,
+but for the tree of an all-reduce, for which halving does with less, and for groups of several
+levels in the forms that are not hierarchical: they count all bytes at the outermost links, some of
+which are received over inner ones that are as quick. (Where inner links are slower, the bound
+counts the quickest links that are at least as far out.) Packing is not counted. So the sum over
+the steps is the time in which a redistribution receives its bytes, and the argument above holds.
+
+Latencies: let a collective be over sub-axes of n_1, n_2, ... devices, of one level each. Its
+latency is at least the sum of log2 n_i a_i, with a_i the smallest latency from that level outwards:
+n - 1 and ceil(log2 n) are at least log2 n, a product's logarithm is the sum of logarithms, forms
+that are not hierarchical count the outermost level's latency for all, and hierarchical ones that of
+each level. An all-reduce's is twice as much. And each plan needs some sub-axes in collectives:
+
+    a partial one that the target splits over      a reduce-scatter, or an all-reduce
+    a partial one that the target is unsharded on  an all-reduce; or a reduce-scatter, and then
+                                                   what ends that split
+    a split that the target does not have          an all-gather or an exchange; or it becomes
+                                                   partial, and then what ends that
+    one that splits another dimension then, or     any collective: only the minor sub-axes of a
+    behind the first that differ in its dimension  dimension are added or taken away, but for an
+                                                   exchange, which is over all those of a dimension
+
+Slices, contributions and pads have no axes in a collective, and only these kinds of moves exist.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
-from math import prod
+from math import log2, prod
 
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh, sizes_of
+from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.traffic import cut, shares, within
 
 MANY = 64
@@ -48,24 +78,65 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
     """The time that no plan between two refined layouts can do without."""
     if crossing(mesh, source, target):
         return 0.0
-    levels = mesh.cluster_or_default.levels
+    cluster = mesh.cluster_or_default
+    levels, each = cluster.levels, cluster.times
     best = [max(l.bandwidth for l in levels[i:]) for i in range(len(levels))]
     apart = 0.0  # of all devices' traffic, each level's part
-    latency = 0.0
     for i, bandwidth in enumerate(best):
         if i and bandwidth == best[i - 1]:
             continue
         total, devices = _all(mesh, shape, source, target, i - 1, count=mesh.size <= MANY)
         if total:
             apart += total / devices * itemsize * (1 / bandwidth - (1 / best[i - 1] if i else 0))
-            latency = max(latency, min(l.latency for l in levels[i:]))
     if mesh.size <= MANY:
         one = _one(mesh, shape, source, target)
     else:
         one = _first(mesh, shape, source, target)
-    if one:
-        latency = max(latency, min(l.latency for l in levels))
-    return latency + max(apart, one * itemsize / best[0])
+    kinds = PARTIAL if source.partial or target.partial else COMPLETE
+    moving = min(each[kind] for kind in kinds) * max(apart, one * itemsize / best[0])
+    return moving + _latency(mesh, source, target)
+
+
+COMPLETE = ("all_gather", "all_to_all", "exchange")
+PARTIAL = (*COMPLETE, "all_reduce", "reduce_scatter", "broadcast")
+"""The collectives of a redistribution in which nothing is partial, and of any other."""
+
+
+def _latency(mesh: Mesh, source: Layout, target: Layout) -> float:
+    """The latencies that no plan between two refined layouts can do without."""
+    total = 0.0
+    for sub_axis, times in _in_collectives(mesh, source, target):
+        levels = mesh.cluster_or_default.levels[mesh.level((sub_axis,)) :]
+        total += times * log2(mesh.extent((sub_axis,))) * min(l.latency for l in levels)
+    return total
+
+
+def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tuple[Axis, float]]:
+    """The sub-axes that have to be in collectives, each with the sum of the factors of these."""
+    t = mesh.cluster_or_default.times
+    after = {a for axes in target.dims for a in axes}
+    if source.reduction == "any" and source.partial:
+        yield from ((a, t["broadcast"]) for a in _reduced(source, target))
+        return
+    reduced = 2 * t["all_reduce"]  # where an all-reduce ends it
+    ended = min(t["all_gather"], t["exchange"])  # where a split is
+    moved = min(t["all_gather"], t["exchange"], t["all_to_all"])
+    if source.partial or target.partial:
+        ended = min(ended, reduced)
+        moved = min(moved, reduced, t["reduce_scatter"])
+    for a in _reduced(source, target):
+        split = t["reduce_scatter"]
+        if a not in after and a not in target.partial:
+            split += ended
+        yield a, min(reduced, split)
+    for axes, wanted in zip(source.dims, target.dims, strict=True):
+        kept = 0
+        while kept < min(len(axes), len(wanted)) and axes[kept] == wanted[kept]:
+            kept += 1
+        for a in axes[kept:]:
+            if a in target.partial:
+                continue
+            yield a, moved if a in after else ended
 
 
 def crossing(mesh: Mesh, source: Layout, target: Layout) -> bool:

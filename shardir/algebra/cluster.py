@@ -30,8 +30,7 @@ COLLECTIVES = (
 
 class Level(NamedTuple):
     """A kind of unit: how many of the level below (innermost: devices) it holds; what a device
-    receives over its links in bytes/s; what a message over them costs besides, in seconds, of
-    which the planner counts one for a collective."""
+    receives over its links in bytes/s; what a message over them costs besides, in seconds."""
 
     name: str
     count: int

@@ -141,6 +141,12 @@ class Problem:
                     if self.nests(dim, have, have + axes):
                         yield self.move(PARTIAL, SHARDED, now, axes, dim)
 
+    def exchanged(self, now: Layout, layout: Layout) -> Axes:
+        """The axes of an exchange; none where it does nothing but leave out the usual sizes."""
+        if any(map(sizes_of, (*now.dims, *layout.dims))):
+            now, layout = now.simplified(self.mesh), layout.simplified(self.mesh)
+        return exchange_axes(now, layout)
+
     def _exchanges(self, now: Layout) -> Iterator[Step]:
         """To the target's split, perhaps with axes over which it is partial at a dimension's minor
         end, or in one dimension alone; or, on few devices, one sub-axis to the minor end of a
@@ -158,10 +164,10 @@ class Problem:
                 ]
         for dims in dict.fromkeys(ends):
             layout = Layout(now.mesh, dims).with_partial(now.partial, now.reduction)
-            axes = exchange_axes(now, layout)
+            axes = self.exchanged(now, layout)
             # Over no axes it would be a slice, but for stated sizes.
             if (
-                (axes or any(map(sizes_of, dims)))
+                (axes or any(map(sizes_of, (*now.dims, *dims))))
                 and dims != now.dims
                 and not self.mesh.clash(layout.used)
             ):
@@ -291,7 +297,8 @@ class Recipe:
         """The target's split, at once."""
         layout = target.with_partial(self.now.partial, self.now.reduction)
         if layout.dims != self.now.dims:
-            self.add(Step("exchange", exchange_axes(self.now, layout), layout))
+            axes = self.problem.exchanged(self.now, layout)
+            self.add(Step("exchange", axes, layout))
 
     def contribute(self) -> None:
         """A complete value becomes partial: the first device of each group keeps it."""

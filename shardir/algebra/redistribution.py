@@ -13,16 +13,24 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
+from math import prod
 
 from shardir.algebra.bound import MANY, bound, seconds_bound
 from shardir.algebra.cluster import BYTES, Cluster
 from shardir.algebra.collectives import Step
 from shardir.algebra.errors import ShardirError
+from shardir.algebra.forms import forms_of
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Mesh
+from shardir.algebra.mesh import Mesh, sizes_of
 from shardir.algebra.moves import Problem, Recipe
 from shardir.algebra.routes import routes
-from shardir.algebra.steps import elements, step_memory, step_received, step_seconds
+from shardir.algebra.steps import (
+    elements,
+    step_form,
+    step_memory,
+    step_received,
+    step_seconds,
+)
 
 LAYOUTS = 400
 """How many layouts a search goes on from at most, and on many devices a tenth of them: then the
@@ -133,6 +141,8 @@ def plan(
     Raises:
         ShardirError: no plan keeps to `memory`.
     """
+    if memory is None and (path := _path(shape, mesh, source, target, itemsize)) is not None:
+        return _joined(mesh, tuple(path))
     problem = Problem.of(mesh, shape, source, target)
     search = Search(problem, itemsize, memory)
     found = search.run()
@@ -145,6 +155,18 @@ def plan(
             f"the least that one needs is {needed} B"
         )
     return _joined(mesh, found)
+
+
+def _path(
+    shape: Shape, mesh: Mesh, source: Layout, target: Layout, itemsize: int
+) -> list[Step] | None:
+    """The shortest path over layouts of whole axes, if both ends are such and even."""
+    if any(map(sizes_of, (*source.dims, *target.dims))):
+        return None  # only an exchange takes a value whose sizes are spelled out
+    source, target = source.simplified(mesh), target.simplified(mesh)
+    reduction = source.reduction if source.partial else target.reduction
+    known = routes(mesh, len(shape), reduction)
+    return known.steps(shape, itemsize, source, target) if known else None
 
 
 def _joined(mesh: Mesh, steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -207,7 +229,7 @@ class Search:
             if (needed := peak * self.itemsize) > self.memory:
                 self.refused = needed if self.refused < 0 else min(needed, self.refused)
                 return None
-        return sum(step_seconds(p.mesh, p.shape, layout, step, self.itemsize)), held
+        return step_seconds(p.mesh, p.shape, layout, step, self.itemsize), held
 
     def look(self) -> None:
         """A* from the source, as far as a plan can still be quicker than the best."""
@@ -246,9 +268,7 @@ class Search:
 
     def latency(self, step: Step) -> float:
         mesh = self.problem.mesh
-        if not step.communicates(mesh):
-            return 0.0
-        return mesh.cluster_or_default.levels[mesh.level(step.axes)].latency
+        return forms_of(step.kind, mesh, step.axes)[0].latency if step.communicates(mesh) else 0.0
 
 
 def _candidates(problem: Problem, itemsize: int) -> Iterator[list[Step]]:
@@ -266,14 +286,9 @@ def _candidates(problem: Problem, itemsize: int) -> Iterator[list[Step]]:
         recipe.exchange(problem.target)
         recipe.contribute()
         yield recipe.steps
-    ends = p.source.simplified(p.mesh), p.target.simplified(p.mesh)
-    reduction = ends[0].reduction if ends[0].partial else ends[1].reduction
-    if len(p.mesh.cluster_or_default.levels) > 1 and (
-        known := routes(p.mesh, len(p.shape), reduction)
-    ):
-        steps = known.steps(p.shape, itemsize, *ends)
-        if steps is not None:
-            yield steps
+    path = _path(p.shape, p.mesh, p.source, p.target, itemsize)
+    if path is not None:
+        yield path
 
 
 def received(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[int, int]:
@@ -308,8 +323,11 @@ def _seconds(
     moving = starting = 0.0
     layout = source
     for step in steps:
-        found = step_seconds(mesh, shape, layout, step, itemsize)
-        moving, starting, layout = moving + found[0], starting + found[1], step.layout
+        if step.communicates(mesh):
+            form = step_form(mesh, shape, layout, step, itemsize)
+            moving += form.rate * prod(shape) * itemsize
+            starting += form.latency
+        layout = step.layout
     return moving, starting
 
 

@@ -1,15 +1,15 @@
-"""All redistributions of evenly split tensors of one size at once: every plan of whole axes.
+"""All redistributions of evenly split tensors of one size at once: shortest paths over whole axes.
 
     <a = 2, b = 4>, two dimensions: a and b each split dimension 0 or 1, are partial, or do neither:
-    18 layouts, for both may split a dimension in either order. Between them lie the single moves,
-    and all shortest ways are found together.
+    18 layouts, for both may split a dimension in either order. Between them are the single moves,
+    and all shortest paths are found together.
 
-What a move costs is a latency and so much for each byte, which no shape changes as long as its
-shards are even: it is calculated once for a mesh and a number of dimensions. The planner
-(redistribution.py) goes on to parts of axes, and to uneven shards; it takes no longer than these.
+The forms of a move have a latency and a rate, which no shape changes as long as its shards are
+even: they are found once for a mesh and a number of dimensions. Between these layouts the planner
+(redistribution.py) takes these paths, and the search counts their seconds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from itertools import combinations, permutations
 from math import inf, prod
@@ -19,9 +19,10 @@ import numpy as np
 
 from shardir.algebra.collectives import State, Step, move
 from shardir.algebra.exchange import exchange_axes
+from shardir.algebra.forms import Forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.steps import step_seconds
+from shardir.algebra.steps import step_forms
 
 REPLICATED, SHARDED, PARTIAL, _ = State
 
@@ -30,19 +31,9 @@ Table = np.ndarray[Any, np.dtype[np.float64]]
 Solved = tuple[Table, np.ndarray[Any, np.dtype[np.int64]]]
 """The lengths of the shortest ways, and the first layout of each."""
 
-Price = Callable[[Mesh, Shape, Layout, Step], Any]
-"""What is to be known of a step from a layout, for a tensor of the shape: the same for all of as
-many bytes."""
-
 LAYOUTS, ORDERS = 400, 64
 """Of more layouts no table is made; where all orders of a dimension's axes give more than the
 second, axes stand in the mesh's order."""
-
-
-def planned(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> tuple[float, float]:
-    """The planner's price: the seconds for each byte of the tensor, and besides."""
-    moving, starting = step_seconds(mesh, shape, before, step, 1)
-    return moving / prod(shape), starting
 
 
 @lru_cache(maxsize=256)
@@ -105,54 +96,51 @@ class Routes:
         return self._solved[shape, itemsize]
 
     def _solve(self, even: tuple[int, ...], size: int) -> Solved:
-        """Floyd and Warshall's shortest ways."""
+        """The shortest paths (Floyd and Warshall)."""
         n = len(self.layouts)
-        least: Table = np.full((n, n), inf)
+        seconds: Table = np.full((n, n), inf)
         via = np.tile(np.arange(n), (n, 1))
-        latency, rate = self._costs
         among = np.ix_(even, even)
-        least[among] = latency[among] + rate[among] * size
-        np.fill_diagonal(least, 0.0)
+        seconds[among] = self.each(size)[among]
+        np.fill_diagonal(seconds, 0.0)
         for k in even:
-            way = least[:, k, None] + least[k]
-            better = way < least * (1 - 1e-12)
-            np.copyto(least, way, where=better)
+            path = seconds[:, k, None] + seconds[k]
+            better = path < seconds * (1 - 1e-12)
+            np.copyto(seconds, path, where=better)
             np.copyto(via, via[:, k, None], where=better)
-        return least, via
+        return seconds, via
+
+    def each(self, size: int) -> Table:
+        """The seconds of each single move, in its quickest form, for so many bytes."""
+        latency, rate = self.costs
+        return (latency + rate * size).min(axis=0)
 
     @cached_property
-    def _costs(self) -> tuple[Table, Table]:
-        n = len(self.layouts)
-        latency, rate = np.full((n, n), inf), np.zeros((n, n))
-        for (i, j), (_, (moving, starting)) in self._planned.items():
-            latency[i, j], rate[i, j] = starting, moving
+    def costs(self) -> tuple[Table, Table]:
+        """The latencies and rates of the forms of moves: [form, from, to]."""
+        n, many = len(self.index), max((len(f) for _, f in self._moves.values()), default=1)
+        latency, rate = np.full((many, n, n), inf), np.zeros((many, n, n))
+        for (i, j), (_, forms) in self._moves.items():
+            every = [*forms, *[forms[-1]] * (many - len(forms))]
+            latency[:, i, j] = [f.latency for f in every]
+            rate[:, i, j] = [f.rate for f in every]
         return latency, rate
 
     @cached_property
     def moves(self) -> dict[tuple[int, int], Step]:
         """The move between two layouts, if one leads from the first to the second."""
-        return {ends: step for ends, (step, _) in self._planned.items()}
+        return {ends: step for ends, (step, _) in self._moves.items()}
 
     @cached_property
-    def _planned(self) -> dict[tuple[int, int], tuple[Step, tuple[float, float]]]:
-        """The moves, each with the planner's price: an exchange where nothing else is quicker,
-        whatever the size."""
-        found: dict[tuple[int, int], tuple[Step, tuple[float, float]]] = {}
+    def _moves(self) -> dict[tuple[int, int], tuple[Step, Forms]]:
+        """The moves with their forms: an exchange where no named one leads there."""
+        found: dict[tuple[int, int], tuple[Step, Forms]] = {}
         for i, layout in enumerate(self.layouts):
             for step in (*self._named(layout), *self._exchanges(layout)):
                 j = self.index.get(step.layout)
-                if j is None:
-                    continue
-                price = self._price(planned, layout, step)
-                if (i, j) not in found or price < found[i, j][1]:
-                    found[i, j] = step, price
+                if j is not None and (i, j) not in found:
+                    found[i, j] = step, self._forms(layout, step)
         return found
-
-    def each(self, price: Price) -> dict[tuple[int, int], Any]:
-        """The price of each move."""
-        return {
-            (i, j): self._price(price, self.layouts[i], step) for (i, j), step in self.moves.items()
-        }
 
     def _named(self, now: Layout) -> Iterator[Step]:
         mesh = self.mesh
@@ -184,8 +172,8 @@ class Routes:
             if layout.partial == now.partial and (axes := exchange_axes(now, layout)):
                 yield Step("exchange", axes, layout)
 
-    def _price(self, price: Price, before: Layout, step: Step) -> Any:
-        """The price of a move. It is the same for all tensors and dimensions but the first, in
+    def _forms(self, before: Layout, step: Step) -> Forms:
+        """The forms of a move. They are the same for all tensors and dimensions but the first, in
         which shards lie as they are packed: one tensor stands for all of as many split dimensions,
         the first in its place, the others in an order of their own, with so many rows that nothing
         is rounded."""
@@ -193,7 +181,7 @@ class Routes:
         split = [(d > 0, *both, d) for d, both in enumerate(zip(*ends, strict=True)) if any(both)]
         split.sort()
         dims = [d for *_, d in split]
-        known = prices(self.mesh, price)
+        known = forms_known(self.mesh)
         key = (
             step.kind,
             step.axes,
@@ -213,7 +201,7 @@ class Routes:
             )
             dim, concat = (dims.index(d) if d >= 0 else -1 for d in (step.dim, step.concat))
             moved = Step(step.kind, step.axes, target, dim, concat)
-            known[key] = price(self.mesh, shape, source, moved)
+            known[key] = step_forms(self.mesh, shape, source, moved)
         return known[key]
 
 
@@ -224,8 +212,8 @@ def codes(mesh: Mesh) -> dict[Axes, int]:
 
 
 @lru_cache(maxsize=16)
-def prices(mesh: Mesh, price: Price) -> dict[tuple, Any]:
-    """What is known of a mesh's moves."""
+def forms_known(mesh: Mesh) -> dict[tuple, Forms]:
+    """The forms of a mesh's moves, by what they depend on."""
     return {}
 
 

@@ -9,7 +9,7 @@ level where it lies.
 from math import prod
 
 from shardir.algebra.collectives import Step
-from shardir.algebra.forms import NOTHING, Forms, copying, forms_of
+from shardir.algebra.forms import NOTHING, Form, Forms, copying, forms_of, quickest
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.traffic import fetched, sent, within
@@ -70,23 +70,10 @@ def step_received(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> int:
     return max(sum(case) for case in received_by_level(mesh, shape, before, step))
 
 
-def step_seconds(
-    mesh: Mesh, shape: Shape, before: Layout, step: Step, itemsize: int
-) -> tuple[float, float]:
-    """What a step takes: for its bytes, and for being a collective."""
-    if not step.communicates(mesh):
-        return 0.0, 0.0
-    levels = mesh.cluster_or_default.levels
-    most = max(
-        sum(n * itemsize / l.bandwidth for n, l in zip(case, levels, strict=True) if n)
-        for case in received_by_level(mesh, shape, before, step)
-    )
-    return most, levels[mesh.level(step.axes)].latency
-
-
 def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> Forms:
     """The forms in which a step can be done, by the bytes of the global tensor; with what is packed
-    before it and unpacked after."""
+    before it and unpacked after. They are the same for all tensors that both layouts split evenly
+    and that have as many dimensions."""
     if not step.communicates(mesh):
         return NOTHING
     match step.kind:
@@ -97,24 +84,49 @@ def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> Forms:
         case "reduce_scatter":
             part = elements(mesh, shape, step.layout) * mesh.extent(step.axes)
         case _:
-            part, _ = step_seconds(mesh, shape, before, step, 1)
-    packing = copying(step_buffers(mesh, shape, before, step), mesh)
+            part = _receiving(mesh, shape, before, step)
+    packing = 0.0
+    if mesh.cluster_or_default.memory_bandwidth:
+        packing = copying(step_buffers(mesh, shape, before, step, typical=True), mesh)
     size = max(prod(shape), 1)
-    return tuple(
-        f._replace(rate=(f.rate * part + packing) / size)
-        for f in forms_of(step.kind, mesh, step.axes)
+    return tuple([
+        Form(name, latency, (rate * part + packing) / size)
+        for name, latency, rate in forms_of(step.kind, mesh, step.axes)
+    ])  # fmt: skip
+
+
+def _receiving(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> float:
+    """The seconds for each byte of an element in which a device receives pieces of others."""
+    levels = mesh.cluster_or_default.levels
+    return max(
+        sum(n / l.bandwidth for n, l in zip(case, levels, strict=True) if n)
+        for case in received_by_level(mesh, shape, before, step)
     )
 
 
+def step_form(mesh: Mesh, shape: Shape, before: Layout, step: Step, itemsize: int) -> Form:
+    """The quickest form of a step."""
+    return quickest(step_forms(mesh, shape, before, step), prod(shape) * itemsize)
+
+
+def step_seconds(mesh: Mesh, shape: Shape, before: Layout, step: Step, itemsize: int) -> float:
+    """The time of a step, in its quickest form."""
+    if not step.communicates(mesh):
+        return 0.0
+    return step_form(mesh, shape, before, step, itemsize).seconds(prod(shape) * itemsize)
+
+
 def step_memory(
-    mesh: Mesh, shape: Shape, before: Layout, step: Step, held: int, alone: bool = True
-) -> tuple[int, int]:
+    mesh: Mesh, shape: Shape, before: Layout, step: Step, held: int, alone: bool = True,
+    typical: bool = False,
+) -> tuple[int, int]:  # fmt: skip
     """(the most elements that live on a device during a step, those that the result keeps alive),
     as the runtime does it on CPU devices, where it needs the larger buffers.
 
     `held` is what the operand keeps alive: more than itself where it is a slice. A value that is
     not `alone` travels in one buffer with others. What is sent lives until the results are made:
-    Gloo's thread lets go of it a moment later than it says that it is done.
+    Gloo's thread lets go of it a moment later than it says that it is done. `typical`: what holds
+    for any tensor, which is not small, and of which no device has a single row in a dimension.
     """
     have, after = elements(mesh, shape, before), elements(mesh, shape, step.layout)
     n = mesh.extent(step.axes)
@@ -123,7 +135,7 @@ def step_memory(
 
     def as_they_lie(dim: int, of: Shape) -> bool:
         """Whether the blocks along a dimension lie behind each other, in the group's order."""
-        return alone and in_order and prod(of[:dim]) == 1
+        return alone and in_order and (dim == 0 if typical else prod(of[:dim]) == 1)
 
     match step.kind:
         case _ if n == 1 or (
@@ -139,7 +151,7 @@ def step_memory(
             rows = step.layout.local_shape(mesh, shape)[step.dim]
             largest = -(-rows // n)
             packed = have * ((rows % n > 0) + (not alone))  # padded, by who has a short shard
-            copies = n * have if n * have <= SMALL else 0
+            copies = n * have if n * have <= SMALL and not typical else 0
             views = as_they_lie(step.dim, local)
             assert largest == local[step.dim]
             blocks = n * have
@@ -161,9 +173,11 @@ def step_memory(
             return held + after, after
 
 
-def step_buffers(mesh: Mesh, shape: Shape, before: Layout, step: Step, alone: bool = True) -> int:
+def step_buffers(
+    mesh: Mesh, shape: Shape, before: Layout, step: Step, alone: bool = True, typical: bool = False
+) -> int:
     """The elements that a step holds besides its operand and result, to pack what is not
     contiguous and to unpack what arrives."""
     held, after = elements(mesh, shape, before), elements(mesh, shape, step.layout)
-    peak, _ = step_memory(mesh, shape, before, step, held, alone)
+    peak, _ = step_memory(mesh, shape, before, step, held, alone, typical)
     return max(0, peak - held - after)

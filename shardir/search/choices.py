@@ -24,7 +24,7 @@ from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.redistribution import plan
+from shardir.algebra.redistribution import seconds
 from shardir.algebra.strategy import Strategy
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
 from shardir.dialects.nn.base import (
@@ -39,7 +39,7 @@ from shardir.dialects.train import UpdateOp
 from shardir.rewriting.rewriter import Rewriter
 from shardir.search.buckets import Move, settle
 from shardir.search.problem import Table
-from shardir.search.ways import Bucket, Price, Shares, ways
+from shardir.search.ways import Bucket, Shares, ways
 
 OpSeconds = Callable[[type[TensorOp], Factors, FactorAxes, Sequence[TensorType]], float]
 """The seconds that an op takes on the device that has most to do, by its factors, the axes that
@@ -70,14 +70,10 @@ def late(block: Block) -> Callable[[Sequence[Operation]], bool]:
 
 
 class Offers:
-    """The choices of ops on a mesh, made once for each signature, and what lies between them.
+    """The choices of ops on a mesh, made once for each signature, and what lies between them."""
 
-    Args:
-        price: of a step of a redistribution.
-    """
-
-    def __init__(self, mesh: Mesh, op_seconds: OpSeconds, price: Price):
-        self.mesh, self.op_seconds, self.price = mesh, op_seconds, price
+    def __init__(self, mesh: Mesh, op_seconds: OpSeconds):
+        self.mesh, self.op_seconds = mesh, op_seconds
         self.axes = [a for a in mesh.names if mesh.extent((a,)) > 1]
         self._made: dict[Any, Choices] = {}
 
@@ -93,7 +89,7 @@ class Offers:
         shape, size = t.get_shape(), itemsize(t)
         found = np.full((len(sources), len(targets)), inf)
         for reduction in {l.reduction for l in (*sources, *targets)}:
-            known = ways(self.mesh, len(shape), reduction, self.price)
+            known = ways(self.mesh, len(shape), reduction)
             if known is None:
                 continue
             rows = [i for i, l in enumerate(sources) if l in known.index]
@@ -107,7 +103,7 @@ class Offers:
             among = np.ix_(rows, columns)
             found[among] = np.minimum(found[among], table)
         for i, j in np.argwhere(np.isinf(found)):
-            found[i, j] = self.plan_seconds(t, sources[i], targets[j])
+            found[i, j] = sum(seconds(shape, self.mesh, sources[i], targets[j], size))
         return found
 
     def way(self, move: Move, shares: Shares) -> tuple[float, dict[Bucket, float]]:
@@ -116,17 +112,8 @@ class Offers:
         shape, size = t.get_shape(), itemsize(t)
         seconds = float(self.all_moving(t, [source], [target], shares)[0, 0])
         reduction = source.reduction if source.partial else target.reduction
-        known = ways(self.mesh, len(shape), reduction, self.price)
+        known = ways(self.mesh, len(shape), reduction)
         return seconds, known.buckets(shape, size, source, target, shares) if known else {}
-
-    def plan_seconds(self, t: TensorType, source: Layout, target: Layout) -> float:
-        """The seconds of the planner's redistribution."""
-        shape, total = t.get_shape(), 0.0
-        for step in plan(shape, self.mesh, source, target, itemsize(t)):
-            forms = self.price(self.mesh, shape, source, step)
-            total += min(form.seconds(prod(shape) * itemsize(t)) for form in forms)
-            source = step.layout
-        return total
 
     def of(self, op: TensorOp, constant: bool) -> Choices:
         """The choices of an op; `constant`: it depends on no argument."""

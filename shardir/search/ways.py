@@ -1,15 +1,13 @@
-"""What the planner's redistributions take by the time model: alone, or together with others.
+"""The seconds of the planner's redistributions where tensors share buckets.
 
     d_w: partial over dp -> [{}, {}]            all-reduce over dp
-    alone       all_reduce <sum> %d_w over <dp>             its latency, and so much a byte
-    together    all_reduce <sum> %d_w, %d_b over <dp>       a part of the latency, so much a byte,
-                                                            and what copying to the buffer takes
+    alone       all_reduce <sum> %d_w over <dp>             its latency, and its rate for each byte
+    together    all_reduce <sum> %d_w, %d_b over <dp>       a part of the latency, the rate, and the
+                                                            copy to the buffer
 
-The planner decides how a tensor moves, and counts one latency for a collective (algebra/routes.py);
-the time model knows the forms of a collective, with as many latencies as each has, and packing.
+How a tensor moves is the planner's decision for it alone (algebra/routes.py).
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import inf, prod
@@ -18,13 +16,10 @@ from typing import Any
 import numpy as np
 
 from shardir.algebra.collectives import Step
-from shardir.algebra.forms import Form
+from shardir.algebra.forms import copying
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.routes import Routes, Table, routes
-
-Price = Callable[[Mesh, Shape, Layout, Step], Sequence[Form]]
-"""What a step from a layout takes in each of its forms, by the bytes of a tensor of the shape."""
 
 Bucket = tuple[int, str, Axes, int, int, int]
 """What moves in one buffer: the bytes of an element, a step's kind, axes, `dim` and `concat`, in
@@ -48,34 +43,32 @@ class Shares:
 
 
 @lru_cache(maxsize=256)
-def ways(mesh: Mesh, rank: int, reduction: str, price: Price) -> "Ways | None":
+def ways(mesh: Mesh, rank: int, reduction: str) -> "Ways | None":
     """The ways between the layouts of tensors of `rank` dimensions; None where there are too many
     layouts."""
     known = routes(mesh, rank, reduction)
-    return Ways(known, price) if known else None
+    return Ways(known) if known else None
 
 
 class Ways:
-    """The planner's ways between evenly split layouts, with their seconds."""
+    """The planner's paths between evenly split layouts, with their seconds in buckets."""
 
-    def __init__(self, known: Routes, price: Price):
+    def __init__(self, known: Routes):
         self.routes, self.index = known, known.index
-        self.forms = known.each(price)
-        self._known: dict[Shares | None, dict[tuple[Shape, int], Table]] = {None: {}}
+        self._known: tuple[Shares | None, dict[tuple[Shape, int], Table]] = (None, {})
 
     def seconds(self, shape: Shape, itemsize: int, shares: Shares | None = None) -> Table:
-        """What each way takes for a tensor of this shape: [from, to]; infinite from or to layouts
-        that do not split it evenly. With `shares` its moves may be in buckets."""
-        if shares not in self._known:  # of shares that differ the last are kept
-            self._known = {None: self._known[None], shares: {}}
-        known, key = self._known[shares], (shape, itemsize)
+        """The seconds of each path for a tensor of this shape: [from, to]; infinite from or to
+        layouts that do not split it evenly. With `shares` its moves may be in buckets."""
+        if shares is None:
+            return self.routes.seconds(shape, itemsize)
+        if self._known[0] != shares:  # of shares that differ the last are kept
+            self._known = shares, {}
+        known, key = self._known[1], (shape, itemsize)
         if key not in known:
             size = prod(shape) * itemsize
-            latency, rate = self._costs
-            cost = (latency + rate * size).min(axis=0)
-            if shares is not None:
-                cost = np.minimum(cost, self._shared(size, itemsize, shares).min(axis=0))
-            known[key] = self._along(shape, itemsize, cost)
+            shared = self._shared(size, itemsize, shares).min(axis=0)
+            known[key] = self._along(shape, itemsize, np.minimum(self.routes.each(size), shared))
         return known[key]
 
     def buckets(
@@ -86,7 +79,7 @@ class Ways:
         size, found = prod(shape) * itemsize, {}
         for step in self.routes.steps(shape, itemsize, source, target) or []:
             i, j = self.index[source], self.index[step.layout]
-            latency, rate = (costs[:, i, j] for costs in self._costs)
+            latency, rate = (costs[:, i, j] for costs in self.routes.costs)
             alone = latency + rate * size
             part = [shares.of(_bucket(itemsize, step, form)) for form in range(len(latency))]
             if alone.min() > 0:
@@ -111,24 +104,13 @@ class Ways:
 
     def _shared(self, size: int, itemsize: int, shares: Shares) -> Table:
         """What each move of a tensor takes in a bucket: [form, from, to]."""
-        latency, rate = self._costs
+        latency, rate = self.routes.costs
         steps, at = self._kinds
         part = np.array([
             [shares.of(_bucket(itemsize, step, form)) for step in steps] + [1.0]
             for form in range(len(latency))
         ])  # fmt: skip
         return latency * part[:, at] + (rate + self._joining) * size
-
-    @cached_property
-    def _costs(self) -> tuple[Table, Table]:
-        """Of the moves' forms the latencies, and the seconds of each byte: [form, from, to]."""
-        n, many = len(self.index), max(map(len, self.forms.values()), default=1)
-        latency, rate = np.full((many, n, n), inf), np.zeros((many, n, n))
-        for (i, j), forms in self.forms.items():
-            every = [*forms, *[forms[-1]] * (many - len(forms))]
-            latency[:, i, j] = [f.latency for f in every]
-            rate[:, i, j] = [f.rate for f in every]
-        return latency, rate
 
     @cached_property
     def _kinds(self) -> tuple[list[Step], np.ndarray[Any, np.dtype[np.int64]]]:
@@ -147,10 +129,9 @@ class Ways:
         """The seconds for each byte of a tensor in which its shards are written into one buffer
         with others and read there, if they move: [from, to]."""
         mesh = self.routes.mesh
-        speed = mesh.cluster_or_default.memory_bandwidth
-        each = 2 / speed if speed else 0.0
+        each = copying(1, mesh)
         shards = np.array([each / mesh.extent(l.complete.used) for l in self.routes.layouts])
-        latency, _ = self._costs
+        latency, _ = self.routes.costs
         return np.where(latency.min(axis=0) > 0, shards[:, None], 0.0)
 
 

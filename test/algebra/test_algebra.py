@@ -25,7 +25,7 @@ from shardir.algebra.notation import (
     parse_options,
     parse_strategy,
 )
-from shardir.algebra.redistribution import received
+from shardir.algebra.redistribution import seconds
 from shardir.algebra.strategy import Strategy
 from shardir.dialects.nn.base import agreement
 
@@ -465,14 +465,14 @@ RULES: dict[str, tuple[Factors, tuple[tuple[int, ...], ...]]] = {
 
 def cost(
     mesh: Mesh, shapes: Any, operands: Any, hints: Any, placement: Placement
-) -> tuple[int, int]:
-    """Elements moved and collectives, to the placement's operands and from its results."""
+) -> tuple[float, float]:
+    """The seconds of bytes and of latencies, to the placement's operands and from its results."""
     moves = list(zip(operands, placement.operands, shapes, strict=False))
     moves += [
         (r, h or r.complete, s)
         for r, h, s in zip(placement.results, hints, shapes[len(operands) :], strict=True)
     ]
-    found = [received(s, mesh, a, b) for a, b, s in moves]
+    found = [seconds(s, mesh, a, b) for a, b, s in moves]
     return sum(n for n, _ in found), sum(c for _, c in found)
 
 
@@ -481,7 +481,7 @@ def cost(
 @given(st.data())
 def test_a_placement_is_legal_and_splits_what_is_agreed_on(name: str, data: Any):
     """Factors on which the layouts agree are split so, since that splits the calculation; for the
-    others it moves no more than to leave them whole would."""
+    others it takes no more seconds than to leave them whole would."""
     factors, shapes = RULES[name]
     mesh = data.draw(
         st.sampled_from([GRID, EIGHT, mesh_of("m", "a = 2, b = 3"), mesh_of("m", "d = 6")])

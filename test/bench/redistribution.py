@@ -154,7 +154,7 @@ def _wired(log: Callable[[str], object]) -> dict[str, Any]:
     for a, b in pairs:
         total, layout = 0.0, a
         for step in redistribution.named_collectives(shape, mesh, a, b):
-            total += sum(step_seconds(mesh, shape, layout, step, 4))
+            total += step_seconds(mesh, shape, layout, step, 4)
             layout = step.layout
         named.append(total)
     log(f"2x2x2 on two nodes: {len(pairs)} pairs")
