@@ -169,6 +169,17 @@ class Factors:
                 break
         return out, not todo
 
+    def axes_of(self, layouts: Sequence[Layout], mesh: Mesh) -> FactorAxes:
+        """The axes of the factors, as the layouts of the operands, then of the results, split
+        them; where they disagree, as the first does."""
+        found: FactorAxes = {}
+        for dims, layout in zip((*self.operands, *self.results), layouts, strict=True):
+            for dim, axes in zip(dims, layout.dims, strict=True):
+                for f, mine in self.assign(dim, axes, mesh)[0].items():
+                    if mine:
+                        found.setdefault(f, mine)
+        return found
+
     def compose(self, dim: tuple[str, ...], chosen: FactorAxes, mesh: Mesh) -> Axes | None:
         """The axes of a dimension whose factors are split so; None if no layout says that."""
         if len(dim) == 1:

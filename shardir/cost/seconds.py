@@ -109,17 +109,6 @@ def size_of(v: SSAValue) -> int:
     return prod(v.type.get_shape()) * itemsize(v.type)
 
 
-def chosen_of(factors: Factors, layouts: Sequence[Layout], mesh: Mesh) -> FactorAxes:
-    """How an op's factors are split where its operands, then its results, lie so."""
-    chosen: FactorAxes = {}
-    for dims, layout in zip((*factors.operands, *factors.results), layouts, strict=True):
-        for dim, axes in zip(dims, layout.dims, strict=True):
-            for f, mine in factors.assign(dim, axes, mesh)[0].items():
-                if mine:
-                    chosen.setdefault(f, mine)
-    return chosen
-
-
 def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
     """What an op of the local view costs; None for one that is not of the program.
 
@@ -151,7 +140,7 @@ def _calculation(op: TensorOp, mesh: Mesh) -> OpCost:
     types = [v.type for v in values if isinstance(v.type, TensorType)]
     layouts = [l for v in values if (l := dist.layout_of(v)) is not None]
     factors = op.factors(mesh)
-    chosen = chosen_of(factors, layouts, mesh) if layouts else {}
+    chosen = factors.axes_of(layouts, mesh) if layouts else {}
     shapes = [t.get_shape() for t in types]
     flops, touched = work(type(op), factors, chosen, mesh, shapes, types)
     seconds = calculation_seconds(

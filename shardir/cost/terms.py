@@ -24,7 +24,7 @@ from shardir.analysis.aliasing import moves_nothing
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import leading_to
 from shardir.cost.report import called, place, table
-from shardir.cost.seconds import FREE, chosen_of, is_number, work
+from shardir.cost.seconds import FREE, is_number, work
 from shardir.dialects import dist, train
 from shardir.dialects.nn.attention import AttentionGradOp, AttentionOp
 from shardir.dialects.nn.base import TensorOp, itemsize, plain
@@ -156,7 +156,7 @@ def _touched(op: TensorOp, mesh: Mesh) -> int:
     types = [v.type for v in values if isinstance(v.type, TensorType)]
     shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]
     factors = op.factors(mesh)
-    return work(type(op), factors, chosen_of(factors, layouts, mesh), mesh, shapes, types)[1]
+    return work(type(op), factors, factors.axes_of(layouts, mesh), mesh, shapes, types)[1]
 
 
 def _communication(op: dist.RedistributeOp, mesh: Mesh, gradient: bool) -> Terms:

@@ -231,13 +231,6 @@ class Offers:
         """The seconds of a calculation."""
         if not isinstance(op, TensorOp):
             return 0.0
-        factors, chosen = op.factors(), {}
-        sides = (*factors.operands, *factors.results)
-        for v, dims in zip((*op.operands, *op.results), sides, strict=True):
-            layout = layout_of(v)
-            assert layout is not None
-            for d, axes in zip(dims, layout.dims, strict=True):
-                chosen.update({
-                    f: a for f, a in factors.assign(d, axes, self.mesh)[0].items() if a
-                })  # fmt: skip
-        return self.time(op, factors, chosen)
+        factors = op.factors()
+        layouts = [l for v in (*op.operands, *op.results) if (l := layout_of(v)) is not None]
+        return self.time(op, factors, factors.axes_of(layouts, self.mesh))

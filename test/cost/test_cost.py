@@ -27,7 +27,7 @@ from shardir.algebra.forms import (
 )
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.cost import clusters, op_seconds, report
-from shardir.cost.seconds import OpCost, calculation_seconds, chosen_of
+from shardir.cost.seconds import OpCost, calculation_seconds
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp, plain, rule_of
 
@@ -143,7 +143,7 @@ def test_ops_cost_the_same_with_and_without_ir(name: str) -> None:
             values = (*op.operands, *op.results)
             layouts = [l for v in values if (l := dist.layout_of(v)) is not None]
             factors = op.factors(mesh)
-            chosen = chosen_of(factors, layouts, mesh)
+            chosen = factors.axes_of(layouts, mesh)
             types = [
                 dist.tensor(plain(v).element_type, s)
                 for v, s in zip(values, op.shapes(mesh), strict=True)
