@@ -147,7 +147,7 @@ class TrainStep:
         rate = clock.rate(parameter.lr_scale)
         numbers = {n: x for n, x in numbers.items() if n != "lr"} | {"weight_decay": decay}
         target = train.Target(self.b, clock, w, g, numbers, rate, state)
-        return train.OPTIMIZERS[self.request.optimizer.kind](target)
+        return train.OPTIMIZERS[self.request.optimizer.kind].update(target)
 
     # ---- gradients as the optimizer gets them ----
 

@@ -10,19 +10,19 @@ the loss and the updated parameters and states.
 
 options.py has the attributes, requests.py what is asked for, roles.py what arguments and results
 are, updates.py the ops of a step,
-optimizers.py how each optimizer is made of them.
+optimizer.py what every optimizer is made of, optimizers/ a file for each.
 """
 
 from xdsl.ir import Dialect
 
-from shardir.dialects.train.optimizers import OPTIMIZERS, Clock, Target, Updated, sum_of_squares
+from shardir.dialects.train.optimizer import Clock, Optimizer, Target, Updated, sum_of_squares
+from shardir.dialects.train.optimizers import OPTIMIZERS, OptimizerAttr
 from shardir.dialects.train.options import (
     ATTRS,
     AccumulateAttr,
     ClipAttr,
     InitAttr,
     LossScaleAttr,
-    OptimizerAttr,
     ScheduleAttr,
 )
 from shardir.dialects.train.requests import (
@@ -70,13 +70,14 @@ from shardir.dialects.train.updates import (
     WithVelocity,
 )
 
-Train = Dialect("train", [StepOp, GradientOp, *MARKS, *UPDATES, *SCALARS], ATTRS)
+Train = Dialect("train", [StepOp, GradientOp, *MARKS, *UPDATES, *SCALARS], [*ATTRS, OptimizerAttr])
 
 __all__ = [
     "ATTRS", "MARKS", "NUMBER", "OPTIMIZERS", "SCALARS", "UPDATES", "AccumulateAttr", "AdamOp",
     "AdamWOp", "Adams", "Argument", "BackwardOp", "BiasCorrectionOp", "ClipAttr", "Clock",
     "GradientOp", "InitAttr", "LambDirectionOp", "LarsOp", "LearningRateOp", "LossScaleAttr",
-    "Mark", "MicrobatchOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "OptimizerAttr",
+    "Mark", "MicrobatchOp", "MomentumOp", "NesterovOp", "NextLossScaleOp",
+    "Optimizer", "OptimizerAttr",
     "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "Target", "Train", "TrustRatioOp",
     "Update", "UpdateOp", "Updated", "WithVelocity", "arg_attrs", "arguments", "in_microbatch",
     "is_step", "mark_step", "result_attrs", "set_arg_attrs", "state_attrs", "sum_of_squares",

@@ -31,8 +31,14 @@ class InitAttr(OptionsAttr):
 
 
 RATE = Option(float, least=0.0)
+
+
 END = Option(float, 0.0, least=0.0)
+
+
 STEPS = Option(int, least=1)
+
+
 WARMUP = Option(int, 0, least=0)
 
 
@@ -67,40 +73,7 @@ class ScheduleAttr(OptionsAttr):
         return word, pairs
 
 
-LR = Option(float, least=0.0, nested=ScheduleAttr.completed)
-DECAY = Option(float, 0.0, least=0.0)
 BETA1, BETA2 = (Option(float, x, least=0.0, most=1.0, ends="[)") for x in (0.9, 0.999))
-
-
-def _adam(eps: float, weight_decay: float) -> dict[str, Option]:
-    return {
-        "lr": LR, "beta1": BETA1, "beta2": BETA2, "eps": Option(float, eps, least=0.0),
-        "weight_decay": Option(float, weight_decay, least=0.0),
-    }  # fmt: skip
-
-
-@irdl_attr_definition
-class OptimizerAttr(OptionsAttr):
-    """The optimizer of a train step, with its numbers."""
-
-    name = "train.optimizer"
-    KINDS: ClassVar[Kinds] = {
-        "sgd": {"lr": LR, "weight_decay": DECAY},
-        "momentum": {"lr": LR, "momentum": Option(float, least=0.0), "weight_decay": DECAY},
-        "nesterov": {"lr": LR, "momentum": Option(float, least=0.0), "weight_decay": DECAY},
-        "adam": _adam(1e-8, 0.0),
-        "adamw": _adam(1e-8, 0.01),
-        "lamb": _adam(1e-6, 0.01),
-        "lars": {
-            "lr": LR, "momentum": Option(float, 0.9, least=0.0), "weight_decay": DECAY,
-            "coefficient": Option(float, 0.001, least=0.0),
-        },
-        "adafactor": {
-            "lr": LR, "beta2_decay": Option(float, -0.8, most=0.0),
-            "eps1": Option(float, 1e-7, least=0.0), "eps2": Option(float, 1e-3, least=0.0),
-            "clip": Option(float, 1.0, least=0.0, ends="()"), "weight_decay": DECAY,
-        },
-    }  # fmt: skip
 
 
 @irdl_attr_definition
@@ -141,4 +114,4 @@ class LossScaleAttr(OptionsAttr):
     }
 
 
-ATTRS = [InitAttr, ScheduleAttr, OptimizerAttr, AccumulateAttr, ClipAttr, LossScaleAttr]
+ATTRS = [InitAttr, ScheduleAttr, AccumulateAttr, ClipAttr, LossScaleAttr]

@@ -16,11 +16,11 @@ from xdsl.traits import SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.dialects.nn.base import DimsAttr
+from shardir.dialects.train.optimizers import OptimizerAttr
 from shardir.dialects.train.options import (
     AccumulateAttr,
     ClipAttr,
     LossScaleAttr,
-    OptimizerAttr,
 )
 from shardir.dialects.train.roles import (
     STEP,

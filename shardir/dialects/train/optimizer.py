@@ -1,14 +1,14 @@
-"""Each optimizer as ops: what a parameter and its states become in one step.
+"""What every optimizer is made of: its record, the parameter on its way through a step, and the
+scalars that all parameters share. Each optimizer is a file in optimizers/.
 
-An optimizer is a generator. It hands control back where communication that it placed may go
+An update is a generator. It hands control back where communication that it placed may go
 together with that of the other parameters: `distributed-autodiff` runs the generators of all of
-them side by side. What it returns is the new parameter, and behind it the new states.
+them side by side. It returns the new parameter, followed by the new states.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, f32, f64
 from xdsl.ir import Attribute, SSAValue
@@ -16,16 +16,11 @@ from xdsl.ir import Attribute, SSAValue
 from shardir.dialects import nn
 from shardir.dialects.builder import Builder
 from shardir.dialects.nn.base import float_attr, plain
-from shardir.dialects.train.options import OptimizerAttr, ScheduleAttr
+from shardir.dialects.text import Option, OptionsAttr
+from shardir.dialects.train.options import ScheduleAttr
 from shardir.dialects.train.updates import (
-    AdamOp,
-    AdamWOp,
     BiasCorrectionOp,
-    LambDirectionOp,
-    LarsOp,
     LearningRateOp,
-    MomentumOp,
-    NesterovOp,
     SgdOp,
     TrustRatioOp,
     Update,
@@ -34,13 +29,19 @@ from shardir.dialects.train.updates import (
 Updated = Generator[None, None, list[SSAValue]]
 
 
+LR = Option(float, least=0.0, nested=ScheduleAttr.completed)
+DECAY = Option(float, 0.0, least=0.0)
+BETA1, BETA2 = (Option(float, x, least=0.0, most=1.0, ends="[)") for x in (0.9, 0.999))
+"""Hyperparameters that several optimizers have."""
+
+
 class Clock:
     """The numbers that all parameters share, each made once, by the first who asks.
 
     `counted` gives the count of the steps done, a state of the step's.
     """
 
-    def __init__(self, b: Builder, optimizer: OptimizerAttr, counted: Callable[[], SSAValue]):
+    def __init__(self, b: Builder, optimizer: OptionsAttr, counted: Callable[[], SSAValue]):
         self.b, self.optimizer, self.counted = b, optimizer, counted
         self._made: dict[tuple[str, float], SSAValue] = {}
 
@@ -164,8 +165,24 @@ def sum_of_squares(b: Builder, x: SSAValue) -> SSAValue:
     return b.reduce(b.mul(x, x), "sum", range(len(plain(x).get_shape())))
 
 
-def _elementwise(kind: type[Update]) -> "Optimizer":
-    """The optimizer that is one op, from the parameter's states and shared scalars."""
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer: its hyperparameters with their defaults and bounds, and its update as ops."""
+
+    hyperparameters: dict[str, Option]
+    update: Callable[[Target], Updated]
+
+
+def adam_hyperparameters(eps: float, weight_decay: float) -> dict[str, Option]:
+    """The hyperparameters of Adam and what is built on its moments."""
+    return {
+        "lr": LR, "beta1": BETA1, "beta2": BETA2, "eps": Option(float, eps, least=0.0),
+        "weight_decay": Option(float, weight_decay, least=0.0),
+    }  # fmt: skip
+
+
+def elementwise(kind: type[Update]) -> Callable[[Target], Updated]:
+    """The update that is one op, from the parameter's states and shared scalars."""
 
     def update(p: Target) -> Updated:
         states = [p.state(n) for n in kind.STATES]
@@ -175,89 +192,10 @@ def _elementwise(kind: type[Update]) -> "Optimizer":
     return update
 
 
-def _trusted(p: Target, w: SSAValue, u: SSAValue, coefficient: float, decay: float) -> SSAValue:
+def trusted(p: Target, w: SSAValue, u: SSAValue, coefficient: float, decay: float) -> SSAValue:
     """The learning rate times the trust ratio, from the squares of norms."""
     w, u = p.b.convert(w, f64), p.b.convert(u, f64)
     props: dict[str, Attribute] = {
         "coefficient": float_attr(coefficient), "weight_decay": float_attr(decay),
     }  # fmt: skip
     return p.b.mul(p.lr, p.b.value(TrustRatioOp, w, u, props=props))
-
-
-def _lamb(p: Target) -> Updated:
-    states = [p.state(n) for n in LambDirectionOp.STATES]
-    scalars = map(p.scalar, LambDirectionOp.SCALARS)
-    direction, *new = p.apply(LambDirectionOp, p.w, p.g, *states, *scalars)
-    direction.name_hint = "direction"
-    w, u = p.squares(p.w), p.squares(direction)
-    yield
-    return [*p.plain_step(p.w, direction, _trusted(p, w, u, 1.0, 0.0)), *new]
-
-
-def _lars(p: Target) -> Updated:
-    v = p.state("momentum")
-    w, g = p.squares(p.w), p.squares(p.g)
-    yield
-    rate = _trusted(p, w, g, p.numbers["coefficient"], p.numbers["weight_decay"])
-    return p.apply(LarsOp, p.w, p.g, v, rate)
-
-
-def _adafactor(p: Target) -> Updated:
-    """As torch.optim.Adafactor: the second moment of a matrix is the product of the means of its
-    rows and columns (Shazeer and Stern, 2018)."""
-    b, numbers, t = p.b, p.numbers, plain(p.w)
-    rank, size = len(t.get_shape()), max(1, prod(t.get_shape()))
-    fresh = p.clock.power("fresh", numbers["beta2_decay"])
-    rate = b.value(nn.MinOp, p.lr, p.clock.power("bound", -0.5))
-
-    def at_least(x: SSAValue, number: float) -> SSAValue:
-        return b.value(nn.ClampOp, x, props={"min": float_attr(number)})
-
-    def mix(old: SSAValue, new: SSAValue) -> SSAValue:
-        """old + fresh (new - old)"""
-        return b.add(old, p.times(b.sub(new, old), fresh))
-
-    def root_mean(squares: SSAValue) -> SSAValue:
-        return b.value(nn.SqrtOp, b.scale(b.convert(squares, f64), 1 / size))
-
-    squares, w = b.mul(p.g, p.g), p.squares(p.w)
-    if rank < 2:
-        states = [mix(p.state("variance"), squares)]
-        variance = states[0]
-    else:
-        rows, columns = ([d for d in range(rank) if d != gone] for gone in (rank - 1, rank - 2))
-        old = p.state("row_var", rows), p.state("col_var", columns)
-        means = [b.complete(b.reduce(squares, "mean", [d])) for d in (rank - 1, rank - 2)]
-        yield
-        row, column = states = [mix(x, y) for x, y in zip(old, means, strict=True)]
-        mean = b.complete(b.reduce(row, "mean", [rank - 2], keep=True))
-        yield
-        row = b.div(row, at_least(mean, numbers["eps1"]))
-        variance = b.mul(
-            b.broadcast(row, rows, t.get_shape(), like=p.w),
-            b.broadcast(column, columns, t.get_shape(), like=p.w),
-        )
-    direction = b.mul(p.g, b.value(nn.RsqrtOp, at_least(variance, numbers["eps1"] ** 2)))
-    direction.name_hint = "direction"
-    u = p.squares(direction)
-    yield
-    beyond = at_least(b.scale(root_mean(u), 1 / numbers["clip"]), 1.0)
-    rate = b.mul(rate, at_least(root_mean(w), numbers["eps2"]))
-    before = p.w
-    if decay := numbers["weight_decay"]:
-        before = p.times(p.w, b.sub(b.constant(1.0, f64), b.scale(p.lr, decay)))
-    return [*p.plain_step(before, direction, b.div(rate, beyond)), *states]
-
-
-Optimizer = Callable[[Target], Updated]
-
-OPTIMIZERS: dict[str, Optimizer] = {
-    "sgd": _elementwise(SgdOp),
-    "momentum": _elementwise(MomentumOp),
-    "nesterov": _elementwise(NesterovOp),
-    "adam": _elementwise(AdamOp),
-    "adamw": _elementwise(AdamWOp),
-    "lamb": _lamb,
-    "lars": _lars,
-    "adafactor": _adafactor,
-}

@@ -1,0 +1,71 @@
+"""Adafactor (Shazeer and Stern, 2018), as torch.optim.Adafactor."""
+
+from math import prod
+
+from xdsl.dialects.builtin import f64
+from xdsl.ir import SSAValue
+
+from shardir.dialects import nn
+from shardir.dialects.nn.base import float_attr, plain
+from shardir.dialects.text import Option
+from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, Target, Updated
+
+
+def update(p: Target) -> Updated:
+    """As torch.optim.Adafactor: the second moment of a matrix is the product of the means of its
+    rows and columns (Shazeer and Stern, 2018)."""
+    b, numbers, t = p.b, p.numbers, plain(p.w)
+    rank, size = len(t.get_shape()), max(1, prod(t.get_shape()))
+    fresh = p.clock.power("fresh", numbers["beta2_decay"])
+    rate = b.value(nn.MinOp, p.lr, p.clock.power("bound", -0.5))
+
+    def at_least(x: SSAValue, number: float) -> SSAValue:
+        return b.value(nn.ClampOp, x, props={"min": float_attr(number)})
+
+    def mix(old: SSAValue, new: SSAValue) -> SSAValue:
+        """old + fresh (new - old)"""
+        return b.add(old, p.times(b.sub(new, old), fresh))
+
+    def root_mean(squares: SSAValue) -> SSAValue:
+        return b.value(nn.SqrtOp, b.scale(b.convert(squares, f64), 1 / size))
+
+    squares, w = b.mul(p.g, p.g), p.squares(p.w)
+    if rank < 2:
+        states = [mix(p.state("variance"), squares)]
+        variance = states[0]
+    else:
+        rows, columns = ([d for d in range(rank) if d != gone] for gone in (rank - 1, rank - 2))
+        old = p.state("row_var", rows), p.state("col_var", columns)
+        means = [b.complete(b.reduce(squares, "mean", [d])) for d in (rank - 1, rank - 2)]
+        yield
+        row, column = states = [mix(x, y) for x, y in zip(old, means, strict=True)]
+        mean = b.complete(b.reduce(row, "mean", [rank - 2], keep=True))
+        yield
+        row = b.div(row, at_least(mean, numbers["eps1"]))
+        variance = b.mul(
+            b.broadcast(row, rows, t.get_shape(), like=p.w),
+            b.broadcast(column, columns, t.get_shape(), like=p.w),
+        )
+    direction = b.mul(p.g, b.value(nn.RsqrtOp, at_least(variance, numbers["eps1"] ** 2)))
+    direction.name_hint = "direction"
+    u = p.squares(direction)
+    yield
+    beyond = at_least(b.scale(root_mean(u), 1 / numbers["clip"]), 1.0)
+    rate = b.mul(rate, at_least(root_mean(w), numbers["eps2"]))
+    before = p.w
+    if decay := numbers["weight_decay"]:
+        before = p.times(p.w, b.sub(b.constant(1.0, f64), b.scale(p.lr, decay)))
+    return [*p.plain_step(before, direction, b.div(rate, beyond)), *states]
+
+
+OPTIMIZER = Optimizer(
+    {
+        "lr": LR,
+        "beta2_decay": Option(float, -0.8, most=0.0),
+        "eps1": Option(float, 1e-7, least=0.0),
+        "eps2": Option(float, 1e-3, least=0.0),
+        "clip": Option(float, 1.0, least=0.0, ends="()"),
+        "weight_decay": DECAY,
+    },
+    update,
+)
