@@ -6,9 +6,20 @@ Layers, and what counts as an import, are in test/layers.py.
 from pathlib import Path
 
 import pytest
-from layers import LAYERS, ROOT, files, imports, main
+from layers import (
+    LAYERS,
+    MODULES,
+    ROOT,
+    cycle,
+    files,
+    imported_modules,
+    imports,
+    main,
+    package_of,
+)
 
 from shardir.backend.torch.runtime import FOLDER, RUNTIME_FILES
+from shardir.passes import PASSES
 
 LIBRARIES = {
     "diagnostics": set(),
@@ -79,3 +90,25 @@ def test_the_layers_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[1] for line in lines[: len(LAYERS)]] == [
         package for package, _ in sorted(LAYERS.items(), key=lambda item: (-item[1], item[0]))
     ]
+
+
+def test_no_pass_imports_a_pass() -> None:
+    passes = {f"shardir.passes.{name.replace('-', '_')}" for name in PASSES}
+    assert passes <= MODULES.keys()
+    for module in passes:
+        others = passes.intersection(name for _, name in imports(MODULES[module])) - {module}
+        assert not others, f"{module} imports {', '.join(others)}; move what it needs to rewriting/"
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    compiler = {
+        module: others
+        for module, others in imported_modules().items()
+        if package_of(module) != "backend"
+    }
+    assert not cycle(compiler)
+
+
+def test_a_circle_is_found() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert {*cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})} == {"b", "c"}

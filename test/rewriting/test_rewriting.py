@@ -1,0 +1,179 @@
+"""The shared parts of passes: bases that collect errors, the rewriter, pipelines within passes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pytest
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, f64
+from xdsl.ir import Operation
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import Layout
+from shardir.analysis.functions import mesh_of
+from shardir.dialects import nn
+from shardir.dialects.dist import RedistributeOp, layout_of
+from shardir.pipelines import build
+from shardir.rewriting import nested
+from shardir.rewriting.bases import Error, Function, FunctionPass, GlobalPass, LocalPass
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.rewriter import Rewriter
+from shardir.syntax.diagnostics import Failure
+from shardir.syntax.parser import parse
+from shardir.syntax.printer import print_module
+
+LAID_OUT = """dist.mesh @m <d = 2>
+#x = #dist.layout<@m, [{d}, {}]>
+func.func @global(%x: tensor<4x6xf32, #x>) {
+  %y = nn.relu %x : (tensor<4x6xf32, #x>) -> tensor<4x6xf32, #x>
+  %z = nn.neg %y : (tensor<4x6xf32, #x>) -> tensor<4x6xf32, #x>
+  func.return
+}
+"""
+TEXT = (
+    LAID_OUT
+    + """func.func @other(%x: tensor<4x6xf32>) {
+  func.return
+}
+func.func @local(%x: tensor<2x6xf32, #dist.local<@m, [{d}, {}]>>) {
+  func.return
+}
+"""
+)
+
+
+@dataclass(frozen=True)
+class Visit(FunctionPass):
+    """Marks the functions that it rewrites, and finds some wrong."""
+
+    name = "visit"
+    wrong: tuple[str, ...] = ()
+    failing: tuple[str, ...] = ()
+
+    def check(self, f: Function) -> Iterable[Error]:
+        if f.name in self.wrong:
+            yield f.op, f"@{f.name} is wrong"
+            raise ShardirError(f"@{f.name} is very wrong")
+
+    def rewrite(self, f: Function) -> None:
+        f.op.attributes["seen"] = nn.UNIT
+        if f.name in self.failing:
+            raise Failure([(f.op, f"@{f.name} fails")])
+
+
+class VisitGlobal(GlobalPass, Visit):
+    pass
+
+
+class VisitLocal(LocalPass, Visit):
+    pass
+
+
+def seen(module: ModuleOp) -> list[str]:
+    return [f.sym_name.data for f, _ in bodies(module) if "seen" in f.attributes]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (Visit, ["global", "other", "local"]),
+        (VisitGlobal, ["global", "other"]),
+        (VisitLocal, ["local"]),
+    ],
+)
+def test_a_base_finds_the_functions_of_its_view(kind: type[Visit], names: list[str]) -> None:
+    module = parse(TEXT)
+    kind().apply(Context(), module)
+    assert seen(module) == names
+
+
+def test_errors_of_all_functions_are_one_failure_before_anything_is_rewritten() -> None:
+    module = parse(TEXT)
+    with pytest.raises(Failure) as e:
+        Visit(wrong=("global", "local"), failing=("other",)).apply(Context(), module)
+    assert [message for _, message in e.value.faults] == [
+        "@global is wrong", "@global is very wrong", "@local is wrong", "@local is very wrong",
+    ]  # fmt: skip
+    functions = [f for f, _ in bodies(module)]
+    assert [op for op, _ in e.value.faults] == [functions[i] for i in (0, 0, 2, 2)]
+    assert seen(module) == []
+
+
+def test_errors_while_rewriting_are_collected_too() -> None:
+    module = parse(TEXT)
+    with pytest.raises(Failure, match="@global fails\n@local fails"):
+        Visit(failing=("global", "local")).apply(Context(), module)
+    assert seen(module) == ["global", "other", "local"]
+
+
+@pytest.mark.parametrize("name", ["lower-to-spmd", "insert-redistributions"])
+def test_a_pass_collects_the_errors_of_several_functions(name: str) -> None:
+    """Two functions in each of which the result of the last op has no layout."""
+    head, _, function = LAID_OUT.partition("func.func")
+    end = function.replace("#x>) -> tensor<4x6xf32, #x>\n  func.return", "#x>) -> tensor<4x6xf32>\n"
+                           "  func.return")  # fmt: skip
+    assert end != function
+    twice = f"{head}func.func{end}func.func{end.replace('@global', '@second')}"
+    with pytest.raises(Failure) as e:
+        nested.run(name, Context(), parse(twice, verify=False))
+    assert [message.partition(" has ")[0] for _, message in e.value.faults] == [
+        "a value in @global", "a value in @second",
+    ]  # fmt: skip
+
+
+# ---- the rewriter ----
+
+
+def test_the_rewriter_inserts_replaces_and_hands_names_on() -> None:
+    module = parse(TEXT)
+    f, block = next(bodies(module))
+    relu, neg, _ = block.ops
+    rewriter = Rewriter(mesh_of(f, module))
+    x = block.args[0]
+    new = rewriter.before(neg).value(nn.AbsOp, x)
+    assert isinstance(new.owner, Operation)
+    assert layout_of(new) == layout_of(x) and new.owner.location == neg.location
+    rewriter.move(relu)
+    assert new.owner.next_op is relu
+    rewriter.replace(relu, [new])
+    assert new.name_hint == "y" and neg.operands[0] is new and relu.parent is None
+    scaled = rewriter.after(neg).scale(neg.results[0], 2.0)
+    assert [op.name for op in block.ops] == [
+        "nn.abs", "nn.neg", "nn.constant", "nn.mul", "func.return",
+    ]  # fmt: skip
+    assert isinstance(scaled.owner, Operation)
+    copy = rewriter.before(scaled.owner).copy(neg)
+    assert copy.next_op is scaled.owner and copy.results[0].name_hint == "z"
+    assert copy.results[0].type == neg.results[0].type
+
+
+def test_the_same_redistribution_is_made_once() -> None:
+    module = parse(TEXT)
+    f, block = next(bodies(module))
+    first = block.first_op
+    assert first is not None
+    rewriter = Rewriter(mesh_of(f, module)).before(first)
+    x, replicated = block.args[0], Layout("m", ((), ()))
+    assert rewriter.redistribute(x, replicated) is rewriter.redistribute(x, replicated)
+    assert rewriter.redistribute(x, rewriter.layout(x)) is x
+    assert sum(isinstance(op, RedistributeOp) for op in block.ops) == 1
+    unsharded = Rewriter(None, block)
+    assert unsharded.redistribute(x, replicated) is x
+    assert unsharded.constant(1.0, f64).owner is block.last_op
+
+
+# ---- pipelines within passes ----
+
+
+def test_a_pass_runs_a_pipeline_by_its_text() -> None:
+    one, other = parse(TEXT), parse(TEXT)
+    nested.run("lower-plan{max-bytes=1KiB}", Context(), one)
+    for p in build("lower-plan{max-bytes=1024}"):
+        p.apply(Context(), other)
+    assert print_module(one) == print_module(other) and "#dist.layout" not in print_module(one)
+
+
+def test_nobody_provides_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nested, "_provided", [])
+    with pytest.raises(AssertionError, match=r"import shardir\.pipelines"):
+        nested.run("lower-plan", Context(), parse(TEXT))
