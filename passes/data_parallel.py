@@ -23,7 +23,6 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
-from xdsl.passes import ModulePass
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, replicated
@@ -34,18 +33,17 @@ from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of, sharding_of
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.train import arguments
 from shardir.rewriting import nested
+from shardir.rewriting.bases import Error, Function, FunctionPass
 from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.placement import strategy_placement
 from shardir.rewriting.rewriter import set_type
 from shardir.syntax.diagnostics import Failure
 
-Fault = tuple[Operation | None, str]
-
 MEND = "leave it out, or choose the mode hybrid"
 
 
 @dataclass(frozen=True)
-class DataParallel(ModulePass):
+class DataParallel(FunctionPass):
     """Splits inputs by rows over all devices and keeps parameters whole on each."""
 
     name = "data-parallel"
@@ -53,23 +51,23 @@ class DataParallel(ModulePass):
     """Whether what the text places stays as it is."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        functions = [(f, block, mesh_of(f, op)) for f, block in bodies(op)]
-        faults: list[Fault] = []
-        for f, block, mesh in functions:
-            if mesh is None:
-                message = "has no mesh to split its inputs over; declare one: dist.mesh @m <dp = 4>"
-                faults.append((f, f"[A1] @{name_of(f)} {message}"))
-            elif is_local_body(block) and not self.hybrid:
-                message = "is in the local view, so it is laid out by hand; choose the mode manual"
-                faults.append((f, f"[A2] @{name_of(f)} {message}"))
-        if faults:
-            raise Failure(faults)
-        if not self.hybrid and (faults := list(_contradictions(ctx, op))):
-            raise Failure(faults)
-        for f, block, mesh in functions:
-            assert mesh is not None
-            if not is_local_body(block):
-                _lay_out(f, block, mesh, self.hybrid)
+        functions = self.functions(op)
+        self.check_all(functions)
+        if not self.hybrid and (errors := list(_contradictions(ctx, op))):
+            raise Failure(errors)
+        self.rewrite_all(functions)
+
+    def check(self, f: Function) -> Iterator[Error]:
+        if f.mesh is None:
+            message = "has no mesh to split its inputs over; declare one: dist.mesh @m <dp = 4>"
+            yield f.op, f"[A1] @{f.name} {message}"
+        elif is_local_body(f.block) and not self.hybrid:
+            message = "is in the local view, so it is laid out by hand; choose the mode manual"
+            yield f.op, f"[A2] @{f.name} {message}"
+
+    def rewrite(self, f: Function) -> None:
+        if f.mesh is not None and not is_local_body(f.block):
+            _lay_out(f.op, f.block, f.mesh, self.hybrid)
 
 
 def _lay_out(f: FuncOp, block: Block, mesh: Mesh, hybrid: bool) -> None:
@@ -98,7 +96,7 @@ def _placed(arg: SSAValue) -> bool:
     )
 
 
-def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Fault]:
+def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Error]:
     """What is stated and not data parallel: held against the program of which nothing is stated."""
     if not any(_states(op) for op in module.walk()):
         return
@@ -141,7 +139,7 @@ def _states(op: Operation) -> bool:
 
 def _strategy_fault(
     op: TensorOp, twins: Mapping[SSAValue, SSAValue], mesh: Mesh, function: str
-) -> Iterator[Fault]:
+) -> Iterator[Error]:
     assert op.strategy is not None
     operands, results = ([layout_of(twins[v]) for v in side] for side in (op.operands, op.results))
     if None in operands:  # what is redistributed by hand

@@ -16,34 +16,29 @@
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block
 
-from shardir.analysis.functions import is_local_body
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import plain
 from shardir.dialects.train import UpdateOp
-from shardir.rewriting.functions import bodies
-from shardir.rewriting.options import Bytes, PassOptions
+from shardir.rewriting.bases import Function, LocalPass
+from shardir.rewriting.options import Bytes
 from shardir.rewriting.rewriter import erase
 
 
 @dataclass(frozen=True)
-class FuseCommunication(PassOptions):
+class FuseCommunication(LocalPass):
     """Puts collectives of a kind into one flat buffer, by index and by size."""
 
     name = "fuse-communication"
     max_bytes: Bytes = 1 << 26
     """How large a buffer grows, in bytes on one device; 0 fuses by index alone."""
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for _, block in bodies(op):
-            if is_local_body(block):
-                _sink_casts(block)
-                _reduce_before_updates(block)
-                _fuse(block, self.max_bytes)
+    def rewrite(self, f: Function) -> None:
+        _sink_casts(f.block)
+        _reduce_before_updates(f.block)
+        _fuse(f.block, self.max_bytes)
 
 
 def _sink_casts(block: Block) -> None:

@@ -16,37 +16,33 @@
    has in another type than f32 stays as it is. Functions in the local view stay as they are.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from xdsl.context import Context
 from xdsl.dialects.builtin import (
     AnyFloat,
-    ModuleOp,
     TensorType,
     UnitAttr,
     bf16,
     f16,
     f32,
 )
-from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
-from xdsl.passes import ModulePass
 
-from shardir.analysis.functions import is_local_body, name_of
 from shardir.dialects import nn
 from shardir.dialects.dist import SAME_VALUE
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp
-from shardir.rewriting.functions import bodies
-from shardir.rewriting.rewriter import set_type
-from shardir.syntax.diagnostics import Failure
+from shardir.rewriting.bases import Error, Function, GlobalPass
+from shardir.rewriting.rewriter import Rewriter, set_type
 
 TYPES: dict[str, Attribute] = {"bf16": bf16, "f16": f16, "f32": f32}
 
 
 @dataclass(frozen=True)
-class MixedPrecision(ModulePass):
+class MixedPrecision(GlobalPass):
     """Calculates products in a narrow type, and the rest in f32."""
 
     name = "mixed-precision"
@@ -56,24 +52,22 @@ class MixedPrecision(ModulePass):
     reduce: Literal["narrow", "f32"] = "narrow"
     """The type in which the gradients of what was converted are added up over devices."""
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for f, block in bodies(op):
-            if is_local_body(block):
-                continue
-            backward = next((o for o in block.ops if isinstance(o, BackwardOp)), None)
-            if backward is not None:
-                raise Failure(
-                    [(backward, f"@{name_of(f)} is differentiated already; mixed-precision comes "
-                      "before distributed-autodiff")]
-                )  # fmt: skip
-            _Casts(f, block, TYPES[self.compute], self.reduce == "f32").run()
+    def check(self, f: Function) -> Iterable[Error]:
+        backward = next((op for op in f.block.ops if isinstance(op, BackwardOp)), None)
+        if backward is not None:
+            message = "is differentiated already; mixed-precision comes before distributed-autodiff"
+            yield backward, f"@{f.name} {message}"
+
+    def rewrite(self, f: Function) -> None:
+        _Casts(f.block, TYPES[self.compute], self.reduce == "f32").run()
 
 
 class _Casts:
     """The casts of one function."""
 
-    def __init__(self, f: FuncOp, block: Block, narrow: Attribute, reduce_wide: bool):
-        self.f, self.block, self.narrow, self.reduce_wide = f, block, narrow, reduce_wide
+    def __init__(self, block: Block, narrow: Attribute, reduce_wide: bool):
+        self.block, self.narrow, self.reduce_wide = block, narrow, reduce_wide
+        self.rewriter = Rewriter()
         self.converted: dict[tuple[SSAValue, Attribute], SSAValue] = {}
 
     def run(self) -> None:
@@ -112,14 +106,9 @@ class _Casts:
         if key not in self.converted:
             t = v.type
             assert isinstance(t, TensorType)
-            new = nn.ConvertOp.create(
-                operands=[v], result_types=[TensorType(element, t.get_shape(), t.encoding)],
-                location=before.location,
-            )  # fmt: skip
-            if self.reduce_wide:
-                new.properties["partial"] = UnitAttr()
-            new.out.name_hint = v.name_hint
-            self.block.insert_op_before(new, before)
+            type = TensorType(element, t.get_shape(), t.encoding)
+            partial = {"partial": UnitAttr()} if self.reduce_wide else {}
+            new = self.rewriter.before(before).create(nn.ConvertOp, [v], [type], partial, names=[v])
             self.converted[key] = new.out
         return self.converted[key]
 

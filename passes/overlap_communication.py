@@ -28,21 +28,18 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeGuard
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.dialects.builtin import UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
-from xdsl.passes import ModulePass
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import is_local_body, mesh_of
 from shardir.cost.functions import rated
 from shardir.cost.memory import memory_of
 from shardir.cost.schedule import LESS, cuts, elapsed, level_of
 from shardir.cost.seconds import OpCost, cost_of, joining, size_of, together
 from shardir.dialects import dist
-from shardir.rewriting.functions import bodies
+from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.rewriter import erase
 
 WORTH = 0.05
@@ -53,16 +50,14 @@ ROUNDS = 20
 
 
 @dataclass(frozen=True)
-class OverlapCommunication(ModulePass):
+class OverlapCommunication(LocalPass):
     """Starts collectives early and waits for them where they are used."""
 
     name = "overlap-communication"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for f, block in bodies(op):
-            mesh = mesh_of(f, op)
-            if mesh is not None and is_local_body(block):
-                _overlap(f, rated(mesh))
+    def rewrite(self, f: Function) -> None:
+        if f.mesh is not None:
+            _overlap(f.op, rated(f.mesh))
 
 
 def _overlap(f: FuncOp, mesh: Mesh) -> None:

@@ -16,26 +16,23 @@
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Block, Operation, SSAValue
-from xdsl.passes import ModulePass
 
 from shardir.dialects.dist import Collective, RedistributeOp, is_started
 from shardir.dialects.train import BackwardOp
-from shardir.rewriting.functions import bodies
+from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.marks import RECOMPUTE
 
 
 @dataclass(frozen=True)
-class Recompute(ModulePass):
+class Recompute(FunctionPass):
     """Calculates marked activations again in the backward part."""
 
     name = "recompute"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for _, block in bodies(op):
-            _repeat_marked(block)
+    def rewrite(self, f: Function) -> None:
+        _repeat_marked(f.block)
 
 
 def _repeat_marked(block: Block) -> None:

@@ -13,51 +13,49 @@
    mesh, which is for one device.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
-from xdsl.passes import ModulePass
 
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, values
+from shardir.analysis.functions import named, values
 from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
-from shardir.rewriting.functions import bodies, update_signature
+from shardir.rewriting.bases import Error, Function, GlobalPass, collect_errors
+from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import is_decomposed, strategy_placement, wanted
 from shardir.rewriting.rewriter import set_type
-from shardir.syntax.diagnostics import Failure
 
-Fault = tuple[Operation | None, str]
+Find = Callable[[Block, Mesh, str], Iterator[Error]]
+"""What finds the errors of a block on a mesh, of a function of a name."""
 
 
 @dataclass(frozen=True)
-class RequireLayouts(ModulePass):
+class RequireLayouts(GlobalPass):
     """Refuses a program that leaves open where a value lies or an op is calculated."""
 
     name = "require-layouts"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        functions = []
-        for f, block in bodies(op):
-            mesh = mesh_of(f, op)
-            if mesh is not None and not is_local_body(block):
-                functions.append((f, block, mesh))
+    def check_all(self, functions: Sequence[Function]) -> None:
         for find in (_by_strategies, _open_values, _open_ops):
-            faults: list[Fault] = []
-            for f, block, mesh in functions:
-                faults += [(at or f, what) for at, what in find(block, mesh, name_of(f))]
-            if faults:
-                raise Failure(faults)
-        for f, _, _ in functions:
-            update_signature(f)
+            collect_errors(functions, partial(_at_function, find))
+
+    def rewrite(self, f: Function) -> None:
+        update_signature(f.op)
 
 
-def _by_strategies(block: Block, mesh: Mesh, function: str) -> Iterator[Fault]:
+def _at_function(find: Find, f: Function) -> Iterator[Error]:
+    """The errors of a function that has a mesh; those of arguments at the function."""
+    if f.mesh is not None:
+        yield from ((op or f.op, message) for op, message in find(f.block, f.mesh, f.name))
+
+
+def _by_strategies(block: Block, mesh: Mesh, function: str) -> Iterator[Error]:
     """Writes the layouts that strategies state; what is wrong with them."""
     wished: dict[SSAValue, set[Layout]] = {}
     for op in block.ops:
@@ -78,7 +76,7 @@ def _by_strategies(block: Block, mesh: Mesh, function: str) -> Iterator[Fault]:
             set_type(v, with_layout(plain(v), *layouts))
 
 
-def _open_values(block: Block, mesh: Mesh, function: str) -> Iterator[Fault]:
+def _open_values(block: Block, mesh: Mesh, function: str) -> Iterator[Error]:
     """The values that nothing states, those of an op together."""
     lacking: dict[Operation | None, list[str]] = {}
     for v in values(block):
@@ -94,7 +92,7 @@ def _open_values(block: Block, mesh: Mesh, function: str) -> Iterator[Fault]:
         )
 
 
-def _open_ops(block: Block, mesh: Mesh, function: str) -> Iterator[Fault]:
+def _open_ops(block: Block, mesh: Mesh, function: str) -> Iterator[Error]:
     """The ops without a strategy that are not calculated where their operands lie."""
     for op in block.ops:
         if not isinstance(op, TensorOp) or op.strategy is not None or is_decomposed(op, mesh):

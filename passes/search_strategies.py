@@ -23,7 +23,7 @@ those of forward and backward part together.
    redistributions are made again (`recompute`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +36,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import is_local_body, mesh_of, name_of, values
+from shardir.analysis.functions import name_of, values
 from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import ties
 from shardir.cost import memory_of, op_seconds
@@ -52,10 +52,11 @@ from shardir.dialects.dist import (
 from shardir.dialects.nn.base import TensorOp, float_attr, plain
 from shardir.dialects.train import GradientOp, StepOp
 from shardir.rewriting import nested
+from shardir.rewriting.bases import Error, Function, GlobalPass, collect_errors
 from shardir.rewriting.composites import expand
-from shardir.rewriting.functions import bodies, update_signature
+from shardir.rewriting.functions import update_signature
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_markers
-from shardir.rewriting.options import Bytes, PassOptions
+from shardir.rewriting.options import Bytes
 from shardir.rewriting.placement import strategy_placement
 from shardir.rewriting.rewriter import erase, set_type
 from shardir.search.choices import Offers
@@ -73,7 +74,7 @@ Ties = Mapping[SSAValue, SSAValue]
 
 
 @dataclass(frozen=True)
-class SearchStrategies(PassOptions):
+class SearchStrategies(GlobalPass):
     """Finds the strategies and layouts of least cost."""
 
     name = "search-strategies"
@@ -94,37 +95,34 @@ class SearchStrategies(PassOptions):
                 f"gap from 0.0 to below 1.0; not memory={self.memory} entries={self.entries} "
                 f"gap={self.gap}"
             )
+        super().apply(ctx, op)
+
+    def concerns(self, f: Function) -> bool:
+        return super().concerns(f) and f.mesh is not None
+
+    def check(self, f: Function) -> Iterator[Error]:
+        requests = [o for o in f.module.body.ops if isinstance(o, StepOp | GradientOp)]
+        if f.name in {o.function.root_reference.data for o in requests}:
+            message = "is still to be differentiated; run distributed-autodiff before"
+            yield f.op, f"@{f.name} {message}, so that its gradients count"
+        assert f.mesh is not None
+        yield from _wrong(f.op, f.block, f.mesh)
+
+    def rewrite_all(self, functions: Sequence[Function]) -> None:
         form = None if self.graph is None else form_of(Path(self.graph))
         graphs: list[Described] = []
-        later = {
-            o.function.root_reference.data
-            for o in op.body.ops
-            if isinstance(o, StepOp | GradientOp)
-        }
-        faults: list[tuple[Operation | None, str]] = []
-        todo = []
-        for f, block in bodies(op):
-            mesh = mesh_of(f, op)
-            if mesh is None or is_local_body(block):
-                continue
-            if name_of(f) in later:
-                message = "is still to be differentiated; run distributed-autodiff before"
-                faults.append((f, f"@{name_of(f)} {message}, so that its gradients count"))
-            faults += _wrong(f, block, mesh)
-            todo.append((f, block, mesh))
-        if faults:
-            raise Failure(faults)
-        for f, block, mesh in todo:
-            tied = alike(f, block)
-            resolve_markers(block, None)
-            expand(block, None)
-            try:
-                plan = self.decide(op, f, mesh, tied)
-            except ShardirError as e:
-                raise Failure([(f, str(e))]) from None
+
+        def search(f: Function) -> None:
+            assert f.mesh is not None
+            tied = alike(f.op, f.block)
+            resolve_markers(f.block, None)
+            expand(f.block, None)
+            plan = self.decide(f.module, f.op, f.mesh, tied)
             if form is not None:
-                graphs.append(described(name_of(f), mesh, value_names(block), plan))
-            write(f, plan)
+                graphs.append(described(f.name, f.mesh, value_names(f.block), plan))
+            write(f.op, plan)
+
+        collect_errors(functions, search)
         if self.graph is not None and form is not None:
             if not graphs:
                 raise Failure("no function has a mesh, so there is no graph of costs")

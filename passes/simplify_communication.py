@@ -16,32 +16,26 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation, SSAValue
-from xdsl.passes import ModulePass
 
-from shardir.analysis.functions import is_local_body
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp, axis_of, dims_of, int_attr
-from shardir.rewriting.functions import bodies
+from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.rewriter import erase, set_type
 
 
 @dataclass(frozen=True)
-class SimplifyCommunication(ModulePass):
+class SimplifyCommunication(LocalPass):
     """Merges, shrinks and removes collectives."""
 
     name = "simplify-communication"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for _, block in bodies(op):
-            if not is_local_body(block):
-                continue
-            while any([rule(block) for rule in RULES]):
-                pass
+    def rewrite(self, f: Function) -> None:
+        while any([rule(f.block) for rule in RULES]):
+            pass
 
 
 def _at_each_op(rule: Callable[[Block, Operation], bool]) -> Callable[[Block], bool]:

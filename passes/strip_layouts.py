@@ -6,40 +6,43 @@ and nothing about them.
 -> %z = nn.relu %x : (tensor<8xf32>) -> tensor<8xf32>
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.passes import ModulePass
 
-from shardir.analysis.functions import is_local_body, name_of, values
+from shardir.analysis.functions import is_local_body, values
 from shardir.dialects.dist import SAME_VALUE, MeshOp, ShardingGroupOp, sharding_of
 from shardir.dialects.nn.base import plain
-from shardir.rewriting.functions import bodies, update_signature
+from shardir.rewriting.bases import Error, Function, FunctionPass
+from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import erase, set_type
-from shardir.syntax.diagnostics import Failure
 
 
 @dataclass(frozen=True)
-class StripLayouts(ModulePass):
+class StripLayouts(FunctionPass):
     """Turns a laid-out program back into one for a single device."""
 
     name = "strip-layouts"
 
+    def check(self, f: Function) -> Iterable[Error]:
+        if is_local_body(f.block):
+            yield f.op, f"@{f.name} is in the local view; there is no single-device form of it"
+
+    def rewrite(self, f: Function) -> None:
+        for op in list(f.block.ops):
+            op.properties.pop("strategy", None)
+            if isinstance(op, SAME_VALUE):
+                op.out.replace_all_uses_with(op.value)
+            if isinstance(op, (*SAME_VALUE, ShardingGroupOp)):
+                erase(op)
+        for v in values(f.block):
+            if sharding_of(v) is not None:
+                set_type(v, plain(v))
+        update_signature(f.op)
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for f, block in bodies(op):
-            if is_local_body(block):
-                message = "is in the local view; there is no single-device form of it"
-                raise Failure([(f, f"@{name_of(f)} {message}")])
-            for inner in list(block.ops):
-                inner.properties.pop("strategy", None)
-                if isinstance(inner, SAME_VALUE):
-                    inner.out.replace_all_uses_with(inner.value)
-                if isinstance(inner, (*SAME_VALUE, ShardingGroupOp)):
-                    erase(inner)
-            for v in values(block):
-                if sharding_of(v) is not None:
-                    set_type(v, plain(v))
-            update_signature(f)
+        super().apply(ctx, op)
         for mesh in [m for m in op.body.ops if isinstance(m, MeshOp)]:
             erase(mesh)
