@@ -80,15 +80,15 @@ def test_one_device_is_torch(case: Case, element: str):
 # ---- all layouts ----
 
 
-def faults(p: Problem, given: Sequence[Tried]) -> list[str]:
+def faults(p: Problem, given: Sequence[Tried], verify: bool = True) -> list[str]:
     """What goes wrong with these layouts of the operands, and perhaps of the results. The verifier
-    takes longer than a pass; it sees one module in four."""
+    takes longer than a pass; where it is to `verify`, it sees one module in four."""
     n = len(function(p.module, "f").body.block.args)
     found = []
     for i, (mesh, some) in enumerate(given):
         try:
             module = laid_out(p.module, mesh, some[:n], some[n:])
-            message = p.errors(compiled(module, verify=i % 4 == 0))
+            message = p.errors(compiled(module, verify=verify and i % 4 == 0))
         except Exception as e:
             message = f"raises {type(e).__name__}: {e}"
         if message:
@@ -98,7 +98,8 @@ def faults(p: Problem, given: Sequence[Tried]) -> list[str]:
 
 @pytest.mark.parametrize("case, element", RUNS, ids=str)
 def test_all_ranks_are_one_device(case: Case, element: str):
-    wrong = faults(case.problem(element), tried(case, element))
+    first = element == case.elements[0]
+    wrong = faults(case.problem(element), tried(case, element), verify=first)
     assert not wrong, f"{len(wrong)} layouts are wrong, such as\n" + "\n".join(wrong[:3])
 
 
