@@ -21,12 +21,6 @@ from shardir.algebra.errors import ShardirError
 BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i1": 1}
 """What an element takes up."""
 
-COLLECTIVES = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "permute", "broadcast",
-    "gather", "scatter", "halo_unfold", "halo_fold", "recv",
-)  # fmt: skip
-"""What communicates, by the names of its ops."""
-
 
 class Level(NamedTuple):
     """A kind of unit: how many of the level below (innermost: devices) it holds; what a device
@@ -82,10 +76,9 @@ class Cluster:
         """How many devices a unit of each level holds."""
         return tuple(accumulate((l.count for l in self.levels), mul))
 
-    @cached_property
-    def times(self) -> dict[str, float]:
-        """How many times as long as the formulas say each kind of collective takes."""
-        return {**dict.fromkeys(COLLECTIVES, 1.0), **dict(self.collectives)}
+    def slowdown(self, kind: str) -> float:
+        """How many times as long as the formulas say a kind of collective takes."""
+        return dict(self.collectives).get(kind, 1.0)
 
     def part(self, devices: int) -> "Cluster":
         """The first `devices` of it: whole units, and the part of the next one that they fill.

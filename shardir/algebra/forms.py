@@ -71,16 +71,14 @@ def levels_of(mesh: Mesh, axes: Axes) -> Levels:
 
 
 @lru_cache(maxsize=65536)
-def forms_of(kind: str, mesh: Mesh, axes: Axes) -> Forms:
-    """The forms of a collective over `axes` that are the quickest for some size, as the cluster's
-    libraries do them."""
+def forms_of(kind: str, forms: Callable[[Levels], Forms], mesh: Mesh, axes: Axes) -> Forms:
+    """The forms of a kind of collective over `axes` that are the quickest for some size, as the
+    cluster's libraries do them."""
     levels = levels_of(mesh, axes)
     if not levels:
         return NOTHING
-    times = mesh.cluster_or_default.times[kind]
-    return tuple(
-        Form(f.name, times * f.latency, times * f.rate) for f in worth(FORMS[kind](levels))
-    )
+    times = mesh.cluster_or_default.slowdown(kind)
+    return tuple(Form(f.name, times * f.latency, times * f.rate) for f in worth(forms(levels)))
 
 
 def quickest(forms: Forms, size: float) -> Form:
@@ -164,23 +162,6 @@ def direct(levels: Levels) -> Forms:
     """By the bytes that each device receives from one other."""
     _, links = _flat(levels)
     return (Form("direct", links.latency, 1 / links.bandwidth),)
-
-
-FORMS: dict[str, Callable[[Levels], Forms]] = {
-    "all_reduce": all_reduce,
-    "all_gather": all_gather,
-    "reduce_scatter": all_gather,
-    "all_to_all": pairwise,
-    "exchange": pairwise,
-    "permute": direct,
-    "broadcast": broadcast,
-    "gather": gather,
-    "scatter": gather,
-    "halo_unfold": direct,
-    "halo_fold": direct,
-    "recv": direct,
-}
-"""The forms of each kind of collective."""
 
 
 def _flat(levels: Levels) -> tuple[int, Level]:

@@ -13,7 +13,8 @@ from typing import Any
 from lark import Lark, Transformer, UnexpectedInput
 from lark.exceptions import VisitError
 
-from shardir.algebra.cluster import BYTES, COLLECTIVES, Cluster, Level
+from shardir.algebra.cluster import BYTES, Cluster, Level
+from shardir.algebra.collectives import PRICED
 from shardir.algebra.errors import NotationError
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
 from shardir.algebra.mesh import Axes, Axis, Mesh, Sized
@@ -150,7 +151,7 @@ class _Values(Transformer):
         return _positive("flops", c, tuple(BYTES))
 
     def kind(self, c: list[Any]) -> tuple[Any, float]:
-        return _positive("collectives", c, COLLECTIVES)
+        return _positive("collectives", c, PRICED)
 
     def rates(self, c: list[Any]) -> tuple[tuple[str, float], ...]:
         return _once("flops", c)

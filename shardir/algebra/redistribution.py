@@ -19,7 +19,6 @@ from shardir.algebra.bound import MANY, bound, seconds_bound
 from shardir.algebra.cluster import BYTES, Cluster
 from shardir.algebra.collectives import Step
 from shardir.algebra.errors import ShardirError
-from shardir.algebra.forms import forms_of
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh, sizes_of
 from shardir.algebra.moves import Problem, Recipe
@@ -268,7 +267,7 @@ class Search:
 
     def latency(self, step: Step) -> float:
         mesh = self.problem.mesh
-        return forms_of(step.kind, mesh, step.axes)[0].latency if step.communicates(mesh) else 0.0
+        return step.forms(mesh)[0].latency if step.communicates(mesh) else 0.0
 
 
 def _candidates(problem: Problem, itemsize: int) -> Iterator[list[Step]]:

@@ -18,7 +18,7 @@ from shardir.algebra.cluster import Cluster
 from shardir.algebra.collectives import Step
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, placed
-from shardir.algebra.forms import Form, copying, forms_of, quickest
+from shardir.algebra.forms import Form, copying, direct, forms_of, quickest
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.steps import step_buffers, step_forms, step_received
@@ -28,9 +28,6 @@ from shardir.dialects.nn.base import TensorOp, element_name, itemsize, plain
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops that calculate nothing. A reshape of what is not contiguous copies; that is not counted."""
-
-
-STEPS = (dist.FusibleOp, dist.ExchangeOp)
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
             return OpCost(op, 0, 0, 0.0)
         case dist.RecvOp():
             size = size_of(op.out)
-            form = quickest(forms_of("recv", mesh, op.axes.data), size)
+            form = quickest(forms_of("recv", direct, mesh, op.axes.data), size)
             seconds = form.seconds(size)
             return OpCost(op, 0, size, seconds, op.axes.data, form.name, form.latency)
         case _:
@@ -155,43 +152,21 @@ def is_number(kind: type[TensorOp], t: TensorType) -> bool:
 
 
 def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
-    axes, n = op.axes.data, mesh.extent(op.axes.data)
-    if n == 1 or isinstance(op, dist.LOCAL):
-        return OpCost(op, 0, 0, 0.0)
-    if isinstance(op, STEPS):
-        return _redistribution(op, mesh)
-    before, after = (sum(map(size_of, vs)) for vs in (op.values, op.outs))
-    match op:
-        case dist.BroadcastFromRootOp():
-            size, received = before, before
-        case dist.GatherToRootOp():
-            size, received = n * before, before * (n - 1)
-        case dist.ScatterFromRootOp():
-            size, received = n * after, after
-        case dist.WindowsOp():
-            size = received = sum(
-                _halo(op, v, out, mesh) for v, out in zip(op.values, op.outs, strict=True)
-            )
-        case _:
-            size, received = before, before
-    form = quickest(forms_of(op.name.removeprefix("dist."), mesh, axes), size)
-    seconds = form.seconds(size) + _joining(op, mesh)
-    return OpCost(op, 0, received, seconds, axes, form.name, form.latency)
-
-
-def _redistribution(op: dist.Collective, mesh: Mesh) -> OpCost:
     """All values move together, in one form."""
+    axes = op.axes.data
+    if not op.record.communicates or mesh.extent(axes) == 1:
+        return OpCost(op, 0, 0, 0.0)
     received = sum(
         step_received(mesh, shape, before, step) * size
         for shape, before, step, size in _steps(op, mesh)
     )
     form, each = min(together(op, mesh), key=lambda way: way[0].latency + sum(way[1]))
     seconds = form.latency + sum(each) + _joining(op, mesh)
-    return OpCost(op, 0, received, seconds, op.axes.data, form.name, form.latency)
+    return OpCost(op, 0, received, seconds, axes, form.name, form.latency)
 
 
 def together(op: dist.Collective, mesh: Mesh) -> list[tuple[Form, list[float]]]:
-    """The forms in which the values of a step of a redistribution can move, each with the seconds
+    """The forms in which the values of a collective can move, each with the seconds
     that the bytes of each value take, besides the one latency."""
     ways = [
         [(form, form.rate * prod(shape) * size) for form in step_forms(mesh, shape, have, step)]
@@ -213,7 +188,7 @@ def joining(v: SSAValue, mesh: Mesh) -> float:
 def buffers(op: Operation, mesh: Mesh) -> int:
     """The bytes that a collective holds besides its operands and results, to pack what lies apart
     and to take apart what arrives."""
-    if not isinstance(op, STEPS) or mesh.extent(op.axes.data) == 1:
+    if not isinstance(op, dist.Collective):
         return 0
     alone = len(op.values) == 1
     return sum(
@@ -234,12 +209,3 @@ def _steps(op: dist.Collective, mesh: Mesh) -> Iterator[tuple[Shape, Layout, Ste
             dist.step_of(op, value, out, mesh),
             itemsize(value.type),
         )
-
-
-def _halo(op: dist.WindowsOp, value: SSAValue, out: SSAValue, mesh: Mesh) -> int:
-    """The bytes of the rows that a device needs of others' (of a fold: that others have of its)."""
-    rows = op.ends(value, out)[0]
-    assert isinstance(rows.type, TensorType)
-    shape, d = rows.type.get_shape(), op.dim.value.data
-    row = prod((*shape[:d], *shape[d + 1 :])) * itemsize(rows.type)
-    return op.windows(value, out, mesh).halo(mesh.extent(op.axes.data)) * row

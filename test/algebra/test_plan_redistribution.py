@@ -18,7 +18,6 @@ from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.collectives import Step
 from shardir.algebra.errors import ShardirError
 from shardir.algebra.exchange import pieces
-from shardir.algebra.forms import forms_of
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh, sizes_of
 from shardir.algebra.moves import Problem
@@ -161,7 +160,7 @@ def price(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> float:
     levels, units = mesh.cluster_or_default.levels, mesh.cluster_or_default.units
     after, have = prod(step.layout.local_shape(mesh, shape)), prod(before.local_shape(mesh, shape))
     ring = {"all_reduce": have, "reduce_scatter": n * after, "all_gather": n * have}
-    forms = forms_of(step.kind, mesh, step.axes)
+    forms = step.forms(mesh)
     if step.kind in ring:
         return min(form.latency + form.rate * 4 * ring[step.kind] for form in forms)
     slowest = 0.0

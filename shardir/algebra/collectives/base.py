@@ -1,0 +1,225 @@
+"""The record of a collective, and a step: a collective with its parameters, for one value."""
+
+from abc import ABC
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from math import prod
+from typing import ClassVar
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.forms import NOTHING, Forms, Levels, forms_of
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Mesh, axes_text
+from shardir.algebra.transitions import (
+    gathered_along,
+    more_partial,
+    of_root,
+    split_along,
+    without_partial,
+)
+from shardir.algebra.windows import Windows
+
+
+class State(Enum):
+    """What the devices along some axes hold of a value."""
+
+    REPLICATED = "the same"
+    SHARDED = "a shard each"
+    PARTIAL = "addends, or what else a reduction makes the value of"
+    ROOT = "one of them the value, whatever the others hold"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a collective does to one value. `layout` is that of the value after it; `dim` the
+    dimension that is gathered, scattered or sliced. An all-to-all splits `dim` and concatenates
+    `concat`. `root` and `pairs` are positions in a group, row-major over `axes`."""
+
+    kind: str
+    axes: Axes
+    layout: Layout
+    dim: int = -1
+    concat: int = -1
+    reduction: str = "sum"
+    root: int = 0
+    pairs: tuple[int, ...] = ()
+    windows: Windows | None = None
+
+    def __str__(self) -> str:
+        along = f" dim {self.dim}" if self.dim >= 0 else ""
+        concat = f" concat {self.concat}" if self.concat >= 0 else ""
+        return f"{self.kind}{along}{concat} over {axes_text(self.axes)} -> [{self.layout}]"
+
+    @property
+    def record(self) -> "Collective":
+        return COLLECTIVES[self.kind]
+
+    def communicates(self, mesh: Mesh) -> bool:
+        return self.record.communicates and mesh.extent(self.axes) > 1
+
+    def forms(self, mesh: Mesh) -> Forms:
+        """The forms of the collective over its axes."""
+        found = self.record.forms
+        return NOTHING if found is None else forms_of(self.kind, found, mesh, self.axes)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A step of a tensor of global `shape` that has the layout `before`: the numbers that its cost
+    depends on. A value that is not `alone` travels in one buffer with others. `typical`: what holds
+    for any tensor, which is not small, and of which no device has a single row in a dimension."""
+
+    mesh: Mesh
+    shape: Shape
+    before: Layout
+    step: Step
+    alone: bool = True
+    typical: bool = False
+
+    @cached_property
+    def n(self) -> int:
+        """The devices of a group."""
+        return self.mesh.extent(self.step.axes)
+
+    @cached_property
+    def local(self) -> Shape:
+        """The largest shard before the step."""
+        return self.before.local_shape(self.mesh, self.shape)
+
+    @cached_property
+    def local_after(self) -> Shape:
+        """The largest shard after it."""
+        return self.step.layout.local_shape(self.mesh, self.shape)
+
+    @cached_property
+    def have(self) -> int:
+        """The elements that a device holds before the step, at most."""
+        return prod(self.local)
+
+    @cached_property
+    def after(self) -> int:
+        """The elements that a device holds after it, at most."""
+        return prod(self.local_after)
+
+    def is_packed(self, dim: int, of: Shape) -> bool:
+        """Whether the blocks along a dimension of a shard are contiguous, in the group's order."""
+        axes = self.step.axes
+        in_order = list(axes) == sorted(axes, key=self.mesh.order)
+        major = dim == 0 if self.typical else prod(of[:dim]) == 1
+        return self.alone and in_order and major
+
+
+Cases = tuple[tuple[int, ...], ...]
+"""Elements that a device receives from each level, innermost first: the distinct cases."""
+
+
+class Collective(ABC):
+    """The record of a collective: its transition of layouts, then what it costs."""
+
+    name: ClassVar[str]
+    start: ClassVar[State | None] = None
+    end: ClassVar[State | None] = None
+    """What devices along its axes hold before and after it; None of one that has a transition of
+    its own."""
+    transposed: ClassVar[str] = ""
+    """The collective that computes the transposed linear map, of what all devices hold before it to
+    what all hold after it; empty where that is several."""
+    planned: ClassVar[bool] = True
+    """Whether redistributions are planned with it."""
+    keeps_value: ClassVar[bool] = True
+    """Whether the global value is the same after it."""
+
+    forms: ClassVar[Callable[[Levels], Forms] | None] = None
+    """Its forms for a group that spans some levels; None of one that communicates nothing."""
+
+    @property
+    def communicates(self) -> bool:
+        return self.forms is not None
+
+    @property
+    def reduces(self) -> bool:
+        """Whether partial values become the value."""
+        return self.start is State.PARTIAL
+
+    # ---- layouts ----
+
+    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+        """The layout of the result, from that of the operand.
+
+        Raises:
+            ShardirError: the collective cannot be applied to such a value (it names the invariant).
+        """
+        assert self.start is not None and self.end is not None
+        axes, rest = step.axes, before
+        if self.start is State.ROOT:
+            check_position(step.root, mesh.extent(axes))
+            rest = of_root(rest, axes, mesh)
+        elif self.start is State.PARTIAL:
+            rest = without_partial(rest, axes, step.reduction, mesh)
+        elif self.start is State.SHARDED:
+            dim = step.dim if self.end is not State.SHARDED else step.concat
+            rest = gathered_along(rest, dim, axes, mesh)
+        if self.end is State.SHARDED:
+            return split_along(rest, step.dim, axes, mesh)
+        if self.end is State.PARTIAL:
+            kind = step.reduction if self.start is State.REPLICATED else "sum"  # zeros elsewhere
+            return more_partial(rest, axes, kind, mesh)
+        return rest
+
+    def check(self, mesh: Mesh, before: Layout, step: Step) -> None:
+        """Raises ShardirError when the step's layout does not follow from that before it."""
+        expected = self.after(mesh, before, step)
+        if step.layout.simplified(mesh) != expected.simplified(mesh):
+            raise ShardirError(f"[C3] the result's layout is [{expected}], not [{step.layout}]")
+
+    def passes(self, step: Step, n: int) -> Iterator[tuple[int, int]]:
+        """Which positions of a group of n pass their shard on as it is to which others."""
+        return iter(())
+
+    # ---- cost ----
+
+    def received(self, t: Transfer) -> int:
+        """The elements that a device receives, all from the outermost level that its group spans:
+        in a ring those at the edge of a unit do."""
+        return 0
+
+    def received_by_level(self, t: Transfer) -> Cases:
+        """The elements that a device receives from each level."""
+        levels, outermost = len(t.mesh.cluster_or_default.levels), t.mesh.level(t.step.axes)
+        received = self.received(t)
+        return (tuple(received if i == outermost else 0 for i in range(levels)),)
+
+    def size(self, t: Transfer) -> float:
+        """The elements by whose bytes its forms count."""
+        return t.have
+
+    def memory(self, t: Transfer, held: int) -> tuple[int, int]:
+        """(the most elements that live on a device during the step, those that the result keeps
+        alive), where the operand keeps `held` alive, as the runtime does it on CPU devices."""
+        return held + t.after, t.after
+
+    def buffers(self, t: Transfer) -> int:
+        """The elements that the step holds besides its operand and result, to pack what is not
+        contiguous and to unpack what arrives."""
+        if t.n == 1:
+            return 0
+        peak, _ = self.memory(t, t.have)
+        return max(0, peak - t.have - t.after)
+
+
+COLLECTIVES: dict[str, Collective] = {}
+"""The record of each collective, by name."""
+
+
+def record(kind: type[Collective]) -> type[Collective]:
+    """Adds a class's record to COLLECTIVES."""
+    COLLECTIVES[kind.name] = kind()
+    return kind
+
+
+def check_position(position: int, n: int) -> None:
+    """Raises ShardirError when a group of n devices has no such position."""
+    if not 0 <= position < n:
+        raise ShardirError(f"[C9] no position {position} in a group of {n} devices")

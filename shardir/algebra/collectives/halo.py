@@ -1,0 +1,81 @@
+"""Exchanges of halos: the windows of a split dimension, of which neighbours hold rows."""
+
+from math import prod
+from typing import ClassVar
+
+from shardir.algebra import forms
+from shardir.algebra.collectives.base import Collective, Step, Transfer, record
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Mesh, axes_text
+from shardir.algebra.transitions import check_dim, check_no_sizes
+
+
+class Halo(Collective):
+    """Rows of a dimension on one side; on the other `dim`, the windows, and `dim` + 1, the rows of
+    each. Rows and windows are split over the same axes."""
+
+    planned = False
+    keeps_value = False
+    forms = staticmethod(forms.direct)
+    width: ClassVar[int]
+    """The dimensions of the operand that are the rows, or the windows and the rows of each."""
+
+    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+        check_dim(before, step.dim)
+        check_no_sizes(before, step.dim)
+        if mesh.simplify(before.dims[step.dim]) != mesh.simplify(step.axes):
+            raise ShardirError(
+                f"[C12] this exchange goes over {axes_text(before.dims[step.dim])}, which split "
+                f"dimension {step.dim}, not over {axes_text(step.axes)}"
+            )
+        return before
+
+    def received(self, t: Transfer) -> int:
+        assert t.step.windows is not None
+        d = t.step.dim
+        row = prod((*t.local[:d], *t.local[d + self.width :]))
+        return t.step.windows.halo(t.n) * row
+
+    def size(self, t: Transfer) -> float:
+        return self.received(t)
+
+    def buffers(self, t: Transfer) -> int:
+        return 0
+
+
+@record
+class HaloUnfold(Halo):
+    """The windows of a split dimension: each device fetches the rows of its windows that it
+    lacks."""
+
+    name = "halo_unfold"
+    transposed = "halo_fold"
+    width = 1
+
+    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+        super().after(mesh, before, step)
+        d = step.dim
+        dims = (*before.dims[: d + 1], (), *before.dims[d + 1 :])
+        return Layout(before.mesh, dims, before.partial, before.reduction)
+
+
+@record
+class HaloFold(Halo):
+    """Windows, added where their rows are: each device sends the rows of its windows that others
+    hold."""
+
+    name = "halo_fold"
+    transposed = "halo_unfold"
+    width = 2
+
+    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+        super().after(mesh, before, step)
+        d = step.dim
+        check_dim(before, d + 1)
+        if before.dims[d + 1]:
+            raise ShardirError(f"[C3] dimension {d + 1}, the rows of a window, must be whole")
+        if before.partial and before.reduction != "sum":
+            raise ShardirError("[C5] a fold adds: a partial sum or a complete value is wanted")
+        dims = (*before.dims[: d + 1], *before.dims[d + 2 :])
+        return Layout(before.mesh, dims, before.partial, before.reduction)

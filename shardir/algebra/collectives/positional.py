@@ -1,0 +1,103 @@
+"""Collectives that name single devices of a group, by their positions in it."""
+
+from collections.abc import Iterator
+
+from shardir.algebra import forms
+from shardir.algebra.collectives.base import (
+    Collective,
+    State,
+    Step,
+    Transfer,
+    check_position,
+    record,
+)
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Mesh, axes_text
+
+
+@record
+class Broadcast(Collective):
+    """Every device gets the root's value."""
+
+    name = "broadcast"
+    start, end = State.ROOT, State.REPLICATED
+    forms = staticmethod(forms.broadcast)
+
+    def received(self, t: Transfer) -> int:
+        return t.have
+
+    def passes(self, step: Step, n: int) -> Iterator[tuple[int, int]]:
+        return ((step.root, k) for k in range(n))
+
+
+@record
+class Gather(Collective):
+    """The root gets the shards along `dim` of all devices, the others zeros: a partial sum."""
+
+    name = "gather"
+    start, end = State.SHARDED, State.PARTIAL
+    transposed = "scatter"
+    planned = False
+    forms = staticmethod(forms.gather)
+
+    def received(self, t: Transfer) -> int:
+        return t.have * (t.n - 1)
+
+    def size(self, t: Transfer) -> float:
+        return t.have * t.n
+
+    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+        check_position(step.root, mesh.extent(step.axes))
+        return super().after(mesh, before, step)
+
+
+@record
+class Scatter(Collective):
+    """Each device gets its shard along `dim` of the root's value."""
+
+    name = "scatter"
+    start, end = State.ROOT, State.SHARDED
+    transposed = "gather"
+    planned = False
+    forms = staticmethod(forms.gather)
+
+    def received(self, t: Transfer) -> int:
+        return t.after
+
+    def size(self, t: Transfer) -> float:
+        return t.after * t.n
+
+
+@record
+class Permute(Collective):
+    """Position `pairs[2 i]` of each group sends to position `pairs[2 i + 1]`; those that receive
+    nothing hold zeros."""
+
+    name = "permute"
+    transposed = "permute"
+    planned = False
+    keeps_value = False
+    forms = staticmethod(forms.direct)
+
+    def received(self, t: Transfer) -> int:
+        return t.have
+
+    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+        pairs, n = step.pairs, mesh.extent(step.axes)
+        if len(pairs) % 2 or any(not 0 <= p < n for p in pairs):
+            raise ShardirError(f"[C9] pairs of positions from 0 to {n - 1} are wanted")
+        for side, verb in ((pairs[::2], "sends"), (pairs[1::2], "receives")):
+            if len(set(side)) != len(side):
+                raise ShardirError(f"[C10] a position {verb} twice")
+        same = [a for a in step.axes if not any(mesh.overlap(a, b) for b in before.used)]
+        zeros = sorted(set(range(n)) - set(pairs[1::2]))
+        if zeros and mesh.extent(tuple(same)) > 1:
+            raise ShardirError(
+                f"[C3] the value is the same over {axes_text(tuple(same))}, afterwards it is not: "
+                f"position {zeros[0]} receives nothing and has zeros; let each receive something"
+            )
+        return before
+
+    def passes(self, step: Step, n: int) -> Iterator[tuple[int, int]]:
+        return zip(step.pairs[::2], step.pairs[1::2], strict=True)

@@ -1,0 +1,182 @@
+"""Collectives in which all devices of a group do the same."""
+
+from shardir.algebra import forms
+from shardir.algebra.collectives.base import Cases, Collective, State, Step, Transfer, record
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.exchange import exchange_axes
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Mesh, axes_text
+from shardir.algebra.traffic import fetched, sent, within
+
+SMALL = 1 << 16
+"""Up to so many elements the runtime gathers by an all-to-all, for which it copies."""
+
+
+@record
+class AllReduce(Collective):
+    """Partial values become the value, on every device."""
+
+    name = "all_reduce"
+    start, end = State.PARTIAL, State.REPLICATED
+    transposed = "all_reduce"
+    forms = staticmethod(forms.all_reduce)
+
+    def received(self, t: Transfer) -> int:
+        return -(-2 * t.have * (t.n - 1) // t.n)
+
+
+@record
+class ReduceScatter(Collective):
+    """Partial values become the value, each device getting its shard along `dim`."""
+
+    name = "reduce_scatter"
+    start, end = State.PARTIAL, State.SHARDED
+    transposed = "all_gather"
+    forms = staticmethod(forms.all_gather)
+
+    def received(self, t: Transfer) -> int:
+        return t.after * (t.n - 1)  # uneven shards are padded to the largest
+
+    def size(self, t: Transfer) -> float:
+        return t.after * t.n
+
+    def memory(self, t: Transfer, held: int) -> tuple[int, int]:
+        dim, rows = t.step.dim, t.local[t.step.dim]
+        blocks = 0 if rows % t.n == 0 and t.is_packed(dim, t.local) else t.n * t.after
+        return held + blocks + t.n * t.after + t.after, t.after
+
+
+@record
+class AllGather(Collective):
+    """Every device gets the shards along `dim` of all devices."""
+
+    name = "all_gather"
+    start, end = State.SHARDED, State.REPLICATED
+    transposed = "reduce_scatter"
+    forms = staticmethod(forms.all_gather)
+
+    def received(self, t: Transfer) -> int:
+        return t.have * (t.n - 1)  # uneven shards are padded to the largest
+
+    def size(self, t: Transfer) -> float:
+        return t.have * t.n
+
+    def memory(self, t: Transfer, held: int) -> tuple[int, int]:
+        blocks, rows = t.n * t.have, t.local_after[t.step.dim]
+        packed = t.have * ((rows % t.n > 0) + (not t.alone))  # padded, where a shard is short
+        copies = blocks if blocks <= SMALL and not t.typical else 0
+        views = t.is_packed(t.step.dim, t.local)
+        peak = held + packed + blocks + max(copies, 0 if views else t.after)
+        return peak, blocks if views else t.after
+
+
+@record
+class AllSlice(Collective):
+    """Each device keeps its shard along `dim` of a replicated value."""
+
+    name = "all_slice"
+    start, end = State.REPLICATED, State.SHARDED
+    transposed = "sharded_to_partial"
+
+    def memory(self, t: Transfer, held: int) -> tuple[int, int]:
+        return held, held  # a view
+
+
+class Pairwise(Collective):
+    """A collective in which each device fetches what it lacks, from the level where it is."""
+
+    forms = staticmethod(forms.pairwise)
+
+    def received_by_level(self, t: Transfer) -> Cases:
+        return fetched(t.mesh, t.shape, t.before.complete, t.step.layout.complete)
+
+    def size(self, t: Transfer) -> float:
+        """The seconds for each byte of an element: a form counts by time."""
+        levels = t.mesh.cluster_or_default.levels
+        return max(
+            sum(n / l.bandwidth for n, l in zip(case, levels, strict=True) if n)
+            for case in self.received_by_level(t)
+        )
+
+
+@record
+class AllToAll(Pairwise):
+    """The split moves from `concat` to `dim`."""
+
+    name = "all_to_all"
+    start, end = State.SHARDED, State.SHARDED
+    transposed = "all_to_all"
+
+    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+        if step.dim == step.concat:
+            raise ShardirError("[C6] an all-to-all moves the split to another dimension")
+        return super().after(mesh, before, step)
+
+    def received_by_level(self, t: Transfer) -> Cases:
+        if not (t.before.even(t.mesh, t.shape) and t.step.layout.even(t.mesh, t.shape)):
+            return super().received_by_level(t)
+        part = t.after // t.n  # as much from each device
+        sub_axes = t.mesh.cut(t.step.axes, t.mesh.level_sub_axes)
+        found, reached = [], 1
+        for level in range(len(t.mesh.cluster_or_default.levels)):
+            near = t.mesh.extent(tuple(within(t.mesh, level, sub_axes)))
+            found.append((near - reached) * part)
+            reached = near
+        return (tuple(found),)
+
+    def memory(self, t: Transfer, held: int) -> tuple[int, int]:
+        split, concat = t.step.dim, t.step.concat
+        even = t.local[split] % t.n == 0 and t.local_after[concat] % t.n == 0
+        flat = 0 if even and t.is_packed(split, t.local) else t.have
+        joined = 0 if t.is_packed(concat, t.local_after) else t.after
+        return held + max(2 * flat, flat + t.after + joined), t.after
+
+
+@record
+class ReplicatedToPartial(Collective):
+    """A replicated value becomes partial: the first device of each group keeps it, the others
+    hold zeros (sum) or the same (max, min, mean)."""
+
+    name = "replicated_to_partial"
+    start, end = State.REPLICATED, State.PARTIAL
+    transposed = "replicated_to_partial"
+
+    def memory(self, t: Transfer, held: int) -> tuple[int, int]:
+        return super().memory(t, held) if t.step.layout.reduction == "sum" else (held, held)
+
+
+@record
+class ShardedToPartial(Collective):
+    """Each device places its shard along `dim` among zeros: a partial sum."""
+
+    name = "sharded_to_partial"
+    start, end = State.SHARDED, State.PARTIAL
+    transposed = "all_slice"
+
+
+@record
+class Exchange(Pairwise):
+    """From any split to any other: each device fetches exactly what it lacks."""
+
+    name = "exchange"
+
+    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+        return step.layout.with_partial(before.partial, before.reduction)
+
+    def check(self, mesh: Mesh, before: Layout, step: Step) -> None:
+        have, want = before.simplified(mesh), step.layout.simplified(mesh)
+        if (have.partial, have.reduction) != (want.partial, want.reduction):
+            raise ShardirError(
+                f"[C3] the result's layout is partial as [{before}] is, not [{step.layout}]"
+            )
+        axes = exchange_axes(have, want)
+        if mesh.without(axes, step.axes) != ():
+            raise ShardirError(
+                f"[C12] this exchange goes over {axes_text(axes)}, which split what changes, "
+                f"not over {axes_text(step.axes)}"
+            )
+
+    def memory(self, t: Transfer, held: int) -> tuple[int, int]:
+        out = sent(t.mesh, t.shape, t.before.complete, t.step.layout.complete)
+        got = max(map(sum, self.received_by_level(t)))
+        return held + t.after + 2 * out + got, t.after
