@@ -56,7 +56,9 @@ def _reduce_before_updates(block: Block) -> None:
     first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
     later = {v for op in ops[first:] for v in op.results}
     for op in ops[first:]:
-        leads = isinstance(op, (dist.AllReduceOp, dist.ReduceScatterOp, *dist.LOCAL))
+        if not isinstance(op, dist.Collective):
+            continue
+        leads = op.record.reduces or not op.record.communicates
         if leads and later.isdisjoint(op.operands):
             later.difference_update(op.results)
             op.detach()

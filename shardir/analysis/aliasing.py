@@ -12,6 +12,7 @@ from itertools import product
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Operation, SSAValue
 
+from shardir.algebra.collectives import COLLECTIVES
 from shardir.algebra.mesh import Mesh
 from shardir.dialects import dist, nn, train
 
@@ -27,21 +28,14 @@ VIEWS: tuple[type[Operation], ...] = (
     nn.SplitOp,
     nn.UnfoldOp,
     nn.FoldOp,
-    dist.AllSliceOp,
-    dist.ReplicatedToPartialOp,
-    dist.BroadcastFromRootOp,
-    dist.PermuteOp,
-    dist.HaloUnfoldOp,
     dist.WaitOp,
+    *(kind for name, kind in dist.OPS.items() if COLLECTIVES[name].result != "new"),
 )
 """Ops whose result may be their operand, or a view of it."""
 
 COPIES = (
     nn.FoldOp,
-    dist.ReplicatedToPartialOp,
-    dist.BroadcastFromRootOp,
-    dist.PermuteOp,
-    dist.HaloUnfoldOp,
+    *(kind for name, kind in dist.OPS.items() if COLLECTIVES[name].result == "operand"),
 )
 """Those that return their operand or make a new storage, and never a view."""
 

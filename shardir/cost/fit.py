@@ -15,10 +15,11 @@ from scipy.optimize import least_squares
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.algebra.cluster import Cluster
+from shardir.algebra.collectives import COLLECTIVES
 from shardir.cost.functions import functions, on_cluster
 from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import OpCost, cost_of
-from shardir.cost.terms import REDUCTIONS, Coefficients, Terms
+from shardir.cost.terms import Coefficients, Terms
 
 Array = np.ndarray
 Predict = Callable[[Cluster], list[float]]
@@ -105,7 +106,7 @@ def _term(cost: OpCost, everywhere: bool) -> int:
     if not cost.communicates:
         return 0
     kind = cost.op.name.removeprefix("dist.")
-    if kind not in REDUCTIONS:
+    if not (kind in COLLECTIVES and COLLECTIVES[kind].reduces):
         return 2
     return 3 if kind == "all_reduce" and everywhere else 1
 

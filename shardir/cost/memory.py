@@ -37,9 +37,6 @@ PARTS = ("parameters", "states", "inputs", "gradients", "activations", "temporar
 """What memory is for. Activations are made before the backward part, temporaries in it or behind;
 what leads from there to an update's gradient is a gradient."""
 
-FLAT = (dist.AllReduceOp, dist.ReduceScatterOp)
-"""Collectives whose results, of several values, are parts of one buffer."""
-
 
 @dataclass(frozen=True)
 class Storage:
@@ -117,7 +114,7 @@ def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
             found = {v: x for v, x in places.items() if step and storages.is_free(x, op, mine)}
         else:
             found = dict(shared(op, mesh))
-        if isinstance(op, FLAT):
+        if isinstance(op, dist.FusibleOp) and op.record.reduces:  # parts of one buffer
             found = {v: op.outs[0] for v in op.outs[1:]} | found
         for v, other in found.items():
             storages.join(v, other)

@@ -34,8 +34,6 @@ from shardir.dialects.nn.convolution import Convolving
 CUBE = (Contraction, Convolving, AttentionOp, AttentionGradOp)
 """Ops that the documents' cube units calculate; the others are the vector units'."""
 
-REDUCTIONS = ("all_reduce", "reduce_scatter")
-
 
 @dataclass(frozen=True)
 class Coefficients:
@@ -167,7 +165,7 @@ def _communication(op: dist.RedistributeOp, mesh: Mesh, gradient: bool) -> Terms
     inner = inter = 0
     for step in plan(shape, mesh, layout, target, size):
         received = step_received(mesh, shape, layout, step) * size
-        if step.kind in REDUCTIONS:
+        if step.record.reduces:
             inner += received
         else:
             inter += received

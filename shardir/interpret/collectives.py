@@ -5,10 +5,11 @@ row-major order of the axes. This is the meaning that the emitted programs are t
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from shardir.algebra.exchange import pieces, within
 from shardir.algebra.mesh import Mesh, shard_bounds
@@ -37,7 +38,7 @@ def _reduce_scatter(op: dist.ReduceScatterOp, group: Parts) -> Parts:
     return [_shard(total, op.dim.value.data, len(group), k) for k in range(len(group))]
 
 
-def _slice(op: dist.AllSliceOp, group: Parts) -> Parts:
+def _all_slice(op: dist.AllSliceOp, group: Parts) -> Parts:
     return [_shard(x, op.dim.value.data, len(group), k) for k, x in enumerate(group)]
 
 
@@ -51,13 +52,13 @@ def _all_to_all(op: dist.AllToAllOp, group: Parts) -> Parts:
     ]
 
 
-def _contribute(op: dist.ReplicatedToPartialOp, group: Parts) -> Parts:
+def _replicated_to_partial(op: dist.ReplicatedToPartialOp, group: Parts) -> Parts:
     if op.reduction.data != "sum":
         return group
     return [group[0], *(np.zeros_like(x) for x in group[1:])]
 
 
-def _pad(op: dist.ShardedToPartialOp, group: Parts) -> Parts:
+def _sharded_to_partial(op: dist.ShardedToPartialOp, group: Parts) -> Parts:
     dim = op.dim.value.data
     sizes = [x.shape[dim] for x in group]
     out = []
@@ -89,7 +90,9 @@ def _permute(op: dist.PermuteOp, group: Parts) -> Parts:
     return out
 
 
-def _exchange(parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh) -> Parts:
+def _exchange(
+    op: dist.ExchangeOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh
+) -> Parts:
     """Every rank puts its new shard together from the pieces that others hold."""
     source, target = dist.layout_of(value), dist.layout_of(out)
     assert source is not None and target is not None and isinstance(value.type, TensorType)
@@ -105,8 +108,8 @@ def _exchange(parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh) -> Parts
     return new
 
 
-def _unfold(
-    parts: Parts, value: SSAValue, out: SSAValue, op: dist.HaloUnfoldOp, mesh: Mesh
+def _halo_unfold(
+    op: dist.HaloUnfoldOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh
 ) -> Parts:
     """Every rank puts the rows of its windows together."""
     w, dim, axes = op.windows(value, out, mesh), op.dim.value.data, op.axes.data
@@ -128,7 +131,9 @@ def _unfold(
     return new
 
 
-def _fold(parts: Parts, value: SSAValue, out: SSAValue, op: dist.HaloFoldOp, mesh: Mesh) -> Parts:
+def _halo_fold(
+    op: dist.HaloFoldOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh
+) -> Parts:
     """Every rank adds the rows of its windows to whose they are."""
     w, dim, axes = op.windows(value, out, mesh), op.dim.value.data, op.axes.data
     n = mesh.extent(axes)
@@ -148,37 +153,40 @@ def _fold(parts: Parts, value: SSAValue, out: SSAValue, op: dist.HaloFoldOp, mes
     return new
 
 
-COLLECTIVES: dict[type[Operation], Callable[..., Parts]] = {
-    dist.AllReduceOp: _all_reduce,
-    dist.AllGatherOp: _all_gather,
-    dist.ReduceScatterOp: _reduce_scatter,
-    dist.AllSliceOp: _slice,
-    dist.AllToAllOp: _all_to_all,
-    dist.ReplicatedToPartialOp: _contribute,
-    dist.ShardedToPartialOp: _pad,
-    dist.BroadcastFromRootOp: _broadcast,
-    dist.GatherToRootOp: _gather,
-    dist.ScatterFromRootOp: _scatter,
-    dist.PermuteOp: _permute,
+def _in_groups(apply: Callable[[Any, Parts], Parts]) -> Callable[..., Parts]:
+    """For all ranks what `apply` does with the parts of one group."""
+
+    def on_all(op: dist.Collective, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh):
+        new = list(parts)
+        for group in mesh.groups(op.axes.data):
+            for rank, x in zip(group, apply(op, [parts[r] for r in group]), strict=True):
+                new[rank] = x
+        return new
+
+    return on_all
+
+
+NUMPY: dict[str, Callable[..., Parts]] = {
+    "all_reduce": _in_groups(_all_reduce),
+    "all_gather": _in_groups(_all_gather),
+    "reduce_scatter": _in_groups(_reduce_scatter),
+    "all_slice": _in_groups(_all_slice),
+    "all_to_all": _in_groups(_all_to_all),
+    "exchange": _exchange,
+    "replicated_to_partial": _in_groups(_replicated_to_partial),
+    "sharded_to_partial": _in_groups(_sharded_to_partial),
+    "broadcast": _in_groups(_broadcast),
+    "gather": _in_groups(_gather),
+    "scatter": _in_groups(_scatter),
+    "permute": _in_groups(_permute),
+    "halo_unfold": _halo_unfold,
+    "halo_fold": _halo_fold,
 }
+"""What each collective does with the parts of one value on all ranks, by its record's name."""
 
 
 def run_collective(op: dist.Collective, values: list[Parts], mesh: Mesh) -> list[Parts]:
     """Each value's parts on all ranks, after the collective."""
+    apply = NUMPY[op.record.name]
     ends = zip(values, op.values, op.outs, strict=True)
-    match op:
-        case dist.ExchangeOp():
-            return [_exchange(parts, v, out, mesh) for parts, v, out in ends]
-        case dist.HaloUnfoldOp():
-            return [_unfold(parts, v, out, op, mesh) for parts, v, out in ends]
-        case dist.HaloFoldOp():
-            return [_fold(parts, v, out, op, mesh) for parts, v, out in ends]
-    results = []
-    for parts in values:
-        out: Parts = list(parts)
-        for group in mesh.groups(op.axes.data):
-            apply = COLLECTIVES[type(op)]
-            for rank, x in zip(group, apply(op, [parts[r] for r in group]), strict=True):
-                out[rank] = x
-        results.append(out)
-    return results
+    return [apply(op, parts, value, out, mesh) for parts, value, out in ends]

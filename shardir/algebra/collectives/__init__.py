@@ -8,14 +8,14 @@ and from that follow the layout after it and what it refuses. The op of the dial
 numpy and torch are registered by the record's name. docs/how-to-add-a-collective.md adds one.
 """
 
-from shardir.algebra.collectives import halo, positional, symmetric
+from shardir.algebra.collectives import all_devices, by_position, halo
 from shardir.algebra.collectives.base import COLLECTIVES, Cases, Collective, State, Step, Transfer
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 
 __all__ = [
-    "COLLECTIVES", "PRICED", "Cases", "Collective", "State", "Step", "Transfer", "between", "halo",
-    "move", "positional", "symmetric",
+    "COLLECTIVES", "PRICED", "Cases", "Collective", "State", "Step", "Transfer", "all_devices",
+    "between", "by_position", "halo", "move",
 ]  # fmt: skip
 
 PRICED = (*(name for name, c in COLLECTIVES.items() if c.communicates), "recv")

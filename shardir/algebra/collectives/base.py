@@ -131,6 +131,9 @@ class Collective(ABC):
     keeps_value: ClassVar[bool] = True
     """Whether the global value is the same after it."""
 
+    result: ClassVar[str] = "new"
+    """The memory of its result: `new`, a `view` of the operand, or where nothing changes the
+    `operand`."""
     forms: ClassVar[Callable[[Levels], Forms] | None] = None
     """Its forms for a group that spans some levels; None of one that communicates nothing."""
 

@@ -51,6 +51,7 @@ class HaloUnfold(Halo):
 
     name = "halo_unfold"
     transposed = "halo_fold"
+    result = "operand"
     width = 1
 
     def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:

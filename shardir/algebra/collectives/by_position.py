@@ -22,6 +22,7 @@ class Broadcast(Collective):
 
     name = "broadcast"
     start, end = State.ROOT, State.REPLICATED
+    result = "operand"
     forms = staticmethod(forms.broadcast)
 
     def received(self, t: Transfer) -> int:
@@ -76,6 +77,7 @@ class Permute(Collective):
 
     name = "permute"
     transposed = "permute"
+    result = "operand"
     planned = False
     keeps_value = False
     forms = staticmethod(forms.direct)

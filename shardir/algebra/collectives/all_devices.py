@@ -77,6 +77,7 @@ class AllSlice(Collective):
     name = "all_slice"
     start, end = State.REPLICATED, State.SHARDED
     transposed = "sharded_to_partial"
+    result = "view"
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
         return held, held  # a view
@@ -140,6 +141,7 @@ class ReplicatedToPartial(Collective):
     name = "replicated_to_partial"
     start, end = State.REPLICATED, State.PARTIAL
     transposed = "replicated_to_partial"
+    result = "operand"
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
         return super().memory(t, held) if t.step.layout.reduction == "sum" else (held, held)
