@@ -48,6 +48,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import log2, prod
 
+from shardir.algebra.collectives import COLLECTIVES, State
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.traffic import cut, shares, within
@@ -97,8 +98,8 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
     return moving + _latency(mesh, source, target)
 
 
-COMPLETE = ("all_gather", "all_to_all", "exchange")
-PARTIAL = (*COMPLETE, "all_reduce", "reduce_scatter", "broadcast")
+PARTIAL = [c.name for c in COLLECTIVES.values() if c.planned and c.communicates]
+COMPLETE = [kind for kind in PARTIAL if COLLECTIVES[kind].start in (State.SHARDED, None)]
 """The collectives of a redistribution in which nothing is partial, and of any other."""
 
 

@@ -38,6 +38,13 @@ class Level(NamedTuple):
         )
 
 
+class Times(dict[str, float]):
+    """Factors by kind of collective: 1 of one that nobody states."""
+
+    def __missing__(self, kind: str) -> float:
+        return 1.0
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Levels, innermost to outermost; the memory of a device in bytes, None where nobody says;
@@ -76,9 +83,10 @@ class Cluster:
         """How many devices a unit of each level holds."""
         return tuple(accumulate((l.count for l in self.levels), mul))
 
-    def slowdown(self, kind: str) -> float:
-        """How many times as long as the formulas say a kind of collective takes."""
-        return dict(self.collectives).get(kind, 1.0)
+    @cached_property
+    def times(self) -> "Times":
+        """How many times as long as the formulas say each kind of collective takes."""
+        return Times(self.collectives)
 
     def part(self, devices: int) -> "Cluster":
         """The first `devices` of it: whole units, and the part of the next one that they fill.

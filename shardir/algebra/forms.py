@@ -77,7 +77,7 @@ def forms_of(kind: str, forms: Callable[[Levels], Forms], mesh: Mesh, axes: Axes
     levels = levels_of(mesh, axes)
     if not levels:
         return NOTHING
-    times = mesh.cluster_or_default.slowdown(kind)
+    times = mesh.cluster_or_default.times[kind]
     return tuple(Form(f.name, times * f.latency, times * f.rate) for f in worth(forms(levels)))
 
 
