@@ -1,5 +1,6 @@
 """Redistribution: bytes received against the least that can be, for all ordered pairs of layouts.
 
+Bytes are those of plans on links without latency, on which nothing else counts.
 The bound is what the device that lacks most lacks. `shardir` is the planner; `collectives` is its
 fixed order of named collectives alone, as other compilers have it. `dtensor` is DTensor on CPU
 devices, where torch is there: for the pairs that its placements can say, beside the planner's
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from importlib import util
 from itertools import pairwise, permutations
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,7 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
     the bound, of pairs that move anything), total (ratio of sums), planning_ms (per pair)."""
     out = []
     for name, (sizes, shape) in MESHES.items():
-        mesh = _mesh(sizes)
+        mesh = _mesh(sizes, Cluster((Level("all", prod(sizes), 2.0**30, 0.0),)))
         all_of_them = layouts(mesh, len(shape))
         pairs = [(a, b) for a in all_of_them for b in all_of_them if a != b]
         redistribution.plan.cache_clear()

@@ -1,0 +1,170 @@
+"""One price: what the planner counts, what the search counts, and what the report says.
+
+On every cluster that is shipped, for random layouts and small programs:
+
+1. The planner's seconds are those of the lowered redistribution, and not below its bound.
+2. The search's bound <= its objective = the seconds of the lowered program, and no plan that is
+   written down, lowered, is below the bound.
+3. Between layouts of whole axes that split a tensor evenly, no path by way of a third is shorter.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+from random import Random
+
+import pytest
+from extent import extent
+
+from shardir import compile, plan_redistribution
+from shardir.algebra.bound import seconds_bound
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axis, Mesh
+from shardir.algebra.moves import Problem
+from shardir.cost import report
+from shardir.cost.clusters import load, names
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.marks import found_by_search
+from shardir.syntax.parser import parse
+from shardir.tools import bench
+
+plans = bench.load("plans")
+
+SIZES = {
+    "gloo": [(4,), (2, 4), (3, 4)],
+    "h200": [(16,), (2, 8), (4, 4)],
+    "ascend910": [(8,), (2, 4)],
+    "pod2048": [(8, 8), (16, 4), (64,)],
+}
+"""The axes of meshes; those of one axis, and 4 x 4 and 8 x 8, have one that crosses levels."""
+
+
+def meshes(cluster: str) -> list[Mesh]:
+    return [
+        Mesh("m", tuple(zip("ab", sizes, strict=False)), load(cluster).part(prod(sizes)))
+        for sizes in SIZES[cluster]
+    ]
+
+
+def random_layout(mesh: Mesh, rank: int, random: Random) -> Layout:
+    """Each axis splits a dimension, or is partial, or neither."""
+    places: list[list[Axis]] = [[] for _ in range(rank + 2)]
+    for name in random.sample(mesh.names, len(mesh.names)):
+        random.choice(places).append(name)
+    *dims, partial, _ = map(tuple, places)
+    return Layout("m", tuple(dims)).with_partial(tuple(sorted(partial, key=mesh.order)), "sum")
+
+
+def random_shape(mesh: Mesh, random: Random) -> tuple[int, ...]:
+    """As all axes together split it evenly, or not."""
+    each = mesh.size if random.random() < 0.7 else 1
+    return tuple(each * random.choice([1, 5, 64]) for _ in range(random.choice([1, 2, 2, 3])))
+
+
+def lowered(mesh: Mesh, shape: tuple[int, ...], source: Layout, target: Layout) -> float:
+    """The seconds that the report gives of the collectives of one redistribution."""
+    t = f"tensor<{'x'.join(map(str, shape))}xf32, #dist.layout<{{}}>>"
+    a, b = t.format(source), t.format(target)
+    sizes = ", ".join(f"{n} = {s}" for n, s in mesh.axes)
+    module = compile(
+        f"dist.cluster @c <{mesh.cluster}>\ndist.mesh @m <{sizes}> on @c\n"
+        f"func.func @f(%x: {a}) -> {b} {{\n"
+        f"  %y = dist.redistribute %x : ({a}) -> {b}\n  func.return %y : {b}\n}}",
+        "lower-to-spmd",
+    ).module
+    return sum(c.seconds for f in report(module) for c in f.ops)
+
+
+def test_clusters() -> None:
+    assert set(SIZES) == set(names())
+
+
+@pytest.mark.parametrize("cluster", names())
+def test_the_planner_counts_what_the_report_says(cluster: str) -> None:
+    random = Random(cluster)
+    for _ in range(extent(15, 150)):
+        mesh = random.choice(meshes(cluster))
+        shape = random_shape(mesh, random)
+        ends = [random_layout(mesh, len(shape), random) for _ in range(2)]
+        planned = plan_redistribution(shape, "f32", mesh, *ends).seconds
+        assert lowered(mesh, shape, *ends) == pytest.approx(planned, rel=1e-9, abs=1e-15)
+        problem = Problem.of(mesh, shape, *ends)
+        least = seconds_bound(mesh, shape, problem.source, problem.target, 4)
+        assert least <= planned * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("cluster", names())
+def test_no_way_by_a_third_layout_is_shorter(cluster: str) -> None:
+    random = Random(cluster)
+    for _ in range(extent(300, 25000)):
+        mesh = random.choice(meshes(cluster))
+        shape = tuple(mesh.size * random.choice([1, 5, 64]) for _ in range(random.choice([1, 2])))
+        a, b, c = (random_layout(mesh, len(shape), random) for _ in range(3))
+
+        def seconds(x: Layout, y: Layout, shape=shape, mesh=mesh) -> float:
+            return plan_redistribution(shape, "f32", mesh, x, y).seconds
+
+        assert seconds(a, c) <= (seconds(a, b) + seconds(b, c)) * (1 + 1e-9)
+
+
+SEARCH = "inline-calls,distributed-autodiff,search-strategies"
+AFTERWARDS = (
+    "insert-redistributions,recompute,lower-to-spmd,simplify-communication,"
+    f"fuse-communication{{max_bytes={1 << 40}}}"
+)
+"""The search counts buckets as if they had no limit."""
+
+
+def program(mesh: Mesh, rows: int, widths: list[int]) -> str:
+    """The training step of an MLP, with nothing annotated."""
+    sizes = ", ".join(f"{n} = {s}" for n, s in mesh.axes)
+    x = f"tensor<{rows}x{widths[0]}xf32>"
+    weights = [f"tensor<{m}x{n}xf32>" for m, n in pairwise(widths)]
+    made = [f"tensor<{rows}x{n}xf32>" for n in widths[1:]]
+    given = [f"%x0: {x} {{train.input = #train.init<normal>}}"]
+    given += [
+        f'%w{i}: {t} {{train.parameter = "w{i}", train.init = #train.init<normal>}}'
+        for i, t in enumerate(weights)
+    ]
+    body, before = [], x
+    for i, (w, y) in enumerate(zip(weights, made, strict=True)):
+        body += [f"  %y{i} = nn.matmul %x{i}, %w{i} : ({before}, {w}) -> {y}"]
+        body += [f"  %x{i + 1} = nn.relu %y{i} : ({y}) -> {y}"]
+        before = y
+    body += [f"  %l = nn.reduce <mean> %x{len(made)} dims <0, 1> : ({before}) -> tensor<f32>"]
+    return "\n".join([
+        f"dist.cluster @c <{mesh.cluster}>", f"dist.mesh @m <{sizes}> on @c",
+        f"func.func private @loss({', '.join(given)}) -> tensor<f32> {{", *body,
+        "  func.return %l : tensor<f32>", "}", "train.step @step of @loss <sgd, lr = 0.1>",
+    ])  # fmt: skip
+
+
+def holds(text: str) -> None:
+    """The law, of a program and its plans."""
+    module = parse(text)
+    searched = compile(text, SEARCH).module
+    ((f, _),) = bodies(searched)
+    found = found_by_search(f)
+    assert found["bound"] <= found["objective"] * (1 + 1e-12)
+    spent = plans.seconds(searched, AFTERWARDS)
+    assert spent == pytest.approx(found["objective"], rel=1e-9)
+    for name in ("data", "zero-3"):
+        written = plans.PLANS[name](module)
+        assert found["bound"] <= plans.seconds(written, plans.alone("train")) * (1 + 1e-9), name
+
+
+@pytest.mark.parametrize("cluster", names())
+def test_the_search_counts_what_the_lowered_program_takes(cluster: str) -> None:
+    random = Random(cluster)
+    for _ in range(extent(2, 60)):
+        mesh = random.choice(meshes(cluster))
+        assert mesh.cluster is not None
+        mesh = replace(mesh, cluster=replace(mesh.cluster, memory=None))
+        widths = [mesh.size * random.choice([2, 16, 64]) for _ in range(random.choice([2, 3]))]
+        holds(program(mesh, mesh.size * random.choice([4, 64, 1024]), widths))
+
+
+def test_no_plan_is_below_the_bound_where_an_axis_crosses_levels() -> None:
+    """Data parallel was, by a tenth: an MLP on 16 devices of two nodes."""
+    mesh = Mesh("m", (("d", 16),), replace(load("h200").part(16), memory=None))
+    holds(program(mesh, 65536, [4096, 4096, 4096]))
