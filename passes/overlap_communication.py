@@ -40,7 +40,7 @@ from shardir.cost.schedule import LESS, cuts, elapsed, level_of
 from shardir.cost.seconds import OpCost, cost_of, joining, size_of, together
 from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
-from shardir.rewriting.rewriter import erase
+from shardir.rewriting.rewriter import Rewriter, erase
 
 WORTH = 0.05
 """The part of a collective's seconds that there must be to calculate beside it."""
@@ -162,13 +162,11 @@ def _cut(block: Block, op: dist.FusibleOp, clock: _Clock) -> Iterator[dist.Fusib
         return
     for start, end in pairwise([0, *ends]):
         outs = [op.outs[i] for i in order[start:end]]
-        new = type(op).create(
-            operands=[op.values[i] for i in order[start:end]], result_types=[v.type for v in outs],
-            properties=dict(op.properties), attributes=dict(op.attributes), location=op.location,
+        new = Rewriter().before(op).create(
+            type(op), [op.values[i] for i in order[start:end]], [v.type for v in outs],
+            op.properties, op.attributes, outs,
         )  # fmt: skip
-        block.insert_op_before(new, op)
         for old, out in zip(outs, new.outs, strict=True):
-            out.name_hint = old.name_hint
             old.replace_all_uses_with(out)
         yield new
     erase(op)
@@ -234,13 +232,12 @@ class _Plan:
             users = _users(op)
             user = next(x for x in _behind(op) if x in users)
             op.properties["started"] = UnitAttr()
-            wait = dist.WaitOp.create(
-                operands=op.outs, result_types=[v.type for v in op.outs], location=op.location
-            )
+            rewriter = Rewriter().before(user)
+            rewriter.location = op.location
+            types = [v.type for v in op.outs]
+            wait = rewriter.create(dist.WaitOp, op.outs, types, names=op.outs)
             for v, out in zip(op.outs, wait.outs, strict=True):
-                out.name_hint = v.name_hint
                 v.replace_uses_with_if(out, lambda use, wait=wait: use.operation is not wait)
-            self.block.insert_op_before(wait, user)
 
 
 def _worth_moving(block: Block, clock: _Clock) -> dict[dist.FusibleOp, OpCost]:

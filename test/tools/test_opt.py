@@ -115,7 +115,7 @@ class Folder(Target):
                 raise Failure("this cannot be emitted")
 
 
-NAMED = {
+NAMED = pipelines.PIPELINES | {
     "twice": "rename{to=a},rename{to=b}",
     "all": "twice,cse",
     "renames": "cse,rename{to=a},rename{only=f}",
@@ -403,7 +403,8 @@ def test_frontends() -> None:
         assert code == 1 and "<stdin>:1:15: error:" in err
 
 
-def test_stock_xdsl_opt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["propagate-strategies", "search-strategies{memory=16GB}"])
+def test_stock_xdsl_opt(tmp_path: Path, name: str) -> None:
     """Dialects and passes reach xDSL's own driver through the entry point."""
     path = tmp_path / "a.mlir"
     path.write_text(
@@ -413,10 +414,10 @@ def test_stock_xdsl_opt(tmp_path: Path) -> None:
     )
     code = "from xdsl.tools.xdsl_opt import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path), "-p", "propagate-strategies"],
+        [sys.executable, "-c", code, str(path), "-p", name],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    _, ours, _ = run(str(path), "-p", "propagate-strategies")
+    _, ours, _ = run(str(path), "-p", name)
     assert parse(done.stdout).is_structurally_equivalent(parse(ours))
 
 
