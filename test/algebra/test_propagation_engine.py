@@ -37,14 +37,14 @@ class Writer:
         self.values.append(Value(shape, sharding, **flags))
         return len(self.values) - 1
 
-    def node(self, text: str, factors: str, **options: bool) -> int:
+    def node(self, text: str, factors: str, forward: bool = True, backward: bool = True) -> int:
         """`x, w -> y` with the factors `i k, k j -> i j`; a merged dimension is `(a b)`."""
         (xs, ys), (fs, rs) = self.sides(text), self.sides(factors)
         dims = [[*map(" ".join, merged(v))] for v in (*fs, *rs)]
         n = len(fs)
         shapes = [self.values[v].shape for v in (*self.find(xs), *self.find(ys))]
         made = Factors.of(dims[:n], dims[n:], shapes, linear="any")
-        self.nodes.append(Node(self.find(xs), self.find(ys), made, **options))
+        self.nodes.append(Node(self.find(xs), self.find(ys), made, None, forward, backward))
         return len(self.nodes) - 1
 
     @staticmethod
@@ -88,12 +88,12 @@ def test_a_product_takes_what_its_operands_have():
     assert w.run()["y"] == "[{dp}, {tp}]"
 
 
-def chain(**flags: bool) -> Writer:
+def chain() -> Writer:
     """y = x a, z = y b, and t = z + z."""
     w = Writer()
     w.value("x", (8, 4), is_input=True)
-    w.value("a", (4, 6), **flags)
-    w.value("b", (6, 4), **flags)
+    w.value("a", (4, 6))
+    w.value("b", (6, 4))
     for name, shape in (("y", (8, 6)), ("z", (8, 4)), ("t", (8, 4))):
         w.value(name, shape)
     w.node("x, a -> y", "i k, k j -> i j")

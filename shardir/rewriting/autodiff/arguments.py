@@ -1,0 +1,58 @@
+"""The arguments of a function that is being made, with their attributes."""
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Attribute, Block, SSAValue
+
+from shardir.algebra.layout import Layout, replicated
+from shardir.dialects.dist import laid_out, layout_of, tensor
+from shardir.dialects.nn.base import plain
+from shardir.dialects.train import Argument, InitAttr, state_attrs
+from shardir.rewriting.rewriter import Rewriter
+
+Attributes = dict[str, Attribute]
+
+
+class Arguments:
+    """The arguments of a block; `attributes` are theirs."""
+
+    def __init__(self, block: Block, attributes: list[Attributes]):
+        self.block, self.attributes = block, attributes
+
+    def __getitem__(self, i: int) -> SSAValue:
+        return self.block.args[i]
+
+    def annotation(self, i: int) -> Argument:
+        """The role of argument i, and what else its attributes specify."""
+        return Argument.of(self.attributes[i])
+
+    def add(self, type: Attribute, name: str, attributes: Attributes) -> SSAValue:
+        """A new argument."""
+        arg = self.block.insert_arg(type, len(self.block.args))
+        arg.name_hint = name if SSAValue.is_valid_name(name) else None
+        self.attributes.append(attributes)
+        return arg
+
+    def add_state(self, type: TensorType, key: str, name: str, first: float = 0.0) -> SSAValue:
+        """A new state, whose elements are `first` before the first step."""
+        init = InitAttr(("constant", (("value", first),)))
+        return self.add(type, name, state_attrs(key, init))
+
+    def add_scalar_state(
+        self, b: Rewriter, key: str, element: Attribute, first: float = 0.0
+    ) -> SSAValue:
+        """A new scalar state, the same on all devices; its name is the end of `key`."""
+        layout = replicated(b.mesh.name, 0) if b.mesh is not None else None
+        type = laid_out(element, (), layout) if layout is not None else tensor(element, ())
+        return self.add_state(type, key, key.rpartition(".")[2], first)
+
+    def add_state_of(self, w: SSAValue, key: str, name: str, dims: Sequence[int]) -> SSAValue:
+        """A new state of a parameter, with some of its dimensions, split as they are."""
+        t, layout = plain(w), layout_of(w)
+        shape = tuple(t.get_shape()[d] for d in dims)
+        type = tensor(t.element_type, shape)
+        if layout is not None:
+            mine = Layout(layout.mesh, tuple(layout.dims[d] for d in dims))
+            type = laid_out(t.element_type, shape, mine)
+        return self.add_state(type, f"{key}.{name}", f"{w.name_hint or 'w'}_{name}")

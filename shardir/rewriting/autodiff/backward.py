@@ -1,0 +1,72 @@
+"""The backward part of one forward part: seeded, then transposed.
+
+%y = nn.matmul %x, %w                     forward part
+%loss = nn.reduce <sum> %y dims <0, 1>
+train.backward
+%d_loss = nn.constant dense<1.0>          seed
+%d_y = nn.broadcast %d_loss               transposed
+%d_w = nn.einsum "ik,ij->kj" %x, %d_y
+"""
+
+from collections.abc import Sequence
+
+from xdsl.ir import Operation, SSAValue
+
+from shardir.dialects.dist import layout_of, with_layout
+from shardir.dialects.nn.base import plain
+from shardir.dialects.train import BackwardOp, GradientOp, StepOp
+from shardir.rewriting.autodiff.activity import Activity, is_float
+from shardir.rewriting.autodiff.arguments import Arguments
+from shardir.rewriting.autodiff.cotangents import Cotangents
+from shardir.rewriting.autodiff.step import TrainStep
+from shardir.rewriting.autodiff.transposition import Transposition
+from shardir.rewriting.rewriter import Rewriter
+
+
+class BackwardPart:
+    """Adds the backward part of forward parts to the end of a block."""
+
+    def __init__(
+        self,
+        request: StepOp | GradientOp,
+        arguments: Arguments,
+        builder: Rewriter,
+        differentiated: Sequence[int],
+        updated: Sequence[int | None],
+    ):
+        """`differentiated`: the indices of arguments; `updated`: per returned value, the index of
+        the state that it is the new value of."""
+        self.request, self.arguments, self.builder = request, arguments, builder
+        self.updated = updated
+        self.activity = Activity(arguments[i] for i in differentiated)
+        self.cotangents = Cotangents(builder)
+        self.transposition = Transposition(
+            arguments.block, builder, self.activity, self.cotangents
+        )  # fmt: skip
+        is_step = isinstance(request, StepOp)
+        self.step = TrainStep(request, builder, arguments) if is_step else None
+
+    def add(self, forward: Sequence[Operation], returned: Sequence[SSAValue]) -> None:
+        """Add the backward part of a forward part that returns these values."""
+        self.arguments.block.add_op(BackwardOp.create(location=self.request.location))
+        self.transposition.mark(forward)
+        for v, state in zip(returned, self.updated, strict=True):
+            if is_float(v) and state is None:
+                self.seed(v)
+        self.transposition.run(forward)
+
+    def seed(self, v: SSAValue) -> None:
+        """Set the cotangent of what is returned: 1 for a scalar, or what the step has it be; an
+        argument for any other."""
+        t = plain(v)
+        if t.get_shape() == ():
+            if v in self.activity.active:
+                element = t.element_type
+                step, b = self.step, self.builder
+                one = step.seed(element) if step is not None else b.constant(1.0, element)
+                self.cotangents.add(v, [one])
+        else:
+            layout = layout_of(v)
+            complete = with_layout(t, layout.complete if layout is not None else None)
+            arg = self.arguments.add(complete, f"d_{v.name_hint or 'result'}", {})
+            self.cotangents.add(v, [arg])

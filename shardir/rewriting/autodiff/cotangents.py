@@ -1,0 +1,95 @@
+"""The cotangents of values: sums of addends, one from each op that uses the value.
+
+    w [{}, {tp}] is used twice  ->  two addends, partial over dp  ->  their sum, then one all-reduce
+
+Addends are added as they are, those of one layout first, while they are partial; then the sum is
+redistributed to the layout of the value, once.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from xdsl.ir import SSAValue
+
+from shardir.algebra.layout import Layout
+from shardir.algebra.redistribution import seconds
+from shardir.dialects.dist import layout_of
+from shardir.dialects.nn.base import plain
+from shardir.rewriting.rewriter import Rewriter
+
+
+class Cotangents:
+    """The addends of each value's cotangent, from the ops that are transposed so far."""
+
+    def __init__(self, builder: Rewriter):
+        self.builder = builder
+        self.addends: dict[SSAValue, list[SSAValue]] = {}
+
+    def __contains__(self, v: SSAValue) -> bool:
+        return v in self.addends
+
+    def add(self, v: SSAValue, addends: Iterable[SSAValue]) -> None:
+        """Add to the cotangent of a value."""
+        self.addends.setdefault(v, []).extend(addends)
+
+    def take(self, v: SSAValue) -> list[SSAValue]:
+        """The addends of a value, which are no longer its."""
+        return self.addends.pop(v)
+
+    def sum(self, v: SSAValue, may_be_partial: bool = False) -> SSAValue | None:
+        """The cotangent of a value, in the layout of the value; None where it has no addend."""
+        if v not in self.addends:
+            return None
+        total = self._total(v)
+        layout = layout_of(v)
+        if self.builder.mesh is None or layout is None:
+            return total
+        if may_be_partial and self.builder.layout(total).complete == layout.complete:
+            return total
+        return self.builder.redistribute(total, layout.complete)
+
+    def accumulate(self, values: Collection[SSAValue]) -> None:
+        """Add up the addends of these values, so that one of each layout is alive."""
+        for v in [v for v in self.addends if v in values]:
+            self.addends[v] = self._by_layout(v)
+
+    def _total(self, v: SSAValue) -> SSAValue:
+        addends = self._by_layout(v)
+        if len(addends) > 1:
+            layout = self._common_layout(v, addends)
+            addends = [self.builder.redistribute(d, layout) for d in addends]
+        total = addends[0]
+        for d in addends[1:]:
+            total = self.builder.add(total, d)
+        if total.name_hint is None:
+            total.name_hint = cotangent_name(v)
+        return total
+
+    def _by_layout(self, v: SSAValue) -> list[SSAValue]:
+        """The sums of the addends of one layout."""
+        found: dict[Layout | None, SSAValue] = {}
+        for d in self.take(v):
+            layout = layout_of(d)
+            if layout in found:
+                found[layout] = self.builder.add(found[layout], d)
+                found[layout].name_hint = cotangent_name(v)
+            else:
+                found[layout] = d
+        return list(found.values())
+
+    def _common_layout(self, v: SSAValue, addends: Sequence[SSAValue]) -> Layout:
+        """The layout in which addends of several layouts are added: that of the value or of one of
+        them, for which redistributions cost the least until the sum has that of the value."""
+        b, end, shape = self.builder, self.builder.layout(v).complete, plain(v).get_shape()
+        assert b.mesh is not None
+        mesh = b.mesh
+
+        def cost(layout: Layout) -> tuple[float, float]:
+            costs = [*(b.seconds(d, layout) for d in addends), seconds(shape, mesh, layout, end)]
+            return sum(n for n, _ in costs), sum(n for _, n in costs)
+
+        return min((end, *map(b.layout, addends)), key=cost)
+
+
+def cotangent_name(v: SSAValue) -> str | None:
+    """The name of a value's cotangent."""
+    return f"d_{v.name_hint}" if v.name_hint else None

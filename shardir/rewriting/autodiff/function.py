@@ -1,0 +1,173 @@
+"""The request for a step or a gradient -> the body that it asks for.
+
+   train.step @step of @loss <sgd, lr = 0.1>
+-> (%x, %w) {
+     forward part of @loss
+     train.backward
+     %d_w = ...
+     train.update
+     %w_1 = train.sgd %w, %d_w
+     func.return %loss, %w_1
+   }
+"""
+
+from xdsl.dialects.builtin import AnyFloat, ArrayAttr, DictionaryAttr, FunctionType, TensorType
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Block, Region, SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import name_of
+from shardir.dialects.dist import RedistributeOp, layout_of
+from shardir.dialects.nn.base import plain
+from shardir.dialects.train import (
+    BackwardOp,
+    GradientOp,
+    Role,
+    StepOp,
+    UpdateOp,
+    arg_attrs,
+    mark_step,
+    result_attrs,
+    set_arg_attrs,
+    updated_arguments,
+    updates_attrs,
+)
+from shardir.rewriting.autodiff.arguments import Arguments, Attributes
+from shardir.rewriting.autodiff.backward import BackwardPart
+from shardir.rewriting.autodiff.microbatches import add_microbatches
+from shardir.rewriting.autodiff.step import TrainStep
+from shardir.rewriting.rewriter import Rewriter
+from shardir.syntax.diagnostics import Failure
+
+Gradients = dict[int, SSAValue | None]
+"""By the index of the argument; None where nothing depends on it."""
+
+
+class Differentiation:
+    """The differentiation of a function, of which `block` is the body, and stays so."""
+
+    def __init__(
+        self, request: StepOp | GradientOp, source: FuncOp, block: Block, mesh: Mesh | None
+    ):
+        """`mesh`: of a body that is laid out."""
+        self.request, self.source, self.block = request, source, block
+        self.arguments = Arguments(block, arg_attrs(source))
+        self.result_attributes: list[Attributes] = result_attrs(source)
+        is_step = isinstance(request, StepOp)
+        updated = updated_arguments(source)
+        self.updated = updated if is_step else [None] * len(updated)
+        """Per result, the state that it is the new value of: no part of a step's loss."""
+        self.differentiated = self.differentiated_arguments()
+        self.builder = Rewriter(mesh, block)
+        self.builder.location = request.location
+        self.backward = BackwardPart(
+            request, self.arguments, self.builder, self.differentiated, self.updated
+        )
+
+    def differentiated_arguments(self) -> list[int]:
+        """The indices of the arguments with respect to which the function is differentiated.
+
+        Raises:
+            Failure: one of them is no float tensor.
+        """
+        if isinstance(self.request, GradientOp):
+            found = list(self.request.wrt.data)
+        else:
+            indices = range(len(self.arguments.attributes))
+            found = [i for i in indices if self.arguments.annotation(i).role is Role.PARAMETER]
+        for i in found:
+            t = self.arguments[i].type
+            if not (isinstance(t, TensorType) and isinstance(t.element_type, AnyFloat)):
+                message = f"argument {i} of @{name_of(self.source)} is {t}"
+                raise Failure([(self.request, f"{message}: only float tensors have a gradient")])
+        return found
+
+    def run(self) -> None:
+        """Add the backward part, and return what the request asks for."""
+        last = self.block.last_op
+        assert isinstance(last, ReturnOp)
+        returned = list(last.operands)
+        self.block.erase_op(last)
+        forward = list(self.block.ops)
+        self.backward.activity.match(forward)
+        step = self.backward.step
+        batches = [returned]
+        if step is not None and step.microbatches > 1:
+            batches = add_microbatches(self.backward, forward, returned, step.microbatches)
+        else:
+            self.backward.add(forward, returned)
+        gradients = {i: self.gradient(i) for i in self.differentiated}
+        self.builder.location = self.request.location
+        if step is not None:
+            results = self.step_results(step, batches, gradients)
+        else:
+            results = [*returned, *(self.or_zeros(i, g) for i, g in gradients.items())]
+            self.result_attributes = [{} for _ in results]
+        self.block.add_op(ReturnOp(*results))
+        self.erase_unused()
+
+    def gradient(self, i: int) -> SSAValue | None:
+        """The gradient of argument i, to be communicated with those of its fusion index."""
+        gradient = self.backward.cotangents.sum(self.arguments[i])
+        moved = gradient.owner if gradient is not None else None
+        index = self.arguments.annotation(i).fusion
+        if isinstance(moved, RedistributeOp) and index is not None:
+            moved.properties["fusion"] = index
+        return gradient
+
+    def or_zeros(self, i: int, gradient: SSAValue | None) -> SSAValue:
+        """The gradient of argument i; zeros where nothing depends on it."""
+        if gradient is not None:
+            return gradient
+        arg = self.arguments[i]
+        zeros = self.builder.zeros(plain(arg), like=arg)
+        layout = layout_of(arg)
+        return zeros if layout is None else self.builder.redistribute(zeros, layout)
+
+    def step_results(
+        self, step: TrainStep, batches: list[list[SSAValue]], gradients: Gradients
+    ) -> list[SSAValue]:
+        """The results of a step; `batches`: what each microbatch returns."""
+        returned = list(batches[-1])
+        if len(batches) > 1:
+            loss = self.updated.index(None)
+            returned[loss] = step.loss([batch[loss] for batch in batches])
+        self.block.add_op(UpdateOp.create(location=self.request.location))
+        updates = step.update(gradients)
+        results = [
+            v if state is None else step.becomes(self.arguments[state], v)
+            for v, state in zip(returned, self.updated, strict=True)
+        ]
+        self.result_attributes += [updates_attrs(key) for _, key in updates]
+        return [*results, *(v for v, _ in updates)]
+
+    def erase_unused(self) -> None:
+        """Erase the ops of the backward part whose results nothing uses, such as the cotangents of
+        inputs."""
+        op = self.block.last_op
+        first = next(op for op in self.block.ops if isinstance(op, BackwardOp))
+        while op is not None and op is not first:
+            before = op.prev_op
+            if op.results and all(v.first_use is None for v in op.results):
+                self.block.erase_op(op)
+            op = before
+
+    def function(self) -> FuncOp:
+        """The function of which the block is the body now."""
+        end = self.block.last_op
+        assert isinstance(end, ReturnOp)
+        types = [a.type for a in self.block.args], [v.type for v in end.operands]
+        if (region := self.block.parent) is not None:
+            region.detach_block(self.block)
+        f = FuncOp(
+            self.request.sym_name.data, FunctionType.from_lists(*types), Region(self.block)
+        )  # fmt: skip
+        f.location = self.request.location
+        if any(self.arguments.attributes):
+            set_arg_attrs(f, self.arguments.attributes)
+        if any(self.result_attributes):
+            found = ArrayAttr(DictionaryAttr(a) for a in self.result_attributes)
+            f.properties["res_attrs"] = found
+        if isinstance(self.request, StepOp):
+            mark_step(f)
+        return f

@@ -1,0 +1,126 @@
+"""A training step around its gradients.
+
+forward and backward part, seeded with the loss scale
+gradients -> without the loss scale, clipped
+optimizers' updates, of all parameters side by side
+where a gradient was not finite, everything as it was
+"""
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import f32, i64
+from xdsl.ir import Attribute, SSAValue
+
+from shardir.dialects import train
+from shardir.dialects.dist import layout_of
+from shardir.dialects.nn.base import float_attr, int_attr
+from shardir.rewriting.autodiff.arguments import Arguments
+from shardir.rewriting.autodiff.gradients import prepare
+from shardir.rewriting.rewriter import Rewriter
+
+
+class TrainStep:
+    """What a `train.step` adds to a function."""
+
+    def __init__(self, request: train.StepOp, builder: Rewriter, arguments: Arguments):
+        self.request, self.b, self.arguments = request, builder, arguments
+        self.name, self.microbatches = request.sym_name.data, request.microbatches
+        self.finite: SSAValue | None = None
+        """Whether all gradients are finite, where losses are scaled."""
+        self.scale: SSAValue | None = None
+        """The loss scale, where it is a state."""
+        if (scaling := request.loss_scale) is not None and scaling.kind == "dynamic":
+            key = f"{self.name}.loss_scale"
+            self.scale = arguments.add_scalar_state(builder, key, f32, scaling.values["initial"])
+
+    def seed(self, element: Attribute) -> SSAValue:
+        """The cotangent of a microbatch's loss."""
+        part = 1.0
+        if (several := self.request.accumulate) is not None and several.kind == "mean":
+            part = 1 / self.microbatches
+        if self.scale is not None:
+            scale = self.b.convert(self.scale, element)
+            return scale if part == 1.0 else self.b.scale(scale, part)
+        if self.request.loss_scale is not None:
+            part *= self.request.loss_scale.values["factor"]
+        return self.b.constant(part, element)
+
+    def loss(self, losses: Sequence[SSAValue]) -> SSAValue:
+        """The loss of all microbatches."""
+        total = losses[0]
+        for x in losses[1:]:
+            total = self.b.add(total, x)
+        several = self.request.accumulate
+        if len(losses) > 1 and several is not None and several.kind == "mean":
+            total = self.b.scale(total, 1 / len(losses))
+        total.name_hint = losses[0].name_hint
+        return total
+
+    def update(self, gradients: dict[int, SSAValue | None]) -> list[tuple[SSAValue, str]]:
+        """The new values of parameters and states, each with its key; from the gradients of
+        parameters, by their arguments' indices."""
+        found = {i: g for i, g in gradients.items() if g is not None}
+        if found:
+            found, self.finite = prepare(self.b, self.request, self.scale, found)
+        count = f"{self.name}.count"
+        clock = train.Clock(
+            self.b, self.request.optimizer,
+            lambda: self.arguments.add_scalar_state(self.b, count, i64),
+        )  # fmt: skip
+        keys = {i: self.arguments.annotation(i).key or "" for i in gradients}
+        old = {i: [(self.arguments[i], keys[i])] for i in gradients}
+        new = {i: [self.arguments[i]] for i in gradients}
+        running = {i: self.optimizer(i, g, clock, old[i]) for i, g in found.items()}
+        while running:
+            for i, steps in list(running.items()):
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    pairs = zip(old[i], end.value, strict=True)
+                    new[i] = [self.becomes(was, v) for (was, _), v in pairs]
+                    del running[i]
+        results = [(v, key) for i in gradients for v, (_, key) in zip(new[i], old[i], strict=True)]
+        if clock.is_used:
+            results.append((self.becomes(clock.done, clock.step), count))
+        if self.scale is not None and self.finite is not None:
+            results += self.next_scale(self.scale, self.finite)
+        return results
+
+    def becomes(self, before: SSAValue, after: SSAValue) -> SSAValue:
+        """The new value of a parameter or state, in its layout; the old one where a gradient is not
+        finite."""
+        if (layout := layout_of(before)) is not None:
+            after = self.b.redistribute(after, layout)
+        if self.finite is not None and after is not before:
+            after = self.b.select(self.finite, after, before)
+        after.name_hint = after.name_hint or before.name_hint
+        return after
+
+    def optimizer(
+        self, i: int, g: SSAValue, clock: train.Clock, old: list[tuple[SSAValue, str]]
+    ) -> train.Updated:
+        """The optimizer's steps for parameter i; the states that it asks for go to `old`."""
+        w, key, parameter = self.arguments[i], old[0][1], self.arguments.annotation(i)
+
+        def state(name: str, dims: Sequence[int]) -> SSAValue:
+            old.append((self.arguments.add_state_of(w, key, name, dims), f"{key}.{name}"))
+            return old[-1][0]
+
+        numbers = self.request.optimizer.values
+        decay = parameter.weight_decay(numbers["weight_decay"])
+        rate = clock.rate(parameter.lr_scale)
+        numbers = {n: x for n, x in numbers.items() if n != "lr"} | {"weight_decay": decay}
+        target = train.Target(self.b, clock, w, g, numbers, rate, state)
+        return train.OPTIMIZERS[self.request.optimizer.kind].update(target)
+
+    def next_scale(self, scale: SSAValue, finite: SSAValue) -> list[tuple[SSAValue, str]]:
+        """The new loss scale, and for how many steps gradients were finite."""
+        assert self.request.loss_scale is not None
+        numbers = self.request.loss_scale.values
+        count = f"{self.name}.good_steps"
+        good = self.arguments.add_scalar_state(self.b, count, i64)
+        props: dict[str, Attribute] = {n: float_attr(numbers[n]) for n in ("growth", "backoff")}
+        props["interval"] = int_attr(numbers["interval"])
+        new = self.b.op(train.NextLossScaleOp, scale, good, finite, props=props).results
+        new[0].name_hint, new[1].name_hint = scale.name_hint, good.name_hint
+        return [(new[0], f"{self.name}.loss_scale"), (new[1], count)]

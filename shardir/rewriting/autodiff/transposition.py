@@ -1,0 +1,129 @@
+"""The backward part: each op of the forward part transposed, the last one first.
+
+%y = nn.matmul %x, %w           %d_x = d_y w^T, %d_w = x^T d_y, partial over the batch's axes
+%z = dist.redistribute %y       d_z is d_y: it is redistributed when an op needs it to be
+%z = dist.permute %y            the permute with its pairs reversed
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardir.algebra.errors import ShardirError
+from shardir.algebra.mesh import Mesh
+from shardir.dialects.dist import (
+    Collective,
+    PermuteOp,
+    PropagationBarrierOp,
+    RecvOp,
+    WindowsOp,
+)
+from shardir.dialects.nn.base import TensorOp, plain
+from shardir.rewriting.autodiff.activity import Activity, relocates
+from shardir.rewriting.autodiff.cotangents import Cotangents, cotangent_name
+from shardir.rewriting.rewriter import Rewriter
+from shardir.syntax.diagnostics import Failure
+
+
+class Transposition:
+    """Transposes the ops of a forward part at the end of a block."""
+
+    def __init__(
+        self, block: Block, builder: Rewriter, activity: Activity, cotangents: Cotangents
+    ):  # fmt: skip
+        self.block, self.builder = block, builder
+        self.activity, self.cotangents = activity, cotangents
+
+    def mark(self, forward: Sequence[Operation]) -> None:
+        """Mark the active values of a forward part; its redistributions need not be made again."""
+        self.activity.mark(forward)
+        for op in forward:
+            if self.builder.mesh is not None and relocates(op):
+                for v, out in self.activity.communicated(op) or ():
+                    self.builder.known(v, out)
+
+    def run(self, forward: Sequence[Operation]) -> None:
+        """Transpose a forward part.
+
+        Raises:
+            Failure: of some ops there is no transpose.
+        """
+        errors: list[tuple[Operation | None, str]] = []
+        for op in reversed(forward):
+            if not any(v in self.activity.active and v in self.cotangents for v in op.results):
+                continue
+            self.builder.location = op.location
+            try:
+                if (moved := self.activity.communicated(op)) is not None:
+                    for v, out in moved:
+                        if v in self.activity.active and out in self.cotangents:
+                            self.cotangents.add(v, self.communication(op, v, out))
+                elif isinstance(op, TensorOp):
+                    self.tensor_op(op)
+                else:
+                    raise ShardirError(f"[G8] {op.name} can't be differentiated")
+            except ShardirError as e:
+                errors.append((op, str(e)))
+        if errors:
+            raise Failure(errors)
+
+    def tensor_op(self, op: TensorOp) -> None:
+        """Add the cotangents of an op's operands, from those of its results."""
+        partial = self.passes_partial(op)
+        cotangents = [self.cotangents.sum(v, partial) for v in op.results]
+        found = op.gradient(self.builder, *cotangents)
+        for v, d in zip(op.operands, found, strict=True):
+            if d is not None and v in self.activity.active:
+                if d.name_hint is None:
+                    d.name_hint = cotangent_name(v)
+                self.cotangents.add(v, [d])
+
+    def passes_partial(self, op: TensorOp) -> bool:
+        """Whether an op's transpose takes a partial cotangent: the op is linear, one operand is
+        active, and its cotangent is no larger than that of the result. So what comes back through
+        several reshapes of one value is added before it is reduced."""
+        active = [v for v in op.operands if v in self.activity.active]
+        return (
+            len(active) == 1
+            and bool(op.factors().linear)
+            and prod(plain(active[0]).get_shape()) <= prod(plain(op.results[0]).get_shape())
+        )
+
+    def communication(self, op: Operation, v: SSAValue, out: SSAValue) -> list[SSAValue]:
+        """The addends of the cotangent of `v`, of which communication makes `out`. They are those
+        of `out`, in whatever layout they are, where both have one global value.
+
+        Raises:
+            ShardirError: no layout expresses the cotangent.
+        """
+        mesh = self.builder.mesh
+        if mesh is None:  # layouts are still to be decided
+            if isinstance(op, PropagationBarrierOp):
+                return [self.reversed(op, v, out)]
+        elif isinstance(op, RecvOp):
+            op.check_keeps(v, mesh)
+        elif isinstance(op, Collective) and not op.keeps(v, mesh):
+            return [self.transposed(op, v, out, mesh)]
+        return self.cotangents.take(out)
+
+    def transposed(self, op: Collective, v: SSAValue, out: SSAValue, mesh: Mesh) -> SSAValue:
+        """The transposed collective of a cotangent, where the global value is another after it."""
+        if isinstance(op, PermuteOp):
+            return self.reversed(op, v, out)
+        assert isinstance(op, WindowsOp)
+        cotangent, b = self.cotangents.sum(out), self.builder
+        assert cotangent is not None
+        transpose = b.fold if op.record.transposed == "halo_fold" else b.unfold
+        return transpose(cotangent, op.dim.value.data, op.windows(v, out, mesh))
+
+    def reversed(
+        self, op: PermuteOp | PropagationBarrierOp, v: SSAValue, out: SSAValue
+    ) -> SSAValue:
+        """The cotangent that goes back through an op with a reverse."""
+        cotangent = self.cotangents.sum(out)
+        assert cotangent is not None
+        new = op.reversed(cotangent)
+        new.results[0].name_hint = cotangent_name(v)
+        self.block.add_op(new)
+        return new.results[0]
