@@ -30,13 +30,12 @@ from xdsl.ir import Attribute, Dialect
 from xdsl.irdl import IRDLOperation
 
 from shardir import pipelines
-from shardir.algebra.errors import ShardirError
 from shardir.backend.torch.emit.program import program_text
+from shardir.diagnostics import Failure, ParseErrors, ShardirError
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp, has_parts
 from shardir.dialects.text import TextAttr
 from shardir.passes import PASSES
-from shardir.syntax.diagnostics import Failure, ParseErrors
 from shardir.syntax.parser import parse
 
 TAIL = re.compile(r"\s*(\(`strategy` \$strategy\^\)\? )?attr-dict.*$")

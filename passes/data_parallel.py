@@ -24,11 +24,11 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.strategy import Strategy
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, values
+from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of, sharding_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.train import arguments
@@ -37,7 +37,6 @@ from shardir.rewriting.bases import Error, Function, FunctionPass
 from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.placement import strategy_placement
 from shardir.rewriting.rewriter import set_type
-from shardir.syntax.diagnostics import Failure
 
 MEND = "leave it out, or choose the mode hybrid"
 
@@ -126,7 +125,7 @@ def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Error]:
                 message = "data parallel nothing is redistributed by hand"
                 yield op, f"[A3] {op.name} in @{name_of(f)}: {message}; {MEND}"
             elif isinstance(op, TensorOp) and op.strategy is not None:
-                yield from _strategy_fault(op, twins, mesh, name_of(f))
+                yield from _strategy_error(op, twins, mesh, name_of(f))
 
 
 def _states(op: Operation) -> bool:
@@ -137,7 +136,7 @@ def _states(op: Operation) -> bool:
     return any(sharding_of(v) is not None for v in (*op.results, *args))
 
 
-def _strategy_fault(
+def _strategy_error(
     op: TensorOp, twins: Mapping[SSAValue, SSAValue], mesh: Mesh, function: str
 ) -> Iterator[Error]:
     assert op.strategy is not None

@@ -42,13 +42,14 @@ from xdsl.passes import ModulePass
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import is_laid_out, is_local_body, mesh_of, name_of
+from shardir.diagnostics import Failure
 from shardir.dialects.nn.base import Composite
 from shardir.dialects.train import BackwardOp, GradientOp, StepOp
 from shardir.rewriting.autodiff.function import Differentiation
 from shardir.rewriting.composites import expand
 from shardir.rewriting.lowering import lift, lower
 from shardir.rewriting.rewriter import erase, set_type
-from shardir.syntax.diagnostics import Failure, warn
+from shardir.syntax.source import warn
 
 Request = StepOp | GradientOp
 
@@ -73,7 +74,7 @@ class DistributedAutodiff(ModulePass):
             try:
                 made = differentiated(request, source, mesh_of(source, op), consumed)
             except Failure as e:
-                errors += e.faults
+                errors += e.errors
                 continue
             op.body.block.insert_op_before(made, request)
             erase(request)

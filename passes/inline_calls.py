@@ -19,9 +19,9 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from shardir.analysis.functions import name_of
+from shardir.diagnostics import Failure, Located
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.rewriter import erase
-from shardir.syntax.diagnostics import Failure
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class InlineCalls(ModulePass):
         inlining = _Inlining(op)
         for f, _ in bodies(op):
             inlining.inline(f, ())
-        if inlining.faults:
-            raise Failure(inlining.faults)
+        if inlining.errors:
+            raise Failure(inlining.errors)
         inlining.sweep(op)
 
 
 class _Inlining:
     def __init__(self, module: ModuleOp):
         self.functions = {name_of(f): f for f, _ in bodies(module)}
-        self.faults: list[tuple[Operation | None, str]] = []
+        self.errors: list[Located] = []
         self.done: set[FuncOp] = set()
         self.called: dict[FuncOp, None] = {}
 
@@ -57,16 +57,16 @@ class _Inlining:
             name = op.callee.string_value()
             if name not in self.functions:
                 message = f"[F1] @{name} has no body here; a call is of a function that has one"
-                self.faults.append((op, message))
+                self.errors.append((op, message))
             elif name in inside:
                 way = " calls ".join(f"@{n}" for n in (*inside[inside.index(name) :], name))
                 message = f"[F2] {way}; write out as many turns as there are"
-                self.faults.append((op, message))
+                self.errors.append((op, message))
             else:
                 callee = self.functions[name]
                 self.inline(callee, inside)
                 self.called[callee] = None
-                if not self.faults:
+                if not self.errors:
                     _replace(op, callee)
         self.done.add(f)
 

@@ -27,10 +27,10 @@ from typing import Any
 from xdsl.dialects.builtin import DictionaryAttr, UnitAttr
 from xdsl.ir import Operation, SSAValue
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Placement
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
+from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.dialects.dist import (
     PropagationBarrierOp,
     RedistributeOp,
@@ -40,12 +40,11 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.train import BackwardOp, arg_attrs
-from shardir.rewriting.bases import Error, Function, GlobalPass
+from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.composites import replace_by_parts
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_marker, resolve_markers
 from shardir.rewriting.placement import Needs, is_decomposed, layout_at, strategy_placement, wanted
 from shardir.rewriting.rewriter import Rewriter, set_type
-from shardir.syntax.diagnostics import Failure
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class InsertRedistributions(GlobalPass):
 
     name = "insert-redistributions"
 
-    def check(self, f: Function) -> Iterable[Error]:
+    def check(self, f: Function) -> Iterable[Located]:
         return f.without_layout() if f.has_layouts else ()
 
     def rewrite(self, f: Function) -> None:
@@ -96,7 +95,7 @@ class _Placing:
                 continue  # it is reported where the op is placed
 
     def run(self) -> None:
-        errors: list[Error] = []
+        errors: list[Located] = []
         for op in list(self.block.ops):
             self.rewriter.before(op)
             if isinstance(op, PropagationBarrierOp | ShardingGroupOp):

@@ -25,11 +25,11 @@ from xdsl.parser import Parser
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import ParseError
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.saved import ARGUMENT, Fault, Line, Saved, read
+from shardir.algebra.saved import ARGUMENT, Line, LineError, Saved, read
 from shardir.analysis.functions import is_local_body, makers, mesh_of, name_of
+from shardir.diagnostics import Diagnostic, ParseErrors, ShardirError, did_you_mean
 from shardir.dialects.dist import StrategyAttr, sharding_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain, strategy_factors
 from shardir.dialects.places import at, called
@@ -37,9 +37,9 @@ from shardir.rewriting.composites import expand
 from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_markers
 from shardir.rewriting.rewriter import set_type
-from shardir.syntax.diagnostics import Diagnostic, ParseErrors, Source, did_you_mean
 from shardir.syntax.files import read_text
 from shardir.syntax.printer import value_names
+from shardir.syntax.source import Source
 
 AGAIN = "save the strategies of this program, or correct the line"
 
@@ -53,9 +53,9 @@ class LoadStrategies(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         source = Source(read_text(Path(self.file)), self.file)
-        saved, faults = read(source.text)
-        if faults:
-            raise ParseErrors([_diagnostic(source, fault) for fault in faults])
+        saved, errors = read(source.text)
+        if errors:
+            raise ParseErrors([_diagnostic(source, error) for error in errors])
         functions = {
             name_of(f): _Function(f, block, mesh, saved)
             for f, block in bodies(op)
@@ -66,19 +66,19 @@ class LoadStrategies(ModulePass):
                 number = next(line.number for line in saved.lines if line.function == name)
                 hint = did_you_mean(name, functions) or ""
                 message = f"[V2] the program has no function @{name}{hint or f'; {AGAIN}'}"
-                faults.append(Fault(number, 0, message))
+                errors.append(LineError(number, 0, message))
         for function in functions.values():
-            faults += function.faults(ctx)
-        if faults:
-            raise ParseErrors([_diagnostic(source, fault) for fault in sorted(faults)])
+            errors += function.errors(ctx)
+        if errors:
+            raise ParseErrors([_diagnostic(source, error) for error in sorted(errors)])
         for function in functions.values():
             function.write()
 
 
-def _diagnostic(source: Source, fault: Fault) -> Diagnostic:
-    start = source.starts[fault.number - 1] + fault.column
-    end = source.starts[fault.number - 1] + len(source.line_text(fault.number))
-    return source.at(start, end, fault.message)
+def _diagnostic(source: Source, error: LineError) -> Diagnostic:
+    start = source.starts[error.number - 1] + error.column
+    end = source.starts[error.number - 1] + len(source.line_text(error.number))
+    return source.at(start, end, error.message)
 
 
 class _Function:
@@ -94,51 +94,51 @@ class _Function:
         self.names = value_names(block)
         self.of: dict[Operation | BlockArgument, Line] = {}
 
-    def faults(self, ctx: Context) -> Iterator[Fault]:
+    def errors(self, ctx: Context) -> Iterator[LineError]:
         """What the file says of the function that is not so; what fits is kept."""
         where = f"@{name_of(self.f)}"
         if not self.lines:
             last = max((line.number for line in self.saved.lines), default=1)
-            yield Fault(last, 0, f"[V3] there is no line of {where}; {AGAIN}")
+            yield LineError(last, 0, f"[V3] there is no line of {where}; {AGAIN}")
             return
         of: dict[str, Line] = {}
         for line in self.lines:
             if (first := of.setdefault(line.names[0], line)) is not line:
                 message = f"[V2] %{line.names[0]} of {where} stands in line {first.number} already"
-                yield Fault(line.number, 0, f"{message}; leave one out")
-        yield from self.mesh_faults()
+                yield LineError(line.number, 0, f"{message}; leave one out")
+        yield from self.mesh_errors()
         number = self.lines[0].number
         for by, made in makers(self.block):
             names = tuple(self.names[v] for v in made)
             line = of.pop(names[0], None)
             if line is None:
                 message = f"[V3] behind this line there is none of {_said(by, names)}"
-                yield Fault(number, 0, f"{message}; {AGAIN}")
+                yield LineError(number, 0, f"{message}; {AGAIN}")
                 continue
             self.of[by] = line
             number = line.number
             for message in self.differences(by, made, names, line):
-                yield Fault(number, 0, message)
+                yield LineError(number, 0, message)
         for name, line in of.items():
-            yield Fault(line.number, 0, f"[V2] the program has no %{name} in {where}; {AGAIN}")
+            yield LineError(line.number, 0, f"[V2] the program has no %{name} in {where}; {AGAIN}")
         if (text := self.saved.found.get(where.removeprefix("@"))) is not None:
             try:
                 self.found = Parser(ctx, text).parse_attribute()
             except ParseError:
-                yield Fault(
+                yield LineError(
                     self.saved.numbers[where],
                     0,
                     f"[V1] what the search found of {where} is no attribute",
                 )
 
-    def mesh_faults(self) -> Iterator[Fault]:
+    def mesh_errors(self) -> Iterator[LineError]:
         mesh = self.saved.meshes.get(self.mesh.name)
         if mesh is None:
             message = f"[V4] @{name_of(self.f)} is on dist.mesh {self.mesh}, which is not here"
-            yield Fault(self.lines[0].number, 0, f"{message}; {AGAIN}")
+            yield LineError(self.lines[0].number, 0, f"{message}; {AGAIN}")
         elif mesh.axes != self.mesh.axes:
             message = f"[V4] the program has dist.mesh {self.mesh}; {AGAIN}"
-            yield Fault(self.saved.numbers[mesh.name], 0, message)
+            yield LineError(self.saved.numbers[mesh.name], 0, message)
 
     def differences(
         self, by: Operation | BlockArgument, made: Sequence[SSAValue], names: tuple[str, ...],
@@ -161,9 +161,9 @@ class _Function:
                     f"[V5] %{name} is stated in the program to lie as [{stated}]; leave that out, "
                     "or correct the line"
                 )
-        yield from self.strategy_faults(by, line)
+        yield from self.strategy_errors(by, line)
 
-    def strategy_faults(self, by: Operation | BlockArgument, line: Line) -> Iterator[str]:
+    def strategy_errors(self, by: Operation | BlockArgument, line: Line) -> Iterator[str]:
         if not isinstance(by, TensorOp):
             if line.strategy is not None:
                 yield f"[V4] {line.op} has no strategy; leave it out"

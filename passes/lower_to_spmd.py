@@ -18,14 +18,15 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from shardir.diagnostics import Located
 from shardir.dialects.nn.base import TensorOp, agreement
 from shardir.dialects.nn.custom import CustomOp
-from shardir.rewriting.bases import Error, Function, GlobalPass
+from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.lowering import lower
 from shardir.rewriting.marks import resolve_markers
 from shardir.rewriting.placement import layout_at
-from shardir.syntax.diagnostics import warn
+from shardir.syntax.source import warn
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class LowerToSpmd(GlobalPass):
 
     name = "lower-to-spmd"
 
-    def check(self, f: Function) -> Iterable[Error]:
+    def check(self, f: Function) -> Iterable[Located]:
         if not f.has_layouts:
             return ()
         return list(f.without_layout()) or _not_computable(f)
@@ -52,7 +53,7 @@ class LowerToSpmd(GlobalPass):
         update_signature(f.op)
 
 
-def _not_computable(f: Function) -> Iterator[Error]:
+def _not_computable(f: Function) -> Iterator[Located]:
     """The ops whose operands and results are not where their factors allow."""
     assert f.mesh is not None
     for op in f.block.ops:

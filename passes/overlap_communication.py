@@ -32,12 +32,12 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Mesh
 from shardir.cost.functions import rated
 from shardir.cost.memory import memory_of
 from shardir.cost.schedule import LESS, cuts, elapsed, level_of
 from shardir.cost.seconds import OpCost, cost_of, joining, size_of, together
+from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.rewriter import Rewriter, erase

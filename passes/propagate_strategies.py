@@ -34,7 +34,6 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.propagation import State, propagate
@@ -43,6 +42,7 @@ from shardir.algebra.propagation.graph import Graph, Node, Tie, Value
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, values
 from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import retained_arguments, ties
+from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.dialects.dist import (
     PropagationBarrierOp,
     ShardingGroupOp,
@@ -55,9 +55,6 @@ from shardir.dialects.train import Update
 from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.placement import strategy_placement
 from shardir.rewriting.rewriter import set_type
-from shardir.syntax.diagnostics import Failure
-
-Errors = list[tuple[Operation | None, str]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ def propagate_strategies(module: ModuleOp) -> "list[FunctionPropagation]":
     Raises:
         Failure: the annotations or strategies of a function are not valid.
     """
-    errors: Errors = []
+    errors: list[Located] = []
     found = []
     for f, block in bodies(module):
         try:
@@ -86,7 +83,7 @@ def propagate_strategies(module: ModuleOp) -> "list[FunctionPropagation]":
                 found.append(FunctionPropagation(f, block, mesh))
                 found[-1].write()
         except Failure as e:
-            errors += e.faults
+            errors += e.errors
     if errors:
         raise Failure(errors)
     return found
@@ -104,12 +101,12 @@ class FunctionPropagation:
         self.state = self.propagated()
 
     def propagated(self) -> State:
-        errors: Errors = []
+        errors: list[Located] = []
         nodes = [self.node(op, errors) for op in self.ops]
         try:
             groups = sharding_groups(self.block)
         except Failure as e:
-            raise Failure([*errors, *e.faults]) from None
+            raise Failure([*errors, *e.errors]) from None
         graph = Graph(
             self.mesh,
             list(self.graph_values()),
@@ -147,7 +144,7 @@ class FunctionPropagation:
                 is_parameter=v in retained,
             )
 
-    def node(self, op: Operation, errors: Errors) -> Node:
+    def node(self, op: Operation, errors: list[Located]) -> Node:
         """The node of an op; what is not valid about it goes to `errors`."""
         operands, results = (
             tuple([i for v in side if (i := self.value_index.get(v)) is not None])

@@ -20,10 +20,10 @@ from functools import partial
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import named, values
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.rewriting.bases import Error, Function, GlobalPass, collect_errors

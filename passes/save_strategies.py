@@ -24,12 +24,12 @@ from xdsl.passes import ModulePass
 
 from shardir.algebra.saved import ARGUMENT, Line, Saved
 from shardir.analysis.functions import has_layouts, is_local_body, makers, mesh_of, name_of, unlaid
+from shardir.diagnostics import Failure
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.places import short_place
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED
-from shardir.syntax.diagnostics import Failure
 from shardir.syntax.files import write_text
 from shardir.syntax.printer import value_names
 

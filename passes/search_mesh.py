@@ -31,11 +31,11 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Mesh, axes_text
 from shardir.algebra.strategy import Strategy
 from shardir.analysis.functions import is_local_body, name_of, named, values
 from shardir.cost.clusters import load
+from shardir.diagnostics import Failure, Located, ShardirError, report_progress
 from shardir.dialects.dist import ClusterAttr, ClusterOp, MeshAttr, MeshOp, sharding_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.rewriting import nested
@@ -43,7 +43,6 @@ from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.search.elimination import CAP, GAP
-from shardir.syntax.diagnostics import Failure, tell
 
 Shape = tuple[int, ...]
 
@@ -76,25 +75,25 @@ class SearchMesh(PassOptions):
         for mesh in self.candidates(have):
             free = mesh.cluster and replace(mesh.cluster, memory=None)
             unbound = replace(self, memory=0)
-            tell(f"{self.name}: {mesh}")
+            report_progress(f"{self.name}: {mesh}")
             found = unbound.searched(ctx, program, replace(mesh, cluster=free), ROUGH)
             rough.append((found, mesh))
         best: tuple[Found, Mesh] | None = None
-        faults: list[Failure] = []
+        errors: list[Failure] = []
         for found, mesh in sorted(rough, key=lambda f: f[0].objective):
             if best is not None and found.bound >= best[0].objective:
                 _say(f"{mesh} takes {found.bound:.6g} s or more")
                 continue
-            found = found if found.fault else self.searched(ctx, program, mesh, GAP)
-            if found.fault is not None:
-                faults.append(found.fault)
-                _say(f"{mesh} is left out: {found.fault}")
+            found = found if found.error else self.searched(ctx, program, mesh, GAP)
+            if found.error is not None:
+                errors.append(found.error)
+                _say(f"{mesh} is left out: {found.error}")
                 continue
             _say(f"{mesh} takes {found.objective:.6g} s")
             if best is None or found.objective < best[0].objective:
                 best = found, mesh
         if best is None:
-            raise faults[0]
+            raise errors[0]
         declare(op, best[1])
 
     def candidates(self, have: Mesh | None) -> list[Mesh]:
@@ -110,7 +109,7 @@ class SearchMesh(PassOptions):
             if not devices:
                 raise ShardirError("of how many devices? search-mesh{devices=8}")
             part = cluster and cluster.part(devices)
-            name, fault = have.name if have else "m", None
+            name, error = have.name if have else "m", None
             found: dict[Shape, Mesh] = {}
             for shape in shapes(devices, self.axes):
                 mesh = Mesh(name, tuple(zip(ascii_lowercase, shape or (1,), strict=False)), part)
@@ -118,9 +117,9 @@ class SearchMesh(PassOptions):
                     mesh.check_cluster()
                     found[shape] = mesh
                 except ShardirError as e:
-                    fault = e
+                    error = e
             if not found:
-                raise fault or ShardirError("a mesh has an axis or more: search-mesh{axes=2}")
+                raise error or ShardirError("a mesh has an axis or more: search-mesh{axes=2}")
         except ShardirError as e:
             raise Failure(str(e)) from None
         return [m for s, m in found.items() if not any(refines(other, s) for other in found)]
@@ -145,7 +144,7 @@ class Found(NamedTuple):
 
     objective: float
     bound: float
-    fault: Failure | None = None
+    error: Failure | None = None
 
 
 def shapes(devices: int, axes: int) -> Iterator[Shape]:
@@ -193,26 +192,26 @@ LACKS = "which other meshes lack; state a number of slices instead, or leave it 
 def check(module: ModuleOp) -> None:
     """Raises Failure where the text states what holds on one mesh only."""
     meshes = [o for o in module.body.ops if isinstance(o, MeshOp)]
-    faults: list[tuple[Operation | None, str]] = [
+    errors: list[Located] = [
         (o, "one mesh is searched for, and the module has several; keep one") for o in meshes[1:]
     ]
     for f, block in bodies(module):
         if is_local_body(block):
-            faults.append((f, f"@{name_of(f)} is in the local view, which is that of one mesh"))
+            errors.append((f, f"@{name_of(f)} is in the local view, which is that of one mesh"))
         for v in values(block):
             stated = sharding_of(v)
             if stated is not None and (axes := (*stated.layout.used, *stated.replicated)):
                 op = v.owner if isinstance(v.owner, Operation) else f
-                faults.append((op, f"the layout of {named(v)} names {axes_text(axes)}, {LACKS}"))
+                errors.append((op, f"the layout of {named(v)} names {axes_text(axes)}, {LACKS}"))
         for op in block.ops:
             if (
                 isinstance(op, TensorOp)
                 and op.strategy is not None
                 and names_axes(op.strategy.data)
             ):
-                faults.append((op, f"the strategy {op.strategy.data} names axes, {LACKS}"))
-    if faults:
-        raise Failure(faults)
+                errors.append((op, f"the strategy {op.strategy.data} names axes, {LACKS}"))
+    if errors:
+        raise Failure(errors)
 
 
 def names_axes(s: Strategy) -> bool:

@@ -33,7 +33,6 @@ from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, TensorType, UnitAttr
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import name_of, values
@@ -41,6 +40,7 @@ from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import ties
 from shardir.cost import memory_of, op_seconds
 from shardir.cost.functions import rated
+from shardir.diagnostics import Failure, ShardirError, report_progress
 from shardir.dialects.dist import (
     Collective,
     PropagationBarrierOp,
@@ -65,7 +65,6 @@ from shardir.search.elimination import CAP, GAP, solve
 from shardir.search.graph import Graph, Plan
 from shardir.search.memory import Solve, TightError
 from shardir.search.picture import Described, described
-from shardir.syntax.diagnostics import Failure, tell
 from shardir.syntax.files import write_text
 from shardir.syntax.printer import value_names
 
@@ -137,7 +136,7 @@ class SearchStrategies(GlobalPass):
         graph = Graph(f.body.block, choices, tied, tight=True)
         allowed, solver = limit, self.solver(f, max(self.gap, ROUGH))
         for _ in range(ATTEMPTS):
-            tell(f"{self.name} @{name_of(f)}: {used} B are needed, {limit} there")
+            report_progress(f"{self.name} @{name_of(f)}: {used} B are needed, {limit} there")
             try:
                 plan = graph.plan_within(allowed, solver)
             except TightError as e:
@@ -154,7 +153,7 @@ class SearchStrategies(GlobalPass):
 
     def solver(self, f: FuncOp, gap: float) -> Solve:
         def say(objective: float, bound: float) -> None:
-            tell(f"{self.name} @{name_of(f)}: {objective:.6g} s, at least {bound:.6g}")
+            report_progress(f"{self.name} @{name_of(f)}: {objective:.6g} s, at least {bound:.6g}")
 
         return lambda problem: solve(problem, self.entries, gap, say)
 
@@ -198,7 +197,7 @@ def offers(mesh: Mesh) -> Offers:
 
 def _wrong(f: FuncOp, block: Block, mesh: Mesh) -> list[tuple[Operation | None, str]]:
     """What is wrong with what the text states, for a search."""
-    faults: list[tuple[Operation | None, str]] = []
+    errors: list[tuple[Operation | None, str]] = []
     for op in block.ops:
         match op:
             case RedistributeOp() | Collective() | CallOp():
@@ -216,17 +215,17 @@ def _wrong(f: FuncOp, block: Block, mesh: Mesh) -> list[tuple[Operation | None, 
                     message = str(e)
             case _:
                 continue
-        faults.append((op, f"{op.name} in @{name_of(f)}: {message}"))
+        errors.append((op, f"{op.name} in @{name_of(f)}: {message}"))
     try:
         groups = sharding_groups(block)
     except Failure as e:
-        return faults + e.faults
+        return errors + e.errors
     for members in groups:
         stated = {v: l.simplified(mesh) for v in members if (l := layout_of(v)) is not None}
         for (v, mine), (w, theirs) in pairwise(stated.items()):
             if mine.dims != theirs.dims:
-                faults.append((members[w], contradiction(members[w], (w, theirs), (v, mine))))
-    return faults
+                errors.append((members[w], contradiction(members[w], (w, theirs), (v, mine))))
+    return errors
 
 
 def alike(f: FuncOp, block: Block) -> dict[SSAValue, SSAValue]:

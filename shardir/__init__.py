@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardir.algebra.errors import ShardirError as ShardirError
     from shardir.algebra.redistribution import plan_redistribution as plan_redistribution
     from shardir.algebra.sdy import from_sdy as from_sdy
     from shardir.algebra.sdy import to_sdy as to_sdy
@@ -15,10 +14,11 @@ if TYPE_CHECKING:
     from shardir.api import run as run
     from shardir.backend.torch.dtensor import from_dtensor as from_dtensor
     from shardir.backend.torch.dtensor import to_dtensor as to_dtensor
+    from shardir.diagnostics import ShardirError as ShardirError
     from shardir.dialects.nn.custom import register_custom_op as register_custom_op
 
 PLACES = {
-    "ShardirError": "shardir.algebra.errors",
+    "ShardirError": "shardir.diagnostics",
     "plan_redistribution": "shardir.algebra.redistribution",
     "from_sdy": "shardir.algebra.sdy",
     "to_sdy": "shardir.algebra.sdy",

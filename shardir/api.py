@@ -23,12 +23,13 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir import pipelines
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Options, Report
-from shardir.syntax import diagnostics
-from shardir.syntax.diagnostics import Failure, ParseErrors, Source
+from shardir.diagnostics import Failure, ParseErrors
 from shardir.syntax.files import read_text
 from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.parser import parse as _parse
 from shardir.syntax.printer import print_module
+from shardir.syntax.source import Source
+from shardir.syntax.verify import verify
 
 
 def parse(text: str, name: str = "<input>") -> ModuleOp:
@@ -67,7 +68,7 @@ def compile(
             original = parse(text_or_module, name)
         else:
             source, original = Source("", name), text_or_module.clone()
-            diagnostics.verify(original, source)
+            verify(original, source)
         module, context = original.clone(), default_parser().ctx
 
         def work() -> None:
@@ -76,7 +77,7 @@ def compile(
                 p.apply(context, module)
                 if pipelines.runs_on_one_device(p):
                     original = module.clone()
-            diagnostics.verify(module, source)
+            verify(module, source)
 
         located(source, work)
     base = Path(base_dir) if base_dir is not None else None

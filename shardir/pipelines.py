@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import ArgSpec
 
-from shardir.algebra.errors import ShardirError
+from shardir.diagnostics import ShardirError, did_you_mean
 from shardir.passes import PASSES
 from shardir.rewriting import nested
 from shardir.rewriting.options import (
@@ -26,7 +26,6 @@ from shardir.rewriting.options import (
     parse_options,
 )
 from shardir.search.drawing import form_of
-from shardir.syntax.diagnostics import did_you_mean
 
 Loaders = Mapping[str, Callable[[], type[ModulePass]]]
 """What loads each pass, by name."""

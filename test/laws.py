@@ -29,9 +29,9 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.backend.torch.ops import TORCH as TEXTS
+from shardir.diagnostics import Failure
 from shardir.dialects import nn, train
 from shardir.dialects.nn.base import Composite, TensorOp, has_parts, splits_whole
-from shardir.syntax.diagnostics import Failure
 
 OPS: list[type[TensorOp]] = [
     op for d in (nn.Nn, train.Train) for op in d.operations if issubclass(op, TensorOp)

@@ -34,13 +34,13 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType, i64
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, placed
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
+from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.text import word

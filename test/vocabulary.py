@@ -37,7 +37,7 @@ FORMS = {
     "behind": "behind",
     "floor": "floors",
     "room": "rooms?",
-    "fault": "faults?|faulty",
+    "error": "errors?|faulty",
     "mend": "mends?|mended|mending",
     "lie": "lie|lies|lying",
     "the documents": "the documents",
@@ -137,10 +137,9 @@ def titles(path: Path) -> Iterator[Found]:
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             continue
         text = ast.get_docstring(node) or ""
-        answers = isinstance(node, ast.FunctionDef) and node.returns is not None
-        if TITLE.match(text) or (
-            answers and text.startswith("Whether") and "bool" not in ast.unparse(node.returns)
-        ):
+        returns = node.returns if isinstance(node, ast.FunctionDef) else None
+        result = "" if returns is None else ast.unparse(returns)
+        if TITLE.match(text) or (text.startswith("Whether") and result and "bool" not in result):
             line = node.body[0].lineno
             name = str(path.relative_to(ROOT))
             yield Found(name, line, text.split()[0], text.splitlines()[0])

@@ -20,9 +20,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from shardir.algebra.cluster import Cluster, Level
-from shardir.algebra.errors import ShardirError
 from shardir.backend.interface import LaunchError, Options
 from shardir.cost import Coefficients, clusters, report
+from shardir.diagnostics import ShardirError
 from shardir.syntax.files import write_text
 from shardir.tools.arguments import new_file, positive, seconds
 from shardir.tools.probes import LEAST, Probe, against, module, probes

@@ -1,13 +1,13 @@
-"""`// expected-error {{text}}`: faults that a test file announces on the lines that cause them.
+"""`// expected-error {{text}}`: errors that a test file announces on the lines that cause them.
 
-`@+1`, `@-1`, `@below` and `@above` move the line; `@unknown` is a fault without a place.
+`@+1`, `@-1`, `@below` and `@above` move the line; `@unknown` is an error without a place.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardir.syntax.diagnostics import Diagnostic
+from shardir.diagnostics import Diagnostic
 
 EXPECTED = re.compile(
     r"expected-(error|warning)\s*(?:@\s*([+-]\d+|below|above|unknown))?\s*\{\{(.*?)\}\}"
@@ -17,7 +17,7 @@ OFFSETS = {"below": 1, "above": -1}
 
 @dataclass(frozen=True)
 class Expected:
-    """One announced fault; line 0 for one without a place."""
+    """One announced error; line 0 for one without a place."""
 
     severity: str
     line: int

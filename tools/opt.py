@@ -3,8 +3,8 @@
     shard-opt input.ir --pass-pipeline "propagate-strategies,insert-redistributions"
     shard-opt input.ir -p train -t torch -o out/
 
-It is xDSL's driver with our frontend, and with every fault shown at its place. Exit codes: 0, 1 for
-faults of the input, 2 for a wrong command line, 70 for a fault of the compiler itself.
+It is xDSL's driver with our frontend, and with every error shown at its place. Exit codes: 0, 1 for
+errors of the input, 2 for a wrong command line, 70 for an error of the compiler itself.
 """
 
 import argparse
@@ -36,20 +36,13 @@ from xdsl.xdsl_opt_main import _empty_post_init, xDSLOptMain
 
 from shardir import pipelines
 from shardir.algebra.cluster import Cluster
-from shardir.algebra.errors import ShardirError
+from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError, did_you_mean
 from shardir.rewriting.options import UsageError, made_from, parse_options
-from shardir.syntax.diagnostics import (
-    Diagnostic,
-    Failure,
-    ParseErrors,
-    Source,
-    collect_warnings,
-    did_you_mean,
-    verify_all,
-)
 from shardir.syntax.files import write_text
 from shardir.syntax.parser import IRParser, no_gc
 from shardir.syntax.printer import print_module
+from shardir.syntax.source import Source, collect_warnings
+from shardir.syntax.verify import verify_all
 from shardir.tools.arguments import import_modules
 from shardir.tools.expected import compare
 from shardir.tools.progress import progress_shown
@@ -59,7 +52,7 @@ if TYPE_CHECKING:
 
 SEPARATOR = "// -----"
 BUG = (
-    "this is a fault of shardir, not of the input; please report it with the input "
+    "this is a bug of shardir, not an error of the input; please report it with the input "
     "(--traceback shows where)"
 )
 
@@ -112,7 +105,7 @@ class Driver(xDSLOptMain):
             elif action.dest == "output_file":
                 action.help = "where to: a file, or a directory for -t torch"
             elif action.dest == "verify_diagnostics":
-                action.help = "check the faults against // expected-error {{...}} in the input"
+                action.help = "check the errors against // expected-error {{...}} in the input"
             elif action.dest == "time_passes":
                 action.help = "how long each pass took, to stderr"
         add = arg_parser.add_argument
@@ -176,7 +169,7 @@ class Driver(xDSLOptMain):
 
     # ---- the run ----
     def main(self) -> int:
-        """The exit code; faults go to stderr."""
+        """The exit code; errors go to stderr."""
         if self.args.list_passes:
             from shardir.tools.listing import describe
 
@@ -204,15 +197,15 @@ class Driver(xDSLOptMain):
         outputs: list[str] = []
         failed = False
         for chunk in chunks:
-            output, faults = self.process(Source(chunk, self.name))
+            output, errors = self.process(Source(chunk, self.name))
             if self.args.verify_diagnostics:
-                for line in compare(self.name, chunk, faults):
+                for line in compare(self.name, chunk, errors):
                     print(line, file=sys.stderr)
                     failed = True
             else:
-                for fault in faults:
-                    print(fault, file=sys.stderr)
-                failed |= any(f.severity == "error" for f in faults)
+                for error in errors:
+                    print(error, file=sys.stderr)
+                failed |= any(f.severity == "error" for f in errors)
             if output is not None:
                 outputs.append(output)
         if self.args.time_passes:
@@ -227,7 +220,7 @@ class Driver(xDSLOptMain):
         return int(failed)
 
     def process(self, source: Source) -> tuple[str | None, list[Diagnostic]]:
-        """One program: what is printed of it, and the faults that it has."""
+        """One program: what is printed of it, and the errors that it has."""
         with collect_warnings() as warnings, progress_shown():
             try:
                 output = self.compile(source)
@@ -289,10 +282,10 @@ class Driver(xDSLOptMain):
         if self.args.disable_verify:
             return
         with self.internal("the verifier"):
-            faults = self.timed("verify", lambda: verify_all(module, source))
-        if faults:
+            errors = self.timed("verify", lambda: verify_all(module, source))
+        if errors:
             note = () if after is None else (f"found after pass {after}",)
-            raise ParseErrors([dataclasses.replace(f, notes=(*f.notes, *note)) for f in faults])
+            raise ParseErrors([dataclasses.replace(f, notes=(*f.notes, *note)) for f in errors])
 
     def apply(self, p: ModulePass, module: ModuleOp, source: Source) -> None:
         before = module.clone() if self.args.check_equivalence else None
@@ -342,7 +335,7 @@ class Driver(xDSLOptMain):
 
     @contextlib.contextmanager
     def internal(self, what: str) -> Iterator[None]:
-        """What is no fault of the user becomes one line."""
+        """What is no error of the user becomes one line."""
         try:
             yield
         except (ShardirError, DiagnosticException):

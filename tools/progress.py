@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shardir.syntax.diagnostics import told
+from shardir.diagnostics import progress_to
 
 
 @contextmanager
@@ -15,5 +15,5 @@ def progress_shown() -> Iterator[None]:
         return
     from rich.console import Console
 
-    with Console(stderr=True).status("") as status, told(status.update):
+    with Console(stderr=True).status("") as status, progress_to(status.update):
         yield

@@ -7,9 +7,9 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from shardir.algebra.errors import ShardirError
 from shardir.backend.interface import LaunchError, Options
 from shardir.backend.torch.launch import Progress, read_plan, run, run_and_check, summary
+from shardir.diagnostics import ShardirError
 from shardir.tools.arguments import import_modules, new_file, positive, seconds
 
 
@@ -88,7 +88,7 @@ def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
     if not path.is_file():
         raise LaunchError(f"{path}: no such file")
     from shardir.api import compile_file
-    from shardir.syntax.diagnostics import collect_warnings
+    from shardir.syntax.source import collect_warnings
     from shardir.tools.progress import progress_shown
 
     with collect_warnings() as warnings, progress_shown():
@@ -101,7 +101,7 @@ def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
             raise
         except Exception as error:
             raise InternalError(
-                f"{path}: internal error: {type(error).__name__}: {error}; this is a fault of "
+                f"{path}: internal error: {type(error).__name__}: {error}; this is a bug of "
                 "shardir: please report it with the input (shard-opt --traceback shows where)"
             ) from error
     for op, message in warnings:

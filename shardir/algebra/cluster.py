@@ -16,7 +16,7 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-from shardir.algebra.errors import ShardirError
+from shardir.diagnostics import ShardirError
 
 BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i1": 1}
 """What an element takes up."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text, sizes_of
+from shardir.diagnostics import ShardirError
 
 Shape = tuple[int, ...]
 Slices = tuple[slice, ...]

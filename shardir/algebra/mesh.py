@@ -13,7 +13,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from shardir.algebra.cluster import Cluster, flat
-from shardir.algebra.errors import ShardirError
+from shardir.diagnostics import ShardirError
 
 
 class Axis(NamedTuple):

@@ -15,11 +15,11 @@ from lark.exceptions import VisitError
 
 from shardir.algebra.cluster import BYTES, Cluster, Level
 from shardir.algebra.collectives import PRICED
-from shardir.algebra.errors import NotationError
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
 from shardir.algebra.mesh import Axes, Axis, Mesh, Sized
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
+from shardir.diagnostics import NotationError
 
 STARTS = [
     "layout",

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, Sized, axes_text
+from shardir.diagnostics import ShardirError
 
 REDUCE_OPS = {"sum": "sum", "mean": "avg", "max": "max", "min": "min"}
 """Our reductions, and what DTensor's Partial calls them."""

@@ -18,7 +18,6 @@ from math import prod
 from shardir.algebra.bound import MANY, bound, seconds_bound
 from shardir.algebra.cluster import BYTES, Cluster
 from shardir.algebra.collectives import Step
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh, sizes_of
 from shardir.algebra.moves import Problem, Recipe
@@ -30,6 +29,7 @@ from shardir.algebra.steps import (
     step_received,
     step_seconds,
 )
+from shardir.diagnostics import ShardirError
 
 LAYOUTS = 400
 """How many layouts a search goes on from at most, and on many devices a tenth of them: then the

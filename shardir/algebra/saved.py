@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardir.algebra.errors import NotationError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of, parse_layout, parse_strategy
 from shardir.algebra.strategy import Strategy
+from shardir.diagnostics import NotationError
 
 ARGUMENT = "argument"
 """What stands in the place of an op's name for an argument."""
@@ -81,7 +81,7 @@ class Saved:
 
 
 @dataclass(frozen=True, order=True)
-class Fault:
+class LineError:
     """What is wrong with a line: its number, the column from 0 where that is, and what."""
 
     number: int
@@ -89,9 +89,9 @@ class Fault:
     message: str
 
 
-def read(text: str) -> tuple[Saved, list[Fault]]:
+def read(text: str) -> tuple[Saved, list[LineError]]:
     """The lines of a file, and what is wrong with those that can't be read."""
-    saved, faults = Saved(), []
+    saved, errors = Saved(), []
     for number, line in enumerate(text.splitlines(), 1):
         content = COMMENT.sub(lambda m: m[1] or "", line).rstrip()
         start = len(content) - len(content.lstrip())
@@ -100,8 +100,8 @@ def read(text: str) -> tuple[Saved, list[Fault]]:
         try:
             _read_line(content, start, number, saved)
         except NotationError as e:
-            faults.append(Fault(number, e.offset, f"[V1] {e.message}"))
-    return saved, faults
+            errors.append(LineError(number, e.offset, f"[V1] {e.message}"))
+    return saved, errors
 
 
 def _read_line(content: str, start: int, number: int, saved: Saved) -> None:
@@ -134,7 +134,7 @@ def _part(m: re.Match[str], group: str, parse: Callable[[str], Any]) -> Any:
 
 
 def _at(start: int, parse: Callable[[str], Any], text: str) -> Any:
-    """What a part of a line says; its faults at their columns."""
+    """What a part of a line says; its errors at their columns."""
     try:
         return parse(text)
     except NotationError as e:

@@ -15,11 +15,11 @@ from typing import Any
 
 from lark import Lark, Token, Transformer
 
-from shardir.algebra.errors import NotationError, ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.notation import check_sizes, grammar, read
 from shardir.algebra.sharding import Sharding
+from shardir.diagnostics import NotationError, ShardirError
 
 NAME = re.compile(r"[A-Za-z_][\w$.]*")
 """What a mesh or an axis can be called in both notations."""

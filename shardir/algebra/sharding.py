@@ -9,9 +9,9 @@ it may be split, but not over tp.
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh, axes_text, sizes_of
+from shardir.diagnostics import ShardirError
 
 DimAxes = tuple[Axes, ...]
 """The axes that split each dimension of a value."""

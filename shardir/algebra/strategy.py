@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import gcd, prod
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
 from shardir.algebra.layout import Layout, check_sizes
 from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text
+from shardir.diagnostics import ShardirError
 
 Cut = int | Axes
 """A number of slices, or the axes that cut."""

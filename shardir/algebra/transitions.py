@@ -9,9 +9,9 @@ Each returns a layout or raises a ShardirError that names the invariant of docs/
 keep the spelling that they have in the layout.
 """
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh, axes_text, sizes_of
+from shardir.diagnostics import ShardirError
 
 
 def check_dim(layout: Layout, dim: int) -> None:

@@ -7,9 +7,9 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.diagnostics import Failure
 from shardir.dialects.dist import is_local, layout_of, meshes_of, sharding_of
 from shardir.dialects.nn.base import TensorOp
-from shardir.syntax.diagnostics import Failure
 
 
 def values(block: Block) -> Iterator[SSAValue]:

@@ -1,11 +1,11 @@
 """Sharding groups: values that have one layout."""
 
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, SSAValue
 
+from shardir.diagnostics import Failure, Located
 from shardir.dialects.dist import ShardingGroupOp
 from shardir.dialects.nn.base import plain
 from shardir.dialects.places import maker
-from shardir.syntax.diagnostics import Failure
 
 
 def sharding_groups(block: Block) -> list[dict[SSAValue, ShardingGroupOp]]:
@@ -26,7 +26,7 @@ def sharding_groups(block: Block) -> list[dict[SSAValue, ShardingGroupOp]]:
                 members, numbers = found.pop(i) | members, ids.pop(i) | numbers
         found.append(members)
         ids.append(numbers)
-    faults: list[tuple[Operation | None, str]] = []
+    errors: list[Located] = []
     for members in found:
         first, *others = members
         for v in others:
@@ -37,9 +37,9 @@ def sharding_groups(block: Block) -> list[dict[SSAValue, ShardingGroupOp]]:
                     f"one shape, but {maker(v)} is {shapes[0]}, and {maker(first)} is {shapes[1]}; "
                     "leave one of them out"
                 )
-                faults.append((members[v], message))
-    if faults:
-        raise Failure(faults)
+                errors.append((members[v], message))
+    if errors:
+        raise Failure(errors)
     return found
 
 

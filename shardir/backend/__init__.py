@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from shardir.algebra.errors import ShardirError
 from shardir.backend.interface import Backend
+from shardir.diagnostics import ShardirError
 
 
 def _torch() -> type[Backend]:

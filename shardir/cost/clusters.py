@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 
 from shardir.algebra.cluster import Cluster
-from shardir.algebra.errors import NotationError, ShardirError
 from shardir.algebra.notation import parse_cluster
+from shardir.diagnostics import NotationError, ShardirError
 
 READY = Path(__file__).parent / "ready"
 

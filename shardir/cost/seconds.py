@@ -16,13 +16,13 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.collectives import Step
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, placed
 from shardir.algebra.forms import Form, copying, direct, forms_of, quickest
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.steps import step_buffers, step_forms, step_received
 from shardir.analysis.aliasing import VIEWS, moves_nothing
+from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp, element_name, itemsize, plain
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardir.algebra.errors import ShardirError
+from shardir.diagnostics import ShardirError
 from shardir.dialects.text import Kinds, Option
 
 INTEGER = Option(int, least=-(2**62), most=2**62 - 1)  # so that high - low fits 64 bits

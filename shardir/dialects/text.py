@@ -17,8 +17,8 @@ from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError
 from xdsl.utils.lexer import Span
 
-from shardir.algebra.errors import NotationError
 from shardir.algebra.notation import Options, nested_text, options_text, parse_options
+from shardir.diagnostics import NotationError
 
 T = TypeVar("T")
 

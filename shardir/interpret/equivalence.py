@@ -11,7 +11,7 @@ import numpy as np
 from xdsl.dialects.builtin import IntegerType, ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp
 
-from shardir.algebra.errors import ShardirError
+from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 from shardir.dialects.train import GradientOp, InitAttr, Role, StepOp, arguments, updated_keys
 from shardir.interpret.evaluator import global_type, run

@@ -15,9 +15,9 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.mesh import Mesh
+from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, train
 from shardir.dialects.nn import StopGradientOp
 from shardir.dialects.nn.base import TensorOp

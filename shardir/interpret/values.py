@@ -21,9 +21,9 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
+from shardir.diagnostics import ShardirError
 
 Array = np.ndarray[Any, Any]
 

@@ -15,17 +15,13 @@ from functools import cached_property
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import has_layouts, is_local_body, mesh_of, name_of, unlaid
+from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.options import PassOptions
-from shardir.syntax.diagnostics import Failure
-
-Error = tuple[Operation | None, str]
-"""A message, and the op at whose place it is shown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +46,7 @@ class Function:
         """Whether there are layouts to go by."""
         return self.mesh is not None and has_layouts(self.block)
 
-    def without_layout(self) -> Iterable[Error]:
+    def without_layout(self) -> Iterable[Located]:
         """The error of a function of which a value has no layout."""
         if (op := unlaid(self.block)) is not None:
             yield op, f"a value in @{self.name} has no layout; run propagate-strategies"
@@ -64,7 +60,7 @@ class FunctionPass(PassOptions):
         """Whether the pass rewrites a function."""
         return True
 
-    def check(self, f: Function) -> Iterable[Error]:
+    def check(self, f: Function) -> Iterable[Located]:
         """The errors of a function; while there are any, nothing is rewritten."""
         return ()
 
@@ -103,19 +99,19 @@ class LocalPass(FunctionPass):
 
 
 def collect_errors(
-    functions: Iterable[Function], work: Callable[[Function], Iterable[Error] | None]
+    functions: Iterable[Function], work: Callable[[Function], Iterable[Located] | None]
 ) -> None:
     """Do the same for each function.
 
     Raises:
         Failure: the errors of all functions, returned or raised.
     """
-    errors: list[Error] = []
+    errors: list[Located] = []
     for f in functions:
         try:
             errors += work(f) or ()
         except Failure as e:
-            errors += e.faults
+            errors += e.errors
         except ShardirError as e:
             errors.append((f.op, str(e)))
     if errors:

@@ -6,8 +6,8 @@ from xdsl.dialects.builtin import FunctionType, ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block
 
+from shardir.diagnostics import Failure
 from shardir.rewriting.composites import adopt
-from shardir.syntax.diagnostics import Failure
 
 
 def bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Block]]:

@@ -12,8 +12,7 @@ from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import ArgSpec, ArgSpecConvertible, _convert_arg_to_type, parse_spec
 from xdsl.utils.exceptions import ArgSpecParseError
 
-from shardir.algebra.errors import ShardirError
-from shardir.syntax.diagnostics import did_you_mean
+from shardir.diagnostics import ShardirError, did_you_mean
 
 Bytes = Annotated[int, "bytes"]
 """The type of an option that is a size."""

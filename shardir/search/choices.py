@@ -20,12 +20,12 @@ import numpy as np
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.redistribution import seconds
 from shardir.algebra.strategy import Strategy
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
 from shardir.dialects.nn.base import (
     Composite,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-from shardir.algebra.errors import ShardirError
+from shardir.diagnostics import ShardirError
 from shardir.search.picture import Described, Row, along, heading, rows, title
 from shardir.search.svg import TAKEN, as_svg
 

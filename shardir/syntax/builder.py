@@ -11,11 +11,12 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.parser.core import ForwardDeclaredValue
 
-from shardir.algebra.errors import ShardirError
-from shardir.syntax.diagnostics import Broken, Diagnostic, Source, did_you_mean
+from shardir.diagnostics import Diagnostic, ShardirError, did_you_mean
 from shardir.syntax.formats import MisfitError, OpFormat, Parts
 from shardir.syntax.leaves import LeafError, Leaves, SilentError, text_of
 from shardir.syntax.lexer import Token
+from shardir.syntax.source import Source
+from shardir.syntax.verify import Incomplete
 
 MAX_ERRORS = 50
 """The number of errors after which parsing stops."""
@@ -70,7 +71,7 @@ class Builder(Transformer[Any, Any]):
         self.source = source
         self.leaves.begin(source.text)
         self.errors: list[Diagnostic] = []
-        self.broken = Broken()
+        self.incomplete = Incomplete()
         self.scope = Scope()
         self.arguments: list[tuple[Token, Attribute | None, Any]] | None = None
         self.head_lost = False
@@ -211,7 +212,7 @@ class Builder(Transformer[Any, Any]):
                 if placeholder.type != v.type:
                     self.blame(use, f"{key} is used with type {placeholder.type}, "
                                f"but its definition has type {v.type}")  # fmt: skip
-                    self.broken.ops |= {u.operation for u in placeholder.uses}
+                    self.incomplete.ops |= {u.operation for u in placeholder.uses}
                 else:
                     placeholder.replace_all_uses_with(v)
 
@@ -221,7 +222,7 @@ class Builder(Transformer[Any, Any]):
             self.scope.values.setdefault(name, None)
             for key in [k for k in self.scope.forward if k.partition("#")[0] == name]:
                 placeholder, _ = self.scope.forward.pop(key)
-                self.broken.ops |= {u.operation for u in placeholder.uses}
+                self.incomplete.ops |= {u.operation for u in placeholder.uses}
 
     # ---- operations ----
     def op(self, c: list[Any]) -> Operation | None:
@@ -233,7 +234,7 @@ class Builder(Transformer[Any, Any]):
                 self.lose_symbol(op)
             return None
         if loc is not None:
-            self.source.places[op] = self.source_pos(op)
+            self.source.offsets[op] = self.source_pos(op)
             op.location = loc
         if results is not None:
             have = op.results
@@ -260,7 +261,7 @@ class Builder(Transformer[Any, Any]):
     def lose_symbol(self, op: Operation) -> None:
         name = op.get_attr_or_prop("sym_name")
         if isinstance(name, StringAttr):
-            self.broken.symbols.add(name.data)
+            self.incomplete.symbols.add(name.data)
 
     def recovered(self, c: list[Any]) -> None:
         """The body of an op whose head has an error: it was parsed for its own errors only."""
@@ -339,7 +340,7 @@ class Builder(Transformer[Any, Any]):
             self.blame(name, str(e).split("\n")[0])
             return None
         if self.tainted and op is not None:
-            self.broken.ops.add(op)
+            self.incomplete.ops.add(op)
         return op
 
     def pretty(self, c: list[Any]) -> Operation | None:
@@ -407,7 +408,7 @@ class Builder(Transformer[Any, Any]):
             block.add_ops(ops)
             blocks.insert(0, block)
         if scope.lost:
-            self.broken.blocks |= set(blocks)
+            self.incomplete.blocks |= set(blocks)
         return Region(blocks)
 
     def close(self) -> Scope:
@@ -415,12 +416,12 @@ class Builder(Transformer[Any, Any]):
         scope = self.scope
         for name, (block, t) in scope.pending.items():
             if name not in scope.blocks:
-                self.broken.ops |= {u.operation for u in block.uses}
+                self.incomplete.ops |= {u.operation for u in block.uses}
                 if not scope.lost:
                     self.blame(t, f"{name} is not a block of this region")
         if scope.parent is None or scope.isolated:
             for name, (value, use) in scope.forward.items():
-                self.broken.ops |= {u.operation for u in value.uses}
+                self.incomplete.ops |= {u.operation for u in value.uses}
                 if name not in scope.values:
                     known = [n for n, v in scope.values.items() if v is not None]
                     hint = did_you_mean(name, known)
@@ -497,7 +498,7 @@ class Builder(Transformer[Any, Any]):
         bad, self.bad = self.bad or self.head_lost, False
         self.head_lost = False
         if bad:
-            self.broken.symbols.add(self.symbol(symbol))
+            self.incomplete.symbols.add(self.symbol(symbol))
         self.arguments = [(t, type, loc) for t, type, loc, _ in named]
         return bad, name, visibility, symbol, params, results or [], attrs or {}
 
@@ -535,7 +536,7 @@ class Builder(Transformer[Any, Any]):
             return ops[0]
         found = ModuleOp(ops)
         if scope.lost:
-            self.broken.blocks.add(found.body.block)
+            self.incomplete.blocks.add(found.body.block)
         return found
 
 

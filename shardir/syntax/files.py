@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from shardir.algebra.errors import ShardirError
+from shardir.diagnostics import ShardirError
 
 
 def write_text(path: Path, text: str) -> None:

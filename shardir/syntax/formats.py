@@ -24,7 +24,7 @@ from xdsl.irdl.declarative_assembly_format import FormatProgram, ParsingState
 from xdsl.irdl.operations import AttrSizedSegments, VarIRConstruct
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.algebra.errors import ShardirError
+from shardir.diagnostics import ShardirError
 from shardir.syntax.lexer import Token
 
 Setter = Callable[[ParsingState, Any], None]

@@ -38,9 +38,8 @@ from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError, VerifyException
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
-from shardir.algebra.errors import NotationError, ShardirError
+from shardir.diagnostics import NotationError, ShardirError, did_you_mean, one_of
 from shardir.dialects.text import TextAttr
-from shardir.syntax.diagnostics import did_you_mean, one_of
 from shardir.syntax.lexer import (
     ANGLES,
     DENSE,

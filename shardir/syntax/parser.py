@@ -27,12 +27,14 @@ from xdsl.dialects.func import Func
 from xdsl.ir import Dialect
 from xdsl.irdl import IRDLOperation
 
+from shardir.diagnostics import ParseErrors
 from shardir.syntax.builder import Builder, StopError
-from shardir.syntax.diagnostics import ParseErrors, Source, verify_all
 from shardir.syntax.formats import OpFormat, Rules
 from shardir.syntax.leaves import Leaves
 from shardir.syntax.lexer import TERMINALS, Machine, lark_regexes
 from shardir.syntax.recovery import Recovery
+from shardir.syntax.source import Source
+from shardir.syntax.verify import verify_all
 
 HERE = Path(__file__).parent
 LEAVES = ("TYPE", "FN_TYPE", "ATTR", "BRACES", "LOC")
@@ -123,7 +125,7 @@ class IRParser:
                 module = self.machine.run(source.text, "module", recover=self.recovery.recover)
             except StopError:
                 pass
-            errors, broken = builder.errors, builder.broken
+            errors, broken = builder.errors, builder.incomplete
             if module is not None and (verify or errors):
                 errors = errors + verify_all(module, source, broken if errors else None)
         builder.begin(Source(""))

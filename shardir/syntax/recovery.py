@@ -5,8 +5,8 @@ from typing import Any
 
 from xdsl.ir import Region
 
+from shardir.diagnostics import did_you_mean, one_of
 from shardir.syntax.builder import Builder, StopError
-from shardir.syntax.diagnostics import did_you_mean, one_of
 from shardir.syntax.lexer import Machine, Row, Token, UnexpectedError
 
 BLANK = r"[^\S\n]*+"
@@ -107,7 +107,7 @@ class Recovery:
         if head.startswith("^"):
             builder.poison(ARGUMENT.findall(head))
         if m := DEFINED_SYMBOL.match(head):
-            builder.broken.symbols.add(m[1].strip('"'))
+            builder.incomplete.symbols.add(m[1].strip('"'))
         if "{" not in head[-2:] and head.startswith(("func.func", "builtin.module")):
             builder.scope.lenient = True  # the `{` is missing: its body follows
             self.unopened += 1

@@ -11,7 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import chains, laid_out_shapes, layouts_on, meshes, shapes, sub_axes, with_sizes
 
-from shardir.algebra.errors import NotationError, ShardirError
 from shardir.algebra.factors import Factors, Placement, place, placed
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
 from shardir.algebra.mesh import Axes, Axis, Mesh, Sized, shard_bounds
@@ -27,6 +26,7 @@ from shardir.algebra.notation import (
 )
 from shardir.algebra.redistribution import seconds
 from shardir.algebra.strategy import Strategy
+from shardir.diagnostics import NotationError, ShardirError
 from shardir.dialects.nn.base import agreement
 
 quick = settings(max_examples=150, deadline=None, derandomize=True)

@@ -18,7 +18,6 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import shardir
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import parse_layout
@@ -30,6 +29,7 @@ from shardir.algebra.placements import (
     sub_axes,
     to_placements,
 )
+from shardir.diagnostics import ShardirError
 
 SQUARE = Mesh("m", (("a", 2), ("b", 2)))
 CUBE = Mesh("m", (("a", 2), ("b", 2), ("c", 2)))

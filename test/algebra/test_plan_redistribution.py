@@ -16,7 +16,6 @@ from strategies import with_sizes
 from shardir.algebra.bound import bound, seconds_bound
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.collectives import Step
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.exchange import pieces
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh, sizes_of
@@ -26,6 +25,7 @@ from shardir.algebra.redistribution import Search, named_collectives, plan_redis
 from shardir.algebra.routes import routes
 from shardir.algebra.steps import step_form, step_seconds
 from shardir.algebra.traffic import fetched, sent
+from shardir.diagnostics import ShardirError
 from shardir.interpret.redistribution import redistribute
 from shardir.interpret.values import assemble, split
 

@@ -28,11 +28,11 @@ from strategies import layouts_on, meshes, shapes, with_sizes
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.algebra.redistribution import plan, received, seconds
+from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 from shardir.interpret import run
 from shardir.interpret.values import assemble
@@ -69,7 +69,7 @@ def redistribution(p: Problem, mesh: Mesh, source: Layout, target: Layout) -> An
     return module
 
 
-def fault(p: Problem, mesh: Mesh, source: Layout, target: Layout) -> str:
+def error(p: Problem, mesh: Mesh, source: Layout, target: Layout) -> str:
     """What goes wrong in a redistribution or its gradient; empty when nothing does."""
     try:
         module = redistribution(p, mesh, source, target)
@@ -79,8 +79,8 @@ def fault(p: Problem, mesh: Mesh, source: Layout, target: Layout) -> str:
         return f"raises {type(e).__name__}: {e}"
 
 
-def faults(p: Problem, mesh: Mesh, pairs: Sequence[tuple[Layout, Layout]]) -> list[str]:
-    return [f"[{a}] -> [{b}]: {message}" for a, b in pairs if (message := fault(p, mesh, a, b))]
+def errors(p: Problem, mesh: Mesh, pairs: Sequence[tuple[Layout, Layout]]) -> list[str]:
+    return [f"[{a}] -> [{b}]: {message}" for a, b in pairs if (message := error(p, mesh, a, b))]
 
 
 # ---- every pair on a 2x2 mesh ----
@@ -98,7 +98,7 @@ SOURCES = sorted({p for l in layouts(2) for p in with_partials(l)}, key=str)
 @pytest.mark.parametrize("shape", [EVEN, UNEVEN], ids=str)
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_every_pair_of_a_2x2_mesh(source: Layout, shape: Shape):
-    wrong = faults(IDENTITY[shape], MESH, [(source, t) for t in SOURCES])
+    wrong = errors(IDENTITY[shape], MESH, [(source, t) for t in SOURCES])
     assert not wrong, f"{len(wrong)} of {len(SOURCES)}, such as\n" + "\n".join(wrong[:3])
 
 
@@ -135,7 +135,7 @@ EXPECTED_2 = {
 def test_the_six_conversions_of_two_devices(pair: tuple[str, str]):
     source, target = (layout(ROW_2[n], TWO) for n in pair)
     for shape in (EVEN, UNEVEN):
-        assert not fault(IDENTITY[shape], TWO, source, target)
+        assert not error(IDENTITY[shape], TWO, source, target)
     module = compiled(redistribution(IDENTITY[EVEN], TWO, source, target), GRADIENT)
     forward, _ = parts(module, "g")
     assert collectives(forward) == EXPECTED_2[pair]
@@ -145,7 +145,7 @@ def test_the_six_conversions_of_two_devices(pair: tuple[str, str]):
 def test_the_42_conversions_of_four_devices(pair: tuple[str, str]):
     source, target = (layout(ROW_3[n], FOUR) for n in pair)
     for shape in (EVEN, UNEVEN):
-        assert not fault(IDENTITY[shape], FOUR, source, target)
+        assert not error(IDENTITY[shape], FOUR, source, target)
     by_way_of_all = received(EVEN, FOUR, source, replicated("m", 2))[0]
     assert received(EVEN, FOUR, source, target)[0] <= by_way_of_all
 
@@ -166,7 +166,7 @@ def test_random_pairs(data: Any):
     source, target = (
         data.draw(with_sizes(mesh, shape, data.draw(layouts_on(mesh, rank)))) for _ in range(2)
     )
-    assert not fault(identity(shape), mesh, source, target)
+    assert not error(identity(shape), mesh, source, target)
 
 
 @settings(max_examples=extent(90, 300), deadline=None, derandomize=True)

@@ -1,4 +1,4 @@
-"""Shardings and meshes in Shardy's text: the same layouts, nothing lost, clear faults."""
+"""Shardings and meshes in Shardy's text: the same layouts, nothing lost, clear errors."""
 
 import itertools
 
@@ -7,11 +7,11 @@ from extent import extent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardir.algebra.errors import NotationError, ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis, Mesh
 from shardir.algebra.notation import parse_layout
 from shardir.algebra.sdy import Sharding, from_sdy, mesh_from_sdy, mesh_to_sdy, to_sdy
+from shardir.diagnostics import NotationError, ShardirError
 
 MESH = Mesh("m", (("x", 2), ("y", 8), ("z", 2), ("w", 1)))
 X, Y, Z = Axis("x"), Axis("y"), Axis("z")

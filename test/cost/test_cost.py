@@ -13,7 +13,6 @@ from xdsl.dialects.builtin import TensorType, f32
 import shardir
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.collectives import COLLECTIVES, PRICED
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.forms import (
     all_gather,
     all_reduce,
@@ -27,6 +26,7 @@ from shardir.algebra.forms import (
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.cost import clusters, op_seconds, report
 from shardir.cost.seconds import OpCost, calculation_seconds
+from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp, plain, rule_of
 

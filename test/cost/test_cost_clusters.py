@@ -6,9 +6,9 @@ import pytest
 
 import shardir
 from shardir.algebra.cluster import Cluster, Level
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.notation import parse_cluster
 from shardir.cost.clusters import READY, load, names
+from shardir.diagnostics import ShardirError
 
 DEVICES = {"gloo": 16, "h200": 512, "ascend910": 8, "pod2048": 2048}
 

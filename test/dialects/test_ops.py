@@ -35,10 +35,10 @@ from op_cases import CASES, EVEN, REFERENCES, Case
 from reference import shape_of
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Sized
 from shardir.algebra.notation import mesh_of
+from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp, dims_attr, float_attr, int_attr
 
@@ -80,7 +80,7 @@ def test_one_device_is_torch(case: Case, element: str):
 # ---- all layouts ----
 
 
-def faults(p: Problem, given: Sequence[Tried], verify: bool = True) -> list[str]:
+def errors(p: Problem, given: Sequence[Tried], verify: bool = True) -> list[str]:
     """What goes wrong with these layouts of the operands, and perhaps of the results. The verifier
     takes longer than a pass; where it is to `verify`, it sees one module in four."""
     n = len(function(p.module, "f").body.block.args)
@@ -99,7 +99,7 @@ def faults(p: Problem, given: Sequence[Tried], verify: bool = True) -> list[str]
 @pytest.mark.parametrize("case, element", RUNS, ids=str)
 def test_all_ranks_are_one_device(case: Case, element: str):
     first = element == case.elements[0]
-    wrong = faults(case.problem(element), tried(case, element), verify=first)
+    wrong = errors(case.problem(element), tried(case, element), verify=first)
     assert not wrong, f"{len(wrong)} layouts are wrong, such as\n" + "\n".join(wrong[:3])
 
 
@@ -155,7 +155,7 @@ def test_partial_operands(op: type[TensorOp]):
     """Partial values pass through what is linear in them, and are reduced before what is not."""
     for case, given in partials(op):
         p = case.problem(case.elements[0])
-        wrong = faults(p, [(MESH, some) for some in given])
+        wrong = errors(p, [(MESH, some) for some in given])
         assert not wrong, f"{case}: {len(wrong)} layouts are wrong, such as\n" + "\n".join(
             wrong[:3]
         )

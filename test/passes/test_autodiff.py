@@ -35,11 +35,11 @@ import shardir
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.backend.torch.emit.plan import plan_of
+from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn, train
 from shardir.dialects.builder import Builder
 from shardir.dialects.nn.base import dims_attr, int_attr
 from shardir.interpret import run
-from shardir.syntax.diagnostics import Failure
 
 FOUR = mesh_of("m", "d = 4")
 UNFUSED = tuple(p for p in PIPELINE if p != "fuse-communication")

@@ -6,7 +6,7 @@ import pytest
 from runlines import run_tool
 
 import shardir
-from shardir.algebra.errors import ShardirError
+from shardir.diagnostics import ShardirError
 from shardir.pipelines import MODES, PIPELINES
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "modes.ir"

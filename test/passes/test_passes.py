@@ -30,6 +30,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import parse_strategy
 from shardir.analysis.functions import values
+from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn
 from shardir.dialects.dist import is_local, layout_of
 from shardir.dialects.nn.base import TensorOp, agreement, plain
@@ -37,7 +38,6 @@ from shardir.interpret import check_pass, run
 from shardir.interpret.equivalence import NotEquivalentError
 from shardir.passes.fuse_communication import FuseCommunication
 from shardir.rewriting.rewriter import set_type
-from shardir.syntax.diagnostics import Failure
 
 SEEDS = range(200, 200 + extent(9, 25))
 
@@ -202,7 +202,7 @@ def test_what_is_not_computable_is_said_for_each_op():
             set_type(v, dist.with_layout(plain(v), layout("[{a}, {}]")))
     with pytest.raises(Failure) as e:
         apply(module, "lower-to-spmd")
-    assert len(e.value.faults) == 2 and all("[T3]" in message for _, message in e.value.faults)
+    assert len(e.value.errors) == 2 and all("[T3]" in message for _, message in e.value.errors)
 
 
 # ---- simplify-communication, fuse-communication ----

@@ -21,8 +21,8 @@ from shardir.dialects import dist, train
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import erase, set_type
-from shardir.syntax.diagnostics import verify_all
 from shardir.syntax.parser import parse
+from shardir.syntax.verify import verify_all
 from shardir.tools import bench
 
 communication = bench.load("bytes")

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from runlines import run_tool
 
 import shardir
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis, Mesh
 from shardir.algebra.saved import Line, Saved, read
 from shardir.algebra.strategy import Strategy
+from shardir.diagnostics import ShardirError
 from shardir.passes import search_strategies
 from shardir.passes.propagate_strategies import FunctionPropagation
 
@@ -204,7 +204,7 @@ LINES = st.builds(
 def test_what_is_written_is_read(lines: list[Line]) -> None:
     saved = Saved({"m": Mesh("m", (("a", 2), ("b", 4)))}, lines, {"f": "{gap = 0.0 : f64}"})
     text = str(saved)
-    again, faults = read(text)
-    assert not faults
+    again, errors = read(text)
+    assert not errors
     assert str(again) == text and again.meshes == saved.meshes
     assert sorted(map(str, again.lines)) == sorted(map(str, lines))

@@ -29,8 +29,10 @@ from pathlib import Path
 
 import pytest
 
-from shardir.syntax.diagnostics import Failure, ParseErrors, Source, verify_all
+from shardir.diagnostics import Failure, ParseErrors
 from shardir.syntax.parser import default_parser
+from shardir.syntax.source import Source
+from shardir.syntax.verify import verify_all
 from shardir.tools.expected import announced, compare
 
 ROOT = Path(__file__).parent.parent.parent
@@ -73,10 +75,10 @@ def test_program_parses_and_verifies(text: str) -> None:
     source = Source(text, "page")
     try:
         module = default_parser().parse_source(source)
-        faults = verify_all(module, source)
+        errors = verify_all(module, source)
     except (ParseErrors, Failure) as e:
-        faults = e.errors if isinstance(e, ParseErrors) else e.diagnostics(source)
-    assert not compare("page", text, faults), "\n".join(map(str, faults))
+        errors = e.errors if isinstance(e, ParseErrors) else e.diagnostics(source)
+    assert not compare("page", text, errors), "\n".join(map(str, errors))
 
 
 def run_tool(argv: list[str], stdin: bytes) -> tuple[int, str, str]:

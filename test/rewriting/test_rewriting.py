@@ -8,9 +8,9 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, f64
 from xdsl.ir import Operation
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.analysis.functions import mesh_of
+from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects import nn
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.pipelines import build
@@ -18,7 +18,6 @@ from shardir.rewriting import nested
 from shardir.rewriting.bases import Error, Function, FunctionPass, GlobalPass, LocalPass
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.rewriter import Rewriter
-from shardir.syntax.diagnostics import Failure
 from shardir.syntax.parser import parse
 from shardir.syntax.printer import print_module
 
@@ -91,11 +90,11 @@ def test_errors_of_all_functions_are_one_failure_before_anything_is_rewritten() 
     module = parse(TEXT)
     with pytest.raises(Failure) as e:
         Visit(wrong=("global", "local"), failing=("other",)).apply(Context(), module)
-    assert [message for _, message in e.value.faults] == [
+    assert [message for _, message in e.value.errors] == [
         "@global is wrong", "@global is very wrong", "@local is wrong", "@local is very wrong",
     ]  # fmt: skip
     functions = [f for f, _ in bodies(module)]
-    assert [op for op, _ in e.value.faults] == [functions[i] for i in (0, 0, 2, 2)]
+    assert [op for op, _ in e.value.errors] == [functions[i] for i in (0, 0, 2, 2)]
     assert seen(module) == []
 
 
@@ -116,7 +115,7 @@ def test_a_pass_collects_the_errors_of_several_functions(name: str) -> None:
     twice = f"{head}func.func{end}func.func{end.replace('@global', '@second')}"
     with pytest.raises(Failure) as e:
         nested.run(name, Context(), parse(twice, verify=False))
-    assert [message.partition(" has ")[0] for _, message in e.value.faults] == [
+    assert [message.partition(" has ")[0] for _, message in e.value.errors] == [
         "a value in @global", "a value in @second",
     ]  # fmt: skip
 

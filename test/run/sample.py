@@ -144,7 +144,7 @@ def step(rt_mesh, x):
         with open(f"{os.environ['PIDS']}/{rt_mesh.rank}", "w") as file:
             file.write(str(os.getpid()))
     if calls == 3 and rt_mesh.rank == 1:
-        with open(f"{os.environ['PIDS']}/fault", "w") as file:
+        with open(f"{os.environ['PIDS']}/error", "w") as file:
             file.write(str(time.time()))
         exec({
             "kill": "os.kill(os.getpid(), signal.SIGKILL)",

@@ -116,7 +116,7 @@ def test_an_ir_file_is_compiled_and_run():
     assert out.count(": agree") == 2
 
 
-def test_faults_of_an_ir_file_have_their_places(tmp_path, capsys):
+def test_errors_of_an_ir_file_have_their_places(tmp_path, capsys):
     path = tmp_path / "bad.ir"
     path.write_text("func.func @f(%x: tensor<2xf32>) {\n  %y = nn.ex %x : tensor<2xf32>\n}\n")
     assert tool.main([str(path)]) == 2
@@ -166,7 +166,7 @@ def wait_until_gone(folder, seconds):
 
 
 @pytest.mark.parametrize(
-    ("fault", "timeout", "message"),
+    ("error", "timeout", "message"),
     [
         ("kill", 60, "rank 1 was killed by SIGKILL"),
         ("raise", 60, "rank 1 failed: ValueError: no such luck"),
@@ -175,18 +175,18 @@ def wait_until_gone(folder, seconds):
         ("hang", 3, "rank 1 is alive but does not answer"),
     ],
 )
-def test_a_failing_rank_ends_the_run(tmp_path, monkeypatch, fault, timeout, message):
+def test_a_failing_rank_ends_the_run(tmp_path, monkeypatch, error, timeout, message):
     directory = sample.write(tmp_path / "dir", sample.COUNTDOWN, **sample.countdown_plan())
     monkeypatch.setenv("PIDS", str(tmp_path))
-    monkeypatch.setenv("FAULT", fault)
+    monkeypatch.setenv("FAULT", error)
     monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", raising=False)
     with pytest.raises(RunError) as caught:
         launch.run(directory, Options(steps=10, timeout=timeout))
     ended = time.time()
     assert not any(map(alive, pids(tmp_path)))
     assert str(caught.value).startswith(message), caught.value
-    assert ended - float((tmp_path / "fault").read_text()) < (5 if timeout == 60 else timeout + 5)
-    if fault == "raise":
+    assert ended - float((tmp_path / "error").read_text()) < (5 if timeout == 60 else timeout + 5)
+    if error == "raise":
         assert "program.py" in str(caught.value)  # the place in the program
 
 
@@ -196,7 +196,7 @@ def test_no_rank_outlives_the_launcher(tmp_path, number, code):
     directory = sample.write(tmp_path / "dir", sample.COUNTDOWN, **sample.countdown_plan())
     process = shard_run(directory, "--steps", 10_000, PIDS=str(tmp_path), FAULT="")
     until = time.time() + 40
-    while not (tmp_path / "fault").exists():
+    while not (tmp_path / "error").exists():
         assert process.poll() is None, process.communicate()[0]
         assert time.time() < until
         time.sleep(0.05)

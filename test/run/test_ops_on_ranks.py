@@ -148,11 +148,11 @@ def test_ops_on_real_ranks(tmp_path: Path):
     for rank, out in enumerate(run_ranks(script, 4, [tmp_path], SECONDS)):
         assert f"rank {rank}: all ran" in out, out
     results = [dict(np.load(tmp_path / f"results_{r}.npz")) for r in range(4)]
-    wrong = [f"{j.name}: {message}" for j in todo if (message := fault(j, results))]
+    wrong = [f"{j.name}: {message}" for j in todo if (message := error(j, results))]
     assert not wrong, "\n".join(wrong)
 
 
-def fault(j: Job, results: list[dict[str, np.ndarray]]) -> str:
+def error(j: Job, results: list[dict[str, np.ndarray]]) -> str:
     """How the whole of what the ranks have differs from torch's answer."""
     _, types = j.types
     for i, (t, wanted, e) in enumerate(

@@ -13,6 +13,7 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir.analysis.functions import mesh_of
 from shardir.analysis.storages import Span
 from shardir.cost import memory_of
+from shardir.diagnostics import Failure
 from shardir.interpret.equivalence import check_pass
 from shardir.passes import PASSES
 from shardir.passes.load_strategies import LoadStrategies
@@ -23,7 +24,6 @@ from shardir.rewriting.marks import RECOMPUTE, found_by_search
 from shardir.search.elimination import CAP, solve
 from shardir.search.memory import Held, TightError, peak, solve_within
 from shardir.search.problem import Problem
-from shardir.syntax.diagnostics import Failure
 from shardir.tools import bench
 
 search = bench.load("search")

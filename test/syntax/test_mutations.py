@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from shardir.syntax.diagnostics import ParseErrors
+from shardir.diagnostics import ParseErrors
 from shardir.syntax.parser import parse
 from shardir.tools.opt import main
 
@@ -101,7 +101,7 @@ def test_no_traceback(seed: int, tmp_path: Path) -> None:
         assert "Traceback" not in err
         assert code in (0, 1), f"exit code {code}\n{err}\n{text}"
         assert (code == 0) == ("error:" not in err)
-        if code:  # every fault says where it is, or is one of the whole program
+        if code:  # every error says where it is, or is one of the whole program
             assert all(str(path) in line for line in err.splitlines() if ": error: " in line)
 
 

@@ -1,4 +1,4 @@
-"""Faults that a reader from outside found, each held by one small program."""
+"""Errors that a reader from outside found, each held by one small program."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ import torch
 from harness import compiled
 
 import shardir
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of, parse_layout
 from shardir.backend.torch.runtime import runtime as rt
 from shardir.backend.torch.runtime.runtime_plan import PlanError, load_plan
+from shardir.diagnostics import ShardirError
 from shardir.interpret.equivalence import compare
-from shardir.syntax.diagnostics import collect_warnings
+from shardir.syntax.source import collect_warnings
 from shardir.tools import run as shard_run
 
 # ---- text ----

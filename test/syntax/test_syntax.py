@@ -53,8 +53,8 @@ from xdsl.parser import Parser
 from xdsl.traits import IsTerminator, NoTerminator
 from xdsl.utils.str_enum import StrEnum
 
+from shardir.diagnostics import ParseErrors
 from shardir.dialects.dist import AxesAttr
-from shardir.syntax.diagnostics import ParseErrors
 from shardir.syntax.parser import IRParser, default_parser, parse
 from shardir.syntax.printer import print_module
 

@@ -1,4 +1,4 @@
-"""`shard-opt`: the command line, several programs in a file, announced faults, and bad passes."""
+"""`shard-opt`: the command line, several programs in a file, announced errors, and bad passes."""
 
 import io
 import os
@@ -20,9 +20,10 @@ from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.target import Target
 
 from shardir import pipelines
+from shardir.diagnostics import Failure
 from shardir.rewriting.options import Bytes, PassOptions, UsageError, parse_options
-from shardir.syntax.diagnostics import Failure, warn
 from shardir.syntax.parser import parse
+from shardir.syntax.source import warn
 from shardir.tools import opt
 from shardir.tools.expected import announced
 
@@ -65,7 +66,7 @@ class Complain(ModulePass):
 
 @dataclass(frozen=True)
 class Crash(ModulePass):
-    """Has a fault of its own."""
+    """Has an error of its own."""
 
     name = "crash"
 
@@ -239,7 +240,7 @@ def test_pipelines_that_name_themselves_end() -> None:
     assert [s.name for s in pipelines.expand("a", made, {"a": "a,b"})] == ["a", "b"]
 
 
-def test_faults_of_passes(tmp_path: Path) -> None:
+def test_errors_of_passes(tmp_path: Path) -> None:
     path = tmp_path / "two.ir"
     path.write_text(PROGRAM + PROGRAM.replace("@f", "@g"))
     code, out, err = run(str(path), "-p", "complain")
@@ -293,7 +294,7 @@ def test_list_passes() -> None:
     assert "  twice = rename{to=a},rename{to=b}" in out
 
 
-# ---- several programs, announced faults ----
+# ---- several programs, announced errors ----
 
 SPLIT = """func.func @f() {
   func.return
@@ -322,7 +323,7 @@ def test_split_input() -> None:
     assert out.count("// -----\n") == 1
 
 
-def test_announced_faults() -> None:
+def test_announced_errors() -> None:
     text = SPLIT.replace("i33x}}", "i34x}}").replace("func.fun is", "func.funny is")
     code, _, err = run("--split-input-file", "--verify-diagnostics", text=text)
     assert code == 1
@@ -345,7 +346,7 @@ def test_announced_faults() -> None:
     assert (code, err) == (0, "")
 
 
-def test_places_of_announced_faults() -> None:
+def test_places_of_announced_errors() -> None:
     text = (
         "x // expected-error {{a}}\n// expected-warning@+1 {{b}}\n\n// expected-error@above {{c}}\n"
         "// expected-error @ below {{d}} expected-error@unknown {{e}}\nexpected-error {{no}}"

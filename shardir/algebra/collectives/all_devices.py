@@ -2,11 +2,11 @@
 
 from shardir.algebra import forms
 from shardir.algebra.collectives.base import Cases, Collective, State, Step, Transfer, record
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh, axes_text
 from shardir.algebra.traffic import fetched, sent, within
+from shardir.diagnostics import ShardirError
 
 SMALL = 1 << 16
 """Up to so many elements the runtime gathers by an all-to-all, for which it copies."""

@@ -8,7 +8,6 @@ from functools import cached_property
 from math import prod
 from typing import ClassVar
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.forms import NOTHING, Forms, Levels, forms_of
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, axes_text
@@ -20,6 +19,7 @@ from shardir.algebra.transitions import (
     without_partial,
 )
 from shardir.algebra.windows import Windows
+from shardir.diagnostics import ShardirError
 
 
 class State(Enum):

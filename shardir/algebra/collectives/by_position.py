@@ -11,9 +11,9 @@ from shardir.algebra.collectives.base import (
     check_position,
     record,
 )
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh, axes_text
+from shardir.diagnostics import ShardirError
 
 
 @record

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from shardir.algebra import forms
 from shardir.algebra.collectives.base import Collective, Step, Transfer, record
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh, axes_text
 from shardir.algebra.transitions import check_dim, check_no_sizes
+from shardir.diagnostics import ShardirError
 
 
 class Halo(Collective):

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Placement
 from shardir.algebra.layout import Layout
 from shardir.algebra.propagation.state import Provenance, State
 from shardir.algebra.sharding import DimAxes, Sharding
+from shardir.diagnostics import ShardirError
 
 Given = dict[int, tuple[Sharding, Provenance]]
 """The annotation of each value that has one, and where it comes from."""

@@ -18,7 +18,6 @@ import numpy as np
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from shardir.algebra.errors import ShardirError
 from shardir.backend.interface import Backend, OnEvent, Options, Report, Times
 from shardir.backend.torch.directory import replacing
 from shardir.backend.torch.emit.plan import Data, plan_of
@@ -26,8 +25,9 @@ from shardir.backend.torch.emit.program import Emitted, emitted, mesh_of, progra
 from shardir.backend.torch.launch.measure import times
 from shardir.backend.torch.launch.start import run
 from shardir.backend.torch.runtime import FOLDER, files_for
+from shardir.diagnostics import ShardirError
 from shardir.pipelines import build
-from shardir.syntax.diagnostics import warn
+from shardir.syntax.source import warn
 
 SINGLE_DEVICE = "single-device"
 """The pipeline from the program as written to the program of one device."""

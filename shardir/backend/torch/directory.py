@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shardir.algebra.errors import ShardirError
 from shardir.backend.torch.runtime import RUNTIME_FILES
+from shardir.diagnostics import ShardirError
 
 
 def _is_ours(name: str) -> bool:

@@ -11,7 +11,6 @@ What becomes what, and what has no form on the other side: shardir/algebra/place
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from shardir.algebra.errors import NotationError, ShardirError
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.notation import parse_axes
@@ -23,6 +22,7 @@ from shardir.algebra.placements import (
     from_placements,
     to_placements,
 )
+from shardir.diagnostics import NotationError, ShardirError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

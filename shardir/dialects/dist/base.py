@@ -27,9 +27,9 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra import collectives
 from shardir.algebra.collectives import COLLECTIVES, Step
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, axes_text
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist.types import (
     AxesAttr,
     PairsAttr,

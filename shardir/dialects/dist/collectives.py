@@ -8,8 +8,8 @@ from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, prop_def
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Axes, Mesh
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist.base import Collective, FusibleOp, HeldByOne, check_holder
 from shardir.dialects.dist.types import PairsAttr, ReductionAttr, layout_of
 

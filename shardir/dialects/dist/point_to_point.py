@@ -12,8 +12,8 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import IRDLOperation, irdl_op_definition, operand_def, prop_def, result_def
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Axes, Mesh, axes_text
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist.base import HeldByOne, check_holder
 from shardir.dialects.dist.types import (
     AxesAttr,

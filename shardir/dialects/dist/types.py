@@ -26,7 +26,6 @@ from xdsl.traits import SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.cluster import Cluster
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.notation import (
@@ -40,6 +39,7 @@ from shardir.algebra.notation import (
 )
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
+from shardir.diagnostics import ShardirError
 from shardir.dialects.text import IntsAttr, TextAttr, WordAttr
 
 # ---- attributes ----

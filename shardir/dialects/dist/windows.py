@@ -13,9 +13,9 @@ from xdsl.dialects.builtin import TensorType, UnitAttr, i64
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, opt_prop_def, prop_def
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.windows import Windows
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist.base import Collective
 from shardir.dialects.dist.types import global_shape
 

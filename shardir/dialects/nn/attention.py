@@ -27,9 +27,9 @@ from xdsl.irdl import (
     result_def,
 )
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Layout, Shape
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,

@@ -20,10 +20,10 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.cluster import BYTES
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors, placed
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import (
     Collective,
     StrategyAttr,

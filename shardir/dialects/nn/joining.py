@@ -16,9 +16,9 @@ from xdsl.irdl import (
     var_result_def,
 )
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,

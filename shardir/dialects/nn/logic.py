@@ -8,7 +8,7 @@ import numpy as np
 from xdsl.dialects.builtin import IntegerType, i1
 from xdsl.irdl import irdl_attr_definition, irdl_op_definition, prop_def
 
-from shardir.algebra.errors import ShardirError
+from shardir.diagnostics import ShardirError
 from shardir.dialects.nn.base import STRATEGY, Array, Place, Props, Types, same_element
 from shardir.dialects.nn.elementwise import Binary, Function, Step, Unary, needs_float
 from shardir.dialects.text import WordAttr

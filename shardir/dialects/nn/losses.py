@@ -34,8 +34,8 @@ from xdsl.irdl import (
     result_def,
 )
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.activation import SigmoidOp, SoftplusOp
 from shardir.dialects.nn.arithmetic import AbsOp, MaxOp, MinOp

@@ -16,10 +16,10 @@ from xdsl.dialects.builtin import TensorType, UnitAttr
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.algebra.windows import Windows
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,

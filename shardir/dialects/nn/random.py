@@ -33,8 +33,8 @@ from xdsl.irdl import (
     result_def,
 )
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,

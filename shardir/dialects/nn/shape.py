@@ -9,9 +9,9 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,

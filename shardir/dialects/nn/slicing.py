@@ -12,8 +12,8 @@ from xdsl.irdl import (
     prop_def,
 )
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.layout import Shape
+from shardir.diagnostics import ShardirError
 from shardir.dialects.nn.base import (
     STRATEGY,
     Props,

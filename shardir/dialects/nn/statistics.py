@@ -17,7 +17,7 @@ from xdsl.irdl import (
     prop_def,
 )
 
-from shardir.algebra.errors import ShardirError
+from shardir.diagnostics import ShardirError
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,

@@ -25,11 +25,11 @@ from xdsl.irdl import (
     result_def,
 )
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.windows import Windows
+from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import (

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from xdsl.irdl import irdl_attr_definition
 
-from shardir.algebra.errors import NotationError
 from shardir.algebra.notation import Options
+from shardir.diagnostics import NotationError
 from shardir.dialects.random import DRAWN
 from shardir.dialects.text import Kinds, Option, OptionsAttr, place_of
 

@@ -13,8 +13,8 @@ import numpy as np
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f32, f64, i1, i64
 from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.factors import Factors
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Place, Props, Types, float_of
 from shardir.dialects.nn.elementwise import Elementwise, needs_float

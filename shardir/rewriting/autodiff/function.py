@@ -17,6 +17,7 @@ from xdsl.ir import Block, Region, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import name_of
+from shardir.diagnostics import Failure
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.base import plain
 from shardir.dialects.train import (
@@ -37,7 +38,6 @@ from shardir.rewriting.autodiff.backward import BackwardPart
 from shardir.rewriting.autodiff.microbatches import add_microbatches
 from shardir.rewriting.autodiff.step import TrainStep
 from shardir.rewriting.rewriter import Rewriter
-from shardir.syntax.diagnostics import Failure
 
 Gradients = dict[int, SSAValue | None]
 """By the index of the argument; None where nothing depends on it."""

@@ -10,8 +10,8 @@ from math import prod
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Mesh
+from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects.dist import (
     Collective,
     PermuteOp,
@@ -23,7 +23,6 @@ from shardir.dialects.nn.base import TensorOp, plain
 from shardir.rewriting.autodiff.activity import Activity, relocates
 from shardir.rewriting.autodiff.cotangents import Cotangents, cotangent_name
 from shardir.rewriting.rewriter import Rewriter
-from shardir.syntax.diagnostics import Failure
 
 
 class Transposition:

@@ -15,18 +15,17 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
-from shardir.algebra.errors import ShardirError
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
 from shardir.backend.torch.emit.names import identifier
 from shardir.backend.torch.emit.program import function_names, mesh_of, public_functions
 from shardir.backend.torch.emit.scope import DTYPES
 from shardir.backend.torch.ops.dist import groups_of
+from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects.dist import global_shape, layout_of
 from shardir.dialects.places import file_place
 from shardir.dialects.random import check_range
 from shardir.dialects.train import Argument, InitAttr, Role, arguments, is_step, updated_keys
 from shardir.rewriting.composites import expanded
-from shardir.syntax.diagnostics import Failure
 
 Array = np.ndarray[Any, Any]
 

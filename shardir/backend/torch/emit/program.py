@@ -25,11 +25,11 @@ from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.imports import import_lines, modules_of, shorthand_lines
 from shardir.backend.torch.emit.names import Names, comment, docstring, joined
 from shardir.backend.torch.emit.scope import Program, Scope, foreign_names
+from shardir.diagnostics import Failure
 from shardir.dialects import dist, train
 from shardir.dialects.dist import layout_of, meshes_of
 from shardir.dialects.places import file_place
 from shardir.rewriting.composites import expanded
-from shardir.syntax.diagnostics import Failure
 
 
 def public_functions(module: ModuleOp) -> list[FuncOp]:

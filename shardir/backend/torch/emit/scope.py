@@ -18,10 +18,10 @@ from shardir.analysis.storages import Storages, live_ops
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.literals import Number, fold, number_text
 from shardir.backend.torch.emit.names import Names, axes_text, comment, joined, tuple_text
+from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn, train
 from shardir.dialects.dist import global_shape, layout_of
 from shardir.dialects.places import file_place
-from shardir.syntax.diagnostics import Failure
 
 DTYPES = {
     "f32": "torch.float32",

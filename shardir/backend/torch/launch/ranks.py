@@ -143,8 +143,8 @@ class Ranks:
         raise RunError(self._story(rank))
 
     def _cause(self) -> int:
-        """The rank to blame: first one that was killed, then the first that reported a fault of its
-        own, then one that left without a word, then one that others waited for."""
+        """The rank to blame: first one that was killed, then the first that reported an error of
+        its own, then one that left without a word, then one that others waited for."""
         codes = [process.poll() for process in self.processes]
         own = sorted((e["time"], rank) for rank, e in self.errors.items() if e["kind"] != "peer")
         silent = [rank for rank, code in enumerate(codes) if rank not in self.errors]

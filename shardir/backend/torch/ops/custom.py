@@ -11,9 +11,9 @@ from xdsl.ir import Operation
 from shardir.backend.torch.emit.names import RESERVED, literal, tuple_text
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.backend.torch.runtime import RUNTIME_FILES
+from shardir.diagnostics import Failure
 from shardir.dialects import nn
 from shardir.dialects.nn.custom import Value
-from shardir.syntax.diagnostics import Failure
 
 TAKEN = (RESERVED - {"torch"}) | {"program", "single", *(f.split(".")[0] for f in RUNTIME_FILES)}
 """Modules that are another thing in a program, or lie beside it."""

@@ -17,8 +17,8 @@ from shardir.backend.torch.emit.names import (
 )
 from shardir.backend.torch.emit.scope import Scope, Text
 from shardir.cost.seconds import size_of
+from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn
-from shardir.syntax.diagnostics import Failure
 
 # ---- why ----
 

@@ -258,7 +258,8 @@ class Runner:
         return outputs
 
     def _check(self, function: Function, outputs: list[Tensor]) -> None:
-        """What the function returned is what the plan says; else a fault shows up far from here."""
+        """What the function returned is what the plan says; else an error shows up far from
+        here."""
         if len(outputs) != len(function.results):
             raise PlanError(
                 f"{function.name} returns {len(outputs)} results, not {len(function.results)}"

@@ -129,7 +129,7 @@ class Mesh:
         """The process group of all point-to-point transfers; all ranks must ask at the same time.
 
         A group of its own, since torch counts a transfer as a collective of its group: ranks that
-        take no part would fall behind, which TORCH_DISTRIBUTED_DEBUG=DETAIL reports as a fault.
+        take no part would fall behind, which TORCH_DISTRIBUTED_DEBUG=DETAIL reports as an error.
         """
         if self._peers is None:
             self._peers = self._connected(dist.new_group(list(range(self.size))))

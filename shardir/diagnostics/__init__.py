@@ -1,0 +1,39 @@
+"""Errors and what is reported of them. Needs nothing, so that every layer can raise.
+
+A `ShardirError` is bad input, with one message: what was expected, what was found, the fix. A
+`Failure` is several of them, each with its op. A `Diagnostic` is a message with its source
+location, as the tools print it:
+
+    net.ir:12:8: error: [T6] expected dimension 1 of operand 1 to be 8 or 1, got 6; use equal sizes
+      %y = nn.add %x, %b : ...
+           ^^^^^^
+"""
+
+from shardir.diagnostics.codes import CODES, SECTIONS, Code, coded
+from shardir.diagnostics.errors import (
+    Diagnostic,
+    Failure,
+    Located,
+    NotationError,
+    ParseErrors,
+    ShardirError,
+)
+from shardir.diagnostics.progress import progress_to, report_progress
+from shardir.diagnostics.wording import did_you_mean, one_of
+
+__all__ = [
+    "CODES",
+    "SECTIONS",
+    "Code",
+    "Diagnostic",
+    "Failure",
+    "Located",
+    "NotationError",
+    "ParseErrors",
+    "ShardirError",
+    "coded",
+    "did_you_mean",
+    "one_of",
+    "progress_to",
+    "report_progress",
+]

@@ -1,0 +1,16 @@
+"""Parts of messages: suggestions and enumerations."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean X?`, or nothing when no known word is close."""
+    near = get_close_matches(word, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def one_of(names: Iterable[str]) -> str:
+    """Return `a`, `a or b`, `a, b or c`; words before punctuation."""
+    *most, last = sorted(set(names), key=lambda n: (n[0] == "'", n))
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,113 @@
+"""A source text: locations of operations in it, errors and warnings at them."""
+
+import re
+import warnings
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
+from xdsl.ir import Operation
+
+from shardir.diagnostics import Diagnostic, Located
+from shardir.dialects.places import file_place
+
+WORD = re.compile(r'"[^"\n]*"|[\w.$]+')
+
+
+def new_location(file: StringAttr, line: IntAttr, column: IntAttr) -> FileLineColLoc:
+    """Return a location, without the checks of its constructor: one is made for each op read."""
+    loc = object.__new__(FileLineColLoc)
+    put = object.__setattr__
+    put(loc, "filename", file)
+    put(loc, "line", line)
+    put(loc, "column", column)
+    return loc
+
+
+class Source:
+    """A text, its name, and the offsets at which its lines begin."""
+
+    def __init__(self, text: str, name: str = "<input>"):
+        self.text, self.name = text, name
+        self.starts = [0, *(m.end() for m in re.finditer("\n", text))]
+        self.file = StringAttr(name)
+        self.offsets: dict[Operation, int] = {}
+        """The offsets of operations whose `loc(...)` says something else."""
+        self._ints: dict[int, IntAttr] = {}
+        self._line = 0
+
+    def _int(self, n: int) -> IntAttr:
+        if (found := self._ints.get(n)) is None:
+            found = self._ints[n] = IntAttr(n)
+        return found
+
+    def line_column(self, pos: int) -> tuple[int, int]:
+        line = bisect_right(self.starts, pos)
+        return line, pos - self.starts[line - 1] + 1
+
+    def location(self, pos: int) -> FileLineColLoc:
+        starts, line = self.starts, self._line
+        if not (starts[line] <= pos and (line + 1 == len(starts) or pos < starts[line + 1])):
+            line = self._line = bisect_right(starts, pos) - 1
+        return new_location(self.file, self._int(line + 1), self._int(pos - starts[line] + 1))
+
+    def line_text(self, line: int) -> str:
+        if not 0 < line <= len(self.starts):
+            return ""
+        end = self.starts[line] if line < len(self.starts) else len(self.text)
+        return self.text[self.starts[line - 1] : end].rstrip("\r\n")
+
+    def at(
+        self, start: int, end: int, message: str, notes: Sequence[str] = (), severity: str = "error"
+    ) -> Diagnostic:
+        """Return a diagnostic of the range [start, end) of the text."""
+        line, column = self.line_column(start)
+        return Diagnostic(
+            message, self.name, line, column, max(1, end - start), self.line_text(line),
+            tuple(notes), severity,
+        )  # fmt: skip
+
+    def at_op(self, op: Operation | None, message: str, notes: Sequence[str] = ()) -> Diagnostic:
+        """Return a diagnostic of an op: at its name in this text, or at its own location."""
+        if op is None:
+            return Diagnostic(message, self.name, notes=tuple(notes))
+        if (pos := self.offsets.get(op)) is not None:
+            return self.at(pos, self._word_end(pos), message, notes)
+        place = file_place(op.location)
+        if place is None:
+            return Diagnostic(f"{op.name}: {message}", self.name, notes=tuple(notes))
+        file, line, column = place
+        if file != self.name or not 0 < line <= len(self.starts):
+            return Diagnostic(f"{op.name}: {message}", file, line, column, notes=tuple(notes))
+        pos = self.starts[line - 1] + column - 1
+        return self.at(pos, self._word_end(pos), message, notes)
+
+    def _word_end(self, pos: int) -> int:
+        m = WORD.match(self.text, pos)
+        return m.end() if m else pos + 1
+
+
+_warnings: ContextVar[list[Located] | None] = ContextVar("warnings", default=None)
+
+
+@contextmanager
+def collect_warnings() -> Iterator[list[Located]]:
+    """Collect the warnings of passes within the block, for the tool around them to show."""
+    found: list[Located] = []
+    token = _warnings.set(found)
+    try:
+        yield found
+    finally:
+        _warnings.reset(token)
+
+
+def warn(op: Operation | None, message: str) -> None:
+    """Warn about a program that is valid, but perhaps not what its author meant."""
+    if (found := _warnings.get()) is not None:
+        found.append((op, message))
+    else:
+        where = file_place(op.location) if op is not None else None
+        prefix = ":".join(map(str, where)) + ": " if where else ""
+        warnings.warn(f"{prefix}{message}", stacklevel=2)

@@ -1,0 +1,155 @@
+"""Verification of a module: xDSL's checks, symbols and dominance. All errors, not the first one.
+
+for error in verify_all(module, source):
+    print(error)          # net.ir:12:8: error: ... , the line, and a caret below it
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, Operation
+from xdsl.traits import IsTerminator, NoTerminator, SymbolOpInterface, SymbolTable
+from xdsl.utils.exceptions import VerifyException
+
+from shardir.diagnostics import Diagnostic, ParseErrors, ShardirError
+from shardir.dialects.dist import check_type
+from shardir.syntax.dominance import check_dominance
+from shardir.syntax.source import Source
+
+MISSING = re.compile(r"\bno (?:mesh|function|symbol) @")
+
+
+@dataclass
+class Incomplete:
+    """The parts of a module that a parser could not build, so that the rest is verified without
+    errors that only follow from them."""
+
+    blocks: set[Block] = field(default_factory=set)
+    """Blocks that lack ops."""
+    ops: set[Operation] = field(default_factory=set)
+    """Ops that use values which are missing."""
+    symbols: set[str] = field(default_factory=set)
+    """Symbols that the skipped text may have defined."""
+
+
+OpError = tuple[Operation, str, tuple[str, ...]]
+"""An op, a message, and notes."""
+
+
+def verify_all(
+    module: Operation, source: Source | None = None, incomplete: Incomplete | None = None
+) -> list[Diagnostic]:
+    """Return all errors of a module, each at its op, in the order of the text."""
+    source = source or Source("", "<module>")
+    lost = incomplete or Incomplete()
+    errors: list[OpError] = []
+
+    def report(op: Operation, message: str, *notes: str) -> None:
+        if op not in lost.ops and not any(
+            re.search(rf"@{re.escape(s)}(?![\w$.])", message) for s in lost.symbols
+        ):
+            errors.append((op, message, notes))
+
+    around: set[Operation] = set()  # their own checks walk over bodies in which values are missing
+    for op in lost.ops:
+        while (parent := op.parent_op()) is not None and parent not in around:
+            around.add(parent)
+            op = parent
+    for op in module.walk():
+        if (message := structure_error(op, lost)) is not None:
+            report(op, message)
+        check_symbols(op, source, report)
+        if op in lost.ops or op in around:
+            continue
+        try:
+            op.verify_()
+            check_signature(op)
+        except VerifyException as e:
+            if not str(e).startswith("Redefinition of symbol"):  # reported by check_symbols
+                report(op, str(e))
+        except ShardirError as e:
+            report(op, str(e))
+        except Exception as e:
+            e.add_note(f"while verifying {op.name}")
+            raise
+    check_dominance(module, report)
+    found = [source.at_op(op, message, notes) for op, message, notes in merge_missing(errors)]
+    return sorted(found, key=lambda d: (d.line, d.column))
+
+
+def merge_missing(errors: Sequence[OpError]) -> Iterator[OpError]:
+    """Report a missing mesh or function once, however many ops name it."""
+    counts = Counter(message for _, message, _ in errors if MISSING.search(message))
+    for op, message, notes in errors:
+        n = counts.get(message, 1)
+        if n > 0:
+            yield op, message, (*notes, f"{n - 1} more ops name it") if n > 1 else notes
+        if message in counts:
+            counts[message] = 0
+
+
+def check_signature(op: Operation) -> None:
+    """Check the layouts of a function's arguments, also unused ones. Raises VerifyException."""
+    if isinstance(op, FuncOp):
+        for i, t in enumerate(op.function_type.inputs):
+            check_type(op, t, f"argument {i}")
+
+
+def structure_error(op: Operation, lost: Incomplete) -> str | None:
+    """Return an error of terminators, branches or block ends, as `Operation.verify` checks them."""
+    block = op.parent
+    region = None if block is None else block.parent
+    if op.successors:
+        if block is None or block.last_op is not op:
+            return f"{op.name} branches, so it must end its block"
+        if any(s.parent is not region for s in op.successors):
+            return f"{op.name} branches to a block of another region"
+    if (
+        block is not None
+        and region is not None
+        and block.last_op is op
+        and block not in lost.blocks
+    ):
+        parent = region.parent
+        several = region.first_block is not region.last_block
+        wants = several or (parent is not None and not parent.has_trait(NoTerminator))
+        if wants and not op.has_trait(IsTerminator):
+            return f"a block ends with a terminator such as func.return, not with {op.name}"
+    for r in op.regions:
+        first = r.first_block
+        if (
+            first is not None
+            and first is r.last_block
+            and first.first_op is None
+            and first not in lost.blocks
+            and not op.has_trait(NoTerminator)
+        ):
+            return f"the body of {op.name} is empty; it must end with a terminator"
+    return None
+
+
+def check_symbols(op: Operation, source: Source, report: Callable[..., None]) -> None:
+    if op.regions and op.has_trait(SymbolTable):
+        seen: dict[str, Operation] = {}
+        for region in op.regions:
+            for block in region.blocks:
+                for inner in block.ops:
+                    trait = inner.get_trait(SymbolOpInterface)
+                    name = trait and trait.get_sym_attr_name(inner)
+                    if name is None:
+                        continue
+                    if (first := seen.setdefault(name.data, inner)) is not inner:
+                        note = source.at_op(first, "")
+                        report(
+                            inner, f"@{name.data} is already defined", f"first at {note.location}"
+                        )
+
+
+def verify(module: ModuleOp, source: Source | None = None) -> None:
+    """Raise ParseErrors with all errors of a module."""
+    if errors := verify_all(module, source):
+        raise ParseErrors(errors)
