@@ -1,12 +1,9 @@
 """simplify-communication: fewer and smaller collectives for the same values.
 
-    all_reduce, then slice           -> reduce_scatter
-    all_gather, then slice           -> nothing, where the slice takes back what was gathered
-    all_reduce a + all_reduce b      -> all_reduce (a + b), another summand between them or not
-    all_reduce, a view, then a sum   -> the view, all_reduce, then the sum, which meets another
-    all_gather (broadcast a)         -> broadcast (all_gather a); so for all_to_all and exchange
-    the same collective twice        -> once
-    a collective that nobody uses    -> nothing
+    %y = dist.all_reduce <sum> %x over <a>
+    %z = dist.all_slice %y dim 0 over <a>     ->    %z = dist.reduce_scatter <sum> %x dim 0 over <a>
+
+PATTERNS is the table of what is done, each with the IR before `->` after.
 
 1. Never more bytes and never more collectives.
 2. Running it twice changes nothing the second time.
@@ -15,16 +12,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation, SSAValue
 
+from shardir.algebra.collectives import State, between
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp, axis_of, dims_of, int_attr
+from shardir.dialects.text import word
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import RECOMPUTE
-from shardir.rewriting.rewriter import erase, set_type
+from shardir.rewriting.rewriter import Rewriter, erase, set_type
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,24 @@ class SimplifyCommunication(LocalPass):
     name = "simplify-communication"
 
     def rewrite(self, f: Function) -> None:
-        while any([rule(f.block) for rule in RULES]):
+        while any([pattern(f.block) for pattern in PATTERNS]):
             pass
 
 
-def _at_each_op(rule: Callable[[Block, Operation], bool]) -> Callable[[Block], bool]:
-    """The rule at each op; it says whether it changed something."""
-    return lambda block: any([rule(block, op) for op in list(block.ops)])
+Pattern = Callable[[Block], bool]
+"""Rewrites a block where it applies, and returns whether it did."""
 
 
-def _dead(block: Block) -> bool:
+def _at_each_op(pattern: Callable[[Operation], bool]) -> Pattern:
+    def at_each(block: Block) -> bool:
+        return any([op.parent is block and pattern(op) for op in list(block.ops)])
+
+    at_each.__name__, at_each.__doc__ = pattern.__name__, pattern.__doc__
+    return at_each
+
+
+def unused(block: Block) -> bool:
+    """%y = dist.all_gather %x, and %y has no use    ->    nothing"""
     changed = False
     op = block.last_op
     while op is not None:
@@ -55,9 +63,11 @@ def _dead(block: Block) -> bool:
     return changed
 
 
-def _equal(block: Block) -> bool:
-    """The same collective of the same values: the first one serves, but not where `recompute` has
-    made another on purpose."""
+def equal(block: Block) -> bool:
+    """%y = dist.all_gather %x; %z = dist.all_gather %x    ->    %y = dist.all_gather %x
+
+    Not where `recompute` has made the second one on purpose.
+    """
     seen: dict[tuple[object, ...], dist.Collective] = {}
     changed = False
     for op in list(block.ops):
@@ -67,76 +77,78 @@ def _equal(block: Block) -> bool:
         key = (type(op), tuple(op.operands), props, tuple(str(v.type) for v in op.results))
         first = seen.setdefault(key, op)
         if first is not op:
-            for old, new in zip(op.results, first.results, strict=True):
-                old.replace_all_uses_with(new)
-            erase(op)
+            Rewriter.replace(op, first.results)
             changed = True
     return changed
 
 
 @_at_each_op
-def _scatter(block: Block, op: Operation) -> bool:
-    """all_reduce + slice over the same axes -> reduce_scatter."""
-    if not isinstance(op, dist.AllReduceOp) or len(op.values) != 1:
+def gathered_and_sliced(op: Operation) -> bool:
+    """%y = dist.all_gather %x dim d; %z = dist.all_slice %y dim d    ->    %x"""
+    first = _one_before(op)
+    if not isinstance(first, dist.Collective) or not isinstance(op, dist.AllSliceOp):
         return False
-    user = op.results[0].get_user_of_unique_use()
-    if not isinstance(user, dist.AllSliceOp) or user.axes != op.axes:
+    starts = first.record.start, first.record.end
+    if starts != (State.SHARDED, State.REPLICATED) or first.properties["dim"] != op.dim:
         return False
-    props = {k: v for k, v in op.properties.items()} | {"dim": user.dim}
-    new = dist.ReduceScatterOp.create(
-        operands=list(op.values), result_types=[user.results[0].type], properties=props,
-        location=op.location,
+    op.results[0].replace_all_uses_with(first.values[0])
+    erase(op)
+    return True
+
+
+@_at_each_op
+def reduced_and_sliced(op: Operation) -> bool:
+    """%y = dist.all_reduce %x; %z = dist.all_slice %y dim d    ->
+    %z = dist.reduce_scatter %x dim d"""
+    first = _one_before(op)
+    if not isinstance(first, dist.AllReduceOp) or not isinstance(op, dist.AllSliceOp):
+        return False
+    if first.outs[0].get_user_of_unique_use() is not op:
+        return False
+    kind = dist.OPS[between(State.PARTIAL, State.SHARDED).name]
+    kind = dist.OPS[between(State.PARTIAL, State.SHARDED).name]
+    new = Rewriter().before(op).create(
+        kind, first.values, [op.outs[0].type], {**first.properties, "dim": op.dim}
     )  # fmt: skip
-    new.results[0].name_hint = user.results[0].name_hint
-    block.insert_op_before(new, user)
-    user.results[0].replace_all_uses_with(new.results[0])
-    erase(user)
-    erase(op)
+    new.location = first.location
+    Rewriter.replace(op, new.outs)
+    erase(first)
     return True
 
 
-@_at_each_op
-def _undone(block: Block, op: Operation) -> bool:
-    """A slice that takes back what an all-gather brought together."""
-    if not isinstance(op, dist.AllSliceOp):
-        return False
-    source = op.values[0].owner
-    if not isinstance(source, dist.AllGatherOp) or len(source.values) != 1:
-        return False
-    if (source.axes, source.dim) != (op.axes, op.dim):
-        return False
-    op.results[0].replace_all_uses_with(source.values[0])
-    erase(op)
-    return True
+def _one_before(op: Operation) -> dist.Collective | None:
+    """The collective that makes the only operand of another one over the same axes, and makes
+    nothing else."""
+    if not isinstance(op, dist.Collective) or len(op.values) != 1:
+        return None
+    first = op.values[0].owner
+    if not isinstance(first, dist.Collective) or len(first.values) != 1:
+        return None
+    return first if first.axes == op.axes else None
 
 
 @_at_each_op
-def _sums(block: Block, op: Operation) -> bool:
-    """The sum of two reduced values -> the reduced sum of both."""
+def sum_of_reduced(op: Operation) -> bool:
+    """%p = dist.all_reduce <sum> %x; %q = dist.all_reduce <sum> %y; %z = nn.add %p, %q
+    ->  %s = nn.add %x, %y; %z = dist.all_reduce <sum> %s"""
     if not isinstance(op, nn.AddOp) or not _go_together(op.lhs, op.rhs):
         return False
     a, b, after = op.lhs.owner, op.rhs.owner, op.out.type
-    assert isinstance(a, _Summed) and isinstance(b, _Summed)
+    assert isinstance(a, dist.Collective) and isinstance(b, dist.Collective)
     if op.lhs.type != after:
         return False
-    new = type(a).create(
-        operands=[op.out], result_types=[after], properties=dict(a.properties),
-        location=op.location,
-    )  # fmt: skip
-    new.results[0].name_hint = op.out.name_hint
-    op.out.replace_all_uses_with(new.results[0])
+    new = Rewriter().after(op).create(type(a), [op.out], [after], a.properties, names=[op.out])
+    op.out.replace_uses_with_if(new.outs[0], lambda use: use.operation is not new)
     op.operands[0], op.operands[1] = a.values[0], b.values[0]
-    new.operands[0] = op.out
     set_type(op.out, a.values[0].type)
-    block.insert_op_after(new, op)
     erase(a)
     erase(b)
     return True
 
 
 @_at_each_op
-def _next_to_each_other(block: Block, op: Operation) -> bool:
-    """(z + x) + y -> (x + y) + z, where x and y go together."""
+def reduced_next_to_each_other(op: Operation) -> bool:
+    """(%z + %p) + %q    ->    (%p + %q) + %z, where %p and %q are reduced over the same devices"""
     if not isinstance(op, nn.AddOp):
         return False
     for sum, y in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
@@ -145,8 +157,7 @@ def _next_to_each_other(block: Block, op: Operation) -> bool:
             continue
         for x, z in ((inner.lhs, inner.rhs), (inner.rhs, inner.lhs)):
             if _go_together(x, y) and x.type == z.type == sum.type == op.out.type:
-                inner.detach()
-                block.insert_op_before(inner, op)
+                Rewriter().before(op).move(inner)
                 inner.operands[0], inner.operands[1] = x, y
                 op.operands[0], op.operands[1] = sum, z
                 return True
@@ -156,19 +167,30 @@ def _next_to_each_other(block: Block, op: Operation) -> bool:
 def _go_together(x: SSAValue, y: SSAValue) -> bool:
     """Whether both are sums over the same devices, each for one user."""
     a, b = x.owner, y.owner
-    if a is b or not (isinstance(a, _Summed) and isinstance(b, _Summed)):
+    if a is b or not (_is_reduced(a) and _is_reduced(b)):
         return False
-    alike = type(a) is type(b) and a.properties == b.properties and a.reduction.data == "sum"
+    alike = type(a) is type(b) and a.properties == b.properties
     if not alike or len(a.values) != 1 or len(b.values) != 1:
         return False
     alone = x.get_user_of_unique_use() is not None and y.get_user_of_unique_use() is not None
     return alone and a.values[0].type == b.values[0].type
 
 
+def _is_reduced(op: Operation | Block) -> TypeGuard[dist.Collective]:
+    """Whether a collective adds up partial sums."""
+    if not isinstance(op, dist.Collective) or not op.record.reduces:
+        return False
+    return op.properties["reduction"] == word(dist.ReductionAttr, "sum")
+
+
 @_at_each_op
-def _moved(block: Block, op: Operation) -> bool:
-    """What only moves elements, of a reduced value -> the reduced value of what is moved: where it
-    then meets a sum or a slice."""
+def moved_after_reduced(op: Operation) -> bool:
+    """%y = dist.all_reduce %x; %t = nn.transpose %y    ->    %y = nn.transpose %x;
+    %t = dist.all_reduce %y
+
+    So for all that only moves elements, where it leads to a sum or a slice that the reduction can
+    then meet.
+    """
     x = _mover(op)
     reduce = x.owner if x is not None else None
     if not isinstance(reduce, dist.AllReduceOp) or len(reduce.values) != 1:
@@ -183,7 +205,7 @@ def _moved(block: Block, op: Operation) -> bool:
     assert before is not None and out is not None and isinstance(y.type, TensorType)
     mesh = dist.find_mesh(op, out.mesh)
     if any(mesh.overlap(a, b) for a in before.partial for b in out.used):
-        return False  # the devices that have contributions hold different parts afterwards
+        return False  # the devices that have addends hold different parts afterwards
     new = reduce.clone()
     set_type(new.results[0], y.type)
     new.results[0].name_hint = y.name_hint
@@ -192,7 +214,7 @@ def _moved(block: Block, op: Operation) -> bool:
     shape = dist.global_shape(y.type, mesh)
     partial = out.with_partial(before.partial, before.reduction)
     set_type(y, dist.local(y.type.element_type, shape, partial, mesh))
-    block.insert_op_after(new, op)
+    Rewriter().after(op).insert(new)
     erase(reduce)
     return True
 
@@ -210,10 +232,14 @@ def _mover(op: Operation) -> SSAValue | None:
 
 
 @_at_each_op
-def _before_broadcast(block: Block, op: Operation) -> bool:
-    """Moves the shards of what is repeated, if any, instead of those of what repeats it, where
-    that is less."""
-    if not isinstance(op, _Moves) or len(op.values) != 1 or dist.is_started(op):
+def moved_before_repeated(op: Operation) -> bool:
+    """%y = nn.broadcast %x; %z = dist.all_gather %y    ->    %y = dist.all_gather %x;
+    %z = nn.broadcast %y
+
+    So for all that moves shards, where that is less; nothing is communicated where the dimension is
+    one along which %x is repeated.
+    """
+    if not _moves_shards(op) or len(op.values) != 1 or dist.is_started(op):
         return False
     maker = op.values[0].owner
     if not isinstance(maker, nn.BroadcastOp):
@@ -228,38 +254,41 @@ def _before_broadcast(block: Block, op: Operation) -> bool:
     less = size_of(x) < size_of(maker.out)
     if given.partial or not less or not (moved <= {*dims} or moved.isdisjoint(dims)):
         return False
+    rewriter = Rewriter().before(op)
     if moved & {*dims}:
         mesh = dist.find_mesh(op, target.mesh)
         shape = dist.global_shape(x.type, mesh)
         layout = replace(given, dims=tuple(target.dims[d] for d in dims))
-        along = {n: axis_of(op.properties, n, rank) for n in _ALONG if n in op.properties}
-        new = type(op).create(
-            operands=[x], result_types=[dist.local(x.type.element_type, shape, layout, mesh)],
-            properties={**op.properties, **{n: int_attr(dims.index(d)) for n, d in along.items()}},
-            attributes=dict(op.attributes), location=op.location,
+        along = {n: axis_of(op.properties, n, rank) for n in ALONG if n in op.properties}
+        new = rewriter.create(
+            type(op), [x], [dist.local(x.type.element_type, shape, layout, mesh)],
+            {**op.properties, **{n: int_attr(dims.index(d)) for n, d in along.items()}},
+            op.attributes, names=[x],
         )  # fmt: skip
-        new.outs[0].name_hint = x.name_hint
-        block.insert_op_before(new, op)
         x = new.outs[0]
-    repeated = nn.BroadcastOp.create(
-        operands=[x], result_types=[out.type], properties=dict(maker.properties),
-        attributes=dict(maker.attributes), location=maker.location,
-    )  # fmt: skip
-    repeated.out.name_hint = out.name_hint
-    block.insert_op_before(repeated, op)
-    out.replace_all_uses_with(repeated.out)
-    erase(op)
+    rewriter.location = maker.location
+    repeated = rewriter.create(
+        nn.BroadcastOp, [x], [out.type], maker.properties, maker.attributes, names=[out]
+    )
+    Rewriter.replace(op, repeated.results)
     if maker.out.first_use is None:
         erase(maker)
     return True
 
 
-_Moves = dist.AllGatherOp | dist.AllToAllOp | dist.ExchangeOp
-_ALONG = ("dim", "split", "concat")
+ALONG = ("dim", "split", "concat")
 """The properties of collectives that are dimensions."""
 
-_Summed = dist.AllReduceOp | dist.ReduceScatterOp
 
-RULES: tuple[Callable[[Block], bool], ...] = (
-    _dead, _equal, _undone, _scatter, _sums, _next_to_each_other, _moved, _before_broadcast
+def _moves_shards(op: Operation) -> TypeGuard[dist.Collective]:
+    """Whether a collective communicates shards of a value that is the same afterwards."""
+    if not isinstance(op, dist.Collective):
+        return False
+    record = op.record
+    return record.communicates and record.planned and record.start in (State.SHARDED, None)
+
+
+PATTERNS: tuple[Pattern, ...] = (
+    unused, equal, gathered_and_sliced, reduced_and_sliced, sum_of_reduced,
+    reduced_next_to_each_other, moved_after_reduced, moved_before_repeated,
 )  # fmt: skip
