@@ -37,7 +37,7 @@ FORMS = {
     "behind": "behind",
     "floor": "floors",
     "room": "rooms?",
-    "error": "errors?|faulty",
+    "fault": "faults?|faulty",
     "mend": "mends?|mended|mending",
     "lie": "lie|lies|lying",
     "the documents": "the documents",
