@@ -254,6 +254,8 @@ class Search:
                         p.mesh, p.shape, step.layout, p.target, self.itemsize
                     )
                 limit = float("inf") if self.best is None else self.best[0] * LESS - rest
+                if self.memory is None:  # then nothing is held, and no path but the best is of use
+                    limit = min(limit, seen.get((step.layout, held), limit))
                 if so_far + self.latency(step) >= limit:
                     continue
                 found = self.after(layout, step, held)

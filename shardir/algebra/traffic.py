@@ -137,6 +137,7 @@ def fetched(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> tuple[C
     return tuple(sorted(found))
 
 
+@lru_cache(maxsize=65536)
 def sent(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
     """The most that a device sends in an exchange: for each device of its group, what that one
     takes from it."""
