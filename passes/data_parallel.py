@@ -28,12 +28,12 @@ from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.strategy import Strategy
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, values
-from shardir.diagnostics import Failure, ShardirError
+from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of, sharding_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.dialects.train import arguments
 from shardir.rewriting import nested
-from shardir.rewriting.bases import Error, Function, FunctionPass
+from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.placement import strategy_placement
 from shardir.rewriting.rewriter import set_type
@@ -56,7 +56,7 @@ class DataParallel(FunctionPass):
             raise Failure(errors)
         self.rewrite_all(functions)
 
-    def check(self, f: Function) -> Iterator[Error]:
+    def check(self, f: Function) -> Iterator[Located]:
         if f.mesh is None:
             message = "has no mesh to split its inputs over; declare one: dist.mesh @m <dp = 4>"
             yield f.op, f"[A1] @{f.name} {message}"
@@ -95,7 +95,7 @@ def _placed(arg: SSAValue) -> bool:
     )
 
 
-def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Error]:
+def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Located]:
     """What is stated and not data parallel: held against the program of which nothing is stated."""
     if not any(_states(op) for op in module.walk()):
         return
@@ -138,7 +138,7 @@ def _states(op: Operation) -> bool:
 
 def _strategy_error(
     op: TensorOp, twins: Mapping[SSAValue, SSAValue], mesh: Mesh, function: str
-) -> Iterator[Error]:
+) -> Iterator[Located]:
     assert op.strategy is not None
     operands, results = ([layout_of(twins[v]) for v in side] for side in (op.operands, op.results))
     if None in operands:  # what is redistributed by hand

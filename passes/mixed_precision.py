@@ -31,11 +31,12 @@ from xdsl.dialects.builtin import (
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from shardir.diagnostics import Located
 from shardir.dialects import nn
 from shardir.dialects.dist import SAME_VALUE
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp
-from shardir.rewriting.bases import Error, Function, GlobalPass
+from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.rewriter import Rewriter, set_type
 
 TYPES: dict[str, Attribute] = {"bf16": bf16, "f16": f16, "f32": f32}
@@ -52,7 +53,7 @@ class MixedPrecision(GlobalPass):
     reduce: Literal["narrow", "f32"] = "narrow"
     """The type in which the gradients of what was converted are added up over devices."""
 
-    def check(self, f: Function) -> Iterable[Error]:
+    def check(self, f: Function) -> Iterable[Located]:
         backward = next((op for op in f.block.ops if isinstance(op, BackwardOp)), None)
         if backward is not None:
             message = "is differentiated already; mixed-precision comes before distributed-autodiff"

@@ -23,15 +23,15 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import named, values
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import Located, ShardirError
 from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
-from shardir.rewriting.bases import Error, Function, GlobalPass, collect_errors
+from shardir.rewriting.bases import Function, GlobalPass, collect_errors
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import is_decomposed, strategy_placement, wanted
 from shardir.rewriting.rewriter import set_type
 
-Find = Callable[[Block, Mesh, str], Iterator[Error]]
+Find = Callable[[Block, Mesh, str], Iterator[Located]]
 """What finds the errors of a block on a mesh, of a function of a name."""
 
 
@@ -49,13 +49,13 @@ class RequireLayouts(GlobalPass):
         update_signature(f.op)
 
 
-def _at_function(find: Find, f: Function) -> Iterator[Error]:
+def _at_function(find: Find, f: Function) -> Iterator[Located]:
     """The errors of a function that has a mesh; those of arguments at the function."""
     if f.mesh is not None:
         yield from ((op or f.op, message) for op, message in find(f.block, f.mesh, f.name))
 
 
-def _by_strategies(block: Block, mesh: Mesh, function: str) -> Iterator[Error]:
+def _by_strategies(block: Block, mesh: Mesh, function: str) -> Iterator[Located]:
     """Writes the layouts that strategies state; what is wrong with them."""
     wished: dict[SSAValue, set[Layout]] = {}
     for op in block.ops:
@@ -76,7 +76,7 @@ def _by_strategies(block: Block, mesh: Mesh, function: str) -> Iterator[Error]:
             set_type(v, with_layout(plain(v), *layouts))
 
 
-def _open_values(block: Block, mesh: Mesh, function: str) -> Iterator[Error]:
+def _open_values(block: Block, mesh: Mesh, function: str) -> Iterator[Located]:
     """The values that nothing states, those of an op together."""
     lacking: dict[Operation | None, list[str]] = {}
     for v in values(block):
@@ -92,7 +92,7 @@ def _open_values(block: Block, mesh: Mesh, function: str) -> Iterator[Error]:
         )
 
 
-def _open_ops(block: Block, mesh: Mesh, function: str) -> Iterator[Error]:
+def _open_ops(block: Block, mesh: Mesh, function: str) -> Iterator[Located]:
     """The ops without a strategy that are not calculated where their operands lie."""
     for op in block.ops:
         if not isinstance(op, TensorOp) or op.strategy is not None or is_decomposed(op, mesh):

@@ -40,7 +40,7 @@ from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import ties
 from shardir.cost import memory_of, op_seconds
 from shardir.cost.functions import rated
-from shardir.diagnostics import Failure, ShardirError, report_progress
+from shardir.diagnostics import Failure, Located, ShardirError, report_progress
 from shardir.dialects.dist import (
     Collective,
     PropagationBarrierOp,
@@ -52,7 +52,7 @@ from shardir.dialects.dist import (
 from shardir.dialects.nn.base import TensorOp, float_attr, plain
 from shardir.dialects.train import GradientOp, StepOp
 from shardir.rewriting import nested
-from shardir.rewriting.bases import Error, Function, GlobalPass, collect_errors
+from shardir.rewriting.bases import Function, GlobalPass, collect_errors
 from shardir.rewriting.composites import expand
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_markers
@@ -99,7 +99,7 @@ class SearchStrategies(GlobalPass):
     def concerns(self, f: Function) -> bool:
         return super().concerns(f) and f.mesh is not None
 
-    def check(self, f: Function) -> Iterator[Error]:
+    def check(self, f: Function) -> Iterator[Located]:
         requests = [o for o in f.module.body.ops if isinstance(o, StepOp | GradientOp)]
         if f.name in {o.function.root_reference.data for o in requests}:
             message = "is still to be differentiated; run distributed-autodiff before"

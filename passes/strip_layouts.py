@@ -13,9 +13,10 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.analysis.functions import is_local_body, values
+from shardir.diagnostics import Located
 from shardir.dialects.dist import SAME_VALUE, MeshOp, ShardingGroupOp, sharding_of
 from shardir.dialects.nn.base import plain
-from shardir.rewriting.bases import Error, Function, FunctionPass
+from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import erase, set_type
 
@@ -26,7 +27,7 @@ class StripLayouts(FunctionPass):
 
     name = "strip-layouts"
 
-    def check(self, f: Function) -> Iterable[Error]:
+    def check(self, f: Function) -> Iterable[Located]:
         if is_local_body(f.block):
             yield f.op, f"@{f.name} is in the local view; there is no single-device form of it"
 

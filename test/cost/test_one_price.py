@@ -85,10 +85,10 @@ def test_the_planner_counts_what_the_report_says(cluster: str) -> None:
     for _ in range(extent(15, 150)):
         mesh = random.choice(meshes(cluster))
         shape = random_shape(mesh, random)
-        ends = [random_layout(mesh, len(shape), random) for _ in range(2)]
-        planned = plan_redistribution(shape, "f32", mesh, *ends).seconds
-        assert lowered(mesh, shape, *ends) == pytest.approx(planned, rel=1e-9, abs=1e-15)
-        problem = Problem.of(mesh, shape, *ends)
+        source, target = (random_layout(mesh, len(shape), random) for _ in range(2))
+        planned = plan_redistribution(shape, "f32", mesh, source, target).seconds
+        assert lowered(mesh, shape, source, target) == pytest.approx(planned, rel=1e-9, abs=1e-15)
+        problem = Problem.of(mesh, shape, source, target)
         least = seconds_bound(mesh, shape, problem.source, problem.target, 4)
         assert least <= planned * (1 + 1e-9)
 

@@ -10,12 +10,12 @@ from xdsl.ir import Operation
 
 from shardir.algebra.layout import Layout
 from shardir.analysis.functions import mesh_of
-from shardir.diagnostics import Failure, ShardirError
+from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.dialects import nn
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.pipelines import build
 from shardir.rewriting import nested
-from shardir.rewriting.bases import Error, Function, FunctionPass, GlobalPass, LocalPass
+from shardir.rewriting.bases import Function, FunctionPass, GlobalPass, LocalPass
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.rewriter import Rewriter
 from shardir.syntax.parser import parse
@@ -49,7 +49,7 @@ class Visit(FunctionPass):
     wrong: tuple[str, ...] = ()
     failing: tuple[str, ...] = ()
 
-    def check(self, f: Function) -> Iterable[Error]:
+    def check(self, f: Function) -> Iterable[Located]:
         if f.name in self.wrong:
             yield f.op, f"@{f.name} is wrong"
             raise ShardirError(f"@{f.name} is very wrong")
