@@ -7,8 +7,9 @@ of two (Kuhn, Wallace, Gallo 2004); a covering array tries those at a small part
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import combinations, product
+from typing import Any
 
-Row = tuple[Hashable, ...]
+Row = tuple[Any, ...]
 Pair = tuple[int, Hashable, int, Hashable]
 """A column and its value, and a later column and its value."""
 
