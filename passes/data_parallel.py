@@ -35,7 +35,7 @@ from shardir.dialects.train import arguments
 from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.functions import bodies, update_signature
-from shardir.rewriting.placement import strategy_placement
+from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import set_type
 
 MEND = "leave it out, or choose the mode hybrid"
@@ -144,7 +144,7 @@ def _strategy_error(
     if None in operands:  # what is redistributed by hand
         return
     try:
-        stated = strategy_placement(op, mesh)
+        stated = strategy_op_sharding(op, mesh)
     except ShardirError as e:
         yield op, f"{op.name} in @{function}: {e}"
         return

@@ -6,7 +6,7 @@
 
 1. Every value has a layout before (propagate-strategies gives it).
 2. Afterwards every op is computable where its operands lie: their layouts agree with its factors.
-3. An op with a strategy is placed by it; any other at least cost (`algebra.factors.place`).
+3. An op with a strategy has its sharding; any other the cheapest (`choose_op_sharding`).
 4. An op whose results come out partial, or otherwise than wanted, is followed by a redistribution.
 5. A softmax, loss or norm whose row is split becomes the ops that calculate it in parts; a
    composite always does.
@@ -27,7 +27,7 @@ from typing import Any
 from xdsl.dialects.builtin import DictionaryAttr, UnitAttr
 from xdsl.ir import Operation, SSAValue
 
-from shardir.algebra.factors import Placement
+from shardir.algebra.factors import OpSharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Failure, Located, ShardirError
@@ -43,7 +43,13 @@ from shardir.dialects.train import BackwardOp, arg_attrs
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.composites import replace_by_parts
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_marker, resolve_markers
-from shardir.rewriting.placement import Needs, is_decomposed, layout_at, strategy_placement, wanted
+from shardir.rewriting.placement import (
+    Needs,
+    is_decomposed,
+    layout_at,
+    strategy_op_sharding,
+    wanted,
+)
 from shardir.rewriting.rewriter import Rewriter, set_type
 
 
@@ -112,7 +118,7 @@ class _Placing:
         if errors:
             raise Failure(errors)
 
-    def note(self, op: TensorOp, placement: Placement) -> None:
+    def note(self, op: TensorOp, placement: OpSharding) -> None:
         """Keep in which layouts an op needs its operands."""
         for v, want in zip(op.operands, placement.operands, strict=True):
             if layout_at(v) != want:
@@ -136,7 +142,7 @@ class _Placing:
 
     def decompose(self, op: TensorOp) -> None:
         if op.strategy is not None:
-            for i, want in enumerate(strategy_placement(op, self.mesh).operands):
+            for i, want in enumerate(strategy_op_sharding(op, self.mesh).operands):
                 op.operands[i] = self.rewriter.redistribute(op.operands[i], want)
         results = list(op.results)
         for v, new in zip(results, replace_by_parts(op, self.rewriter), strict=True):

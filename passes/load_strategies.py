@@ -176,7 +176,7 @@ class _Function:
             )
         elif line.strategy is not None:
             try:
-                line.strategy.placement(strategy_factors(by), self.mesh)
+                line.strategy.op_sharding(strategy_factors(by), self.mesh)
             except ShardirError as e:
                 yield f"{line.op}: {e}"
 

@@ -53,7 +53,7 @@ from shardir.dialects.dist import (
 from shardir.dialects.nn.base import TensorOp, strategy_factors
 from shardir.dialects.train import Update
 from shardir.rewriting.functions import bodies, update_signature
-from shardir.rewriting.placement import strategy_placement
+from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import set_type
 
 
@@ -161,7 +161,7 @@ class FunctionPropagation:
                 return Node(operands, results, strategy_factors(op))
             case TensorOp():
                 try:
-                    return Node(operands, results, strategy=strategy_placement(op, self.mesh))
+                    return Node(operands, results, strategy=strategy_op_sharding(op, self.mesh))
                 except ShardirError as e:
                     errors.append((op, f"{op.name} in @{name_of(self.f)}: {e}"))
             case CallOp():

@@ -28,7 +28,7 @@ from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, plain
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors
 from shardir.rewriting.functions import update_signature
-from shardir.rewriting.placement import is_decomposed, strategy_placement, wanted
+from shardir.rewriting.placement import is_decomposed, strategy_op_sharding, wanted
 from shardir.rewriting.rewriter import set_type
 
 Find = Callable[[Block, Mesh, str], Iterator[Located]]
@@ -62,7 +62,7 @@ def _by_strategies(block: Block, mesh: Mesh, function: str) -> Iterator[Located]
         if not isinstance(op, TensorOp) or op.strategy is None:
             continue
         try:
-            placement = strategy_placement(op, mesh)
+            placement = strategy_op_sharding(op, mesh)
         except ShardirError as e:
             yield op, f"{op.name} in @{function}: {e}"
             continue

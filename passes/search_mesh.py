@@ -42,11 +42,11 @@ from shardir.rewriting import nested
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.options import Bytes, PassOptions
-from shardir.search.elimination import CAP, GAP
+from shardir.search.elimination import DEFAULT_GAP, MAX_TABLE_ENTRIES
 
 Shape = tuple[int, ...]
 
-ROUGH = 0.03
+BOUND_GAP = 0.03
 """The gap at which the first search on a mesh ends."""
 
 
@@ -61,7 +61,7 @@ class SearchMesh(PassOptions):
     """How many axes the mesh may have."""
     cluster: str = ""
     """A ready-made cluster, or a file with one."""
-    entries: int = CAP
+    entries: int = MAX_TABLE_ENTRIES
     """As of search-strategies."""
     memory: Bytes = 0
     """As of search-strategies."""
@@ -76,7 +76,7 @@ class SearchMesh(PassOptions):
             free = mesh.cluster and replace(mesh.cluster, memory=None)
             unbound = replace(self, memory=0)
             report_progress(f"{self.name}: {mesh}")
-            found = unbound.searched(ctx, program, replace(mesh, cluster=free), ROUGH)
+            found = unbound.searched(ctx, program, replace(mesh, cluster=free), BOUND_GAP)
             rough.append((found, mesh))
         best: tuple[Found, Mesh] | None = None
         errors: list[Failure] = []
@@ -84,7 +84,7 @@ class SearchMesh(PassOptions):
             if best is not None and found.bound >= best[0].objective:
                 _say(f"{mesh} takes {found.bound:.6g} s or more")
                 continue
-            found = found if found.error else self.searched(ctx, program, mesh, GAP)
+            found = found if found.error else self.searched(ctx, program, mesh, DEFAULT_GAP)
             if found.error is not None:
                 errors.append(found.error)
                 _say(f"{mesh} is left out: {found.error}")

@@ -57,11 +57,11 @@ from shardir.rewriting.composites import expand
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_markers
 from shardir.rewriting.options import Bytes
-from shardir.rewriting.placement import strategy_placement
+from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import erase, set_type
 from shardir.search.choices import Offers
 from shardir.search.drawing import form_of
-from shardir.search.elimination import CAP, GAP, solve
+from shardir.search.elimination import DEFAULT_GAP, MAX_TABLE_ENTRIES, solve
 from shardir.search.graph import Graph, Plan
 from shardir.search.memory import Solve, TightError
 from shardir.search.picture import Described, described
@@ -77,9 +77,9 @@ class SearchStrategies(GlobalPass):
     """Finds the strategies and layouts of least cost."""
 
     name = "search-strategies"
-    entries: int = CAP
+    entries: int = MAX_TABLE_ENTRIES
     """The entries of the solver's largest table: memory for exactness."""
-    gap: float = GAP
+    gap: float = DEFAULT_GAP
     """How far from the least a plan may be, as a part of it, for the solver to end; what buckets
     leave open comes besides."""
     memory: Bytes = 0
@@ -134,7 +134,7 @@ class SearchStrategies(GlobalPass):
         if limit is None or (used := needed(module, f, plan, mesh)) <= limit:
             return plan
         graph = Graph(f.body.block, choices, tied, tight=True)
-        allowed, solver = limit, self.solver(f, max(self.gap, ROUGH))
+        allowed, solver = limit, self.solver(f, max(self.gap, MEMORY_GAP))
         for _ in range(ATTEMPTS):
             report_progress(f"{self.name} @{name_of(f)}: {used} B are needed, {limit} there")
             try:
@@ -158,7 +158,7 @@ class SearchStrategies(GlobalPass):
         return lambda problem: solve(problem, self.entries, gap, say)
 
 
-ROUGH = 2e-3
+MEMORY_GAP = 2e-3
 """The gap of each of the many problems that are solved for a plan that keeps to the memory."""
 
 ATTEMPTS, ALMOST = 5, 0.98
@@ -209,7 +209,7 @@ def _wrong(f: FuncOp, block: Block, mesh: Mesh) -> list[tuple[Operation | None, 
                 message = "nothing spreads that it could hold back; leave it out"
             case TensorOp() if op.strategy is not None:
                 try:
-                    strategy_placement(op, mesh)
+                    strategy_op_sharding(op, mesh)
                     continue
                 except ShardirError as e:
                     message = str(e)

@@ -34,7 +34,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType, i64
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardir.algebra.factors import FactorAxes, placed
+from shardir.algebra.factors import FactorAxes, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of
@@ -328,7 +328,7 @@ def random_strategy(draw: random.Random, mesh: Mesh, op: TensorOp) -> Strategy |
     found = [[factors.compose(d, chosen, mesh) for d in dims] for dims in factors.operands]
     if (
         any(axes is None for dims in found for axes in dims)
-        or placed(factors, chosen, mesh) is None
+        or try_op_sharding(factors, chosen, mesh) is None
     ):
         return None
     operands = tuple(tuple(axes or () for axes in dims) for dims in found)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
-from shardir.algebra.factors import place
+from shardir.algebra.factors import choose_op_sharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.algebra.propagation.conflicts import Alternative
@@ -26,7 +26,7 @@ from shardir.dialects.places import at, called, maker
 from shardir.dialects.train import BackwardOp
 from shardir.passes.propagate_strategies import FunctionPropagation, propagate_strategies
 from shardir.rewriting.functions import bodies
-from shardir.rewriting.placement import strategy_placement
+from shardir.rewriting.placement import strategy_op_sharding
 
 SHOWN = 4
 """How many steps of a long path are shown at either end of it."""
@@ -184,10 +184,10 @@ def _moves(
     if not isinstance(op, TensorOp):
         return
     if op.strategy is not None:
-        placement = strategy_placement(op, p.mesh)
+        placement = strategy_op_sharding(op, p.mesh)
     else:
         operands, results = tuple(map(now, op.operands)), tuple(map(now, op.results))
-        placement = place(strategy_factors(op), operands, results, p.mesh, op.shapes())
+        placement = choose_op_sharding(strategy_factors(op), operands, results, p.mesh, op.shapes())
     for w, want in zip(op.operands, placement.operands, strict=True):
         yield w, now(w), want
     for w, natural in zip(op.results, placement.results, strict=True):

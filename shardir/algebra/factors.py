@@ -208,7 +208,7 @@ class Factors:
         return Layout(mesh.name, tuple(axes))
 
 
-class Placement(NamedTuple):
+class OpSharding(NamedTuple):
     """How one op is calculated: the axes of its factors, the layouts that its operands must have,
     and those that its results come out with."""
 
@@ -217,9 +217,9 @@ class Placement(NamedTuple):
     results: tuple[Layout, ...]
 
 
-def placed(
+def try_op_sharding(
     factors: Factors, chosen: FactorAxes, mesh: Mesh, partial: Layout | None = None
-) -> Placement | None:
+) -> OpSharding | None:
     """The placement that splits factors as `chosen`; None when an axis would be used twice or a
     merged dimension can't be split so. `partial`: the partial axes that all operands keep."""
     used = [a for axes in chosen.values() for a in axes]
@@ -244,18 +244,18 @@ def placed(
         if kept and reduced != kept and reduction != factors.reduction:
             return None
         results.append(layout.with_partial(reduced, reduction))
-    return Placement(chosen, tuple(operands), tuple(results))
+    return OpSharding(chosen, tuple(operands), tuple(results))
 
 
 @lru_cache(maxsize=65536)
-def place(
+def choose_op_sharding(
     factors: Factors,
     operands: tuple[Layout, ...],
     hints: tuple[Layout | None, ...],
     mesh: Mesh,
     shapes: tuple[Shape, ...],
     shared: tuple[tuple[Layout, ...], ...] = (),
-) -> Placement:
+) -> OpSharding:
     """The cheapest placement of an op.
 
     Args:
@@ -283,8 +283,9 @@ def place(
     n = len(operands)
     grows = partial is not None and max(map(prod, shapes[:n])) < max(map(prod, shapes[n:]))
     if all(len(w) <= 1 for w in wanted.values()) and not grows:
-        found = placed(factors, {f: w[0] for f, w in wanted.items() if w and w[0]}, mesh, partial)
-        if found is not None:
+        agreed = {f: w[0] for f, w in wanted.items() if w and w[0]}
+        found = try_op_sharding(factors, agreed, mesh, partial)
+        if found is not None and (partial is None or found.operands == operands):
             return found
     return _cheapest(factors, operands, hints, mesh, shapes, shared, wanted, partial)
 
@@ -309,11 +310,11 @@ def _cheapest(
     shared: tuple[tuple[Layout, ...], ...],
     wanted: dict[str, list[Axes]],
     partial: Layout | None,
-) -> Placement:
-    best: tuple[tuple[float, float, int], Placement] | None = None
+) -> OpSharding:
+    best: tuple[tuple[float, float, int], OpSharding] | None = None
     for chosen in _choices(factors, mesh, wanted):
         for keep in dict.fromkeys((partial, None)):
-            found = placed(factors, chosen, mesh, keep)
+            found = try_op_sharding(factors, chosen, mesh, keep)
             if found is None:
                 continue
             moved = started = 0.0
@@ -340,7 +341,7 @@ def _cheapest(
         return best[1]
     wider = {f: [*dict.fromkeys((*proposals, ()))] for f, proposals in wanted.items()}
     if wider == wanted:
-        whole = placed(factors, {}, mesh)
+        whole = try_op_sharding(factors, {}, mesh)
         assert whole is not None, "nothing split is always a placement"
         return whole
     # what is agreed on uses an axis twice

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import gcd, prod
 
-from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
+from shardir.algebra.factors import FactorAxes, Factors, OpSharding, try_op_sharding
 from shardir.algebra.layout import Layout, check_sizes
 from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text
 from shardir.diagnostics import ShardirError
@@ -36,7 +36,7 @@ class Strategy:
         kept = f", partial {self.reduction} {axes_text(self.partial)}" if self.partial else ""
         return f"{mesh}{_cuts_text(self.operands)}{results}{kept}"
 
-    def placement(self, factors: Factors, mesh: Mesh) -> Placement:
+    def op_sharding(self, factors: Factors, mesh: Mesh) -> OpSharding:
         """The placement that it states of an op.
 
         Raises:
@@ -47,7 +47,7 @@ class Strategy:
         if self.partial:
             self._check_partial(factors, mesh)
             partial = Layout(mesh.name, (), self.partial, self.reduction).simplified(mesh)
-        found = placed(factors, chosen, mesh, partial)
+        found = try_op_sharding(factors, chosen, mesh, partial)
         if found is None:
             self._check_twice(factors, chosen, mesh)
             place = next(

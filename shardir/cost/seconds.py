@@ -16,7 +16,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.collectives import Step
-from shardir.algebra.factors import FactorAxes, Factors, placed
+from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
 from shardir.algebra.forms import Form, copying, direct, forms_of, quickest
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
@@ -68,7 +68,7 @@ def op_seconds(
     """
     if issubclass(kind, FREE) or is_number(kind, types[-1]):
         return 0.0
-    found = placed(factors, chosen, mesh)
+    found = try_op_sharding(factors, chosen, mesh)
     if found is None:
         raise ShardirError(f"{kind.name} cannot be split as {chosen} on the mesh {mesh}")
     layouts = (*found.operands, *found.results)

@@ -49,7 +49,7 @@ def global_type(t: Attribute, meshes: dict[str, Mesh]) -> TensorType:
     return dist.tensor(t.element_type, dist.global_shape(t, mesh))
 
 
-class WholePlace:
+class GlobalView:
     """The global view: one device that holds everything."""
 
     def start(self, value: SSAValue, dim: int) -> int:
@@ -61,7 +61,7 @@ class WholePlace:
     whole = shape
 
 
-class RankPlace:
+class RankView:
     """One rank of the local view."""
 
     def __init__(self, meshes: dict[str, Mesh], rank: int):
@@ -126,7 +126,7 @@ class _Whole:
     """The global view: one array per value."""
 
     def __init__(self, module: ModuleOp):
-        self.module, self.place = module, WholePlace()
+        self.module, self.place = module, GlobalView()
         self.stops = 0
 
     def call(self, f: FuncOp, arguments: list[Array]) -> list[Array]:
@@ -190,7 +190,7 @@ class _AllRanks:
 
     def call_parts(self, f: FuncOp, arguments: list[list[Array]]) -> list[list[Array]]:
         ranks = range(self.mesh.size)
-        places = [RankPlace(self.meshes, r) for r in ranks]
+        places = [RankView(self.meshes, r) for r in ranks]
         env: dict[SSAValue, list[Array]] = dict(zip(f.body.block.args, arguments, strict=True))
         mail: dict[tuple[Any, ...], list[list[Array]]] = {}
         for op in f.body.block.ops:
@@ -231,7 +231,7 @@ class _AllRanks:
 
     def _receive(
         self, op: dist.RecvOp, mail: dict[tuple[Any, ...], list[list[Array]]],
-        places: list[RankPlace],
+        places: list[RankView],
     ) -> list[Array]:  # fmt: skip
         waiting = mail.get(_line(op))
         if not waiting:

@@ -2,7 +2,7 @@
 
 from xdsl.ir import Operation, SSAValue
 
-from shardir.algebra.factors import Placement, place
+from shardir.algebra.factors import OpSharding, choose_op_sharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import layout_of
@@ -19,17 +19,17 @@ def layout_at(v: SSAValue) -> Layout:
     return layout
 
 
-def strategy_placement(op: TensorOp, mesh: Mesh) -> Placement:
+def strategy_op_sharding(op: TensorOp, mesh: Mesh) -> OpSharding:
     """The placement that an op's strategy specifies.
 
     Raises:
         ShardirError: the strategy does not fit the op or the mesh.
     """
     assert op.strategy is not None
-    return op.strategy.data.placement(strategy_factors(op), mesh)
+    return op.strategy.data.op_sharding(strategy_factors(op), mesh)
 
 
-def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> Placement:
+def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> OpSharding:
     """The placement of an op: by its strategy, or at minimum cost. A redistribution that another op
     needs too is made once, and costs nothing here.
 
@@ -37,14 +37,16 @@ def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> Placement:
         ShardirError: the strategy does not fit the op or the mesh.
     """
     if op.strategy is not None:
-        return strategy_placement(op, mesh)
+        return strategy_op_sharding(op, mesh)
     operands = tuple([layout_at(v) for v in op.operands])
     results = tuple([layout_at(v) for v in op.results])
     shared: tuple[tuple[Layout, ...], ...] = ()
     if needs and any(v in needs for v in op.operands):
         others = ({o: l for o, l in needs.get(v, {}).items() if o is not op} for v in op.operands)
         shared = tuple(tuple(dict.fromkeys(by.values())) for by in others)
-    return place(op.factors(), operands, results, mesh, op.shapes(), shared if any(shared) else ())
+    return choose_op_sharding(
+        op.factors(), operands, results, mesh, op.shapes(), shared if any(shared) else ()
+    )
 
 
 def is_decomposed(op: TensorOp, mesh: Mesh) -> bool:
@@ -59,5 +61,5 @@ def is_decomposed(op: TensorOp, mesh: Mesh) -> bool:
     if not has_parts(type(op)):
         return False
     if op.strategy is not None:
-        return splits_whole(op.factors(), strategy_placement(op, mesh).operands)
+        return splits_whole(op.factors(), strategy_op_sharding(op, mesh).operands)
     return splits_whole(op.factors(), [layout_at(v) for v in op.operands])

@@ -15,7 +15,7 @@ from typing import TypeVar
 from xdsl.dialects.builtin import LocationAttr, TensorType
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from shardir.algebra.factors import place
+from shardir.algebra.factors import choose_op_sharding
 from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import seconds
@@ -163,7 +163,7 @@ class Rewriter(Spellings):
         if not operands and hint is None:
             hints = tuple(replicated(self.mesh.name, len(t.get_shape())) for t in outs)
         shapes = tuple(t.get_shape() for t in (*types, *outs))
-        placement = place(factors, layouts, hints, self.mesh, shapes)
+        placement = choose_op_sharding(factors, layouts, hints, self.mesh, shapes)
         moved = tuple(
             self.redistribute(v, want) for v, want in zip(operands, placement.operands, strict=True)
         )

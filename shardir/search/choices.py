@@ -20,7 +20,7 @@ import numpy as np
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation
 
-from shardir.algebra.factors import FactorAxes, Factors, Placement, placed
+from shardir.algebra.factors import FactorAxes, Factors, OpSharding, try_op_sharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.redistribution import seconds
@@ -127,7 +127,7 @@ class Offers:
     def make(self, op: TensorOp, whole: bool) -> Iterator[Choice]:
         if op.strategy is not None:
             strategy = op.strategy.data
-            yield self.choice(op, strategy, strategy.placement(strategy_factors(op), self.mesh))
+            yield self.choice(op, strategy, strategy.op_sharding(strategy_factors(op), self.mesh))
             return
         factors = strategy_factors(op)
         for kept in self.kept(op) if not whole else [()]:
@@ -162,24 +162,24 @@ class Offers:
 
     def strategy(
         self, factors: Factors, chosen: FactorAxes, kept: Axes
-    ) -> tuple[Strategy, Placement] | None:
+    ) -> tuple[Strategy, OpSharding] | None:
         """What says in the text how factors are split, and where that places values; None where
         nothing does."""
         partial = Layout(self.mesh.name, (), kept) if kept else None
-        found = placed(factors, chosen, self.mesh, partial)
+        found = try_op_sharding(factors, chosen, self.mesh, partial)
         if found is None:
             return None
         operands = tuple(o.dims for o in found.operands)
         for results in (None, tuple(r.dims for r in found.results)):
             strategy = Strategy(self.mesh.name, operands, results, kept)
             try:
-                if strategy.placement(factors, self.mesh) == found:
+                if strategy.op_sharding(factors, self.mesh) == found:
                     return strategy, found
             except ShardirError:
                 continue
         return None
 
-    def choice(self, op: TensorOp, strategy: Strategy, found: Placement) -> Choice:
+    def choice(self, op: TensorOp, strategy: Strategy, found: OpSharding) -> Choice:
         """How an op is calculated with a strategy, which places values so.
 
         Raises:
@@ -195,7 +195,7 @@ class Offers:
         types = [plain(v) for v in (*op.operands, *op.results)]
         return self.op_seconds(type(op), factors, chosen, types)
 
-    def by_parts(self, op: TensorOp, found: Placement) -> tuple[tuple[Layout, ...], float]:
+    def by_parts(self, op: TensorOp, found: OpSharding) -> tuple[tuple[Layout, ...], float]:
         """The layouts of an op's results, complete, and its time, where its parts calculate it."""
         types = [with_layout(plain(v), l) for v, l in zip(op.operands, found.operands, strict=True)]
         block = Block(arg_types=types)

@@ -32,10 +32,10 @@ from shardir.search.relaxation import Relaxation
 
 Scope = tuple[int, ...]
 
-CAP = 1 << 24
+MAX_TABLE_ENTRIES = 1 << 24
 """Entries of the largest table: 128 MiB."""
 
-ROUGH = 1 << 16
+MAX_FILTER_ENTRIES = 1 << 16
 """Entries of the largest table while values are ruled out."""
 
 STALLED, LESS = 3, 0.9
@@ -50,7 +50,7 @@ TINY = 1e-6
 ROUNDS, NARROWINGS = 10, 16
 """How often costs are moved before values are ruled out, and how often that is done."""
 
-GAP = 1e-4
+DEFAULT_GAP = 1e-4
 """The gap at which the search ends."""
 
 Say = Callable[[float, float], object]
@@ -93,7 +93,9 @@ class _Factor:
         return self.table.transpose(order).reshape(shape)
 
 
-def solve(problem: Problem, cap: int = CAP, gap: float = GAP, say: Say = nothing) -> Solution:
+def solve(
+    problem: Problem, cap: int = MAX_TABLE_ENTRIES, gap: float = DEFAULT_GAP, say: Say = nothing
+) -> Solution:
     """The least; or where that takes tables of more than `cap` entries, what is known to be within
     `gap` of it, or the best that was found."""
     if fits(problem, cap):
@@ -116,9 +118,9 @@ def narrowed(problem: Problem, cap: int, gap: float, say: Say) -> Solution:
     part = 1 / len(allowed)
     for _ in range(NARROWINGS):
         left.run(ROUNDS)
-        rough = eliminate(left.moved(), min(cap, ROUGH))
+        rough = eliminate(left.moved(), min(cap, MAX_FILTER_ENTRIES))
         left.found(rough.choice)
-        part = refine(left, 2 * part, min(cap, ROUGH))
+        part = refine(left, 2 * part, min(cap, MAX_FILTER_ENTRIES))
         bound = max(bound, left.bound(), rough.bound)
         say(left.objective, bound)
         gaps.append(left.objective - bound)

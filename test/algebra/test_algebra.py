@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import chains, laid_out_shapes, layouts_on, meshes, shapes, sub_axes, with_sizes
 
-from shardir.algebra.factors import Factors, Placement, place, placed
+from shardir.algebra.factors import Factors, OpSharding, choose_op_sharding, try_op_sharding
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
 from shardir.algebra.mesh import Axes, Axis, Mesh, Sized, shard_bounds
 from shardir.algebra.notation import (
@@ -393,11 +393,11 @@ def test_a_strategy_says_which_contributions_an_op_passes_on():
     found = parse_strategy(text)
     assert str(found) == text
     add = Factors.of([["i", "j"]] * 2, [["i", "j"]], [(4, 6)] * 3, linear="sum")
-    placement = found.placement(add, GRID)
+    placement = found.op_sharding(add, GRID)
     partial = parse_layout("@m, [{a}, {}], partial sum {b}")
     assert placement.operands == (partial, partial) and placement.results == (partial,)
     with pytest.raises(ShardirError, match=r"^\[S10\]"):
-        found.placement(replace(add, linear=""), GRID)
+        found.op_sharding(replace(add, linear=""), GRID)
 
 
 # ---- factors ----
@@ -464,7 +464,7 @@ RULES: dict[str, tuple[Factors, tuple[tuple[int, ...], ...]]] = {
 
 
 def cost(
-    mesh: Mesh, shapes: Any, operands: Any, hints: Any, placement: Placement
+    mesh: Mesh, shapes: Any, operands: Any, hints: Any, placement: OpSharding
 ) -> tuple[float, float]:
     """The seconds of bytes and of latencies, to the placement's operands and from its results."""
     moves = list(zip(operands, placement.operands, shapes, strict=False))
@@ -490,13 +490,13 @@ def test_a_placement_is_legal_and_splits_what_is_agreed_on(name: str, data: Any)
     n = len(factors.operands)
     operands = tuple(data.draw(layouts_on(mesh, r, reductions=("sum", "max"))) for r in ranks[:n])
     hints = tuple(data.draw(st.none() | layouts_on(mesh, r, partial=False)) for r in ranks[n:])
-    found = place(factors, operands, hints, mesh, shapes)
+    found = choose_op_sharding(factors, operands, hints, mesh, shapes)
     assert agreement(factors, found.operands, found.results, mesh, False) == ""
     for layout, shape in zip((*found.operands, *found.results), shapes, strict=True):
         layout.check(mesh, shape)
-    least = placed(factors, agreed := agreed_on(factors, operands, hints, mesh), mesh)
+    least = try_op_sharding(factors, agreed := agreed_on(factors, operands, hints, mesh), mesh)
     if least is None:
-        least, agreed = placed(factors, {}, mesh), {}
+        least, agreed = try_op_sharding(factors, {}, mesh), {}
     assert least is not None
     assert {f: found.axes.get(f) for f in agreed} == agreed
     assert cost(mesh, shapes, operands, hints, found) <= cost(mesh, shapes, operands, hints, least)
@@ -525,7 +525,7 @@ def test_a_sum_that_both_sides_split_is_not_calculated_everywhere():
     )
     mesh = mesh_of("m", "dp = 2, tp = 4")
     x, w, y = (parse_layout(f"@m, {t}") for t in ("[{dp}, {tp}]", "[{tp}, {dp}]", "[{dp}, {}]"))
-    found = place(factors, (x, w), (y,), mesh, ((512, 256), (256, 256), (512, 256)))
+    found = choose_op_sharding(factors, (x, w), (y,), mesh, ((512, 256), (256, 256), (512, 256)))
     assert found.operands == (x, parse_layout("@m, [{tp}, {}]"))
     assert found.results == (parse_layout("@m, [{dp}, {}], partial sum {tp}"),)
 
@@ -533,9 +533,9 @@ def test_a_sum_that_both_sides_split_is_not_calculated_everywhere():
 def test_contributions_are_reduced_before_they_are_spread():
     factors = Factors.of([["i"]], [["i", "j"]], ((8,), (8, 64)), linear="any")
     partial = parse_layout("@m, [{}], partial sum {a}")
-    found = place(factors, (partial,), (None,), GRID, ((8,), (8, 64)))
+    found = choose_op_sharding(factors, (partial,), (None,), GRID, ((8,), (8, 64)))
     assert found.operands == (partial.complete,)
     factors = Factors.of([["i", "j"]], [["i"]], ((8, 64), (8,)), linear="sum")
     partial = parse_layout("@m, [{}, {}], partial sum {a}")
-    found = place(factors, (partial,), (None,), GRID, ((8, 64), (8,)))
+    found = choose_op_sharding(factors, (partial,), (None,), GRID, ((8, 64), (8,)))
     assert found.operands == (partial,)

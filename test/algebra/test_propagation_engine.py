@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 
-from shardir.algebra.factors import Factors, place
+from shardir.algebra.factors import Factors, choose_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of, parse_layout, parse_sharding
@@ -267,7 +267,7 @@ def test_a_strategy_determines_results_and_proposes_operands():
     want = tuple(parse_layout(f"@m, {t}") for t in ("[{dp}, {}]", "[{}, {tp}]", "[{dp}, {tp}]"))
     factors = w.nodes[n].factors
     assert factors is not None
-    strategy = place(factors, want[:2], want[2:], MESH, ((8, 4), (4, 6), (8, 6)))
+    strategy = choose_op_sharding(factors, want[:2], want[2:], MESH, ((8, 4), (4, 6), (8, 6)))
     w.nodes[n] = w.nodes[n]._replace(factors=None, strategy=strategy)
     assert w.run() == {"x": "[{dp}, {}]", "w": "[{}, {}]", "y": "[{dp}, {tp}]"}
     annotate(w, "y", "[{}, {}]")

@@ -13,7 +13,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Region
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.algebra.factors import placed
+from shardir.algebra.factors import try_op_sharding
 from shardir.algebra.mesh import Axis
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.ops import FAMILIES
@@ -120,7 +120,7 @@ def placements(op):
             for k in order:
                 if (factor := (dp, tp)[k]) is not None:
                     chosen[factor] = (*chosen.get(factor, ()), Axis(("dp", "tp")[k]))
-            found = placed(factors, chosen, MESH)
+            found = try_op_sharding(factors, chosen, MESH)
             if found is not None and (found.operands, found.results) not in seen:
                 seen.add((found.operands, found.results))
                 yield found

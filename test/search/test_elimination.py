@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from shardir.search.elimination import (
-    CAP,
+    MAX_TABLE_ENTRIES,
     PAIR,
     Elimination,
     Solution,
@@ -75,7 +75,7 @@ def test_a_relaxation_rules_out_nothing_that_is_better(seed: int):
 
 
 @pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("cap", [1, 16, CAP])
+@pytest.mark.parametrize("cap", [1, 16, MAX_TABLE_ENTRIES])
 def test_what_variables_of_few_neighbours_leave_costs_the_same(seed: int, cap: int):
     problem = random_problem(seed, variables=7, edges=4 + seed % 6)
     easy = Elimination(problem)
@@ -92,7 +92,7 @@ def test_a_tree_and_a_cycle_leave_nothing():
     for i, j in [(0, 1), (1, 2), (2, 3), (3, 0), (3, 4), (4, 5)]:
         problem.add(i, j, np.ones((len(problem.unary[i]), len(problem.unary[j]))))
     easy = Elimination(problem)
-    easy.run(CAP, PAIR)
+    easy.run(MAX_TABLE_ENTRIES, PAIR)
     assert easy.rest()[1] == {} and easy.bound == least(problem)
 
 
@@ -102,9 +102,9 @@ def test_near_the_bound_solutions_are_no_worse_and_within_the_gap_the_least(seed
     relaxation = Relaxation(problem, [0] * 7)
     relaxation.run(3)
     before = relaxation.objective
-    assert refine(relaxation, 0.25, CAP) == 0.25
+    assert refine(relaxation, 0.25, MAX_TABLE_ENTRIES) == 0.25
     assert least(problem) <= relaxation.objective <= before
-    assert refine(relaxation, 1, CAP) == 1
+    assert refine(relaxation, 1, MAX_TABLE_ENTRIES) == 1
     assert isclose(relaxation.objective, least(problem), abs_tol=1e-9)
     assert refine(relaxation, 1, 0) < 1e-6
 
@@ -196,7 +196,7 @@ def by_milp(problem: Problem) -> float:
 
 def test_two_thousand_variables_are_solved_to_the_least():
     problem = ladder(rungs=1000, values=12, seed=0)
-    found = solve(problem, CAP)
+    found = solve(problem, MAX_TABLE_ENTRIES)
     assert found.gap == 0 and found.objective == problem.cost(found.choice)
 
 
@@ -232,8 +232,8 @@ def copied(problem: Problem) -> Problem:
 @pytest.mark.parametrize("seed", range(20))
 def test_layers_that_repeat_are_solved_as_if_they_did_not(seed: int):
     problem = layers(3 + seed, seed)
-    best = eliminate(copied(problem), CAP).objective
-    assert eliminate(problem, CAP).objective == best
+    best = eliminate(copied(problem), MAX_TABLE_ENTRIES).objective
+    assert eliminate(problem, MAX_TABLE_ENTRIES).objective == best
     for cap in (4, 16, 64):
         found = solve(problem, cap)
         assert found.bound <= best * (1 + 1e-9) and best <= found.objective
@@ -244,7 +244,7 @@ def test_layers_that_repeat_are_solved_as_if_they_did_not(seed: int):
 @pytest.mark.parametrize("seed", range(20))
 def test_a_relaxation_of_layers_rules_out_nothing_that_is_better(seed: int):
     problem = layers(3 + seed, seed)
-    best = eliminate(copied(problem), CAP)
+    best = eliminate(copied(problem), MAX_TABLE_ENTRIES)
     relaxation = Relaxation(problem, best.choice)
     assert len(relaxation.groups) < len(problem.unary) or seed < 4
     for _ in range(4):
@@ -252,4 +252,6 @@ def test_a_relaxation_of_layers_rules_out_nothing_that_is_better(seed: int):
         assert relaxation.bound() <= best.objective + 1e-9
         assert isclose(relaxation.moved().cost(relaxation.choice), best.objective)
         relaxation = relaxation.only(relaxation.allowed())
-        assert isclose(eliminate(copied(relaxation.problem), CAP).objective, best.objective)
+        assert isclose(
+            eliminate(copied(relaxation.problem), MAX_TABLE_ENTRIES).objective, best.objective
+        )

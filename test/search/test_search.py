@@ -17,7 +17,7 @@ from shardir.passes import PASSES
 from shardir.passes.search_strategies import offers as offers_of
 from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.marks import found_by_search
-from shardir.rewriting.placement import strategy_placement
+from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import set_type
 from shardir.syntax.parser import parse
 from shardir.tools import bench
@@ -71,7 +71,7 @@ def least_of_all(text: str) -> float:
                     op.properties["strategy"] = StrategyAttr(strategy)
                     v = op.results[0]
                     if layout_of(v) is None:
-                        natural = strategy_placement(op, mesh).results[0]
+                        natural = strategy_op_sharding(op, mesh).results[0]
                         set_type(v, with_layout(plain(v), layout or natural))
                 update_signature(next(bodies(trial))[0])
                 last = inner.last_op

@@ -21,7 +21,7 @@ from shardir.passes.save_strategies import SaveStrategies
 from shardir.passes.search_strategies import SearchStrategies
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import RECOMPUTE, found_by_search
-from shardir.search.elimination import CAP, solve
+from shardir.search.elimination import MAX_TABLE_ENTRIES, solve
 from shardir.search.memory import Held, TightError, peak, solve_within
 from shardir.search.problem import Problem
 from shardir.tools import bench
@@ -57,7 +57,7 @@ def test_of_all_plans_that_keep_to_the_limit_none_costs_less_than_the_bound(seed
     problem = random_problem(rng)
     held = random_held(problem, rng, 5)
     plans = {c: peak(held, list(c)).bytes for c in product(range(3), repeat=6)}
-    low, high = min(plans.values()), plans[tuple(solve(problem, CAP).choice)]
+    low, high = min(plans.values()), plans[tuple(solve(problem, MAX_TABLE_ENTRIES).choice)]
     limit = int(rng.integers(low, max(high, low + 1)))
     best = min(problem.cost(c) for c, used in plans.items() if used <= limit)
     try:
@@ -77,7 +77,7 @@ def test_most_plans_are_found():
         rng = np.random.default_rng(seed)
         problem = random_problem(rng)
         held = random_held(problem, rng, 5)
-        quickest = solve(problem, CAP)
+        quickest = solve(problem, MAX_TABLE_ENTRIES)
         limit = peak(held, quickest.choice).bytes
         assert solve_within(problem, held, limit, solve).objective == quickest.objective
         least = min(peak(held, list(c)).bytes for c in product(range(3), repeat=6))

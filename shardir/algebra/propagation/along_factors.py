@@ -11,7 +11,7 @@ layout can express.
 from functools import lru_cache
 from typing import NamedTuple
 
-from shardir.algebra.factors import FactorAxes, Factors, placed
+from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.propagation.conflicts import Alternative, resolve
@@ -100,7 +100,9 @@ def _redistributions(
 ) -> tuple[float, float]:
     """The seconds of the redistributions of a node that is split so: for their bytes, and for their
     latencies."""
-    found = placed(factors, {f: a for f, a in chosen.items() if f not in factors.replicate}, mesh)
+    found = try_op_sharding(
+        factors, {f: a for f, a in chosen.items() if f not in factors.replicate}, mesh
+    )
     if found is None:
         return float("inf"), float("inf")
     transfer = latency = 0.0

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shardir.algebra.factors import Placement
+from shardir.algebra.factors import OpSharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.propagation.state import Provenance, State
 from shardir.algebra.sharding import DimAxes, Sharding
@@ -120,7 +120,7 @@ def _tie(state: State) -> None:
             _set(state, v, both, {})
 
 
-def _propose(state: State, strategies: list[tuple[int, Placement]]) -> None:
+def _propose(state: State, strategies: list[tuple[int, OpSharding]]) -> None:
     """Propose what strategies need of operands that are not closed."""
     proposals: dict[int, dict[DimAxes, tuple[int, int]]] = {}
     for n, placement in strategies:

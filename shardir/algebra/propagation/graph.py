@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from shardir.algebra.factors import Factors, Placement
+from shardir.algebra.factors import Factors, OpSharding
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.sharding import Sharding
@@ -28,7 +28,7 @@ class Node(NamedTuple):
     operands: tuple[int, ...]
     results: tuple[int, ...]
     factors: Factors | None = None
-    strategy: Placement | None = None
+    strategy: OpSharding | None = None
     """In place of factors: the placement that it has in any case."""
     forward: bool = True
     """Whether its operands propose axes."""

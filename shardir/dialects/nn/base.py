@@ -20,7 +20,7 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.cluster import BYTES
-from shardir.algebra.factors import Factors, placed
+from shardir.algebra.factors import Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import ShardirError
@@ -331,7 +331,7 @@ def agreement(
             return "its partial operands are partial over different axes; reduce them first"
         if not (alone or (together and (kept.reduction == "sum" or factors.linear == "any"))):
             return f"an operand is a partial {kept.reduction}; reduce it first"
-    found = placed(factors, {f: a for f, a in chosen.items() if a}, mesh, kept)
+    found = try_op_sharding(factors, {f: a for f, a in chosen.items() if a}, mesh, kept)
     if found is None:
         return "an axis splits two of its dimensions"
     for i, (want, have) in enumerate(zip(found.results, results, strict=True)):
