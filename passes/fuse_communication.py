@@ -56,7 +56,7 @@ def _reduce_before_updates(block: Block) -> None:
     first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
     later = {v for op in ops[first:] for v in op.results}
     for op in ops[first:]:
-        if not isinstance(op, dist.Collective):
+        if not isinstance(op, dist.CollectiveOp):
             continue
         leads = op.record.reduces or not op.record.communicates
         if leads and later.isdisjoint(op.operands):
@@ -67,7 +67,7 @@ def _reduce_before_updates(block: Block) -> None:
 
 @dataclass
 class _Bucket:
-    ops: list[dist.Collective]
+    ops: list[dist.CollectiveOp]
     first_use: int
     bytes: int
 
@@ -102,7 +102,7 @@ def _fuse(block: Block, max_bytes: int) -> None:
             _merge(block, bucket.ops)
 
 
-def _merge(block: Block, ops: list[dist.Collective]) -> None:
+def _merge(block: Block, ops: list[dist.CollectiveOp]) -> None:
     last = ops[-1]
     results = [v for op in ops for v in op.results]
     new = type(last).create(

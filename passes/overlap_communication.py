@@ -88,7 +88,7 @@ def _elapsed(block: Block, costs: list[OpCost], mesh: Mesh) -> float:
 
 
 def _calculates(op: Operation) -> bool:
-    return not isinstance(op, dist.Collective | dist.WaitOp)
+    return not isinstance(op, dist.CollectiveOp | dist.WaitOp)
 
 
 def _start(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardir.dialects.dist import Collective, RedistributeOp, is_started
+from shardir.dialects.dist import CollectiveOp, RedistributeOp, is_started
 from shardir.dialects.train import BackwardOp
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.marks import RECOMPUTE
@@ -70,7 +70,7 @@ def _repeat(block: Block, marked: set[Operation], behind: list[Operation]) -> No
         if v not in again:
             source = v.owner
             copy = source.clone()
-            if not isinstance(copy, RedistributeOp | Collective):
+            if not isinstance(copy, RedistributeOp | CollectiveOp):
                 del copy.attributes[RECOMPUTE]
             copy.operands = [value(o, before) for o in source.operands]
             for old, new in zip(source.results, copy.results, strict=True):

@@ -42,7 +42,7 @@ from shardir.cost import memory_of, op_seconds
 from shardir.cost.functions import rated
 from shardir.diagnostics import Failure, Located, ShardirError, report_progress
 from shardir.dialects.dist import (
-    Collective,
+    CollectiveOp,
     PropagationBarrierOp,
     RedistributeOp,
     StrategyAttr,
@@ -200,7 +200,7 @@ def _wrong(f: FuncOp, block: Block, mesh: Mesh) -> list[tuple[Operation | None, 
     errors: list[tuple[Operation | None, str]] = []
     for op in block.ops:
         match op:
-            case RedistributeOp() | Collective() | CallOp():
+            case RedistributeOp() | CollectiveOp() | CallOp():
                 message = (
                     "the search decides on communication; leave it out, and state layouts or "
                     "strategies instead"

@@ -56,7 +56,7 @@ def unused(block: Block) -> bool:
     op = block.last_op
     while op is not None:
         before = op.prev_op
-        if isinstance(op, dist.Collective) and all(v.first_use is None for v in op.results):
+        if isinstance(op, dist.CollectiveOp) and all(v.first_use is None for v in op.results):
             erase(op)
             changed = True
         op = before
@@ -68,10 +68,14 @@ def equal(block: Block) -> bool:
 
     Not where `recompute` has made the second one on purpose.
     """
-    seen: dict[tuple[object, ...], dist.Collective] = {}
+    seen: dict[tuple[object, ...], dist.CollectiveOp] = {}
     changed = False
     for op in list(block.ops):
-        if not isinstance(op, dist.Collective) or RECOMPUTE in op.attributes or dist.is_started(op):
+        if (
+            not isinstance(op, dist.CollectiveOp)
+            or RECOMPUTE in op.attributes
+            or dist.is_started(op)
+        ):
             continue
         props = tuple(sorted((k, str(v)) for k, v in op.properties.items() if k != "fusion"))
         key = (type(op), tuple(op.operands), props, tuple(str(v.type) for v in op.results))
@@ -86,7 +90,7 @@ def equal(block: Block) -> bool:
 def gathered_and_sliced(op: Operation) -> bool:
     """%y = dist.all_gather %x dim d; %z = dist.all_slice %y dim d    ->    %x"""
     first = _one_before(op)
-    if not isinstance(first, dist.Collective) or not isinstance(op, dist.AllSliceOp):
+    if not isinstance(first, dist.CollectiveOp) or not isinstance(op, dist.AllSliceOp):
         return False
     starts = first.record.start, first.record.end
     if starts != (State.SHARDED, State.REPLICATED) or first.properties["dim"] != op.dim:
@@ -116,13 +120,13 @@ def reduced_and_sliced(op: Operation) -> bool:
     return True
 
 
-def _one_before(op: Operation) -> dist.Collective | None:
+def _one_before(op: Operation) -> dist.CollectiveOp | None:
     """The collective that makes the only operand of another one over the same axes, and makes
     nothing else."""
-    if not isinstance(op, dist.Collective) or len(op.values) != 1:
+    if not isinstance(op, dist.CollectiveOp) or len(op.values) != 1:
         return None
     first = op.values[0].owner
-    if not isinstance(first, dist.Collective) or len(first.values) != 1:
+    if not isinstance(first, dist.CollectiveOp) or len(first.values) != 1:
         return None
     return first if first.axes == op.axes else None
 
@@ -134,7 +138,7 @@ def sum_of_reduced(op: Operation) -> bool:
     if not isinstance(op, nn.AddOp) or not _go_together(op.lhs, op.rhs):
         return False
     a, b, after = op.lhs.owner, op.rhs.owner, op.out.type
-    assert isinstance(a, dist.Collective) and isinstance(b, dist.Collective)
+    assert isinstance(a, dist.CollectiveOp) and isinstance(b, dist.CollectiveOp)
     if op.lhs.type != after:
         return False
     new = Rewriter().after(op).create(type(a), [op.out], [after], a.properties, names=[op.out])
@@ -176,9 +180,9 @@ def _go_together(x: SSAValue, y: SSAValue) -> bool:
     return alone and a.values[0].type == b.values[0].type
 
 
-def _is_reduced(op: Operation | Block) -> TypeGuard[dist.Collective]:
+def _is_reduced(op: Operation | Block) -> TypeGuard[dist.CollectiveOp]:
     """Whether a collective adds up partial sums."""
-    if not isinstance(op, dist.Collective) or not op.record.reduces:
+    if not isinstance(op, dist.CollectiveOp) or not op.record.reduces:
         return False
     return op.properties["reduction"] == word(dist.ReductionAttr, "sum")
 
@@ -280,9 +284,9 @@ ALONG = ("dim", "split", "concat")
 """The properties of collectives that are dimensions."""
 
 
-def _moves_shards(op: Operation) -> TypeGuard[dist.Collective]:
+def _moves_shards(op: Operation) -> TypeGuard[dist.CollectiveOp]:
     """Whether a collective communicates shards of a value that is the same afterwards."""
-    if not isinstance(op, dist.Collective):
+    if not isinstance(op, dist.CollectiveOp):
         return False
     record = op.record
     return record.communicates and record.planned and record.start in (State.SHARDED, None)

@@ -228,7 +228,7 @@ def traffic(module: ModuleOp, name: str, mesh: Mesh) -> tuple[int, float]:
         kind = COMMUNICATION.get(type(op))
         if kind is None:
             continue
-        assert isinstance(op, dist.Collective)
+        assert isinstance(op, dist.CollectiveOp)
         n = mesh.extent(op.axes.data)
         for value, out in zip(op.values, op.outs, strict=True):
             size = size_of(out if kind == "all_gather" else value)

@@ -81,7 +81,7 @@ def copies(op: Operation, mesh: Mesh) -> bool:
             return is_strided(op.operands[0], mesh)
         case nn.BroadcastOp():
             return isinstance(op.x.owner, nn.ConstantOp)
-        case dist.Collective():
+        case dist.CollectiveOp():
             return isinstance(op, COPIES) and not moves_nothing(op, mesh)
         case _:
             return isinstance(op, COPIES)
@@ -104,7 +104,7 @@ def is_strided(v: SSAValue, mesh: Mesh) -> bool:
 def moves_nothing(op: Operation, mesh: Mesh | None) -> bool:
     """Whether an op returns its operands as they are, because of its types or its properties."""
     match op:
-        case dist.Collective():
+        case dist.CollectiveOp():
             return mesh is None or mesh.extent(op.axes.data) == 1
         case nn.ConvertOp():
             return _element(op.x) == _element(op.out)

@@ -150,7 +150,7 @@ def leading_to(gradient: SSAValue) -> Iterator[SSAValue]:
         v = todo.pop()
         yield v
         op = v.owner
-        if isinstance(op, dist.Collective | dist.WaitOp):
+        if isinstance(op, dist.CollectiveOp | dist.WaitOp):
             todo += [x for x, out in zip(op.values, op.outs, strict=True) if out is v]
         elif isinstance(op, dist.RedistributeOp):
             todo.append(op.value)

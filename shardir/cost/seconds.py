@@ -117,7 +117,7 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
             return None
         case TensorOp():
             return _calculation(op, mesh)
-        case dist.Collective():
+        case dist.CollectiveOp():
             return _communication(op, mesh)
         case dist.SendOp() | dist.WaitOp():
             return OpCost(op, 0, 0, 0.0)
@@ -151,7 +151,7 @@ def is_number(kind: type[TensorOp], t: TensorType) -> bool:
     return issubclass(kind, nn.ConstantOp) and not t.get_shape()
 
 
-def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
+def _communication(op: dist.CollectiveOp, mesh: Mesh) -> OpCost:
     """All values move together, in one form."""
     axes = op.axes.data
     if not op.record.communicates or mesh.extent(axes) == 1:
@@ -165,7 +165,7 @@ def _communication(op: dist.Collective, mesh: Mesh) -> OpCost:
     return OpCost(op, 0, received, seconds, axes, form.name, form.latency)
 
 
-def together(op: dist.Collective, mesh: Mesh) -> list[tuple[Form, list[float]]]:
+def together(op: dist.CollectiveOp, mesh: Mesh) -> list[tuple[Form, list[float]]]:
     """The forms in which the values of a collective can move, each with the seconds
     that the bytes of each value take, besides the one latency."""
     ways = [
@@ -175,7 +175,7 @@ def together(op: dist.Collective, mesh: Mesh) -> list[tuple[Form, list[float]]]:
     return [(way[0][0], [s for _, s in way]) for way in zip(*ways, strict=True)]
 
 
-def _joining(op: dist.Collective, mesh: Mesh) -> float:
+def _joining(op: dist.CollectiveOp, mesh: Mesh) -> float:
     """The seconds in which several values are put into one buffer."""
     return sum(joining(v, mesh) for v in op.values) if len(op.values) > 1 else 0.0
 
@@ -188,7 +188,7 @@ def joining(v: SSAValue, mesh: Mesh) -> float:
 def buffers(op: Operation, mesh: Mesh) -> int:
     """The bytes that a collective holds besides its operands and results, to pack what lies apart
     and to take apart what arrives."""
-    if not isinstance(op, dist.Collective):
+    if not isinstance(op, dist.CollectiveOp):
         return 0
     alone = len(op.values) == 1
     return sum(
@@ -197,7 +197,7 @@ def buffers(op: Operation, mesh: Mesh) -> int:
     )
 
 
-def _steps(op: dist.Collective, mesh: Mesh) -> Iterator[tuple[Shape, Layout, Step, int]]:
+def _steps(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[tuple[Shape, Layout, Step, int]]:
     """What a collective does with each of its values: the global shape, the layout before, the
     step, and the bytes of an element."""
     for value, out in zip(op.values, op.outs, strict=True):

@@ -156,7 +156,7 @@ def _halo_fold(
 def _in_groups(apply: Callable[[Any, Parts], Parts]) -> Callable[..., Parts]:
     """For all ranks what `apply` does with the parts of one group."""
 
-    def on_all(op: dist.Collective, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh):
+    def on_all(op: dist.CollectiveOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh):
         new = list(parts)
         for group in mesh.groups(op.axes.data):
             for rank, x in zip(group, apply(op, [parts[r] for r in group]), strict=True):
@@ -185,7 +185,7 @@ NUMPY: dict[str, Callable[..., Parts]] = {
 """What each collective does with the parts of one value on all ranks, by its record's name."""
 
 
-def run_collective(op: dist.Collective, values: list[Parts], mesh: Mesh) -> list[Parts]:
+def run_collective(op: dist.CollectiveOp, values: list[Parts], mesh: Mesh) -> list[Parts]:
     """Each value's parts on all ranks, after the collective."""
     apply = NUMPY[op.record.name]
     ends = zip(values, op.values, op.outs, strict=True)

@@ -202,7 +202,7 @@ class _AllRanks:
                 per_rank = [op.evaluate(places[r], *(x[r] for x in inputs)) for r in ranks]
                 per_rank = [o if isinstance(o, tuple) else (o,) for o in per_rank]
                 outs = [[o[i] for o in per_rank] for i in range(len(op.results))]
-            elif isinstance(op, dist.Collective):
+            elif isinstance(op, dist.CollectiveOp):
                 outs = run_collective(op, inputs, self.mesh)
             elif isinstance(op, dist.WaitOp):
                 outs = inputs

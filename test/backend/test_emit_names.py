@@ -74,7 +74,7 @@ def evil_module(word, other):
         layout = dist.LocalAttr(LocalLayout(renamed(dist.layout_of(v))))
         set_type(v, TensorType(plain(v).element_type, plain(v).get_shape(), layout))
     for op in f.body.block.ops:
-        if isinstance(op, dist.Collective):
+        if isinstance(op, dist.CollectiveOp):
             op.properties["axes"] = dist.AxesAttr((Axis(other or "empty"),))
     update_signature(f)
     return module

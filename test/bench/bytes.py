@@ -77,7 +77,7 @@ def communicated(module: ModuleOp) -> tuple[int, int]:
     """Of a module in the local view: its collectives, and their bytes on one device."""
     count = total = 0
     for op in module.walk():
-        if isinstance(op, dist.Collective) and not isinstance(op, dist.LOCAL):
+        if isinstance(op, dist.CollectiveOp) and not isinstance(op, dist.LOCAL):
             count += 1
             total += sum(max(size(a), size(b)) for a, b in zip(op.values, op.outs, strict=True))
     return count, total

@@ -74,7 +74,9 @@ PLANS: dict[str, Callable[[], str]] = {
 }
 
 
-def received(op: dist.Collective, value: SSAValue, before: Parts, after: Parts, mesh: Mesh) -> int:
+def received(
+    op: dist.CollectiveOp, value: SSAValue, before: Parts, after: Parts, mesh: Mesh
+) -> int:
     """The bytes that the rank which receives most receives for one value."""
     n = mesh.extent(op.axes.data)
     if isinstance(op, dist.AllReduceOp):
@@ -99,7 +101,7 @@ def counted(module: ModuleOp, name: str, monkeypatch: pytest.MonkeyPatch) -> int
     """The bytes that a function's collectives receive while it is run."""
     counts: list[int] = []
 
-    def run_and_count(op: dist.Collective, values: list[Parts], mesh: Mesh) -> list[Parts]:
+    def run_and_count(op: dist.CollectiveOp, values: list[Parts], mesh: Mesh) -> list[Parts]:
         outs = run_collective(op, values, mesh)
         for v, before, after in zip(op.values, values, outs, strict=True):
             counts.append(received(op, v, before, after, mesh))

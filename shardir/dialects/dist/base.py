@@ -51,7 +51,7 @@ PARAMETERS = {
 """The properties of ops that are parameters of a step, with their names there."""
 
 
-class Collective(IRDLOperation, ABC):
+class CollectiveOp(IRDLOperation, ABC):
     """What the devices of each group of `axes` do together, or one does for itself.
 
     Several values in one collective travel in one flat buffer.
@@ -186,7 +186,7 @@ def parameter(name: str, step: Step) -> Attribute:
             return IntegerAttr(value, i64)
 
 
-class FusibleOp(Collective, ABC):
+class FusibleOp(CollectiveOp, ABC):
     """A collective whose values travel in one flat buffer. `fusion` asks for one buffer of all that
     have the same index. An `async` one is started, and under way while its device goes on: what it
     gives is there behind the `dist.wait` that takes it."""

@@ -10,7 +10,7 @@ from xdsl.irdl import irdl_op_definition, prop_def
 
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.diagnostics import ShardirError
-from shardir.dialects.dist.base import Collective, FusibleOp, HeldByOne, check_holder
+from shardir.dialects.dist.base import CollectiveOp, FusibleOp, HeldByOne, check_holder
 from shardir.dialects.dist.types import PairsAttr, ReductionAttr, layout_of
 
 Int = IntegerAttr.constr(type=i64)
@@ -51,7 +51,7 @@ class AllGatherOp(FusibleOp):
 
 
 @irdl_op_definition
-class AllSliceOp(Collective):
+class AllSliceOp(CollectiveOp):
     """Each device keeps its part along `dim` of a value that it holds whole. No communication."""
 
     name = "dist.all_slice"
@@ -70,7 +70,7 @@ class AllToAllOp(FusibleOp):
 
 
 @irdl_op_definition
-class ExchangeOp(Collective):
+class ExchangeOp(CollectiveOp):
     """From any split to any other: each device fetches exactly what it lacks, in one exchange with
     the devices of its group. The axes are those that split, before it, what changes."""
 
@@ -79,7 +79,7 @@ class ExchangeOp(Collective):
 
 
 @irdl_op_definition
-class ReplicatedToPartialOp(Collective):
+class ReplicatedToPartialOp(CollectiveOp):
     """A complete value becomes partial: the first device of each group keeps it, the others
     contribute nothing (sum) or the same (max, min, mean). No communication."""
 
@@ -89,7 +89,7 @@ class ReplicatedToPartialOp(Collective):
 
 
 @irdl_op_definition
-class ShardedToPartialOp(Collective):
+class ShardedToPartialOp(CollectiveOp):
     """Each device puts its part along `dim` where it belongs among zeros: a partial sum. No
     communication."""
 
@@ -101,7 +101,7 @@ class ShardedToPartialOp(Collective):
 # ---- single devices of a group, by their position in it (row-major over the axes) ----
 
 
-class _FromRoot(Collective, ABC):
+class _FromRoot(CollectiveOp, ABC):
     """A collective of which only what the root holds counts."""
 
     root = prop_def(Int)
@@ -120,7 +120,7 @@ class BroadcastFromRootOp(_FromRoot):
 
 
 @irdl_op_definition
-class GatherToRootOp(Collective, HeldByOne):
+class GatherToRootOp(CollectiveOp, HeldByOne):
     """The root gets all parts along `dim`, the other devices zeros: a partial sum."""
 
     name = "dist.gather"
@@ -143,7 +143,7 @@ class ScatterFromRootOp(_FromRoot):
 
 
 @irdl_op_definition
-class PermuteOp(Collective):
+class PermuteOp(CollectiveOp):
     """Position `pairs[2 i]` of each group sends to position `pairs[2 i + 1]`; who receives
     nothing gets zeros."""
 

@@ -8,13 +8,13 @@ from xdsl.ir import Attribute, SSAValue
 from shardir.algebra.collectives import COLLECTIVES, Step
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import collectives, windows
-from shardir.dialects.dist.base import PARAMETERS, PREFIX, Collective, parameter
+from shardir.dialects.dist.base import PARAMETERS, PREFIX, CollectiveOp, parameter
 
 OPS = {
-    kind.name.removeprefix(PREFIX): cast(type[Collective], kind)
+    kind.name.removeprefix(PREFIX): cast(type[CollectiveOp], kind)
     for module in (collectives, windows)
     for kind in vars(module).values()
-    if isinstance(kind, type) and issubclass(kind, Collective) and "name" in vars(kind)
+    if isinstance(kind, type) and issubclass(kind, CollectiveOp) and "name" in vars(kind)
 }
 """The op of each collective, by the name of its record."""
 
@@ -23,7 +23,7 @@ LOCAL = tuple(kind for name, kind in OPS.items() if not COLLECTIVES[name].commun
 """The collectives that communicate nothing."""
 
 
-def step_of(op: Collective, value: SSAValue, out: SSAValue, mesh: Mesh) -> Step:
+def step_of(op: CollectiveOp, value: SSAValue, out: SSAValue, mesh: Mesh) -> Step:
     """What an op does to one of its values."""
     step = op.as_step(out)
     if isinstance(op, windows.WindowsOp):
@@ -31,7 +31,7 @@ def step_of(op: Collective, value: SSAValue, out: SSAValue, mesh: Mesh) -> Step:
     return step
 
 
-def step_op(step: Step, value: SSAValue, out: Attribute) -> Collective:
+def step_op(step: Step, value: SSAValue, out: Attribute) -> CollectiveOp:
     """The op of one step of a redistribution."""
     kind = OPS[step.kind]
     wanted = kind.get_irdl_definition().properties

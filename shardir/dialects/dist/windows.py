@@ -16,11 +16,11 @@ from xdsl.irdl import irdl_op_definition, opt_prop_def, prop_def
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError
-from shardir.dialects.dist.base import Collective
+from shardir.dialects.dist.base import CollectiveOp
 from shardir.dialects.dist.types import global_shape
 
 
-class WindowsOp(Collective, ABC):
+class WindowsOp(CollectiveOp, ABC):
     """A dimension of rows on one side; on the other `dim`, the windows, and `dim` + 1, the rows of
     each. Rows and windows are split over the same axes."""
 

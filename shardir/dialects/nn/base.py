@@ -25,7 +25,7 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import (
-    Collective,
+    CollectiveOp,
     StrategyAttr,
     check_types,
     find_mesh,
@@ -140,7 +140,7 @@ class TensorOp(IRDLOperation, ABC):
         """The results by ops that allow every split, or None when there is no such way."""
         return None
 
-    def exchange(self, mesh: Mesh) -> tuple[type[Collective], Props] | None:
+    def exchange(self, mesh: Mesh) -> tuple[type[CollectiveOp], Props] | None:
         """The collective that calculates the op in the local view, and its properties, where
         devices need rows that others hold; None where each has all that it needs."""
         return None

@@ -124,7 +124,7 @@ class _WindowsOp(TensorOp, ABC):
         first = place.start(windows, self.at) * self.step.value.data + self.offset.value.data
         return first - place.start(rows, self.at)
 
-    def exchange(self, mesh: Mesh) -> tuple[type[dist.Collective], Props] | None:
+    def exchange(self, mesh: Mesh) -> tuple[type[dist.CollectiveOp], Props] | None:
         layout = layout_of(self.x)
         axes = layout.dims[self.at] if layout is not None else ()
         parts = mesh.extent(axes)

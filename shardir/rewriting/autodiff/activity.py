@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import AnyFloat, TensorType
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.collectives import State
-from shardir.dialects.dist import SAME_VALUE, Collective, RecvOp, SendOp, WaitOp, mail
+from shardir.dialects.dist import SAME_VALUE, CollectiveOp, RecvOp, SendOp, WaitOp, mail
 from shardir.dialects.nn import StopGradientOp
 
 
@@ -43,7 +43,7 @@ class Activity:
         """Each value that communication moves, with its result; None of any other op."""
         if isinstance(op, SAME_VALUE):
             return [(op.value, op.out)]
-        if isinstance(op, Collective | WaitOp):
+        if isinstance(op, CollectiveOp | WaitOp):
             return list(zip(op.values, op.outs, strict=True))
         if isinstance(op, RecvOp) and op in self.sends:
             return [(self.sends[op].value, op.out)]
@@ -64,7 +64,7 @@ class Activity:
 def relocates(op: Operation) -> bool:
     """Whether an op gives its value another layout, whatever single devices hold of it: it needs no
     root, and brings no addends about."""
-    if isinstance(op, Collective):
+    if isinstance(op, CollectiveOp):
         record = op.record
         return (
             record.planned and record.start is not State.ROOT and record.end is not State.PARTIAL

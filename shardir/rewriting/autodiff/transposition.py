@@ -13,7 +13,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects.dist import (
-    Collective,
+    CollectiveOp,
     PermuteOp,
     PropagationBarrierOp,
     RecvOp,
@@ -102,11 +102,11 @@ class Transposition:
                 return [self.reversed(op, v, out)]
         elif isinstance(op, RecvOp):
             op.check_keeps(v, mesh)
-        elif isinstance(op, Collective) and not op.keeps(v, mesh):
+        elif isinstance(op, CollectiveOp) and not op.keeps(v, mesh):
             return [self.transposed(op, v, out, mesh)]
         return self.cotangents.take(out)
 
-    def transposed(self, op: Collective, v: SSAValue, out: SSAValue, mesh: Mesh) -> SSAValue:
+    def transposed(self, op: CollectiveOp, v: SSAValue, out: SSAValue, mesh: Mesh) -> SSAValue:
         """The transposed collective of a cotangent, where the global value is another after it."""
         if isinstance(op, PermuteOp):
             return self.reversed(op, v, out)

@@ -130,7 +130,7 @@ class Scope:
         if number is not None:
             self.numbers[op.results[0]] = number  # it becomes part of the lines that use it
             return
-        if not isinstance(op, dist.Collective | dist.WaitOp | train.Mark):
+        if not isinstance(op, dist.CollectiveOp | dist.WaitOp | train.Mark):
             self.say_where(op)
         made = entry(self, op)
         if made is None:
@@ -225,7 +225,7 @@ class Scope:
         one."""
         hint = v.name_hint
         before = op.operands
-        if isinstance(op, dist.Collective | dist.WaitOp):  # a result is the operand of its place
+        if isinstance(op, dist.CollectiveOp | dist.WaitOp):  # a result is the operand of its place
             before = (op.operands[v.index],)
             hint = hint or self.variables[before[0]].name
         for x in before if hint is not None else ():

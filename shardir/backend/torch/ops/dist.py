@@ -23,7 +23,7 @@ from shardir.dialects import dist, nn
 # ---- why ----
 
 
-def _why(s: Scope, op: dist.Collective, what: str, reason: str) -> None:
+def _why(s: Scope, op: dist.CollectiveOp, what: str, reason: str) -> None:
     """The comment: what goes over which ranks, its bytes per device, and the cause."""
     pairs = zip(op.values, op.outs, strict=True)
     number = sum(max(size_of(v), size_of(o)) for v, o in pairs)
@@ -47,7 +47,7 @@ def _listed(items: list[str], most: int = 4) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _made_by(s: Scope, op: dist.Collective) -> str:
+def _made_by(s: Scope, op: dist.CollectiveOp) -> str:
     """What left the operands as they are: the ops behind views and earlier collectives."""
     causes = list(dict.fromkeys(s.called(_cause(v)) for v in op.values))
     return f"{_listed(causes)} {'leaves' if len(causes) == 1 else 'leave'}"
@@ -56,13 +56,13 @@ def _made_by(s: Scope, op: dist.Collective) -> str:
 def _cause(v: SSAValue) -> SSAValue:
     """The value behind views and other collectives."""
     passing = (nn.ReshapeOp, nn.TransposeOp, nn.BroadcastOp, nn.ConvertOp, nn.StopGradientOp)
-    while isinstance(v.owner, (*passing, dist.Collective, dist.WaitOp)):
+    while isinstance(v.owner, (*passing, dist.CollectiveOp, dist.WaitOp)):
         assert isinstance(v, OpResult)
         v = v.owner.operands[v.index]
     return v
 
 
-def _needed_by(s: Scope, op: dist.Collective) -> str:
+def _needed_by(s: Scope, op: dist.CollectiveOp) -> str:
     """Who reads the results, behind views and other collectives."""
     users: list[str] = []
     for out in op.outs:
@@ -73,7 +73,7 @@ def _needed_by(s: Scope, op: dist.Collective) -> str:
 def _readers(s: Scope, v: SSAValue) -> Iterator[str]:
     for use in v.uses:
         user = use.operation
-        if isinstance(user, dist.Collective | dist.WaitOp):
+        if isinstance(user, dist.CollectiveOp | dist.WaitOp):
             yield from _readers(s, user.results[use.index])
         elif user.name == "func.return":
             yield "the function's result"
@@ -99,7 +99,7 @@ def _nests(total: int, outer: int, inner: int) -> bool:
     return True
 
 
-def _check_nesting(s: Scope, op: dist.Collective, v: SSAValue, dim: int, minor: int) -> None:
+def _check_nesting(s: Scope, op: dist.CollectiveOp, v: SSAValue, dim: int, minor: int) -> None:
     """Raises Failure when a dimension is split twice and the shards do not lie within each other.
 
     `v` is the value with the finer split; `minor` how many of its axes the collective is over.
@@ -117,7 +117,7 @@ def _check_nesting(s: Scope, op: dist.Collective, v: SSAValue, dim: int, minor: 
         )  # fmt: skip
 
 
-def _total(s: Scope, op: dist.Collective, v: SSAValue, out: SSAValue, dim: int) -> str | None:
+def _total(s: Scope, op: dist.CollectiveOp, v: SSAValue, out: SSAValue, dim: int) -> str | None:
     """The size of a dimension after gathering, where that is not n times the one before."""
     _check_nesting(s, op, v, dim, len(op.axes.data))
     return None if s.is_even(v, dim) else s.rows(s.whole(out)[dim], s.axes(out, dim))
@@ -126,13 +126,13 @@ def _total(s: Scope, op: dist.Collective, v: SSAValue, out: SSAValue, dim: int) 
 # ---- text ----
 
 
-def _values(s: Scope, op: dist.Collective) -> str:
+def _values(s: Scope, op: dist.CollectiveOp) -> str:
     """The operand, or the list of them."""
     given = [s.operand(v) for v in op.values]
     return given[0] if len(given) == 1 else f"[{', '.join(given)}]"
 
 
-def _write(s: Scope, op: dist.Collective, call: str, tail: str) -> None:
+def _write(s: Scope, op: dist.CollectiveOp, call: str, tail: str) -> None:
     """`a, b = rt.call(mesh, [a, b], tail)`, over several lines where that is long. One that is only
     started gives one thing, for which `dist.wait` waits."""
     given = [s.operand(v) for v in op.values]
@@ -159,7 +159,7 @@ def _write(s: Scope, op: dist.Collective, call: str, tail: str) -> None:
     s.lines += [*listed(given, 8), f"    ], {tail})"]
 
 
-def _each(s: Scope, op: dist.Collective, text: Callable[[SSAValue, SSAValue], str]) -> None:
+def _each(s: Scope, op: dist.CollectiveOp, text: Callable[[SSAValue, SSAValue], str]) -> None:
     """One line per value, for what does not travel together."""
     for v, out in zip(op.values, op.outs, strict=True):
         expression = text(v, out)
@@ -167,7 +167,7 @@ def _each(s: Scope, op: dist.Collective, text: Callable[[SSAValue, SSAValue], st
         s.line(f"{left} = {expression}")
 
 
-def _trivial(s: Scope, op: dist.Collective) -> bool:
+def _trivial(s: Scope, op: dist.CollectiveOp) -> bool:
     """A collective over one rank is nothing."""
     if s.mesh is not None and s.mesh.extent(op.axes.data) > 1:
         return False
@@ -218,7 +218,7 @@ def _all_gather(s: Scope, op: dist.AllGatherOp) -> Text:
     return None
 
 
-def _totals(s: Scope, op: dist.Collective, dim: int) -> str:
+def _totals(s: Scope, op: dist.CollectiveOp, dim: int) -> str:
     """`, total=...` where the sizes of the dimension after gathering are to be said."""
     totals = [_total(s, op, v, o, dim) for v, o in zip(op.values, op.outs, strict=True)]
     if not any(totals):
@@ -227,7 +227,7 @@ def _totals(s: Scope, op: dist.Collective, dim: int) -> str:
     return f", total={each[0] if len(each) == 1 else '[' + ', '.join(each) + ']'}"
 
 
-def _names(s: Scope, op: dist.Collective) -> str:
+def _names(s: Scope, op: dist.CollectiveOp) -> str:
     return _listed([f"%{v.name_hint}" if v.name_hint else "a value" for v in op.values])
 
 
@@ -432,7 +432,7 @@ def groups_of(mesh: Mesh | None, ops: Iterator[Operation]) -> list[Axes]:
     for op in ops:
         if isinstance(op, dist.LOCAL) or mesh is None:
             continue
-        if isinstance(op, dist.Collective | dist.SendOp | dist.RecvOp):
+        if isinstance(op, dist.CollectiveOp | dist.SendOp | dist.RecvOp):
             axes = op.axes.data
             if mesh.extent(axes) > 1:
                 found.setdefault(axes)
