@@ -1,5 +1,5 @@
-"""The tables of the documentation, from the code: `python docs/tables.py NAME`, of nn, ops, dist,
-train, passes and modes.
+"""The tables of the documentation, from the code: `python docs/tables.py NAME`, where NAME is nn,
+ops, dist, train, passes, modes or invariants.
 
 `python test/project/test_docs.py --regenerate` puts them into the pages.
 """
@@ -32,12 +32,14 @@ from xdsl.irdl import IRDLOperation
 from shardir import pipelines
 from shardir.backend.torch.emit.program import program_text
 from shardir.diagnostics import Failure, ParseErrors, ShardirError
+from shardir.diagnostics.codes import SECTIONS
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp, has_parts
 from shardir.dialects.text import TextAttr
 from shardir.passes import PASSES
 from shardir.syntax.parser import parse
 
+NAMES = "nn, ops, dist, train, passes, modes, invariants"
 TAIL = re.compile(r"\s*(\(`strategy` \$strategy\^\)\? )?attr-dict.*$")
 
 EXAMPLES = """
@@ -334,6 +336,24 @@ def modes() -> Iterator[str]:
         yield f"| `{name}` | `{mode.pipeline}` | {mode.does} |"
 
 
+def invariants() -> Iterator[str]:
+    """Yield a section for each kind of code, with its table."""
+    for section, codes in SECTIONS.items():
+        yield f"## {section}\n"
+        yield "| code | invariant | fix |"
+        yield "| --- | --- | --- |"
+        for code, entry in codes.items():
+            yield f"| [{code}] | {_escaped(entry.invariant)} | {_escaped(entry.fix)} |"
+        yield ""
+
+
+def _escaped(text: str) -> str:
+    """Return Markdown of a text: `<` outside of code is no tag."""
+    pieces = text.replace("|", r"\|").split("`")
+    pieces[::2] = [p.replace("<", r"\<") for p in pieces[::2]]
+    return "`".join(pieces)
+
+
 def table(name: str) -> str:
     """The lines of one table."""
     match name:
@@ -349,8 +369,10 @@ def table(name: str) -> str:
             return "\n".join(passes())
         case "modes":
             return "\n".join(modes())
+        case "invariants":
+            return "\n".join(invariants()).rstrip()
         case _:
-            raise SystemExit(f"no table {name}; there are nn, ops, dist, train, passes, modes")
+            raise SystemExit(f"expected the name of a table, got {name!r}; use one of {NAMES}")
 
 
 if __name__ == "__main__":

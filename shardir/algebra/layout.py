@@ -69,7 +69,7 @@ class Layout:
         return _simplified(self, mesh)
 
     def check(self, mesh: Mesh, shape: Shape) -> None:
-        """Raise ShardirError with the code of the violated invariant (docs/language.md)."""
+        """Raise ShardirError with the code of the violated invariant (docs/invariants.md)."""
         if len(self.dims) != len(shape):
             raise ShardirError(
                 f"[L1] expected a layout of {len(shape)} dimensions, as the tensor has, got "

@@ -5,7 +5,7 @@
     without_partial over dp               [{}, {}], partial sum {dp}  ->  [{}, {}]
     more_partial over dp                  [{}, {}]          ->  [{}, {}], partial sum {dp}
 
-Each returns a layout or raises a ShardirError that names the invariant of docs/language.md. Axes
+Each returns a layout or raises a ShardirError that names the invariant of docs/invariants.md. Axes
 keep the spelling that they have in the layout.
 """
 

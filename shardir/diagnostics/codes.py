@@ -168,7 +168,8 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "write an entry for each",
         ),
         "S5": Code(
-            "Dimensions that share a factor are split alike.", "write the same entry for both"
+            "Dimensions that share a factor are split over the same axes.",
+            "write the same entry for both",
         ),
         "S6": Code(
             "A dimension is split as its factors allow: evenly, major factor first, and not at all "

@@ -30,6 +30,7 @@ from pathlib import Path
 import pytest
 
 from shardir.diagnostics import Failure, ParseErrors
+from shardir.diagnostics.codes import CODES
 from shardir.syntax.parser import default_parser
 from shardir.syntax.source import Source
 from shardir.syntax.verify import verify_all
@@ -208,28 +209,12 @@ def test_python_runs(page: Path, text: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ---- the invariants ----
-
-
-def code_files() -> Iterator[Path]:
-    for folder in ("shardir", "passes", "tools"):
-        yield from (ROOT / folder).rglob("*.py")
-
-
-def test_each_code_of_an_error_is_explained_once() -> None:
-    raised = {c for path in code_files() for c in CODE.findall(path.read_text())}
-    rows = re.findall(r"^\| \[([A-Z]\d+)\] \|", (ROOT / "docs" / "language.md").read_text(), re.M)
-    assert sorted(rows) == sorted(set(rows)), "a code stands twice"
-    assert set(rows) == raised
-    for letter in {c[0] for c in rows}:
-        numbers = sorted(int(c[1:]) for c in rows if c[0] == letter)
-        assert numbers == list(range(1, len(numbers) + 1)), f"[{letter}..] has a hole"
+# ---- names of codes and files ----
 
 
 def test_codes_that_pages_name_exist() -> None:
-    raised = {c for path in code_files() for c in CODE.findall(path.read_text())}
     for page in PAGES:
-        assert set(CODE.findall(page.read_text())) <= raised, page.name
+        assert set(CODE.findall(page.read_text())) <= set(CODES), page.name
 
 
 def test_pages_name_files_that_exist() -> None:

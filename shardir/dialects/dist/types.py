@@ -314,7 +314,7 @@ def with_layout(type: TensorType, layout: Layout | None) -> TensorType:
 
 
 def check_type(op: Operation, type: Attribute, what: str) -> None:
-    """Raises VerifyException when the layout in a type breaks an invariant (docs/language.md)."""
+    """Raises VerifyException when the layout in a type breaks an invariant (docs/invariants.md)."""
     layout = type_layout(type)
     if isinstance(type, TensorType) and isinstance(type.encoding, ShardingAttr):
         layout = type.encoding.data.layout
