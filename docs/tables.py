@@ -34,7 +34,7 @@ from shardir.backend.torch.emit.program import program_text
 from shardir.diagnostics import Failure, ParseErrors, ShardirError
 from shardir.diagnostics.codes import SECTIONS
 from shardir.dialects import dist, nn, train
-from shardir.dialects.nn.base import TensorOp, has_parts
+from shardir.dialects.nn.base import TensorOp, decomposes
 from shardir.dialects.text import TextAttr
 from shardir.passes import PASSES
 from shardir.syntax.parser import parse
@@ -295,7 +295,7 @@ def splits(op: type[TensorOp], line: str) -> str:
     free = [f for f, _ in factors.sizes if f not in factors.replicate]
     parts = ["all" if not whole else ", ".join(free)] if free else []
     if whole:
-        how = "in parts" if has_parts(op) else "gathered"
+        how = "in parts" if decomposes(op) else "gathered"
         parts.append(f"{', '.join(whole)} {how}")
     return "; ".join(parts) or "nothing to split"
 

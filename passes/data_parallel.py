@@ -30,7 +30,7 @@ from shardir.algebra.strategy import Strategy
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, values
 from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of, sharding_of, with_layout
-from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.nn.base import TensorOp, unsharded_type
 from shardir.dialects.train import arguments
 from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass
@@ -83,7 +83,7 @@ def _lay_out(f: FuncOp, block: Block, mesh: Mesh, hybrid: bool) -> None:
         else:
             rows = (mesh.simplify(mesh.names), *[()] * (rank - 1)) if rank else ()
             layout = Layout(mesh.name, rows)
-        set_type(arg, with_layout(plain(arg), layout))
+        set_type(arg, with_layout(unsharded_type(arg), layout))
     update_signature(f)
 
 

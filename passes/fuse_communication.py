@@ -20,7 +20,7 @@ from xdsl.ir import Block
 
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.options import Bytes
@@ -84,7 +84,7 @@ def _fuse(block: Block, max_bytes: int) -> None:
             continue
         uses = [at[u.operation] for v in op.results for u in v.uses]
         first_use = min(uses, default=len(at))
-        element = plain(op.values[0]).element_type
+        element = unsharded_type(op.values[0]).element_type
         props = tuple(sorted((k, str(v)) for k, v in op.properties.items()))
         key = (type(op), props, element)
         bucket = buckets.get(key)

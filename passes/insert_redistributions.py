@@ -38,7 +38,7 @@ from shardir.dialects.dist import (
     layout_of,
     with_layout,
 )
-from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.nn.base import TensorOp, unsharded_type
 from shardir.dialects.train import BackwardOp, arg_attrs
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.composites import replace_by_parts
@@ -81,7 +81,7 @@ def _mark(f: Function, mesh: Mesh) -> None:
     for op in ops[:last]:
         if not isinstance(op, RedistributeOp):
             continue
-        shape = plain(op.value).get_shape()
+        shape = unsharded_type(op.value).get_shape()
         before, after = (prod(layout_at(v).local_shape(mesh, shape)) for v in (op.value, op.out))
         if RECOMPUTE in marks.get(op.value, ()) or (tight and after > before):
             op.attributes[RECOMPUTE] = UnitAttr()
@@ -136,7 +136,7 @@ class _Placing:
                 op.operands[i] = self.rewriter.redistribute(operand, want)
         for v, natural in zip(op.results, placement.results, strict=True):
             if (assigned := layout_at(v)) != natural:
-                set_type(v, with_layout(plain(v), natural))
+                set_type(v, with_layout(unsharded_type(v), natural))
                 new = _redistribute_after(op, v, assigned)
                 self.needs[new] = self.needs.pop(v, {})
 

@@ -31,7 +31,7 @@ from shardir.algebra.saved import ARGUMENT, Line, LineError, Saved, read
 from shardir.analysis.functions import is_local_body, makers, mesh_of, name_of
 from shardir.diagnostics import Diagnostic, ParseErrors, ShardirError, did_you_mean
 from shardir.dialects.dist import StrategyAttr, sharding_of, with_layout
-from shardir.dialects.nn.base import TensorOp, plain, strategy_factors
+from shardir.dialects.nn.base import TensorOp, strategy_factors, unsharded_type
 from shardir.dialects.places import at, called
 from shardir.rewriting.composites import expand
 from shardir.rewriting.functions import bodies, update_signature
@@ -152,7 +152,7 @@ class _Function:
         for v, name, layout in zip(made, names, line.layouts, strict=True):
             stated = sharding_of(v)
             try:
-                _check(layout, self.mesh, plain(v).get_shape())
+                _check(layout, self.mesh, unsharded_type(v).get_shape())
             except ShardirError as e:
                 yield f"%{name}: {e}"
                 continue
@@ -184,7 +184,7 @@ class _Function:
         for by, made in makers(self.block):
             line = self.of[by]
             for v, layout in zip(made, line.layouts, strict=True):
-                set_type(v, with_layout(plain(v), layout))
+                set_type(v, with_layout(unsharded_type(v), layout))
             if line.strategy is not None and isinstance(by, TensorOp):
                 by.properties["strategy"] = StrategyAttr(line.strategy)
             if line.recompute and isinstance(by, Operation):

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shardir.diagnostics import Located
-from shardir.dialects.nn.base import TensorOp, agreement
+from shardir.dialects.nn.base import TensorOp, layout_mismatch
 from shardir.dialects.nn.custom import CustomOp
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.functions import update_signature
@@ -60,7 +60,7 @@ def _not_computable(f: Function) -> Iterator[Located]:
         if isinstance(op, TensorOp):
             operands = tuple([layout_at(v) for v in op.operands])
             results = tuple([layout_at(v) for v in op.results])
-            message = agreement(op.factors(), operands, results, f.mesh, op.MULTILINEAR)
+            message = layout_mismatch(op.factors(), operands, results, f.mesh, op.MULTILINEAR)
             if message:
                 yield op, f"[T3] {op.name}: {message}"
 

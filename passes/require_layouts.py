@@ -25,7 +25,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import named, values
 from shardir.diagnostics import Located, ShardirError
 from shardir.dialects.dist import layout_of, with_layout
-from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.nn.base import TensorOp, unsharded_type
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import is_decomposed, strategy_op_sharding, wanted
@@ -73,7 +73,7 @@ def _by_strategies(block: Block, mesh: Mesh, function: str) -> Iterator[Located]
             wished[v] = {layout.complete}
     for v, layouts in wished.items():
         if layout_of(v) is None and len(layouts) == 1:
-            set_type(v, with_layout(plain(v), *layouts))
+            set_type(v, with_layout(unsharded_type(v), *layouts))
 
 
 def _open_values(block: Block, mesh: Mesh, function: str) -> Iterator[Located]:

@@ -49,7 +49,7 @@ from shardir.dialects.dist import (
     layout_of,
     with_layout,
 )
-from shardir.dialects.nn.base import TensorOp, float_attr, plain
+from shardir.dialects.nn.base import TensorOp, float_attr, unsharded_type
 from shardir.dialects.train import GradientOp, StepOp
 from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors
@@ -248,7 +248,7 @@ def write(f: FuncOp, plan: Plan) -> None:
         if choice.times > 1:
             op.attributes[RECOMPUTE] = UnitAttr()
     for v, layout in plan.layouts.items():
-        set_type(v, with_layout(plain(v), layout))
+        set_type(v, with_layout(unsharded_type(v), layout))
     update_signature(f)
     s = plan.solution
     numbers = {"objective": s.objective, "bound": s.bound, "gap": s.gap}

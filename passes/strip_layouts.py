@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir.analysis.functions import is_local_body, values
 from shardir.diagnostics import Located
 from shardir.dialects.dist import SAME_VALUE, MeshOp, ShardingGroupOp, sharding_of
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import erase, set_type
@@ -40,7 +40,7 @@ class StripLayouts(FunctionPass):
                 erase(op)
         for v in values(f.block):
             if sharding_of(v) is not None:
-                set_type(v, plain(v))
+                set_type(v, unsharded_type(v))
         update_signature(f.op)
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

@@ -31,7 +31,7 @@ from shardir.algebra.notation import mesh_of
 from shardir.backend.torch.ops import TORCH as TEXTS
 from shardir.diagnostics import Failure
 from shardir.dialects import nn, train
-from shardir.dialects.nn.base import Composite, TensorOp, has_parts, splits_whole
+from shardir.dialects.nn.base import Composite, TensorOp, decomposes, splits_replicated
 
 OPS: list[type[TensorOp]] = [
     op for d in (nn.Nn, train.Train) for op in d.operations if issubclass(op, TensorOp)
@@ -172,7 +172,7 @@ def is_elementwise(op: TensorOp) -> bool:
     its layouts follow from the ranks."""
     f = op.factors()
     kinds = f.reduced | f.replicate | f.moved | f.sliding | f.sparse
-    return not (kinds or has_parts(type(op))) and all(
+    return not (kinds or decomposes(type(op))) and all(
         v[::-1] == tuple(dim if mine else () for mine, dim in zip(v[::-1], all[::-1], strict=False))
         for all in f.results
         for v in (*f.operands, *f.results)
@@ -367,12 +367,12 @@ def in_parts(op: type[TensorOp]) -> str:
     """How many layouts split what the op wants whole."""
     if issubclass(op, Composite):
         return "is its parts"
-    if not has_parts(op):
+    if not decomposes(op):
         return "none: has no parts"
     total = 0
     for case, element, (_, some) in runs(op):
         f = factors(str(case), element)
-        total += splits_whole(f, [l for l in some[: len(f.operands)] if l is not None])
+        total += splits_replicated(f, [l for l in some[: len(f.operands)] if l is not None])
     return counted(total, "layout")
 
 

@@ -10,7 +10,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import SSAValue
 
 from shardir.algebra.layout import Shape
-from shardir.dialects.nn.base import Array, plain
+from shardir.dialects.nn.base import Array, unsharded_type
 
 Reference = Callable[..., Any]
 
@@ -29,14 +29,14 @@ def by_autograd(f: Reference, inputs: Sequence[torch.Tensor], dy: torch.Tensor) 
 
 def dtype_of(v: SSAValue) -> torch.dtype:
     """The type in which torch computes: an integer type, or double precision."""
-    element = plain(v).element_type
+    element = unsharded_type(v).element_type
     if isinstance(element, builtin.IntegerType):
         return {1: torch.bool, 32: torch.int32, 64: torch.int64}[element.width.data]
     return torch.float64
 
 
 def shape_of(v: SSAValue) -> Shape:
-    return plain(v).get_shape()
+    return unsharded_type(v).get_shape()
 
 
 def torch_forward(f: FuncOp, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:

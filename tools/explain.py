@@ -20,7 +20,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import Redistribution, plan_redistribution
 from shardir.analysis.functions import name_of
 from shardir.dialects import dist
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 from shardir.dialects.places import at, called, maker
 from shardir.dialects.train import BackwardOp
 from shardir.rewriting.functions import bodies
@@ -49,7 +49,7 @@ def explain(module: ModuleOp) -> list[str]:
 
 
 def _plan(op: dist.RedistributeOp, meshes: dict[str, Mesh]) -> Redistribution:
-    type = plain(op.value)
+    type = unsharded_type(op.value)
     source, target = dist.layout_of(op.value), dist.layout_of(op.out)
     assert source is not None and target is not None
     mesh, dtype = meshes[source.mesh], str(type.element_type)
@@ -60,7 +60,7 @@ def _paragraph(op: dist.RedistributeOp, plan: Redistribution, order: dict[Operat
     name = f"%{op.value.name_hint}, " if op.value.name_hint else ""
     maps = [layout.tensor_map(plan.mesh) for layout in (plan.source, plan.target)]
     lines = [f"from {maker(op.value)}", *_readers(op.out, order), " -> ".join(maps), str(plan)]
-    return f"{name}{plain(op.value)}\n" + indent("\n".join(lines), "  ")
+    return f"{name}{unsharded_type(op.value)}\n" + indent("\n".join(lines), "  ")
 
 
 def _readers(v: SSAValue, order: dict[Operation, int]) -> Iterator[str]:

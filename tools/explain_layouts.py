@@ -21,7 +21,7 @@ from shardir.algebra.propagation.state import Provenance
 from shardir.algebra.redistribution import plan_redistribution
 from shardir.analysis.functions import name_of, values
 from shardir.dialects import dist
-from shardir.dialects.nn.base import TensorOp, plain, strategy_factors
+from shardir.dialects.nn.base import TensorOp, strategy_factors, unsharded_type
 from shardir.dialects.places import at, called, maker
 from shardir.dialects.train import BackwardOp
 from shardir.passes.propagate_strategies import FunctionPropagation, propagate_strategies
@@ -51,7 +51,7 @@ class Explanation:
         self.unknown.discard(v.name_hint or "")
         layout = dist.layout_of(v)
         first = f"{where}{at(_maker(v))}: {named(v)}, "
-        return "\n  ".join([f"{first}{plain(v)}: [{layout}]", *lines])
+        return "\n  ".join([f"{first}{unsharded_type(v)}: [{layout}]", *lines])
 
     def propagate(self, module: ModuleOp) -> Iterator[str]:
         """Run propagate-strategies; a paragraph on each value whose layout it set."""
@@ -161,7 +161,7 @@ def _cost(p: FunctionPropagation, v: SSAValue, layout: Layout) -> str:
     for n in dict.fromkeys(n for w in members for n in p.state.graph.touching[w]):
         for w, source, target in _moves(p, p.ops[n], group, layout):
             if source != target:
-                t = plain(w)
+                t = unsharded_type(w)
                 plan = plan_redistribution(
                     t.get_shape(), str(t.element_type), p.mesh, source, target
                 )

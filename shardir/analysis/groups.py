@@ -4,7 +4,7 @@ from xdsl.ir import Block, SSAValue
 
 from shardir.diagnostics import Failure, Located
 from shardir.dialects.dist import ShardingGroupOp
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 from shardir.dialects.places import maker
 
 
@@ -30,8 +30,8 @@ def sharding_groups(block: Block) -> list[dict[SSAValue, ShardingGroupOp]]:
     for members in found:
         first, *others = members
         for v in others:
-            if plain(v).get_shape() != plain(first).get_shape():
-                shapes = [list(plain(w).get_shape()) for w in (v, first)]
+            if unsharded_type(v).get_shape() != unsharded_type(first).get_shape():
+                shapes = [list(unsharded_type(w).get_shape()) for w in (v, first)]
                 message = (
                     f"[P2] the values of sharding group {members[v].group.value.data} are to have "
                     f"one shape, but {maker(v)} is {shapes[0]}, and {maker(first)} is {shapes[1]}; "

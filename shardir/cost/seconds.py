@@ -24,7 +24,7 @@ from shardir.algebra.steps import step_buffers, step_forms, step_received
 from shardir.analysis.aliasing import VIEWS, moves_nothing
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
-from shardir.dialects.nn.base import TensorOp, element_name, itemsize, plain
+from shardir.dialects.nn.base import TensorOp, element_name, itemsize, unsharded_type
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops that calculate nothing. A reshape of what is not contiguous copies; that is not counted."""
@@ -131,7 +131,11 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
 
 
 def _calculation(op: TensorOp, mesh: Mesh) -> OpCost:
-    if isinstance(op, FREE) or moves_nothing(op, mesh) or is_number(type(op), plain(op.results[0])):
+    if (
+        isinstance(op, FREE)
+        or moves_nothing(op, mesh)
+        or is_number(type(op), unsharded_type(op.results[0]))
+    ):
         return OpCost(op, 0, 0, 0.0)
     values = (*op.operands, *op.results)
     types = [v.type for v in values if isinstance(v.type, TensorType)]

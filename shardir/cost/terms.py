@@ -27,7 +27,7 @@ from shardir.cost.report import called, place, table
 from shardir.cost.seconds import FREE, is_number, work
 from shardir.dialects import dist, train
 from shardir.dialects.nn.attention import AttentionGradOp, AttentionOp
-from shardir.dialects.nn.base import TensorOp, itemsize, plain
+from shardir.dialects.nn.base import TensorOp, itemsize, unsharded_type
 from shardir.dialects.nn.contraction import Contraction
 from shardir.dialects.nn.convolution import Convolving
 
@@ -145,7 +145,11 @@ def _ops(f: FuncOp, mesh: Mesh) -> Iterator[tuple[Operation, Terms]]:
 
 def _touched(op: TensorOp, mesh: Mesh) -> int:
     """The bytes that an op reads and writes on one device."""
-    if isinstance(op, FREE) or moves_nothing(op, mesh) or is_number(type(op), plain(op.results[0])):
+    if (
+        isinstance(op, FREE)
+        or moves_nothing(op, mesh)
+        or is_number(type(op), unsharded_type(op.results[0]))
+    ):
         return 0
     values: Sequence[SSAValue] = (*op.operands, *op.results)
     layouts = [l for v in values if (l := dist.layout_of(v)) is not None]

@@ -79,7 +79,7 @@ class Builder(ABC):
         """A scalar constant."""
 
     @abstractmethod
-    def number(self, number: float, like: SSAValue) -> SSAValue:
+    def scalar(self, number: float, like: SSAValue) -> SSAValue:
         """A scalar constant of the element type of `like`."""
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Builder(ABC):
 
     def scale(self, x: SSAValue, number: float) -> SSAValue:
         """x times a number."""
-        return self.mul(x, self.number(number, x))
+        return self.mul(x, self.scalar(number, x))
 
     @abstractmethod
     def convert(self, x: SSAValue, element: Attribute) -> SSAValue:
@@ -160,7 +160,7 @@ class Builder(ABC):
         """x in another shape, its elements in the same order."""
 
     @abstractmethod
-    def in_parts(self, x: SSAValue, axis: int) -> SSAValue | None:
+    def split_shards(self, x: SSAValue, axis: int) -> SSAValue | None:
         """x with its sharded dimension `axis` as two: the shards, still sharded, and the elements
         of each. None where it is unsharded, or the shards are not of one size."""
 

@@ -205,8 +205,8 @@ def _gradients(
     updated = dict(zip(updated_keys(new), found, strict=True))
     kind, numbers = request.optimizer.kind, request.optimizer.values
     moment = FIRST_MOMENTS.get(kind)
-    plain = kind == "sgd" and isinstance(numbers["lr"], float)
-    if request.clip is not None or not (plain or moment):
+    unsharded_type = kind == "sgd" and isinstance(numbers["lr"], float)
+    if request.clip is not None or not (unsharded_type or moment):
         return None
     out = {}
     for i, a in enumerate(args):

@@ -58,7 +58,7 @@ class GlobalView:
     def shape(self, value: SSAValue) -> Shape:
         return tensor_type(value.type).get_shape()
 
-    whole = shape
+    global_shape = shape
 
 
 class RankView:
@@ -69,7 +69,7 @@ class RankView:
 
     def _slices(self, value: SSAValue) -> tuple[slice, ...]:
         layout = dist.layout_of(value)
-        shape = self.whole(value)
+        shape = self.global_shape(value)
         if layout is None:
             return tuple(slice(0, n) for n in shape)
         return layout.slices(self.meshes[layout.mesh], shape, self.rank)
@@ -80,7 +80,7 @@ class RankView:
     def shape(self, value: SSAValue) -> Shape:
         return tuple(s.stop - s.start for s in self._slices(value))
 
-    def whole(self, value: SSAValue) -> Shape:
+    def global_shape(self, value: SSAValue) -> Shape:
         return global_type(value.type, self.meshes).get_shape()
 
 
@@ -126,7 +126,7 @@ class _Whole:
     """The global view: one array per value."""
 
     def __init__(self, module: ModuleOp):
-        self.module, self.place = module, GlobalView()
+        self.module, self.device = module, GlobalView()
         self.stops = 0
 
     def call(self, f: FuncOp, arguments: list[Array]) -> list[Array]:
@@ -136,7 +136,7 @@ class _Whole:
                 return [env[v] for v in op.operands]
             inputs = [env[v] for v in op.operands]
             if isinstance(op, TensorOp):
-                out = op.evaluate(self.place, *inputs)
+                out = op.evaluate(self.device, *inputs)
                 first = held.get()
                 if isinstance(op, StopGradientOp) and first is not None:
                     out = first.setdefault((f.sym_name.data, self.stops), np.asarray(out))
@@ -190,7 +190,7 @@ class _AllRanks:
 
     def call_parts(self, f: FuncOp, arguments: list[list[Array]]) -> list[list[Array]]:
         ranks = range(self.mesh.size)
-        places = [RankView(self.meshes, r) for r in ranks]
+        devices = [RankView(self.meshes, r) for r in ranks]
         env: dict[SSAValue, list[Array]] = dict(zip(f.body.block.args, arguments, strict=True))
         mail: dict[tuple[Any, ...], list[list[Array]]] = {}
         for op in f.body.block.ops:
@@ -199,7 +199,7 @@ class _AllRanks:
             if isinstance(op, ReturnOp):
                 return inputs
             if isinstance(op, TensorOp):
-                per_rank = [op.evaluate(places[r], *(x[r] for x in inputs)) for r in ranks]
+                per_rank = [op.evaluate(devices[r], *(x[r] for x in inputs)) for r in ranks]
                 per_rank = [o if isinstance(o, tuple) else (o,) for o in per_rank]
                 outs = [[o[i] for o in per_rank] for i in range(len(op.results))]
             elif isinstance(op, dist.CollectiveOp):
@@ -210,7 +210,7 @@ class _AllRanks:
                 mail.setdefault(_line(op), []).append(inputs[0])
                 continue
             elif isinstance(op, dist.RecvOp):
-                outs = [self._receive(op, mail, places)]
+                outs = [self._receive(op, mail, devices)]
             elif isinstance(op, CallOp):
                 callee = function(self.module, op.callee.root_reference.data)
                 outs = self.call_parts(callee, inputs)
@@ -221,23 +221,23 @@ class _AllRanks:
             for v, parts in zip(op.results, outs, strict=True):
                 element = tensor_type(v.type).element_type
                 env[v] = [rounded(p, element) for p in parts]
-                for place, part in zip(places, env[v], strict=True):
-                    if part.shape != place.shape(v):
+                for device, part in zip(devices, env[v], strict=True):
+                    if part.shape != device.shape(v):
                         raise ShardirError(
-                            f"{op.name}: rank {place.rank} has shape {list(part.shape)}, "
-                            f"its type says {list(place.shape(v))}"
+                            f"{op.name}: rank {device.rank} has shape {list(part.shape)}, "
+                            f"its type says {list(device.shape(v))}"
                         )
         raise ShardirError(f"@{f.sym_name.data} does not return")
 
     def _receive(
         self, op: dist.RecvOp, mail: dict[tuple[Any, ...], list[list[Array]]],
-        places: list[RankView],
+        devices: list[RankView],
     ) -> list[Array]:  # fmt: skip
         waiting = mail.get(_line(op))
         if not waiting:
             raise ShardirError("[C11] a dist.recv without a dist.send before it: a deadlock")
         sent = waiting.pop(0)
-        out = [np.zeros(p.shape(op.out), sent[0].dtype) for p in places]
+        out = [np.zeros(p.shape(op.out), sent[0].dtype) for p in devices]
         for group in self.mesh.groups(op.axes.data):
             out[group[op.target.value.data]] = sent[group[op.source.value.data]]
         return out

@@ -6,7 +6,13 @@ from shardir.algebra.factors import OpSharding, choose_op_sharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn.base import Composite, TensorOp, has_parts, splits_whole, strategy_factors
+from shardir.dialects.nn.base import (
+    Composite,
+    TensorOp,
+    decomposes,
+    splits_replicated,
+    strategy_factors,
+)
 
 Needs = dict[SSAValue, dict[Operation, Layout]]
 """The layouts other than its own in which each value is needed, with the ops that need them."""
@@ -58,8 +64,8 @@ def is_decomposed(op: TensorOp, mesh: Mesh) -> bool:
     """
     if isinstance(op, Composite):
         return True
-    if not has_parts(type(op)):
+    if not decomposes(type(op)):
         return False
     if op.strategy is not None:
-        return splits_whole(op.factors(), strategy_op_sharding(op, mesh).operands)
-    return splits_whole(op.factors(), [layout_at(v) for v in op.operands])
+        return splits_replicated(op.factors(), strategy_op_sharding(op, mesh).operands)
+    return splits_replicated(op.factors(), [layout_at(v) for v in op.operands])

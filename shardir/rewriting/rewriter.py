@@ -24,10 +24,10 @@ from shardir.dialects.nn.base import (
     Composite,
     Props,
     TensorOp,
-    has_parts,
-    plain,
+    decomposes,
     rule_of,
-    splits_whole,
+    splits_replicated,
+    unsharded_type,
 )
 from shardir.rewriting.spellings import Spellings
 
@@ -133,7 +133,7 @@ class Rewriter(Spellings):
         like: SSAValue | Layout | None = None,
     ) -> TensorOp:
         props = props or {}
-        types = [plain(v) for v in operands]
+        types = [unsharded_type(v) for v in operands]
         outs = _result_types(kind, types, props, result)
         if self.mesh is not None:
             operands = tuple(self._complete.get(v, v) for v in operands)
@@ -180,12 +180,12 @@ class Rewriter(Spellings):
         result: TensorType | Sequence[TensorType] | None = None,
         like: SSAValue | Layout | None = None,
     ) -> Sequence[SSAValue]:
-        outs = _result_types(kind, [plain(v) for v in operands], props or {}, result)
+        outs = _result_types(kind, [unsharded_type(v) for v in operands], props or {}, result)
         apart = issubclass(kind, Composite)
-        if not apart and self.mesh is not None and has_parts(kind):
-            types = tuple(plain(v) for v in operands)
+        if not apart and self.mesh is not None and decomposes(kind):
+            types = tuple(unsharded_type(v) for v in operands)
             factors = rule_of(kind, types, tuple(outs), props or {})
-            apart = splits_whole(factors, [self.layout(v) for v in operands])
+            apart = splits_replicated(factors, [self.layout(v) for v in operands])
         if not apart:
             return self.op(kind, *operands, props=props, result=result, like=like).results
         op = kind.create(operands=operands, result_types=outs, properties=props or {})
@@ -198,7 +198,9 @@ class Rewriter(Spellings):
 
     def layout(self, value: SSAValue) -> Layout:
         assert self.mesh is not None
-        return layout_of(value) or replicated(self.mesh.name, len(plain(value).get_shape()))
+        return layout_of(value) or replicated(
+            self.mesh.name, len(unsharded_type(value).get_shape())
+        )
 
     def redistribute(self, value: SSAValue, layout: Layout) -> SSAValue:
         if self.mesh is None or self.layout(value) == layout:
@@ -211,7 +213,7 @@ class Rewriter(Spellings):
 
     def redistribution(self, value: SSAValue, layout: Layout) -> SSAValue:
         """A new redistribution of the value."""
-        type = with_layout(plain(value), layout)
+        type = with_layout(unsharded_type(value), layout)
         return self.create(RedistributeOp, [value], [type], names=[value]).out
 
     def complete(self, value: SSAValue) -> SSAValue:
@@ -222,7 +224,7 @@ class Rewriter(Spellings):
         have = self.layout(value)
         if self.mesh is None or have == layout or (value, layout) in self._moved:
             return 0.0, 0.0
-        return seconds(plain(value).get_shape(), self.mesh, have, layout)
+        return seconds(unsharded_type(value).get_shape(), self.mesh, have, layout)
 
     def known(self, value: SSAValue, same: SSAValue) -> None:
         """`same` is the value in another layout: it is not to be redistributed to that again, and

@@ -13,7 +13,14 @@ from shardir.algebra.windows import Windows
 from shardir.dialects import nn
 from shardir.dialects.builder import Builder
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import Props, TensorOp, dims_attr, float_attr, int_attr, plain
+from shardir.dialects.nn.base import (
+    Props,
+    TensorOp,
+    dims_attr,
+    float_attr,
+    int_attr,
+    unsharded_type,
+)
 from shardir.dialects.text import word
 
 
@@ -40,8 +47,8 @@ class Spellings(Builder):
         data = nn.dense_attr(type, [number if isinstance(element, AnyFloat) else int(number)])
         return self.value(nn.ConstantOp, props={"value": data}, result=type)
 
-    def number(self, number: float, like: SSAValue) -> SSAValue:
-        return self.constant(number, plain(like).element_type)
+    def scalar(self, number: float, like: SSAValue) -> SSAValue:
+        return self.constant(number, unsharded_type(like).element_type)
 
     def reduce(self, x: SSAValue, kind: str, dims: Sequence[int], keep: bool = False) -> SSAValue:
         props: dict[str, Attribute] = {
@@ -57,24 +64,26 @@ class Spellings(Builder):
     ) -> SSAValue:
         return self.value(
             nn.BroadcastOp, x, props={"dims": dims_attr(*dims)},
-            result=tensor(plain(x).element_type, shape), like=like,
+            result=tensor(unsharded_type(x).element_type, shape), like=like,
         )  # fmt: skip
 
     def reshape(self, x: SSAValue, shape: Shape, like: SSAValue | None = None) -> SSAValue:
-        if plain(x).get_shape() == shape:
+        if unsharded_type(x).get_shape() == shape:
             return x
-        return self.value(nn.ReshapeOp, x, result=tensor(plain(x).element_type, shape), like=like)
+        return self.value(
+            nn.ReshapeOp, x, result=tensor(unsharded_type(x).element_type, shape), like=like
+        )
 
-    def in_parts(self, x: SSAValue, axis: int) -> SSAValue | None:
+    def split_shards(self, x: SSAValue, axis: int) -> SSAValue | None:
         assert self.mesh is not None
-        shape, axes = plain(x).get_shape(), self.layout(x).dims[axis]
+        shape, axes = unsharded_type(x).get_shape(), self.layout(x).dims[axis]
         n = self.mesh.extent(axes)
         if n == 1 or not self.mesh.even(shape[axis], axes):
             return None
         return self.reshape(x, (*shape[:axis], n, shape[axis] // n, *shape[axis + 1 :]))
 
     def iota(self, dim: int, like: SSAValue) -> SSAValue:
-        type = tensor(i64, plain(like).get_shape())
+        type = tensor(i64, unsharded_type(like).get_shape())
         return self.value(nn.IotaOp, props={"dim": int_attr(dim)}, result=type, like=like)
 
     def transpose(self, x: SSAValue, perm: Sequence[int]) -> SSAValue:
@@ -91,7 +100,7 @@ class Spellings(Builder):
         if not (any(low) or any(high)):
             return x
         if all(k <= 0 for k in (*low, *high)):
-            ends = [n + k for n, k in zip(plain(x).get_shape(), high, strict=True)]
+            ends = [n + k for n, k in zip(unsharded_type(x).get_shape(), high, strict=True)]
             return self.slice(x, [-k for k in low], ends, like=like)
         props: dict[str, Attribute] = {
             "low": nn.IntsPerDimAttr(tuple(low)),
@@ -110,9 +119,8 @@ class Spellings(Builder):
         like: SSAValue | None = None,
     ) -> SSAValue:
         steps = tuple(strides) or (1,) * len(starts)
-        if (0,) * len(steps) == tuple(starts) and tuple(limits) == plain(x).get_shape() and (
-            set(steps) <= {1}
-        ):  # fmt: skip
+        untouched = (0,) * len(steps) == tuple(starts) and set(steps) <= {1}
+        if untouched and tuple(limits) == unsharded_type(x).get_shape():
             return x
         props = {
             "starts": nn.IntsPerDimAttr(tuple(starts)),
@@ -130,28 +138,28 @@ class Spellings(Builder):
         return self.broadcast(zero, [], type.get_shape(), like=like)
 
     def unfold(self, x: SSAValue, dim: int, w: Windows, least: bool = False) -> SSAValue:
-        shape = plain(x).get_shape()
+        shape = unsharded_type(x).get_shape()
         props: dict[str, Attribute] = {"least": nn.UNIT} if least else {}
         return self._windows(
             nn.UnfoldOp, x, dim, w, (*shape[:dim], w.count, w.size, *shape[dim + 1 :]), props
         )
 
     def fold(self, x: SSAValue, dim: int, w: Windows) -> SSAValue:
-        shape = plain(x).get_shape()
+        shape = unsharded_type(x).get_shape()
         return self._windows(nn.FoldOp, x, dim, w, (*shape[:dim], w.rows, *shape[dim + 2 :]), {})
 
     def _windows(
         self, kind: type[TensorOp], x: SSAValue, dim: int, w: Windows, shape: Shape, props: Props
     ) -> SSAValue:
         numbers = {"dim": int_attr(dim), "step": int_attr(w.step), "offset": int_attr(w.offset)}
-        result = tensor(plain(x).element_type, shape)
+        result = tensor(unsharded_type(x).element_type, shape)
         return self.value(kind, x, props={**numbers, **props}, result=result)
 
     def einsum(self, equation: str, x: SSAValue, y: SSAValue) -> SSAValue:
         return self.value(nn.EinsumOp, x, y, props={"equation": StringAttr(equation)})
 
     def convert(self, x: SSAValue, element: Attribute) -> SSAValue:
-        t = plain(x)
+        t = unsharded_type(x)
         if t.element_type == element:
             return x
         return self.value(nn.ConvertOp, x, result=tensor(element, t.get_shape()))
@@ -182,7 +190,7 @@ class Spellings(Builder):
         return self.complete(sum)
 
     def sum_to(self, x: SSAValue, like: SSAValue) -> SSAValue:
-        have, want = plain(x).get_shape(), plain(like).get_shape()
+        have, want = unsharded_type(x).get_shape(), unsharded_type(like).get_shape()
         if have == want:
             return x
         extra = len(have) - len(want)

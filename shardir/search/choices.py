@@ -31,9 +31,9 @@ from shardir.dialects.nn.base import (
     Composite,
     TensorOp,
     itemsize,
-    plain,
-    splits_whole,
+    splits_replicated,
     strategy_factors,
+    unsharded_type,
 )
 from shardir.dialects.train import UpdateOp
 from shardir.rewriting.rewriter import Rewriter
@@ -185,23 +185,26 @@ class Offers:
         Raises:
             ShardirError: it can't be.
         """
-        if isinstance(op, Composite) or splits_whole(op.factors(), found.operands):
+        if isinstance(op, Composite) or splits_replicated(op.factors(), found.operands):
             results, time = self.by_parts(op, found)
             return Choice(strategy, found.operands, results, time)
         time = self.time(op, strategy_factors(op), found.axes)
         return Choice(strategy, found.operands, found.results, time)
 
     def time(self, op: TensorOp, factors: Factors, chosen: FactorAxes) -> float:
-        types = [plain(v) for v in (*op.operands, *op.results)]
+        types = [unsharded_type(v) for v in (*op.operands, *op.results)]
         return self.op_seconds(type(op), factors, chosen, types)
 
     def by_parts(self, op: TensorOp, found: OpSharding) -> tuple[tuple[Layout, ...], float]:
         """The layouts of an op's results, complete, and its time, where its parts calculate it."""
-        types = [with_layout(plain(v), l) for v, l in zip(op.operands, found.operands, strict=True)]
+        types = [
+            with_layout(unsharded_type(v), l)
+            for v, l in zip(op.operands, found.operands, strict=True)
+        ]
         block = Block(arg_types=types)
         builder = Rewriter(self.mesh, block)
         made = type(op).create(
-            operands=block.args, result_types=[plain(v) for v in op.results],
+            operands=block.args, result_types=[unsharded_type(v) for v in op.results],
             properties=dict(op.properties),
         )  # fmt: skip
         parts = made.decompose(builder)
@@ -222,9 +225,9 @@ class Offers:
             source, target = layout_of(op.value), layout_of(op.out)
             assert source is not None and target is not None
             if at_end([use.operation for use in op.out.uses]):
-                together.append((plain(op.value), source, target))
+                together.append((unsharded_type(op.value), source, target))
             else:
-                total += self.all_moving(plain(op.value), [source], [target])[0, 0]
+                total += self.all_moving(unsharded_type(op.value), [source], [target])[0, 0]
         return total + settle(together, self.way)[0]
 
     def spent(self, op: Operation) -> float:

@@ -25,7 +25,7 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from shardir.algebra.layout import Layout, replicated
 from shardir.analysis.storages import Span
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.nn.base import TensorOp, unsharded_type
 from shardir.search.buckets import SCALINGS, Move, least
 from shardir.search.choices import Choice, Choices, Offers, late
 from shardir.search.elimination import Solution
@@ -190,7 +190,7 @@ class Graph:
         def costs() -> Table:
             lying, shared = (list(dict.fromkeys(ls)) for ls in zip(*places, strict=True))
             targets = [l for l in shared if l is not None]
-            moves = self.offers.all_moving(plain(v), lying, targets)
+            moves = self.offers.all_moving(unsharded_type(v), lying, targets)
             row, column = ({l: i for i, l in enumerate(ls)} for ls in (lying, targets))
             return np.array([0.0 if to is None else moves[row[l], column[to]] for l, to in places])
 
@@ -218,7 +218,7 @@ class Graph:
             for choices, i in made:
                 found.update(dict.fromkeys(c.results[i].complete for c in choices))
             if not found:  # nothing calculates with it
-                found[replicated(self.mesh.name, len(plain(v).get_shape()))] = None
+                found[replicated(self.mesh.name, len(unsharded_type(v).get_shape()))] = None
             lying = sorted(found, key=lambda l: -self.mesh.extent(l.used))
         places: list[Place] = [(l, None) for l in lying]
         if not isinstance(v, OpResult) and self.spans is None:
@@ -245,7 +245,7 @@ class Graph:
         """From what comes out to where it lies."""
         if v not in self.of_value:
             return
-        choices, places, t = self.choices[op], self.places[v], plain(v)
+        choices, places, t = self.choices[op], self.places[v], unsharded_type(v)
         ends = self.of_op[op], self.of_value[v]
 
         def table(shares: Shares | None) -> Table:
@@ -278,7 +278,7 @@ class Graph:
 
     def used(self, v: SSAValue, op: TensorOp) -> None:
         """From where a value lies, or from what comes out, to what an op needs."""
-        choices, t, at = self.choices[op], plain(v), slots(op, v)
+        choices, t, at = self.choices[op], unsharded_type(v), slots(op, v)
         if v in self.of_value:
             maker, places, shares = self.of_value[v], self.places[v], v not in self.ties
             key = id(places), id(choices), at, shares
@@ -345,7 +345,7 @@ class Graph:
         for v, span in self.spans.items():
             if not isinstance(v.type, TensorType):
                 continue
-            t = plain(v)
+            t = unsharded_type(v)
             if v in self.of_value:
                 i, key = self.of_value[v], (id(self.places[v]), "holds", t)
                 layouts = [l for l, _ in self.places[v]]

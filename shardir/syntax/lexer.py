@@ -27,10 +27,10 @@ def balanced(opens: str, closes: str, depth: int) -> str:
     `->` is not a bracket, strings and comments hide theirs, and no type or attribute holds a `%`,
     so that a bracket which is never closed stops at the next value instead of the end of the file.
     """
-    plain = rf'[^\{opens}\{closes}"%/-]++|->|-|//[^\n]*+|/|{STRING}'
-    regex = rf"\{opens}(?:{plain})*+\{closes}"
+    unsharded_type = rf'[^\{opens}\{closes}"%/-]++|->|-|//[^\n]*+|/|{STRING}'
+    regex = rf"\{opens}(?:{unsharded_type})*+\{closes}"
     for _ in range(depth - 1):
-        regex = rf"\{opens}(?:{plain}|{regex})*+\{closes}"
+        regex = rf"\{opens}(?:{unsharded_type}|{regex})*+\{closes}"
     return regex
 
 

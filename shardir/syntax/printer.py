@@ -144,10 +144,10 @@ def print_module(
     """Return the module's text, after one line for each layout that is used twice or more."""
     out = StringIO()
     names = encoding_aliases(module) if aliases else {}
-    plain = FastPrinter(out)
+    unsharded_type = FastPrinter(out)
     for attribute, name in names.items():
         out.write(f"{name} = ")
-        plain.print_attribute(attribute)
+        unsharded_type.print_attribute(attribute)
         out.write("\n")
     printer = FastPrinter(
         out, names, print_generic_format=generic, print_debuginfo=locations,

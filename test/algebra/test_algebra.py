@@ -27,7 +27,7 @@ from shardir.algebra.notation import (
 from shardir.algebra.redistribution import seconds
 from shardir.algebra.strategy import Strategy
 from shardir.diagnostics import NotationError, ShardirError
-from shardir.dialects.nn.base import agreement
+from shardir.dialects.nn.base import layout_mismatch
 
 quick = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -491,7 +491,7 @@ def test_a_placement_is_legal_and_splits_what_is_agreed_on(name: str, data: Any)
     operands = tuple(data.draw(layouts_on(mesh, r, reductions=("sum", "max"))) for r in ranks[:n])
     hints = tuple(data.draw(st.none() | layouts_on(mesh, r, partial=False)) for r in ranks[n:])
     found = choose_op_sharding(factors, operands, hints, mesh, shapes)
-    assert agreement(factors, found.operands, found.results, mesh, False) == ""
+    assert layout_mismatch(factors, found.operands, found.results, mesh, False) == ""
     for layout, shape in zip((*found.operands, *found.results), shapes, strict=True):
         layout.check(mesh, shape)
     least = try_op_sharding(factors, agreed := agreed_on(factors, operands, hints, mesh), mesh)

@@ -20,7 +20,7 @@ from shardir.backend.torch.ops import FAMILIES
 from shardir.backend.torch.ops.dist import TORCH_DIST
 from shardir.backend.torch.runtime import runtime as rt
 from shardir.dialects import dist, nn, train
-from shardir.dialects.nn.base import Composite, plain
+from shardir.dialects.nn.base import Composite, unsharded_type
 from shardir.interpret.evaluator import run
 from shardir.interpret.values import assemble
 from shardir.syntax.parser import parse
@@ -96,7 +96,8 @@ def test_op_equals_numpy(case, element):
     want = run(module, "f", given)
     emitted = functions_of(program_text(module))
     tensors = [
-        tensor(x, str(plain(v).element_type)) for x, v in zip(given, op.operands, strict=True)
+        tensor(x, str(unsharded_type(v).element_type))
+        for x, v in zip(given, op.operands, strict=True)
     ]
     before = [t.clone() for t in tensors]
     got = emitted["f"](rt.Mesh(()), *tensors)
@@ -104,7 +105,7 @@ def test_op_equals_numpy(case, element):
     for t, b in zip(tensors, before, strict=True):
         assert torch.equal(t, b)  # a plain function leaves its arguments alone
     for g, w, r in zip(got, want, op.results, strict=True):
-        element = str(plain(r).element_type)
+        element = str(unsharded_type(r).element_type)
         assert g.dtype == TYPES[element] and tuple(g.shape) == w.shape
         close(array_of(g, element), w, element)
 
@@ -128,8 +129,8 @@ def placements(op):
 
 def local_module(op, placement):
     """The op alone, in the local view."""
-    t_in = [plain(v) for v in op.operands]
-    t_out = [plain(v) for v in op.results]
+    t_in = [unsharded_type(v) for v in op.operands]
+    t_out = [unsharded_type(v) for v in op.results]
     ins = [dist.local(t.element_type, t.get_shape(), l, MESH)
            for t, l in zip(t_in, placement.operands, strict=True)]  # fmt: skip
     outs = [dist.local(t.element_type, t.get_shape(), l, MESH)
@@ -159,7 +160,7 @@ def test_op_in_every_layout(case, element):
         parts = [[] for _ in op.results]
         for rank in range(MESH.size):
             mine = [
-                tensor(x[l.slices(MESH, x.shape, rank)], str(plain(v).element_type))
+                tensor(x[l.slices(MESH, x.shape, rank)], str(unsharded_type(v).element_type))
                 for x, l, v in zip(given, placement.operands, op.operands, strict=True)
             ]
             mesh = rt.Mesh(MESH.axes, rank)
@@ -168,7 +169,7 @@ def test_op_in_every_layout(case, element):
             got = [got] if isinstance(got, torch.Tensor) else got
             folded = [folded] if isinstance(folded, torch.Tensor) else folded
             for i, (g, same, r) in enumerate(zip(got, folded, op.results, strict=True)):
-                element = str(plain(r).element_type)
+                element = str(unsharded_type(r).element_type)
                 assert (
                     torch.equal(g.nan_to_num(), same.nan_to_num())
                     if g.is_floating_point()
@@ -177,7 +178,7 @@ def test_op_in_every_layout(case, element):
                 parts[i].append(array_of(g, element))
         for p, w, r, layout in zip(parts, want, op.results, placement.results, strict=True):
             whole = assemble(p, layout, MESH, w.shape)
-            close(whole, w, str(plain(r).element_type))
+            close(whole, w, str(unsharded_type(r).element_type))
 
 
 def test_every_op_has_its_text():
@@ -206,7 +207,7 @@ def test_an_index_out_of_range_is_an_error():
         for placement in placements(op):
             local, _ = local_module(op, placement)
             program = functions_of(program_text(local))
-            x = np.zeros(plain(op.operands[0]).get_shape(), np.float32)
+            x = np.zeros(unsharded_type(op.operands[0]).get_shape(), np.float32)
             ids = np.full(3, bad)
             raised = 0
             for rank in range(4):

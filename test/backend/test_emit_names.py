@@ -20,7 +20,7 @@ from shardir.backend.torch.runtime import RUNTIME_FILES
 from shardir.backend.torch.runtime import runtime as rt
 from shardir.backend.torch.runtime.runtime_plan import load_plan
 from shardir.dialects import dist, train
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import set_type
 from shardir.syntax.parser import default_parser, parse
@@ -72,7 +72,9 @@ def evil_module(word, other):
 
     for v in values(f.body.block):
         layout = dist.LocalAttr(LocalLayout(renamed(dist.layout_of(v))))
-        set_type(v, TensorType(plain(v).element_type, plain(v).get_shape(), layout))
+        set_type(
+            v, TensorType(unsharded_type(v).element_type, unsharded_type(v).get_shape(), layout)
+        )
     for op in f.body.block.ops:
         if isinstance(op, dist.CollectiveOp):
             op.properties["axes"] = dist.AxesAttr((Axis(other or "empty"),))

@@ -21,7 +21,7 @@ from shardir.algebra.mesh import Axes, Mesh
 from shardir.analysis.functions import mesh_of
 from shardir.cost import report
 from shardir.dialects.dist import ClusterOp, MeshOp, with_layout
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 from shardir.dialects.train import arguments
 from shardir.passes.strip_layouts import StripLayouts
 from shardir.pipelines import build
@@ -53,7 +53,7 @@ def laid_out(module: ModuleOp, parameter: Rule, given: Rule) -> ModuleOp:
         for arg, role in zip(block.args, arguments(f), strict=True):
             if isinstance(arg.type, TensorType):
                 dims = (parameter if role.is_retained else given)(mesh, arg.type.get_shape())
-                set_type(arg, with_layout(plain(arg), Layout(mesh.name, dims)))
+                set_type(arg, with_layout(unsharded_type(arg), Layout(mesh.name, dims)))
         update_signature(f)
     return found
 

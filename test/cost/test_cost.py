@@ -28,7 +28,7 @@ from shardir.cost import clusters, op_seconds, report
 from shardir.cost.seconds import OpCost, calculation_seconds
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import TensorOp, plain, rule_of
+from shardir.dialects.nn.base import TensorOp, rule_of, unsharded_type
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 BOX, SHELF = Level("box", 4, 1e9, 1e-6), Level("shelf", 2, 1e8, 1e-5)
@@ -144,7 +144,7 @@ def test_ops_cost_the_same_with_and_without_ir(name: str) -> None:
             factors = op.factors(mesh)
             chosen = factors.axes_of(layouts, mesh)
             types = [
-                dist.tensor(plain(v).element_type, s)
+                dist.tensor(unsharded_type(v).element_type, s)
                 for v, s in zip(values, op.shapes(mesh), strict=True)
             ]
             assert op_seconds(type(op), factors, chosen, types, mesh) == cost.seconds

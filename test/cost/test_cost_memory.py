@@ -20,7 +20,7 @@ from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime import FOLDER
 from shardir.cost.functions import functions
 from shardir.cost.memory import MemoryUse, memory_of
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TYPES = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32}
@@ -58,7 +58,7 @@ def measured(module: ModuleOp, name: str) -> int:
     space: dict[str, Any] = {"__name__": "program"}
     exec(compile(program_text(module, single=True), "<program>", "exec"), space)
     f = next(f for f, _ in functions(module) if f.sym_name.data == name)
-    given = [_random(plain(a)) for a in f.body.block.args]
+    given = [_random(unsharded_type(a)) for a in f.body.block.args]
     mode = Alive(given)
     with mode:
         results = space[name](SimpleNamespace(device="cpu"), *given)
@@ -82,7 +82,7 @@ def measured_on(mesh: Any, module: ModuleOp, name: str) -> int:
     space: dict[str, Any] = {"__name__": "program"}
     exec(compile(program_text(module), "<program>", "exec"), space)
     f = next(f for f, _ in functions(module) if f.sym_name.data == name)
-    given = [_random(plain(a)) for a in f.body.block.args]
+    given = [_random(unsharded_type(a)) for a in f.body.block.args]
     with Alive(given) as mode:
         assert space[name](mesh, *given) is not None
     return mode.peak

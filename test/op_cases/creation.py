@@ -9,7 +9,7 @@ from xdsl.ir import Operation
 
 from op_cases.case import EVEN, NUMBERS, ODD, Case
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import int_attr, plain
+from shardir.dialects.nn.base import int_attr, unsharded_type
 
 
 def constant(element: str, values: Any) -> Case:
@@ -51,7 +51,7 @@ CASES: list[Case] = [
 
 
 def _constant(op: nn.ConstantOp) -> torch.Tensor:
-    values, element = np.array(list(op.value.get_values())), plain(op.out).element_type
+    values, element = np.array(list(op.value.get_values())), unsharded_type(op.out).element_type
     if isinstance(element, builtin.IntegerType):
         values = values.astype({1: bool, 32: np.int32, 64: np.int64}[element.width.data])
     shape = shape_of(op.out)

@@ -33,7 +33,7 @@ from shardir.analysis.functions import values
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn
 from shardir.dialects.dist import is_local, layout_of
-from shardir.dialects.nn.base import TensorOp, agreement, plain
+from shardir.dialects.nn.base import TensorOp, layout_mismatch, unsharded_type
 from shardir.interpret import check_pass, run
 from shardir.interpret.equivalence import NotEquivalentError
 from shardir.passes.fuse_communication import FuseCommunication
@@ -166,7 +166,7 @@ def test_every_op_is_computable_afterwards():
             if isinstance(op, TensorOp):
                 operands = tuple(layout_of(v) for v in op.operands)
                 results = tuple(layout_of(v) for v in op.results)
-                assert not agreement(op.factors(), operands, results, mesh, op.MULTILINEAR)
+                assert not layout_mismatch(op.factors(), operands, results, mesh, op.MULTILINEAR)
                 assert op.strategy is None
 
 
@@ -199,7 +199,7 @@ def test_what_is_not_computable_is_said_for_each_op():
     )
     for v in every_value(module):
         if layout_of(v) is None:
-            set_type(v, dist.with_layout(plain(v), layout("[{a}, {}]")))
+            set_type(v, dist.with_layout(unsharded_type(v), layout("[{a}, {}]")))
     with pytest.raises(Failure) as e:
         apply(module, "lower-to-spmd")
     assert len(e.value.errors) == 2 and all("[T3]" in message for _, message in e.value.errors)
@@ -260,6 +260,8 @@ def test_stripping_layouts_leaves_the_single_device_program():
         compiled(module, ("strip-layouts", "distributed-autodiff"))
         assert not p.errors(module, 100)
         assert all(layout_of(v) is None for v in every_value(module))
-        plain = compiled(p.module.clone(), ("distributed-autodiff",))
-        for x, y in zip(*(run(m, p.name, p.arguments) for m in (module, plain)), strict=True):
+        unsharded_type = compiled(p.module.clone(), ("distributed-autodiff",))
+        for x, y in zip(
+            *(run(m, p.name, p.arguments) for m in (module, unsharded_type)), strict=True
+        ):
             assert (x == y).all()

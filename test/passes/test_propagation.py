@@ -18,7 +18,7 @@ from shardir.algebra.sharding import Sharding
 from shardir.analysis.functions import values
 from shardir.analysis.roles import ties
 from shardir.dialects import dist, train
-from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.nn.base import TensorOp, unsharded_type
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import erase, set_type
 from shardir.syntax.parser import parse
@@ -90,7 +90,7 @@ def test_nothing_gets_over_a_barrier(seed: int):
     at = made[len(made) // 2]
     v = at.results[0]
     barrier = dist.PropagationBarrierOp.create(
-        operands=[v], result_types=[plain(v)],
+        operands=[v], result_types=[unsharded_type(v)],
         properties={"allowed": dist.DirectionAttr("none")},
     )  # fmt: skip
     v.replace_all_uses_with(barrier.out)
@@ -100,10 +100,10 @@ def test_nothing_gets_over_a_barrier(seed: int):
     apply(module, "propagate-strategies")
     block = function(other, "f").body.block
     (gap,) = (op for op in block.ops if isinstance(op, dist.PropagationBarrierOp))
-    arg = block.insert_arg(plain(v), len(block.args))
-    rank = len(plain(v).get_shape())
+    arg = block.insert_arg(unsharded_type(v), len(block.args))
+    rank = len(unsharded_type(v).get_shape())
     unknown = Sharding(Layout(mesh.name, ((),) * rank), frozenset(range(rank)))
-    t = plain(v)
+    t = unsharded_type(v)
     set_type(arg, TensorType(t.element_type, t.get_shape(), dist.ShardingAttr(unknown)))
     cut(gap, arg)
     update_signature(function(other, "f"))
@@ -154,8 +154,10 @@ def test_no_step_moves_a_parameter_or_a_state(optimizer: str, seed: int):
     (mesh,) = dist.meshes_of(module).values()
     for v in every(module):
         if dist.layout_of(v) is not None and (chance := draw.random()) < 0.7:
-            other = random_layout(draw, mesh, len(plain(v).get_shape()))
-            set_type(v, plain(v) if chance < 0.3 else dist.with_layout(plain(v), other))
+            other = random_layout(draw, mesh, len(unsharded_type(v).get_shape()))
+            set_type(
+                v, unsharded_type(v) if chance < 0.3 else dist.with_layout(unsharded_type(v), other)
+            )
     (request,) = (op for op in module.body.ops if isinstance(op, train.StepOp))
     request.properties["optimizer"] = train.OptimizerAttr.read(optimizer)
     update_signature(function(module, "loss"))
@@ -264,7 +266,7 @@ def test_a_reshape_is_split_wherever_nothing_need_be_moved(old: Shape, new: Shap
             continue
         laid = module.clone()
         (x,) = function(laid, "f").body.block.args
-        set_type(x, dist.with_layout(plain(x), where))
+        set_type(x, dist.with_layout(unsharded_type(x), where))
         update_signature(function(laid, "f"))
         apply(laid, "propagate-strategies")
         y = every(laid)[-1]

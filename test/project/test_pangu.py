@@ -11,7 +11,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 from shardir.dialects.train import Role, arguments
 from shardir.passes import PASSES
 from shardir.syntax.parser import parse
@@ -43,7 +43,7 @@ def published(layers: int, d: int) -> int:
 def test_parameters_are_those_published(size: str, billions: float, within: float):
     f = loss(parse(pangu(**SIZES[size])))
     count = sum(
-        prod(plain(v).get_shape())
+        prod(unsharded_type(v).get_shape())
         for v, argument in zip(f.body.block.args, arguments(f), strict=True)
         if argument.role is Role.PARAMETER
     )

@@ -12,7 +12,7 @@ from shardir.algebra.notation import parse_layout
 from shardir.analysis.functions import mesh_of
 from shardir.analysis.roles import ties
 from shardir.dialects.dist import StrategyAttr, layout_of, with_layout
-from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.nn.base import TensorOp, unsharded_type
 from shardir.passes import PASSES
 from shardir.passes.search_strategies import offers as offers_of
 from shardir.rewriting.functions import bodies, update_signature
@@ -65,14 +65,14 @@ def least_of_all(text: str) -> float:
                 trial = module.clone()
                 inner = body(trial)
                 for i, layout in zip(open_args, ends, strict=True):
-                    set_type(inner.args[i], with_layout(plain(inner.args[i]), layout))
+                    set_type(inner.args[i], with_layout(unsharded_type(inner.args[i]), layout))
                 made = [op for op in inner.ops if isinstance(op, TensorOp)]
                 for op, strategy, layout in zip(made, chosen, lying, strict=True):
                     op.properties["strategy"] = StrategyAttr(strategy)
                     v = op.results[0]
                     if layout_of(v) is None:
                         natural = strategy_op_sharding(op, mesh).results[0]
-                        set_type(v, with_layout(plain(v), layout or natural))
+                        set_type(v, with_layout(unsharded_type(v), layout or natural))
                 update_signature(next(bodies(trial))[0])
                 last = inner.last_op
                 assert last is not None

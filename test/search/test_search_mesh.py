@@ -12,7 +12,7 @@ from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import received_by_level
 from shardir.analysis.functions import mesh_of
 from shardir.dialects.dist import RedistributeOp, layout_of
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 from shardir.passes import PASSES
 from shardir.passes.search_mesh import SearchMesh, shapes
 from shardir.rewriting.functions import bodies
@@ -109,7 +109,11 @@ def by_level(module: ModuleOp) -> list[int]:
     found = [0, 0]
     for op in block.ops:
         if isinstance(op, RedistributeOp):
-            shape, now, target = plain(op.value).get_shape(), layout_of(op.value), layout_of(op.out)
+            shape, now, target = (
+                unsharded_type(op.value).get_shape(),
+                layout_of(op.value),
+                layout_of(op.out),
+            )
             assert now is not None and target is not None
             for step in plan(shape, mesh, now, target):
                 each = received_by_level(mesh, shape, now, step)

@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import FloatAttr, TensorType, UnitAttr, f64
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
-from shardir.dialects.nn.base import STRATEGY, Array, Place, float_of, plain
+from shardir.dialects.nn.base import STRATEGY, Array, Device, float_of, unsharded_type
 from shardir.dialects.nn.elementary import erf
 from shardir.dialects.nn.elementwise import Float, FloatUnary
 
@@ -65,7 +65,7 @@ class ReluGradOp(ActivationGrad):
 
     name = "nn.relu_grad"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return np.where(arrays[0] <= 0, 0, arrays[1]).astype(arrays[1].dtype)
 
     def curvature(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
@@ -79,7 +79,7 @@ class ReluOp(Activation):
     name = "nn.relu"
     GRAD: ClassVar[Grad] = ReluGradOp
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return np.maximum(arrays[0], 0)
 
 
@@ -89,7 +89,7 @@ class TanhGradOp(ActivationGrad):
 
     name = "nn.tanh_grad"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return arrays[1] * (1 - arrays[0] ** 2)
 
     def curvature(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
@@ -104,7 +104,7 @@ class TanhOp(Activation):
     GRAD: ClassVar[Grad] = TanhGradOp
     SAVES_RESULT: ClassVar[bool] = True
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return np.tanh(arrays[0])
 
 
@@ -114,11 +114,11 @@ class SigmoidGradOp(ActivationGrad):
 
     name = "nn.sigmoid_grad"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return arrays[1] * arrays[0] * (1 - arrays[0])
 
     def curvature(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
-        one = b.constant(1.0, plain(dy).element_type)
+        one = b.constant(1.0, unsharded_type(dy).element_type)
         return b.mul(b.sub(one, b.scale(self.saved, 2.0)), b.mul(self.dy, dy))
 
 
@@ -130,7 +130,7 @@ class SigmoidOp(Activation):
     GRAD: ClassVar[Grad] = SigmoidGradOp
     SAVES_RESULT: ClassVar[bool] = True
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return sigmoid(arrays[0])
 
 
@@ -140,7 +140,7 @@ class SiluGradOp(ActivationGrad):
 
     name = "nn.silu_grad"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, dy = arrays
         s = sigmoid(x)
         return dy * s * (1 + x * (1 - s))
@@ -153,7 +153,7 @@ class SiluOp(Activation):
     name = "nn.silu"
     GRAD: ClassVar[Grad] = SiluGradOp
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return arrays[0] * sigmoid(arrays[0])
 
 
@@ -165,7 +165,7 @@ class GeluGradOp(ActivationGrad):
     exact = opt_prop_def(UnitAttr)
     assembly_format = f"$saved `,` $dy (`exact` $exact^)? {STRATEGY}"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, dy = arrays
         if self.exact is not None:
             bell = np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
@@ -185,7 +185,7 @@ class GeluOp(Activation):
     exact = opt_prop_def(UnitAttr)
     assembly_format = f"$x (`exact` $exact^)? {STRATEGY}"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x = arrays[0]
         if self.exact is not None:
             return 0.5 * x * (1 + erf(x / math.sqrt(2)))
@@ -199,7 +199,7 @@ class SoftplusOp(FloatUnary):
     name = "nn.softplus"
     PRECISION: ClassVar[str] = "wide"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         (x,) = arrays
         return np.where(x > 20, x, np.logaddexp(x, np.zeros((), x.dtype)))
 
@@ -215,12 +215,12 @@ class LeakyReluOp(FloatUnary):
     slope = prop_def(FloatAttr.constr(type=f64))
     assembly_format = f"$x `slope` $slope {STRATEGY}"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         (x,) = arrays
         return np.where(x > 0, x, float_of(self, "slope") * x)
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        above = b.compare("gt", self.x, b.number(0.0, self.x))
+        above = b.compare("gt", self.x, b.scalar(0.0, self.x))
         return (b.select(above, dy, b.scale(dy, float_of(self, "slope"))),)
 
 
@@ -232,13 +232,13 @@ class EluOp(FloatUnary):
     alpha = prop_def(FloatAttr.constr(type=f64))
     assembly_format = f"$x `alpha` $alpha {STRATEGY}"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         (x,) = arrays
         return np.where(x > 0, x, float_of(self, "alpha") * np.expm1(x))
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        above = b.compare("gt", self.x, b.number(0.0, self.x))
-        slope = b.add(self.out, b.number(float_of(self, "alpha"), dy))
+        above = b.compare("gt", self.x, b.scalar(0.0, self.x))
+        slope = b.add(self.out, b.scalar(float_of(self, "alpha"), dy))
         return (b.select(above, dy, b.mul(dy, slope)),)
 
 
@@ -251,11 +251,11 @@ class HardtanhOp(FloatUnary):
     max = prop_def(FloatAttr.constr(type=f64))
     assembly_format = f"$x `min` $min `max` $max {STRATEGY}"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return np.clip(arrays[0], float_of(self, "min"), float_of(self, "max"))
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         for how, end in (("gt", "min"), ("lt", "max")):
-            inside = b.compare(how, self.x, b.number(float_of(self, end), self.x))
-            dy = b.select(inside, dy, b.number(0.0, dy))
+            inside = b.compare(how, self.x, b.scalar(float_of(self, end), self.x))
+            dy = b.select(inside, dy, b.scalar(0.0, dy))
         return (dy,)

@@ -18,19 +18,19 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
+    arithmetic_element,
     axis_of,
     letters,
-    needs_numbers,
-    plain,
+    unsharded_type,
 )
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
-from shardir.dialects.nn.indexing import Taking, local_indices, needs_indices
+from shardir.dialects.nn.indexing import Taking, check_indices, local_indices
 
 # ---- along a dimension, with indices of the same rank ----
 
@@ -68,8 +68,8 @@ class ScatterAddOp(TensorOp):
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         ids, src = operands
-        needs_indices(ids)
-        needs_numbers(cls.name, (src, *results))
+        check_indices(ids)
+        arithmetic_element(cls.name, (src, *results))
         if src.get_shape() != ids.get_shape():
             raise ShardirError(f"[T1] src is {src}, its shape is to be that of the indices, {ids}")
         shape = results[0].get_shape()
@@ -82,11 +82,11 @@ class ScatterAddOp(TensorOp):
         shapes = [v.get_shape() for v in (*operands, *results)]
         return Factors.of([ids, ids], [rows], shapes, sparse=rows)
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         ids, src = arrays
-        shape = place.shape(self.out)
+        shape = device.shape(self.out)
         axis = axis_of(self.properties, "axis", len(shape))
-        here, inside = local_indices(place, self.out, axis, ids)
+        here, inside = local_indices(device, self.out, axis, ids)
         out = np.zeros(shape, src.dtype)
         if shape[axis]:
             at: list[Array] = list(np.ogrid[tuple(slice(n) for n in ids.shape)])
@@ -112,7 +112,7 @@ class TakeAlongAxisOp(Taking):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         x, ids = operands
-        needs_indices(ids)
+        check_indices(ids)
         shape = x.get_shape()
         _check_along(shape, ids.get_shape(), axis_of(props, "axis", len(shape)))
         return [tensor(x.element_type, ids.get_shape())]
@@ -124,10 +124,10 @@ class TakeAlongAxisOp(Taking):
         shapes = [v.get_shape() for v in (*operands, *results)]
         return Factors.of([rows, ids], [ids], shapes, sparse=rows)
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, ids = arrays
         axis = axis_of(self.properties, "axis", x.ndim)
-        here, inside = local_indices(place, self.x, axis, ids)
+        here, inside = local_indices(device, self.x, axis, ids)
         if x.shape[axis] == 0:
             return np.zeros(ids.shape, x.dtype)
         taken = np.take_along_axis(x, here, axis=axis)
@@ -136,6 +136,6 @@ class TakeAlongAxisOp(Taking):
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         d = b.value(
             ScatterAddOp, self.ids, dy,
-            props={"axis": self.axis}, result=plain(self.x), like=self.x,
+            props={"axis": self.axis}, result=unsharded_type(self.x), like=self.x,
         )  # fmt: skip
         return d, None

@@ -10,14 +10,14 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, result_def
 
 from shardir.diagnostics import ShardirError
-from shardir.dialects.nn.base import STRATEGY, Array, Place
+from shardir.dialects.nn.base import STRATEGY, Array, Device
 from shardir.dialects.nn.elementwise import (
     Arithmetic,
     Binary,
     Float,
     FloatUnary,
     Function,
-    Step,
+    PiecewiseConstant,
     Unary,
 )
 
@@ -80,7 +80,7 @@ class Extreme(Binary, ABC):
     """How x stands to y where it is not the one, and where y is not."""
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        zero = b.number(0.0, dy)
+        zero = b.scalar(0.0, dy)
         shared = b.select(b.compare("eq", self.lhs, self.rhs), b.scale(dy, 0.5), dy)
         return [b.select(b.compare(how, self.lhs, self.rhs), zero, shared) for how in self.WORSE]
 
@@ -109,7 +109,7 @@ class RemainderOp(Arithmetic, Binary):
 
     name = "nn.remainder"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, y = arrays
         if y.dtype.kind == "i" and not y.all():
             raise ShardirError("an integer is divided by 0; there is no remainder")
@@ -131,7 +131,7 @@ class LerpOp(Float):
     out = result_def(TensorType)
     assembly_format = f"$lhs `,` $rhs `,` $weight {STRATEGY}"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, y, weight = arrays
         return x + weight * (y - x)
 
@@ -167,18 +167,18 @@ class AbsOp(Arithmetic, Unary):
 
 
 @irdl_op_definition
-class SignOp(Arithmetic, Step, Unary):
+class SignOp(Arithmetic, PiecewiseConstant, Unary):
     """-1, 0 or 1; 0 for NaN"""
 
     name = "nn.sign"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         (x,) = arrays
         return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
 
 
 @irdl_op_definition
-class FloorOp(Step, FloatUnary):
+class FloorOp(PiecewiseConstant, FloatUnary):
     """The greatest whole number that is not above x"""
 
     name = "nn.floor"
@@ -186,7 +186,7 @@ class FloorOp(Step, FloatUnary):
 
 
 @irdl_op_definition
-class CeilOp(Step, FloatUnary):
+class CeilOp(PiecewiseConstant, FloatUnary):
     """The least whole number that is not below x"""
 
     name = "nn.ceil"
@@ -194,7 +194,7 @@ class CeilOp(Step, FloatUnary):
 
 
 @irdl_op_definition
-class RoundOp(Step, FloatUnary):
+class RoundOp(PiecewiseConstant, FloatUnary):
     """The nearest whole number; halves go to the even one"""
 
     name = "nn.round"
@@ -202,7 +202,7 @@ class RoundOp(Step, FloatUnary):
 
 
 @irdl_op_definition
-class TruncOp(Step, FloatUnary):
+class TruncOp(PiecewiseConstant, FloatUnary):
     """x without what is behind the point"""
 
     name = "nn.trunc"

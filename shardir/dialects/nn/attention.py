@@ -34,18 +34,18 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
     float_of,
     int_attr,
     letters,
-    plain,
+    unsharded_type,
 )
 from shardir.dialects.nn.creation import IotaOp
 from shardir.dialects.nn.elementary import ExpOp
-from shardir.dialects.nn.elementwise import broadcast_shape, needs_float
+from shardir.dialects.nn.elementwise import broadcast_shape, float_element
 from shardir.dialects.nn.selection import StopGradientOp
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class _Attention(TensorOp, ABC):
     def check(cls, operands: Types) -> tuple[Any, Shape]:
         """The element type, and the shape of the result."""
         q, k, v = (t.get_shape() for t in operands[:3])
-        element = needs_float(cls.name, operands[: cls.GIVEN])
+        element = float_element(cls.name, operands[: cls.GIVEN])
         if not len(q) == len(k) == len(v) > 1:
             raise ShardirError("[T6] q, k and v have one number of dimensions, two or more")
         fits = k[:-1] == v[:-1] and q[-1] == k[-1] and q[:-3] == k[:-3]
@@ -141,16 +141,16 @@ class _Attention(TensorOp, ABC):
         """What products of q and k are multiplied by."""
         if self.scale is not None:
             return float_of(self, "scale")
-        return 1 / sqrt(plain(self.operands[0]).get_shape()[-1])
+        return 1 / sqrt(unsharded_type(self.operands[0]).get_shape()[-1])
 
-    def forward(self, place: Place, arrays: Sequence[Array]) -> tuple[Array, Array, Array]:
+    def forward(self, device: Device, arrays: Sequence[Array]) -> tuple[Array, Array, Array]:
         """The probabilities, and k and v with the heads of q."""
         q, k, v = arrays[:3]
         if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
             k, v = (np.repeat(x, q.shape[-3] // k.shape[-3], axis=-3) for x in (k, v))
         scores = q @ k.swapaxes(-1, -2) * q.dtype.type(self.factor())
         if self.causal is not None:
-            at = [place.start(x, len(k.shape) - 2) for x in self.operands[:2]]
+            at = [device.start(x, len(k.shape) - 2) for x in self.operands[:2]]
             rows, columns = (a + np.arange(n) for a, n in zip(at, scores.shape[-2:], strict=True))
             scores = np.where(columns <= rows[:, None], scores, -np.inf)
         if len(arrays) > self.GIVEN:
@@ -165,7 +165,10 @@ class _Attention(TensorOp, ABC):
 
     def spread(self, b: "Builder", x: SSAValue) -> SSAValue:
         """A tensor with the heads of q, these in groups: [.., kv heads, group, ...]."""
-        (q, k), t = (plain(v).get_shape() for v in self.operands[:2]), plain(x).get_shape()
+        (q, k), t = (
+            (unsharded_type(v).get_shape() for v in self.operands[:2]),
+            unsharded_type(x).get_shape(),
+        )
         if len(q) < 3 or q[-3] == k[-3] or len(t) < 3:
             return x
         groups = (k[-3], q[-3] // k[-3]) if t[-3] == q[-3] else (1, 1)
@@ -173,7 +176,7 @@ class _Attention(TensorOp, ABC):
 
     def equation(self, text: str) -> str:
         """An equation of Q, the leading dimensions of q, and K, those of k."""
-        q, k = (plain(v).get_shape() for v in self.operands[:2])
+        q, k = (unsharded_type(v).get_shape() for v in self.operands[:2])
         lead = "abchijkl"[: len(q) - 2]
         grouped = len(q) > 2 and q[-3] != k[-3]
         return text.replace("Q", f"{lead}g" if grouped else lead).replace("K", lead)
@@ -183,31 +186,31 @@ class _Attention(TensorOp, ABC):
         q, k = self.operands[:2]
         scores = b.einsum(self.equation("Qmd,Knd->Qmn"), self.spread(b, q), k)
         scores = b.scale(scores, self.factor())
-        last = len(plain(scores).get_shape()) - 1
+        last = len(unsharded_type(scores).get_shape()) - 1
         if mask is not None or self.causal is not None:
-            nothing = b.number(float("-inf"), scores)
+            nothing = b.scalar(float("-inf"), scores)
         if self.causal is not None:
             rows, columns = (self.count(b, scores, last - 1 + i, i) for i in (0, 1))
             scores = b.select(b.compare("le", columns, rows), scores, nothing)
         if mask is not None:
             wide = self.spread(b, mask)
-            boolean = plain(mask).element_type == i1
+            boolean = unsharded_type(mask).element_type == i1
             scores = b.select(wide, scores, nothing) if boolean else b.add(scores, wide)
         top = b.value(StopGradientOp, b.reduce(scores, "max", [last], keep=True))
         if mask is not None:
-            top = b.select(b.compare("eq", top, nothing), b.number(0.0, top), top)
+            top = b.select(b.compare("eq", top, nothing), b.scalar(0.0, top), top)
         exps = b.value(ExpOp, b.sub(scores, top))
         total = b.reduce(exps, "sum", [last], keep=True)
         if mask is not None:
-            none = b.compare("eq", total, b.number(0.0, total))
-            total = b.select(none, b.number(1.0, total), total)
+            none = b.compare("eq", total, b.scalar(0.0, total))
+            total = b.select(none, b.scalar(1.0, total), total)
         return b.div(exps, total)
 
     @staticmethod
     def count(b: "Builder", scores: SSAValue, dim: int, at: int) -> SSAValue:
         """The numbers of the rows (at 0) or columns of the scores, [m, 1] or [1, n]."""
         shape = [1, 1]
-        shape[at] = plain(scores).get_shape()[dim]
+        shape[at] = unsharded_type(scores).get_shape()[dim]
         like = None
         if b.mesh is not None:
             axes = b.layout(scores).dims[dim]
@@ -219,7 +222,7 @@ class _Attention(TensorOp, ABC):
     def score_cotangent(self, b: "Builder", p: SSAValue, dy: SSAValue) -> SSAValue:
         """The cotangent of the scores, from the probabilities and that of the result."""
         dp = b.einsum(self.equation("Qme,Kne->Qmn"), self.spread(b, dy), self.operands[2])
-        last = len(plain(p).get_shape()) - 1
+        last = len(unsharded_type(p).get_shape()) - 1
         total = b.reduce(b.mul(p, dp), "sum", [last], keep=True)
         return b.mul(p, b.sub(dp, total))
 
@@ -253,9 +256,9 @@ class AttentionGradOp(_Attention):
         made = ("q", "k", "v")
         return cls.factors_of(operands, results, (*made, "out"), made, ("n", "d", "e"))
 
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         q, k, _, dy = arrays[:4]
-        p, wide_k, wide_v = self.forward(place, arrays)
+        p, wide_k, wide_v = self.forward(device, arrays)
         dp = dy @ wide_v.swapaxes(-1, -2)
         ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True)) * q.dtype.type(self.factor())
         dk, dv = ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dy
@@ -270,7 +273,7 @@ class AttentionGradOp(_Attention):
         dq = b.einsum(self.equation("Qmn,Knd->Qmd"), ds, self.k)
         dk = b.einsum(self.equation("Qmn,Qmd->Knd"), ds, self.spread(b, self.q))
         dv = b.einsum(self.equation("Qmn,Qme->Kne"), p, self.spread(b, self.dy))
-        return b.reshape(dq, plain(self.q).get_shape()), dk, dv
+        return b.reshape(dq, unsharded_type(self.q).get_shape()), dk, dv
 
 
 @irdl_op_definition
@@ -296,21 +299,26 @@ class AttentionOp(_Attention):
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         return cls.factors_of(operands, results, ("q", "k", "v"), ("out",), ("n", "d"))
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        p, _, v = self.forward(place, arrays)
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        p, _, v = self.forward(device, arrays)
         return p @ v
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         masks = [self.mask] if self.mask is not None else []
         props = {n: a for n, a in self.properties.items() if n in ("causal", "scale")}
         given = b.results(AttentionGradOp, self.q, self.k, self.v, dy, *masks, props=props)
-        if self.mask is None or plain(self.mask).element_type == i1:
+        if self.mask is None or unsharded_type(self.mask).element_type == i1:
             return (*given, *(None for _ in masks))
         ds = self.score_cotangent(b, self.probabilities(b, self.mask), dy)
-        q, k = (plain(v).get_shape() for v in (self.q, self.k))
+        q, k = (unsharded_type(v).get_shape() for v in (self.q, self.k))
         return (*given, b.sum_to(b.reshape(ds, (*q[:-1], k[-2])), self.mask))
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         p = self.probabilities(b, self.mask)
         out = b.einsum(self.equation("Qmn,Kne->Qme"), p, self.v)
-        return (b.reshape(out, (*plain(self.q).get_shape()[:-1], plain(self.v).get_shape()[-1])),)
+        return (
+            b.reshape(
+                out,
+                (*unsharded_type(self.q).get_shape()[:-1], unsharded_type(self.v).get_shape()[-1]),
+            ),
+        )

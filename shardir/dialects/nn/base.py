@@ -54,7 +54,7 @@ class DimsAttr(IntsAttr):
     name = "nn.dims"
 
 
-class Place(Protocol):
+class Device(Protocol):
     """Where an op is evaluated: which part of each value a device holds."""
 
     def start(self, value: SSAValue, dim: int) -> int:
@@ -65,7 +65,7 @@ class Place(Protocol):
         """The shape of `value` here."""
         ...
 
-    def whole(self, value: SSAValue) -> Shape:
+    def global_shape(self, value: SSAValue) -> Shape:
         """The global shape of `value`."""
         ...
 
@@ -80,7 +80,7 @@ class TensorOp(IRDLOperation, ABC):
     """Whether the result types follow from the operands; otherwise the text states them."""
     MULTILINEAR: ClassVar[bool] = False
     """Whether one partial operand (a sum) among complete ones gives a partial result."""
-    WHOLE_TYPES: ClassVar[bool] = False
+    GLOBAL_TYPES: ClassVar[bool] = False
     """Whether types follow from each other only for whole values, and not for shards too."""
 
     PRECISION: ClassVar[str] = "given"
@@ -114,7 +114,7 @@ class TensorOp(IRDLOperation, ABC):
         return [prod(s) for s in shapes]
 
     @abstractmethod
-    def evaluate(self, place: Place, *arrays: Array) -> Array | tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:
         """The results, in numpy, of what one device holds."""
 
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
@@ -155,9 +155,9 @@ class TensorOp(IRDLOperation, ABC):
     def verify_signature(self) -> None:
         """What `verify_` does, once for each signature."""
         check_types(self)
-        operands = [plain(v) for v in self.operands]
-        results = [plain(v) for v in self.results]
-        if self.WHOLE_TYPES:
+        operands = [unsharded_type(v) for v in self.operands]
+        results = [unsharded_type(v) for v in self.results]
+        if self.GLOBAL_TYPES:
             layouts = [type_layout(v.type) for v in (*self.operands, *self.results)]
             mesh = next((find_mesh(self, l.mesh) for l in layouts if l is not None), None)
             operands = [_whole(v.type, mesh) for v in self.operands]
@@ -207,7 +207,7 @@ class TensorOp(IRDLOperation, ABC):
             )
         mesh = find_mesh(self, layouts[0].mesh)
         n = len(self.operands)
-        message = agreement(
+        message = layout_mismatch(
             self.factors(mesh), tuple(layouts[:n]), tuple(layouts[n:]), mesh, self.MULTILINEAR
         )
         if not message and (exchange := self.exchange(mesh)) is not None:
@@ -229,7 +229,7 @@ class Composite(TensorOp, ABC):
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
         """The results by other ops."""
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array | tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:
         raise AssertionError(f"{self.name} is evaluated by its parts")
 
     def check_local(self) -> None:
@@ -239,7 +239,7 @@ class Composite(TensorOp, ABC):
         )
 
 
-def has_parts(kind: type[TensorOp]) -> bool:
+def decomposes(kind: type[TensorOp]) -> bool:
     """Whether an op says how it is calculated by others."""
     return kind.decompose is not TensorOp.decompose
 
@@ -248,10 +248,10 @@ def strategy_factors(op: TensorOp) -> Factors:
     """The factors that a strategy of the op may split: of one that decomposes, `replicate` ones
     too."""
     factors = op.factors()
-    return factors.unrestricted if has_parts(type(op)) else factors
+    return factors.unrestricted if decomposes(type(op)) else factors
 
 
-def splits_whole(factors: Factors, operands: Sequence[Layout]) -> bool:
+def splits_replicated(factors: Factors, operands: Sequence[Layout]) -> bool:
     """Whether these layouts of its operands split a dimension that an op wants whole."""
     whole = factors.replicate | factors.moved
     return any(
@@ -273,7 +273,7 @@ def itemsize(t: TensorType) -> int:
     return BYTES[name] if name in BYTES else (t.element_type.bitwidth + 7) // 8  # type: ignore[attr-defined]
 
 
-def plain(value: SSAValue) -> TensorType:
+def unsharded_type(value: SSAValue) -> TensorType:
     """A value's type without its layout."""
     t = value.type
     assert isinstance(t, TensorType)
@@ -288,7 +288,7 @@ def _whole(type: Attribute, mesh: Mesh | None) -> TensorType:
 
 
 @lru_cache(maxsize=65536)
-def agreement(
+def layout_mismatch(
     factors: Factors,
     operands: tuple[Layout, ...],
     results: tuple[Layout, ...],
@@ -345,7 +345,7 @@ def agreement(
 _Value = TypeVar("_Value")
 
 
-class BySignature(dict[Any, Any]):
+class SignatureMemo(dict[Any, Any]):
     """A memo for what follows from types and properties. Attributes are compared by identity,
     which is cheap and enough, since equal ones are mostly the same object; the memo keeps them
     alive, so that an id stays theirs."""
@@ -362,8 +362,8 @@ class BySignature(dict[Any, Any]):
         return found[1]
 
 
-_rules = BySignature()
-_verified = BySignature()
+_rules = SignatureMemo()
+_verified = SignatureMemo()
 
 
 def forget_signatures() -> None:
@@ -454,7 +454,7 @@ def same_element(operands: Types) -> Attribute:
     return first
 
 
-def needs_numbers(op: str, operands: Types) -> Attribute:
+def arithmetic_element(op: str, operands: Types) -> Attribute:
     """The one element type of all operands, with which one can calculate."""
     element = same_element(operands)
     if element == i1:

@@ -25,12 +25,12 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
-    needs_numbers,
-    plain,
+    arithmetic_element,
+    unsharded_type,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Contraction(TensorOp, ABC):
 
     @property
     def letters(self) -> tuple[str, str, str]:
-        types = plain(self.lhs), plain(self.rhs)
+        types = unsharded_type(self.lhs), unsharded_type(self.rhs)
         return split_equation(self.equation_of(types, self.properties))
 
     @classmethod
@@ -96,7 +96,7 @@ class Contraction(TensorOp, ABC):
                         f"[T7] dimension {letters.index(c)} of operand {i} has size {n}, "
                         f"the dimension that it meets has {sizes[c]}; give both the same size"
                     )
-        return [tensor(needs_numbers(cls.name, operands), tuple(sizes[c] for c in z))]
+        return [tensor(arithmetic_element(cls.name, operands), tuple(sizes[c] for c in z))]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -109,7 +109,7 @@ class Contraction(TensorOp, ABC):
     def flops(cls, sizes: Mapping[str, int], shapes: Sequence[Shape]) -> int:
         return 2 * prod(sizes.values())
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, y, z = self.letters
         return np.asarray(np.einsum(f"{x},{y}->{z}", *arrays, optimize=True))
 

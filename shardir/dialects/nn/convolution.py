@@ -30,13 +30,13 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
-    plain,
+    unsharded_type,
 )
-from shardir.dialects.nn.elementwise import needs_float
+from shardir.dialects.nn.elementwise import float_element
 from shardir.dialects.nn.movement import IntsPerDimAttr
 from shardir.dialects.nn.windows import (
     SPATIAL,
@@ -66,7 +66,7 @@ class Convolving(TensorOp, ABC):
     dilation = opt_prop_def(IntsPerDimAttr)
     out = result_def(TensorType)
     MULTILINEAR: ClassVar[bool] = True
-    WHOLE_TYPES: ClassVar[bool] = True
+    GLOBAL_TYPES: ClassVar[bool] = True
 
     @classmethod
     @abstractmethod
@@ -76,7 +76,7 @@ class Convolving(TensorOp, ABC):
     @classmethod
     def check(cls, operands: Types, results: Types, props: Props) -> None:
         """Raises ShardirError unless x, w and y are those of a convolution."""
-        needs_float(cls.name, (*operands, *results))
+        float_element(cls.name, (*operands, *results))
         x, w, y = (t.get_shape() for t in cls.ends(operands, results))
         expected = convolved(x, w, props)
         if y != expected:
@@ -118,8 +118,8 @@ class Convolving(TensorOp, ABC):
     def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
         """The operands' and the results' of what x, w and y have."""
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        shape = place.shape(self.out)
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        shape = device.shape(self.out)
         if not prod(shape):  # perhaps a device without any of the groups
             return np.zeros(shape, arrays[0].dtype)
         return self.calculated(shape, *arrays)
@@ -130,12 +130,12 @@ class Convolving(TensorOp, ABC):
 
     @property
     def shapes_of_ends(self) -> tuple[Shape, Shape, Shape]:
-        x, w, y = (plain(v).get_shape() for v in self.ends(self.operands, self.results))
+        x, w, y = (unsharded_type(v).get_shape() for v in self.ends(self.operands, self.results))
         return x, w, y
 
     def slides(self) -> list[Slide]:
         weight = self.ends(self.operands, self.results)[1]
-        return slides(plain(weight).get_shape()[SPATIAL:], self.properties)
+        return slides(unsharded_type(weight).get_shape()[SPATIAL:], self.properties)
 
     def like(
         self, b: "Builder", kind: "type[Convolving]", first: SSAValue, second: SSAValue,
@@ -143,7 +143,7 @@ class Convolving(TensorOp, ABC):
     ) -> SSAValue:  # fmt: skip
         """Another one of the three, of the same convolution."""
         props = {n: p for n, p in self.properties.items() if n != "strategy"}
-        stated = plain(result) if result is not None else None
+        stated = unsharded_type(result) if result is not None else None
         return b.value(kind, first, second, props=props, result=stated, like=result)
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
@@ -216,7 +216,9 @@ class ConvOp(Convolving):
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         x, w = operands
         return [
-            tensor(needs_float(cls.name, operands), convolved(x.get_shape(), w.get_shape(), props))
+            tensor(
+                float_element(cls.name, operands), convolved(x.get_shape(), w.get_shape(), props)
+            )
         ]
 
     INFERRED: ClassVar[bool] = True
@@ -288,7 +290,7 @@ class ConvTransposeOp(Convolving):
 
     def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
         weight = b.reshape(self.weight, kernel)
-        shape = tensor(plain(self.out).element_type, tuple(cut.x))
+        shape = tensor(unsharded_type(self.out).element_type, tuple(cut.x))
         made = b.value(ConvTransposeOp, cut.of_y(b, self.y), weight, props=props, result=shape)
         return cut.to_x(b, made)
 
@@ -326,7 +328,7 @@ class ConvWeightOp(Convolving):
         return self.like(b, ConvTransposeOp, self.y, dy, self.x), self.like(b, ConvOp, self.x, dy)
 
     def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
-        shape = tensor(plain(self.out).element_type, kernel)
+        shape = tensor(unsharded_type(self.out).element_type, kernel)
         operands = cut.of_x(b, self.x), cut.of_y(b, self.y)
         made = b.value(ConvWeightOp, *operands, props=props, result=shape)
-        return b.reshape(made, plain(self.out).get_shape())
+        return b.reshape(made, unsharded_type(self.out).get_shape())

@@ -18,13 +18,13 @@ from xdsl.irdl import irdl_op_definition, prop_def, result_def
 from shardir.algebra.factors import Factors
 from shardir.dialects.nn.base import (
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
+    arithmetic_element,
     axis_of,
     letters,
-    needs_numbers,
 )
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ class ConstantOp(TensorOp):
         ):
             raise VerifyException(f"[T1] the numbers are {self.value.type}, the result is {t}")
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        shape = place.shape(self.out)
-        starts = [place.start(self.out, d) for d in range(len(shape))]
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        shape = device.shape(self.out)
+        starts = [device.start(self.out, d) for d in range(len(shape))]
         part = tuple(slice(a, a + n) for a, n in zip(starts, shape, strict=True))
         return dense_values(self.value)[part]
 
@@ -110,17 +110,17 @@ class IotaOp(TensorOp):
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         axis_of(props, "dim", len(results[0].get_shape()))
-        needs_numbers(cls.name, results)
+        arithmetic_element(cls.name, results)
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         shape = results[0].get_shape()
         return Factors.of([], [letters(len(shape))], [shape])
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        shape = place.shape(self.out)
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        shape = device.shape(self.out)
         dim = axis_of(self.properties, "dim", len(shape))
-        start = place.start(self.out, dim)
+        start = device.start(self.out, dim)
         column = [1] * len(shape)
         column[dim] = shape[dim]
         return np.broadcast_to(np.arange(start, start + shape[dim]).reshape(column), shape)

@@ -32,17 +32,17 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
     float_of,
     letters,
-    plain,
+    unsharded_type,
 )
 from shardir.dialects.nn.elementary import LogOp
-from shardir.dialects.nn.elementwise import needs_float
-from shardir.dialects.nn.indexing import PickGradOp, PickOp, needs_indices
+from shardir.dialects.nn.elementwise import float_element
+from shardir.dialects.nn.indexing import PickGradOp, PickOp, check_indices
 from shardir.dialects.nn.softmax import shifted_exp, softmax
 
 if TYPE_CHECKING:
@@ -61,12 +61,12 @@ class _OfLabels(TensorOp, ABC):
     def check(cls, operands: Types, props: Props) -> tuple[Any, tuple[int, ...]]:
         """The element type and shape of the rows."""
         rows, labels = operands[:2]
-        needs_indices(labels)
+        check_indices(labels)
         if not rows.get_shape() or labels.get_shape() != rows.get_shape()[:-1]:
             raise ShardirError(
                 f"[T1] the labels of {rows} have its shape but the last dimension, the classes"
             )
-        return needs_float(cls.name, operands[:1]), rows.get_shape()
+        return float_element(cls.name, operands[:1]), rows.get_shape()
 
     @classmethod
     def names(cls, operands: Types) -> list[str]:
@@ -77,14 +77,14 @@ def counted(b: "Builder", labels: SSAValue, ignore: int | None) -> SSAValue | No
     """Which labels count (i1); None where all do."""
     if ignore is None:
         return None
-    return b.compare("ne", labels, b.number(ignore, labels))
+    return b.compare("ne", labels, b.scalar(ignore, labels))
 
 
 def where(b: "Builder", condition: SSAValue | None, x: SSAValue) -> SSAValue:
     """x where the condition holds, else 0; x without a condition."""
     if condition is None:
         return x
-    return b.select(condition, x, b.number(0, x))
+    return b.select(condition, x, b.scalar(0, x))
 
 
 class _CrossEntropy(_OfLabels, ABC):
@@ -149,7 +149,7 @@ class CrossEntropyGradOp(_CrossEntropy):
             replicate=["c"],
         )  # fmt: skip
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         logits, labels, dy = arrays
         classes = logits.shape[-1]
         safe, counts = self.checked(labels, classes)
@@ -160,7 +160,7 @@ class CrossEntropyGradOp(_CrossEntropy):
         return np.where(counts[..., None], out, 0).astype(logits.dtype)
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        t = plain(self.logits)
+        t = unsharded_type(self.logits)
         rows, classes = t.get_shape()[:-1], t.get_shape()[-1]
         ignore, share = self.options()
         _, exps, total = shifted_exp(b, self.logits, len(rows))
@@ -198,7 +198,7 @@ class CrossEntropyOp(_CrossEntropy):
             [[*n, "c"], n], [n], [t.get_shape() for t in (*operands, *results)], replicate=["c"]
         )
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         logits, labels = arrays
         safe, counts = self.checked(labels, logits.shape[-1])
         share = self.options()[1]
@@ -213,7 +213,7 @@ class CrossEntropyOp(_CrossEntropy):
         return b.value(CrossEntropyGradOp, self.logits, self.labels, dy, props=props), None
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        shape = plain(self.logits).get_shape()
+        shape = unsharded_type(self.logits).get_shape()
         last = len(shape) - 1
         ignore, share = self.options()
         shifted, _, total = shifted_exp(b, self.logits, last)

@@ -45,13 +45,13 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
     forget_signatures,
     letters,
-    plain,
+    unsharded_type,
 )
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class CustomOp(TensorOp):
     outs = var_result_def(TensorType)
     assembly_format = f"$callee `(` $xs `)` (`with` $options^)? {STRATEGY}"
     INFERRED: ClassVar[bool] = False
-    WHOLE_TYPES: ClassVar[bool] = True
+    GLOBAL_TYPES: ClassVar[bool] = True
     PRECISION: ClassVar[str] = "wide"
 
     @property
@@ -303,12 +303,12 @@ class CustomOp(TensorOp):
         n = len(operands)
         return Factors.of(dims[:n], dims[n:], shapes, replicate=names)
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array | tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:
         if self.custom.evaluate is None:
             raise self.lacks("evaluation in numpy", "evaluate=function")
         made = self.custom.evaluate(*arrays, **self.values)
         found = tuple(map(np.asarray, made if isinstance(made, tuple) else (made,)))
-        shapes, wanted = [a.shape for a in found], [place.shape(v) for v in self.results]
+        shapes, wanted = [a.shape for a in found], [device.shape(v) for v in self.results]
         if shapes != wanted:
             raise ShardirError(
                 f'[T11] the evaluation of "{self.callee.data}" gives shapes '
@@ -326,11 +326,11 @@ class CustomOp(TensorOp):
                 "op that it is; nn.stop_gradient before it ends it"
             )
         given = [
-            b.zeros(plain(v), like=v) if d is None else d
+            b.zeros(unsharded_type(v), like=v) if d is None else d
             for v, d in zip(self.results, cotangents, strict=True)
-            if isinstance(plain(v).element_type, AnyFloat)
+            if isinstance(unsharded_type(v).element_type, AnyFloat)
         ]
-        types = [plain(v) for v in self.operands]
+        types = [unsharded_type(v) for v in self.operands]
         floats = [isinstance(t.element_type, AnyFloat) for t in types]
         props: dict[str, Attribute] = {"callee": StringAttr(self.custom.gradient)}
         if self.options is not None:

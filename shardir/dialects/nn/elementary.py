@@ -38,12 +38,12 @@ class PowOp(Float, Binary):
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """y x^(y - 1), which is 0 for y = 0 whatever x is; and x^y ln(x), which is 0 for x = 0 and
         y >= 0."""
-        x, y, zero = self.lhs, self.rhs, b.number(0.0, dy)
+        x, y, zero = self.lhs, self.rhs, b.scalar(0.0, dy)
         known = splat(y)
         if known is not None:
-            slope = b.value(PowOp, x, b.number(known - 1, y))
+            slope = b.value(PowOp, x, b.scalar(known - 1, y))
             return (b.mul(dy, b.scale(slope, known)) if known else None), None
-        power = b.mul(y, b.value(PowOp, x, b.sub(y, b.number(1.0, y))))
+        power = b.mul(y, b.value(PowOp, x, b.sub(y, b.scalar(1.0, y))))
         dx = b.select(b.compare("eq", y, zero), zero, b.mul(dy, power))
         at_0 = b.compare("eq", x, zero)
         flat = b.value(AndOp, at_0, b.compare("ge", y, zero))
@@ -149,7 +149,7 @@ class Expm1Op(FloatUnary):
     NUMPY: ClassVar[Function] = np.expm1
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        return (b.mul(dy, b.add(self.out, b.number(1.0, self.out))),)
+        return (b.mul(dy, b.add(self.out, b.scalar(1.0, self.out))),)
 
 
 @irdl_op_definition
@@ -161,7 +161,7 @@ class Log1pOp(FloatUnary):
     NUMPY: ClassVar[Function] = np.log1p
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        return (b.div(dy, b.add(self.x, b.number(1.0, self.x))),)
+        return (b.div(dy, b.add(self.x, b.scalar(1.0, self.x))),)
 
 
 @irdl_op_definition
@@ -219,7 +219,7 @@ class AtanOp(FloatUnary):
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         squared = b.value(SquareOp, self.x)
-        return (b.div(dy, b.add(squared, b.number(1.0, squared))),)
+        return (b.div(dy, b.add(squared, b.scalar(1.0, squared))),)
 
 
 def erf(x: Array) -> Array:

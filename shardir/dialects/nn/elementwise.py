@@ -19,12 +19,12 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
+    arithmetic_element,
     letters,
-    needs_numbers,
     same_element,
 )
 
@@ -84,7 +84,7 @@ class Elementwise(TensorOp, ABC):
             dims, [names], [t.get_shape() for t in (*operands, *results)], linear=cls.LINEAR
         )
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return type(self).NUMPY(*arrays)
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -100,7 +100,7 @@ class Elementwise(TensorOp, ABC):
         return [None if d is None else b.sum_to(d, v) for d, v in found]
 
 
-def needs_float(op: str, operands: Types) -> Any:
+def float_element(op: str, operands: Types) -> Any:
     element = same_element(operands)
     if not isinstance(element, AnyFloat):
         raise ShardirError(f"[T5] {op} wants floats, not {element}; nn.convert it")
@@ -116,7 +116,7 @@ class Unary(Elementwise, ABC):
 class Float(Elementwise, ABC):
     @classmethod
     def element(cls, operands: Types, props: Props) -> Any:
-        return needs_float(cls.name, operands)
+        return float_element(cls.name, operands)
 
 
 class FloatUnary(Float, Unary, ABC):
@@ -133,10 +133,10 @@ class Binary(Elementwise, ABC):
 class Arithmetic(Elementwise, ABC):
     @classmethod
     def element(cls, operands: Types, props: Props) -> Any:
-        return needs_numbers(cls.name, operands)
+        return arithmetic_element(cls.name, operands)
 
 
-class Step(Elementwise, ABC):
+class PiecewiseConstant(Elementwise, ABC):
     """Constant between jumps: no cotangent goes through."""
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:

@@ -21,14 +21,14 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
+    arithmetic_element,
     axis_of,
     letters,
-    needs_numbers,
-    plain,
+    unsharded_type,
 )
 from shardir.dialects.nn.elementwise import Function
 from shardir.dialects.nn.logic import IsnanOp, OrOp
@@ -53,7 +53,7 @@ class _ArgExtreme(TensorOp, ABC):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         shape = operands[0].get_shape()
-        needs_numbers(cls.name, operands)
+        arithmetic_element(cls.name, operands)
         axis = axis_of(props, "axis", len(shape))
         if shape[axis] == 0:
             raise ShardirError(f"[T8] there is no {cls.KIND} of nothing")
@@ -69,7 +69,7 @@ class _ArgExtreme(TensorOp, ABC):
         shapes = [t.get_shape() for t in (*operands, *results)]
         return Factors.of([names], [out], shapes, replicate=[names[axis]])
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         axis = axis_of(self.properties, "axis", arrays[0].ndim)
         return type(self).NUMPY(arrays[0], axis=axis, keepdims=self.keep is not None)
 
@@ -79,13 +79,13 @@ class _ArgExtreme(TensorOp, ABC):
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         """The greatest, then the least index at which it stands; NaN counts as the greatest and
         the least."""
-        t = plain(self.x)
+        t = unsharded_type(self.x)
         axis = axis_of(self.properties, "axis", len(t.get_shape()))
         found = b.compare("eq", self.x, b.reduce(self.x, self.KIND, [axis], keep=True))
         if isinstance(t.element_type, AnyFloat):
             found = b.value(OrOp, found, b.value(IsnanOp, self.x))
         index = b.iota(axis, like=self.x)
-        index = b.select(found, index, b.number(t.get_shape()[axis], index))
+        index = b.select(found, index, b.scalar(t.get_shape()[axis], index))
         return (b.reduce(index, "min", [axis], self.keep is not None),)
 
 

@@ -22,15 +22,15 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
+    arithmetic_element,
     axis_of,
     int_of,
     letters,
-    needs_numbers,
-    plain,
+    unsharded_type,
 )
 from shardir.dialects.nn.selection import SelectOp
 
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
 
 
-def needs_indices(t: TensorType) -> None:
+def check_indices(t: TensorType) -> None:
     e = t.element_type
     if not isinstance(e, IntegerType) or e.width.data not in (32, 64):
         raise ShardirError(f"[T5] indices are i32 or i64, not {e}")
 
 
-def local_indices(place: Place, v: SSAValue, axis: int, ids: Array) -> tuple[Array, Array]:
+def local_indices(device: Device, v: SSAValue, axis: int, ids: Array) -> tuple[Array, Array]:
     """Indices into the rows of a dimension of `v` that lie here, and which of them do.
 
     Raises:
         ShardirError: an index lies outside of the whole dimension.
     """
-    start, size, total = place.start(v, axis), place.shape(v)[axis], place.whole(v)[axis]
+    start, size, total = device.start(v, axis), device.shape(v)[axis], device.global_shape(v)[axis]
     if ids.size and (ids.min() < 0 or ids.max() >= total):
         bad = int(ids.min() if ids.min() < 0 else ids.max())
         raise ShardirError(f"index {bad} is out of range: there are {total} rows")
@@ -88,8 +88,8 @@ class GatherGradOp(TensorOp):
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
-        needs_indices(operands[0])
-        needs_numbers(cls.name, (operands[1], *results))
+        check_indices(operands[0])
+        arithmetic_element(cls.name, (operands[1], *results))
         axis = axis_of(props, "axis", len(results[0].get_shape()))
         expected = _taken(results[0].get_shape(), operands[0].get_shape(), axis)
         if operands[1].get_shape() != expected:
@@ -105,11 +105,11 @@ class GatherGradOp(TensorOp):
             [v.get_shape() for v in (*operands, *results)], sparse=t,
         )  # fmt: skip
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         ids, dy = arrays
-        shape = place.shape(self.out)
+        shape = device.shape(self.out)
         axis = axis_of(self.properties, "axis", len(shape))
-        here, inside = local_indices(place, self.out, axis, ids)
+        here, inside = local_indices(device, self.out, axis, ids)
         out = np.zeros(shape, dy.dtype)
         rows = np.moveaxis(dy, range(axis, axis + ids.ndim), range(ids.ndim))
         if shape[axis]:
@@ -138,7 +138,7 @@ class GatherOp(Taking):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         table, ids = operands
-        needs_indices(ids)
+        check_indices(ids)
         axis = axis_of(props, "axis", len(table.get_shape()))
         if "padding" in props and (row := int_of(props, "padding")) < 0:
             raise ShardirError(f"[T10] padding {row} is no row of the table; rows count from 0")
@@ -154,10 +154,10 @@ class GatherOp(Taking):
             [v.get_shape() for v in (*operands, *results)], sparse=t,
         )  # fmt: skip
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         table, ids = arrays
         axis = axis_of(self.properties, "axis", table.ndim)
-        here, inside = local_indices(place, self.table, axis, ids)
+        here, inside = local_indices(device, self.table, axis, ids)
         shape = _taken(table.shape, ids.shape, axis)
         if table.shape[axis] == 0:
             return np.zeros(shape, table.dtype)
@@ -167,16 +167,16 @@ class GatherOp(Taking):
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         if self.padding is not None:
-            ids, shape = plain(self.ids), plain(self.table).get_shape()
+            ids, shape = unsharded_type(self.ids), unsharded_type(self.table).get_shape()
             axis = axis_of(self.properties, "axis", len(shape))
             row = b.constant(self.padding.value.data, ids.element_type)
             used = b.compare("ne", self.ids, row)
             dims = range(axis, axis + len(ids.get_shape()))
-            used = b.broadcast(used, list(dims), plain(dy).get_shape(), like=dy)
-            dy = b.value(SelectOp, used, dy, b.number(0.0, dy))
+            used = b.broadcast(used, list(dims), unsharded_type(dy).get_shape(), like=dy)
+            dy = b.value(SelectOp, used, dy, b.scalar(0.0, dy))
         d = b.value(
             GatherGradOp, self.ids, dy,
-            props={"axis": self.axis}, result=plain(self.table), like=self.table,
+            props={"axis": self.axis}, result=unsharded_type(self.table), like=self.table,
         )  # fmt: skip
         return d, None
 
@@ -194,8 +194,8 @@ class PickGradOp(TensorOp):
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
-        needs_indices(operands[0])
-        needs_numbers(cls.name, (operands[1], *results))
+        check_indices(operands[0])
+        arithmetic_element(cls.name, (operands[1], *results))
         for t in operands:
             if t.get_shape() != results[0].get_shape()[:-1]:
                 raise ShardirError(f"[T1] {t} does not have the result's leading dimensions")
@@ -207,10 +207,10 @@ class PickGradOp(TensorOp):
             [names, names], [[*names, "c"]], [v.get_shape() for v in (*operands, *results)]
         )
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         ids, dy = arrays
-        shape = place.shape(self.out)
-        here, inside = local_indices(place, self.out, len(shape) - 1, ids)
+        shape = device.shape(self.out)
+        here, inside = local_indices(device, self.out, len(shape) - 1, ids)
         out = np.zeros(shape, dy.dtype)
         if shape[-1]:
             value = np.where(inside, dy, np.zeros((), dy.dtype))
@@ -234,7 +234,7 @@ class PickOp(Taking):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         x, ids = operands
-        needs_indices(ids)
+        check_indices(ids)
         if not x.get_shape() or ids.get_shape() != x.get_shape()[:-1]:
             raise ShardirError(f"[T1] the indices of {x} have its shape but the last dimension")
         return [tensor(x.element_type, ids.get_shape())]
@@ -246,16 +246,16 @@ class PickOp(Taking):
             [[*names, "c"], names], [names], [v.get_shape() for v in (*operands, *results)]
         )
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, ids = arrays
-        here, inside = local_indices(place, self.x, x.ndim - 1, ids)
+        here, inside = local_indices(device, self.x, x.ndim - 1, ids)
         if x.shape[-1] == 0:
             return np.zeros(ids.shape, x.dtype)
         taken = np.take_along_axis(x, here[..., None], axis=-1)[..., 0]
         return np.where(inside, taken, np.zeros((), x.dtype))
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        d = b.value(PickGradOp, self.ids, dy, result=plain(self.x), like=self.x)
+        d = b.value(PickGradOp, self.ids, dy, result=unsharded_type(self.x), like=self.x)
         return d, None
 
 
@@ -272,7 +272,7 @@ class OneHotOp(TensorOp):
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
-        needs_indices(operands[0])
+        check_indices(operands[0])
         if operands[0].get_shape() != results[0].get_shape()[:-1] or not results[0].get_shape():
             raise ShardirError(
                 f"[T1] {results[0]} is to have the shape of the indices, {operands[0]}, and one "
@@ -285,10 +285,10 @@ class OneHotOp(TensorOp):
         shapes = [v.get_shape() for v in (*operands, *results)]
         return Factors.of([names], [[*names, "c"]], shapes)
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         (ids,) = arrays
-        here, inside = local_indices(place, self.out, ids.ndim, ids)
-        return inside[..., None] & (here[..., None] == np.arange(place.shape(self.out)[ids.ndim]))
+        here, inside = local_indices(device, self.out, ids.ndim, ids)
+        return inside[..., None] & (here[..., None] == np.arange(device.shape(self.out)[ids.ndim]))
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)

@@ -23,13 +23,13 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     Types,
     axis_of,
     letters,
-    plain,
     same_element,
+    unsharded_type,
 )
 from shardir.dialects.nn.movement import IntsPerDimAttr, Movement, both, rows_from
 
@@ -73,17 +73,17 @@ class ConcatOp(_Joining):
             moved=[names[axis_of(props, "axis", len(names))]], linear="any",
         )  # fmt: skip
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         axis = axis_of(self.properties, "axis", arrays[0].ndim)
-        return _part(place, np.concatenate(arrays, axis=axis), self.out, axis)
+        return _part(device, np.concatenate(arrays, axis=axis), self.out, axis)
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         """The operands among zeros, added."""
-        shape = plain(self.out).get_shape()
+        shape = unsharded_type(self.out).get_shape()
         axis, before = axis_of(self.properties, "axis", len(shape)), 0
         out: SSAValue | None = None
         for x in self.xs:
-            n = plain(x).get_shape()[axis]
+            n = unsharded_type(x).get_shape()[axis]
             new = rows_from(b, x, axis, -before, shape[axis])
             out = new if out is None else both(b, out, new)
             before += n
@@ -91,8 +91,8 @@ class ConcatOp(_Joining):
         return (out,)
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        axis = axis_of(self.properties, "axis", len(plain(self.out).get_shape()))
-        return b.split(dy, [plain(x).get_shape()[axis] for x in self.xs], axis)
+        axis = axis_of(self.properties, "axis", len(unsharded_type(self.out).get_shape()))
+        return b.split(dy, [unsharded_type(x).get_shape()[axis] for x in self.xs], axis)
 
 
 @irdl_op_definition
@@ -120,12 +120,12 @@ class StackOp(_Joining):
             [t.get_shape() for t in (*operands, *results)], linear="any",
         )  # fmt: skip
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         axis = axis_of(self.properties, "axis", arrays[0].ndim + 1)
-        return _part(place, np.stack(arrays, axis=axis), self.out, axis)
+        return _part(device, np.stack(arrays, axis=axis), self.out, axis)
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        shape = plain(self.xs[0]).get_shape()
+        shape = unsharded_type(self.xs[0]).get_shape()
         axis = axis_of(self.properties, "axis", len(shape) + 1)
         return [b.reshape(d, shape) for d in b.split(dy, [1] * len(self.xs), axis)]
 
@@ -166,17 +166,17 @@ class SplitOp(Movement):
             moved=[names[axis_of(props, "axis", len(names))]], linear="any",
         )  # fmt: skip
 
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         (x,) = arrays
         axis = axis_of(self.properties, "axis", x.ndim)
         ends = np.cumsum(self.pieces(self.properties))[:-1]
         whole = np.split(x, ends, axis=axis)
         return tuple(
-            _part(place, piece, out, axis) for piece, out in zip(whole, self.outs, strict=True)
+            _part(device, piece, out, axis) for piece, out in zip(whole, self.outs, strict=True)
         )
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        axis = axis_of(self.properties, "axis", len(plain(self.x).get_shape()))
+        axis = axis_of(self.properties, "axis", len(unsharded_type(self.x).get_shape()))
         sizes = self.pieces(self.properties)
         starts = np.cumsum((0, *sizes)).tolist()
         return [rows_from(b, self.x, axis, s, n) for s, n in zip(starts, sizes, strict=False)]
@@ -184,7 +184,7 @@ class SplitOp(Movement):
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         """A piece that nobody used has a cotangent of zeros."""
         given = [
-            b.zeros(plain(out), like=out) if d is None else d
+            b.zeros(unsharded_type(out), like=out) if d is None else d
             for d, out in zip(cotangents, self.outs, strict=True)
         ]
         return (b.value(ConcatOp, *given, props={"axis": self.axis}),)
@@ -200,8 +200,8 @@ def _without(shape: Shape, axis: int) -> Shape:
     return (*shape[:axis], *shape[axis + 1 :])
 
 
-def _part(place: Place, whole: Array, out: SSAValue, axis: int) -> Array:
+def _part(device: Device, whole: Array, out: SSAValue, axis: int) -> Array:
     """The rows of `axis` that belong here."""
-    first = place.start(out, axis)
-    part = np.arange(first, first + place.shape(out)[axis])
+    first = device.start(out, axis)
+    part = np.arange(first, first + device.shape(out)[axis])
     return np.take(whole, part, axis=axis)

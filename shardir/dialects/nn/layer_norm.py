@@ -15,17 +15,17 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
     float_of,
     letters,
-    plain,
     same_element,
+    unsharded_type,
 )
 from shardir.dialects.nn.elementary import SqrtOp
-from shardir.dialects.nn.elementwise import needs_float
+from shardir.dialects.nn.elementwise import float_element
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
@@ -47,8 +47,8 @@ def normed(
     b: "Builder", x: SSAValue, weight: SSAValue, eps: float
 ) -> tuple[SSAValue, SSAValue, range]:
     """(x - mean) / sqrt(var + eps), that root, and the dimensions, those that the weight has."""
-    t = plain(x)
-    rank, norm = len(t.get_shape()), len(plain(weight).get_shape())
+    t = unsharded_type(x)
+    rank, norm = len(t.get_shape()), len(unsharded_type(weight).get_shape())
     dims = range(rank - norm, rank)
     centred = b.sub(x, b.reduce(x, "mean", dims, keep=True))
     var = b.reduce(b.mul(centred, centred), "mean", dims, keep=True)
@@ -74,7 +74,7 @@ class LayerNormGradOp(TensorOp):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         x, weight, dy = operands
-        needs_float(cls.name, operands)
+        float_element(cls.name, operands)
         check_norm(x.get_shape(), weight.get_shape())
         if dy != x:
             raise ShardirError(f"[T1] dy is {dy}, it is to be like x, {x}")
@@ -90,7 +90,7 @@ class LayerNormGradOp(TensorOp):
             [t.get_shape() for t in (*operands, *results)], replicate=tail,
         )  # fmt: skip
 
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         x, weight, dy = arrays
         dims = tuple(range(x.ndim - weight.ndim, x.ndim))
         lead = tuple(range(x.ndim - weight.ndim))
@@ -129,7 +129,7 @@ class LayerNormOp(TensorOp):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         x, weight, bias = (t.get_shape() for t in operands)
-        needs_float(cls.name, operands)
+        float_element(cls.name, operands)
         check_norm(x, weight)
         check_norm(x, bias)
         if weight != bias:
@@ -146,7 +146,7 @@ class LayerNormOp(TensorOp):
             replicate=tail,
         )  # fmt: skip
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, weight, bias = arrays
         dims = tuple(range(x.ndim - weight.ndim, x.ndim))
         c = x - x.mean(axis=dims, keepdims=True)

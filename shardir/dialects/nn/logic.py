@@ -9,8 +9,14 @@ from xdsl.dialects.builtin import IntegerType, i1
 from xdsl.irdl import irdl_attr_definition, irdl_op_definition, prop_def
 
 from shardir.diagnostics import ShardirError
-from shardir.dialects.nn.base import STRATEGY, Array, Place, Props, Types, same_element
-from shardir.dialects.nn.elementwise import Binary, Function, Step, Unary, needs_float
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types, same_element
+from shardir.dialects.nn.elementwise import (
+    Binary,
+    Function,
+    PiecewiseConstant,
+    Unary,
+    float_element,
+)
 from shardir.dialects.text import WordAttr
 
 COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
@@ -35,7 +41,7 @@ class ComparisonAttr(WordAttr):
 
 
 @irdl_op_definition
-class CompareOp(Step, Binary):
+class CompareOp(PiecewiseConstant, Binary):
     """i1 elements: whether x stands in the relation to y."""
 
     name = "nn.compare"
@@ -47,14 +53,14 @@ class CompareOp(Step, Binary):
         same_element(operands)
         return i1
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return COMPARISONS[self.how.data](arrays[0], arrays[1])
 
 
-class FloatTest(Step, Unary, ABC):
+class FloatTest(PiecewiseConstant, Unary, ABC):
     @classmethod
     def element(cls, operands: Types, props: Props) -> Any:
-        needs_float(cls.name, operands)
+        float_element(cls.name, operands)
         return i1
 
 
@@ -82,7 +88,7 @@ class IsfiniteOp(FloatTest):
     NUMPY: ClassVar[Function] = np.isfinite
 
 
-class Bitwise(Step, ABC):
+class Bitwise(PiecewiseConstant, ABC):
     @classmethod
     def element(cls, operands: Types, props: Props) -> Any:
         element = same_element(operands)

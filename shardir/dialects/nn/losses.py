@@ -43,15 +43,15 @@ from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
     Composite,
-    Place,
+    Device,
     Props,
     Types,
     float_of,
     letters,
-    plain,
+    unsharded_type,
 )
 from shardir.dialects.nn.elementary import ExpOp, LogOp, SquareOp
-from shardir.dialects.nn.elementwise import Binary, needs_float
+from shardir.dialects.nn.elementwise import Binary, float_element
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class _PerElement(Binary, ABC):
 
     @classmethod
     def element(cls, operands: Types, props: Props) -> Any:
-        return needs_float(cls.name, operands)
+        return float_element(cls.name, operands)
 
 
 @irdl_op_definition
@@ -76,17 +76,17 @@ class BinaryCrossEntropyOp(_PerElement):
 
     name = "nn.binary_cross_entropy"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, y = arrays
         return (y - 1) * np.maximum(np.log(1 - x), -100) - y * np.maximum(np.log(x), -100)
 
     def partials(self, b: "Builder", dy: SSAValue) -> tuple[SSAValue, SSAValue]:
         x, y = self.lhs, self.rhs
-        rest = b.sub(b.number(1.0, x), x)
+        rest = b.sub(b.scalar(1.0, x), x)
         # 1e-12 is what torch has; f16 has nothing as small
-        least = 6e-8 if isinstance(plain(x).element_type, Float16Type) else 1e-12
-        dx = b.div(b.sub(x, y), b.value(MaxOp, b.mul(x, rest), b.number(least, x)))
-        logs = [b.value(MaxOp, b.value(LogOp, v), b.number(-100.0, x)) for v in (rest, x)]
+        least = 6e-8 if isinstance(unsharded_type(x).element_type, Float16Type) else 1e-12
+        dx = b.div(b.sub(x, y), b.value(MaxOp, b.mul(x, rest), b.scalar(least, x)))
+        logs = [b.value(MaxOp, b.value(LogOp, v), b.scalar(-100.0, x)) for v in (rest, x)]
         return b.mul(dy, dx), b.mul(dy, b.sub(*logs))
 
 
@@ -96,7 +96,7 @@ class BinaryCrossEntropyWithLogitsOp(_PerElement):
 
     name = "nn.binary_cross_entropy_with_logits"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, y = arrays
         return np.logaddexp(x, np.zeros((), x.dtype)) - x * y
 
@@ -137,7 +137,7 @@ class Loss(Composite, ABC):
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
         losses, how = self.losses(b), self.reduction.data
-        t = plain(losses)
+        t = unsharded_type(losses)
         dims = range(len(t.get_shape()))
         if how == "none":
             return (losses,)
@@ -170,7 +170,7 @@ class _ElementLoss(Loss, ABC):
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        element = needs_float(cls.name, operands)
+        element = float_element(cls.name, operands)
         x, y = (t.get_shape() for t in operands)
         if x != y:
             raise ShardirError(f"[T6] shapes {list(x)} and {list(y)} differ")
@@ -219,7 +219,7 @@ class _Huber(_ElementLoss, ABC):
     def huber(self, b: "Builder", limit: float) -> SSAValue:
         """m (d - m / 2), where d = |x - y| and m is d or the limit, the lesser of the two."""
         d = self.distance(b)
-        m = b.value(MinOp, d, b.number(limit, d))
+        m = b.value(MinOp, d, b.scalar(limit, d))
         return b.mul(m, b.sub(d, b.scale(m, 0.5)))
 
 
@@ -290,6 +290,6 @@ class KlDivLossOp(_ElementLoss):
         x, y = self.x, self.y
         if self.log_target is not None:
             return b.mul(b.value(ExpOp, y), b.sub(y, x))
-        nothing = b.compare("eq", y, b.number(0.0, y))
-        log = b.value(LogOp, b.select(nothing, b.number(1.0, y), y))
+        nothing = b.compare("eq", y, b.scalar(0.0, y))
+        log = b.value(LogOp, b.select(nothing, b.scalar(1.0, y), y))
         return b.mul(y, b.sub(log, x))

@@ -30,8 +30,8 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
+    Device,
     DimsAttr,
-    Place,
     Props,
     TensorOp,
     Types,
@@ -39,7 +39,7 @@ from shardir.dialects.nn.base import (
     dims_of,
     int_of,
     letters,
-    plain,
+    unsharded_type,
 )
 from shardir.dialects.nn.logic import OrOp
 from shardir.dialects.text import IntsAttr
@@ -78,7 +78,7 @@ class Movement(TensorOp, ABC):
     """Nothing is calculated; types follow from each other for whole values only."""
 
     FLOPS: ClassVar[int] = 0
-    WHOLE_TYPES: ClassVar[bool] = True
+    GLOBAL_TYPES: ClassVar[bool] = True
 
 
 def split_dims(b: "Builder", x: SSAValue, dims: Sequence[int]) -> list[int]:
@@ -90,14 +90,14 @@ def rows_from(
     b: "Builder", x: SSAValue, dim: int, start: int, count: int, step: int = 1
 ) -> SSAValue:
     """Rows start, start + step, ... of a dimension, zeros where there are none."""
-    shape = plain(x).get_shape()
+    shape = unsharded_type(x).get_shape()
     rows = b.unfold(x, dim, Windows(shape[dim], count, 1, step, start))
     return b.reshape(rows, (*shape[:dim], count, *shape[dim + 1 :]))
 
 
 def both(b: "Builder", x: SSAValue, y: SSAValue) -> SSAValue:
     """Two values of which one is zero, or false, wherever the other is not."""
-    return b.value(OrOp, x, y) if plain(x).element_type == i1 else b.add(x, y)
+    return b.value(OrOp, x, y) if unsharded_type(x).element_type == i1 else b.add(x, y)
 
 
 class RowMap(Movement, ABC):
@@ -141,14 +141,14 @@ class RowMap(Movement, ABC):
             linear="" if cls.filling(props) else "any",
         )  # fmt: skip
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         (out,) = arrays
-        shape = place.shape(self.out)
+        shape = device.shape(self.out)
         filling = np.asarray(self.filling(self.properties)).astype(out.dtype)
-        for d, rows in self.rows(place.whole(self.x), self.properties).items():
-            first = place.start(self.out, d)
+        for d, rows in self.rows(device.global_shape(self.x), self.properties).items():
+            first = device.start(self.out, d)
             rows = rows[first : first + shape[d]]
-            here = rows - place.start(self.x, d)
+            here = rows - device.start(self.x, d)
             inside = (rows >= 0) & (here >= 0) & (here < out.shape[d])
             column = [1] * out.ndim
             column[d] = shape[d]
@@ -196,7 +196,7 @@ class RollOp(RowMap):
         }
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        shape, shifts, out = plain(self.x).get_shape(), list(self.shifts.data), self.x
+        shape, shifts, out = unsharded_type(self.x).get_shape(), list(self.shifts.data), self.x
         for d in split_dims(b, out, list(self.rows(shape, self.properties))):
             n, k = shape[d], shifts[d] % shape[d]
             out = both(b, rows_from(b, out, d, -k, n), rows_from(b, out, d, n - k, n))
@@ -230,7 +230,7 @@ class TileOp(RowMap):
         }
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        shape = plain(self.x).get_shape()
+        shape = unsharded_type(self.x).get_shape()
         pairs = [n for pair in zip(self.repeats.data, shape, strict=True) for n in pair]
         copies = b.reshape(dy, tuple(pairs))
         return (b.reduce(copies, "sum", range(0, len(pairs), 2)),)
@@ -270,16 +270,16 @@ class RepeatInterleaveOp(Movement):
         )  # fmt: skip
         return found.with_sizes({"r": repeats})
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        x, shape = arrays[0], place.shape(self.out)
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        x, shape = arrays[0], device.shape(self.out)
         axis = axis_of(self.properties, "axis", x.ndim)
         repeats = max(1, int_of(self.properties, "repeats"))
         whole = np.repeat(x, repeats, axis=axis)
-        first = place.start(self.out, axis) - place.start(self.x, axis) * repeats
+        first = device.start(self.out, axis) - device.start(self.x, axis) * repeats
         return np.take(whole, np.arange(first, first + shape[axis]), axis=axis)
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        shape = plain(self.x).get_shape()
+        shape = unsharded_type(self.x).get_shape()
         axis = axis_of(self.properties, "axis", len(shape))
         repeats = int_of(self.properties, "repeats")
         copies = b.reshape(dy, (*shape[: axis + 1], repeats, *shape[axis + 1 :]))

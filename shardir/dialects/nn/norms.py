@@ -36,10 +36,10 @@ from shardir.dialects.nn.base import (
     float_of,
     int_of,
     letters,
-    plain,
+    unsharded_type,
 )
 from shardir.dialects.nn.elementary import RsqrtOp
-from shardir.dialects.nn.elementwise import needs_float
+from shardir.dialects.nn.elementwise import float_element
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
@@ -55,17 +55,17 @@ class _Norm(Composite, ABC):
 
     def wide(self, b: "Builder", *values: SSAValue) -> list[SSAValue]:
         """The values in a type in which sums of squares do not overflow."""
-        short = isinstance(plain(values[0]).element_type, BFloat16Type | Float16Type)
+        short = isinstance(unsharded_type(values[0]).element_type, BFloat16Type | Float16Type)
         return [b.convert(v, f32) if short else v for v in values]
 
     def scaled(self, b: "Builder", centred: SSAValue, var: SSAValue) -> SSAValue:
-        eps = b.constant(float_of(self, "eps"), plain(var).element_type)
+        eps = b.constant(float_of(self, "eps"), unsharded_type(var).element_type)
         return b.mul(centred, b.value(RsqrtOp, b.add(var, eps)))
 
 
 def _of_channels(b: "Builder", v: SSAValue, rank: int) -> SSAValue:
     """One number for each channel, beside [batch, channels, ...]."""
-    return b.reshape(v, (plain(v).get_shape()[0], *[1] * (rank - 2)))
+    return b.reshape(v, (unsharded_type(v).get_shape()[0], *[1] * (rank - 2)))
 
 
 class _ChannelNorm(_Norm, ABC):
@@ -73,7 +73,7 @@ class _ChannelNorm(_Norm, ABC):
 
     @classmethod
     def check(cls, operands: Types) -> Any:
-        element, x = needs_float(cls.name, operands), operands[0].get_shape()
+        element, x = float_element(cls.name, operands), operands[0].get_shape()
         if len(x) < 2:
             raise ShardirError(f"[T6] {cls.name} wants [batch, channels, ...], not {list(x)}")
         for t in operands[1:]:
@@ -124,7 +124,7 @@ class BatchNormOp(_ChannelNorm):
         return [tensor(element, x), tensor(element, x[1:2]), tensor(element, x[1:2])]
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
-        t = plain(self.x)
+        t = unsharded_type(self.x)
         shape, element = t.get_shape(), t.element_type
         x, weight, bias, old_mean, old_var = self.wide(b, *self.operands)
         dims, n = (0, *range(2, len(shape))), prod(shape[:1] + shape[2:])
@@ -160,12 +160,12 @@ class BatchNormInferenceOp(_ChannelNorm):
         return [tensor(cls.check(operands), operands[0].get_shape())]
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
-        rank = len(plain(self.x).get_shape())
+        rank = len(unsharded_type(self.x).get_shape())
         x, *rest = self.wide(b, *self.operands)
         weight, bias, mean, var = (_of_channels(b, v, rank) for v in rest)
         normed = self.scaled(b, b.sub(x, mean), var)
         out = b.add(b.mul(normed, weight), bias)
-        return (b.convert(out, plain(self.x).element_type),)
+        return (b.convert(out, unsharded_type(self.x).element_type),)
 
 
 @irdl_op_definition
@@ -192,7 +192,7 @@ class GroupNormOp(_ChannelNorm):
         return [tensor(element, x)]
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
-        t, groups = plain(self.x), self.groups.value.data
+        t, groups = unsharded_type(self.x), self.groups.value.data
         shape = t.get_shape()
         x, weight, bias = self.wide(b, *self.operands)
         grouped = b.reshape(x, (shape[0], groups, shape[1] // groups, *shape[2:]))
@@ -223,7 +223,7 @@ class RmsNormOp(_Norm):
             )
         if prod(w) == 0:
             raise ShardirError("[T8] there is no mean of nothing")
-        return [tensor(needs_float(cls.name, operands), x)]
+        return [tensor(float_element(cls.name, operands), x)]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -232,8 +232,8 @@ class RmsNormOp(_Norm):
         return Factors.of([names, names[len(x) - len(w) :]], [names], [x, w, x])
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
-        t = plain(self.x)
+        t = unsharded_type(self.x)
         x, weight = self.wide(b, *self.operands)
-        rank, norm = len(t.get_shape()), len(plain(weight).get_shape())
+        rank, norm = len(t.get_shape()), len(unsharded_type(weight).get_shape())
         square = b.reduce(b.mul(x, x), "mean", range(rank - norm, rank), keep=True)
         return (b.convert(b.mul(self.scaled(b, x, square), weight), t.element_type),)

@@ -20,16 +20,16 @@ from shardir.dialects.nn.along_axis import ScatterAddOp, TakeAlongAxisOp
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
+    arithmetic_element,
     axis_of,
     int_attr,
     int_of,
     letters,
-    needs_numbers,
-    plain,
+    unsharded_type,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class _Along(TensorOp, ABC):
     axis = prop_def(IntegerAttr.constr(type=i64))
 
     def at(self) -> int:
-        return axis_of(self.properties, "axis", len(plain(self.x).get_shape()))
+        return axis_of(self.properties, "axis", len(unsharded_type(self.x).get_shape()))
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -74,7 +74,7 @@ class CumsumOp(_Along):
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        needs_numbers(cls.name, operands)
+        arithmetic_element(cls.name, operands)
         axis_of(props, "axis", len(operands[0].get_shape()))
         return [operands[0]]
 
@@ -82,7 +82,7 @@ class CumsumOp(_Along):
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         return cls.along(operands, results, props, linear="sum")
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, axis = arrays[0], self.at()
         if self.reverse is None:
             return np.cumsum(x, axis, dtype=x.dtype)
@@ -99,20 +99,20 @@ class CumsumOp(_Along):
         props: dict[str, Attribute] = {"axis": self.axis}
         if self.reverse is not None:
             props["reverse"] = self.reverse
-        axis, rows = self.at(), b.in_parts(self.x, self.at())
+        axis, rows = self.at(), b.split_shards(self.x, self.at())
         if rows is None:
             return b.op(CumsumOp, self.x, props=props).results
         local = b.value(CumsumOp, rows, props={**props, "axis": int_attr(axis + 1)})
         totals = b.reduce(rows, "sum", [axis + 1])
-        shape = plain(totals).get_shape()
+        shape = unsharded_type(totals).get_shape()
         square = (*shape[:axis], shape[axis], *shape[axis:])
         others = b.broadcast(totals, [d for d in range(len(square)) if d != axis], square)
         mine, other = (b.iota(d, like=others) for d in (axis, axis + 1))
         counted = b.compare("lt" if self.reverse is None else "gt", other, mine)
-        others = b.select(counted, others, b.number(0.0, others))
+        others = b.select(counted, others, b.scalar(0.0, others))
         offset = b.reduce(others, "sum", [axis + 1])
         offset = b.reshape(offset, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
-        return (b.reshape(b.add(local, offset), plain(self.x).get_shape()),)
+        return (b.reshape(b.add(local, offset), unsharded_type(self.x).get_shape()),)
 
 
 def order(x: Array, axis: int, descending: bool) -> Array:
@@ -135,7 +135,7 @@ class _Ordered(_Along, ABC):
             return (None,)
         d = b.value(
             ScatterAddOp, self.indices, cotangents[0],
-            props={"axis": self.axis}, result=plain(self.x), like=self.x,
+            props={"axis": self.axis}, result=unsharded_type(self.x), like=self.x,
         )  # fmt: skip
         return (d,)
 
@@ -155,7 +155,7 @@ class SortOp(_Ordered):
         axis_of(props, "axis", len(t.get_shape()))
         return [t, tensor(i64, t.get_shape())]
 
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         indices = order(arrays[0], self.at(), self.descending is not None)
         return np.take_along_axis(arrays[0], indices, self.at()), indices
 
@@ -173,7 +173,7 @@ class ArgsortOp(_Along):
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         return [SortOp.infer(operands, props)[1]]
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return order(arrays[0], self.at(), self.descending is not None)
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -200,7 +200,7 @@ class TopkOp(_Ordered):
         out = (*shape[:axis], k, *shape[axis + 1 :])
         return [tensor(t.element_type, out), tensor(i64, out)]
 
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         indices = order(arrays[0], self.at(), self.smallest is None)
         indices = np.take(indices, range(self.k.value.data), self.at())
         return np.take_along_axis(arrays[0], indices, self.at()), indices
@@ -209,13 +209,13 @@ class TopkOp(_Ordered):
         """The k greatest of those that are among the k greatest of a shard."""
         axis, k = self.at(), self.k.value.data
         props: dict[str, Attribute] = {n: p for n, p in self.properties.items() if n != "strategy"}
-        rows = b.in_parts(self.x, axis)
-        if rows is None or k >= plain(rows).get_shape()[axis + 1]:
+        rows = b.split_shards(self.x, axis)
+        if rows is None or k >= unsharded_type(rows).get_shape()[axis + 1]:
             return b.op(TopkOp, self.x, props=props).results
-        size = plain(rows).get_shape()[axis + 1]
+        size = unsharded_type(rows).get_shape()[axis + 1]
         values, ids = b.op(TopkOp, rows, props={**props, "axis": int_attr(axis + 1)}).results
         ids = b.add(ids, b.scale(b.iota(axis, like=ids), size))
-        shape = plain(ids).get_shape()
+        shape = unsharded_type(ids).get_shape()
         flat = (*shape[:axis], shape[axis] * k, *shape[axis + 2 :])
         values, ids = b.reshape(values, flat), b.reshape(ids, flat)
         values, at = b.op(TopkOp, values, props=props).results

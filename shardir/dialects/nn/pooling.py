@@ -25,15 +25,15 @@ from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
     Composite,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
     letters,
-    plain,
+    unsharded_type,
 )
 from shardir.dialects.nn.creation import ConstantOp, dense_attr
-from shardir.dialects.nn.elementwise import needs_float
+from shardir.dialects.nn.elementwise import float_element
 from shardir.dialects.nn.movement import IntsPerDimAttr
 from shardir.dialects.nn.windows import (
     SPATIAL,
@@ -60,7 +60,7 @@ class _Pool(TensorOp, ABC):
     @classmethod
     def check(cls, operands: Types, count: int, what: str) -> Shape:
         """The shape of x, which has `count` spatial dimensions."""
-        needs_float(cls.name, operands)
+        float_element(cls.name, operands)
         shape = operands[0].get_shape()
         if count < 1 or len(shape) != SPATIAL + count:
             raise ShardirError(
@@ -111,7 +111,7 @@ class _MaxPooling(_WindowPool, ABC):
     def tiles(self, b: "Builder", y: SSAValue) -> tuple[Tiles, Props]:
         """The tiles, and the properties of the pool of each."""
         x = self.operands[0]
-        shapes = plain(x).get_shape(), plain(y).get_shape()
+        shapes = unsharded_type(x).get_shape(), unsharded_type(y).get_shape()
         cut = tiles(b, self.slides(), *shapes, *self.operands)
         props = {"window": IntsPerDimAttr(cut.kernel), **slide_props(cut.slides)}
         del props["dilation"]
@@ -138,7 +138,7 @@ class MaxPoolGradOp(_MaxPooling):
             raise ShardirError(f"[T1] the pool makes {y}, so dy is no {dy}")
         return [x]
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, dy = arrays
         found, places = self.slides(), dy.shape[SPATIAL:]
         inner = padded(x, found, -np.inf)
@@ -166,9 +166,9 @@ class MaxPoolOp(_MaxPooling):
     out = result_def(TensorType)
     assembly_format = f"$x `window` $window (`stride` $stride^)? (`padding` $padding^)? {STRATEGY}"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         found = self.slides()
-        return _greatest(padded(arrays[0], found, -np.inf), found, place.shape(self.out))
+        return _greatest(padded(arrays[0], found, -np.inf), found, device.shape(self.out))
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         props = {n: p for n, p in self.properties.items() if n != "strategy"}
@@ -202,19 +202,19 @@ class AvgPoolOp(Composite, _WindowPool):
 
     def windows(self, b: "Builder", x: SSAValue) -> SSAValue:
         """x with two dimensions for each spatial one: the places, and the rows under the window."""
-        rows, places = (plain(v).get_shape()[SPATIAL:] for v in (x, self.results[0]))
+        rows, places = (unsharded_type(v).get_shape()[SPATIAL:] for v in (x, self.results[0]))
         ends = list(zip(self.slides(), rows, places, strict=True))
         for i, (s, n, p) in reversed(list(enumerate(ends))):
             x = b.unfold(x, SPATIAL + i, Windows(n, p, s.kernel, s.stride, -s.low))
         return x
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
-        found, t = self.slides(), plain(self.x)
+        found, t = self.slides(), unsharded_type(self.x)
         under = [SPATIAL + 2 * i + 1 for i in range(len(found))]
         mean = b.reduce(self.windows(b, self.x), "mean", under)
         if self.exclude is None:
             return (mean,)
-        shape = plain(self.out).get_shape()
+        shape = unsharded_type(self.out).get_shape()
         for d, (s, rows) in enumerate(zip(found, t.get_shape()[SPATIAL:], strict=True), SPATIAL):
             start = np.arange(shape[d]) * s.stride - s.low
             inside = np.minimum(start + s.kernel, rows) - np.maximum(start, 0)
@@ -254,7 +254,7 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
         )
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
-        x, t = self.x, plain(self.x)
+        x, t = self.x, unsharded_type(self.x)
         names = "abcdefgh"[: len(t.get_shape())]
         for d, (rows, n) in enumerate(
             zip(t.get_shape()[SPATIAL:], self.size.data, strict=True), SPATIAL

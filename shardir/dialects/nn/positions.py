@@ -31,15 +31,15 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
     float_of,
     letters,
 )
-from shardir.dialects.nn.elementwise import broadcast_shape, needs_float
-from shardir.dialects.nn.indexing import needs_indices
+from shardir.dialects.nn.elementwise import broadcast_shape, float_element
+from shardir.dialects.nn.indexing import check_indices
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class RotaryOp(TensorOp):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         x, positions = operands
-        needs_float(cls.name, operands[:1])
-        needs_indices(positions)
+        float_element(cls.name, operands[:1])
+        check_indices(positions)
         if not x.get_shape():
             raise ShardirError("[T6] the last dimension is of pairs; x has none")
         needs_pairs(x.get_shape()[-1], props)
@@ -114,7 +114,7 @@ class RotaryOp(TensorOp):
         ]
         return Factors.of([names, mine], [names], [x, positions, x], replicate=names[-1:])
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, positions = arrays
         d = x.shape[-1]
         turn = angles(positions, np.arange(d // 2), d, float_of(self, "base"), x.dtype)
@@ -144,13 +144,13 @@ class SinusoidOp(TensorOp):
     base = prop_def(FloatAttr.constr(type=f64))
     out = result_def(TensorType)
     INFERRED: ClassVar[bool] = False
-    WHOLE_TYPES: ClassVar[bool] = True
+    GLOBAL_TYPES: ClassVar[bool] = True
     assembly_format = f"$pairing $positions `base` $base {STRATEGY}"
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
-        needs_indices(operands[0])
-        needs_float(cls.name, results)
+        check_indices(operands[0])
+        float_element(cls.name, results)
         shape = results[0].get_shape()
         if not shape or shape[:-1] != operands[0].get_shape():
             raise ShardirError("[T1] the result has the dimensions of the positions, and one more")
@@ -161,10 +161,10 @@ class SinusoidOp(TensorOp):
         names = letters(len(operands[0].get_shape()))
         return Factors.of([names], [[*names, "d"]], [t.get_shape() for t in (*operands, *results)])
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        last = len(place.whole(self.out)) - 1
-        d, first = place.whole(self.out)[last], place.start(self.out, last)
-        column = np.arange(first, first + place.shape(self.out)[last])
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        last = len(device.global_shape(self.out)) - 1
+        d, first = device.global_shape(self.out)[last], device.start(self.out, last)
+        column = np.arange(first, first + device.shape(self.out)[last])
         interleaved = self.pairing.data == "interleaved"
         pair, second = np.divmod(column, 2) if interleaved else divmod(column, d // 2)[::-1]
         dtype = np.float64 if self.out.type.element_type == f64 else np.float32

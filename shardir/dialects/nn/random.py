@@ -39,7 +39,7 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
@@ -47,7 +47,7 @@ from shardir.dialects.nn.base import (
     int_of,
     letters,
 )
-from shardir.dialects.nn.elementwise import needs_float
+from shardir.dialects.nn.elementwise import float_element
 from shardir.dialects.random import DRAWN, check_range, fill, places, seed_at, uniform
 from shardir.dialects.text import Kinds, Option, OptionsAttr
 
@@ -77,10 +77,10 @@ def needs_share(p: float) -> None:
         raise ShardirError(f"[T10] p is {p}; it is to be from 0 to 1")
 
 
-def part_of(place: Place, v: SSAValue) -> list[tuple[int, int]]:
+def part_of(device: Device, v: SSAValue) -> list[tuple[int, int]]:
     """The rows [start, stop) of each dimension that a device holds."""
-    starts = [place.start(v, d) for d in range(len(place.whole(v)))]
-    return [(a, a + n) for a, n in zip(starts, place.shape(v), strict=True)]
+    starts = [device.start(v, d) for d in range(len(device.global_shape(v)))]
+    return [(a, a + n) for a, n in zip(starts, device.shape(v), strict=True)]
 
 
 class _Drawn(TensorOp, ABC):
@@ -119,12 +119,12 @@ class RandomOp(_Drawn):
         shape = results[0].get_shape()
         return Factors.of([[]], [letters(len(shape))], [(), shape])
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         element = self.out.type.element_type
         integer = isinstance(element, IntegerType) and element != i1
         dtype = bool if element == i1 else np.int64 if integer else np.float64
-        how, shape = self.distribution, place.whole(self.out)
-        part = part_of(place, self.out)
+        how, shape = self.distribution, device.global_shape(self.out)
+        part = part_of(device, self.out)
         return fill(how.kind, how.values, shape, part, self.seed(arrays[0]), dtype)
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -144,7 +144,7 @@ class DropoutOp(_Drawn):
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        needs_float(cls.name, operands[:1])
+        float_element(cls.name, operands[:1])
         needs_key(operands[1])
         p = props["p"]
         assert isinstance(p, FloatAttr)
@@ -157,12 +157,12 @@ class DropoutOp(_Drawn):
         n = letters(len(shape))
         return Factors.of([n, []], [n], [shape, (), shape])
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, key = arrays
         p = float_of(self, "p")
         if p == 1:
             return x * 0
-        index = places(place.whole(self.x), part_of(place, self.x))
+        index = places(device.global_shape(self.x), part_of(device, self.x))
         kept = uniform(self.seed(key), index) >= p
         return x * kept * x.dtype.type(1 / (1 - p))
 

@@ -27,17 +27,17 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
+    Device,
     DimsAttr,
-    Place,
     Props,
     TensorOp,
     Types,
+    arithmetic_element,
     dims_of,
     letters,
-    needs_numbers,
-    plain,
+    unsharded_type,
 )
-from shardir.dialects.nn.elementwise import needs_float
+from shardir.dialects.nn.elementwise import float_element
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class OverDims(TensorOp, ABC):
     @classmethod
     def check(cls, x: TensorType, count: int, props: Props) -> None:
         """Raises ShardirError where `count` elements like those of x have no such value."""
-        needs_float(cls.name, [x])
+        float_element(cls.name, [x])
         if not dims_of(props, "dims", len(x.get_shape())):
             raise ShardirError(f"[T4] {cls.name} wants at least one dimension")
 
@@ -109,7 +109,7 @@ class OverDims(TensorOp, ABC):
 
     def spread(self, b: "Builder", v: SSAValue) -> SSAValue:
         """A value like the result, repeated along the dimensions."""
-        shape = plain(self.x).get_shape()
+        shape = unsharded_type(self.x).get_shape()
         dims, _ = self.where()
         left = [d for d in range(len(shape)) if d not in dims]
         flat = b.reshape(v, tuple(shape[d] for d in left))
@@ -140,7 +140,7 @@ class ReduceOp(OverDims):
     def check(cls, x: TensorType, count: int, props: Props) -> None:
         kind = _kind(props)
         if kind in ("sum", "prod"):
-            needs_numbers(cls.name, [x])
+            arithmetic_element(cls.name, [x])
         if kind == "mean" and not isinstance(x.element_type, AnyFloat):
             raise ShardirError(f"[T5] a mean wants floats, not {x.element_type}; nn.convert it")
         if kind in ("any", "all") and x.element_type != i1:
@@ -159,7 +159,7 @@ class ReduceOp(OverDims):
                 reduction = {"any": "max", "all": "min"}.get(kind, kind)
                 return cls.over(operands, results, props, reduction=reduction)
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x = arrays[0]
         dims = dims_of(self.properties, "dims", x.ndim)
         keep = self.keep is not None
@@ -182,7 +182,7 @@ class ReduceOp(OverDims):
             case kind:
                 total = np.sum(x, axis=dims, keepdims=keep, dtype=x.dtype)
                 if kind == "mean":
-                    total = total / prod(place.whole(self.x)[d] for d in dims)
+                    total = total / prod(device.global_shape(self.x)[d] for d in dims)
                 return np.asarray(total, dtype=x.dtype)
 
     def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
@@ -195,7 +195,7 @@ class ReduceOp(OverDims):
             case "prod":
                 return b.mul(self.spread(b, dy), self.others(b))
         chosen = b.compare("eq", self.x, self.spread(b, self.out))
-        chosen = b.convert(chosen, plain(dy).element_type)
+        chosen = b.convert(chosen, unsharded_type(dy).element_type)
         ties = b.reduce(chosen, "sum", dims, self.keep is not None)
         return b.mul(chosen, self.spread(b, b.div(dy, ties)))
 
@@ -205,12 +205,12 @@ class ReduceOp(OverDims):
         the sum of the zeros, whose slope is that of the one that is left: so that the second
         derivative is right too."""
         dims, _ = self.where()
-        zero, one, two = (b.number(n, self.x) for n in (0.0, 1.0, 2.0))
+        zero, one, two = (b.scalar(n, self.x) for n in (0.0, 1.0, 2.0))
         is_zero = b.compare("eq", self.x, zero)
         filled = b.select(is_zero, one, self.x)
         keep = self.keep is not None
         product = self.spread(b, b.reduce(filled, "prod", dims, keep))
-        at_zero = b.convert(is_zero, plain(self.x).element_type)
+        at_zero = b.convert(is_zero, unsharded_type(self.x).element_type)
         count = b.reduce(at_zero, "sum", dims, keep)
         none, single, double = (self.spread(b, b.compare("eq", count, n)) for n in (zero, one, two))
         left = b.mul(at_zero, self.x)
@@ -227,7 +227,7 @@ class ReduceOp(OverDims):
         x = self.x
         dims, _ = self.where()
         for d in dims:
-            if (rows := b.in_parts(x, d)) is not None:
+            if (rows := b.split_shards(x, d)) is not None:
                 x = b.reduce(rows, "prod", [d + 1])
         here = [d for d in dims if not b.layout(x).dims[d]]
         x = b.reduce(x, "prod", here, keep=True)

@@ -26,15 +26,15 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     Types,
     float_of,
     int_of,
-    plain,
     same_element,
+    unsharded_type,
 )
-from shardir.dialects.nn.elementwise import Elementwise, FloatUnary, Function, Unary, needs_float
+from shardir.dialects.nn.elementwise import Elementwise, FloatUnary, Function, Unary, float_element
 from shardir.dialects.nn.logic import IsfiniteOp
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class SelectOp(Elementwise):
         return same_element(operands[1:])
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        zero = b.number(0.0, dy)
+        zero = b.scalar(0.0, dy)
         return None, b.select(self.condition, dy, zero), b.select(self.condition, zero, dy)
 
 
@@ -79,15 +79,15 @@ class ClampOp(FloatUnary):
             raise ShardirError("[T10] nn.clamp wants a min, a max, or both")
         return super().element(operands, props)
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         low, high = (None if p is None else p.value.data for p in (self.min, self.max))
         return np.clip(arrays[0], low, high)
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         for how, end in (("ge", self.min), ("le", self.max)):
             if end is not None:
-                inside = b.compare(how, self.x, b.number(end.value.data, self.x))
-                dy = b.select(inside, dy, b.number(0.0, dy))
+                inside = b.compare(how, self.x, b.scalar(end.value.data, self.x))
+                dy = b.select(inside, dy, b.scalar(0.0, dy))
         return (dy,)
 
 
@@ -101,12 +101,12 @@ class NanToNumOp(FloatUnary):
     neginf = prop_def(FloatAttr.constr(type=f64))
     assembly_format = f"$x `nan` $nan `posinf` $posinf `neginf` $neginf {STRATEGY}"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         nan, posinf, neginf = (float_of(self, n) for n in ("nan", "posinf", "neginf"))
         return np.nan_to_num(arrays[0], nan=nan, posinf=posinf, neginf=neginf)
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        return (b.select(b.value(IsfiniteOp, self.x), dy, b.number(0.0, dy)),)
+        return (b.select(b.value(IsfiniteOp, self.x), dy, b.scalar(0.0, dy)),)
 
 
 # ---- by place: the part above or below a diagonal of the last two dimensions ----
@@ -123,10 +123,10 @@ class Triangle(Unary, ABC):
             raise ShardirError(f"[T4] {cls.name} wants two dimensions or more")
         return super().element(operands, props)
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         (x,) = arrays
         rows, columns = (
-            place.start(self.x, d) + np.arange(x.shape[d]) for d in (x.ndim - 2, x.ndim - 1)
+            device.start(self.x, d) + np.arange(x.shape[d]) for d in (x.ndim - 2, x.ndim - 1)
         )
         above = columns - rows[:, None] - int_of(self.properties, "diagonal")
         return np.where(type(self).NUMPY(above, 0), x, np.zeros((), x.dtype))
@@ -174,23 +174,23 @@ class ConvertOp(Unary):
         if operands[0].get_shape() != results[0].get_shape():
             raise ShardirError("[T1] nn.convert keeps the shape")
         if "partial" in props:
-            needs_float("nn.convert partial", operands)
-            needs_float("nn.convert partial", results)
+            float_element("nn.convert partial", operands)
+            float_element("nn.convert partial", results)
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         factors = super().rule(operands, results, props)
         return replace(factors, linear="sum") if "partial" in props else factors
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return arrays[0]  # the interpreter brings every result to its type
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        element = plain(self.x).element_type
+        element = unsharded_type(self.x).element_type
         if isinstance(element, IntegerType):
             return (None,)
         props = {"partial": self.partial} if self.partial is not None else {}
-        type = tensor(element, plain(dy).get_shape())
+        type = tensor(element, unsharded_type(dy).get_shape())
         return (b.value(ConvertOp, dy, props=props, result=type),)
 
 
@@ -202,7 +202,7 @@ class StopGradientOp(Unary):
     FLOPS: ClassVar[int] = 0
     LINEAR: ClassVar[str] = "any"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return arrays[0]
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:

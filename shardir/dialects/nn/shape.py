@@ -16,14 +16,14 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
+    Device,
     DimsAttr,
-    Place,
     Props,
     TensorOp,
     Types,
     dims_of,
     letters,
-    plain,
+    unsharded_type,
 )
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ class ReshapeOp(TensorOp):
         factors = Factors.of([ins], [outs], [old, new], linear="any", replicate=whole)
         return factors.with_sizes(sizes)
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        return arrays[0].reshape(place.shape(self.out))
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        return arrays[0].reshape(device.shape(self.out))
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        return (b.reshape(dy, plain(self.x).get_shape(), like=self.x),)
+        return (b.reshape(dy, unsharded_type(self.x).get_shape(), like=self.x),)
 
 
 class _Refined(NamedTuple):
@@ -178,11 +178,11 @@ class TransposeOp(TensorOp):
             [operands[0].get_shape(), results[0].get_shape()], linear="any",
         )  # fmt: skip
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return np.transpose(arrays[0], dims_of(self.properties, "perm", arrays[0].ndim))
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        perm = dims_of(self.properties, "perm", len(plain(self.x).get_shape()))
+        perm = dims_of(self.properties, "perm", len(unsharded_type(self.x).get_shape()))
         return (b.transpose(dy, [perm.index(d) for d in range(len(perm))]),)
 
 
@@ -224,8 +224,8 @@ class BroadcastOp(TensorOp):
         ins = [names[d] if n == new[d] else "" for n, d in zip(old, dims, strict=True)]
         return Factors.of([ins], [names], [old, new], linear="any")
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        shape = place.shape(self.out)
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        shape = device.shape(self.out)
         dims = dims_of(self.properties, "dims", len(shape))
         order = sorted(range(len(dims)), key=lambda i: dims[i])
         x = np.transpose(arrays[0], order)
@@ -235,7 +235,7 @@ class BroadcastOp(TensorOp):
         return np.broadcast_to(x.reshape(view), shape)
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        old, new = plain(self.x).get_shape(), plain(self.out).get_shape()
+        old, new = unsharded_type(self.x).get_shape(), unsharded_type(self.out).get_shape()
         dims = dims_of(self.properties, "dims", len(new))
         kept = [d for i, d in enumerate(dims) if old[i] == new[d]]
         gone = [d for d in range(len(new)) if d not in kept]

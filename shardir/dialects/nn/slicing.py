@@ -17,7 +17,7 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects.nn.base import (
     STRATEGY,
     Props,
-    plain,
+    unsharded_type,
 )
 from shardir.dialects.nn.selection import SelectOp
 
@@ -72,7 +72,7 @@ class SliceOp(RowMap):
         }
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        shape, new = plain(self.x).get_shape(), plain(self.out).get_shape()
+        shape, new = unsharded_type(self.x).get_shape(), unsharded_type(self.out).get_shape()
         bounds, out = self.bounds(shape, self.properties), self.x
         most = [d for d in self.rows(shape, self.properties) if 2 * new[d] >= shape[d]]
         for d in split_dims(b, out, most):
@@ -85,7 +85,7 @@ class SliceOp(RowMap):
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """The cotangent among zeros: behind each row the ones that a stride leaves out, before and
         after all of them the rest."""
-        shape, taken = plain(self.x).get_shape(), plain(self.out).get_shape()
+        shape, taken = unsharded_type(self.x).get_shape(), unsharded_type(self.out).get_shape()
         starts, strides = self.starts.data, self.strides.data
         if any(k > 1 for k in strides):
             alone = b.reshape(dy, tuple(k for n in taken for k in (n, 1)))
@@ -131,15 +131,19 @@ class PadOp(RowMap):
         return found
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        shape, new, out = plain(self.x).get_shape(), plain(self.out).get_shape(), self.x
+        shape, new, out = (
+            unsharded_type(self.x).get_shape(),
+            unsharded_type(self.out).get_shape(),
+            self.x,
+        )
         low, high, value = list(self.low.data), list(self.high.data), self.filling(self.properties)
         for d in split_dims(b, out, list(self.rows(shape, self.properties))):
             out = rows_from(b, out, d, -low[d], new[d])
             if value:
-                filling = b.number(value, out)
+                filling = b.scalar(value, out)
                 row = b.iota(d, like=out)
                 for how, bound in (("ge", low[d]), ("lt", low[d] + shape[d])):
-                    out = b.value(SelectOp, b.compare(how, row, b.number(bound, row)), out, filling)
+                    out = b.value(SelectOp, b.compare(how, row, b.scalar(bound, row)), out, filling)
             low[d] = high[d] = 0
         return (b.pad(out, low, high, value),)
 

@@ -19,16 +19,16 @@ from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
     axis_of,
     letters,
-    plain,
+    unsharded_type,
 )
 from shardir.dialects.nn.elementary import ExpOp, LogOp
-from shardir.dialects.nn.elementwise import needs_float
+from shardir.dialects.nn.elementwise import float_element
 from shardir.dialects.nn.selection import StopGradientOp
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class _RowOp(TensorOp, ABC):
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        element = needs_float(cls.name, operands)
+        element = float_element(cls.name, operands)
         shape = operands[0].get_shape()
         axis_of(props, "axis", len(shape))
         for t in operands:
@@ -71,7 +71,7 @@ class _RowGrad(_RowOp, ABC):
 
     def sum(self, b: "Builder", x: SSAValue) -> SSAValue:
         """Along the row."""
-        axis = axis_of(self.properties, "axis", len(plain(x).get_shape()))
+        axis = axis_of(self.properties, "axis", len(unsharded_type(x).get_shape()))
         return b.reduce(x, "sum", [axis], keep=True)
 
 
@@ -86,7 +86,7 @@ class _RowMap(_RowOp, ABC):
         return (b.value(self.GRAD, self.out, dy, props={"axis": self.axis}),)
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        axis = axis_of(self.properties, "axis", len(plain(self.x).get_shape()))
+        axis = axis_of(self.properties, "axis", len(unsharded_type(self.x).get_shape()))
         shifted, exps, total = shifted_exp(b, self.x, axis)
         return (self.finish(b, shifted, exps, total),)
 
@@ -119,7 +119,7 @@ class SoftmaxGradOp(_RowGrad):
 
     name = "nn.softmax_grad"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         y, dy = arrays
         axis = axis_of(self.properties, "axis", y.ndim)
         return (dy - (y * dy).sum(axis=axis, keepdims=True)) * y
@@ -142,7 +142,7 @@ class SoftmaxOp(_RowMap):
     name = "nn.softmax"
     GRAD: ClassVar[type[_RowGrad]] = SoftmaxGradOp
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return softmax(arrays[0], axis_of(self.properties, "axis", arrays[0].ndim))
 
     def finish(self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue) -> SSAValue:
@@ -155,7 +155,7 @@ class LogSoftmaxGradOp(_RowGrad):
 
     name = "nn.log_softmax_grad"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         y, dy = arrays
         axis = axis_of(self.properties, "axis", y.ndim)
         return dy - np.exp(y) * dy.sum(axis=axis, keepdims=True)
@@ -171,7 +171,7 @@ class LogSoftmaxOp(_RowMap):
     name = "nn.log_softmax"
     GRAD: ClassVar[type[_RowGrad]] = LogSoftmaxGradOp
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x = arrays[0]
         axis = axis_of(self.properties, "axis", x.ndim)
         z = x - x.max(axis=axis, keepdims=True, initial=-np.inf)

@@ -21,11 +21,11 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     dims_of,
     int_of,
-    plain,
+    unsharded_type,
 )
 from shardir.dialects.nn.elementary import ExpOp, LogOp, SqrtOp, SquareOp
 from shardir.dialects.nn.logic import IsinfOp
@@ -44,7 +44,7 @@ class LogsumexpOp(OverDims):
 
     name = "nn.logsumexp"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         x = arrays[0]
         dims = dims_of(self.properties, "dims", x.ndim)
         top = np.max(x, axis=dims, keepdims=True, initial=-np.inf)
@@ -61,10 +61,10 @@ class LogsumexpOp(OverDims):
         infinite."""
         dims, _ = self.where()
         top = b.value(StopGradientOp, b.reduce(self.x, "max", dims, keep=True))
-        top = b.select(b.value(IsinfOp, top), b.number(0.0, top), top)
+        top = b.select(b.value(IsinfOp, top), b.scalar(0.0, top), top)
         total = b.reduce(b.value(ExpOp, b.sub(self.x, top)), "sum", dims, keep=True)
         out = b.add(b.value(LogOp, total), top)
-        return (b.reshape(out, plain(self.out).get_shape()),)
+        return (b.reshape(out, unsharded_type(self.out).get_shape()),)
 
 
 class _Variance(OverDims, ABC):
@@ -104,7 +104,7 @@ class VarOp(_Variance):
 
     name = "nn.var"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return self.variance(arrays[0])
 
     def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
@@ -120,11 +120,11 @@ class StdOp(_Variance):
 
     name = "nn.std"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return np.sqrt(self.variance(arrays[0]))
 
     def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
-        zero = b.number(0.0, dy)
+        zero = b.scalar(0.0, dy)
         slope = b.div(b.scale(dy, self.divisor()), self.out)
         slope = b.select(b.compare("eq", self.out, zero), zero, slope)
         return b.mul(self.spread(b, slope), self.centred(b))
@@ -132,7 +132,7 @@ class StdOp(_Variance):
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         """The root is taken of 1 in the place of 0, where its slope is infinite."""
         var = self.sum_of_squares(b)
-        zero, one = b.number(0.0, var), b.number(1.0, var)
+        zero, one = b.scalar(0.0, var), b.scalar(1.0, var)
         none = b.compare("eq", var, zero)
         root = b.value(SqrtOp, b.select(none, one, var))
         return (b.select(none, zero, root),)

@@ -35,17 +35,17 @@ from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
-    Place,
+    Device,
     Props,
     TensorOp,
     Types,
+    arithmetic_element,
     axis_of,
     int_attr,
     int_of,
     letters,
-    needs_numbers,
-    plain,
     same_element,
+    unsharded_type,
 )
 from shardir.dialects.nn.movement import IntsPerDimAttr
 
@@ -64,7 +64,7 @@ class _WindowsOp(TensorOp, ABC):
     type says how many there are."""
 
     COLLECTIVE: ClassVar[type[dist.WindowsOp]]
-    WHOLE_TYPES: ClassVar[bool] = True
+    GLOBAL_TYPES: ClassVar[bool] = True
     INFERRED: ClassVar[bool] = False
     dim = prop_def(Int)
     step = prop_def(Int)
@@ -108,7 +108,7 @@ class _WindowsOp(TensorOp, ABC):
     def at(self) -> int:
         """The dimension of the rows; in the windows, theirs."""
         rows, _ = self.ends(self.operands, self.results)
-        return axis_of(self.properties, "dim", len(plain(rows).get_shape()))
+        return axis_of(self.properties, "dim", len(unsharded_type(rows).get_shape()))
 
     def windows(self, mesh: Mesh | None = None) -> Windows:
         """Which rows each window has."""
@@ -118,11 +118,11 @@ class _WindowsOp(TensorOp, ABC):
         step, offset = self.step.value.data, self.offset.value.data
         return Windows(rows[at], windows[at], windows[at + 1], step, offset)
 
-    def start(self, place: Place) -> int:
+    def start(self, device: Device) -> int:
         """The row, of those that are here, at which the first window that is here begins."""
         rows, windows = self.ends(self.operands, self.results)
-        first = place.start(windows, self.at) * self.step.value.data + self.offset.value.data
-        return first - place.start(rows, self.at)
+        first = device.start(windows, self.at) * self.step.value.data + self.offset.value.data
+        return first - device.start(rows, self.at)
 
     def exchange(self, mesh: Mesh) -> tuple[type[dist.CollectiveOp], Props] | None:
         layout = layout_of(self.x)
@@ -156,12 +156,12 @@ class UnfoldOp(_WindowsOp):
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         super().check_results(operands, results, props)
         if "least" in props:
-            needs_numbers(cls.name, operands)
+            arithmetic_element(cls.name, operands)
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        d, (count, size) = self.at, place.shape(self.out)[self.at : self.at + 2]
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        d, (count, size) = self.at, device.shape(self.out)[self.at : self.at + 2]
         least = self.least is not None
-        return unfold(arrays[0], d, count, size, self.step.value.data, self.start(place), least)
+        return unfold(arrays[0], d, count, size, self.step.value.data, self.start(device), least)
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.fold(dy, self.at, self.windows()),)
@@ -183,11 +183,11 @@ class FoldOp(_WindowsOp):
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         super().check_results(operands, results, props)
-        needs_numbers(cls.name, operands)
+        arithmetic_element(cls.name, operands)
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
-        rows = place.shape(self.out)[self.at]
-        return fold(arrays[0], self.at, rows, self.step.value.data, self.start(place))
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        rows = device.shape(self.out)[self.at]
+        return fold(arrays[0], self.at, rows, self.step.value.data, self.start(device))
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.unfold(dy, self.at, self.windows()),)

@@ -15,7 +15,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
 from shardir.dialects.builder import Builder
-from shardir.dialects.nn.base import float_attr, plain
+from shardir.dialects.nn.base import float_attr, unsharded_type
 from shardir.dialects.text import Option, OptionsAttr
 from shardir.dialects.train.options import ScheduleAttr
 from shardir.dialects.train.updates import (
@@ -60,7 +60,7 @@ class Clock:
     @cached_property
     def step(self) -> SSAValue:
         """The number of this step, from 1."""
-        one = self.b.constant(1, plain(self.done).element_type)
+        one = self.b.constant(1, unsharded_type(self.done).element_type)
         step = self.b.add(self.done, one)
         step.name_hint = self.done.name_hint
         return step
@@ -117,7 +117,7 @@ class Target:
 
     def state(self, name: str, dims: Sequence[int] | None = None) -> SSAValue:
         """The state `name`, of the parameter's shape and layout; of its dimensions `dims` only."""
-        rank = len(plain(self.w).get_shape())
+        rank = len(unsharded_type(self.w).get_shape())
         return self.new_state(name, range(rank) if dims is None else dims)
 
     def scalar(self, name: str) -> SSAValue:
@@ -150,19 +150,19 @@ class Target:
 
     def times(self, x: SSAValue, number: SSAValue) -> SSAValue:
         """x times a number in double precision."""
-        return self.b.mul(x, self.b.convert(number, plain(x).element_type))
+        return self.b.mul(x, self.b.convert(number, unsharded_type(x).element_type))
 
 
 def wide(b: Builder, x: SSAValue) -> SSAValue:
     """x in a type that holds sums of its squares."""
-    narrow = isinstance(plain(x).element_type, BFloat16Type | Float16Type)
+    narrow = isinstance(unsharded_type(x).element_type, BFloat16Type | Float16Type)
     return b.convert(x, f32) if narrow else x
 
 
 def sum_of_squares(b: Builder, x: SSAValue) -> SSAValue:
     """The sum of the squares of all elements: a partial sum where x is split."""
     x = wide(b, x)
-    return b.reduce(b.mul(x, x), "sum", range(len(plain(x).get_shape())))
+    return b.reduce(b.mul(x, x), "sum", range(len(unsharded_type(x).get_shape())))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Place, Props, Types, float_of
-from shardir.dialects.nn.elementwise import Elementwise, needs_float
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types, float_of
+from shardir.dialects.nn.elementwise import Elementwise, float_element
 from shardir.dialects.train.options import ScheduleAttr
 
 NUMBER = tensor(f64, ())
@@ -49,7 +49,7 @@ class Update(Several, ABC):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         n = len(operands) - len(cls.SCALARS)
-        needs_float(cls.name, operands[:n])
+        float_element(cls.name, operands[:n])
         for t in operands[1:n]:
             if t != operands[0]:
                 raise ShardirError(
@@ -74,7 +74,7 @@ class SgdOp(Update):
     new_w = result_def(TensorType)
     assembly_format = f"$w `,` $g `,` $lr `weight_decay` $weight_decay {STRATEGY}"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         w, g, lr = arrays
         return w - lr * (g + float_of(self, "weight_decay") * w)
 
@@ -106,7 +106,7 @@ class MomentumOp(WithVelocity):
 
     name = "train.momentum"
 
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         w, g, v, lr = arrays
         v = float_of(self, "momentum") * v + self.decayed(w, g)
         return w - lr * v, v
@@ -118,7 +118,7 @@ class NesterovOp(WithVelocity):
 
     name = "train.nesterov"
 
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         w, g, v, lr = arrays
         u, momentum = self.decayed(w, g), float_of(self, "momentum")
         v = momentum * v + u
@@ -132,7 +132,7 @@ class LarsOp(WithVelocity):
 
     name = "train.lars"
 
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         w, g, v, lr = arrays
         v = float_of(self, "momentum") * v + lr * self.decayed(w, g)
         return w - v, v
@@ -186,7 +186,7 @@ class AdamOp(Adams):
 
     name = "train.adam"
 
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         w, g, m, v, correction1, correction2, lr = arrays
         m, v = self.moments(g + float_of(self, "weight_decay") * w, m, v)
         return w - lr * self.direction(m, v, correction1, correction2), m, v
@@ -198,7 +198,7 @@ class AdamWOp(Adams):
 
     name = "train.adamw"
 
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         w, g, m, v, correction1, correction2, lr = arrays
         m, v = self.moments(g, m, v)
         w = w - lr * float_of(self, "weight_decay") * w
@@ -220,7 +220,7 @@ class LambDirectionOp(WithMoments):
     correction2 = operand_def(TensorType)
     assembly_format = "$w `,` $g `,` $m `,` $v `,` $correction1 `,` $correction2 " + MOMENTS
 
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         w, g, m, v, correction1, correction2 = arrays
         m, v = self.moments(g, m, v)
         direction = self.direction(m, v, correction1, correction2)
@@ -258,7 +258,7 @@ class LearningRateOp(Scalar):
     lr = result_def(TensorType)
     assembly_format = f"$done $schedule {STRATEGY}"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         done, n = arrays[0].astype(np.float64), self.schedule.values
         rate, warmup = n["rate"], n["warmup"]
         part = min(1.0, max(0.0, done - warmup) / (n["steps"] - warmup)) if "steps" in n else 0.0
@@ -285,7 +285,7 @@ class BiasCorrectionOp(Scalar):
     out = result_def(TensorType)
     assembly_format = f"$step `beta` $beta {STRATEGY}"
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         return np.asarray(1 - float_of(self, "beta") ** arrays[0].astype(np.float64))
 
 
@@ -305,7 +305,7 @@ class TrustRatioOp(Scalar):
         f"$w `,` $u `coefficient` $coefficient `weight_decay` $weight_decay {STRATEGY}"
     )
 
-    def evaluate(self, place: Place, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
         w, u = np.sqrt(arrays)
         ratio = float_of(self, "coefficient") * w / (u + float_of(self, "weight_decay") * w)
         return np.where((w > 0) & (u > 0), ratio, 1.0)
@@ -332,7 +332,7 @@ class NextLossScaleOp(Scalar):
         + STRATEGY
     )
 
-    def evaluate(self, place: Place, *arrays: Array) -> tuple[Array, ...]:
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         scale, good, finite = arrays
         if not finite:
             return scale * float_of(self, "backoff"), np.zeros_like(good)

@@ -7,7 +7,7 @@ from xdsl.ir import Attribute, Block, SSAValue
 
 from shardir.algebra.layout import Layout, replicated
 from shardir.dialects.dist import laid_out, layout_of, tensor
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 from shardir.dialects.train import Argument, InitAttr, state_attrs
 from shardir.rewriting.rewriter import Rewriter
 
@@ -49,7 +49,7 @@ class Arguments:
 
     def add_state_of(self, w: SSAValue, key: str, name: str, dims: Sequence[int]) -> SSAValue:
         """A new state of a parameter, with some of its dimensions, split as they are."""
-        t, layout = plain(w), layout_of(w)
+        t, layout = unsharded_type(w), layout_of(w)
         shape = tuple(t.get_shape()[d] for d in dims)
         type = tensor(t.element_type, shape)
         if layout is not None:

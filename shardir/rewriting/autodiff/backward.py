@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from xdsl.ir import Operation, SSAValue
 
 from shardir.dialects.dist import layout_of, with_layout
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 from shardir.dialects.train import BackwardOp, GradientOp, StepOp
 from shardir.rewriting.autodiff.activity import Activity, is_float
 from shardir.rewriting.autodiff.arguments import Arguments
@@ -58,7 +58,7 @@ class BackwardPart:
     def seed(self, v: SSAValue) -> None:
         """Set the cotangent of what is returned: 1 for a scalar, or what the step has it be; an
         argument for any other."""
-        t = plain(v)
+        t = unsharded_type(v)
         if t.get_shape() == ():
             if v in self.activity.active:
                 element = t.element_type

@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 from shardir.algebra.layout import Layout
 from shardir.algebra.redistribution import seconds
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 from shardir.rewriting.rewriter import Rewriter
 
 
@@ -79,7 +79,7 @@ class Cotangents:
     def _common_layout(self, v: SSAValue, addends: Sequence[SSAValue]) -> Layout:
         """The layout in which addends of several layouts are added: that of the value or of one of
         them, for which redistributions cost the least until the sum has that of the value."""
-        b, end, shape = self.builder, self.builder.layout(v).complete, plain(v).get_shape()
+        b, end, shape = self.builder, self.builder.layout(v).complete, unsharded_type(v).get_shape()
         assert b.mesh is not None
         mesh = b.mesh
 

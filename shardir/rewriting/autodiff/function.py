@@ -19,7 +19,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import name_of
 from shardir.diagnostics import Failure
 from shardir.dialects.dist import RedistributeOp, layout_of
-from shardir.dialects.nn.base import plain
+from shardir.dialects.nn.base import unsharded_type
 from shardir.dialects.train import (
     BackwardOp,
     GradientOp,
@@ -120,7 +120,7 @@ class Differentiation:
         if gradient is not None:
             return gradient
         arg = self.arguments[i]
-        zeros = self.builder.zeros(plain(arg), like=arg)
+        zeros = self.builder.zeros(unsharded_type(arg), like=arg)
         layout = layout_of(arg)
         return zeros if layout is None else self.builder.redistribute(zeros, layout)
 

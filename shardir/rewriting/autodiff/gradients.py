@@ -8,7 +8,7 @@ from xdsl.dialects.builtin import f32, f64
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
-from shardir.dialects.nn.base import Props, float_attr, plain
+from shardir.dialects.nn.base import Props, float_attr, unsharded_type
 from shardir.dialects.train import StepOp, sum_of_squares
 from shardir.rewriting.rewriter import Rewriter
 
@@ -25,7 +25,7 @@ def prepare(
     `scale`: the loss scale, where it is a state."""
     clip, scaling = request.clip, request.loss_scale
     by_norm = clip is not None and clip.kind == "norm"
-    elements = {plain(g).element_type for g in gradients.values()}
+    elements = {unsharded_type(g).element_type for g in gradients.values()}
     common = f64 if f64 in elements else f32
     values = [b.convert(g, common) for g in gradients.values()] if scaling or by_norm else []
     # Both sums stand side by side, so that they are communicated together.
@@ -76,9 +76,9 @@ def _clip_factor(
 
 
 def _element(v: SSAValue) -> Attribute:
-    return plain(v).element_type
+    return unsharded_type(v).element_type
 
 
 def _zero_if_finite(b: Rewriter, x: SSAValue) -> SSAValue:
     """The sum of x - x: 0 where all elements are finite, else NaN; partial where x is split."""
-    return b.reduce(b.sub(x, x), "sum", range(len(plain(x).get_shape())))
+    return b.reduce(b.sub(x, x), "sum", range(len(unsharded_type(x).get_shape())))

@@ -19,7 +19,7 @@ from shardir.dialects.dist import (
     RecvOp,
     WindowsOp,
 )
-from shardir.dialects.nn.base import TensorOp, plain
+from shardir.dialects.nn.base import TensorOp, unsharded_type
 from shardir.rewriting.autodiff.activity import Activity, relocates
 from shardir.rewriting.autodiff.cotangents import Cotangents, cotangent_name
 from shardir.rewriting.rewriter import Rewriter
@@ -86,7 +86,8 @@ class Transposition:
         return (
             len(active) == 1
             and bool(op.factors().linear)
-            and prod(plain(active[0]).get_shape()) <= prod(plain(op.results[0]).get_shape())
+            and prod(unsharded_type(active[0]).get_shape())
+            <= prod(unsharded_type(op.results[0]).get_shape())
         )
 
     def communication(self, op: Operation, v: SSAValue, out: SSAValue) -> list[SSAValue]:

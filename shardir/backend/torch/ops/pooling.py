@@ -3,14 +3,19 @@
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
-from shardir.backend.torch.ops.convolution import numbers, per_dimension, plain, slide_texts
+from shardir.backend.torch.ops.convolution import (
+    numbers,
+    per_dimension,
+    slide_texts,
+    unsharded_type,
+)
 from shardir.dialects import nn
 
 
 def _max_pool(s: Scope, op: nn.MaxPoolOp) -> Text:
     found, x = op.slides(), s.operand(op.x)
     kernel, (stride, padding, _) = numbers(op.window.data), slide_texts(found)
-    if plain(s, found, op.x):
+    if unsharded_type(s, found, op.x):
         s.use("F")
         given = [
             per_dimension(v)

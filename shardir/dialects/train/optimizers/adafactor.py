@@ -6,7 +6,7 @@ from xdsl.dialects.builtin import f64
 from xdsl.ir import SSAValue
 
 from shardir.dialects import nn
-from shardir.dialects.nn.base import float_attr, plain
+from shardir.dialects.nn.base import float_attr, unsharded_type
 from shardir.dialects.text import Option
 from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, Target, Updated
 
@@ -14,7 +14,7 @@ from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, Target, Updat
 def update(p: Target) -> Updated:
     """As torch.optim.Adafactor: the second moment of a matrix is the product of the means of its
     rows and columns (Shazeer and Stern, 2018)."""
-    b, numbers, t = p.b, p.numbers, plain(p.w)
+    b, numbers, t = p.b, p.numbers, unsharded_type(p.w)
     rank, size = len(t.get_shape()), max(1, prod(t.get_shape()))
     fresh = p.clock.power("fresh", numbers["beta2_decay"])
     rate = b.value(nn.MinOp, p.lr, p.clock.power("bound", -0.5))
