@@ -26,8 +26,8 @@ from shardir.algebra.saved import ARGUMENT, Line, Saved
 from shardir.analysis.functions import has_layouts, is_local_body, makers, mesh_of, name_of, unlaid
 from shardir.diagnostics import Failure
 from shardir.dialects.dist import layout_of
+from shardir.dialects.locations import short_location
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.places import short_place
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED
 from shardir.syntax.files import write_text
@@ -73,6 +73,6 @@ def _lines(f: FuncOp, block: Block) -> Iterator[Line]:
             by.name if isinstance(by, Operation) else ARGUMENT,
             None if strategy is None else strategy.data,
             layouts,
-            short_place(by),
+            short_location(by),
             recompute=isinstance(by, Operation) and RECOMPUTE in by.attributes,
         )

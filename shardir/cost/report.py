@@ -26,7 +26,7 @@ from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import OpCost, cost_of
 from shardir.dialects import dist
-from shardir.dialects.places import file_place
+from shardir.dialects.locations import file_location
 
 LARGEST = 8
 """How many storages are named."""
@@ -135,7 +135,7 @@ def called(op: Operation) -> str:
 
 def place(op: Operation) -> str:
     """`net.ir:22`, or nothing where it is not known."""
-    found = file_place(op.location)
+    found = file_location(op.location)
     return f"{found[0]}:{found[1]}" if found else ""
 
 

@@ -196,7 +196,7 @@ class Builder(ABC):
         """Pieces of x along `axis`."""
 
     @abstractmethod
-    def unfold(self, x: SSAValue, dim: int, w: Windows, least: bool = False) -> SSAValue:
+    def unfold(self, x: SSAValue, dim: int, w: Windows, lowest: bool = False) -> SSAValue:
         """The windows of a dimension."""
 
     @abstractmethod

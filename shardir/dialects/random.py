@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from shardir.diagnostics import ShardirError
-from shardir.dialects.text import Kinds, Option
+from shardir.dialects.text import Kinds, OptionSpec
 
-INTEGER = Option(int, least=-(2**62), most=2**62 - 1)  # so that high - low fits 64 bits
+INTEGER = OptionSpec(int, minimum=-(2**62), maximum=2**62 - 1)  # so that high - low fits 64 bits
 DRAWN: Kinds = {
-    "normal": {"mean": Option(float, 0.0), "std": Option(float, 1.0, least=0.0)},
-    "uniform": {"low": Option(float, 0.0), "high": Option(float, 1.0)},
+    "normal": {"mean": OptionSpec(float, 0.0), "std": OptionSpec(float, 1.0, minimum=0.0)},
+    "uniform": {"low": OptionSpec(float, 0.0), "high": OptionSpec(float, 1.0)},
     "integers": {"low": INTEGER, "high": INTEGER},
 }
 """Distributions, with their numbers."""

@@ -128,14 +128,14 @@ def word(kind: type[WordAttr], text: str) -> WordAttr:
 
 
 @dataclass(frozen=True)
-class Option:
-    """The values that an option may have: their type, the default (None: it must be given), and
-    their range, from `least` to `most`; `ends` says which of the two are in it, as in [0, 1)."""
+class OptionSpec:
+    """The values of an option: their type, the default (None: it is required), and their range,
+    from `minimum` to `maximum`, of which `ends` is the interval: [], (], [) or ()."""
 
     kind: type
     default: Any = None
-    least: float = -inf
-    most: float = inf
+    minimum: float = -inf
+    maximum: float = inf
     ends: str = "[]"
     nested: Callable[[Options, str], Options] | None = None
     """What completes a word with named values that may stand in its place."""
@@ -143,17 +143,17 @@ class Option:
     def check(self, name: str, value: Any) -> None:
         """Raises NotationError when the value is out of range."""
         above, below = self.ends[0] == "(", self.ends[1] == ")"
-        low = value > self.least if above else value >= self.least
-        high = value < self.most if below else value <= self.most
+        low = value > self.minimum if above else value >= self.minimum
+        high = value < self.maximum if below else value <= self.maximum
         if not (low and high):
-            ends = [f"above {self.least:g}" if above else f"at least {self.least:g}"]
-            ends += [f"below {self.most:g}" if below else f"at most {self.most:g}"]
-            wanted = [e for e, end in zip(ends, (self.least, self.most), strict=True)
+            ends = [f"above {self.minimum:g}" if above else f"at least {self.minimum:g}"]
+            ends += [f"below {self.maximum:g}" if below else f"at most {self.maximum:g}"]
+            wanted = [e for e, end in zip(ends, (self.minimum, self.maximum), strict=True)
                       if abs(end) != inf]  # fmt: skip
             raise NotationError(f"[G10] {name} is {value}; it must be {' and '.join(wanted)}")
 
 
-Kinds = Mapping[str, Mapping[str, Option]]
+Kinds = Mapping[str, Mapping[str, OptionSpec]]
 
 
 def complete(what: str, kinds: Kinds, given: Options, text: str) -> Options:
@@ -165,7 +165,7 @@ def complete(what: str, kinds: Kinds, given: Options, text: str) -> Options:
     for n in values:
         if n not in wanted:
             has = f"it has {', '.join(wanted)}" if wanted else "it has none"
-            raise NotationError(f"{word} has no option {n}; {has}", place_of(n, text))
+            raise NotationError(f"{word} has no option {n}; {has}", option_offset(n, text))
     out: list[tuple[str, Any]] = []
     for n, option in wanted.items():
         value = values.get(n, option.default)
@@ -178,17 +178,19 @@ def complete(what: str, kinds: Kinds, given: Options, text: str) -> Options:
             value = float(value)
         if not isinstance(value, option.kind):
             shown = nested_text(value) if isinstance(value, tuple) else repr(value)
-            raise NotationError(f"{n} is a {option.kind.__name__}, not {shown}", place_of(n, text))
+            raise NotationError(
+                f"{n} is a {option.kind.__name__}, not {shown}", option_offset(n, text)
+            )
         if option.kind is not str:
             try:
                 option.check(n, value)
             except NotationError as e:
-                raise NotationError(e.message, place_of(n, text)) from None
+                raise NotationError(e.message, option_offset(n, text)) from None
         out.append((n, value))
     return word, tuple(out)
 
 
-def place_of(name: str, text: str) -> int:
+def option_offset(name: str, text: str) -> int:
     """Where the option stands in the text."""
     found = re.search(rf"\b{re.escape(name)}\s*=", text)
     return found.start() if found else 0

@@ -119,7 +119,7 @@ def _halo_unfold(
         k = mesh.index(rank, axes)
         start, stop = w.span(n, k)
         none = parts[rank][at_dim(dim, 0, 0)]
-        rows = span(none, dim, 0, stop - start, op.least is not None)
+        rows = span(none, dim, 0, stop - start, op.lowest is not None)
         for holder, low, high in w.needed(n, k):
             first = shard_bounds(w.rows, n, holder)[0]
             theirs = parts[mesh.moved(rank, axes, holder)]

@@ -137,9 +137,9 @@ class Spellings(Builder):
         zero = self.constant(0.0, type.element_type)
         return self.broadcast(zero, [], type.get_shape(), like=like)
 
-    def unfold(self, x: SSAValue, dim: int, w: Windows, least: bool = False) -> SSAValue:
+    def unfold(self, x: SSAValue, dim: int, w: Windows, lowest: bool = False) -> SSAValue:
         shape = unsharded_type(x).get_shape()
-        props: dict[str, Attribute] = {"least": nn.UNIT} if least else {}
+        props: dict[str, Attribute] = {"lowest": nn.UNIT} if lowest else {}
         return self._windows(
             nn.UnfoldOp, x, dim, w, (*shape[:dim], w.count, w.size, *shape[dim + 1 :]), props
         )

@@ -32,8 +32,8 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import sharding_of
+from shardir.dialects.locations import short_location
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.places import short_place
 from shardir.search.choices import Choices
 from shardir.search.graph import Places, Plan
 
@@ -93,7 +93,7 @@ def described(function: str, mesh: Mesh, names: Mapping[SSAValue, str], plan: Pl
 def _of_op(op: Operation, names: Mapping[SSAValue, str], choices: Choices) -> Described:
     return {
         "values": [f"%{names[v]}" for v in op.results], "op": op.name,
-        "takes": [f"%{names[v]}" for v in op.operands], "at": short_place(op),
+        "takes": [f"%{names[v]}" for v in op.operands], "at": short_location(op),
         "stated": isinstance(op, TensorOp) and op.strategy is not None,
         "choices": [
             {
@@ -110,7 +110,7 @@ def _of_value(v: SSAValue, places: Places) -> Described:
     by = v if isinstance(v, BlockArgument) else v.owner
     return {
         "values": [], "op": None,
-        "at": short_place(by) if isinstance(by, BlockArgument | Operation) else "",
+        "at": short_location(by) if isinstance(by, BlockArgument | Operation) else "",
         "stated": sharding_of(v) is not None,
         "choices": [
             {"layout": _text(layout), "shared": None if shared is None else _text(shared)}

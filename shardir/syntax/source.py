@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 from xdsl.ir import Operation
 
 from shardir.diagnostics import Diagnostic, Located
-from shardir.dialects.places import file_place
+from shardir.dialects.locations import file_location
 
 WORD = re.compile(r'"[^"\n]*"|[\w.$]+')
 
@@ -75,7 +75,7 @@ class Source:
             return Diagnostic(message, self.name, notes=tuple(notes))
         if (pos := self.offsets.get(op)) is not None:
             return self.at(pos, self._word_end(pos), message, notes)
-        place = file_place(op.location)
+        place = file_location(op.location)
         if place is None:
             return Diagnostic(f"{op.name}: {message}", self.name, notes=tuple(notes))
         file, line, column = place
@@ -108,6 +108,6 @@ def warn(op: Operation | None, message: str) -> None:
     if (found := _warnings.get()) is not None:
         found.append((op, message))
     else:
-        where = file_place(op.location) if op is not None else None
+        where = file_location(op.location) if op is not None else None
         prefix = ":".join(map(str, where)) + ": " if where else ""
         warnings.warn(f"{prefix}{message}", stacklevel=2)

@@ -37,15 +37,15 @@ CASES: list[Case] = [
     *windows((4,), 0, 0, 2, 1, 0, ("f64",)),
     *windows((0, 2), 0, 2, 2, 1, 0, ("f64",)),
     Case(
-        "least", nn.UnfoldOp, ((6, 3),), NUMBERS,
-        {**numbers(dim=0, step=2, offset=-1), "least": nn.UNIT}, (3, 4, 3), gradient=False,
+        "lowest", nn.UnfoldOp, ((6, 3),), NUMBERS,
+        {**numbers(dim=0, step=2, offset=-1), "lowest": nn.UNIT}, (3, 4, 3), gradient=False,
     ),
 ]  # fmt: skip
 
 
 def _unfold(op: nn.UnfoldOp, x: torch.Tensor) -> torch.Tensor:
     rows, windows = shape_of(op.x)[op.at], op.windows()
-    fill = 0 if op.least is None else (
+    fill = 0 if op.lowest is None else (
         -torch.inf if x.dtype.is_floating_point else torch.iinfo(dtype_of(op.x)).min
     )  # fmt: skip
     parts = []

@@ -53,12 +53,12 @@ class WindowsOp(CollectiveOp, ABC):
 @irdl_op_definition
 class HaloUnfoldOp(WindowsOp):
     """The windows of a split dimension: each device fetches the rows of its windows that it lacks.
-    Rows outside of the dimension are zeros, or the `least` number."""
+    Rows outside of the dimension are zeros, or the `lowest` number."""
 
     name = "dist.halo_unfold"
-    least = opt_prop_def(UnitAttr)
+    lowest = opt_prop_def(UnitAttr)
     assembly_format = (
-        "$values `dim` $dim `step` $step `offset` $offset (`least` $least^)? `over` $axes "
+        "$values `dim` $dim `step` $step `offset` $offset (`lowest` $lowest^)? `over` $axes "
         "attr-dict `:` functional-type(operands, results)"
     )
 

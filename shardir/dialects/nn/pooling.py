@@ -153,7 +153,7 @@ class MaxPoolGradOp(_MaxPooling):
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
         cut, props = self.tiles(b, self.dy)
-        x, dy = cut.of_x(b, self.x, least=True), cut.of_y(b, self.dy)
+        x, dy = cut.of_x(b, self.x, lowest=True), cut.of_y(b, self.dy)
         return (cut.to_x(b, b.value(MaxPoolGradOp, x, dy, props=props)),)
 
 
@@ -176,7 +176,7 @@ class MaxPoolOp(_MaxPooling):
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
         cut, props = self.tiles(b, self.out)
-        return (cut.to_y(b, b.value(MaxPoolOp, cut.of_x(b, self.x, least=True), props=props)),)
+        return (cut.to_y(b, b.value(MaxPoolOp, cut.of_x(b, self.x, lowest=True), props=props)),)
 
 
 def _greatest(x: Array, found: Sequence[Slide], shape: Shape) -> Array:

@@ -49,7 +49,7 @@ from shardir.dialects.nn.base import (
 )
 from shardir.dialects.nn.elementwise import float_element
 from shardir.dialects.random import DRAWN, check_range, fill, places, seed_at, uniform
-from shardir.dialects.text import Kinds, Option, OptionsAttr
+from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
@@ -63,7 +63,7 @@ class DistributionAttr(OptionsAttr):
     name = "nn.distribution"
     KINDS: ClassVar[Kinds] = {
         **DRAWN,
-        "bernoulli": {"p": Option(float)},
+        "bernoulli": {"p": OptionSpec(float)},
     }
 
 

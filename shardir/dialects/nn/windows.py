@@ -139,14 +139,14 @@ class _WindowsOp(TensorOp, ABC):
 @irdl_op_definition
 class UnfoldOp(_WindowsOp):
     """Windows of rows of a dimension, each `step` behind the one before; the first begins at row
-    `offset`. Rows outside of the dimension are zeros, or the `least` number."""
+    `offset`. Rows outside of the dimension are zeros, or the `lowest` number."""
 
     name = "nn.unfold"
     FLOPS: ClassVar[int] = 0
     COLLECTIVE: ClassVar[type[dist.WindowsOp]] = dist.HaloUnfoldOp
     LINEAR: ClassVar[str] = "any"
-    least = opt_prop_def(UnitAttr)
-    assembly_format = f"$x `dim` $dim `step` $step `offset` $offset (`least` $least^)? {STRATEGY}"
+    lowest = opt_prop_def(UnitAttr)
+    assembly_format = f"$x `dim` $dim `step` $step `offset` $offset (`lowest` $lowest^)? {STRATEGY}"
 
     @classmethod
     def ends(cls, operands: Sequence[T], results: Sequence[T]) -> tuple[T, T]:
@@ -155,13 +155,13 @@ class UnfoldOp(_WindowsOp):
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         super().check_results(operands, results, props)
-        if "least" in props:
+        if "lowest" in props:
             arithmetic_element(cls.name, operands)
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         d, (count, size) = self.at, device.shape(self.out)[self.at : self.at + 2]
-        least = self.least is not None
-        return unfold(arrays[0], d, count, size, self.step.value.data, self.start(device), least)
+        lowest = self.lowest is not None
+        return unfold(arrays[0], d, count, size, self.step.value.data, self.start(device), lowest)
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.fold(dy, self.at, self.windows()),)
@@ -198,10 +198,10 @@ def at_dim(dim: int, start: int, stop: int, step: int = 1) -> tuple[slice, ...]:
     return (*[slice(None)] * dim, slice(start, stop, step))
 
 
-def span(x: Array, dim: int, start: int, length: int, least: bool = False) -> Array:
-    """Rows [start, start + length) of a dimension; zeros, or the least, where there are none."""
+def span(x: Array, dim: int, start: int, length: int, lowest: bool = False) -> Array:
+    """Rows [start, start + length) of a dimension; zeros, or the lowest number, past its ends."""
     fill: Any = 0
-    if least:
+    if lowest:
         fill = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     out = np.full((*x.shape[:dim], length, *x.shape[dim + 1 :]), fill, x.dtype)
     low, high = max(start, 0), min(start + length, x.shape[dim])
@@ -211,10 +211,10 @@ def span(x: Array, dim: int, start: int, length: int, least: bool = False) -> Ar
 
 
 def unfold(
-    x: Array, dim: int, count: int, size: int, step: int, start: int, least: bool = False
+    x: Array, dim: int, count: int, size: int, step: int, start: int, lowest: bool = False
 ) -> Array:
     """Windows of x, the first from row `start` on."""
-    windows = [span(x, dim, start + p * step, size, least) for p in range(count)]
+    windows = [span(x, dim, start + p * step, size, lowest) for p in range(count)]
     shape = (*x.shape[:dim], 0, size, *x.shape[dim + 1 :])
     return np.stack(windows, dim) if windows else np.zeros(shape, x.dtype)
 
@@ -352,10 +352,10 @@ class Tiles:
             self.x += [count, size]
             self.y += [count, each]
 
-    def of_x(self, b: "Builder", x: SSAValue, least: bool = False) -> SSAValue:
+    def of_x(self, b: "Builder", x: SSAValue, lowest: bool = False) -> SSAValue:
         """The windows of the rows."""
         for dim, windows, _ in reversed(self.cut):
-            x = b.unfold(x, dim, windows, least)
+            x = b.unfold(x, dim, windows, lowest)
         return x
 
     def of_y(self, b: "Builder", y: SSAValue) -> SSAValue:

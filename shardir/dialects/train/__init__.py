@@ -15,7 +15,13 @@ optimizer.py what every optimizer is made of, optimizers/ a file for each.
 
 from xdsl.ir import Dialect
 
-from shardir.dialects.train.optimizer import Clock, Optimizer, Target, Updated, sum_of_squares
+from shardir.dialects.train.optimizer import (
+    Optimizer,
+    ParameterStep,
+    StepScalars,
+    Updated,
+    sum_of_squares,
+)
 from shardir.dialects.train.optimizers import OPTIMIZERS, OptimizerAttr
 from shardir.dialects.train.options import (
     ATTRS,
@@ -50,8 +56,8 @@ from shardir.dialects.train.roles import (
     updates_attrs,
 )
 from shardir.dialects.train.updates import (
-    NUMBER,
     SCALARS,
+    SHARED_SCALAR,
     UPDATES,
     AdamOp,
     Adams,
@@ -73,13 +79,13 @@ from shardir.dialects.train.updates import (
 Train = Dialect("train", [StepOp, GradientOp, *MARKS, *UPDATES, *SCALARS], [*ATTRS, OptimizerAttr])
 
 __all__ = [
-    "ATTRS", "MARKS", "NUMBER", "OPTIMIZERS", "SCALARS", "UPDATES", "AccumulateAttr", "AdamOp",
-    "AdamWOp", "Adams", "Argument", "BackwardOp", "BiasCorrectionOp", "ClipAttr", "Clock",
+    "ATTRS", "MARKS", "OPTIMIZERS", "SCALARS", "SHARED_SCALAR", "UPDATES", "AccumulateAttr",
+    "AdamOp", "AdamWOp", "Adams", "Argument", "BackwardOp", "BiasCorrectionOp", "ClipAttr",
     "GradientOp", "InitAttr", "LambDirectionOp", "LarsOp", "LearningRateOp", "LossScaleAttr",
-    "Mark", "MicrobatchOp", "MomentumOp", "NesterovOp", "NextLossScaleOp",
-    "Optimizer", "OptimizerAttr",
-    "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "Target", "Train", "TrustRatioOp",
-    "Update", "UpdateOp", "Updated", "WithVelocity", "arg_attrs", "arguments", "in_microbatch",
-    "is_step", "mark_step", "result_attrs", "set_arg_attrs", "state_attrs", "sum_of_squares",
-    "updated_arguments", "updated_keys", "updates_attrs",
+    "Mark", "MicrobatchOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "Optimizer",
+    "OptimizerAttr", "ParameterStep", "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp",
+    "StepScalars", "Train", "TrustRatioOp", "Update", "UpdateOp", "Updated", "WithVelocity",
+    "arg_attrs", "arguments", "in_microbatch", "is_step", "mark_step", "result_attrs",
+    "set_arg_attrs", "state_attrs", "sum_of_squares", "updated_arguments", "updated_keys",
+    "updates_attrs",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from xdsl.ir import Attribute, SSAValue
 from shardir.dialects import nn
 from shardir.dialects.builder import Builder
 from shardir.dialects.nn.base import float_attr, unsharded_type
-from shardir.dialects.text import Option, OptionsAttr
+from shardir.dialects.text import OptionsAttr, OptionSpec
 from shardir.dialects.train.options import ScheduleAttr
 from shardir.dialects.train.updates import (
     BiasCorrectionOp,
@@ -29,13 +29,13 @@ from shardir.dialects.train.updates import (
 Updated = Generator[None, None, list[SSAValue]]
 
 
-LR = Option(float, least=0.0, nested=ScheduleAttr.completed)
-DECAY = Option(float, 0.0, least=0.0)
-BETA1, BETA2 = (Option(float, x, least=0.0, most=1.0, ends="[)") for x in (0.9, 0.999))
+LR = OptionSpec(float, minimum=0.0, nested=ScheduleAttr.completed)
+DECAY = OptionSpec(float, 0.0, minimum=0.0)
+BETA1, BETA2 = (OptionSpec(float, x, minimum=0.0, maximum=1.0, ends="[)") for x in (0.9, 0.999))
 """Hyperparameters that several optimizers have."""
 
 
-class Clock:
+class StepScalars:
     """The numbers that all parameters share, each made once, by the first who asks.
 
     `counted` gives the count of the steps done, a state of the step's.
@@ -103,11 +103,11 @@ class Clock:
 
 
 @dataclass
-class Target:
+class ParameterStep:
     """One parameter on its way through a step."""
 
     b: Builder
-    clock: Clock
+    scalars: StepScalars
     w: SSAValue
     g: SSAValue
     numbers: dict[str, float]
@@ -124,7 +124,7 @@ class Target:
         """One of the SCALARS of an update."""
         if name == "lr":
             return self.lr
-        return self.clock.correction(name, self.numbers[name.replace("correction", "beta")])
+        return self.scalars.correction(name, self.numbers[name.replace("correction", "beta")])
 
     def apply(self, kind: type[Update], *operands: SSAValue) -> list[SSAValue]:
         """The results of an update op with the parameter's numbers."""
@@ -169,22 +169,22 @@ def sum_of_squares(b: Builder, x: SSAValue) -> SSAValue:
 class Optimizer:
     """An optimizer: its hyperparameters with their defaults and bounds, and its update as ops."""
 
-    hyperparameters: dict[str, Option]
-    update: Callable[[Target], Updated]
+    hyperparameters: dict[str, OptionSpec]
+    update: Callable[[ParameterStep], Updated]
 
 
-def adam_hyperparameters(eps: float, weight_decay: float) -> dict[str, Option]:
+def adam_hyperparameters(eps: float, weight_decay: float) -> dict[str, OptionSpec]:
     """The hyperparameters of Adam and what is built on its moments."""
     return {
-        "lr": LR, "beta1": BETA1, "beta2": BETA2, "eps": Option(float, eps, least=0.0),
-        "weight_decay": Option(float, weight_decay, least=0.0),
+        "lr": LR, "beta1": BETA1, "beta2": BETA2, "eps": OptionSpec(float, eps, minimum=0.0),
+        "weight_decay": OptionSpec(float, weight_decay, minimum=0.0),
     }  # fmt: skip
 
 
-def elementwise(kind: type[Update]) -> Callable[[Target], Updated]:
+def elementwise(kind: type[Update]) -> Callable[[ParameterStep], Updated]:
     """The update that is one op, from the parameter's states and shared scalars."""
 
-    def update(p: Target) -> Updated:
+    def update(p: ParameterStep) -> Updated:
         states = [p.state(n) for n in kind.STATES]
         return p.apply(kind, p.w, p.g, *states, *map(p.scalar, kind.SCALARS))
         yield  # what makes it a generator: it never hands back
@@ -192,7 +192,9 @@ def elementwise(kind: type[Update]) -> Callable[[Target], Updated]:
     return update
 
 
-def trusted(p: Target, w: SSAValue, u: SSAValue, coefficient: float, decay: float) -> SSAValue:
+def trusted(
+    p: ParameterStep, w: SSAValue, u: SSAValue, coefficient: float, decay: float
+) -> SSAValue:
     """The learning rate times the trust ratio, from the squares of norms."""
     w, u = p.b.convert(w, f64), p.b.convert(u, f64)
     props: dict[str, Attribute] = {

@@ -14,7 +14,7 @@ from xdsl.irdl import irdl_attr_definition
 from shardir.algebra.notation import Options
 from shardir.diagnostics import NotationError
 from shardir.dialects.random import DRAWN
-from shardir.dialects.text import Kinds, Option, OptionsAttr, place_of
+from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, option_offset
 
 
 @irdl_attr_definition
@@ -25,21 +25,21 @@ class InitAttr(OptionsAttr):
     name = "train.init"
     KINDS: ClassVar[Kinds] = {
         **DRAWN,
-        "constant": {"value": Option(float)},
-        "file": {"path": Option(str), "array": Option(str)},
+        "constant": {"value": OptionSpec(float)},
+        "file": {"path": OptionSpec(str), "array": OptionSpec(str)},
     }
 
 
-RATE = Option(float, least=0.0)
+RATE = OptionSpec(float, minimum=0.0)
 
 
-END = Option(float, 0.0, least=0.0)
+END = OptionSpec(float, 0.0, minimum=0.0)
 
 
-STEPS = Option(int, least=1)
+STEPS = OptionSpec(int, minimum=1)
 
 
-WARMUP = Option(int, 0, least=0)
+WARMUP = OptionSpec(int, 0, minimum=0)
 
 
 @irdl_attr_definition
@@ -51,11 +51,11 @@ class ScheduleAttr(OptionsAttr):
         "constant": {"rate": RATE, "warmup": WARMUP},
         "cosine": {"rate": RATE, "steps": STEPS, "end": END, "warmup": WARMUP},
         "polynomial": {
-            "rate": RATE, "steps": STEPS, "end": END, "power": Option(float, 1.0, least=0.0),
+            "rate": RATE, "steps": STEPS, "end": END, "power": OptionSpec(float, 1.0, minimum=0.0),
             "warmup": WARMUP,
         },
         "step": {
-            "rate": RATE, "every": STEPS, "factor": Option(float, 0.1, least=0.0),
+            "rate": RATE, "every": STEPS, "factor": OptionSpec(float, 0.1, minimum=0.0),
             "warmup": WARMUP,
         },
         "inverse_sqrt": {"rate": RATE, "warmup": WARMUP},
@@ -68,12 +68,12 @@ class ScheduleAttr(OptionsAttr):
         if values["warmup"] >= values.get("steps", inf):
             raise NotationError(
                 f"[G10] warmup is {values['warmup']}; it must be below steps, {values['steps']}",
-                place_of("warmup", text),
+                option_offset("warmup", text),
             )
         return word, pairs
 
 
-BETA1, BETA2 = (Option(float, x, least=0.0, most=1.0, ends="[)") for x in (0.9, 0.999))
+BETA1, BETA2 = (OptionSpec(float, x, minimum=0.0, maximum=1.0, ends="[)") for x in (0.9, 0.999))
 
 
 @irdl_attr_definition
@@ -82,8 +82,8 @@ class AccumulateAttr(OptionsAttr):
 
     name = "train.accumulate"
     KINDS: ClassVar[Kinds] = {
-        "mean": {"microbatches": Option(int, least=1)},
-        "sum": {"microbatches": Option(int, least=1)},
+        "mean": {"microbatches": OptionSpec(int, minimum=1)},
+        "sum": {"microbatches": OptionSpec(int, minimum=1)},
     }
 
 
@@ -93,8 +93,8 @@ class ClipAttr(OptionsAttr):
 
     name = "train.clip"
     KINDS: ClassVar[Kinds] = {
-        "norm": {"max": Option(float, least=0.0, ends="()")},
-        "value": {"max": Option(float, least=0.0, ends="()")},
+        "norm": {"max": OptionSpec(float, minimum=0.0, ends="()")},
+        "value": {"max": OptionSpec(float, minimum=0.0, ends="()")},
     }
 
 
@@ -104,12 +104,12 @@ class LossScaleAttr(OptionsAttr):
 
     name = "train.loss_scale"
     KINDS: ClassVar[Kinds] = {
-        "static": {"factor": Option(float, least=0.0, ends="()")},
+        "static": {"factor": OptionSpec(float, minimum=0.0, ends="()")},
         "dynamic": {
-            "initial": Option(float, 65536.0, least=0.0, ends="()"),
-            "growth": Option(float, 2.0, least=1.0),
-            "backoff": Option(float, 0.5, least=0.0, most=1.0, ends="()"),
-            "interval": Option(int, 2000, least=1),
+            "initial": OptionSpec(float, 65536.0, minimum=0.0, ends="()"),
+            "growth": OptionSpec(float, 2.0, minimum=1.0),
+            "backoff": OptionSpec(float, 0.5, minimum=0.0, maximum=1.0, ends="()"),
+            "interval": OptionSpec(int, 2000, minimum=1),
         },
     }
 

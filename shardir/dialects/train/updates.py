@@ -20,7 +20,7 @@ from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types, floa
 from shardir.dialects.nn.elementwise import Elementwise, float_element
 from shardir.dialects.train.options import ScheduleAttr
 
-NUMBER = tensor(f64, ())
+SHARED_SCALAR = tensor(f64, ())
 """The type of the numbers that all parameters share."""
 
 FLOAT = FloatAttr.constr(type=f64)
@@ -56,8 +56,8 @@ class Update(Several, ABC):
                     f"[T6] the parameter is {operands[0]}, its gradient or state {t}"
                 )
         for name, t in zip(cls.SCALARS, operands[n:], strict=True):
-            if t != NUMBER:
-                raise ShardirError(f"[T5] {name} is a {NUMBER}, not {t}; nn.convert it")
+            if t != SHARED_SCALAR:
+                raise ShardirError(f"[T5] {name} is a {SHARED_SCALAR}, not {t}; nn.convert it")
         return [operands[0], *operands[2:n]]
 
 
@@ -234,7 +234,7 @@ class Scalar(Several, ABC):
     """Scalars from scalars, of the types OPERANDS; the results are of the types RESULTS."""
 
     OPERANDS: ClassVar[tuple[TensorType, ...]]
-    RESULTS: ClassVar[tuple[TensorType, ...]] = (NUMBER,)
+    RESULTS: ClassVar[tuple[TensorType, ...]] = (SHARED_SCALAR,)
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
@@ -295,7 +295,7 @@ class TrustRatioOp(Scalar):
     0"""
 
     name = "train.trust_ratio"
-    OPERANDS: ClassVar[tuple[TensorType, ...]] = (NUMBER, NUMBER)
+    OPERANDS: ClassVar[tuple[TensorType, ...]] = (SHARED_SCALAR, SHARED_SCALAR)
     w = operand_def(TensorType)
     u = operand_def(TensorType)
     coefficient = prop_def(FLOAT)

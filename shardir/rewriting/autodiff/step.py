@@ -63,14 +63,14 @@ class TrainStep:
         if found:
             found, self.finite = prepare(self.b, self.request, self.scale, found)
         count = f"{self.name}.count"
-        clock = train.Clock(
+        scalars = train.StepScalars(
             self.b, self.request.optimizer,
             lambda: self.arguments.add_scalar_state(self.b, count, i64),
         )  # fmt: skip
         keys = {i: self.arguments.annotation(i).key or "" for i in gradients}
         old = {i: [(self.arguments[i], keys[i])] for i in gradients}
         new = {i: [self.arguments[i]] for i in gradients}
-        running = {i: self.optimizer(i, g, clock, old[i]) for i, g in found.items()}
+        running = {i: self.optimizer(i, g, scalars, old[i]) for i, g in found.items()}
         while running:
             for i, steps in list(running.items()):
                 try:
@@ -80,8 +80,8 @@ class TrainStep:
                     new[i] = [self.becomes(was, v) for (was, _), v in pairs]
                     del running[i]
         results = [(v, key) for i in gradients for v, (_, key) in zip(new[i], old[i], strict=True)]
-        if clock.is_used:
-            results.append((self.becomes(clock.done, clock.step), count))
+        if scalars.is_used:
+            results.append((self.becomes(scalars.done, scalars.step), count))
         if self.scale is not None and self.finite is not None:
             results += self.next_scale(self.scale, self.finite)
         return results
@@ -97,7 +97,7 @@ class TrainStep:
         return after
 
     def optimizer(
-        self, i: int, g: SSAValue, clock: train.Clock, old: list[tuple[SSAValue, str]]
+        self, i: int, g: SSAValue, scalars: train.StepScalars, old: list[tuple[SSAValue, str]]
     ) -> train.Updated:
         """The optimizer's steps for parameter i; the states that it asks for go to `old`."""
         w, key, parameter = self.arguments[i], old[0][1], self.arguments.annotation(i)
@@ -108,9 +108,9 @@ class TrainStep:
 
         numbers = self.request.optimizer.values
         decay = parameter.weight_decay(numbers["weight_decay"])
-        rate = clock.rate(parameter.lr_scale)
+        rate = scalars.rate(parameter.lr_scale)
         numbers = {n: x for n, x in numbers.items() if n != "lr"} | {"weight_decay": decay}
-        target = train.Target(self.b, clock, w, g, numbers, rate, state)
+        target = train.ParameterStep(self.b, scalars, w, g, numbers, rate, state)
         return train.OPTIMIZERS[self.request.optimizer.kind].update(target)
 
     def next_scale(self, scale: SSAValue, finite: SSAValue) -> list[tuple[SSAValue, str]]:

@@ -22,7 +22,7 @@ from shardir.backend.torch.emit.scope import DTYPES
 from shardir.backend.torch.ops.dist import groups_of
 from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects.dist import global_shape, layout_of
-from shardir.dialects.places import file_place
+from shardir.dialects.locations import file_location
 from shardir.dialects.random import check_range
 from shardir.dialects.train import Argument, InitAttr, Role, arguments, is_step, updated_keys
 from shardir.rewriting.composites import expanded
@@ -278,8 +278,8 @@ def _base(f: FuncOp, data: Data) -> Path:
     """The folder that paths of files count from: that of the source file."""
     if data.base is not None:
         return data.base
-    places = [file_place(a.location) for a in f.body.block.args]
-    places += [file_place(op.location) for op in (f, *f.body.block.ops)]
+    places = [file_location(a.location) for a in f.body.block.args]
+    places += [file_location(op.location) for op in (f, *f.body.block.ops)]
     found = next((p for p in places if p is not None), None)
     return Path(PurePath(found[0]).parent) if found is not None else Path()
 

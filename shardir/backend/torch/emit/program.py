@@ -28,7 +28,7 @@ from shardir.backend.torch.emit.scope import Program, Scope, foreign_names
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, train
 from shardir.dialects.dist import layout_of, meshes_of
-from shardir.dialects.places import file_place
+from shardir.dialects.locations import file_location
 from shardir.rewriting.composites import expanded
 
 
@@ -79,7 +79,7 @@ def _values(f: FuncOp) -> Any:
 def source_of(module: ModuleOp) -> str | None:
     """The file that the module was read from."""
     for op in module.body.ops:
-        if (place := file_place(op.location)) is not None:
+        if (place := file_location(op.location)) is not None:
             return place[0]
     return None
 

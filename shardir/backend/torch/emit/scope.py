@@ -21,7 +21,7 @@ from shardir.backend.torch.emit.names import Names, axes_text, comment, joined, 
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn, train
 from shardir.dialects.dist import global_shape, layout_of
-from shardir.dialects.places import file_place
+from shardir.dialects.locations import file_location
 
 DTYPES = {
     "f32": "torch.float32",
@@ -384,7 +384,7 @@ class Scope:
 
     def where(self, op: Operation) -> str:
         """File and line of an op."""
-        place = file_place(op.location)
+        place = file_location(op.location)
         return f"{PurePath(place[0]).name}:{place[1]}" if place else ""
 
     def called(self, v: SSAValue) -> str:

@@ -291,8 +291,10 @@ def _windows(s: Scope, op: dist.WindowsOp) -> Text:
 
     def text(v: SSAValue, out: SSAValue) -> str:
         w = op.windows(v, out, mesh)
-        least = ", least=True" if isinstance(op, dist.HaloUnfoldOp) and op.least is not None else ""
-        numbers = f"{w.rows}, {w.count}, {w.size}, {w.step}, {w.offset}{least}"
+        lowest = (
+            ", lowest=True" if isinstance(op, dist.HaloUnfoldOp) and op.lowest is not None else ""
+        )
+        numbers = f"{w.rows}, {w.count}, {w.size}, {w.step}, {w.offset}{lowest}"
         call = "fold_split" if away else "unfold_split"
         axes = axes_text(op.axes.data)
         return f"windows.{call}(mesh, {s.operand(v)}, {dim}, {axes}, {numbers})"

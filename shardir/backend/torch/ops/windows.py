@@ -18,9 +18,9 @@ def _start(s: Scope, op: nn.UnfoldOp | nn.FoldOp) -> str:
 def _unfold(s: Scope, op: nn.UnfoldOp) -> Text:
     s.use("windows")
     count, start = s.size(op.out, op.at), _start(s, op)
-    least = ", least=True" if op.least is not None else ""
+    lowest = ", lowest=True" if op.lowest is not None else ""
     numbers = f"{op.at}, {count}, {s.size(op.out, op.at + 1)}, {op.step.value.data}, {start}"
-    return f"windows.unfold({s.operand(op.x)}, {numbers}{least})"
+    return f"windows.unfold({s.operand(op.x)}, {numbers}{lowest})"
 
 
 def _fold(s: Scope, op: nn.FoldOp) -> Text:

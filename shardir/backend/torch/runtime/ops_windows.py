@@ -17,15 +17,15 @@ from torch import Tensor
 Run = tuple[int, int]
 
 
-def span(x: Tensor, dim: int, start: int, length: int, least: bool = False) -> Tensor:
-    """Rows [start, start + length) of a dimension; zeros, or the least, where there are none."""
+def span(x: Tensor, dim: int, start: int, length: int, lowest: bool = False) -> Tensor:
+    """Rows [start, start + length) of a dimension; zeros, or the lowest number, past its ends."""
     n = x.shape[dim]
     if start == 0 and length == n:
         return x
     low, high = min(max(start, 0), n), max(min(start + length, n), 0)
     if low == start and high == start + length:
         return x.narrow(dim, low, length)
-    fill = 0 if not least else float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
+    fill = 0 if not lowest else float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
     shape = list(x.shape)
     shape[dim] = length
     out = x.new_full(shape, fill)
@@ -35,12 +35,12 @@ def span(x: Tensor, dim: int, start: int, length: int, least: bool = False) -> T
 
 
 def unfold(
-    x: Tensor, dim: int, count: int, size: int, step: int, start: int, least: bool = False
+    x: Tensor, dim: int, count: int, size: int, step: int, start: int, lowest: bool = False
 ) -> Tensor:
     """Windows of x, the first from row `start` on: two dimensions, the windows and their rows."""
     if count == 0:
         return x.new_empty((*x.shape[:dim], 0, size, *x.shape[dim + 1 :]))
-    rows = span(x, dim, start, (count - 1) * step + size, least)
+    rows = span(x, dim, start, (count - 1) * step + size, lowest)
     if count == 1:
         return rows.unsqueeze(dim)
     return rows.unfold(dim, size, step).movedim(-1, dim + 1).contiguous()
@@ -86,13 +86,13 @@ _plans: dict[tuple, Plan] = {}
 
 def unfold_split(
     mesh: rt.Mesh, x: Tensor, dim: int, axes: rt.Axes, rows: int, count: int, size: int, step: int,
-    offset: int, least: bool = False,
+    offset: int, lowest: bool = False,
 ) -> Tensor:  # fmt: skip
     """This rank's part of `count` windows of a dimension of `rows`, both split over the axes."""
     plan = _plan(mesh, axes, rows, count, size, step, offset)
     begin, end = plan.windows
     length = max(end - begin - 1, 0) * step + (size if end > begin else 0)
-    buffer = span(x, dim, plan.first - plan.rows[0], length, least)
+    buffer = span(x, dim, plan.first - plan.rows[0], length, lowest)
     _move(plan, x, plan.given, buffer, plan.taken, dim, add=False)
     return unfold(buffer, dim, end - begin, size, step, 0)
 

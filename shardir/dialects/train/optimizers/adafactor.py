@@ -7,17 +7,17 @@ from xdsl.ir import SSAValue
 
 from shardir.dialects import nn
 from shardir.dialects.nn.base import float_attr, unsharded_type
-from shardir.dialects.text import Option
-from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, Target, Updated
+from shardir.dialects.text import OptionSpec
+from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, ParameterStep, Updated
 
 
-def update(p: Target) -> Updated:
+def update(p: ParameterStep) -> Updated:
     """As torch.optim.Adafactor: the second moment of a matrix is the product of the means of its
     rows and columns (Shazeer and Stern, 2018)."""
     b, numbers, t = p.b, p.numbers, unsharded_type(p.w)
     rank, size = len(t.get_shape()), max(1, prod(t.get_shape()))
-    fresh = p.clock.power("fresh", numbers["beta2_decay"])
-    rate = b.value(nn.MinOp, p.lr, p.clock.power("bound", -0.5))
+    fresh = p.scalars.power("fresh", numbers["beta2_decay"])
+    rate = b.value(nn.MinOp, p.lr, p.scalars.power("bound", -0.5))
 
     def at_least(x: SSAValue, number: float) -> SSAValue:
         return b.value(nn.ClampOp, x, props={"min": float_attr(number)})
@@ -61,10 +61,10 @@ def update(p: Target) -> Updated:
 OPTIMIZER = Optimizer(
     {
         "lr": LR,
-        "beta2_decay": Option(float, -0.8, most=0.0),
-        "eps1": Option(float, 1e-7, least=0.0),
-        "eps2": Option(float, 1e-3, least=0.0),
-        "clip": Option(float, 1.0, least=0.0, ends="()"),
+        "beta2_decay": OptionSpec(float, -0.8, maximum=0.0),
+        "eps1": OptionSpec(float, 1e-7, minimum=0.0),
+        "eps2": OptionSpec(float, 1e-3, minimum=0.0),
+        "clip": OptionSpec(float, 1.0, minimum=0.0, ends="()"),
         "weight_decay": DECAY,
     },
     update,

@@ -2,7 +2,7 @@
 
 from shardir.dialects.train.optimizer import (
     Optimizer,
-    Target,
+    ParameterStep,
     Updated,
     adam_hyperparameters,
     trusted,
@@ -10,7 +10,7 @@ from shardir.dialects.train.optimizer import (
 from shardir.dialects.train.updates import LambDirectionOp
 
 
-def update(p: Target) -> Updated:
+def update(p: ParameterStep) -> Updated:
     states = [p.state(n) for n in LambDirectionOp.STATES]
     scalars = map(p.scalar, LambDirectionOp.SCALARS)
     direction, *new = p.apply(LambDirectionOp, p.w, p.g, *states, *scalars)

@@ -1,11 +1,11 @@
 """LARS: momentum, scaled by a trust ratio (You, Gitman and Ginsburg, 2017)."""
 
-from shardir.dialects.text import Option
-from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, Target, Updated, trusted
+from shardir.dialects.text import OptionSpec
+from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, ParameterStep, Updated, trusted
 from shardir.dialects.train.updates import LarsOp
 
 
-def update(p: Target) -> Updated:
+def update(p: ParameterStep) -> Updated:
     v = p.state("momentum")
     w, g = p.squares(p.w), p.squares(p.g)
     yield
@@ -16,9 +16,9 @@ def update(p: Target) -> Updated:
 OPTIMIZER = Optimizer(
     {
         "lr": LR,
-        "momentum": Option(float, 0.9, least=0.0),
+        "momentum": OptionSpec(float, 0.9, minimum=0.0),
         "weight_decay": DECAY,
-        "coefficient": Option(float, 0.001, least=0.0),
+        "coefficient": OptionSpec(float, 0.001, minimum=0.0),
     },
     update,
 )

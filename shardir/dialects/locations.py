@@ -11,31 +11,31 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 
-def file_place(loc: LocationAttr | Attribute) -> tuple[str, int, int] | None:
+def file_location(loc: LocationAttr | Attribute) -> tuple[str, int, int] | None:
     """The file, line and column of a location, or of the first part of it that has one."""
     match loc:
         case FileLineColLoc():
             return loc.filename.data, loc.line.data, loc.column.data
         case NameLoc():
-            return file_place(loc.location)
+            return file_location(loc.location)
         case CallSiteLoc():
-            return file_place(loc.callee) or file_place(loc.caller)
+            return file_location(loc.callee) or file_location(loc.caller)
         case FusedLoc() if isinstance(loc.locations, ArrayAttr):
-            return next((p for x in loc.locations.data if (p := file_place(x))), None)
+            return next((p for x in loc.locations.data if (p := file_location(x))), None)
         case _:
             return None
 
 
 def at(what: Operation | BlockArgument) -> str:
     """` at net.ir:22`; empty where nothing is known."""
-    place = file_place(what.location)
+    place = file_location(what.location)
     return f" at {place[0]}:{place[1]}" if place else ""
 
 
-def short_place(what: Operation | BlockArgument) -> str:
+def short_location(what: Operation | BlockArgument) -> str:
     """`net.ir:22`, without folders, on one line whatever the file is called; empty where nothing is
     known."""
-    place = file_place(what.location)
+    place = file_location(what.location)
     if not place:
         return ""
     name = place[0].rpartition("/")[2]
