@@ -20,7 +20,8 @@ from xdsl.dialects.builtin import ModuleOp
 
 from shardir.backend.interface import Backend, OnEvent, Options, Report, Times
 from shardir.backend.torch.directory import replacing
-from shardir.backend.torch.emit.plan import Data, plan_of
+from shardir.backend.torch.emit.data import Data
+from shardir.backend.torch.emit.plan import plan_of
 from shardir.backend.torch.emit.program import Emitted, emitted, mesh_of, program_text
 from shardir.backend.torch.launch.measure import times
 from shardir.backend.torch.launch.start import run

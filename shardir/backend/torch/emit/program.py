@@ -25,11 +25,16 @@ from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.imports import import_lines, modules_of, shorthand_lines
 from shardir.backend.torch.emit.names import Names, comment, docstring, joined
 from shardir.backend.torch.emit.scope import Program, Scope, foreign_names
+from shardir.backend.torch.ops import TORCH
+from shardir.backend.torch.ops.dist import TORCH_DIST
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, train
 from shardir.dialects.dist import layout_of, meshes_of
 from shardir.dialects.locations import file_location
 from shardir.rewriting.composites import expanded
+
+TABLE = {**TORCH, **TORCH_DIST}
+"""The entry of each op."""
 
 
 def public_functions(module: ModuleOp) -> list[FuncOp]:
@@ -118,7 +123,7 @@ def emitted(module: ModuleOp, rank: int | None = None, single: bool = False) -> 
     if not functions:
         raise Failure("there is no function to emit: a program needs a public one with a body")
     called = function_names(functions)
-    program = Program(mesh, rank)
+    program = Program(mesh, rank, TABLE)
     bodies = [Scope(program, f, called[f]).text() for f in functions]
     lines = [_docstring(module, mesh, rank, single, sorted(program.foreign)), ""]
     lines += import_lines(program.used)

@@ -31,7 +31,7 @@ def slide_texts(found: Sequence[Slide]) -> list[str]:
     ]
 
 
-def unsharded_type(s: Scope, found: Sequence[Slide], *values: SSAValue) -> bool:
+def is_torch_call(s: Scope, found: Sequence[Slide], *values: SSAValue) -> bool:
     """Whether torch's own call does: padded alike on both sides, something on every rank, and no
     windows of a split dimension."""
     rows = s.shape_of(values[0])[SPATIAL:]
@@ -71,7 +71,7 @@ def _groups(s: Scope, op: Convolving) -> str:
 def _conv(s: Scope, op: nn.ConvOp) -> Text:
     found, groups = op.slides(), _groups(s, op)
     operands = f"{s.operand(op.x)}, {s.operand(op.weight)}"
-    if unsharded_type(s, found, op.x, op.weight):
+    if is_torch_call(s, found, op.x, op.weight):
         s.use("F")
         return f"F.conv{len(found)}d({operands}{options(found, groups)})"
     s.use("sliding")

@@ -121,7 +121,11 @@ def _move(
     sent = torch.cat(flat) if flat else x.new_empty(0)
     got = x.new_empty(sum(sizes[1]))
     dist.all_to_all_single(
-        buffers.wire(got), buffers.wire(sent), sizes[1], sizes[0], group=plan.process_group
+        buffers.in_transport_dtype(got),
+        buffers.in_transport_dtype(sent),
+        sizes[1],
+        sizes[0],
+        group=plan.process_group,
     )
     at = 0
     for a, b in (run for runs in receives for run in runs):

@@ -100,7 +100,10 @@ def all_reduce(
 
 def _reduce_in_place(group: Group, x: Tensor, op: str, wait: bool) -> buffers.Pending:
     work = dist.all_reduce(
-        buffers.wire(x), _reduction(x, op), group=group.process_group, async_op=not wait
+        buffers.in_transport_dtype(x),
+        _reduction(x, op),
+        group=group.process_group,
+        async_op=not wait,
     )
     return buffers.Pending(work, lambda: x.div_(group.size) if op == "mean" else x)
 
@@ -178,8 +181,8 @@ def _reduce_blocks(group: Group, blocks: Tensor, op: str, wait: bool) -> buffers
         # Gloo knows only the sum here, and is 1.4 (16 MB) to 2.7 (4 KB) times slower than this.
         received = torch.empty_like(blocks)
         work = dist.all_to_all_single(
-            buffers.wire(received),
-            buffers.wire(blocks),
+            buffers.in_transport_dtype(received),
+            buffers.in_transport_dtype(blocks),
             group=group.process_group,
             async_op=not wait,
         )
@@ -238,9 +241,13 @@ def _all_gather(
     how: dict[str, Any] = {"group": group.process_group, "async_op": not wait}
     if 0 < flat.numel() * n <= _SMALL and flat.device.type == "cpu":
         copies = flat.expand(n, -1).contiguous()
-        work = dist.all_to_all_single(buffers.wire(blocks), buffers.wire(copies), **how)
+        work = dist.all_to_all_single(
+            buffers.in_transport_dtype(blocks), buffers.in_transport_dtype(copies), **how
+        )
     elif flat.numel():
-        work = _gather_into(buffers.wire(blocks).view(-1), buffers.wire(flat), **how)
+        work = _gather_into(
+            buffers.in_transport_dtype(blocks).view(-1), buffers.in_transport_dtype(flat), **how
+        )
     shapes, major = [x.shape for x in xs], buffers.is_major(xs[0], dims[0])
 
     def finish() -> list[Tensor]:
@@ -319,8 +326,8 @@ def _all_to_all(
     receives = None if even else [sum(map(math.prod, row)) for row in rows]
     out = flat.new_empty(sum(sizes))
     work = dist.all_to_all_single(
-        buffers.wire(out),
-        buffers.wire(flat),
+        buffers.in_transport_dtype(out),
+        buffers.in_transport_dtype(flat),
         receives,
         sends,
         group=group.process_group,

@@ -13,8 +13,8 @@ from runtime_mesh import Group, bounds
 from torch import Tensor
 
 
-def wire(x: Tensor) -> Tensor:
-    """The tensor as the libraries of collectives take it: they have no booleans."""
+def in_transport_dtype(x: Tensor) -> Tensor:
+    """A view of x in a dtype that gloo and NCCL transport: they have no booleans."""
     return x.view(torch.uint8) if x.dtype == torch.bool else x
 
 

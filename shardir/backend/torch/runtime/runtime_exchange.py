@@ -51,7 +51,11 @@ def exchange(
     sent = torch.cat(flat) if flat else x.new_empty(0)
     got = x.new_empty(sum(sizes[1]))
     dist.all_to_all_single(
-        buffers.wire(got), buffers.wire(sent), sizes[1], sizes[0], group=plan.process_group
+        buffers.in_transport_dtype(got),
+        buffers.in_transport_dtype(sent),
+        sizes[1],
+        sizes[0],
+        group=plan.process_group,
     )
     start = 0
     for region in (r for regions in plan.receives for r in regions):

@@ -19,7 +19,7 @@ def broadcast(mesh: Mesh, x: Tensor, root: int, axes: Axes) -> Tensor:
     if group.size == 1:
         return x
     out = x.contiguous() if group.index == root else torch.empty_like(x).contiguous()
-    dist.broadcast(buffers.wire(out), group.ranks[root], group=group.process_group)
+    dist.broadcast(buffers.in_transport_dtype(out), group.ranks[root], group=group.process_group)
     return out
 
 
@@ -34,9 +34,11 @@ def gather(
     x = buffers.padded(x, dim, shard_size(total, group.size))
     at_root = group.index == root
     blocks = [torch.empty_like(x) for _ in group.ranks] if at_root else None
-    views = None if blocks is None else [buffers.wire(block) for block in blocks]
+    views = None if blocks is None else [buffers.in_transport_dtype(block) for block in blocks]
     if x.numel():
-        dist.gather(buffers.wire(x), views, group.ranks[root], group=group.process_group)
+        dist.gather(
+            buffers.in_transport_dtype(x), views, group.ranks[root], group=group.process_group
+        )
     if blocks is None:
         return x.new_zeros(buffers.with_size(x.shape, dim, total))
     return buffers.joined([blocks[k] for k in group.order], dim, total)
@@ -54,9 +56,13 @@ def scatter(mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes) -> Tensor:
     if group.index == root:
         spans = buffers.all_bounds(x.shape[dim], group.size)
         blocks = [buffers.padded(x.narrow(dim, s, t - s), dim, size) for s, t in spans]
-        views = [buffers.wire(block) for block in buffers.to_torch_order(group, blocks)]
+        views = [
+            buffers.in_transport_dtype(block) for block in buffers.to_torch_order(group, blocks)
+        ]
     if out.numel():
-        dist.scatter(buffers.wire(out), views, group.ranks[root], group=group.process_group)
+        dist.scatter(
+            buffers.in_transport_dtype(out), views, group.ranks[root], group=group.process_group
+        )
     return out.narrow(dim, 0, stop - start)
 
 
@@ -84,7 +90,7 @@ def permute(
         x = x.contiguous()
         transfers += [(dist.isend, x, t) for s, t in pairs if s == me != t]
     transfers = [
-        dist.P2POp(call, buffers.wire(tensor), group.ranks[peer], peers)
+        dist.P2POp(call, buffers.in_transport_dtype(tensor), group.ranks[peer], peers)
         for call, tensor, peer in transfers
         if tensor.numel()
     ]
@@ -109,7 +115,7 @@ def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
     while mesh._sends and mesh._sends[0][0].is_completed():
         mesh._sends.popleft()
     if x.numel():
-        work = dist.isend(buffers.wire(x), group.ranks[target], group=peers)
+        work = dist.isend(buffers.in_transport_dtype(x), group.ranks[target], group=peers)
         mesh._sends.append((work, x))
 
 
@@ -125,5 +131,5 @@ def recv(
         return mesh._to_self[group.ranks].popleft()
     out = torch.empty(tuple(shape), dtype=dtype, device=mesh.device)
     if out.numel():
-        dist.recv(buffers.wire(out), group.ranks[source], group=peers)
+        dist.recv(buffers.in_transport_dtype(out), group.ranks[source], group=peers)
     return out

@@ -1,0 +1,23 @@
+"""The origin of values, for comments: ops with their source lines."""
+
+from pathlib import PurePath
+
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from shardir.dialects.locations import file_location
+
+
+def source_line(op: Operation) -> str:
+    """The file and line of an op; empty without a location."""
+    location = file_location(op.location)
+    return f"{PurePath(location[0]).name}:{location[1]}" if location else ""
+
+
+def origin(v: SSAValue) -> str:
+    """A value and the op that made it: nn.matmul %logits at digits.ir:15."""
+    if isinstance(v, BlockArgument):
+        return f"the argument %{v.name_hint or f'arg{v.index}'}"
+    assert isinstance(v.owner, Operation)
+    name = f" %{v.name_hint}" if v.name_hint else ""
+    line = source_line(v.owner)
+    return f"{v.owner.name}{name}{f' at {line}' if line else ''}"

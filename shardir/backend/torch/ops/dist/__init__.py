@@ -1,0 +1,13 @@
+"""The text of each collective in torch, with the comment that states the reason for it: a file per
+kind, as in `shardir/algebra/collectives/`."""
+
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.scope import Entry
+from shardir.backend.torch.ops.dist import all_devices, by_position, halo
+
+TORCH_DIST: dict[type[Operation], Entry] = {
+    **all_devices.TORCH,
+    **halo.TORCH,
+    **by_position.TORCH,
+}

@@ -1,0 +1,157 @@
+"""Collectives in which all devices of a group do the same."""
+
+from xdsl.ir import Operation, SSAValue
+
+from shardir.backend.torch.emit.names import axes_text, joined, literal, tuple_text
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.ops.dist.comments import (
+    explain,
+    made_by,
+    names_of,
+    needed_by,
+    over,
+    partial_values,
+)
+from shardir.backend.torch.ops.dist.shards import check_nesting, gathered_size, gathered_sizes
+from shardir.backend.torch.ops.dist.text import call, is_trivial, write_each, write_fused
+from shardir.dialects import dist
+
+
+def _all_reduce(s: Scope, op: dist.AllReduceOp) -> Text:
+    if is_trivial(s, op):
+        return None
+    kind = op.reduction.data
+    explain(s, op, f"all-reduce {kind}", f"{made_by(op)} {partial_values(kind)}")
+    tail = f"{literal(kind)}, {axes_text(op.axes.data)}"
+    (first, *more) = op.values
+    s.operand(first)
+    if not more and s.storages.is_free(first, op):
+        s.storages.join(op.outs[0], first)
+        tail += ", donate=True"
+    write_fused(s, op, "all_reduce", tail)
+    return None
+
+
+def _reduce_scatter(s: Scope, op: dist.ReduceScatterOp) -> Text:
+    if is_trivial(s, op):
+        return None
+    kind, dim = op.reduction.data, op.dim.value.data
+    for out in op.outs:
+        check_nesting(s, op, out, dim, len(op.axes.data))
+    reason = f"{made_by(op)} {partial_values(kind)}, {needed_by(op)} a shard of dimension {dim}"
+    explain(s, op, f"reduce-scatter {kind}", reason)
+    write_fused(s, op, "reduce_scatter", f"{literal(kind)}, {dim}, {axes_text(op.axes.data)}")
+    return None
+
+
+def _all_gather(s: Scope, op: dist.AllGatherOp) -> Text:
+    if is_trivial(s, op):
+        return None
+    dim = op.dim.value.data
+    explain(s, op, "all-gather", f"{needed_by(op)} dimension {dim} of {names_of(op)} whole")
+    tail = f"{dim}, {axes_text(op.axes.data)}{gathered_sizes(s, op, dim)}"
+    write_fused(s, op, "all_gather", tail)
+    return None
+
+
+def _slice(s: Scope, op: dist.AllSliceOp) -> Text:
+    if is_trivial(s, op):
+        return None
+    dim = op.dim.value.data
+    for out in op.outs:
+        check_nesting(s, op, out, dim, len(op.axes.data))
+    s.note(f"own shard of dimension {dim} {over(s, op.axes.data)}, no communication: "
+           f"{needed_by(op)} no more")  # fmt: skip
+    s.left(op)
+    write_each(s, op, lambda v, _: call(s, "slice", v, f"{dim}, {axes_text(op.axes.data)}"))
+    return None
+
+
+def _all_to_all(s: Scope, op: dist.AllToAllOp) -> Text:
+    if is_trivial(s, op):
+        return None
+    split, concat = op.split.value.data, op.concat.value.data
+    for out in op.outs:
+        check_nesting(s, op, out, split, len(op.axes.data))
+    explain(s, op, "all-to-all", f"{needed_by(op)} {names_of(op)} split in dimension {split}, "
+         f"not {concat}")  # fmt: skip
+    tail = f"{split}, {concat}, {axes_text(op.axes.data)}{gathered_sizes(s, op, concat)}"
+    write_fused(s, op, "all_to_all", tail)
+    return None
+
+
+def _exchange(s: Scope, op: dist.ExchangeOp) -> Text:
+    assert s.mesh is not None
+    s.use("moves")
+    explain(s, op, "exchange", f"{needed_by(op)} {names_of(op)} split otherwise")
+
+    def text(v: SSAValue, out: SSAValue) -> str:
+        shape = tuple_text(list(map(str, s.whole(v))))
+        ends = [
+            tuple_text([axes_text(s.axes(x, d)) for d in range(len(s.whole(x)))]) for x in (v, out)
+        ]
+        return f"moves.exchange(mesh, {s.operand(v)}, {shape}, {', '.join(ends)})"
+
+    write_each(s, op, text)
+    return None
+
+
+def _replicated_to_partial(s: Scope, op: dist.ReplicatedToPartialOp) -> Text:
+    if is_trivial(s, op):
+        return None
+    if op.reduction.data != "sum":
+        for v, out in zip(op.values, op.outs, strict=True):
+            s.operand(v)
+            s.same(out, v)
+        return None
+    s.use("ops")
+    s.note(f"a partial sum {over(s, op.axes.data)}, no communication: the first rank has it all")
+    s.left(op)
+    write_each(
+        s, op, lambda v, _: f"ops.contribute(mesh, {s.operand(v)}, {axes_text(op.axes.data)})"
+    )
+    return None
+
+
+def _sharded_to_partial(s: Scope, op: dist.ShardedToPartialOp) -> Text:
+    if is_trivial(s, op):
+        return None
+    dim = op.dim.value.data
+    s.use("ops")
+    s.note(f"a partial sum {over(s, op.axes.data)}, no communication: zeros but in the rank's own "
+           f"shard of dimension {dim}")  # fmt: skip
+    s.left(op)
+
+    def text(v: SSAValue, out: SSAValue) -> str:
+        total = gathered_size(s, op, v, out, dim)
+        tail = f", total={total}" if total else ""
+        return f"ops.pad(mesh, {s.operand(v)}, {dim}, {axes_text(op.axes.data)}{tail})"
+
+    write_each(s, op, text)
+    return None
+
+
+def _wait(s: Scope, op: dist.WaitOp) -> Text:
+    assert s.mesh is not None
+    if s.mesh.extent(op.started.axes.data) == 1:
+        for v, out in zip(op.values, op.outs, strict=True):
+            s.same(out, v)
+        return None
+    right = f"{s.operand(op.values[0])}.wait()"
+    left = [s.result(o, op).name if s.is_read(o) else "_" for o in op.outs]
+    line = f"{', '.join(left)} = {right}"
+    s.lines += [f"    {line}"] if len(line) < 96 else joined("(", left, f") = {right}", 4)
+    return None
+
+
+TORCH: dict[type[Operation], Entry] = {
+    dist.AllReduceOp: _all_reduce,
+    dist.ReduceScatterOp: _reduce_scatter,
+    dist.AllGatherOp: _all_gather,
+    dist.AllSliceOp: _slice,
+    dist.AllToAllOp: _all_to_all,
+    dist.ExchangeOp: _exchange,
+    dist.ReplicatedToPartialOp: _replicated_to_partial,
+    dist.ShardedToPartialOp: _sharded_to_partial,
+    dist.WaitOp: _wait,
+}

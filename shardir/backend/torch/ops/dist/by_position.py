@@ -1,0 +1,114 @@
+"""Collectives from or to one position of a group, and transfers between two."""
+
+from collections import deque
+
+from xdsl.ir import Operation, SSAValue
+
+from shardir.backend.torch.emit.names import axes_text, size_text, tuple_text
+from shardir.backend.torch.emit.origins import origin
+from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.ops.dist.comments import (
+    explain,
+    listed_names,
+    names_of,
+    needed_by,
+    over,
+    producer,
+    readers,
+)
+from shardir.backend.torch.ops.dist.shards import check_nesting, gathered_size
+from shardir.backend.torch.ops.dist.text import call, is_trivial, write_each
+from shardir.cost.seconds import size_of
+from shardir.diagnostics import Failure
+from shardir.dialects import dist
+
+
+def _broadcast(s: Scope, op: dist.BroadcastFromRootOp) -> Text:
+    if is_trivial(s, op):
+        return None
+    root = op.root.value.data
+    explain(s, op, f"broadcast from position {root}", f"{needed_by(op)} {names_of(op)}")
+    write_each(s, op, lambda v, _: call(s, "broadcast", v, f"{root}, {axes_text(op.axes.data)}"))
+    return None
+
+
+def _gather(s: Scope, op: dist.GatherToRootOp) -> Text:
+    if is_trivial(s, op):
+        return None
+    dim, root = op.dim.value.data, op.root.value.data
+    explain(s, op, f"gather to position {root}", f"{needed_by(op)} dimension {dim} whole there")
+
+    def text(v: SSAValue, out: SSAValue) -> str:
+        total = gathered_size(s, op, v, out, dim)
+        tail = f", total={total}" if total else ""
+        return call(s, "gather", v, f"{dim}, {root}, {axes_text(op.axes.data)}{tail}")
+
+    write_each(s, op, text)
+    return None
+
+
+def _scatter(s: Scope, op: dist.ScatterFromRootOp) -> Text:
+    if is_trivial(s, op):
+        return None
+    dim, root = op.dim.value.data, op.root.value.data
+    for out in op.outs:
+        check_nesting(s, op, out, dim, len(op.axes.data))
+    explain(s, op, f"scatter from position {root}", f"{needed_by(op)} a shard of dimension {dim}")
+    write_each(
+        s, op, lambda v, _: call(s, "scatter", v, f"{dim}, {root}, {axes_text(op.axes.data)}")
+    )
+    return None
+
+
+def _permute(s: Scope, op: dist.PermuteOp) -> Text:
+    ends = zip(op.pairs.data[::2], op.pairs.data[1::2], strict=True)
+    pairs = tuple_text([f"({a}, {b})" for a, b in ends])
+    explain(s, op, "permute", f"{needed_by(op)} what another rank has")
+
+    def text(v: SSAValue, out: SSAValue) -> str:
+        tail = f"{pairs}, {axes_text(op.axes.data)}"
+        even = all(s.is_even(v, d) for d in range(len(s.shape_of(v))))
+        return call(s, "permute", v, tail if even else f"{tail}, {tuple_text(s.sizes(out))}")
+
+    write_each(s, op, text)
+    return None
+
+
+def _ends(s: Scope, op: dist.SendOp | dist.RecvOp) -> str:
+    return f"{op.source.value.data}, {op.target.value.data}, {axes_text(op.axes.data)}"
+
+
+def _send(s: Scope, op: dist.SendOp) -> Text:
+    s.mail.setdefault(_ends(s, op), deque()).append(op)
+    number = size_text(size_of(op.value))
+    ends = f"from position {op.source.value.data} to {op.target.value.data}"
+    cause = origin(producer(op.value))
+    s.note(f"send {ends} {over(s, op.axes.data)}, {number}: {cause} is used there")
+    s.line(f"rt.send(mesh, {s.operand(op.value)}, {_ends(s, op)})")
+    s.place = None
+    return None
+
+
+def _recv(s: Scope, op: dist.RecvOp) -> Text:
+    waiting = s.mail.get(_ends(s, op))
+    if not waiting:
+        raise Failure.at(op, "[C11] a dist.recv without a dist.send before it: a deadlock")
+    sent = waiting.popleft().value
+    if s.shape_of(sent) != s.shape_of(op.out) or s.element(sent) != s.element(op.out):
+        raise Failure.at(op, f"[C11] what is sent is {sent.type}, what is received {op.out.type}")
+    number = size_text(size_of(op.out))
+    users = listed_names(list(dict.fromkeys(readers(op.out))) or ["nobody"], 2)
+    s.note(f"receive at position {op.target.value.data} from {op.source.value.data} "
+           f"{over(s, op.axes.data)}, {number}: for {users}")  # fmt: skip
+    s.place = None
+    return f"rt.recv(mesh, {tuple_text(s.sizes(op.out))}, {s.dtype(op.out)}, {_ends(s, op)})"
+
+
+TORCH: dict[type[Operation], Entry] = {
+    dist.BroadcastFromRootOp: _broadcast,
+    dist.GatherToRootOp: _gather,
+    dist.ScatterFromRootOp: _scatter,
+    dist.PermuteOp: _permute,
+    dist.SendOp: _send,
+    dist.RecvOp: _recv,
+}

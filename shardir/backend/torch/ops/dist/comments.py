@@ -1,0 +1,84 @@
+"""The comment of a collective: its ranks, its bytes, and the ops that are the reason for it."""
+
+from collections.abc import Iterator
+
+from xdsl.ir import OpResult, SSAValue
+
+from shardir.algebra.mesh import Axes
+from shardir.backend.torch.emit.names import size_text
+from shardir.backend.torch.emit.origins import origin
+from shardir.backend.torch.emit.scope import Scope
+from shardir.cost.seconds import size_of
+from shardir.dialects import dist, nn
+
+
+def explain(s: Scope, op: dist.CollectiveOp, what: str, reason: str) -> None:
+    """The comment: what goes over which ranks, its bytes per device, and the cause."""
+    pairs = zip(op.values, op.outs, strict=True)
+    number = sum(max(size_of(v), size_of(o)) for v, o in pairs)
+    fused = f" of {len(op.values)} tensors in one buffer" if len(op.values) > 1 else ""
+    started = ", started here" if dist.is_started(op) else ""
+    s.note(f"{what}{fused} {over(s, op.axes.data)}, {size_text(number)}{started}: {reason}")
+    s.left(op)
+
+
+def over(s: Scope, axes: Axes) -> str:
+    assert s.mesh is not None
+    names = ", ".join(map(str, axes))
+    if s.rank is not None:
+        group = next(g for g in s.mesh.groups(axes) if s.rank in g)
+        return f"over {names} (ranks {', '.join(map(str, group))})"
+    return f"over {names} ({s.mesh.extent(axes)} ranks)"
+
+
+def listed_names(items: list[str], most: int = 4) -> str:
+    shown = items[:most] + ([f"{len(items) - most} more"] if len(items) > most else [])
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def made_by(op: dist.CollectiveOp) -> str:
+    """What left the operands as they are: the ops behind views and earlier collectives."""
+    causes = list(dict.fromkeys(origin(producer(v)) for v in op.values))
+    return f"{listed_names(causes)} {'leaves' if len(causes) == 1 else 'leave'}"
+
+
+def producer(v: SSAValue) -> SSAValue:
+    """The value behind views and other collectives."""
+    passing = (nn.ReshapeOp, nn.TransposeOp, nn.BroadcastOp, nn.ConvertOp, nn.StopGradientOp)
+    while isinstance(v.owner, (*passing, dist.CollectiveOp, dist.WaitOp)):
+        assert isinstance(v, OpResult)
+        v = v.owner.operands[v.index]
+    return v
+
+
+def needed_by(op: dist.CollectiveOp) -> str:
+    """Who reads the results, behind views and other collectives."""
+    users: list[str] = []
+    for out in op.outs:
+        users += (t for t in readers(out) if t not in users)
+    return (
+        f"{listed_names(users, 2)} {'needs' if len(users) == 1 else 'need'}"
+        if users
+        else "it gives"
+    )
+
+
+def readers(v: SSAValue) -> Iterator[str]:
+    for use in v.uses:
+        user = use.operation
+        if isinstance(user, dist.CollectiveOp | dist.WaitOp):
+            yield from readers(user.results[use.index])
+        elif user.name == "func.return":
+            yield "the function's result"
+        elif user.results:
+            yield origin(user.results[0])
+        else:
+            yield user.name
+
+
+def partial_values(kind: str) -> str:
+    return {"sum": "partial sums", "mean": "partial means"}.get(kind, f"a {kind} of its own rows")
+
+
+def names_of(op: dist.CollectiveOp) -> str:
+    return listed_names([f"%{v.name_hint}" if v.name_hint else "a value" for v in op.values])

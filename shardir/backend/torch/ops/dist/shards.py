@@ -1,0 +1,58 @@
+"""Uneven shards of a collective: sizes after gathering, and shards of shards."""
+
+from functools import lru_cache
+
+from xdsl.ir import SSAValue
+
+from shardir.algebra.mesh import shard_bounds
+from shardir.backend.torch.emit.scope import Scope
+from shardir.diagnostics import Failure
+from shardir.dialects import dist
+
+
+@lru_cache(maxsize=4096)
+def _nests(total: int, outer: int, inner: int) -> bool:
+    """Whether splitting each of `outer` shards into `inner` ones gives the shards of the whole."""
+    for k in range(outer):
+        first, last = shard_bounds(total, outer, k)
+        for j in range(inner):
+            have = [first + b for b in shard_bounds(last - first, inner, j)]
+            want = list(shard_bounds(total, outer * inner, k * inner + j))
+            if have != want and (have[0] != have[1] or want[0] != want[1]):
+                return False
+    return True
+
+
+def check_nesting(s: Scope, op: dist.CollectiveOp, v: SSAValue, dim: int, minor: int) -> None:
+    """Raises Failure when a dimension is split twice and the shards do not lie within each other.
+
+    `v` is the value with the finer split; `minor` how many of its axes the collective is over.
+    """
+    assert s.mesh is not None
+    axes = s.axes(v, dim)
+    outer = axes[: len(axes) - minor]
+    total = s.whole(v)[dim]
+    if outer and not _nests(total, s.mesh.extent(outer), s.mesh.extent(axes[len(outer) :])):
+        cut = s.mesh.extent(outer), s.mesh.extent(axes)
+        raise Failure.at(
+            op, f"dimension {dim} of {total} rows: its {cut[1]} shards do not lie within its "
+            f"{cut[0]} shards over the major axes; move all of its axes in one collective, or make "
+            f"the size a multiple of {cut[1]}",
+        )  # fmt: skip
+
+
+def gathered_size(
+    s: Scope, op: dist.CollectiveOp, v: SSAValue, out: SSAValue, dim: int
+) -> str | None:
+    """The size of a dimension after gathering, where that is not n times the one before."""
+    check_nesting(s, op, v, dim, len(op.axes.data))
+    return None if s.is_even(v, dim) else s.rows(s.whole(out)[dim], s.axes(out, dim))
+
+
+def gathered_sizes(s: Scope, op: dist.CollectiveOp, dim: int) -> str:
+    """`, total=...` where the sizes of the dimension after gathering are to be said."""
+    totals = [gathered_size(s, op, v, o, dim) for v, o in zip(op.values, op.outs, strict=True)]
+    if not any(totals):
+        return ""
+    each = [t or "None" for t in totals]
+    return f", total={each[0] if len(each) == 1 else '[' + ', '.join(each) + ']'}"

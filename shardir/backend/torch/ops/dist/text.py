@@ -1,0 +1,58 @@
+"""Lines that call the runtime's collectives."""
+
+from collections.abc import Callable
+
+from xdsl.ir import SSAValue
+
+from shardir.backend.torch.emit.names import joined, listed
+from shardir.backend.torch.emit.scope import Scope
+from shardir.dialects import dist
+
+
+def write_fused(s: Scope, op: dist.CollectiveOp, call: str, tail: str) -> None:
+    """`a, b = rt.call(mesh, [a, b], tail)`, over several lines where that is long. One that is only
+    started gives one thing, for which `dist.wait` waits."""
+    given = [s.operand(v) for v in op.values]
+    if dist.is_started(op):
+        first, *more = op.outs
+        left = [s.result(first, op).name]
+        for out in more:
+            s.same(out, first)
+        tail += ", wait=False"
+    else:
+        left = [s.result(o, op).name if s.is_read(o) else "_" for o in op.outs]
+    if len(given) == 1:
+        s.line(f"{left[0]} = rt.{call}(mesh, {given[0]}, {tail})")
+        return
+    line = f"{', '.join(left)} = rt.{call}(mesh, [{', '.join(given)}], {tail})"
+    if len(line) < 96:
+        s.line(line)
+        return
+    head = ", ".join(left)
+    if len(head) < 70:
+        s.lines += joined(f"{head} = rt.{call}(mesh, [", given, f"], {tail})", 4)
+        return
+    s.lines += ["    (", *listed(left, 8), f"    ) = rt.{call}(mesh, ["]
+    s.lines += [*listed(given, 8), f"    ], {tail})"]
+
+
+def write_each(s: Scope, op: dist.CollectiveOp, text: Callable[[SSAValue, SSAValue], str]) -> None:
+    """One line per value, for what does not travel together."""
+    for v, out in zip(op.values, op.outs, strict=True):
+        expression = text(v, out)
+        left = s.result(out, op).name if s.is_read(out) else "_"
+        s.line(f"{left} = {expression}")
+
+
+def is_trivial(s: Scope, op: dist.CollectiveOp) -> bool:
+    """A collective over one rank is nothing."""
+    if s.mesh is not None and s.mesh.extent(op.axes.data) > 1:
+        return False
+    for v, out in zip(op.values, op.outs, strict=True):
+        s.operand(v)
+        s.same(out, v)
+    return True
+
+
+def call(s: Scope, name: str, v: SSAValue, tail: str) -> str:
+    return f"rt.{name}(mesh, {s.operand(v)}, {tail})"
