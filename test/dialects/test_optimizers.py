@@ -244,17 +244,66 @@ def test_layerwise_rates_are_their_formulas(
     compare(ours, parameters, by_torch(reference(parameters, lr), parameters), steps_of(texts))
 
 
+class PublishedAdafactor:
+    """Shazeer and Stern, 2018, algorithms 4 and 5, with beta2 = 1 - t^-0.8, d = 1, eps2 = 1e-3.
+
+    `eps` is that of the paper, which adds it to squares of gradients.
+    """
+
+    def __init__(self, lr: float, eps: float):
+        self.lr, self.eps, self.t = lr, eps, 0
+        self.moments: dict[str, tuple[Any, ...]] = {}
+
+    def step(self, name: str, x: Array, g: Array) -> Array:
+        beta = 1 - self.t**-0.8
+        squares = g * g + self.eps
+        sums = (squares.sum(-1), squares.sum(-2)) if x.ndim > 1 else (squares,)
+        old = self.moments.get(name, (0.0,) * len(sums))
+        new = [beta * a + (1 - beta) * b for a, b in zip(old, sums, strict=True)]
+        self.moments[name] = tuple(new)
+        v = np.outer(*new) / new[0].sum() if x.ndim > 1 else new[0]
+        u = g / np.sqrt(v)
+        u /= max(1.0, np.sqrt(np.mean(u * u)))
+        rate = min(self.lr, self.t**-0.5)
+        return x - max(1e-3, np.sqrt(np.mean(x * x))) * rate * u
+
+
+@pytest.mark.parametrize(
+    "texts", [[None] * 4, [None, None, "[{a}, {b}]", "[{b}]"]], ids=["replicated", "split"]
+)
+def test_small_gradients_are_those_of_the_published_adafactor(texts: list[str | None]):
+    """eps1^2 is a lower bound of second moments, as in torch; the paper adds eps to the squares of
+    gradients. With eps = eps1^2 both agree where the squares are far below it."""
+
+    def body(b: Builder, x: Any, y: Any, w: Any, c: Any) -> Any:
+        return b.add(b.reduce(b.mul(x, w), "sum", [0, 1]), b.reduce(b.mul(y, c), "sum", [0]))
+
+    args = [Arg("f64", (4, 6)), Arg("f64", (6,)), Arg("f64", (4, 6), "w"), Arg("f64", (6,), "c")]
+    reference = PublishedAdafactor(lr=0.3, eps=1e-3**2)
+    wanted = {"w": np.zeros((4, 6)), "c": np.zeros(6)}
+    module = module_of("adafactor, lr = 0.3, eps1 = 1e-3", texts, args=args, body=body)
+    ours = Ours(compiled(module), dict(wanted))
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        gradients = [1e-10 * rng.standard_normal(a.shape) for a in args[:2]]
+        ours.step(gradients)
+        reference.t += 1
+        for (name, x), g in zip(wanted.items(), gradients, strict=True):
+            wanted[name] = reference.step(name, x, g)
+            np.testing.assert_allclose(ours.values[name], wanted[name], rtol=1e-9)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw, lr = 0.1", "lamb, lr = 0.1", "adafactor, lr = 0.1"])
-def test_states_lie_as_their_parameters_do(optimizer: str):
+def test_states_have_the_layouts_of_their_parameters(optimizer: str):
     module = compiled(module_of(optimizer, LAYOUTS["split weights"]))
     f = function(module, "step")
-    lies = {
+    placed = {
         a.key: (dist.layout_of(v), dist.global_shape(v.type, MESH))
         for v, a in zip(f.body.block.args, train.arguments(f), strict=True)
     }  # fmt: skip
     for name in ("w", "c", "u", "s"):
-        at, shape = lies[name]
-        rest = {k: v for k, v in lies.items() if k and k.startswith(f"{name}.")}
+        at, shape = placed[name]
+        rest = {k: v for k, v in placed.items() if k and k.startswith(f"{name}.")}
         for key, (there, size) in rest.items():
             gone = {"row_var": len(shape) - 1, "col_var": len(shape) - 2}.get(key.split(".")[1])
             kept = [d for d in range(len(shape)) if d != gone]
@@ -458,7 +507,7 @@ def test_reductions_over_the_batch_do_not_grow_with_the_microbatches(name: str):
     assert reductions(1) == reductions(2) == reductions(5) > 0
 
 
-def test_what_no_input_decides_is_calculated_once():
+def test_ops_of_parameters_alone_are_computed_once():
     """The weight is gathered, and its gradient scattered, once for all microbatches."""
 
     def body(b: Builder, x: Any, w: Any) -> Any:

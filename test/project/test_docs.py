@@ -298,7 +298,7 @@ def test_walk_through_works(page: Path, tmp_path: Path) -> None:
 
 def test_walk_throughs_are_found() -> None:
     names = {page.name for page in WALKS}
-    pages = {"an-op", "a-pass", "a-collective"}
+    pages = {"an-op", "a-pass", "a-collective", "an-optimizer"}
     assert {f"how-to-add-{what}.md" for what in pages} <= names
 
 

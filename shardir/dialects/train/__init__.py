@@ -1,4 +1,4 @@
-"""The `train` dialect: what to differentiate, how parameters start and how they are updated.
+"""The `train` dialect: requests to differentiate, initial values and updates of parameters.
 
     func.func @loss(%x: tensor<8x4xf32> {train.input = #train.init<normal, mean = 0.0, std = 1.0>},
                     %w: tensor<4x2xf32> {train.parameter = "w", train.init = #train.init<...>})
@@ -8,9 +8,9 @@
 `distributed-autodiff` turns a `train.step` into a function from inputs, parameters and states to
 the loss and the updated parameters and states.
 
-options.py has the attributes, requests.py what is asked for, roles.py what arguments and results
-are, updates.py the ops of a step,
-optimizer.py what every optimizer is made of, optimizers/ a file for each.
+options.py has the attributes, requests.py the requests, roles.py the roles of arguments and
+results, updates.py the ops of a step, optimizer.py the common parts of optimizers, optimizers/ a
+file for each.
 """
 
 from xdsl.ir import Dialect

@@ -1,9 +1,9 @@
-"""What every optimizer is made of: its record, the parameter on its way through a step, and the
-scalars that all parameters share. Each optimizer is a file in optimizers/.
+"""The common parts of optimizers: their record, one parameter's step, and the scalars that all
+parameters share. Each optimizer is a file in optimizers/.
 
-An update is a generator. It hands control back where communication that it placed may go
-together with that of the other parameters: `distributed-autodiff` runs the generators of all of
-them side by side. It returns the new parameter, followed by the new states.
+An update is a generator. It yields after it has placed collectives that can be fused with those of
+the other parameters: `distributed-autodiff` advances the generators of all parameters together. It
+returns the new parameter, followed by the new states.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -32,25 +32,25 @@ Updated = Generator[None, None, list[SSAValue]]
 LR = OptionSpec(float, minimum=0.0, nested=ScheduleAttr.completed)
 DECAY = OptionSpec(float, 0.0, minimum=0.0)
 BETA1, BETA2 = (OptionSpec(float, x, minimum=0.0, maximum=1.0, ends="[)") for x in (0.9, 0.999))
-"""Hyperparameters that several optimizers have."""
+"""Hyperparameters of several optimizers."""
 
 
 class StepScalars:
-    """The numbers that all parameters share, each made once, by the first who asks.
+    """The scalars that all parameters of a step share. Each is created once, at its first use.
 
-    `counted` gives the count of the steps done, a state of the step's.
+    `counted` adds the number of steps done, a state of the step.
     """
 
     def __init__(self, b: Builder, optimizer: OptionsAttr, counted: Callable[[], SSAValue]):
         self.b, self.optimizer, self.counted = b, optimizer, counted
-        self._made: dict[tuple[str, float], SSAValue] = {}
+        self._created: dict[tuple[str, float], SSAValue] = {}
 
-    def once(self, name: str, number: float, make: Callable[[], SSAValue]) -> SSAValue:
-        key = name, number
-        if key not in self._made:
-            self._made[key] = made = make()
-            made.name_hint = made.name_hint or name
-        return self._made[key]
+    def once(self, name: str, value: float, make: Callable[[], SSAValue]) -> SSAValue:
+        key = name, value
+        if key not in self._created:
+            self._created[key] = created = make()
+            created.name_hint = created.name_hint or name
+        return self._created[key]
 
     @cached_property
     def done(self) -> SSAValue:
@@ -72,11 +72,11 @@ class StepScalars:
 
     @property
     def is_used(self) -> bool:
-        """Whether the count is asked for."""
+        """Whether the number of steps is used."""
         return "done" in self.__dict__
 
     def rate(self, factor: float = 1.0) -> SSAValue:
-        """The learning rate of this step, for a parameter that has it times `factor`."""
+        """The learning rate of this step, times `factor`."""
         if factor != 1.0:
             return self.once("lr", factor, lambda: self.b.scale(self.rate(), factor))
         return self.once("lr", 1.0, self._rate)
@@ -104,19 +104,20 @@ class StepScalars:
 
 @dataclass
 class ParameterStep:
-    """One parameter on its way through a step."""
+    """The update of one parameter in a step."""
 
     b: Builder
     scalars: StepScalars
     w: SSAValue
     g: SSAValue
-    numbers: dict[str, float]
-    """The optimizer's options, with the parameter's own `weight_decay`."""
+    hyperparameters: dict[str, float]
+    """The optimizer's, with the parameter's own `weight_decay`; without `lr`."""
     lr: SSAValue
     new_state: Callable[[str, Sequence[int]], SSAValue]
 
     def state(self, name: str, dims: Sequence[int] | None = None) -> SSAValue:
-        """The state `name`, of the parameter's shape and layout; of its dimensions `dims` only."""
+        """The state `name`, of the parameter's shape and layout, or those of its dimensions `dims`
+        only. It starts as zeros."""
         rank = len(unsharded_type(self.w).get_shape())
         return self.new_state(name, range(rank) if dims is None else dims)
 
@@ -124,43 +125,45 @@ class ParameterStep:
         """One of the SCALARS of an update."""
         if name == "lr":
             return self.lr
-        return self.scalars.correction(name, self.numbers[name.replace("correction", "beta")])
+        return self.scalars.correction(
+            name, self.hyperparameters[name.replace("correction", "beta")]
+        )
 
     def apply(self, kind: type[Update], *operands: SSAValue) -> list[SSAValue]:
-        """The results of an update op with the parameter's numbers."""
-        names = [n for n in kind.get_irdl_definition().properties if n in self.numbers]
-        props = {n: float_attr(self.numbers[n]) for n in names}
+        """The results of an update op with the parameter's hyperparameters."""
+        names = [n for n in kind.get_irdl_definition().properties if n in self.hyperparameters]
+        props = {n: float_attr(self.hyperparameters[n]) for n in names}
         results: list[SSAValue] = [*self.b.op(kind, *operands, props=props).results]
         for new, old in zip(results, (operands[0], *operands[2:]), strict=False):
             new.name_hint = old.name_hint
         return results
 
-    def plain_step(self, w: SSAValue, direction: SSAValue, rate: SSAValue) -> list[SSAValue]:
+    def descend(self, w: SSAValue, direction: SSAValue, rate: SSAValue) -> list[SSAValue]:
         """w - rate direction"""
         no_decay = {"weight_decay": float_attr(0.0)}
         new = self.b.value(SgdOp, w, direction, rate, props=no_decay)
         new.name_hint = w.name_hint
         return [new]
 
-    # ---- numbers of all elements ----
+    # ---- over all elements ----
 
     def squares(self, x: SSAValue) -> SSAValue:
-        """The sum of the squares of all elements, brought together."""
+        """The sum of the squares of all elements, reduced over devices."""
         return self.b.complete(sum_of_squares(self.b, x))
 
-    def times(self, x: SSAValue, number: SSAValue) -> SSAValue:
-        """x times a number in double precision."""
-        return self.b.mul(x, self.b.convert(number, unsharded_type(x).element_type))
+    def times(self, x: SSAValue, scalar: SSAValue) -> SSAValue:
+        """x times a scalar of double precision."""
+        return self.b.mul(x, self.b.convert(scalar, unsharded_type(x).element_type))
 
 
 def wide(b: Builder, x: SSAValue) -> SSAValue:
-    """x in a type that holds sums of its squares."""
+    """x in an element type wide enough for sums of its squares."""
     narrow = isinstance(unsharded_type(x).element_type, BFloat16Type | Float16Type)
     return b.convert(x, f32) if narrow else x
 
 
 def sum_of_squares(b: Builder, x: SSAValue) -> SSAValue:
-    """The sum of the squares of all elements: a partial sum where x is split."""
+    """The sum of the squares of all elements: a partial sum where x is sharded."""
     x = wide(b, x)
     return b.reduce(b.mul(x, x), "sum", range(len(unsharded_type(x).get_shape())))
 
@@ -174,28 +177,37 @@ class Optimizer:
 
 
 def adam_hyperparameters(eps: float, weight_decay: float) -> dict[str, OptionSpec]:
-    """The hyperparameters of Adam and what is built on its moments."""
+    """The hyperparameters of Adam and of optimizers that use its moments."""
     return {
         "lr": LR, "beta1": BETA1, "beta2": BETA2, "eps": OptionSpec(float, eps, minimum=0.0),
         "weight_decay": OptionSpec(float, weight_decay, minimum=0.0),
     }  # fmt: skip
 
 
-def elementwise(kind: type[Update]) -> Callable[[ParameterStep], Updated]:
-    """The update that is one op, from the parameter's states and shared scalars."""
+def local(update: Callable[[ParameterStep], list[SSAValue]]) -> Callable[[ParameterStep], Updated]:
+    """The update, which needs no communication, as a generator."""
 
-    def update(p: ParameterStep) -> Updated:
+    def generator(p: ParameterStep) -> Updated:
+        return update(p)
+        yield  # makes it a generator; never reached
+
+    return generator
+
+
+def elementwise(kind: type[Update]) -> Callable[[ParameterStep], Updated]:
+    """The update by one op, from the parameter's states and the shared scalars."""
+
+    def update(p: ParameterStep) -> list[SSAValue]:
         states = [p.state(n) for n in kind.STATES]
         return p.apply(kind, p.w, p.g, *states, *map(p.scalar, kind.SCALARS))
-        yield  # what makes it a generator: it never hands back
 
-    return update
+    return local(update)
 
 
 def trusted(
     p: ParameterStep, w: SSAValue, u: SSAValue, coefficient: float, decay: float
 ) -> SSAValue:
-    """The learning rate times the trust ratio, from the squares of norms."""
+    """The learning rate times the trust ratio, from the squares of the norms."""
     w, u = p.b.convert(w, f64), p.b.convert(u, f64)
     props: dict[str, Attribute] = {
         "coefficient": float_attr(coefficient), "weight_decay": float_attr(decay),

@@ -3,7 +3,7 @@
     #train.init<normal, mean = 0.0, std = 1.0>
     <adamw, lr = cosine<rate = 0.001, steps = 1000, warmup = 100>, weight_decay = 0.01>
 
-A value may itself be a word with named values, in angle brackets: a learning rate that changes.
+A value may itself be a word with named values, in angle brackets: a learning-rate schedule.
 """
 
 from math import inf
@@ -19,8 +19,8 @@ from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, option_offset
 
 @irdl_attr_definition
 class InitAttr(OptionsAttr):
-    """How a value starts: drawn by its global position, so that every mesh draws the same, or read
-    from an array of an .npz file, in rows."""
+    """The initial values of a tensor: drawn by global position, so that every mesh draws the same,
+    or read from an array of an .npz file, in rows."""
 
     name = "train.init"
     KINDS: ClassVar[Kinds] = {
@@ -44,7 +44,7 @@ WARMUP = OptionSpec(int, 0, minimum=0)
 
 @irdl_attr_definition
 class ScheduleAttr(OptionsAttr):
-    """How a learning rate follows from the number of steps done."""
+    """A learning rate as a function of the number of steps done."""
 
     name = "train.schedule"
     KINDS: ClassVar[Kinds] = {
@@ -78,7 +78,7 @@ BETA1, BETA2 = (OptionSpec(float, x, minimum=0.0, maximum=1.0, ends="[)") for x 
 
 @irdl_attr_definition
 class AccumulateAttr(OptionsAttr):
-    """How a step combines the gradients of several microbatches: `<mean, microbatches = 4>`."""
+    """The combination of the gradients of several microbatches: `<mean, microbatches = 4>`."""
 
     name = "train.accumulate"
     KINDS: ClassVar[Kinds] = {
@@ -89,7 +89,7 @@ class AccumulateAttr(OptionsAttr):
 
 @irdl_attr_definition
 class ClipAttr(OptionsAttr):
-    """How large gradients may be: their global norm, or each element's absolute value."""
+    """The maximum of the gradients' global norm, or of each element's absolute value."""
 
     name = "train.clip"
     KINDS: ClassVar[Kinds] = {
@@ -100,7 +100,7 @@ class ClipAttr(OptionsAttr):
 
 @irdl_attr_definition
 class LossScaleAttr(OptionsAttr):
-    """What cotangents are multiplied by, so that small ones are not lost to a narrow type."""
+    """The factor of cotangents, which keeps small ones from underflow in a narrow type."""
 
     name = "train.loss_scale"
     KINDS: ClassVar[Kinds] = {

@@ -1,5 +1,5 @@
 """Requests to differentiate, `train.step` and `train.gradient`, and the marks between the parts of
-what is made of them."""
+the functions that result from them."""
 
 from abc import ABC
 from typing import Any
@@ -67,7 +67,7 @@ class StepOp(_OfFunction):
 
     @property
     def microbatches(self) -> int:
-        """How many times a step runs the function."""
+        """The number of times that a step runs the function."""
         return 1 if self.accumulate is None else self.accumulate.values["microbatches"]
 
     def verify_(self) -> None:
@@ -93,7 +93,7 @@ class StepOp(_OfFunction):
 
 @irdl_op_definition
 class GradientOp(_OfFunction):
-    """A function from the arguments (and, for each result that is no scalar, its cotangent) to
+    """A function from the arguments (and the cotangent of each result that is not a scalar) to
     the results and the cotangents of the arguments `wrt`."""
 
     name = "train.gradient"
@@ -113,7 +113,7 @@ class GradientOp(_OfFunction):
             check_arguments(self.find())
 
     def maker(self) -> "GradientOp | None":
-        """The request that makes the function, where that is a gradient itself."""
+        """The request whose result is the function, where that is a gradient itself."""
         wanted = self.function.root_reference.data
         module = self.parent_op()
         found = module.regions[0].block.ops if module is not None else ()
@@ -122,10 +122,10 @@ class GradientOp(_OfFunction):
         )
 
     def signature(self, above: tuple["GradientOp", ...]) -> tuple[list[Any], list[Any]]:
-        """The types of the function's arguments and results. `above`: the requests that ask.
+        """The types of the function's arguments and results. `above`: the requests on the way here.
 
         Raises:
-            VerifyException: there is no such function, or a gradient is to be made of itself.
+            VerifyException: there is no such function, or a gradient is requested of itself.
         """
         if self in above:
             raise VerifyException(f"[G1] @{self.sym_name.data} is to be made of itself")
@@ -143,28 +143,28 @@ class GradientOp(_OfFunction):
 
 
 class Mark(IRDLOperation, ABC):
-    """Where a part of a function begins."""
+    """The beginning of a part of a function."""
 
     assembly_format = "attr-dict"
 
 
 @irdl_op_definition
 class BackwardOp(Mark):
-    """Where the forward part of a function (of a microbatch) ends and its backward part begins."""
+    """The beginning of the backward part of a function, or of a microbatch."""
 
     name = "train.backward"
 
 
 @irdl_op_definition
 class MicrobatchOp(Mark):
-    """Where the forward part of the next microbatch begins."""
+    """The beginning of the forward part of the next microbatch."""
 
     name = "train.microbatch"
 
 
 @irdl_op_definition
 class UpdateOp(Mark):
-    """Where the backward part of a step ends, and what follows from its gradients begins."""
+    """The beginning of the update part of a step, after its backward part."""
 
     name = "train.update"
 

@@ -1,4 +1,4 @@
-"""The roles of a function's arguments and results, as their attributes state them.
+"""The roles of a function's arguments and results, by their attributes.
 
     %x {train.input = #train.init<normal>}
     %w {train.parameter = "w", train.init = #train.init<normal>}
@@ -7,9 +7,9 @@
 
 An argument without such an attribute is an input. A parameter may also have `train.fusion = 2 :
 i64`: its gradient is communicated in one buffer with those of the other parameters of that index.
-`train.weight_decay = 0.0 : f64` replaces the optimizer's number for it, and `train.lr_scale = 0.1 :
-f64` multiplies its learning rate. An input of a step with several microbatches has the index of
-its own, `train.microbatch = 0 : i64`.
+`train.weight_decay = 0.0 : f64` replaces the optimizer's weight decay for it, and
+`train.lr_scale = 0.1 : f64` multiplies its learning rate. An input of a step with several
+microbatches has the index of its microbatch, `train.microbatch = 0 : i64`.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ Attributes = Mapping[str, Attribute]
 
 
 class Role(StrEnum):
-    """What an argument is to its function."""
+    """The role of an argument in its function."""
 
     PARAMETER = "parameter"
     STATE = "state"
@@ -47,7 +47,7 @@ class Role(StrEnum):
 
     @property
     def attribute(self) -> str:
-        """The attribute that states the role."""
+        """The attribute of the role."""
         return f"train.{self}"
 
 
@@ -178,7 +178,7 @@ def check_parameters(f: FuncOp) -> None:
 
 
 def check_arguments(f: FuncOp) -> None:
-    """Raises VerifyException when an argument has two roles, or its `train.fusion` is no index."""
+    """Raises VerifyException when an argument has two roles, or `train.fusion` is no index."""
     for i, attributes in enumerate(arg_attrs(f)):
         roles = [role.attribute for role in Role if role.attribute in attributes]
         if len(roles) > 1:
@@ -196,14 +196,15 @@ def check_arguments(f: FuncOp) -> None:
 
 
 def check_own_numbers(f: FuncOp) -> None:
-    """Raises VerifyException when a weight decay or a scale of learning rates is none."""
+    """Raises VerifyException when a weight decay or a learning-rate scale is not valid."""
     for attributes in arg_attrs(f):
         for name in (WEIGHT_DECAY, LR_SCALE):
             number_attr(attributes, name, 0.0)
 
 
 def check_updates(f: FuncOp) -> None:
-    """Raises VerifyException when a result is annotated as the update of what it can't be."""
+    """Raises VerifyException when a result is annotated as the update of a state that it does not
+    fit."""
     args, done = arguments(f), set[int]()
     found = zip(f.function_type.outputs, result_attrs(f), updated_arguments(f), strict=True)
     for i, (t, attributes, at) in enumerate(found):
@@ -232,10 +233,10 @@ def text_attr(attributes: Attributes, name: str) -> str | None:
 
 
 def number_attr(attributes: Attributes, name: str, default: float) -> float:
-    """The number of an attribute such as `train.lr_scale = 0.1 : f64`.
+    """The value of an attribute such as `train.lr_scale = 0.1 : f64`.
 
     Raises:
-        VerifyException: it is no number, or a negative one.
+        VerifyException: it is not a float, or negative.
     """
     attr = attributes.get(name)
     if attr is None:

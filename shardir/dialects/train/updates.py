@@ -1,5 +1,5 @@
-"""What optimizers are made of: updates, elementwise on a parameter's part wherever it lies, and the
-numbers that they share, scalars in double precision.
+"""The ops of optimizers: updates, elementwise on a parameter in any layout, and the scalars of
+double precision that they share.
 
     %lr = train.learning_rate %count <cosine, rate = 0.1, steps = 100, end = 0.0, warmup = 0>
     %w_1, %v_1 = train.momentum %w, %g, %v, %lr momentum 0.9 weight_decay 0.0
@@ -21,7 +21,7 @@ from shardir.dialects.nn.elementwise import Elementwise, float_element
 from shardir.dialects.train.options import ScheduleAttr
 
 SHARED_SCALAR = tensor(f64, ())
-"""The type of the numbers that all parameters share."""
+"""The type of the scalars that all parameters share."""
 
 FLOAT = FloatAttr.constr(type=f64)
 
@@ -42,7 +42,7 @@ class Update(Several, ABC):
     """A parameter and its states after one step: from them, the gradient, and SCALARS."""
 
     STATES: ClassVar[tuple[str, ...]] = ()
-    """The names of the states, which stand behind the gradient and behind the new parameter."""
+    """The names of the states: operands after the gradient, results after the new parameter."""
     SCALARS: ClassVar[tuple[str, ...]] = ("lr",)
     """The last operands, of type NUMBER."""
 
@@ -166,7 +166,7 @@ MOMENTS = (
 
 
 class Adams(WithMoments, ABC):
-    """What Adam and AdamW have in common."""
+    """The operands of Adam and AdamW."""
 
     SCALARS: ClassVar[tuple[str, ...]] = ("correction1", "correction2", "lr")
     w = operand_def(TensorType)
@@ -207,7 +207,7 @@ class AdamWOp(Adams):
 
 @irdl_op_definition
 class LambDirectionOp(WithMoments):
-    """m' and v' as train.adam has them of u = g, and what a trust ratio then scales:
+    """m' and v' as in train.adam with u = g, and the direction that a trust ratio then scales:
     (m' / correction1) / (sqrt(v' / correction2) + eps) + weight_decay w (You et al., 2020)"""
 
     name = "train.lamb_direction"
@@ -249,7 +249,7 @@ COUNT = tensor(i64, ())
 
 @irdl_op_definition
 class LearningRateOp(Scalar):
-    """The learning rate of the step behind `done` steps"""
+    """The learning rate of the step after `done` steps"""
 
     name = "train.learning_rate"
     OPERANDS: ClassVar[tuple[TensorType, ...]] = (COUNT,)
@@ -276,7 +276,7 @@ class LearningRateOp(Scalar):
 
 @irdl_op_definition
 class BiasCorrectionOp(Scalar):
-    """1 - beta^step: what a running mean that began at zero holds of what it averages"""
+    """1 - beta^step: the sum of the weights of a running mean that began at zero"""
 
     name = "train.bias_correction"
     OPERANDS: ClassVar[tuple[TensorType, ...]] = (COUNT,)
@@ -313,8 +313,8 @@ class TrustRatioOp(Scalar):
 
 @irdl_op_definition
 class NextLossScaleOp(Scalar):
-    """The loss scale and the number of good steps since it changed: scale backoff and 0 behind a
-    step that was not finite; scale growth and 0 behind `interval` good ones, where it is finite"""
+    """The loss scale and the number of good steps since it changed: scale backoff and 0 after a
+    step that was not finite; scale growth and 0 after `interval` good ones, where it is finite"""
 
     name = "train.next_loss_scale"
     OPERANDS: ClassVar[tuple[TensorType, ...]] = (tensor(f32, ()), COUNT, tensor(i1, ()))

@@ -1,5 +1,5 @@
-"""The optimizers, one file each. A file is found by its name, which is the word in a `train.step`,
-and has the record OPTIMIZER: hyperparameters, and the update as ops.
+"""The optimizers, one file each. The name of a file is the name of the optimizer in a `train.step`;
+the record OPTIMIZER in it has the hyperparameters, and the update as ops.
 """
 
 from typing import ClassVar

@@ -12,15 +12,15 @@ from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, ParameterStep
 
 
 def update(p: ParameterStep) -> Updated:
-    """As torch.optim.Adafactor: the second moment of a matrix is the product of the means of its
-    rows and columns (Shazeer and Stern, 2018)."""
-    b, numbers, t = p.b, p.numbers, unsharded_type(p.w)
+    """The second moment of a matrix is the product of the means of its rows and columns, over their
+    mean. As in torch, `eps1` is a lower bound of that mean, and its square of the second moment."""
+    b, values, t = p.b, p.hyperparameters, unsharded_type(p.w)
     rank, size = len(t.get_shape()), max(1, prod(t.get_shape()))
-    fresh = p.scalars.power("fresh", numbers["beta2_decay"])
+    fresh = p.scalars.power("fresh", values["beta2_decay"])
     rate = b.value(nn.MinOp, p.lr, p.scalars.power("bound", -0.5))
 
-    def at_least(x: SSAValue, number: float) -> SSAValue:
-        return b.value(nn.ClampOp, x, props={"min": float_attr(number)})
+    def at_least(x: SSAValue, bound: float) -> SSAValue:
+        return b.value(nn.ClampOp, x, props={"min": float_attr(bound)})
 
     def mix(old: SSAValue, new: SSAValue) -> SSAValue:
         """old + fresh (new - old)"""
@@ -34,28 +34,30 @@ def update(p: ParameterStep) -> Updated:
         states = [mix(p.state("variance"), squares)]
         variance = states[0]
     else:
-        rows, columns = ([d for d in range(rank) if d != gone] for gone in (rank - 1, rank - 2))
+        rows, columns = (
+            [d for d in range(rank) if d != reduced] for reduced in (rank - 1, rank - 2)
+        )
         old = p.state("row_var", rows), p.state("col_var", columns)
         means = [b.complete(b.reduce(squares, "mean", [d])) for d in (rank - 1, rank - 2)]
         yield
         row, column = states = [mix(x, y) for x, y in zip(old, means, strict=True)]
         mean = b.complete(b.reduce(row, "mean", [rank - 2], keep=True))
         yield
-        row = b.div(row, at_least(mean, numbers["eps1"]))
+        row = b.div(row, at_least(mean, values["eps1"]))
         variance = b.mul(
             b.broadcast(row, rows, t.get_shape(), like=p.w),
             b.broadcast(column, columns, t.get_shape(), like=p.w),
         )
-    direction = b.mul(p.g, b.value(nn.RsqrtOp, at_least(variance, numbers["eps1"] ** 2)))
+    direction = b.mul(p.g, b.value(nn.RsqrtOp, at_least(variance, values["eps1"] ** 2)))
     direction.name_hint = "direction"
     u = p.squares(direction)
     yield
-    beyond = at_least(b.scale(root_mean(u), 1 / numbers["clip"]), 1.0)
-    rate = b.mul(rate, at_least(root_mean(w), numbers["eps2"]))
-    before = p.w
-    if decay := numbers["weight_decay"]:
-        before = p.times(p.w, b.sub(b.constant(1.0, f64), b.scale(p.lr, decay)))
-    return [*p.plain_step(before, direction, b.div(rate, beyond)), *states]
+    excess = at_least(b.scale(root_mean(u), 1 / values["clip"]), 1.0)
+    rate = b.mul(rate, at_least(root_mean(w), values["eps2"]))
+    decayed = p.w
+    if decay := values["weight_decay"]:
+        decayed = p.times(p.w, b.sub(b.constant(1.0, f64), b.scale(p.lr, decay)))
+    return [*p.descend(decayed, direction, b.div(rate, excess)), *states]
 
 
 OPTIMIZER = Optimizer(

@@ -17,7 +17,7 @@ def update(p: ParameterStep) -> Updated:
     direction.name_hint = "direction"
     w, u = p.squares(p.w), p.squares(direction)
     yield
-    return [*p.plain_step(p.w, direction, trusted(p, w, u, 1.0, 0.0)), *new]
+    return [*p.descend(p.w, direction, trusted(p, w, u, 1.0, 0.0)), *new]
 
 
 OPTIMIZER = Optimizer(adam_hyperparameters(eps=1e-6, weight_decay=0.01), update)

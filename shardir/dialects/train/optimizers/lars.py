@@ -9,7 +9,7 @@ def update(p: ParameterStep) -> Updated:
     v = p.state("momentum")
     w, g = p.squares(p.w), p.squares(p.g)
     yield
-    rate = trusted(p, w, g, p.numbers["coefficient"], p.numbers["weight_decay"])
+    rate = trusted(p, w, g, p.hyperparameters["coefficient"], p.hyperparameters["weight_decay"])
     return p.apply(LarsOp, p.w, p.g, v, rate)
 
 
