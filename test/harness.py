@@ -197,12 +197,9 @@ def apply(module: ModuleOp, *passes: str) -> ModuleOp:
 # ---- what was made of a program ----
 
 COMMUNICATION: dict[type[Operation], str] = {
-    dist.AllReduceOp: "all_reduce", dist.AllGatherOp: "all_gather",
-    dist.ReduceScatterOp: "reduce_scatter", dist.AllToAllOp: "all_to_all",
-    dist.BroadcastFromRootOp: "broadcast", dist.PermuteOp: "permute",
-    dist.GatherToRootOp: "gather", dist.ScatterFromRootOp: "scatter",
-    dist.HaloUnfoldOp: "halo_unfold", dist.HaloFoldOp: "halo_fold",
-}  # fmt: skip
+    kind: name for name, kind in dist.OPS.items() if kind not in dist.LOCAL
+}
+"""The collectives that move data, with their records' names."""
 
 
 def parts(module: ModuleOp, name: str) -> tuple[list[Operation], list[Operation]]:

@@ -20,12 +20,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from shardir.algebra.cluster import Cluster, Level
+from shardir.algebra.collectives import State, between
 from shardir.backend.interface import LaunchError, Options
 from shardir.cost import Coefficients, clusters, report
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import write_text
 from shardir.tools.arguments import new_file, positive, seconds
-from shardir.tools.probes import LEAST, Probe, against, module, probes
+from shardir.tools.probes import COLLECTIVES, LEAST, Probe, against, module, probes
 
 if TYPE_CHECKING:
     from shardir.api import Compiled
@@ -37,8 +38,9 @@ EXAMPLE = """example:
 NO_BYTES = ("", "overhead", "interference", "f64", "bf16", "f16")
 """What probes are about that the relative model is not fitted to."""
 
-BESIDES = ("all_reduce", "reduce_scatter", "all_to_all", "exchange", "permute")
-"""What is fitted beside latency and bandwidth, those of an all-gather."""
+LEVEL = between(State.SHARDED, State.REPLICATED).name
+"""The collective that has the latency and bandwidth of the level; to the others belongs a factor
+each."""
 
 QUICKEST = 1e17
 """Bytes/s or flop/s, beyond what there is."""
@@ -103,9 +105,10 @@ def unmeasured(ranks: int, memory: int) -> Cluster:
     """The cluster whose numbers are to be found: where the fit begins."""
     like = clusters.load("gloo")
     (level,) = like.levels
+    kinds = dict.fromkeys(kind for kind, *_ in COLLECTIVES if kind != LEVEL)
     return replace(
         like, levels=(Level("machine", ranks, level.bandwidth, level.latency),), memory=memory,
-        interference=0.5, collectives=tuple((kind, 1.0) for kind in BESIDES),
+        interference=0.5, collectives=tuple((kind, 1.0) for kind in kinds),
     )  # fmt: skip
 
 

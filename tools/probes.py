@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import isqrt
 
 from shardir.algebra.cluster import BYTES
+from shardir.algebra.collectives import State, between
 
 ROW = 256
 """Elements of f32 in a row of what is communicated: 1 KB."""
@@ -34,6 +35,21 @@ HEADS = 16
 """How many squares an attention multiplies at once."""
 
 ELEMENTWISE = ("add", "relu", "gelu")
+
+REPLICATED, SHARDED, PARTIAL, _ = State
+
+COLLECTIVES = (
+    (between(PARTIAL, REPLICATED).name, "<sum> {}", "partial", "replicated"),
+    (between(SHARDED, REPLICATED).name, "{} dim 0", "rows", "replicated"),
+    (between(SHARDED, REPLICATED).name, "{} dim 1", "columns", "replicated"),
+    (between(PARTIAL, SHARDED).name, "<sum> {} dim 0", "partial", "rows"),
+    (between(PARTIAL, SHARDED).name, "<sum> {} dim 1", "partial", "columns"),
+    (between(SHARDED, SHARDED).name, "{} split 1 concat 0", "rows", "columns"),
+    ("exchange", "{}", "columns", "rows"),
+    ("permute", "{} pairs <PAIRS>", "rows", "rows"),
+)
+"""Each collective that is measured: its text with the operand's place, and the operand's and the
+result's layout."""
 
 
 @dataclass(frozen=True)
@@ -131,17 +147,10 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
         mine = _type((1, rows, row), dims=(axes, "", ""))
         by_rows = _type((rows // n, row), dims=(axes, ""))
         by_columns = _type((rows, row // n), dims=("", axes))
+        types = {"replicated": whole, "partial": sums, "rows": by_rows, "columns": by_columns}
         pairs = ", ".join(f"{i}, {(i + 1) % n}" for i in range(n))
-        for kind, text, source, target in (
-            ("all_reduce", "<sum> {}", sums, whole),
-            ("all_gather", "{} dim 0", by_rows, whole),
-            ("all_gather", "{} dim 1", by_columns, whole),
-            ("reduce_scatter", "<sum> {} dim 0", sums, by_rows),
-            ("reduce_scatter", "<sum> {} dim 1", sums, by_columns),
-            ("all_to_all", "{} split 1 concat 0", by_rows, by_columns),
-            ("exchange", "{}", by_columns, by_rows),
-            ("permute", f"{{}} pairs <{pairs}>", by_rows, by_rows),
-        ):
+        for kind, text, before, after in COLLECTIVES:
+            source, target = types[before], types[after]
             along = text.rpartition(" dim ")[2] if " dim " in text else ""
             given = mine if source is sums else source
             f = _Function(f"{kind}{along}_{n}_{size}", [("x", given), ("w", near)])
@@ -152,8 +161,9 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
                 if source is sums:
                     f.op(f"nn.reduce <sum> %x dims <0> : ({mine}) -> {sums}", sums)
                     value = f.last
+                call = text.format(value).replace("PAIRS", pairs)
                 f.op(
-                    f"dist.{kind} {text.format(value)} over <{axes}> : ({source}) -> {target}",
+                    f"dist.{kind} {call} over <{axes}> : ({source}) -> {target}",
                     target,
                 )
             yield f.probe(kind, size)

@@ -48,7 +48,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import log2, prod
 
-from shardir.algebra.collectives import COLLECTIVES, State
+from shardir.algebra.collectives import COLLECTIVES, Collective, State, between
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.traffic import cut, shares, within
@@ -80,7 +80,7 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
     if crossing(mesh, source, target):
         return 0.0
     cluster = mesh.cluster_or_default
-    levels, each = cluster.levels, cluster.times
+    levels = cluster.levels
     best = [max(l.bandwidth for l in levels[i:]) for i in range(len(levels))]
     apart = 0.0  # of all devices' traffic, each level's part
     for i, bandwidth in enumerate(best):
@@ -94,12 +94,13 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
     else:
         one = _first(mesh, shape, source, target)
     kinds = PARTIAL if source.partial or target.partial else COMPLETE
-    moving = min(each[kind] for kind in kinds) * max(apart, one * itemsize / best[0])
+    factor = min(cluster.times[c.name] for c in kinds)
+    moving = factor * max(apart, one * itemsize / best[0])
     return moving + _latency(mesh, source, target)
 
 
-PARTIAL = [c.name for c in COLLECTIVES.values() if c.planned and c.communicates]
-COMPLETE = [kind for kind in PARTIAL if COLLECTIVES[kind].start in (State.SHARDED, None)]
+PARTIAL = [c for c in COLLECTIVES.values() if c.planned and c.communicates]
+COMPLETE = [c for c in PARTIAL if c.start in (State.SHARDED, None)]
 """The collectives of a redistribution in which nothing is partial, and of any other."""
 
 
@@ -114,22 +115,26 @@ def _latency(mesh: Mesh, source: Layout, target: Layout) -> float:
 
 def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tuple[Axis, float]]:
     """The sub-axes that have to be in collectives, each with the sum of the factors of these."""
-    t = mesh.cluster_or_default.times
-    after = {a for axes in target.dims for a in axes}
+    times = mesh.cluster_or_default.times
+
+    def factor(*kinds: Collective) -> float:
+        return min(times[c.name] * c.rounds for c in kinds)
+
     if source.reduction == "any" and source.partial:
-        yield from ((a, t["broadcast"]) for a in _reduced(source, target))
+        spread = factor(between(State.ROOT, State.REPLICATED))
+        yield from ((a, spread) for a in _reduced(source, target))
         return
-    reduced = 2 * t["all_reduce"]  # where an all-reduce ends it
-    ended = min(t["all_gather"], t["exchange"])  # where a split is
-    moved = min(t["all_gather"], t["exchange"], t["all_to_all"])
-    if source.partial or target.partial:
-        ended = min(ended, reduced)
-        moved = min(moved, reduced, t["reduce_scatter"])
+    after = {a for axes in target.dims for a in axes}
+    kinds = [c for c in PARTIAL if c.start is not State.ROOT]
+    if not (source.partial or target.partial):
+        kinds = COMPLETE
+    moved = factor(*kinds)
+    ended = factor(*(c for c in kinds if c.end is not State.SHARDED))  # where a split is
     for a in _reduced(source, target):
-        split = t["reduce_scatter"]
+        split = factor(between(State.PARTIAL, State.SHARDED))
         if a not in after and a not in target.partial:
             split += ended
-        yield a, min(reduced, split)
+        yield a, min(factor(between(State.PARTIAL, State.REPLICATED)), split)
     for axes, wanted in zip(source.dims, target.dims, strict=True):
         kept = 0
         while kept < min(len(axes), len(wanted)) and axes[kept] == wanted[kept]:

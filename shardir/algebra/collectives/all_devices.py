@@ -20,6 +20,7 @@ class AllReduce(Collective):
     start, end = State.PARTIAL, State.REPLICATED
     transposed = "all_reduce"
     forms = staticmethod(forms.all_reduce)
+    rounds = 2
 
     def received(self, t: Transfer) -> int:
         return -(-2 * t.have * (t.n - 1) // t.n)

@@ -136,6 +136,9 @@ class Collective(ABC):
     `operand`."""
     forms: ClassVar[Callable[[Levels], Forms] | None] = None
     """Its forms for a group that spans some levels; None of one that communicates nothing."""
+    rounds: ClassVar[int] = 1
+    """How many times the latencies of log2 n messages one after the other its forms take at
+    least."""
 
     @property
     def communicates(self) -> bool:
