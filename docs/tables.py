@@ -125,13 +125,13 @@ nn.custom "acme.twice"(%0) : (tensor<4x8xf32>) -> tensor<4x8xf32>
 nn.constant dense<0.0> : tensor<4x8xf32> -> tensor<4x8xf32>
 nn.iota dim 1 -> tensor<4x8xi32>
 """  # noqa: E501
-"""One of each op whose operands are not simply matrices of one shape."""
+"""An example of each op whose operands are not matrices of one shape."""
 
 nn.register_custom_op("acme.twice", torch="acme.kernels:twice")
 
 
 def syntax(op: type[IRDLOperation]) -> str:
-    """What is written between the results and the types, from the `assembly_format`."""
+    """Return the text between the results and the types, from the `assembly_format`."""
     definition = op.get_irdl_definition()
     text = definition.assembly_format
     assert text is not None
@@ -155,7 +155,7 @@ KINDS: dict[type[Attribute], str] = {
     IntegerAttr: "N", FloatAttr: "X", StringAttr: '"..."', DenseIntOrFPElementsAttr: "dense<...>",
     SymbolRefAttr: "@function",
 }  # fmt: skip
-"""What stands for a value of each kind."""
+"""The placeholder of a value of each kind."""
 
 
 def _variable(op: type[IRDLOperation], name: str) -> str:
@@ -170,8 +170,8 @@ def _variable(op: type[IRDLOperation], name: str) -> str:
     return next((shown for kind, shown in KINDS.items() if kind in bases), name)
 
 
-def says(op: type) -> str:
-    """The first paragraph of a docstring, on one line."""
+def summary(op: type) -> str:
+    """Return the first paragraph of a docstring, on one line."""
     return " ".join((op.__doc__ or "").split("\n\n")[0].split()).rstrip(".")
 
 
@@ -189,7 +189,7 @@ def _results(line: str) -> str:
 
 
 def factors(op: type[TensorOp], lines: dict[str, str]) -> str:
-    """The factors of the op on an example; of matrices of one shape where there is none."""
+    """Return the factors of the op on its example, or on matrices of one shape."""
     if op.name in lines:
         text = str(_from_text(lines[op.name]).factors())
     else:
@@ -207,11 +207,11 @@ def factors(op: type[TensorOp], lines: dict[str, str]) -> str:
 
 def rows(dialect: Dialect, *, with_factors: bool) -> Iterator[str]:
     lines = {line.split(" ", 1)[0]: line for line in EXAMPLES.strip().splitlines()}
-    yield "| op | what it is |" + (" factors on an example |" if with_factors else "")
+    yield "| op | meaning |" + (" factors on an example |" if with_factors else "")
     yield "| --- | --- |" + (" --- |" if with_factors else "")
     for op in dialect.operations:
         assert issubclass(op, IRDLOperation)
-        row = f"| `{syntax(op)}` | {says(op).replace('|', chr(92) + '|')} |"
+        row = f"| `{syntax(op)}` | {summary(op).replace('|', chr(92) + '|')} |"
         if with_factors:
             shown = factors(op, lines) if issubclass(op, TensorOp) else ""
             row += f" `{shown}` |" if shown else " |"
@@ -224,7 +224,7 @@ ELEMENTS = ("f64", "f32", "bf16", "f16", "i64", "i32", "i1")
 
 
 def line_of(op: type[TensorOp], lines: dict[str, str]) -> str:
-    """An example of the op; on matrices of one shape where EXAMPLES has none."""
+    """Return an example of the op: of EXAMPLES, or on matrices of one shape."""
     if op.name in lines:
         return lines[op.name]
     n = len(op.get_irdl_definition().operands)
@@ -238,11 +238,11 @@ def line_of(op: type[TensorOp], lines: dict[str, str]) -> str:
         names, out = ", ".join(f"%{i}" for i in range(n)), ", ".join(outs)
         out = f"({out})" if len(outs) > 1 else out
         return f"{op.name} {names} : ({', '.join(given)}) -> {out}"
-    raise SystemExit(f"EXAMPLES of docs/tables.py lacks {op.name}")
+    raise SystemExit(f"expected an example of {op.name}; add one to EXAMPLES of docs/tables.py")
 
 
 def program(line: str, request: str = "") -> ModuleOp:
-    """A function @f of the op alone, and a request."""
+    """Return a module with a function @f of the op alone, and a request."""
     types = line.partition(" : (")[2].partition(") -> ")[0]
     operands = ", ".join(f"%x{i}: {t}" for i, t in enumerate(types.split(", ")) if t)
     out = line.rsplit("-> ", 1)[1].strip("()")
@@ -257,7 +257,7 @@ def program(line: str, request: str = "") -> ModuleOp:
 
 
 def elements(line: str) -> str:
-    """The element types that the op takes where the example has floats (or integers, or i1)."""
+    """Return the element types of the op, in place of the example's floats (or integers, or i1)."""
     shown = next(e for e in ("f32", "i64", "i32", "i1") if f"{e}>" in line)
     found = []
     for e in ELEMENTS:
@@ -269,7 +269,7 @@ def elements(line: str) -> str:
 
 
 def gradient(op: type[TensorOp], line: str) -> str:
-    """Whether there is one, and why not."""
+    """Return `yes`, or why the op has no gradient."""
     operands, results = line.partition(" : (")[2].partition(") -> ")[0], line.rpartition("-> ")[2]
     floats = [i for i, t in enumerate(re.findall(r"tensor<[^>]*>", operands)) if "f32" in t]
     if not floats:
@@ -285,23 +285,23 @@ def gradient(op: type[TensorOp], line: str) -> str:
 
 
 def splits(op: type[TensorOp], line: str) -> str:
-    """Which factors can be split, and what becomes of the others."""
+    """Return the factors that can be split, and how the others are handled."""
     found = program(line).body.block.last_op
     assert isinstance(found, FuncOp)
     first = found.body.block.first_op
     assert isinstance(first, TensorOp)
     factors = first.factors()
-    whole = [f for f, _ in factors.sizes if f in factors.replicate]
+    unsharded = [f for f, _ in factors.sizes if f in factors.replicate]
     free = [f for f, _ in factors.sizes if f not in factors.replicate]
-    parts = ["all" if not whole else ", ".join(free)] if free else []
-    if whole:
-        how = "in parts" if decomposes(op) else "gathered"
-        parts.append(f"{', '.join(whole)} {how}")
+    parts = ["all" if not unsharded else ", ".join(free)] if free else []
+    if unsharded:
+        how = "by decomposition" if decomposes(op) else "gathered"
+        parts.append(f"{', '.join(unsharded)} {how}")
     return "; ".join(parts) or "nothing to split"
 
 
 def torch_text(line: str) -> str:
-    """What is emitted for the op on one device."""
+    """Return the Python that is emitted for the op on one device."""
     text = program_text(program(line)).partition("def f(")[2].partition("\n\n\n")[0]
     body = [x.strip() for x in text.splitlines()[1:]]
     body = [x for x in body if x and not x.startswith("#")]
@@ -330,7 +330,7 @@ def passes() -> Iterator[str]:
 
 
 def modes() -> Iterator[str]:
-    yield "| mode | pipeline | who decides |"
+    yield "| mode | pipeline | what decides |"
     yield "| --- | --- | --- |"
     for name, mode in pipelines.MODES.items():
         yield f"| `{name}` | `{mode.pipeline}` | {mode.does} |"

@@ -49,6 +49,7 @@ ALLOWED = (
     r"\bat least\b",
     r"\bAt least\b",
     r"\bat_least\b",
+    r"\bleast[ _]squares\b",
     r"letters, digits",
     r"ASCII letters, digits",
     r"hand-?written digits",

@@ -231,7 +231,7 @@ def rows() -> Iterator[Row]:
     }  # fmt: skip
     for split in ("tables", "columns", "rows"):
         text = dlrm(split=split, rows=100_000, **dlrm_sizes)
-        plan = "whole tables" if split == "tables" else f"tables by {split}"
+        plan = "unsplit tables" if split == "tables" else f"tables by {split}"
         yield Row("dlrm", "d=8", plan, text, dlrm_bytes(split, **dlrm_sizes))
     network: Any = {"blocks": (3, 4, 6, 3), "width": 64, "classes": 1000}
     text = resnet(batch=256, image=224, dp=8, **network)
