@@ -5,8 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STEPS ?= 240
 PROGRAMS ?= 2000
+JOBS ?= 2
 
-.PHONY: demo test test-all programs lint clean
+.PHONY: demo test test-all mutants programs lint clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 $(VENV)/ready: pyproject.toml
@@ -30,6 +31,9 @@ test: lint  ## the checks of the source, then every test
 
 test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/testing.md)
 	SHARDIR_TESTS=all $(MAKE) test
+
+mutants: $(VENV)/ready  ## plant errors, each of which the tests of its package must catch
+	$(BIN)/python test/mutants/run.py --jobs $(JOBS)
 
 programs: $(VENV)/ready  ## random programs of all ops, others each time
 	PROGRAMS=$(PROGRAMS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 test/passes/test_random_programs.py

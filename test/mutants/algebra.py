@@ -1,0 +1,159 @@
+"""Mutants of algebra: layouts, meshes, collectives, planner, propagation, notations."""
+
+from mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "shards are cut by floor division",
+        "Shards of an uneven dimension lose its last elements.",
+        "shardir/algebra/mesh.py",
+        "c = -(-size // parts)",
+        "c = size // parts",
+        "test/algebra/test_algebra.py",
+    ),
+    Mutant(
+        "a group is in order of ranks",
+        (
+            "The members of a group over (tp, dp) are in the order of their numbers, not in that "
+            "of the axes."
+        ),
+        "shardir/algebra/mesh.py",
+        "return tuple(tuple(r for _, r in sorted(m)) for m in members.values())",
+        "return tuple(tuple(sorted(r for _, r in m)) for m in members.values())",
+        "test/algebra/test_algebra.py",
+    ),
+    Mutant(
+        "sub-axes overlap at their ends",
+        "Adjacent sub-axes of an axis count as overlapping.",
+        "shardir/algebra/mesh.py",
+        "return b0 % a1 != 0 and a0 % b1 != 0",
+        "return b0 % a1 != 0 or a0 % b1 != 0",
+        "test/algebra/test_algebra.py",
+    ),
+    Mutant(
+        "a reduced factor leaves nothing partial",
+        "A matmul split along its summed dimension has a complete result.",
+        "shardir/algebra/factors.py",
+        "reduced = [a for f in lacking for a in chosen.get(f, ())]",
+        "reduced = []",
+        "test/algebra/test_algebra.py",
+    ),
+    Mutant(
+        "partial maxima pass through sums",
+        "An op that is linear in all operands passes a partial maximum on.",
+        "shardir/algebra/factors.py",
+        'if alike and (first.reduction == "sum" or factors.linear == "any"):',
+        "if alike:",
+        "test/algebra/test_algebra.py",
+    ),
+    Mutant(
+        "a merged dimension is split at its minor factor",
+        (
+            "The axes of a reshaped dimension go to the minor factor while the major one is not "
+            "yet cut up."
+        ),
+        "shardir/algebra/factors.py",
+        "            if left > 1:\n                break\n        return out, not todo",
+        "        return out, not todo",
+        "test/algebra/test_algebra.py",
+    ),
+    Mutant(
+        "an all-gather pairs with an all-slice",
+        "The transposed collective of an all-gather drops the reduction.",
+        "shardir/algebra/collectives/all_devices.py",
+        'transposed = "reduce_scatter"',
+        'transposed = "all_slice"',
+        "test/interpret/test_collectives.py test/algebra/test_algebra.py",
+    ),
+    Mutant(
+        "a reduce-scatter takes any partial value",
+        "Reducing a value that is not partial is legal.",
+        "shardir/algebra/transitions.py",
+        '    if kept is None:\n        raise ShardirError(\n            f"[C5]',
+        (
+            "    if kept is None:\n        return layout\n        raise ShardirError(\n            "
+            'f"[C5]'
+        ),
+        "test/filecheck/verify/collectives.ir",
+    ),
+    Mutant(
+        "an all-gather takes the major axes off",
+        "A dimension over (dp, tp) can be gathered over dp.",
+        "shardir/algebra/transitions.py",
+        "if axes and have[-len(axes) :] == axes:",
+        "if axes and have[: len(axes)] == axes:",
+        "test/interpret/test_collectives.py test/algebra/test_redistribution.py",
+    ),
+    Mutant(
+        "the bound of a reduce-scatter is too high",
+        "The lower bound of a plan counts one message too many for each group.",
+        "shardir/algebra/bound.py",
+        "(lost - stay + max(groups, 1) - 1)",
+        "(lost - stay + max(groups, 1))",
+        "test/algebra/test_plan_redistribution.py",
+    ),
+    Mutant(
+        "an all-reduce receives what a reduce-scatter does",
+        "The bytes of an all-reduce are half of what they are.",
+        "shardir/algebra/collectives/all_devices.py",
+        "return -(-2 * t.have * (t.n - 1) // t.n)",
+        "return -(-t.have * (t.n - 1) // t.n)",
+        "test/cost/test_predicted_bytes.py",
+    ),
+    Mutant(
+        "a tree halves the bytes",
+        "The tree form of an all-reduce moves each byte once.",
+        "shardir/algebra/forms.py",
+        'Form("tree", deep * links.latency, 2 * each)',
+        'Form("tree", deep * links.latency, each)',
+        "test/cost/test_cost.py",
+    ),
+    Mutant(
+        "a halo ends a row early",
+        "The last row of a window is not fetched from the neighbour.",
+        "shardir/algebra/windows.py",
+        "high = min(p * w.step + w.offset + w.size, w.rows)",
+        "high = min(p * w.step + w.offset + w.size - 1, w.rows)",
+        "test/algebra/test_windows.py",
+    ),
+    Mutant(
+        "closed dimensions are refined",
+        "Propagation splits a dimension that is annotated as closed.",
+        "shardir/algebra/sharding.py",
+        "if d not in open or not axes or axes == new[d]:",
+        "if not axes or axes == new[d]:",
+        "test/algebra/test_propagation_engine.py",
+    ),
+    Mutant(
+        "the first proposal wins",
+        "A conflict is resolved for the finest split, whatever it costs.",
+        "shardir/algebra/propagation/conflicts.py",
+        "costs.sort(key=lambda c: (*c[0], -mesh",
+        "costs.sort(key=lambda c: (-mesh",
+        "test/algebra/test_propagation_engine.py",
+    ),
+    Mutant(
+        "backward barriers are open",
+        "A barrier against backward propagation passes axes backward.",
+        "shardir/algebra/propagation/worklist.py",
+        "mine, theirs = theirs, mine",
+        "pass",
+        "test/algebra/test_propagation_engine.py",
+    ),
+    Mutant(
+        "Shardy's priorities are lost",
+        "The priority of a dimension is not written.",
+        "shardir/algebra/sdy.py",
+        'priority = f"p{sharding.priority(i)}" if sharding.priority(i) else ""',
+        'priority = ""',
+        "test/algebra/test_sdy.py",
+    ),
+    Mutant(
+        "DTensor splits at the minor end",
+        "A placement on a later mesh dim does not stride over the parts of the minor axes.",
+        "shardir/algebra/placements.py",
+        "if dims.index(b) > dims.index(a)",
+        "if dims.index(b) < dims.index(a)",
+        "test/algebra/test_placements.py",
+    ),
+]

@@ -1,0 +1,62 @@
+"""Mutants of analysis: aliasing, storages, roles and repeats."""
+
+from mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "a reshape of a transpose is a view",
+        "A copy counts as a view of its operand.",
+        "shardir/analysis/aliasing.py",
+        "return is_strided(op.operands[0], mesh)",
+        "return False",
+        "test/analysis/test_storages.py",
+    ),
+    Mutant(
+        "arguments are anybody's memory",
+        "A storage that is joined to an argument is the function's own.",
+        "shardir/analysis/storages.py",
+        "if isinstance(mine, BlockArgument):",
+        "if False:",
+        "test/analysis/test_storages.py",
+    ),
+    Mutant(
+        "started collectives read at once",
+        "A collective that is started has read its operands before its wait.",
+        "shardir/analysis/storages.py",
+        "self._under_way.setdefault(v, []).append(Span(self.at[op], end))",
+        "self._under_way.setdefault(v, [])",
+        "test/analysis/test_storages.py",
+    ),
+    Mutant(
+        "iterations may be wired otherwise",
+        "Ops of one kind repeat whatever their operands are.",
+        "shardir/analysis/repeats.py",
+        "if not (same or outside or begins):",
+        "if False:",
+        "test/analysis/test_repeats.py",
+    ),
+    Mutant(
+        "operands of unused ops are live",
+        "An op that no result depends on keeps its operands alive.",
+        "shardir/analysis/storages.py",
+        "if isinstance(op, TensorOp) and not any(r in needed for r in op.results):",
+        "if False:",
+        "test/analysis/test_storages.py",
+    ),
+    Mutant(
+        "states belong to the caller",
+        "A step may not write into its states, since only parameters are retained.",
+        "shardir/analysis/roles.py",
+        "if argument.is_retained",
+        "if argument.role.name == 'PARAMETER'",
+        "test/analysis/test_storages.py",
+    ),
+    Mutant(
+        "a started collective stays pinned at its start",
+        "Memory may be overwritten while a started collective reads it.",
+        "shardir/analysis/storages.py",
+        "span.start < at < span.end",
+        "span.start == at",
+        "test/analysis/test_storages.py",
+    ),
+]

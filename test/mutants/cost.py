@@ -1,0 +1,62 @@
+"""Mutants of cost: time, memory and the relative model."""
+
+from mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "an op takes the sum of its flops and its bytes",
+        "The roofline adds computation and memory traffic.",
+        "shardir/cost/seconds.py",
+        "return max(calculating, moving) +",
+        "return calculating + moving +",
+        "test/cost/test_cost.py",
+    ),
+    Mutant(
+        "several values are joined for free",
+        "A fused collective does not count its copies to the buffer.",
+        "shardir/cost/seconds.py",
+        "if len(op.values) > 1 else 0.0",
+        "if False else 0.0",
+        "test/cost/test_cost.py test/passes/test_overlap.py",
+    ),
+    Mutant(
+        "links are free for all",
+        "Collectives on the same links run at the same time.",
+        "shardir/cost/schedule.py",
+        "end = max(now, free.get(name, 0.0)) +",
+        "end = now +",
+        "test/passes/test_overlap.py",
+    ),
+    Mutant(
+        "storages die before they are read",
+        "Memory is freed before the last op that reads it.",
+        "shardir/cost/memory.py",
+        "        now += born[i]\n",
+        "        now += born[i] - died[i]\n        died[i] = 0\n",
+        "test/cost/test_cost_memory.py",
+    ),
+    Mutant(
+        "buffers are held until they start",
+        "The buffers of a started collective are free before its wait.",
+        "shardir/cost/memory.py",
+        "for k in range(i, ends.get(op, i) + 1):",
+        "for k in range(i, i + 1):",
+        "test/cost/test_cost_memory.py test/filecheck/overlap-communication",
+    ),
+    Mutant(
+        "reductions are between ops",
+        "The bytes of reductions count as D_inter.",
+        "shardir/cost/terms.py",
+        "            inner += received\n",
+        "            inter += received\n",
+        "test/cost/test_cost_terms.py",
+    ),
+    Mutant(
+        "the fit takes ratios the other way",
+        "The error of a fit is the logarithm of measured times predicted.",
+        "shardir/cost/fit.py",
+        "np.log(np.maximum(say(np.exp(z)), LEAST) / y)",
+        "np.log(np.maximum(say(np.exp(z)), LEAST) * y)",
+        "test/cost/test_calibrate.py -k coefficients",
+    ),
+]

@@ -1,0 +1,46 @@
+"""Mutants of diagnostics: errors, suggestions and enumerations."""
+
+from mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "the caret does not reach the column",
+        "A caret stands one column before the error.",
+        "shardir/diagnostics/errors.py",
+        "before = self.source[first : self.column - 1]",
+        "before = self.source[first : self.column - 2]",
+        "test/syntax/test_syntax.py",
+    ),
+    Mutant(
+        "carets are one long",
+        "A range of several characters is underlined at its first character only.",
+        "shardir/diagnostics/errors.py",
+        "width = max(1, min(self.length,",
+        "width = max(1, min(1,",
+        "test/syntax/test_syntax.py",
+    ),
+    Mutant(
+        "notes are lost",
+        "A diagnostic is printed without its notes.",
+        "shardir/diagnostics/errors.py",
+        'lines += [f"  note: {n}" for n in self.notes]',
+        "lines += []",
+        "test/syntax/test_syntax.py",
+    ),
+    Mutant(
+        "suggestions come from afar",
+        "Any word is suggested for any other one.",
+        "shardir/diagnostics/wording.py",
+        "cutoff=0.7",
+        "cutoff=0.0",
+        "test/syntax/test_syntax.py",
+    ),
+    Mutant(
+        "progress outlives its listener",
+        "Progress goes to a tool that no longer listens.",
+        "shardir/diagnostics/progress.py",
+        "_sink.reset(token)",
+        "pass",
+        "test/tools/test_progress.py",
+    ),
+]

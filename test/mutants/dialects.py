@@ -1,0 +1,86 @@
+"""Mutants of dialects: ops, collectives and optimizers."""
+
+from mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "a contraction's second gradient is negated",
+        "The gradient of the right operand of a contraction has the wrong sign.",
+        "shardir/dialects/nn/contraction.py",
+        'b.einsum(f"{x},{z}->{y}", self.lhs, dy)',
+        'b.einsum(f"{x},{z}->{y}", self.lhs, b.neg(dy))',
+        "test/dialects/test_ops.py -k matmul",
+    ),
+    Mutant(
+        "a division's second gradient is dropped",
+        "The divisor of a division has no gradient.",
+        "shardir/dialects/nn/arithmetic.py",
+        "return dx, b.neg(b.mul(dx, self.out))",
+        "return dx, None",
+        "test/dialects/test_ops.py -k div",
+    ),
+    Mutant(
+        "a maximum is summed",
+        "The maximum over a split dimension is a partial sum.",
+        "shardir/dialects/nn/reduction.py",
+        'reduction = {"any": "max", "all": "min"}.get(kind, kind)',
+        'reduction = "sum"',
+        "test/dialects/test_ops.py -k reduce",
+    ),
+    Mutant(
+        "a softmax's row may be split",
+        "A softmax is computed shard by shard of its row.",
+        "shardir/dialects/nn/softmax.py",
+        'replicate=[names[axis_of(props, "axis", len(shape))]],',
+        "replicate=[],",
+        "test/dialects/test_ops.py -k softmax",
+    ),
+    Mutant(
+        "the running variance is biased",
+        "batch_norm updates its running variance by the biased one.",
+        "shardir/dialects/nn/norms.py",
+        "m * n / (n - 1)",
+        "m",
+        "test/dialects/test_ops.py -k batch_norm",
+    ),
+    Mutant(
+        "eps1 of Adafactor is not squared",
+        "Adafactor's second moment is bounded from below by eps1, not by its square.",
+        "shardir/dialects/train/optimizers/adafactor.py",
+        'numbers["eps1"] ** 2',
+        'numbers["eps1"]',
+        "test/dialects/test_optimizers.py -k adafactor",
+    ),
+    Mutant(
+        "a trust ratio ignores zero norms",
+        "LARS divides by zero where a parameter or a gradient is zero.",
+        "shardir/dialects/train/updates.py",
+        "np.where((w > 0) & (u > 0), ratio, 1.0)",
+        "ratio",
+        "test/dialects/test_optimizers.py",
+    ),
+    Mutant(
+        "Nesterov looks back",
+        "Nesterov's update takes the old velocity.",
+        "shardir/dialects/train/updates.py",
+        "v = momentum * v + u\n        return w - lr * (u + momentum * v), v",
+        "new = momentum * v + u\n        return w - lr * (u + momentum * v), new",
+        "test/dialects/test_optimizers.py -k nesterov",
+    ),
+    Mutant(
+        "several waits for one async collective",
+        "The result of an async collective is used before its wait.",
+        "shardir/dialects/dist/base.py",
+        "if self.started is not None and not (",
+        "if False and not (",
+        "test/filecheck/verify/collectives.ir test/filecheck/verify/review_collectives.ir",
+    ),
+    Mutant(
+        "a loss scale grows to infinity",
+        "A loss scale that overflows is kept.",
+        "shardir/dialects/train/updates.py",
+        "np.where(np.isfinite(grown), grown, scale)",
+        "grown",
+        "test/dialects/test_optimizers.py -k scale",
+    ),
+]

@@ -1,0 +1,46 @@
+"""Mutants of interpret: numpy semantics of programs, and the check of equivalence."""
+
+from mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "shards are gathered along dimension 0",
+        "An all-gather concatenates along the first dimension.",
+        "shardir/interpret/collectives.py",
+        "[np.concatenate(group, axis=op.dim.value.data)] * len(group)",
+        "[np.concatenate(group)] * len(group)",
+        "test/interpret/test_collectives.py",
+    ),
+    Mutant(
+        "all ranks hold the addend",
+        "replicated_to_partial leaves the value on every rank.",
+        "shardir/interpret/collectives.py",
+        "return [group[0], *(np.zeros_like(x) for x in group[1:])]",
+        "return group",
+        "test/interpret/test_collectives.py",
+    ),
+    Mutant(
+        "an all-to-all sends its last shard first",
+        "An all-to-all concatenates in the reverse order of the group.",
+        "shardir/interpret/collectives.py",
+        "n, k) for x in group]",
+        "n, k) for x in group[::-1]]",
+        "test/interpret/test_collectives.py",
+    ),
+    Mutant(
+        "gradients are not compared",
+        "The check of equivalence accepts any gradient.",
+        "shardir/interpret/equivalence.py",
+        "AGREEMENT * max(size, abs(slope), LEAST)",
+        "np.inf",
+        "test/interpret/test_equivalence.py",
+    ),
+    Mutant(
+        "a tenth is no difference",
+        "The check of equivalence accepts a relative difference of a tenth.",
+        "shardir/interpret/equivalence.py",
+        "TOLERANCE.get(element, 1e-4) * scale",
+        "0.1 * scale",
+        "test/interpret/test_equivalence.py test/passes/test_passes.py -k 'equivalence'",
+    ),
+]

@@ -1,0 +1,46 @@
+"""Mutants of pipelines: pipelines and modes."""
+
+from mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "data does not insert the batch",
+        "The mode data does not lower to the local view.",
+        "shardir/pipelines.py",
+        '"data": f"inline-calls,data-parallel,propagate-strategies,{_LAID_OUT},{_LOWERED}"',
+        '"data": f"inline-calls,data-parallel,propagate-strategies,{_LAID_OUT}"',
+        "test/passes/test_modes.py",
+    ),
+    Mutant(
+        "an option of nobody is ignored",
+        "An option that no pass of a pipeline has is no error.",
+        "shardir/pipelines.py",
+        "if not any(name in options for options in open_options):",
+        "if False:",
+        "test/passes/test_modes.py",
+    ),
+    Mutant(
+        "commas in braces separate passes",
+        "The text of a pipeline is split at commas within options.",
+        "shardir/pipelines.py",
+        'if c in "({[":',
+        'if c in "([":',
+        "test/tools/test_opt.py",
+    ),
+    Mutant(
+        "strategies are saved before they are decided on",
+        "save-strategies runs before the pass that decides.",
+        "shardir/pipelines.py",
+        '[*found[at : at + (option == "save")], new(str(file))]',
+        '[new(str(file)), *found[at : at + (option == "save")]]',
+        "test/passes/test_saved_strategies.py test/filecheck/save-strategies",
+    ),
+    Mutant(
+        "options reach the first pass only",
+        "An option of a pipeline goes to its first pass.",
+        "shardir/pipelines.py",
+        "        for s, open_ in zip(found, open_options, strict=True)",
+        "        for s, open_ in zip(found[:1], open_options[:1], strict=True)",
+        "test/passes/test_modes.py",
+    ),
+]

@@ -1,0 +1,73 @@
+"""Mutants of search: strategies for the minimum cost."""
+
+from mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "the default gap is 0.2",
+        "A solution within a fifth of the bound counts as the best.",
+        "shardir/search/elimination.py",
+        "GAP = 1e-4",
+        "GAP = 0.2",
+        "test/search/test_elimination.py",
+    ),
+    Mutant(
+        "a recompute span ends one op late",
+        (
+            "A recomputed value is counted as freed while its first use in the backward part "
+            "reads it."
+        ),
+        "shardir/search/memory.py",
+        "Span(last + 1, first - 1)",
+        "Span(last + 1, first)",
+        "test/search/test_search_memory.py",
+    ),
+    Mutant(
+        "a recompute span begins one op early",
+        "A recomputed value is counted as freed while its last use in the forward part reads it.",
+        "shardir/search/memory.py",
+        "Span(last + 1, first - 1)",
+        "Span(last, first - 1)",
+        "test/search/test_search_memory.py",
+    ),
+    Mutant(
+        "eliminated variables take their worst value",
+        "The values of eliminated variables are the most expensive ones.",
+        "shardir/search/elimination.py",
+        ".argmin())  # type: ignore[union-attr]",
+        ".argmax())  # type: ignore[union-attr]",
+        "test/search/test_elimination.py",
+    ),
+    Mutant(
+        "the relaxation rules the optimum out",
+        "Values whose bound is the best known cost are ruled out with some that are better.",
+        "shardir/search/relaxation.py",
+        "keep = bound + more <= limit",
+        "keep = bound + 2 * more <= limit",
+        "test/search/test_elimination.py",
+    ),
+    Mutant(
+        "a bound adds the price",
+        "The bound with a price for memory does not subtract the price of the limit.",
+        "shardir/search/memory.py",
+        "found.bound - price * len(at) * limit",
+        "found.bound",
+        "test/search/test_search_memory.py",
+    ),
+    Mutant(
+        "pairs are transposed",
+        "A table of costs is added with its variables exchanged.",
+        "shardir/search/problem.py",
+        "i, j, table = j, i, table.T",
+        "i, j, table = j, i, table",
+        "test/search/test_elimination.py test/search/test_search.py",
+    ),
+    Mutant(
+        "shares of a bucket are left out",
+        "The latency of a bucket that tensors share is not counted in full.",
+        "shardir/search/buckets.py",
+        "(1 - shares.of(b) * tensors[b])",
+        "0",
+        "test/search/test_buckets.py",
+    ),
+]

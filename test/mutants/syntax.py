@@ -1,0 +1,54 @@
+"""Mutants of syntax: the parser, the printer and the verifier."""
+
+from mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "columns count from 0",
+        "The column of a location is one too low.",
+        "shardir/syntax/source.py",
+        "self._int(pos - starts[line] + 1))",
+        "self._int(pos - starts[line]))",
+        "test/syntax/test_syntax.py",
+    ),
+    Mutant(
+        "names of values are lost",
+        "The printer numbers all values.",
+        "shardir/syntax/printer.py",
+        "self.new_name(value.name_hint)",
+        "self.new_name(None)",
+        "test/syntax/test_syntax_printer.py test/syntax/test_syntax.py",
+    ),
+    Mutant(
+        "a missing mesh is reported at each use",
+        "An undeclared mesh is an error at each op that names it.",
+        "shardir/syntax/verify.py",
+        "counts[message] = 0",
+        "counts[message] = n",
+        "test/filecheck/syntax test/filecheck/verify/meshes.ir",
+    ),
+    Mutant(
+        "dominance within a block is not checked",
+        "A value may be used before its op.",
+        "shardir/syntax/dominance.py",
+        "if id(operand) not in seen:",
+        "if False:",
+        "test/syntax/test_syntax.py",
+    ),
+    Mutant(
+        "errors are in the order of ops",
+        "Diagnostics are not sorted by their place.",
+        "shardir/syntax/verify.py",
+        "return sorted(found, key=lambda d: (d.line, d.column))",
+        "return found[::-1]",
+        "test/syntax/test_syntax.py",
+    ),
+    Mutant(
+        "each encoding is an alias",
+        "A layout that one value has is printed as an alias.",
+        "shardir/syntax/printer.py",
+        "        if n > 1:\n            word",
+        "        if n > 0:\n            word",
+        "test/syntax/test_syntax_printer.py",
+    ),
+]

@@ -1,0 +1,70 @@
+"""Mutants of tools: the command lines."""
+
+from mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "disagreement is success",
+        "shard-run --check exits with 0 where results differ.",
+        "tools/run.py",
+        "return 0 if all(difference.agrees for difference in differences) else 1",
+        "return 0",
+        "test/run/test_launch.py",
+    ),
+    Mutant(
+        "errors are success",
+        "shard-opt exits with 0 where the program has errors.",
+        "tools/opt.py",
+        "return int(failed)",
+        "return 0",
+        "test/tools/test_opt.py",
+    ),
+    Mutant(
+        "split inputs lose their lines",
+        "Programs after the first are located from line 1.",
+        "tools/opt.py",
+        'chunks.append([""] * (number + 1))',
+        "chunks.append([])",
+        "test/tools/test_opt.py",
+    ),
+    Mutant(
+        "announced errors may be on any line",
+        "--verify-diagnostics accepts an error on another line.",
+        "tools/expected.py",
+        "d.line == self.line and",
+        "",
+        "test/tools/test_opt.py",
+    ),
+    Mutant(
+        "unexpected errors are fine",
+        "--verify-diagnostics accepts errors that are not announced.",
+        "tools/expected.py",
+        "return unexpected + [",
+        "return [",
+        "test/tools/test_opt.py",
+    ),
+    Mutant(
+        "groups that do not divide the ranks",
+        "shard-calibrate measures groups that leave ranks over.",
+        "tools/probes.py",
+        "if ranks % n == 0]",
+        "]",
+        "test/cost/test_calibrate.py",
+    ),
+    Mutant(
+        "errors are of one side",
+        "How far the model is off counts only where it predicts too much.",
+        "tools/calibrate.py",
+        "max(ratio, 1 / ratio) - 1",
+        "ratio - 1",
+        "test/cost/test_calibrate.py",
+    ),
+    Mutant(
+        "an explanation starts at the second redistribution",
+        "--explain-redistributions leaves the first one out of the sum.",
+        "tools/explain.py",
+        "sum(p.received_bytes for p in plans)",
+        "sum(p.received_bytes for p in plans[1:])",
+        "test/tools/test_explain.py",
+    ),
+]

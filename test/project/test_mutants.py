@@ -1,0 +1,41 @@
+"""The table of mutants names texts that are there, and tests that are there."""
+
+import ast
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from layers import LAYERS
+from mutants import ROOT, Mutant, mutants, packages
+
+WITHOUT = {"__init__", "api", "universe"}
+"""Modules that do no more than name others."""
+
+
+@pytest.mark.parametrize("m", mutants(), ids=lambda m: m.name.replace(" ", "-"))
+def test_a_mutant_changes_one_text_of_its_package(m: Mutant):
+    text = (ROOT / m.file).read_text(encoding="utf-8")
+    changed = m.apply(text)
+    assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
+    assert m.breaks.endswith(".")
+
+
+@pytest.mark.parametrize("m", mutants(), ids=lambda m: m.name.replace(" ", "-"))
+def test_the_tests_of_a_mutant_are_there(m: Mutant):
+    words = m.tests.split()
+    named = [w for before, w in pairwise(["", *words]) if before != "-k" and w != "-k"]
+    assert named
+    for name in named:
+        file, _, test = name.partition("::")
+        assert (ROOT / file).exists()
+        if test and file.endswith(".py"):
+            function = test.split("[")[0].split("::")[-1]
+            assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_each_package_has_mutants_of_its_own():
+    assert set(packages()) == set(LAYERS) - WITHOUT
+    assert Counter(m.package for m in mutants()).keys() == set(packages())
+    names = Counter(m.name for m in mutants())
+    assert max(names.values()) == 1
+    assert names.total() >= 60
