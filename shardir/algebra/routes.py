@@ -36,6 +36,11 @@ LAYOUTS, ORDERS = 400, 64
 second, axes stand in the mesh's order."""
 
 
+PREFERENCE = 1e-9
+"""The relative time that breaks ties: a path of one regular collective may exceed an exchange by
+it, and a path of several collectives must be faster than one of fewer by some of it."""
+
+
 @lru_cache(maxsize=256)
 def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
     """The ways between the layouts of tensors of `rank` dimensions; None where there are too many
@@ -96,19 +101,32 @@ class Routes:
         return self._solved[shape, itemsize]
 
     def _solve(self, even: tuple[int, ...], size: int) -> Solved:
-        """The shortest paths (Floyd and Warshall)."""
+        """The shortest paths (Floyd and Warshall). Of equal ones that of fewer collectives is
+        preferred, then that without an exchange, which libraries do as an irregular all-to-all."""
         n = len(self.layouts)
         seconds: Table = np.full((n, n), inf)
         via = np.tile(np.arange(n), (n, 1))
         among = np.ix_(even, even)
         seconds[among] = self.each(size)[among]
         np.fill_diagonal(seconds, 0.0)
+        weight = seconds * np.where(self._irregular, 1 + PREFERENCE, 1.0)
         for k in even:
-            path = seconds[:, k, None] + seconds[k]
-            better = path < seconds * (1 - 1e-12)
-            np.copyto(seconds, path, where=better)
+            several = (seconds[:, k, None] > 0) & (seconds[k] > 0)
+            path = (weight[:, k, None] + weight[k]) * np.where(several, 1 + 3 * PREFERENCE, 1.0)
+            better = path < weight * (1 - 1e-12)
+            np.copyto(weight, path, where=better)
+            np.copyto(seconds, seconds[:, k, None] + seconds[k], where=better)
             np.copyto(via, via[:, k, None], where=better)
         return seconds, via
+
+    @cached_property
+    def _irregular(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """The moves that are exchanges: [from, to]."""
+        n = len(self.layouts)
+        found = np.zeros((n, n), dtype=np.bool_)
+        for (i, j), step in self.moves.items():
+            found[i, j] = step.kind == "exchange"
+        return found
 
     def each(self, size: int) -> Table:
         """The seconds of each single move, in its quickest form, for so many bytes."""
