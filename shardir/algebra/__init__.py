@@ -1,4 +1,4 @@
 """Floor 1: meshes, layouts, factors, strategies, redistribution. Plain Python on plain values.
 
-A compiler that wants this room alone can take it: it needs Lark for the notation, nothing else.
+A compiler that needs this package only can copy it: its one dependency is Lark, for the notation.
 """

@@ -1,4 +1,4 @@
-"""Clusters: what a device holds and calculates, and what the links between devices carry.
+"""Clusters: the memory and the speed of a device, and the links between devices.
 
     levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06},
             pod = 4 {bandwidth = 5e+10, latency = 2e-05}],
@@ -16,15 +16,15 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 
 BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i1": 1}
-"""What an element takes up."""
+"""The bytes of an element."""
 
 
 class Level(NamedTuple):
-    """A kind of unit: how many of the level below (innermost: devices) it holds; what a device
-    receives over its links in bytes/s; what a message over them costs besides, in seconds."""
+    """A kind of unit: the number of units of the level below (innermost: devices) in it; the
+    bytes/s that a device receives over its links; the latency of a message over them, in s."""
 
     name: str
     count: int
@@ -39,7 +39,7 @@ class Level(NamedTuple):
 
 
 class Times(dict[str, float]):
-    """Factors by kind of collective: 1 of one that nobody states."""
+    """Factors by kind of collective: 1 unless given."""
 
     def __missing__(self, kind: str) -> float:
         return 1.0
@@ -47,12 +47,18 @@ class Times(dict[str, float]):
 
 @dataclass(frozen=True)
 class Cluster:
-    """Levels, innermost to outermost; the memory of a device in bytes, None where nobody says;
-    flop/s by element type; what a device reads and writes of its memory in bytes/s, None where
-    nobody says; what an op costs besides, in seconds; the share of the seconds of a collective's
-    bytes that a device loses while it calculates beside it (0: nothing, 1: as if it waited); how
-    many times as long as the formulas say a collective takes, by its kind (where nobody says, as
-    long)."""
+    """A cluster of equal devices.
+
+    Args:
+        levels: innermost to outermost.
+        memory: of a device, in bytes; None if unknown.
+        flops: flop/s by element type.
+        memory_bandwidth: in bytes/s, reads and writes together; None if unknown.
+        overhead: of an op, in seconds.
+        interference: the share of the seconds of a collective's bytes that a device loses while it
+            computes beside it (0: nothing, 1: as if it waited).
+        collectives: by kind, the ratio of its time to that of the formulas, if not 1.
+    """
 
     levels: tuple[Level, ...]
     memory: int | None = None
@@ -80,30 +86,32 @@ class Cluster:
 
     @cached_property
     def units(self) -> tuple[int, ...]:
-        """How many devices a unit of each level holds."""
+        """The number of devices in a unit of each level."""
         return tuple(accumulate((l.count for l in self.levels), mul))
 
     @cached_property
     def times(self) -> "Times":
-        """How many times as long as the formulas say each kind of collective takes."""
+        """The ratio of the time of each kind of collective to that of the formulas."""
         return Times(self.collectives)
 
     def part(self, devices: int) -> "Cluster":
-        """The first `devices` of it: whole units, and the part of the next one that they fill.
+        """Return the cluster of the first `devices`: full units, and the used part of the next one.
 
         Raises:
             ShardirError: there are fewer, or they fill no units.
         """
         if devices > self.units[-1]:
-            raise ShardirError(f"[M5] the cluster has {self.units[-1]} devices, {devices} are used")
+            message = f"expected at most the {self.units[-1]} devices of the cluster, got {devices}"
+            raise ShardirError(coded("M5", message, use="use fewer devices"))
         levels, left = [], devices
         for level in self.levels:
             count = min(level.count, left)
             if left % count:
-                raise ShardirError(
-                    f"[M5] {devices} devices are no number of whole units of the cluster: a "
-                    f"{level.name} holds {level.count} of what is in it"
+                message = (
+                    f"expected a number of devices that fills units of the cluster, got {devices}, "
+                    f"and a {level.name} holds {level.count}"
                 )
+                raise ShardirError(coded("M5", message))
             levels.append(level._replace(count=count))
             left //= count
             if left == 1:
@@ -122,7 +130,7 @@ def _numbers(named: tuple[tuple[str, float], ...]) -> str:
 
 @lru_cache(maxsize=64)
 def flat(devices: int) -> Cluster:
-    """Where nobody says more: all devices alike, on one link of Gloo's kind. Below about 1 MB its
-    collectives take the same time whatever their size; the latency is that of 50,000 f32. Powers
-    of two, so that prices are exact."""
+    """Return the default cluster: one level, with links like Gloo's. Its latency is the time of
+    50,000 f32, so that below about 1 MB the size of a collective hardly matters. Numbers are
+    multiples of powers of two, so that prices are exact."""
     return Cluster((Level("all", devices, 2.0**30, 200_000 / 2**30),))

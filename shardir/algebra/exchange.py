@@ -1,8 +1,9 @@
-"""One exchange between any two layouts: each device fetches exactly what it lacks.
+"""An exchange between any two layouts: each device fetches exactly the elements that it lacks.
 
-A device takes each piece of its new shard from the device that holds the piece and otherwise has
-the same coordinates. So the load is even over replicas, the group is that of the axes which split
-what changes, and no device receives more than it lacks: the lower bound of any redistribution.
+A device fetches each piece of its new shard from the device that holds the piece and otherwise has
+the same coordinates. So the load is even over replicas, the group is that of the axes that split
+the dimensions which change, and no device receives more than it lacks: the lower bound of any
+redistribution.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from shardir.algebra.mesh import Axes, Mesh
 
 @dataclass(frozen=True)
 class Piece:
-    """A region of the whole value, and the rank that a device takes it from (itself, perhaps)."""
+    """A region of the global value, and the rank from which a device fetches it (or its own)."""
 
     holder: int
     region: Slices
@@ -29,8 +30,8 @@ class Piece:
 
 
 def exchange_axes(source: Layout, target: Layout) -> Axes:
-    """The axes of the group within which an exchange goes: those that split, before it, the
-    dimensions that change."""
+    """Return the axes of the group of an exchange: those that split, before it, the dimensions that
+    change."""
     return tuple(a for s, t in zip(source.dims, target.dims, strict=True) if s != t for a in s)
 
 
@@ -38,7 +39,7 @@ def exchange_axes(source: Layout, target: Layout) -> Axes:
 def pieces(
     mesh: Mesh, shape: Shape, source: Layout, target: Layout, rank: int
 ) -> tuple[Piece, ...]:
-    """Where `rank` takes the parts of its new shard from."""
+    """Return the pieces of the new shard of `rank`."""
     wanted = target.slices(mesh, shape, rank)
     cells: list[list[tuple[int, slice]]] = []
     for n, axes, want in zip(shape, source.dims, wanted, strict=True):
@@ -58,7 +59,7 @@ def pieces(
 
 
 def within(region: Slices, part: Slices) -> Slices:
-    """A global region as one of the part of the value that holds it."""
+    """Return a global region as a region of the part of the value that contains it."""
     return tuple(
         slice(r.start - p.start, r.stop - p.start) for r, p in zip(region, part, strict=True)
     )

@@ -1,12 +1,12 @@
-"""How the dimensions of an op relate: the one rule that layouts follow from.
+"""Factors: the relation of an op's dimensions, from which all of its layouts follow.
 
     matmul   (i, k), (k, j) -> (i, j)          k is reduced
     reshape  (a, b) -> (a b)                    the result's dimension holds two factors
 
-A factor is an index of the calculation. Splitting the calculation along a factor splits every
+A factor is an index of the computation. Splitting the computation along a factor splits every
 dimension that holds it; an operand's factor that a result lacks leaves that result partial; a
-factor in `replicate` must be whole on every device; along one in `moved` rows come from elsewhere,
-so that it is whole in the operands and may be split in the results.
+factor in `replicate` is unsharded; along one in `moved` elements come from other devices, so that
+it is unsharded in the operands and may be split in the results.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Dims = tuple[tuple[str, ...], ...]
 FactorAxes = dict[str, Axes]
 
 MAX_CHOICES = 256
-"""How many placements of one op are compared when its values' layouts disagree."""
+"""The maximum number of shardings of an op that are compared where its layouts disagree."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Factors:
     replicate: frozenset[str] = frozenset()
     reduction: str = "sum"
     linear: str = ""
-    """Which partial operands the op maps to a partial result of the same axes: "sum" when it is
-    linear in all operands together (add, transpose), "any" when it only moves data (one operand),
-    "" when operands must be complete."""
+    """The reductions of partial operands that the op maps to a partial result of the same axes:
+    "sum" when it is linear in all operands together (add, transpose), "any" when it only moves
+    data (one operand), "" when operands must be complete."""
     moved: frozenset[str] = frozenset()
     sliding: frozenset[str] = frozenset()
-    """Factors along which rows are not each on their own, as where a window slides: devices may
-    need rows that others hold (`TensorOp.exchange`). Dimensions that have such a factor, or a moved
-    one, need not be of one size, so sizes of shards that one states are not the other's."""
+    """Factors along which elements depend on their neighbours, as in a sliding window: devices may
+    need elements that others hold (`TensorOp.exchange`). Dimensions that have such a factor, or a
+    moved one, may differ in size, so explicit sizes of one's shards do not apply to the other."""
     sparse: frozenset[str] = frozenset()
-    """Factors of a value of which the op touches few rows, those at its indices: to gather it may
-    move far more than to bring those rows to where they are needed."""
+    """Factors of a value of which the op reads few elements, those at its indices: an all-gather of
+    the value may move far more than the elements that are needed."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -65,12 +65,12 @@ class Factors:
 
         reduced = [f for f, _ in self.sizes if f in self.reduced]
         kinds = f" reduce {self.reduction} {', '.join(reduced)}" if reduced else ""
-        whole = f" replicate {', '.join(sorted(self.replicate))}" if self.replicate else ""
+        replicated = f" replicate {', '.join(sorted(self.replicate))}" if self.replicate else ""
         moved = f" move {', '.join(sorted(self.moved))}" if self.moved else ""
         slide = f" slide {', '.join(sorted(self.sliding))}" if self.sliding else ""
         return (
             f"{', '.join(map(dims, self.operands))} -> {', '.join(map(dims, self.results))} "
-            f"{{{', '.join(f'{f}={n}' for f, n in self.sizes)}}}{kinds}{whole}{moved}{slide}"
+            f"{{{', '.join(f'{f}={n}' for f, n in self.sizes)}}}{kinds}{replicated}{moved}{slide}"
         )
 
     @staticmethod
@@ -86,7 +86,7 @@ class Factors:
         sliding: Sequence[str] = (),
         sparse: Sequence[str] = (),
     ) -> "Factors":
-        """Factors from one string per dimension ("i", "a b", or "" where nothing can split).
+        """Return factors from a string per dimension ("i", "a b", or "" where nothing can split).
 
         `shapes` are those of the operands, then of the results. The sizes of the factors of a
         merged dimension come from the side on which they stand alone.
@@ -109,11 +109,11 @@ class Factors:
 
     @cached_property
     def unrestricted(self) -> "Factors":
-        """The same with `replicate` factors free to be split."""
+        """The same factors, those in `replicate` free to be split."""
         return replace(self, replicate=frozenset()) if self.replicate else self
 
     def with_sizes(self, sizes: Mapping[str, int]) -> "Factors":
-        """The same with the sizes of these factors, which no dimension has alone."""
+        """Return the same with the sizes of these factors, which no dimension has alone."""
         return replace(self, sizes=tuple((f, sizes.get(f, n)) for f, n in self.sizes))
 
     @cached_property
@@ -139,14 +139,14 @@ class Factors:
         )
 
     def assign(self, dim: tuple[str, ...], axes: Axes, mesh: Mesh) -> tuple[FactorAxes, bool]:
-        """The axes of each factor of a dimension split over `axes`, and whether that is all.
+        """Return the axes of each factor of a dimension over `axes`, and whether these are all.
 
         A merged dimension fills its major factor first; only when that is cut to the last element
         can the next one be split. Axes are cut into sub-axes where that lets them fit.
         """
         if len(dim) == 1:
-            alike = dim[0] not in self.sliding | self.moved
-            return {dim[0]: axes if alike else tuple(axes)}, True
+            keeps_sizes = dim[0] not in self.sliding | self.moved
+            return {dim[0]: axes if keeps_sizes else tuple(axes)}, True
         if not dim or sizes_of(axes):
             return {}, mesh.extent(axes) == 1
         out: FactorAxes = {}
@@ -170,8 +170,8 @@ class Factors:
         return out, not todo
 
     def axes_of(self, layouts: Sequence[Layout], mesh: Mesh) -> FactorAxes:
-        """The axes of the factors, as the layouts of the operands, then of the results, split
-        them; where they disagree, as the first does."""
+        """Return the axes that split the factors in the layouts of the operands, then of the
+        results; where layouts disagree, those of the first."""
         found: FactorAxes = {}
         for dims, layout in zip((*self.operands, *self.results), layouts, strict=True):
             for dim, axes in zip(dims, layout.dims, strict=True):
@@ -181,7 +181,7 @@ class Factors:
         return found
 
     def compose(self, dim: tuple[str, ...], chosen: FactorAxes, mesh: Mesh) -> Axes | None:
-        """The axes of a dimension whose factors are split so; None if no layout says that."""
+        """Return the axes of a dimension from those of its factors; None if no layout has them."""
         if len(dim) == 1:
             return chosen.get(dim[0], ())
         out: list = []
@@ -198,7 +198,7 @@ class Factors:
         return mesh.simplify(tuple(out))
 
     def layout(self, dims: Dims, chosen: FactorAxes, mesh: Mesh) -> Layout | None:
-        """The layout of a value whose factors are split so; None if there is none."""
+        """Return the layout of a value from the axes of its factors; None if there is none."""
         axes = []
         for dim in dims:
             mine = self.compose(dim, chosen, mesh)
@@ -209,8 +209,8 @@ class Factors:
 
 
 class OpSharding(NamedTuple):
-    """How one op is calculated: the axes of its factors, the layouts that its operands must have,
-    and those that its results come out with."""
+    """The sharding of one op: the axes of its factors, the layouts that its operands must have, and
+    those of its results."""
 
     axes: FactorAxes
     operands: tuple[Layout, ...]
@@ -220,17 +220,17 @@ class OpSharding(NamedTuple):
 def try_op_sharding(
     factors: Factors, chosen: FactorAxes, mesh: Mesh, partial: Layout | None = None
 ) -> OpSharding | None:
-    """The placement that splits factors as `chosen`; None when an axis would be used twice or a
-    merged dimension can't be split so. `partial`: the partial axes that all operands keep."""
+    """Return the sharding that splits factors as `chosen`; None if an axis would be used twice or a
+    merged dimension cannot be split so. `partial`: the partial axes that all operands keep."""
     used = [a for axes in chosen.values() for a in axes]
     kept = partial.partial if partial is not None else ()
     for i, a in enumerate(used):
         if any(mesh.overlap(a, b) for b in (*used[:i], *kept)):
             return None
     operands, results = [], []
-    given = {f: a for f, a in chosen.items() if f not in factors.moved}
+    in_operands = {f: a for f, a in chosen.items() if f not in factors.moved}
     for dims in factors.operands:
-        layout = factors.layout(dims, given, mesh)
+        layout = factors.layout(dims, in_operands, mesh)
         if layout is None:
             return None
         operands.append(layout.with_partial(kept, partial.reduction) if partial else layout)
@@ -256,18 +256,18 @@ def choose_op_sharding(
     shapes: tuple[Shape, ...],
     shared: tuple[tuple[Layout, ...], ...] = (),
 ) -> OpSharding:
-    """The cheapest placement of an op.
+    """Return the cheapest sharding of an op.
 
     Args:
-        operands: the layouts that the operands have now.
-        hints: per result, the layout that is wanted, or None.
+        operands: the current layouts of the operands.
+        hints: per result, the desired layout, or None.
         shapes: global shapes of the operands, then of the results.
-        shared: per operand, the layouts that it is brought to in any case, for other ops.
+        shared: per operand, the layouts to which it is redistributed in any case, for other ops.
 
-    A factor on which all layouts agree is split so. For the others the combinations of what they
-    propose are compared by the time that redistribution's bytes would take, operands to what the op
-    needs and results to what is wanted (a partial result with no wish: until it is complete);
-    ties go to the most finely split.
+    A factor on which all layouts agree is split so. For the others, combinations of the proposed
+    axes are compared by the estimated time of redistributions: of operands to the layouts that the
+    op needs, and of results to the hints (without a hint, a partial result is reduced). Of equal
+    ones the most finely split is chosen.
     """
     partial = _kept_partial(factors, operands)
     wanted: dict[str, list[Axes]] = {f: [] for f, _ in factors.sizes}
@@ -285,18 +285,18 @@ def choose_op_sharding(
     if all(len(w) <= 1 for w in wanted.values()) and not grows:
         agreed = {f: w[0] for f, w in wanted.items() if w and w[0]}
         found = try_op_sharding(factors, agreed, mesh, partial)
-        if found is not None and (partial is None or found.operands == operands):
+        if found is not None:
             return found
     return _cheapest(factors, operands, hints, mesh, shapes, shared, wanted, partial)
 
 
 def _kept_partial(factors: Factors, operands: tuple[Layout, ...]) -> Layout | None:
-    """The partial axes that pass through the op, as a layout that has them."""
+    """Return the partial axes that pass through the op, as a layout that has them."""
     if not factors.linear or not operands or not operands[0].partial:
         return None
     first = operands[0]
-    alike = all(o.partial == first.partial and o.reduction == first.reduction for o in operands)
-    if alike and (first.reduction == "sum" or factors.linear == "any"):
+    equal = all(o.partial == first.partial and o.reduction == first.reduction for o in operands)
+    if equal and (first.reduction == "sum" or factors.linear == "any"):
         return first
     return None
 
@@ -317,7 +317,7 @@ def _cheapest(
             found = try_op_sharding(factors, chosen, mesh, keep)
             if found is None:
                 continue
-            moved = started = 0.0
+            transfer = latency = 0.0
             pairs = [
                 (source, target, shape)
                 for i, (source, target, shape) in enumerate(
@@ -332,27 +332,27 @@ def _cheapest(
             for source, target, shape in pairs:
                 if source != target:
                     a, b = seconds(shape, mesh, source, target)
-                    moved, started = moved + a, started + b
+                    transfer, latency = transfer + a, latency + b
             split = mesh.extent(tuple(a for axes in chosen.values() for a in axes))
-            key = (moved, started, -split)
+            key = (transfer, latency, -split)
             if best is None or key < best[0]:
                 best = key, found
     if best is not None:
         return best[1]
     wider = {f: [*dict.fromkeys((*proposals, ()))] for f, proposals in wanted.items()}
     if wider == wanted:
-        whole = try_op_sharding(factors, {}, mesh)
-        assert whole is not None, "nothing split is always a placement"
-        return whole
-    # what is agreed on uses an axis twice
+        unsharded = try_op_sharding(factors, {}, mesh)
+        assert unsharded is not None, "every op can be computed unsharded"
+        return unsharded
+    # the agreed axes use an axis twice
     return _cheapest(factors, operands, hints, mesh, shapes, shared, wider, partial)
 
 
 def _choices(factors: Factors, mesh: Mesh, wanted: dict[str, list[Axes]]) -> Iterator[FactorAxes]:
-    """The combinations of the factors' proposals. Where there are several, or none, a factor may
-    also be left whole. One that all agree on is not: to calculate along it on every device costs
-    more than the communication that it saves. But one of a sparse value and one of the others may
-    give an axis to each other."""
+    """Yield the combinations of the factors' proposals. A factor with several proposals or none may
+    stay unsharded. One with a single proposal does not: redundant computation costs more than the
+    communication that it saves. But a factor of a sparse value and one of the others may give up
+    an axis for each other."""
     choices: dict[str, list[Axes]] = {}
     ours, theirs = (
         [

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from itertools import combinations
 
 from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text, sizes_of
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 
 Shape = tuple[int, ...]
 Slices = tuple[slice, ...]
@@ -71,10 +71,12 @@ class Layout:
     def check(self, mesh: Mesh, shape: Shape) -> None:
         """Raise ShardirError with the code of the violated invariant (docs/invariants.md)."""
         if len(self.dims) != len(shape):
-            raise ShardirError(
-                f"[L1] expected a layout of {len(shape)} dimensions, as the tensor has, got "
-                f"{len(self.dims)}; write an entry for each, {{}} for an unsharded one"
+            message = (
+                f"expected a layout of {len(shape)} dimensions, as the tensor has, got "
+                f"{len(self.dims)}"
             )
+            fix = "write an entry for each, {} for an unsharded one"
+            raise ShardirError(coded("L1", message, use=fix))
         self.check_axes(mesh)
         for d, (n, axes) in enumerate(zip(shape, self.dims, strict=True)):
             check_sizes(mesh, axes, n, f"dimension {d}")
@@ -87,18 +89,17 @@ class Layout:
             try:
                 mesh.check_axis(a)
             except ShardirError as e:
-                raise ShardirError(f"[L2] {where}: {e}") from None
+                raise ShardirError(coded("L2", f"{where}: {e}")) from None
         for (first, b), (second, a) in combinations(places, 2):
             if mesh.overlap(a, b):
-                twice = f"axis {a} is" if a == b else f"axes {b} and {a} overlap:"
-                raise ShardirError(
-                    f"[L3] {twice} used twice in the layout [{self}], for {first} and for {second};"
-                    " a device holds one shard only: drop one of them"
+                message = (
+                    f"expected axes that do not overlap, got {b} for {first} and {a} for {second} "
+                    f"in layout [{self}]"
                 )
+                raise ShardirError(coded("L3", message))
         if self.reduction not in REDUCTIONS:
-            raise ShardirError(
-                f"[L4] expected a reduction of {', '.join(REDUCTIONS)}, got {self.reduction}"
-            )
+            message = f"expected a reduction of {', '.join(REDUCTIONS)}, got {self.reduction}"
+            raise ShardirError(coded("L4", message))
 
     def local_shape(self, mesh: Mesh, shape: Shape) -> Shape:
         """Return the shape of the largest shard."""
@@ -141,15 +142,14 @@ def check_sizes(mesh: Mesh, axes: Axes, size: int, what: str) -> None:
     """Raise ShardirError where explicit sizes of shards do not add up to a dimension of `size`."""
     sizes, n = sizes_of(axes), mesh.extent(axes)
     if sizes and len(sizes) != n:
-        raise ShardirError(
-            f"[L6] {what}: expected {n} sizes, one for each shard, got {len(sizes)} in "
-            f"{axes_text(axes)}"
-        )
+        message = f"{what}: expected {n} sizes, one for each shard, got {len(sizes)} in "
+        raise ShardirError(coded("L6", message + axes_text(axes)))
     if sizes and sum(sizes) != size:
-        raise ShardirError(
-            f"[L6] {what}: expected sizes that add up to {size}, the size of the dimension, got "
+        message = (
+            f"{what}: expected sizes that add up to {size}, the size of the dimension, got "
             f"{sum(sizes)} in {axes_text(axes)}"
         )
+        raise ShardirError(coded("L6", message, use="correct the sizes"))
 
 
 @lru_cache(maxsize=65536)

@@ -1,9 +1,9 @@
 """Meshes and their axes: how ranks are numbered, and which of them form a group.
 
 A mesh has named axes, major to minor, and a rank is the row-major index of its coordinates. A
-sub-axis `d:(pre)size` is one digit of its axis: with `n` the size of `d`, the coordinate along `d`
-is read as three digits `[pre, size, n / (pre * size)]`, major to minor, and the middle one is
-selected. `d` alone is the full axis.
+sub-axis `d:(pre)size` is a part of its axis: with `n` the size of `d`, the coordinate along `d`
+is written in the mixed radix `[pre, size, n / (pre * size)]`, major to minor, and the sub-axis is
+its middle place. `d` alone is the full axis.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from shardir.algebra.cluster import Cluster, flat
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 
 
 class Axis(NamedTuple):
@@ -127,7 +127,7 @@ class Mesh:
             if n == axis.name:
                 return below * (s // (axis.pre * (axis.size or s)))
             below *= s
-        raise ShardirError(f"mesh @{self.name} has no axis {axis.name}")
+        raise ShardirError(self._no_axis(axis.name))
 
     def check_cluster(self) -> None:
         """Raise ShardirError when the cluster has another number of devices than the mesh, or a
@@ -136,10 +136,11 @@ class Mesh:
             return
         units = self.cluster.units
         if units[-1] != self.size:
-            raise ShardirError(
-                f"[M5] expected a cluster of {self.size} devices for mesh @{self.name}, got "
-                f"{units[-1]}; change the size of an axis or the count of the outermost level"
+            message = (
+                f"expected a cluster of {self.size} devices for mesh @{self.name}, got {units[-1]}"
             )
+            fix = "change the size of an axis or the count of the outermost level"
+            raise ShardirError(coded("M5", message, use=fix))
         for level, unit in zip(self.cluster.levels, units, strict=True):
             below = 1
             for _, s in reversed(self.axes):
@@ -147,10 +148,12 @@ class Mesh:
                     break
                 below *= s
             else:
-                raise ShardirError(
-                    f"[M5] expected the minor axes of mesh @{self.name} to fill a {level.name} of "
-                    f"{unit} devices; use axis sizes that divide it, minor axes first"
+                message = (
+                    f"expected the minor axes of the mesh to fill a {level.name} of {unit} "
+                    f"devices, got mesh {self}"
                 )
+                fix = "use axis sizes that divide it, minor axes first"
+                raise ShardirError(coded("M5", message, use=fix))
 
     @property
     def names(self) -> Axes:
@@ -166,9 +169,11 @@ class Mesh:
         for n, s in self.axes:
             if n == name:
                 return s
-        raise ShardirError(
-            f"mesh @{self.name} has no axis {name}; it has {', '.join(n for n, _ in self.axes)}"
-        )
+        raise ShardirError(self._no_axis(name))
+
+    def _no_axis(self, name: str) -> str:
+        names = ", ".join(n for n, _ in self.axes)
+        return f"expected an axis of mesh @{self.name} ({names}), got {name}"
 
     def extent(self, axes: Axes) -> int:
         """Return the number of positions along `axes`."""

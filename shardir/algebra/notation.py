@@ -1,7 +1,7 @@
-"""The one notation of layouts, axes, meshes and strategies: text -> value, by a Lark grammar.
+"""The notation of layouts, axes, meshes and strategies: text -> value, by a Lark grammar.
 
-Both parsers of the IR (ours and xDSL's own) hand the text between `<` and `>` to these functions;
-`str` of the value is its text again.
+Both parsers of the IR (ours and xDSL's own) pass the text between `<` and `>` to these functions;
+`str` of the value is its text.
 """
 
 import math
@@ -19,7 +19,7 @@ from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
 from shardir.algebra.mesh import Axes, Axis, Mesh, Sized
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
-from shardir.diagnostics import NotationError
+from shardir.diagnostics import NotationError, coded
 
 STARTS = [
     "layout",
@@ -38,7 +38,7 @@ Options = tuple[str, tuple[tuple[str, Any], ...]]
 
 
 def _positive(what: str, c: list[Any], names: tuple[str, ...]) -> tuple[Any, float]:
-    """One of such names with its number.
+    """Return one of the names with its positive number.
 
     Raises:
         NotationError: it is none of them, or the number is not positive.
@@ -46,30 +46,35 @@ def _positive(what: str, c: list[Any], names: tuple[str, ...]) -> tuple[Any, flo
     name, number = c[0], float(c[1])
     if name not in names or not 0 < number < math.inf:
         raise NotationError(
-            f"{what} are positive, and of one of {', '.join(names)}", name.start_pos
+            f"{what}: expected a positive number of one of {', '.join(names)}, got {name} = {c[1]}",
+            name.start_pos,
         )
     return name, number
 
 
 def _once(what: str, c: list[Any]) -> tuple[tuple[str, float], ...]:
-    """Names with their numbers.
+    """Return names with their numbers.
 
     Raises:
-        NotationError: a name stands twice.
+        NotationError: a name occurs twice.
     """
     for i, (name, _) in enumerate(c):
         if any(name == n for n, _ in c[:i]):
-            raise NotationError(f"{what} of {name} stand twice", name.start_pos)
+            raise NotationError(f"{what}: expected {name} once, got it twice", name.start_pos)
     return tuple((str(n), number) for n, number in c)
 
 
 def check_sizes(axes: Sequence[tuple[Any, int]]) -> None:
-    """Raises NotationError for an axis (its token, its size) that a mesh cannot have."""
+    """Raise NotationError for an axis (its token, its size) that a mesh cannot have."""
     for i, (name, size) in enumerate(axes):
         if size < 1:
-            raise NotationError(f"axis {name} has size {size}; at least 1", name.start_pos)
+            raise NotationError(
+                f"expected a size of at least 1 for axis {name}, got {size}", name.start_pos
+            )
         if any(name == n for n, _ in axes[:i]):
-            raise NotationError(f"axis {name} stands twice in the mesh", name.start_pos)
+            raise NotationError(
+                f"expected axis {name} once in the mesh, got it twice", name.start_pos
+            )
 
 
 class _Values(Transformer):
@@ -112,10 +117,8 @@ class _Values(Transformer):
     def partial(self, c: list[Any]) -> tuple[Axes, str]:
         reduction, axes = c
         if reduction not in REDUCTIONS:
-            raise NotationError(
-                f"[L4] expected a reduction of {', '.join(REDUCTIONS)}, got {reduction}",
-                reduction.start_pos,
-            )
+            message = f"expected a reduction of {', '.join(REDUCTIONS)}, got {reduction}"
+            raise NotationError(coded("L4", message), reduction.start_pos)
         return axes, str(reduction)
 
     def local(self, c: list[Any]) -> LocalLayout:
@@ -142,7 +145,8 @@ class _Values(Transformer):
         found = Level(str(name), int(count), float(bandwidth), float(latency))
         if found.count < 1 or found.bandwidth <= 0 or found.latency < 0:
             raise NotationError(
-                f"level {name} holds one unit at least, over links that carry something",
+                f"expected level {name} to have at least one unit, a positive bandwidth and no "
+                f"negative latency, got {found}",
                 name.start_pos,
             )
         return found
@@ -170,7 +174,10 @@ class _Values(Transformer):
     def memory(self, c: list[Any]) -> tuple[int, float | None]:
         size, *bandwidth = c
         if bandwidth and float(bandwidth[0]) <= 0:
-            raise NotationError("a memory's bandwidth is positive", bandwidth[0].start_pos)
+            raise NotationError(
+                f"expected a positive bandwidth of the memory, got {bandwidth[0]}",
+                bandwidth[0].start_pos,
+            )
         return int(size), float(bandwidth[0]) if bandwidth else None
 
     def overhead(self, c: list[Any]) -> float:
@@ -178,12 +185,12 @@ class _Values(Transformer):
 
     def interference(self, c: list[Any]) -> float:
         if not 0 <= (share := float(c[0])) <= 1:
-            raise NotationError("interference is a share, 0 to 1", c[0].start_pos)
+            raise NotationError(f"expected an interference from 0 to 1, got {c[0]}", c[0].start_pos)
         return share
 
     def count(self, c: list[Any]) -> int:
         if int(c[0]) < 1:
-            raise NotationError("a number of slices is at least 1", c[0].start_pos)
+            raise NotationError(f"expected at least 1 slice, got {c[0]}", c[0].start_pos)
         return int(c[0])
 
     def cut(self, c: list[Any]) -> tuple[Any, ...]:
@@ -199,7 +206,9 @@ class _Values(Transformer):
 
     def float(self, c: list[Any]) -> float:
         if math.isinf(number := float(c[0])):
-            raise NotationError(f"{c[0]} is beyond the range of floats", c[0].start_pos)
+            raise NotationError(
+                f"expected a number in the range of floats, got {c[0]}", c[0].start_pos
+            )
         return number
 
     def string(self, c: list[Any]) -> str:
@@ -213,7 +222,7 @@ class _Values(Transformer):
         names = [n for n, _ in pairs]
         for i, n in enumerate(names):
             if n in names[:i]:
-                raise NotationError(f"option {n} stands twice", n.start_pos)
+                raise NotationError(f"expected option {n} once, got it twice", n.start_pos)
         return str(c[0]), tuple((str(n), v) for n, v in pairs)
 
     nested = options
@@ -234,13 +243,13 @@ def _parse(text: str, start: str, what: str) -> Any:
 
 
 def grammar(file: str, starts: list[str]) -> Lark:
-    """The LALR tables of a grammar in this folder."""
+    """Return the LALR tables of a grammar in this folder."""
     text = (Path(__file__).parent / file).read_text()
     return Lark(text, parser="lalr", start=starts, maybe_placeholders=True)
 
 
 def read(lark: Lark, values: Transformer, text: str, start: str, what: str) -> Any:
-    """The value of a text; `what` is what it should have been. Raises NotationError."""
+    """Return the value of a text; messages call it `what`. Raises NotationError."""
     try:
         return values.transform(lark.parse(text, start=start))
     except UnexpectedInput as e:
@@ -249,11 +258,11 @@ def read(lark: Lark, values: Transformer, text: str, start: str, what: str) -> A
         if token is not None and token.type == "$END":
             at = len(text)
         got = repr(text[at]) if at < len(text) else "end"
-        raise NotationError(f"unexpected {got} in {what}", at) from None
+        raise NotationError(f"expected {what}, got {got}", at) from None
     except VisitError as e:
         if isinstance(e.orig_exc, NotationError):
             raise e.orig_exc from None
-        raise NotationError(f"bad number in {what}: {e.orig_exc}") from None
+        raise NotationError(f"expected {what}, got an invalid number: {e.orig_exc}") from None
 
 
 def parse_layout(text: str) -> Layout:
@@ -315,13 +324,13 @@ def parse_options(text: str) -> Options:
 
 
 def options_text(options: Options) -> str:
-    """The text of options again."""
+    """Return the text of options."""
     word, pairs = options
     return ", ".join([word, *(f"{n} = {_value_text(v)}" for n, v in pairs)])
 
 
 def nested_text(options: Options) -> str:
-    """The text of options that are a value."""
+    """Return the text of options that are a value of another option."""
     word, pairs = options
     return f"{word}<{', '.join(f'{n} = {_value_text(v)}' for n, v in pairs)}>"
 

@@ -1,4 +1,4 @@
-"""Layouts as DTensor says them: one placement for each dim of a device mesh.
+"""Layouts as DTensor's placements: one for each dim of a device mesh.
 
     @m, [{tp, dp}, {}], partial ...  on <dp = 2, tp = 4>
  -> [_StridedShard(dim=0, sf=4), Shard(dim=0)]
@@ -9,7 +9,7 @@ number of parts into which later mesh dims, major to it, are still to cut (torch
 torch/distributed/tensor/placement_types.py). A mesh dim has one placement, so sub-axes are dims of
 their own: the device mesh has the sub-axes of the axes as its dims, major to minor, and numbers the
 ranks as before. A layout cuts at once, by ceil(N / n): the shards of uneven dimensions can differ.
-A layout that states DTensor's sizes has them; one that does not has no placements.
+A layout with explicit sizes can have the shards of DTensor; otherwise it has no placements.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from shardir.algebra.mesh import Axes, Axis, Mesh, Sized, axes_text
 from shardir.diagnostics import ShardirError
 
 REDUCE_OPS = {"sum": "sum", "mean": "avg", "max": "max", "min": "min"}
-"""Our reductions, and what DTensor's Partial calls them."""
+"""DTensor's names of the reductions."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Replicate:
-    """Every device holds the same."""
+    """Every device holds the value."""
 
     def __str__(self) -> str:
         return "Replicate()"
@@ -48,7 +48,7 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Partial:
-    """Every device holds a contribution."""
+    """Every device holds a partial value."""
 
     reduce_op: str = "sum"
 
@@ -60,8 +60,8 @@ Placement = Shard | Replicate | Partial
 
 
 def sub_axes(mesh: Mesh, *layouts: Layout) -> Axes:
-    """The dims of a device mesh on which all of the layouts have placements: the mesh's axes,
-    major to minor, cut where a layout uses a sub-axis.
+    """Return the dims of a device mesh on which all layouts have placements: the mesh's axes, major
+    to minor, cut where a layout uses a sub-axis.
 
     Raises:
         ShardirError: two layouts cut one axis so that their sub-axes cross: 6 as 2 x 3 and 3 x 2.
@@ -72,9 +72,9 @@ def sub_axes(mesh: Mesh, *layouts: Layout) -> Axes:
         at = sorted({*mesh.span(axis), *(c for a in used for c in mesh.span(a))})
         if any(hi % lo for lo, hi in pairwise(at)):
             raise ShardirError(
-                f"axis {axis} of size {mesh.full(axis.name)} is cut in ways that cross: "
-                f"{axes_text(tuple(dict.fromkeys(used)))}; a device mesh has one of them: "
-                "redistribute to a layout without the other"
+                f"expected sub-axes of {axis}, of size {mesh.full(axis.name)}, that do not cross, "
+                f"got {axes_text(tuple(dict.fromkeys(used)))}; redistribute to a layout without "
+                "one of them"
             )
         cut = tuple(Axis(axis.name, lo, hi // lo) for lo, hi in pairwise(at))
         dims += [axis] if len(cut) < 2 else cut
@@ -84,43 +84,43 @@ def sub_axes(mesh: Mesh, *layouts: Layout) -> Axes:
 def to_placements(
     layout: Layout, mesh: Mesh, shape: Shape, dims: Axes | None = None
 ) -> tuple[Axes, tuple[Placement, ...]]:
-    """The dims of the device mesh, and the placement on each.
+    """Return the dims of the device mesh, and the placement on each.
 
     Args:
-        shape: of the whole tensor: it decides whether DTensor would cut the same shards.
-        dims: of the device mesh, where it serves other layouts too: what `sub_axes` gives for all.
+        shape: global; it decides whether DTensor would have the same shards.
+        dims: of a device mesh for several layouts: the result of `sub_axes` for all of them.
 
     Raises:
-        ShardirError: the layout does not fit the mesh or the shape; or DTensor has no form for it.
+        ShardirError: the layout does not fit the mesh or the shape, or DTensor cannot express it.
     """
     layout.check(mesh, shape)
     dims = sub_axes(mesh, layout) if dims is None else dims
     if layout.partial and layout.reduction not in REDUCE_OPS:
         raise ShardirError(
-            f"[{layout}] is a partial {layout.reduction}, which no Partial of DTensor is; "
-            "redistribute it, or make it a partial sum, mean, max or min"
+            f"expected a partial {', '.join(REDUCE_OPS)}, as DTensor's, got [{layout}]; "
+            "redistribute it"
         )
-    place: dict[Axis, Placement] = {
+    found: dict[Axis, Placement] = {
         a: Partial(REDUCE_OPS[layout.reduction]) for a in _cut(mesh, layout.partial, dims)
     }
     for i, axes in enumerate(layout.dims):
         order = _cut(mesh, axes, dims)
         for k, a in enumerate(order):
             later = tuple(b for b in order[:k] if dims.index(b) > dims.index(a))
-            place[a] = Shard(i, mesh.extent(later))
-    placements = tuple(place.get(a, Replicate()) for a in dims)
+            found[a] = Shard(i, mesh.extent(later))
+    placements = tuple(found.get(a, Replicate()) for a in dims)
     cuts = [*zip(dims, placements, strict=True)]
     for i, (size, axes) in enumerate(zip(shape, layout.dims, strict=True)):
         ours, theirs = _shards(mesh, size, axes), _held(mesh, size, axes, cuts, i)
         if ours != theirs:
-            k = next(k for k, rows in enumerate(ours) if rows != theirs[k])
-            stated = _stated(mesh, size, tuple(axes), theirs)
+            k = next(k for k, ranges in enumerate(ours) if ranges != theirs[k])
+            sized = _sized(mesh, size, tuple(axes), theirs)
             raise ShardirError(
-                f"dimension {i} of size {size} over {axes_text(axes)}: in the layout rank "
-                f"{mesh.moved(0, axes, k)} has {_rows_text(ours[k])}, but DTensor, which cuts by "
-                f"one mesh dim after another, gives it {_rows_text(theirs[k])}; a size that "
-                f"{len(ours)} divides is cut alike"
-                + (f", and DTensor's shards are {axes_text(stated)}" if stated is not None else "")
+                f"dimension {i} of size {size} over {axes_text(axes)}: expected "
+                f"{_ranges_text(ours[k])} on rank {mesh.moved(0, axes, k)}, got "
+                f"{_ranges_text(theirs[k])} by DTensor, which cuts by one mesh dim after another; "
+                f"use a size that {len(ours)} divides"
+                + (f", or DTensor's shards, {axes_text(sized)}" if sized is not None else "")
             )
     return dims, placements
 
@@ -128,50 +128,55 @@ def to_placements(
 def from_placements(
     placements: Sequence[Placement], mesh: Mesh, shape: Shape, dims: Axes | None = None
 ) -> Layout:
-    """The layout that has the same shards.
+    """Return the layout that has the same shards.
 
     Args:
-        dims: the axes that the dims of the device mesh are; those of `mesh` if not given.
+        dims: the axes of the dims of the device mesh; those of `mesh` if not given.
 
     Raises:
-        ShardirError: no layout has these shards, and why not.
+        ShardirError: no layout has these shards.
     """
     dims = mesh.names if dims is None else dims
     if len(placements) != len(dims):
-        raise ShardirError(f"{len(placements)} placements for {len(dims)} dims of the mesh")
+        raise ShardirError(
+            f"expected {len(dims)} placements, one for each dim of the mesh, got {len(placements)}"
+        )
     orders: list[list[Axis]] = [[] for _ in shape]
     partial: dict[Axis, str] = {}
     for n, (a, p) in reversed([*enumerate(zip(dims, placements, strict=True))]):
         match p:
             case Shard(dim, split_factor):
                 if not 0 <= dim < len(shape):
-                    raise ShardirError(f"{p} on a tensor of {len(shape)} dimensions")
+                    raise ShardirError(
+                        f"expected a placement of a tensor of {len(shape)} dimensions, got {p}"
+                    )
                 _insert(mesh, orders[dim], a, split_factor, n)
             case Partial(reduce_op):
                 partial[a] = reduce_op
     reductions = {ours: op for ours, op in REDUCE_OPS.items() if op in partial.values()}
     if unknown := sorted({*partial.values()} - {*reductions.values()}):
         raise ShardirError(
-            f"there is no layout for Partial({unknown[0]}); redistribute it to Replicate() first"
+            f"expected a Partial of {', '.join(REDUCE_OPS.values())}, got Partial({unknown[0]}); "
+            "redistribute it to Replicate() first"
         )
     if len(reductions) > 1:
         raise ShardirError(
-            f"a value that is partial in two ways, {' and '.join(reductions.values())}, has no "
-            "layout; redistribute one of them to Replicate() first"
+            f"expected Partial of one reduction, got {' and '.join(reductions.values())}; "
+            "redistribute one of them to Replicate() first"
         )
     split: list[Axes] = []
     cuts = [*zip(dims, placements, strict=True)]
     for i, (size, axes) in enumerate(zip(shape, map(tuple, orders), strict=True)):
         held = _held(mesh, size, axes, cuts, i)
-        if (stated := _stated(mesh, size, axes, held)) is None:
+        if (sized := _sized(mesh, size, axes, held)) is None:
             shards = _shards(mesh, size, axes)
-            k = next(k for k, rows in enumerate(shards) if rows != held[k])
+            k = next(k for k, ranges in enumerate(shards) if ranges != held[k])
             raise ShardirError(
-                f"dimension {i} of size {size}: rank {mesh.moved(0, axes, k)} has "
-                f"{_rows_text(held[k])}, and a layout over {axes_text(axes)} has one range after "
-                "another; redistribute to Shard(...) first"
+                f"dimension {i} of size {size}: expected ranges in the order of {axes_text(axes)}, "
+                f"got {_ranges_text(held[k])} on rank {mesh.moved(0, axes, k)}; redistribute to "
+                "Shard(...) first"
             )
-        split.append(stated)
+        split.append(sized)
     layout = Layout(mesh.name, tuple(split))
     layout = layout.with_partial(tuple(a for a in dims if a in partial), *reductions)
     layout.check(mesh, shape)
@@ -179,13 +184,13 @@ def from_placements(
 
 
 def _cut(mesh: Mesh, axes: Axes, dims: Axes) -> Axes:
-    """Axes as dims of the device mesh."""
+    """Return axes as dims of the device mesh."""
     cut = mesh.cut(mesh.simplify(axes), dims)
     cut = tuple(mesh.simplify((a,))[0] for a in cut)
     if missing := [a for a in cut if a not in dims]:
         raise ShardirError(
-            f"axis {missing[0]} is no dim of the device mesh {axes_text(dims)}; "
-            "let `sub_axes` find the dims for all layouts"
+            f"expected a dim of the device mesh {axes_text(dims)}, got {missing[0]}; "
+            "use the dims of `sub_axes` for all layouts"
         )
     return cut
 
@@ -206,33 +211,35 @@ def _insert(mesh: Mesh, order: list[Axis], a: Axis, split_factor: int, n: int) -
             order.insert(k + 1, a)
             return
     raise ShardirError(
-        f"mesh dim {n} strides over {split_factor} parts, and the later mesh dims cut into "
-        f"{' x '.join(map(str, extents)) or 1}: its rows lie apart from each other, which no "
-        "layout says; redistribute to Shard(...) first"
+        f"mesh dim {n}: expected a split factor that fits the later mesh dims, which cut into "
+        f"{' x '.join(map(str, extents)) or 1}, got {split_factor}; redistribute to Shard(...) "
+        "first"
     )
 
 
-Runs = list[tuple[int, int]]
-"""Rows in order, as half-open ranges."""
+Ranges = list[tuple[int, int]]
+"""Half-open ranges of a dimension, in order."""
 
 
-def dtensor_rows(size: int, placements: Sequence[tuple[Shard, int]], place: Sequence[int]) -> Runs:
-    """The rows of a dimension that DTensor gives the device at `place`, for the shards of one
-    dimension, each with the size of its mesh dim."""
-    rows: Runs = [(0, size)] if size else []
-    for (p, parts), k in zip(placements, place, strict=True):
-        pieces = [_chunk(rows, p.split_factor, i) for i in range(p.split_factor)]
-        rows = _joined([r for piece in pieces for r in _chunk(piece, parts, k)])
-    return rows
+def dtensor_ranges(
+    size: int, placements: Sequence[tuple[Shard, int]], coordinates: Sequence[int]
+) -> Ranges:
+    """Return the ranges of a dimension that DTensor assigns to the device at `coordinates`, for the
+    shards of one dimension, each with the size of its mesh dim."""
+    ranges: Ranges = [(0, size)] if size else []
+    for (p, parts), k in zip(placements, coordinates, strict=True):
+        pieces = [_chunk(ranges, p.split_factor, i) for i in range(p.split_factor)]
+        ranges = _joined([r for piece in pieces for r in _chunk(piece, parts, k)])
+    return ranges
 
 
-def _chunk(rows: Runs, parts: int, k: int) -> Runs:
-    """Part `k` of rows, cut as `torch.chunk` does."""
-    size = sum(b - a for a, b in rows)
+def _chunk(ranges: Ranges, parts: int, k: int) -> Ranges:
+    """Return chunk `k` of ranges, cut as `torch.chunk` does."""
+    size = sum(b - a for a, b in ranges)
     c = -(-size // parts)
     lo, hi = min(k * c, size), min((k + 1) * c, size)
     out, at = [], 0
-    for a, b in rows:
+    for a, b in ranges:
         first, last = max(lo - at, 0), min(hi - at, b - a)
         if first < last:
             out.append((a + first, a + last))
@@ -240,9 +247,9 @@ def _chunk(rows: Runs, parts: int, k: int) -> Runs:
     return out
 
 
-def _joined(rows: Runs) -> Runs:
-    out: Runs = []
-    for a, b in rows:
+def _joined(ranges: Ranges) -> Ranges:
+    out: Ranges = []
+    for a, b in ranges:
         if out and out[-1][1] == a:
             a = out.pop()[0]
         out.append((a, b))
@@ -251,25 +258,25 @@ def _joined(rows: Runs) -> Runs:
 
 def _held(
     mesh: Mesh, size: int, axes: Axes, cuts: Sequence[tuple[Axis, Placement]], dim: int
-) -> list[Runs]:
-    """The rows of a dimension that DTensor gives to each place along `axes`."""
+) -> list[Ranges]:
+    """Return the ranges of a dimension that DTensor assigns to each position along `axes`."""
     mine = [(a, p) for a, p in cuts if isinstance(p, Shard) and p.dim == dim]
     steps = [(p, mesh.extent((a,))) for a, p in mine]
     ranks = [mesh.moved(0, axes, k) for k in range(mesh.extent(axes))]
-    return [dtensor_rows(size, steps, [mesh.coordinate(r, a) for a, _ in mine]) for r in ranks]
+    return [dtensor_ranges(size, steps, [mesh.coordinate(r, a) for a, _ in mine]) for r in ranks]
 
 
-def _shards(mesh: Mesh, size: int, axes: Axes) -> list[Runs]:
-    """The rows that a layout gives to each place along `axes`."""
+def _shards(mesh: Mesh, size: int, axes: Axes) -> list[Ranges]:
+    """Return the ranges that a layout assigns to each position along `axes`."""
     bounds = [mesh.bounds(size, axes, k) for k in range(mesh.extent(axes))]
     return [[(a, b)] if a < b else [] for a, b in bounds]
 
 
-def _stated(mesh: Mesh, size: int, axes: Axes, held: list[Runs]) -> Axes | None:
-    """`axes` with sizes that make these the shards; None where no sizes do."""
-    stated = Sized(axes, tuple(sum(b - a for a, b in rows) for rows in held))
-    return stated if _shards(mesh, size, stated) == held else None
+def _sized(mesh: Mesh, size: int, axes: Axes, held: list[Ranges]) -> Axes | None:
+    """Return `axes` with explicit sizes that have these shards; None if there are none."""
+    sized = Sized(axes, tuple(sum(b - a for a, b in ranges) for ranges in held))
+    return sized if _shards(mesh, size, sized) == held else None
 
 
-def _rows_text(rows: Runs) -> str:
-    return f"rows {', '.join(f'{a} to {b - 1}' for a, b in rows)}" if rows else "no rows"
+def _ranges_text(ranges: Ranges) -> str:
+    return f"elements {', '.join(f'{a} to {b - 1}' for a, b in ranges)}" if ranges else "none"

@@ -1,12 +1,12 @@
-"""A plan as a text file: where each value lies and how each op is calculated, a line for each.
+"""Saved strategies: the layout of each value and the strategy of each op, one per line.
 
     dist.mesh @m <dp = 2, tp = 2>
     @step %x = argument : <@m, [{dp}, {}]>  // net.ir:4
     @step %h = nn.matmul strategy <@m, (({dp}, {}), ({}, {tp}))> : <@m, [{dp}, {tp}]>  // net.ir:9
     @step search {objective = 1.5e-4 : f64, ...}
 
-Layouts and strategies are in their own notation; the word `recompute` behind a strategy says that
-the op is done again in the backward part. What stands behind `//` is for people.
+Layouts and strategies are in their own notation. `recompute` after a strategy: the op is repeated
+in the backward part. Text after `//` is a comment.
 """
 
 import json
@@ -19,10 +19,10 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of, parse_layout, parse_strategy
 from shardir.algebra.strategy import Strategy
-from shardir.diagnostics import NotationError
+from shardir.diagnostics import NotationError, coded
 
 ARGUMENT = "argument"
-"""What stands in the place of an op's name for an argument."""
+"""Stands for the name of the op in the line of an argument."""
 
 _NAME = r"[\w$.-]+"
 _FUNCTION = rf'@(?P<function>{_NAME}|"(?:[^"\\]|\\.)*")'
@@ -37,7 +37,7 @@ COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//.*')
 
 @dataclass(frozen=True)
 class Line:
-    """How one op is calculated and where its results lie; or where an argument does."""
+    """The strategy of an op and the layouts of its results; or the layout of an argument."""
 
     function: str
     names: tuple[str, ...]
@@ -45,11 +45,11 @@ class Line:
     strategy: Strategy | None
     layouts: tuple[Layout, ...]
     place: str = ""
-    """Where the op stands in the program, for people."""
+    """The source location of the op, written as a comment."""
     number: int = 0
     """The line in the file, from 1."""
     recompute: bool = False
-    """Whether the op is done again in the backward part."""
+    """Whether the op is repeated in the backward part."""
 
     def __str__(self) -> str:
         names = ", ".join(f"%{n}" for n in self.names)
@@ -67,9 +67,10 @@ class Saved:
     meshes: dict[str, Mesh] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
     found: dict[str, str] = field(default_factory=dict)
-    """What a search says of a function, as the text of an attribute."""
+    """The attributes of a searched function: their text, by its name."""
     numbers: dict[str, int] = field(default_factory=dict)
-    """The lines of the meshes, and those of what was found, by @ and the function's name."""
+    """The number of the line of each mesh, and of the search attributes of each function, by @ and
+    its name."""
 
     def __str__(self) -> str:
         parts = [f"dist.mesh {mesh}" for mesh in self.meshes.values()]
@@ -82,7 +83,7 @@ class Saved:
 
 @dataclass(frozen=True, order=True)
 class LineError:
-    """What is wrong with a line: its number, the column from 0 where that is, and what."""
+    """An error in a line: its number, the column from 0, and the message."""
 
     number: int
     column: int
@@ -90,7 +91,7 @@ class LineError:
 
 
 def read(text: str) -> tuple[Saved, list[LineError]]:
-    """The lines of a file, and what is wrong with those that can't be read."""
+    """Return the lines of a file, and the errors of those that do not parse."""
     saved, errors = Saved(), []
     for number, line in enumerate(text.splitlines(), 1):
         content = COMMENT.sub(lambda m: m[1] or "", line).rstrip()
@@ -100,7 +101,7 @@ def read(text: str) -> tuple[Saved, list[LineError]]:
         try:
             _read_line(content, start, number, saved)
         except NotationError as e:
-            errors.append(LineError(number, e.offset, f"[V1] {e.message}"))
+            errors.append(LineError(number, e.offset, coded("V1", e.message)))
     return saved, errors
 
 
@@ -134,7 +135,7 @@ def _part(m: re.Match[str], group: str, parse: Callable[[str], Any]) -> Any:
 
 
 def _at(start: int, parse: Callable[[str], Any], text: str) -> Any:
-    """What a part of a line says; its errors at their columns."""
+    """Return the value of a part of a line; its errors get their columns."""
     try:
         return parse(text)
     except NotationError as e:

@@ -4,8 +4,8 @@
     sdy.mesh @m = <["dp"=2, "tp"=4]>
 
 Axes, sub-axes of axes, and their order are the same on both sides, and so are the shards.
-`unreduced` is `partial sum`. What Shardy's propagation may do with a sharding, a layout does not
-say: it stands beside the layout in a `Sharding`. The grammar is that of Shardy's sharding
+`unreduced` is `partial sum`. Open dimensions, priorities and replicated axes are no part of a
+layout, but of a `Sharding`. The grammar is that of Shardy's sharding
 representation and of its attributes' printers (openxla/shardy, docs/sharding_representation.md).
 """
 
@@ -19,17 +19,17 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.notation import check_sizes, grammar, read
 from shardir.algebra.sharding import Sharding
-from shardir.diagnostics import NotationError, ShardirError
+from shardir.diagnostics import NotationError, ShardirError, coded
 
 NAME = re.compile(r"[A-Za-z_][\w$.]*")
-"""What a mesh or an axis can be called in both notations."""
+"""The names of meshes and axes that are valid in both notations."""
 
 
 def to_sdy(sharding: Layout | Sharding, mesh: Mesh) -> str:
-    """The text of a sharding. That of a layout has closed dimensions of priority 0.
+    """Return the text of a sharding. That of a layout has closed dimensions of priority 0.
 
     Raises:
-        ShardirError: it does not fit the mesh, or Shardy has no form for it.
+        ShardirError: it does not fit the mesh, or Shardy cannot express it.
     """
     if isinstance(sharding, Layout):
         sharding = Sharding(sharding)
@@ -38,13 +38,13 @@ def to_sdy(sharding: Layout | Sharding, mesh: Mesh) -> str:
     layout = sharding.layout
     if layout.partial and layout.reduction != "sum":
         raise ShardirError(
-            f"[{layout}] is a partial {layout.reduction}; Shardy's unreduced axes are sums: "
+            f"expected a partial sum, as Shardy's unreduced axes are, got [{layout}]; "
             "redistribute to a layout without it"
         )
     if any(map(sizes_of, layout.dims)):
         raise ShardirError(
-            f"[{layout}] states sizes of shards, which Shardy cuts by ceil division: redistribute "
-            "to a layout without them"
+            f"expected shards of ceil(N / n) elements, as in Shardy, got [{layout}]; redistribute "
+            "to a layout without explicit sizes"
         )
     dims = []
     for i, axes in enumerate(layout.dims):
@@ -52,24 +52,26 @@ def to_sdy(sharding: Layout | Sharding, mesh: Mesh) -> str:
         priority = f"p{sharding.priority(i)}" if sharding.priority(i) else ""
         dims.append("{" + ", ".join(entries) + "}" + priority)
     parts = [f"@{mesh.name}", f"[{', '.join(dims)}]"]
-    for word, kept in (("replicated", sharding.replicated), ("unreduced", layout.partial)):
-        if kept:
-            parts.append(f"{word}={{{', '.join(map(_axis_text, kept))}}}")
+    for word, axes in (("replicated", sharding.replicated), ("unreduced", layout.partial)):
+        if axes:
+            parts.append(f"{word}={{{', '.join(map(_axis_text, axes))}}}")
     return f"#sdy.sharding<{', '.join(parts)}>"
 
 
 def from_sdy(text: str, mesh: Mesh) -> Sharding:
-    """The sharding of a text, `#sdy.sharding<...>` or `<...>` alone, in its one spelling.
+    """Return the sharding of a text, `#sdy.sharding<...>` or `<...>` alone, in its canonical form.
 
     Raises:
-        NotationError: the text does not parse, or says what we have no form for.
+        NotationError: the text does not parse, or has no equivalent here.
         ShardirError: it does not fit the mesh.
     """
     found: Sharding = _parse(
         text, "sharding", 'a sharding: #sdy.sharding<@mesh, [{"axis", ?}, ...], replicated={...}>'
     )
     if found.layout.mesh != mesh.name:
-        raise ShardirError(f"the sharding is of mesh @{found.layout.mesh}, not of @{mesh.name}")
+        raise ShardirError(
+            f"expected a sharding of mesh @{mesh.name}, got one of @{found.layout.mesh}"
+        )
     found.check(mesh)
     return found.simplified(mesh)
 
@@ -81,7 +83,7 @@ def mesh_to_sdy(mesh: Mesh) -> str:
 
 
 def mesh_from_sdy(text: str) -> Mesh:
-    """The mesh of a text. Raises NotationError."""
+    """Return the mesh of a text. Raises NotationError."""
     return _parse(text, "mesh", 'a mesh: sdy.mesh @mesh = <["axis"=size, ...]>')
 
 
@@ -116,7 +118,9 @@ class _Values(Transformer):
         kept: dict[str, Axes] = {}
         for word, axes in (k for k in rest if k is not None and len(k) == 2):
             if word in kept:
-                raise NotationError(f"{word} stands twice in the sharding", word.start_pos)
+                raise NotationError(
+                    f"expected {word} once in the sharding, got it twice", word.start_pos
+                )
             kept[str(word)] = axes
         layout = Layout(str(mesh), tuple(axes for axes, _, _ in dims))
         return Sharding(
@@ -128,8 +132,8 @@ class _Values(Transformer):
 
     def inlined(self, c: list[Any]) -> Any:
         raise NotationError(
-            'a mesh that is written out in a sharding; give it a name: sdy.mesh @m = <["x"=2]>, '
-            "and say @m",
+            'expected the name of a mesh, got an inlined mesh; declare sdy.mesh @m = <["x"=2]>, '
+            "and write @m",
             c[0].start_pos,
         )
 
@@ -143,16 +147,15 @@ class _Values(Transformer):
         name, *sizes, ids = c
         axes = tuple(s for s in sizes if s is not None)
         if not axes:
-            raise NotationError(
-                f'[M1] mesh @{name} has no axis; one device is <["x"=1]>', name.start_pos
-            )
+            message = f"expected an axis in mesh @{name}, got none"
+            fix = 'write <["x"=1]> for one device'
+            raise NotationError(coded("M1", message, use=fix), name.start_pos)
         check_sizes(axes)
         mesh = Mesh(str(name), tuple((str(n), s) for n, s in axes))
         if ids is not None and (len(ids) != mesh.size or ids != [*range(len(ids))]):
             raise NotationError(
-                f"the device_ids of mesh @{name} are not 0 to {mesh.size - 1} in order, as ranks "
-                "are numbered in a mesh of ours; start the ranks in that order, and leave "
-                "device_ids out",
+                f"expected the device_ids of mesh @{name} to be 0 to {mesh.size - 1} in order, got "
+                f"{ids}; start the ranks in that order, and drop device_ids",
                 name.start_pos,
             )
         return mesh
@@ -161,8 +164,8 @@ class _Values(Transformer):
 def _name(token: Token, text: str, what: str) -> Token:
     if not NAME.fullmatch(text):
         raise NotationError(
-            f'{what} called "{text}"; a name has letters, digits, _, $ and ., and begins with a '
-            "letter or _: rename it",
+            f"expected a name of {what} of letters, digits, _, $ and ., beginning with a letter or "
+            f'_, got "{text}"; rename it',
             token.start_pos or 0,
         )
     return token.update(value=text)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh, axes_text, sizes_of
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 
 DimAxes = tuple[Axes, ...]
 """The axes that split each dimension of a value."""
@@ -43,7 +43,7 @@ class Sharding:
         return self.priorities[dim] if self.priorities else 0
 
     def simplified(self, mesh: Mesh) -> "Sharding":
-        """The canonical form: the layout's, axes in mesh order, only priorities with an effect."""
+        """Return the canonical form: layout and axes simplified, only priorities with an effect."""
         layout = self.layout.simplified(mesh)
         priorities = tuple(
             self.priority(i) if axes or i in self.open else 0 for i, axes in enumerate(layout.dims)
@@ -58,7 +58,7 @@ class Sharding:
         return replace(mine.layout, dims=dims) == layout
 
     def meet(self, other: "Sharding", mesh: Mesh) -> "Sharding | None":
-        """The annotation of a value that has both: a dimension is open where both have it open,
+        """Return the annotation of a value that has both: a dimension is open if it is in both,
         at the later of their priorities. None where they contradict each other."""
         dims = []
         for d, (a, b) in enumerate(zip(self.layout.dims, other.layout.dims, strict=True)):
@@ -83,24 +83,27 @@ class Sharding:
             try:
                 mesh.check_axis(a)
             except ShardirError as e:
-                raise ShardirError(f"[L2] {e}") from None
+                raise ShardirError(coded("L2", str(e))) from None
         if (clash := mesh.clash((*self.layout.used, *self.replicated))) is not None:
-            raise ShardirError(
-                f"[L7] axis {clash[1]} is to stay replicated, and {clash[0]} is in use; an axis "
-                "splits, is unreduced or replicates: leave it out in all places but one"
+            message = (
+                f"expected an axis that no dimension uses as replicated, got {clash[1]}, and "
+                f"{clash[0]} is in use"
             )
+            raise ShardirError(coded("L7", message))
         if self.priorities and len(self.priorities) != rank:
             raise ShardirError(
-                f"{len(self.priorities)} priorities for {rank} dimensions; one for each, or none"
+                f"expected {rank} priorities, one for each dimension, or none, got "
+                f"{len(self.priorities)}"
             )
         for i, axes in enumerate(self.layout.dims):
             if self.priority(i) and not axes and i not in self.open:
-                raise ShardirError(
-                    f"[L8] dimension {i} is unsplit and closed, so that its priority "
-                    f"p{self.priority(i)} has no effect; leave it out, or open the dimension: {{?}}"
+                message = (
+                    f"dimension {i}: expected no priority of an unsharded closed dimension, got "
+                    f"p{self.priority(i)}"
                 )
+                raise ShardirError(coded("L8", message))
         if outside := sorted(i for i in self.open if not 0 <= i < rank):
-            raise ShardirError(f"dimension {outside[0]} is open, and there are {rank}")
+            raise ShardirError(f"expected open dimensions from 0 to {rank - 1}, got {outside[0]}")
 
 
 def refines(axes: Axes, coarser: Axes, mesh: Mesh) -> bool:
@@ -116,7 +119,7 @@ def refines(axes: Axes, coarser: Axes, mesh: Mesh) -> bool:
 def refine(
     dims: DimAxes, proposed: DimAxes, open: Collection[int], excluded: Axes, mesh: Mesh
 ) -> DimAxes:
-    """`dims` with each proposal that splits an open dimension further, over axes that are neither
+    """Return `dims` with each proposal that splits an open dimension further, over axes neither
     in use nor `excluded`; the same object where nothing changes."""
     new = list(dims)
     for d, axes in enumerate(proposed):

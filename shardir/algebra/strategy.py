@@ -1,8 +1,8 @@
-"""What a user says about one op: how often each dimension of its operands is cut.
+"""Strategies: the number of slices of each dimension of an op's operands, or its axes.
 
-`((2, 4), (4, 1))` gives numbers of slices, as `shard()` in the documents does; `({dp}, {tp})`
-names the axes. Numbers become axes by dealing out the mesh's devices to the op's factors in
-order, major first; devices left over repeat the calculation.
+`((2, 4), (4, 1))` has numbers of slices, as MindSpore's `shard()`; `({dp}, {tp})` names the axes.
+Numbers become axes by dealing out the mesh's devices to the op's factors in order, major first;
+devices left over compute redundantly.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +13,16 @@ from math import gcd, prod
 from shardir.algebra.factors import FactorAxes, Factors, OpSharding, try_op_sharding
 from shardir.algebra.layout import Layout, check_sizes
 from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 
 Cut = int | Axes
-"""A number of slices, or the axes that cut."""
+"""A number of slices, or the axes that split."""
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One tuple of cuts per operand, optionally one per result; `mesh` None is the only mesh. A
-    linear op may take operands that are `partial`, and pass that on."""
+    """One tuple of cuts per operand, optionally one per result; `mesh` None is the only mesh. The
+    operands of a linear op may be `partial`; its results then are."""
 
     mesh: str | None
     operands: tuple[tuple[Cut, ...], ...]
@@ -33,11 +33,11 @@ class Strategy:
     def __str__(self) -> str:
         mesh = f"@{self.mesh}, " if self.mesh else ""
         results = "" if self.results is None else f" -> {_cuts_text(self.results)}"
-        kept = f", partial {self.reduction} {axes_text(self.partial)}" if self.partial else ""
-        return f"{mesh}{_cuts_text(self.operands)}{results}{kept}"
+        partial = f", partial {self.reduction} {axes_text(self.partial)}" if self.partial else ""
+        return f"{mesh}{_cuts_text(self.operands)}{results}{partial}"
 
     def op_sharding(self, factors: Factors, mesh: Mesh) -> OpSharding:
-        """The placement that it states of an op.
+        """The sharding of an op with this strategy.
 
         Raises:
             ShardirError: it does not fit the op or the mesh.
@@ -50,41 +50,42 @@ class Strategy:
         found = try_op_sharding(factors, chosen, mesh, partial)
         if found is None:
             self._check_twice(factors, chosen, mesh)
-            place = next(
-                place
-                for place, names in _dimensions(factors)
+            where = next(
+                where
+                for where, names in _dimensions(factors)
                 if factors.compose(names, chosen, mesh) is None
             )
-            raise ShardirError(
-                f"[S6] with the strategy {self} {place}, which is made of several, would not be "
-                "cut into runs of rows; cut the first of them only, or into single rows"
-            )
+            message = f"{where}: expected consecutive elements in each shard, got strategy {self}"
+            fix = "split its major factor only, or into single elements"
+            raise ShardirError(coded("S6", message, use=fix))
         return found
 
     def _check_twice(self, factors: Factors, chosen: FactorAxes, mesh: Mesh) -> None:
-        places = [(_place(factors, f), a) for f, axes in chosen.items() for a in axes]
-        places += [(f"partial {self.reduction}", a) for a in self.partial]
-        for (first, a), (second, b) in combinations(places, 2):
+        uses = [(_first_dimension(factors, f), a) for f, axes in chosen.items() for a in axes]
+        uses += [(f"partial {self.reduction}", a) for a in self.partial]
+        for (first, a), (second, b) in combinations(uses, 2):
             if mesh.overlap(a, b):
-                raise ShardirError(
-                    f"[S9] the strategy {self} uses one axis twice: {a} for {first}, and {b} for "
-                    f"{second}; take different axes, or leave one out"
+                message = (
+                    f"expected an axis for one factor only, got {a} for {first} and {b} for "
+                    f"{second} in strategy {self}"
                 )
+                raise ShardirError(coded("S9", message))
 
     def _check_partial(self, factors: Factors, mesh: Mesh) -> None:
         for a in self.partial:
             _check_axis(mesh, a, "partial")
         if not (factors.linear and (factors.linear == "any" or self.reduction == "sum")):
-            raise ShardirError(
-                f"[S10] the op does not pass a partial {self.reduction} on; "
-                "leave it out of the strategy, and it is reduced before"
+            message = (
+                "expected complete operands of an op that is not linear in them, got partial "
+                f"{self.reduction}"
             )
+            raise ShardirError(coded("S10", message))
 
     def factor_axes(self, factors: Factors, mesh: Mesh) -> FactorAxes:
         """The axes of each factor of an op.
 
         Raises:
-            ShardirError: the arity is wrong, an axis is unknown, sizes of one factor disagree,
+            ShardirError: the arity is wrong, an axis is unknown, entries of one factor disagree,
                 or the slices exceed (or do not fit) the devices.
         """
         counts: dict[str, int] = {}
@@ -94,11 +95,9 @@ class Strategy:
             self._read(factors, "result", self.results, factors.results, mesh, counts, axes)
         axes = {f: a for f, a in axes.items() if a}
         if counts and axes:
-            raise ShardirError(
-                "[S1] a strategy gives numbers or axes, not both in one: "
-                f"{_place(factors, next(iter(counts)))} has a number, "
-                f"{_place(factors, next(iter(axes)))} has axes; write axes for both"
-            )
+            number, named = (_first_dimension(factors, next(iter(d))) for d in (counts, axes))
+            message = f"expected numbers or axes, got a number for {number} and axes for {named}"
+            raise ShardirError(coded("S1", message))
         if axes:
             return axes
         order = tuple(f for f, _ in factors.sizes if counts.get(f, 1) > 1)
@@ -106,18 +105,19 @@ class Strategy:
         for f in order:
             total *= counts[f]
         if total > mesh.size:
-            raise ShardirError(
-                f"[S2] the strategy {_cuts_text(self.operands)} cuts into {total} parts, "
-                f"{_cut_places(factors, order, counts)}, but mesh {mesh} has {mesh.size} devices; "
-                f"take numbers whose product is {mesh.size} at most"
+            message = (
+                f"expected at most {mesh.size} slices on mesh {mesh}, got {total} in strategy "
+                f"{_cuts_text(self.operands)}: {_slices_text(factors, order, counts)}"
             )
+            raise ShardirError(coded("S2", message))
         taken = mesh.take(tuple(counts[f] for f in order))
         if taken is None:
-            raise ShardirError(
-                f"[S3] {' x '.join(str(counts[f]) for f in order)} slices, "
-                f"{_cut_places(factors, order, counts)}, do not fit the axes of mesh {mesh}; take "
-                "numbers whose products are made of its axes' sizes"
+            message = (
+                f"expected numbers that divide the axes of mesh {mesh} in order, got "
+                f"{' x '.join(str(counts[f]) for f in order)} slices: "
+                f"{_slices_text(factors, order, counts)}"
             )
+            raise ShardirError(coded("S3", message))
         return dict(zip(order, taken, strict=True))
 
     def _read(
@@ -131,99 +131,106 @@ class Strategy:
         axes: dict[str, Axes],
     ) -> None:
         if len(cuts) != len(dims):
-            raise ShardirError(
-                f"[S4] the strategy {_cuts_text(cuts)} is for {len(cuts)} {what}s, "
-                f"the op has {len(dims)}; write a group for each"
+            message = (
+                f"expected a group for each of the op's {len(dims)} {what}s, got {len(cuts)} in "
+                f"strategy {_cuts_text(cuts)}"
             )
+            raise ShardirError(coded("S4", message, use="write a group for each"))
         for i, (mine, ds) in enumerate(zip(cuts, dims, strict=True)):
             if len(mine) != len(ds):
-                raise ShardirError(
-                    f"[S4] the strategy cuts {len(mine)} dimensions of {what} {i}, "
-                    f"which has {len(ds)}; write a number or axes for each"
+                message = (
+                    f"{what} {i}: expected an entry for each of its {len(ds)} dimensions, got "
+                    f"{len(mine)}"
                 )
+                raise ShardirError(coded("S4", message, use="write a number or axes for each"))
             for d, (cut, names) in enumerate(zip(mine, ds, strict=True)):
-                place = f"dimension {d} of {what} {i}"
+                where = f"dimension {d} of {what} {i}"
                 if isinstance(cut, int):
-                    self._read_count(factors, place, cut, names, counts)
+                    self._read_count(factors, where, cut, names, counts)
                 else:
-                    self._read_axes(factors, place, cut, names, mesh, axes)
+                    self._read_axes(factors, where, cut, names, mesh, axes)
 
     def _read_count(
-        self, factors: Factors, place: str, cut: int, names: tuple[str, ...], counts: dict[str, int]
+        self, factors: Factors, where: str, cut: int, names: tuple[str, ...], counts: dict[str, int]
     ) -> None:
         left = cut
         for f in names:
             part = left if len(names) == 1 else gcd(left, factors.size(f))
             if counts.setdefault(f, part) != part:
-                raise ShardirError(
-                    f"[S5] {place} is cut into {cut}, but {_place(factors, f)}, which it must "
-                    f"match, is cut into {counts[f]}; give both the same number"
+                message = (
+                    f"{where}: expected {counts[f]} slices, as of {_first_dimension(factors, f)}, "
+                    f"which has the same factor, got {cut}"
                 )
+                raise ShardirError(coded("S5", message))
             left //= part
         if left > 1:
-            why = _why(factors, names)
-            raise ShardirError(f"[S6] {place} can't be cut into {cut} parts: {why}")
+            raise ShardirError(_cannot_split(factors, names, where, f"{cut} slices"))
         if any(f in factors.replicate for f in names) and cut > 1:
-            raise ShardirError(f"[S7] {place} can't be cut: the op needs it whole; leave it at 1")
+            message = f"{where}: expected an unsharded dimension, got {cut} slices"
+            raise ShardirError(coded("S7", message))
 
     def _read_axes(
         self,
         factors: Factors,
-        place: str,
+        where: str,
         cut: Axes,
         names: tuple[str, ...],
         mesh: Mesh,
         axes: dict[str, Axes],
     ) -> None:
         for a in cut:
-            _check_axis(mesh, a, place)
-        check_sizes(mesh, cut, prod(factors.size(f) for f in names), place)
+            _check_axis(mesh, a, where)
+        check_sizes(mesh, cut, prod(factors.size(f) for f in names), where)
         cut = mesh.simplify(cut)
-        assigned, whole = factors.assign(names, cut, mesh)
-        if not whole:
-            why = _why(factors, names)
-            raise ShardirError(f"[S6] {place} can't be cut over {axes_text(cut)}: {why}")
+        assigned, is_all = factors.assign(names, cut, mesh)
+        if not is_all:
+            raise ShardirError(_cannot_split(factors, names, where, axes_text(cut)))
         for f in names:
             mine = assigned.get(f, ())
             if axes.setdefault(f, mine) != mine:
-                raise ShardirError(
-                    f"[S5] {place} is cut over {axes_text(mine)}, but {_place(factors, f)}, which "
-                    f"it must match, is cut over {axes_text(axes[f])}; give both the same axes"
+                message = (
+                    f"{where}: expected {axes_text(axes[f])}, as of "
+                    f"{_first_dimension(factors, f)}, which has the same factor, got "
+                    f"{axes_text(mine)}"
                 )
+                raise ShardirError(coded("S5", message))
             if mine and f in factors.replicate:
-                raise ShardirError(f"[S7] {place} can't be cut: the op needs it whole; write {{}}")
+                message = f"{where}: expected an unsharded dimension, got {axes_text(mine)}"
+                raise ShardirError(coded("S7", message, use="write {}"))
 
 
-def _check_axis(mesh: Mesh, a: Axis, place: str) -> None:
+def _check_axis(mesh: Mesh, a: Axis, where: str) -> None:
     try:
         mesh.check_axis(a)
     except ShardirError as e:
-        raise ShardirError(f"[S8] {place}: {e}") from None
+        raise ShardirError(coded("S8", f"{where}: {e}")) from None
 
 
 def _dimensions(factors: Factors) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every dimension of an op's values, as messages call it, with its factors."""
+    """Yield each dimension of an op's values, as messages call it, with its factors."""
     for what, values in (("operand", factors.operands), ("result", factors.results)):
         for i, dims in enumerate(values):
             for d, names in enumerate(dims):
                 yield f"dimension {d} of {what} {i}", names
 
 
-def _place(factors: Factors, factor: str) -> str:
-    """The first dimension that has a factor."""
-    return next(place for place, names in _dimensions(factors) if factor in names)
+def _first_dimension(factors: Factors, factor: str) -> str:
+    """Return the first dimension that has a factor, as messages call it."""
+    return next(where for where, names in _dimensions(factors) if factor in names)
 
 
-def _cut_places(factors: Factors, order: Sequence[str], counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{_place(factors, f)} into {counts[f]}" for f in order)
+def _slices_text(factors: Factors, order: Sequence[str], counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{counts[f]} of {_first_dimension(factors, f)}" for f in order)
 
 
-def _why(factors: Factors, names: tuple[str, ...]) -> str:
-    """Why a dimension can't be cut so, and how it can."""
+def _cannot_split(factors: Factors, names: tuple[str, ...], where: str, got: str) -> str:
+    """Return the message for a split that a dimension's factors do not allow."""
     if not names:
-        return "no other dimension of the op is cut with it; leave it whole"
-    parts = " x ".join(str(factors.size(f)) for f in names)
-    return f"the op has it as {parts}, which are cut in this order; take numbers that divide them"
+        message = f"{where}: expected no split of a dimension without a factor, got {got}"
+        return coded("S6", message, use="leave it unsharded")
+    sizes = " x ".join(str(factors.size(f)) for f in names)
+    message = f"{where}: expected a split of its factors {sizes} in this order, got {got}"
+    return coded("S6", message, use="use numbers that divide them")
 
 
 def _cuts_text(cuts: tuple[tuple[Cut, ...], ...]) -> str:

@@ -1,9 +1,9 @@
-"""Who lacks what: elements counted per device, and by where the nearest device that has them is.
+"""Traffic: the elements that each device lacks, by the level of the nearest device that has them.
 
-Counting is by dimension. Of a device's new shard, the rows of one dimension that lie on devices
-which differ from it along some axes alone are those of the old shards whose other sub-axes are its
-own; over dimensions such counts multiply. So nothing is enumerated but the positions along axes
-that dimensions share.
+Counting is by dimension. Of a device's new shard, the elements along one dimension that are on
+devices which differ from it along some axes only are those of the old shards whose other sub-axes
+are its own; over dimensions such counts multiply. So only positions along axes that dimensions
+share are enumerated.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 @lru_cache(maxsize=4096)
 def _edges(mesh: Mesh, n: int, axes: Axes) -> Indices:
-    """Where the shards of a dimension begin, and the end of the last."""
+    """Return the start of each shard of a dimension, and the end of the last."""
     if sizes := sizes_of(axes):
         return np.array([*accumulate(sizes, initial=0)])
     return np.array([*(mesh.bounds(n, axes, k)[0] for k in range(mesh.extent(axes))), n])
@@ -34,7 +34,7 @@ def _edges(mesh: Mesh, n: int, axes: Axes) -> Indices:
 
 @lru_cache(maxsize=4096)
 def _indices(mesh: Mesh, names: tuple[str, ...], axes: Axes) -> Indices:
-    """The index along `axes` of each position along the whole axes `names`."""
+    """Return the index along `axes` of each position along the full axes `names`."""
     stride, below = {}, 1
     for name in reversed(names):
         stride[name] = below
@@ -51,11 +51,11 @@ def _indices(mesh: Mesh, names: tuple[str, ...], axes: Axes) -> Indices:
 def _held(
     mesh: Mesh, names: tuple[str, ...], n: int, have: Axes, want: Axes, free: frozenset[Axis]
 ) -> Indices:
-    """For each position along `names`, the rows of its new shard that lie on devices which differ
-    from it along the axes in `free` alone."""
+    """Return, for each position along `names`, the number of elements of its new shard that are on
+    devices which differ from it along the axes in `free` only."""
     before, after = _edges(mesh, n, have), _edges(mesh, n, want)
     sub_axes = list(have)
-    while sub_axes and sub_axes[-1] in free:  # shards that lie side by side are one
+    while sub_axes and sub_axes[-1] in free:  # adjacent shards are one
         before = before[:: mesh.extent((sub_axes.pop(),))]
     shard, others, stride = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 1
     for a in reversed(sub_axes):
@@ -71,7 +71,7 @@ def _held(
 
 
 def _components(mesh: Mesh, source: Layout, target: Layout) -> list[tuple[set[str], list[int]]]:
-    """Dimensions that share no axis, before or after, apart from each other."""
+    """Return the groups of dimensions that share axes, before or after, with their axes."""
     found: list[tuple[set[str], list[int]]] = []
     for d, (s, t) in enumerate(zip(source.dims, target.dims, strict=True)):
         names, dims = {a.name for a in (*s, *t)}, [d]
@@ -83,7 +83,7 @@ def _components(mesh: Mesh, source: Layout, target: Layout) -> list[tuple[set[st
 
 
 def _cases(counts: Indices) -> Iterator[tuple[Counts, int]]:
-    """The distinct columns, each with how often it is there."""
+    """Yield the distinct columns, each with its number of occurrences."""
     columns = counts[:, np.lexsort(counts)]
     changes = np.flatnonzero((columns[:, 1:] != columns[:, :-1]).any(axis=0)) + 1
     for start, end in pairwise([0, *changes.tolist(), columns.shape[1]]):
@@ -94,9 +94,9 @@ def _cases(counts: Indices) -> Iterator[tuple[Counts, int]]:
 def shares(
     mesh: Mesh, shape: Shape, source: Layout, target: Layout, free: tuple[frozenset[Axis], ...]
 ) -> Counter[Counts]:
-    """For each device the elements of its new shard; then, for each set of axes in `free`, how many
-    of them lie on devices that differ from it along those axes alone. As the distinct tuples, with
-    the number of devices for each (up to a common factor)."""
+    """Return, for each device, the number of elements of its new shard, and for each set of axes in
+    `free` the number of them on devices that differ from it along those axes only: the distinct
+    tuples, with the number of devices of each (up to a common factor)."""
     out: Counter[Counts] = Counter({(1,) * (len(free) + 1): 1})
     for axes, dims in _components(mesh, source, target):
         names = tuple(n for n, _ in mesh.axes if n in axes)
@@ -115,7 +115,7 @@ def shares(
 
 @lru_cache(maxsize=65536)
 def within(mesh: Mesh, level: int, sub_axes: Axes) -> frozenset[Axis]:
-    """The sub-axes along which devices of one unit of a level differ; of level -1, none."""
+    """Return the sub-axes along which devices of one unit of a level differ; of level -1, none."""
     if level < 0:
         return frozenset()
     unit = mesh.cluster_or_default.units[level]
@@ -124,8 +124,8 @@ def within(mesh: Mesh, level: int, sub_axes: Axes) -> frozenset[Axis]:
 
 @lru_cache(maxsize=65536)
 def fetched(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> tuple[Counts, ...]:
-    """What devices fetch from each level, innermost first, where each takes what it lacks from the
-    device that has it and is otherwise at its own place: the distinct cases."""
+    """Return the elements that devices fetch from each level, innermost first, each from the device
+    that has them and otherwise the same coordinates: the distinct cases."""
     source = cut(mesh, source, mesh.level_sub_axes)
     sub_axes = tuple(a for d in source.dims for a in d)
     levels = range(-1, len(mesh.cluster_or_default.levels) - 1)
@@ -139,19 +139,19 @@ def fetched(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> tuple[C
 
 @lru_cache(maxsize=65536)
 def sent(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
-    """The most that a device sends in an exchange: for each device of its group, what that one
-    takes from it."""
+    """Return the maximum number of elements that a device sends in an exchange: the sum over the
+    devices of its group of those that they fetch from it."""
     axes = mesh.simplify(exchange_axes(source, target))
     target = cut(mesh, target, axes)
-    taken = tuple(a for d in target.dims for a in d)
-    group = frozenset(a for a in taken if any(mesh.overlap(a, b) for b in axes))
-    alike = mesh.extent(axes) // mesh.extent(tuple(group))  # devices that take the same
+    splits = tuple(a for d in target.dims for a in d)
+    group = frozenset(a for a in splits if any(mesh.overlap(a, b) for b in axes))
+    replicas = mesh.extent(axes) // mesh.extent(tuple(group))  # devices that fetch the same
     cases = shares(mesh, shape, target, source, (frozenset(), group))
-    return max(all_of_them * alike - kept for _, kept, all_of_them in cases)
+    return max(fetched * replicas - retained for _, retained, fetched in cases)
 
 
 def cut(mesh: Mesh, layout: Layout, sub_axes: Axes) -> Layout:
-    """The layout with its axes cut where those of `sub-axes` begin and end."""
+    """Return the layout with its axes cut where those of `sub_axes` begin and end."""
 
     def fine(axes: Axes) -> Axes:
         found, sizes = mesh.cut(axes, sub_axes), sizes_of(axes)

@@ -1,8 +1,8 @@
-"""Windows of a dimension: which rows each holds, and whose they are where the rows are split.
+"""Windows of a dimension: the elements of each, and the devices that hold them.
 
-Window p of a dimension of N rows is rows [p step + offset, p step + offset + size); what lies
-outside of the dimension is nobody's. With the rows and the windows split over the same axes, a
-device needs its own rows and a few of its neighbours', the halo.
+Window p of a dimension of N elements is [p step + offset, p step + offset + size); elements outside
+of the dimension are padding. With the elements and the windows split over the same axes, a device
+needs its own elements and a few of its neighbours', the halo.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from shardir.algebra.mesh import shard_bounds
 
 
 class Run(NamedTuple):
-    """Rows [start, stop) that the device at position `holder` has."""
+    """Elements [start, stop), which the device at position `holder` has."""
 
     holder: int
     start: int
@@ -22,6 +22,8 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Windows:
+    """`count` windows of `size` elements, `step` apart, of a dimension of `rows` elements."""
+
     rows: int
     count: int
     size: int
@@ -29,19 +31,18 @@ class Windows:
     offset: int = 0
 
     def span(self, parts: int, k: int) -> tuple[int, int]:
-        """The rows from the first to behind the last of part k of the windows, whether there are
-        such rows or not."""
+        """Return the range of elements of part k of the windows, padding included."""
         first, last = shard_bounds(self.count, parts, k)
         start = first * self.step + self.offset
         return start, start + (last - first - 1) * self.step + self.size if last > first else start
 
     def needed(self, parts: int, k: int) -> tuple[Run, ...]:
-        """The rows in part k of the windows, in order, each once, and who holds them when the
-        rows are split into as many parts."""
+        """Return the elements of part k of the windows, in order, each once, with their holders
+        when the elements are split into as many parts."""
         return _needed(self, parts, k)
 
     def halo(self, parts: int) -> int:
-        """The most rows that a device needs and others have."""
+        """Return the maximum number of elements that a device needs and others have."""
         return max(
             sum(r.stop - r.start for r in self.needed(parts, k) if r.holder != k)
             for k in range(parts)

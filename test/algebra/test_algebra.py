@@ -481,7 +481,8 @@ def cost(
 @given(st.data())
 def test_a_placement_is_legal_and_splits_what_is_agreed_on(name: str, data: Any):
     """Factors on which the layouts agree are split so, since that splits the calculation; for the
-    others it takes no more seconds than to leave them whole would."""
+    others it costs no more than to leave them unsharded; or it is the agreed sharding that passes
+    partial operands on."""
     factors, shapes = RULES[name]
     mesh = data.draw(
         st.sampled_from([GRID, EIGHT, mesh_of("m", "a = 2, b = 3"), mesh_of("m", "d = 6")])
@@ -499,7 +500,9 @@ def test_a_placement_is_legal_and_splits_what_is_agreed_on(name: str, data: Any)
         least, agreed = try_op_sharding(factors, {}, mesh), {}
     assert least is not None
     assert {f: found.axes.get(f) for f in agreed} == agreed
-    assert cost(mesh, shapes, operands, hints, found) <= cost(mesh, shapes, operands, hints, least)
+    passes_on = found.axes == agreed and any(o.partial for o in found.operands)
+    least_cost = cost(mesh, shapes, operands, hints, least)
+    assert passes_on or cost(mesh, shapes, operands, hints, found) <= least_cost
 
 
 def agreed_on(

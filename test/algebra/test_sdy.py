@@ -88,20 +88,20 @@ def test_nothing_is_lost(sharding: Sharding) -> None:
 
 
 WRONG = {
-    '<@m, [{?, "x"}]>': (8, "unexpected ',' in a sharding"),
-    '<@m, [{"x", }]>': (12, "unexpected '}' in a sharding"),
-    '<@m, [{"x"}]': (12, "unexpected end in a sharding"),
-    '<mesh<["x"=2]>, [{"x"}]>': (1, "a mesh that is written out in a sharding; give it a name"),
-    '<@"the mesh", []>': (1, 'a mesh called "the mesh"; a name has'),
-    '<@m, [{"a b"}]>': (7, 'an axis called "a b"; a name has'),
-    '<@m, [], unreduced={}, unreduced={"x"}>': (23, "unreduced stands twice in the sharding"),
-    "<@other, []>": (None, "the sharding is of mesh @other, not of @m"),
-    '<@m, [{"q"}]>': (None, "[L2] dimension 0: mesh @m has no axis q; it has x, y, z, w"),
+    '<@m, [{?, "x"}]>': (8, "expected a sharding"),
+    '<@m, [{"x", }]>': (12, "expected a sharding"),
+    '<@m, [{"x"}]': (12, "expected a sharding"),
+    '<mesh<["x"=2]>, [{"x"}]>': (1, "expected the name of a mesh, got an inlined mesh"),
+    '<@"the mesh", []>': (1, "expected a name of a mesh of letters, digits, _, $ and ."),
+    '<@m, [{"a b"}]>': (7, "expected a name of an axis of letters, digits, _, $ and ."),
+    '<@m, [], unreduced={}, unreduced={"x"}>': (23, "expected unreduced once in the sharding"),
+    "<@other, []>": (None, "expected a sharding of mesh @m, got one of @other"),
+    '<@m, [{"q"}]>': (None, "[L2] dimension 0: expected an axis of mesh @m (x, y, z, w), got q"),
     '<@m, [{"y":(3)2}]>': (None, "[L2] dimension 0: sub-axis y:(3)2: expected numbers"),
-    '<@m, [{"x"}, {"x"}]>': (None, "[L3] axis x is used twice"),
-    '<@m, [{}p3]>': (None, "its priority p3 has no effect; leave it out, or open the dimension"),
+    '<@m, [{"x"}, {"x"}]>': (None, "[L3] expected axes that do not overlap, got x for"),
+    '<@m, [{}p3]>': (None, "got p3; drop the priority, or open the dimension"),
     '<@m, [{"y":(1)4}], replicated={"y":(2)2}>': (
-        None, "axis y:(2)2 is to stay replicated, and y:(1)4 is in use",
+        None, "uses as replicated, got y:(2)2, and y:(1)4 is in use",
     ),
 }  # fmt: skip
 
@@ -117,18 +117,25 @@ def test_wrong_shardings(text: str) -> None:
 
 def test_stated_sizes_have_no_form_there() -> None:
     mesh = Mesh("m", (("a", 2),))
-    with pytest.raises(ShardirError, match="states sizes of shards, which Shardy cuts by ceil"):
+    with pytest.raises(
+        ShardirError, match="expected shards of ceil\\(N / n\\) elements, as in Shardy"
+    ):
         to_sdy(parse_layout("@m, [{a} sizes [1, 4]]"), mesh)
 
 
 def test_what_has_no_text() -> None:
     for reduction in ("max", "min", "mean", "any"):
         layout = parse_layout(f"@m, [{{}}], partial {reduction} {{x}}")
-        with pytest.raises(ShardirError, match=f"is a partial {reduction}; Shardy's unreduced"):
+        with pytest.raises(
+            ShardirError,
+            match=f"expected a partial sum, as Shardy's unreduced .*partial {reduction}",
+        ):
             to_sdy(layout, MESH)
-    with pytest.raises(ShardirError, match="2 priorities for 1 dimensions"):
+    with pytest.raises(
+        ShardirError, match="expected 1 priorities, one for each dimension, or none, got 2"
+    ):
         to_sdy(Sharding(parse_layout("@m, [{x}]"), priorities=(0, 1)), MESH)
-    with pytest.raises(ShardirError, match="dimension 1 is open, and there are 1"):
+    with pytest.raises(ShardirError, match="expected open dimensions from 0 to 0, got 1"):
         to_sdy(Sharding(parse_layout("@m, [{x}]"), open=frozenset({1})), MESH)
 
 
@@ -141,12 +148,12 @@ def test_meshes() -> None:
 
 
 WRONG_MESHES = {
-    "sdy.mesh @m = <[]>": "[M1] mesh @m has no axis",
-    "sdy.mesh @m = <[], device_ids=[3]>": "[M1] mesh @m has no axis",
-    'sdy.mesh @m = <["x"=0]>': "axis x has size 0; at least 1",
-    'sdy.mesh @m = <["x"=2, "x"=2]>': "axis x stands twice in the mesh",
-    'sdy.mesh @m = <["x"=2, "y"=2], device_ids=[0, 2, 1, 3]>': "are not 0 to 3 in order",
-    'sdy.mesh @m <["x"=2]>': "unexpected '<' in a mesh",
+    "sdy.mesh @m = <[]>": "[M1] expected an axis in mesh @m, got none",
+    "sdy.mesh @m = <[], device_ids=[3]>": "[M1] expected an axis in mesh @m, got none",
+    'sdy.mesh @m = <["x"=0]>': "expected a size of at least 1 for axis x, got 0",
+    'sdy.mesh @m = <["x"=2, "x"=2]>': "expected axis x once in the mesh, got it twice",
+    'sdy.mesh @m = <["x"=2, "y"=2], device_ids=[0, 2, 1, 3]>': "to be 0 to 3 in order, got",
+    'sdy.mesh @m <["x"=2]>': "expected a mesh",
 }
 
 

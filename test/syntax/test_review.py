@@ -345,7 +345,7 @@ def test_stated_sizes_in_a_plan_make_up_the_dimension(tmp_path: Path) -> None:
 
 
 def test_no_sizes_are_no_sizes() -> None:
-    with pytest.raises(ShardirError, match="unexpected '\\]' in a layout"):
+    with pytest.raises(ShardirError, match="got '\\]'"):
         parse_layout("@m, [{a} sizes []]")
 
 

@@ -425,7 +425,7 @@ WRONG = {
         "1:16 expected a block name, an operation or '}', got the end of the file"
     ],
     "func.func @f(%x: #a) {\n  func.return\n}": ["1:18 expected a type, got '#a'"],
-    "dist.mesh @m <dp = 2, dp = 4>": ["1:23 axis dp stands twice in the mesh"],
+    "dist.mesh @m <dp = 2, dp = 4>": ["1:23 expected axis dp once in the mesh, got it twice"],
     "dist.mesh @m <dp 2>": ["1:18 "],
     "dist.mesh m <dp = 2>": ["1:11 expected a symbol, got 'm'"],
     "#a = #dist.layot<@m, []>": [

@@ -1,4 +1,4 @@
-"""How axes propagate along the factors of one node.
+"""Propagation of axes along the factors of one node.
 
     matmul (i, k), (k, j) -> (i, j)      x [{dp}, {}], w [{}, {tp}]: so y [{dp}, {tp}]
 
@@ -20,21 +20,21 @@ from shardir.algebra.sharding import DimAxes, refine
 
 
 class OperandState(NamedTuple):
-    """One of a node's values, operand or result, as the node finds it."""
+    """The state of one of a node's values, operand or result."""
 
     shape: Shape
     dims: DimAxes
     open: frozenset[int]
     """The dimensions that may be refined now."""
     silent: frozenset[int] = frozenset()
-    """Those that propose nothing now."""
+    """The dimensions that propose nothing now."""
     excluded: Axes = ()
     """The axes that may split no dimension."""
     is_parameter: bool = False
 
 
 class Update(NamedTuple):
-    """What a node makes of its values."""
+    """The refinement of a node's values."""
 
     dims: tuple[DimAxes, ...]
     """Per value, operands first: the same object where nothing is refined."""
@@ -46,7 +46,7 @@ class Update(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def update(factors: Factors, states: tuple[OperandState, ...], mesh: Mesh) -> Update:
-    """What a node with these factors makes of its values, operands first."""
+    """Return the refinement of the values of a node with these factors, operands first."""
     names = (*factors.operands, *factors.results)
     proposed: tuple[dict[str, dict[Axes, tuple[int, int]]], ...] = ({}, {})
     for i, (state, dims) in enumerate(zip(states, names, strict=True)):
@@ -87,7 +87,7 @@ def _refined(
 
 
 def _composed(factors: Factors, dim: tuple[str, ...], chosen: FactorAxes, mesh: Mesh) -> Axes:
-    """The axes of a dimension; where no layout expresses the axes of all of its factors, those of
+    """Return the axes of a dimension; where no layout has the axes of all of its factors, those of
     the major ones."""
     left = [f for f in dim if f in chosen]
     while (axes := factors.compose(dim, {f: chosen[f] for f in left}, mesh)) is None:
@@ -98,8 +98,8 @@ def _composed(factors: Factors, dim: tuple[str, ...], chosen: FactorAxes, mesh: 
 def _redistributions(
     factors: Factors, states: tuple[OperandState, ...], chosen: FactorAxes, mesh: Mesh
 ) -> tuple[float, float]:
-    """The seconds of the redistributions of a node that is split so: for their bytes, and for their
-    latencies."""
+    """Return the seconds of the redistributions of a node with these axes: of their bytes, and of
+    their latencies."""
     found = try_op_sharding(
         factors, {f: a for f, a in chosen.items() if f not in factors.replicate}, mesh
     )

@@ -10,7 +10,7 @@ from shardir.algebra.sharding import DimAxes, Sharding
 from shardir.diagnostics import ShardirError
 
 Given = dict[int, tuple[Sharding, Provenance]]
-"""The annotation of each value that has one, and where it comes from."""
+"""The annotation of each value that has one, and its provenance."""
 
 
 class Contradiction(NamedTuple):
@@ -33,7 +33,7 @@ class ContradictionError(ShardirError):
 
 
 def annotate(state: State) -> None:
-    """Set what annotations and strategies determine.
+    """Set the axes that annotations and strategies determine.
 
     Raises:
         ContradictionError: annotations of a group's values contradict each other.
@@ -45,8 +45,8 @@ def annotate(state: State) -> None:
         for v, value in enumerate(graph.values)
         if value.annotation is not None
     }
-    for n, placement in strategies:  # they determine results without an annotation
-        for v, layout in zip(graph.nodes[n].results, placement.results, strict=True):
+    for n, of_op in strategies:  # they determine results without an annotation
+        for v, layout in zip(graph.nodes[n].results, of_op.results, strict=True):
             sharding = Sharding(Layout(state.mesh.name, layout.dims))
             given.setdefault(v, (sharding, Provenance("strategy", n)))
     contradictions = []
@@ -121,10 +121,10 @@ def _tie(state: State) -> None:
 
 
 def _propose(state: State, strategies: list[tuple[int, OpSharding]]) -> None:
-    """Propose what strategies need of operands that are not closed."""
+    """Propose the axes that strategies need of operands that are not closed."""
     proposals: dict[int, dict[DimAxes, tuple[int, int]]] = {}
-    for n, placement in strategies:
-        for v, layout in zip(state.graph.nodes[n].operands, placement.operands, strict=True):
+    for n, of_op in strategies:
+        for v, layout in zip(state.graph.nodes[n].operands, of_op.operands, strict=True):
             if not state.is_closed(v):
                 proposals.setdefault(state.members[v][0], {}).setdefault(layout.dims, (v, n))
     for first, by in proposals.items():

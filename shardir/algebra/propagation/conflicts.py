@@ -36,7 +36,7 @@ def resolve(
     mesh: Mesh,
     cost: Callable[[dict[Key, Axes]], tuple[float, float]],
 ) -> tuple[dict[Key, Axes], tuple[Alternative, ...]]:
-    """The proposals that are granted, none of them over `taken`; and where some conflict, the
+    """Return the granted proposals, none of them over `taken`; and where some conflict, the
     alternatives, the granted one first. `cost`: of an alternative, the seconds for bytes, and for
     latencies."""
     found = _compatible(proposals, taken, mesh)
@@ -44,7 +44,7 @@ def resolve(
         return found[0], ()
     costs = [(cost(granted), granted) for granted in found]
     costs.sort(key=lambda c: (*c[0], -mesh.extent(tuple(a for x in c[1].values() for a in x))))
-    return costs[0][1], tuple(Alternative(tuple(way.items()), *c) for c, way in costs)
+    return costs[0][1], tuple(Alternative(tuple(granted.items()), *c) for c, granted in costs)
 
 
 def _compatible(

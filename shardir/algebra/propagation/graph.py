@@ -29,7 +29,7 @@ class Node(NamedTuple):
     results: tuple[int, ...]
     factors: Factors | None = None
     strategy: OpSharding | None = None
-    """In place of factors: the placement that it has in any case."""
+    """In place of factors: the sharding that the node's strategy determines."""
     forward: bool = True
     """Whether its operands propose axes."""
     backward: bool = True

@@ -4,7 +4,7 @@ from shardir.algebra.propagation.state import Provenance, State
 
 
 def split_inputs(state: State) -> list[int]:
-    """Split the inputs that nothing has reached; the nodes that touch them.
+    """Split the inputs that nothing has reached; return the nodes that touch them.
 
     They are split over the axes that nothing uses; over all, where no node that touches them has
     values that are split either. The last axes are left out until they divide the dimension.

@@ -1,4 +1,4 @@
-"""The state of a propagation: the axes of each value's dimensions, and where they come from."""
+"""The state of a propagation: the axes of each value's dimensions, and their provenance."""
 
 from functools import cache
 from math import fsum
@@ -14,7 +14,7 @@ from shardir.algebra.sharding import DimAxes, Sharding, refine
 
 
 class Provenance(NamedTuple):
-    """Where the axes of a dimension of a value come from."""
+    """The origin of the axes of a dimension of a value."""
 
     kind: str
     """"annotation", "strategy", "input" (one that nothing reached), "group", or "factors"."""
@@ -25,7 +25,7 @@ class Provenance(NamedTuple):
 
 
 class State:
-    """What a propagation has found so far."""
+    """The axes, groups, provenance and conflicts of a propagation so far."""
 
     def __init__(self, graph: Graph):
         self.graph, self.mesh = graph, graph.mesh
@@ -48,7 +48,7 @@ class State:
         """Where proposals conflicted: the alternatives, the granted one first."""
 
     def priorities(self) -> list[int]:
-        """All priorities, the first one first."""
+        """Return all priorities in order."""
         given = (p for s in self.annotations if s is not None for p in s.priorities)
         return sorted({0, *given})
 
@@ -71,15 +71,15 @@ class State:
             self.dims[w] = dims
 
     def record(self, v: int, d: int, provenance: Provenance) -> None:
-        """Say where the axes of a dimension come from, and by it those of its group."""
+        """Record the provenance of the axes of a dimension, and of those of its group."""
         self.provenance[v, d] = provenance
         for w in self.members[v]:
             if w != v:
                 self.provenance[w, d] = Provenance("group", self.grouped_by[w], ((v, d),))
 
     def path(self, v: int, d: int) -> list[tuple[int, int, Provenance]]:
-        """The way that the axes of a dimension took: the dimension itself, then those that they
-        come from, back to annotations, strategies and inputs; each once."""
+        """Return the path of the axes of a dimension: the dimension itself, then the ones that
+        they come from, back to annotations, strategies and inputs; each once."""
         found, seen, todo = [], set[tuple[int, int]](), [(v, d)]
         while todo:
             w, e = todo.pop()
@@ -92,7 +92,7 @@ class State:
         return found
 
     def operand_state(self, v: int) -> OperandState:
-        """A value as nodes find it now."""
+        """Return the current state of a value, as nodes use it."""
         dims = self.dims[v]
         every, late, excluded = _every(len(dims)), _NONE, ()
         open = every
@@ -107,8 +107,8 @@ class State:
         )  # fmt: skip
 
     def granted(self, v: int, proposals: list[DimAxes]) -> DimAxes:
-        """The axes of a value for which several nodes propose some. Conflicts are resolved by what
-        it takes to redistribute it to what each of them proposes."""
+        """Return the axes of a value for which several nodes propose some. Conflicts are resolved
+        by the cost of the redistributions to each of the proposals."""
         mine, state = self.dims[v], self.operand_state(v)
         if len(proposals) == 1:
             return refine(mine, proposals[0], state.open, state.excluded, self.mesh)

@@ -26,7 +26,7 @@ class Proposal(NamedTuple):
 
 
 class Worklist:
-    """Takes a state to its fixed point."""
+    """Iterates a state to its fixed point."""
 
     def __init__(self, state: State):
         self.state, self.graph = state, state.graph
@@ -48,8 +48,8 @@ class Worklist:
                             sweep.add(n)
 
     def visit(self, nodes: Iterable[int]) -> list[tuple[int, int | None]]:
-        """The values that these nodes refine, each with the node that need not be visited again for
-        it."""
+        """Return the values that these nodes refine, each with the node that need not be visited
+        again for it."""
         state, proposals = self.state, dict[int, list[Proposal]]()
         for n in nodes:
             node = self.graph.nodes[n]
@@ -78,7 +78,7 @@ class Worklist:
         return refined
 
     def operands(self, node: Node) -> tuple[OperandState, ...]:
-        """A node's values, operands first, as it finds them."""
+        """Return the states of a node's values, operands first."""
         found = tuple([self.state.operand_state(v) for v in (*node.operands, *node.results)])
         if node.forward and node.backward:
             return found
@@ -92,7 +92,7 @@ class Worklist:
         return tuple(found)
 
     def record(self, proposal: Proposal, d: int) -> None:
-        """Record where the axes that are granted for dimension d come from."""
+        """Record the provenance of the axes that are granted for dimension d."""
         node = self.graph.nodes[proposal.node]
         assert node.factors is not None
         touched = (*node.operands, *node.results)
