@@ -30,7 +30,8 @@ from shardir.algebra.strategy import Strategy
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, values
 from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of, sharding_of, with_layout
-from shardir.dialects.nn.base import TensorOp, unsharded_type
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import arguments
 from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass

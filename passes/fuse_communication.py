@@ -20,7 +20,7 @@ from xdsl.ir import Block
 
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import unsharded_type
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.options import Bytes

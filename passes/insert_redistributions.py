@@ -38,7 +38,8 @@ from shardir.dialects.dist import (
     layout_of,
     with_layout,
 )
-from shardir.dialects.nn.base import TensorOp, unsharded_type
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import BackwardOp, arg_attrs
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.composites import replace_by_parts

@@ -32,7 +32,8 @@ from shardir.analysis.functions import is_local_body, makers, mesh_of, name_of
 from shardir.diagnostics import Diagnostic, ParseErrors, ShardirError, did_you_mean
 from shardir.dialects.dist import StrategyAttr, sharding_of, with_layout
 from shardir.dialects.locations import at, called
-from shardir.dialects.nn.base import TensorOp, strategy_factors, unsharded_type
+from shardir.dialects.nn.base import TensorOp, strategy_factors
+from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.composites import expand
 from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_markers

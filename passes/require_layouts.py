@@ -25,7 +25,8 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import named, values
 from shardir.diagnostics import Located, ShardirError
 from shardir.dialects.dist import layout_of, with_layout
-from shardir.dialects.nn.base import TensorOp, unsharded_type
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import is_decomposed, strategy_op_sharding, wanted

@@ -49,7 +49,9 @@ from shardir.dialects.dist import (
     layout_of,
     with_layout,
 )
-from shardir.dialects.nn.base import TensorOp, float_attr, unsharded_type
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.properties import float_attr
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import GradientOp, StepOp
 from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors

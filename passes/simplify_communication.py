@@ -20,7 +20,8 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardir.algebra.collectives import State, between
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import TensorOp, axis_of, dims_of, int_attr
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.properties import axis_of, dims_of, int_attr
 from shardir.dialects.text import word
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import RECOMPUTE

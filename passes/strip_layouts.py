@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir.analysis.functions import is_local_body, values
 from shardir.diagnostics import Located
 from shardir.dialects.dist import SAME_VALUE, MeshOp, ShardingGroupOp, sharding_of
-from shardir.dialects.nn.base import unsharded_type
+from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import erase, set_type

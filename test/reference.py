@@ -10,7 +10,8 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import SSAValue
 
 from shardir.algebra.layout import Shape
-from shardir.dialects.nn.base import Array, unsharded_type
+from shardir.dialects.nn.base import Array
+from shardir.dialects.nn.types import unsharded_type
 
 Reference = Callable[..., Any]
 

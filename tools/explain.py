@@ -21,7 +21,7 @@ from shardir.algebra.redistribution import Redistribution, plan_redistribution
 from shardir.analysis.functions import name_of
 from shardir.dialects import dist
 from shardir.dialects.locations import at, called, maker
-from shardir.dialects.nn.base import unsharded_type
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import BackwardOp
 from shardir.rewriting.functions import bodies
 

@@ -22,7 +22,8 @@ from shardir.algebra.redistribution import plan_redistribution
 from shardir.analysis.functions import name_of, values
 from shardir.dialects import dist
 from shardir.dialects.locations import at, called, maker
-from shardir.dialects.nn.base import TensorOp, strategy_factors, unsharded_type
+from shardir.dialects.nn.base import TensorOp, strategy_factors
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import BackwardOp
 from shardir.passes.propagate_strategies import FunctionPropagation, propagate_strategies
 from shardir.rewriting.functions import bodies

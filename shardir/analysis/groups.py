@@ -5,7 +5,7 @@ from xdsl.ir import Block, SSAValue
 from shardir.diagnostics import Failure, Located
 from shardir.dialects.dist import ShardingGroupOp
 from shardir.dialects.locations import maker
-from shardir.dialects.nn.base import unsharded_type
+from shardir.dialects.nn.types import unsharded_type
 
 
 def sharding_groups(block: Block) -> list[dict[SSAValue, ShardingGroupOp]]:

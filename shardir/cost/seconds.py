@@ -24,7 +24,8 @@ from shardir.algebra.steps import step_buffers, step_forms, step_received
 from shardir.analysis.aliasing import VIEWS, moves_nothing
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
-from shardir.dialects.nn.base import TensorOp, element_name, itemsize, unsharded_type
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import element_name, itemsize, unsharded_type
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops that calculate nothing. A reshape of what is not contiguous copies; that is not counted."""

@@ -27,9 +27,10 @@ from shardir.cost.report import called, place, table
 from shardir.cost.seconds import FREE, is_number, work
 from shardir.dialects import dist, train
 from shardir.dialects.nn.attention import AttentionGradOp, AttentionOp
-from shardir.dialects.nn.base import TensorOp, itemsize, unsharded_type
+from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.contraction import Contraction
 from shardir.dialects.nn.convolution import Convolving
+from shardir.dialects.nn.types import itemsize, unsharded_type
 
 CUBE = (Contraction, Convolving, AttentionOp, AttentionGradOp)
 """Ops that the documents' cube units calculate; the others are the vector units'."""

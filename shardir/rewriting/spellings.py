@@ -13,14 +13,9 @@ from shardir.algebra.windows import Windows
 from shardir.dialects import nn
 from shardir.dialects.builder import Builder
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    Props,
-    TensorOp,
-    dims_attr,
-    float_attr,
-    int_attr,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import Props, TensorOp
+from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import word
 
 

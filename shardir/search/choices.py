@@ -27,14 +27,8 @@ from shardir.algebra.redistribution import seconds
 from shardir.algebra.strategy import Strategy
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
-from shardir.dialects.nn.base import (
-    Composite,
-    TensorOp,
-    itemsize,
-    splits_replicated,
-    strategy_factors,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import Composite, TensorOp, splits_replicated, strategy_factors
+from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.rewriting.rewriter import Rewriter
 from shardir.search.buckets import Move, settle

@@ -25,7 +25,8 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from shardir.algebra.layout import Layout, replicated
 from shardir.analysis.storages import Span
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn.base import TensorOp, unsharded_type
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
 from shardir.search.buckets import SCALINGS, Move, least
 from shardir.search.choices import Choice, Choices, Offers, late
 from shardir.search.elimination import Solution

@@ -25,7 +25,8 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.aliasing import views
 from shardir.analysis.storages import Span, Storages
-from shardir.dialects.nn.base import TensorOp, itemsize
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import itemsize
 from shardir.dialects.train import BackwardOp, Update
 from shardir.search.elimination import Solution
 from shardir.search.problem import Problem, Table

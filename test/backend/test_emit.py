@@ -20,7 +20,8 @@ from shardir.backend.torch.ops import FAMILIES
 from shardir.backend.torch.ops.dist import TORCH_DIST
 from shardir.backend.torch.runtime import runtime as rt
 from shardir.dialects import dist, nn, train
-from shardir.dialects.nn.base import Composite, unsharded_type
+from shardir.dialects.nn.base import Composite
+from shardir.dialects.nn.types import unsharded_type
 from shardir.interpret.evaluator import run
 from shardir.interpret.values import assemble
 from shardir.syntax.parser import parse

@@ -21,7 +21,7 @@ from shardir.algebra.mesh import Axes, Mesh
 from shardir.analysis.functions import mesh_of
 from shardir.cost import report
 from shardir.dialects.dist import ClusterOp, MeshOp, with_layout
-from shardir.dialects.nn.base import unsharded_type
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import arguments
 from shardir.passes.strip_layouts import StripLayouts
 from shardir.pipelines import build

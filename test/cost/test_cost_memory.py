@@ -20,7 +20,7 @@ from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime import FOLDER
 from shardir.cost.functions import functions
 from shardir.cost.memory import MemoryUse, memory_of
-from shardir.dialects.nn.base import unsharded_type
+from shardir.dialects.nn.types import unsharded_type
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TYPES = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32}

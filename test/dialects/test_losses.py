@@ -5,7 +5,7 @@ import pytest
 from harness import MESH, Arg, compiled, laid_out, layout, problem
 
 from shardir.dialects import nn
-from shardir.dialects.nn.base import int_attr
+from shardir.dialects.nn.properties import int_attr
 from shardir.dialects.text import word
 
 MEAN = {"reduction": word(nn.LossReductionAttr, "mean")}

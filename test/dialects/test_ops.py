@@ -40,7 +40,8 @@ from shardir.algebra.mesh import Axis, Sized
 from shardir.algebra.notation import mesh_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import TensorOp, dims_attr, float_attr, int_attr
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
 
 pytestmark = pytest.mark.filterwarnings("ignore:no rule is registered of the op")
 RUNS = [(c, e) for c in CASES for e in c.elements]

@@ -23,7 +23,8 @@ from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
 from shardir.dialects.builder import Builder
-from shardir.dialects.nn.base import TensorOp, dims_attr, float_attr, int_attr
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
 from shardir.dialects.text import word
 
 NAN, INF = np.nan, np.inf

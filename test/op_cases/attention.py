@@ -7,7 +7,8 @@ from xdsl.ir import Operation
 from op_cases.case import Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import Props, float_attr
+from shardir.dialects.nn.base import Props
+from shardir.dialects.nn.properties import float_attr
 
 CAUSAL: Props = {"causal": nn.UNIT}
 

@@ -10,7 +10,8 @@ from xdsl.ir import SSAValue
 from shardir.algebra.layout import Shape
 from shardir.dialects import dist
 from shardir.dialects.builder import Builder
-from shardir.dialects.nn.base import Props, TensorOp, float_attr
+from shardir.dialects.nn.base import Props, TensorOp
+from shardir.dialects.nn.properties import float_attr
 
 ALL = (*FLOATS, *INTEGERS, "i1")
 NUMBERS = (*FLOATS, *INTEGERS)

@@ -9,7 +9,8 @@ from xdsl.ir import Operation
 
 from op_cases.case import EVEN, NUMBERS, ODD, Case
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import int_attr, unsharded_type
+from shardir.dialects.nn.properties import int_attr
+from shardir.dialects.nn.types import unsharded_type
 
 
 def constant(element: str, values: Any) -> Case:

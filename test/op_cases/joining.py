@@ -7,7 +7,7 @@ from xdsl.ir import Operation
 from op_cases.case import ALL, EVEN, ODD, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import int_attr
+from shardir.dialects.nn.properties import int_attr
 
 ints = nn.IntsPerDimAttr
 

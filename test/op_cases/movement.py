@@ -6,7 +6,7 @@ from xdsl.ir import Operation
 from op_cases.case import ALL, EVEN, ODD, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import dims_attr, int_attr
+from shardir.dialects.nn.properties import dims_attr, int_attr
 
 ints = nn.IntsPerDimAttr
 

@@ -7,7 +7,8 @@ from xdsl.ir import Attribute, Operation
 from op_cases.case import ALL, EVEN, NUMBERS, ODD, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import TensorOp, int_attr
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.properties import int_attr
 
 
 def along(

@@ -9,7 +9,7 @@ from op_cases.case import Case
 from shardir.algebra.layout import Shape
 from shardir.backend.torch.runtime import runtime_random
 from shardir.dialects import nn
-from shardir.dialects.nn.base import float_attr, int_attr
+from shardir.dialects.nn.properties import float_attr, int_attr
 
 KEY = ("i64", ())
 

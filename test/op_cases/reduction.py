@@ -6,7 +6,7 @@ from xdsl.ir import Attribute, Operation
 from op_cases.case import ALL, EVEN, NUMBERS, ODD, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import dims_attr
+from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.text import word
 
 

@@ -6,7 +6,8 @@ from xdsl.ir import Operation
 from op_cases.case import ALL, COLUMN, EVEN, ODD, ROW, SCALAR, Case, few, unary
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import TensorOp, int_attr
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.properties import int_attr
 
 
 def triangle(op: type[TensorOp], shape: Shape, diagonal: int) -> Case:

@@ -5,7 +5,7 @@ from xdsl.ir import Operation
 from op_cases.case import ALL, EVEN, ODD, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import dims_attr
+from shardir.dialects.nn.properties import dims_attr
 
 
 def reshape(old: Shape, new: Shape) -> Case:

@@ -9,7 +9,7 @@ from xdsl.ir import Operation
 from op_cases.case import ALL, EVEN, ODD, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import float_attr
+from shardir.dialects.nn.properties import float_attr
 
 ints = nn.IntsPerDimAttr
 

@@ -5,7 +5,7 @@ from xdsl.ir import Operation
 from op_cases.case import Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import int_attr
+from shardir.dialects.nn.properties import int_attr
 
 
 def row(shape: Shape, axis: int) -> list[Case]:

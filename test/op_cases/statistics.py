@@ -5,7 +5,8 @@ from xdsl.ir import Attribute, Operation
 from op_cases.case import EVEN, NUMBERS, ODD, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import TensorOp, dims_attr, int_attr
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.properties import dims_attr, int_attr
 
 
 def statistic(

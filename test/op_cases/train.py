@@ -7,7 +7,7 @@ from xdsl.ir import Attribute, Operation
 from op_cases.case import EVEN, ODD, SCALAR, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import train
-from shardir.dialects.nn.base import float_attr, int_attr
+from shardir.dialects.nn.properties import float_attr, int_attr
 
 NUMBER = ("f64", SCALAR)
 

@@ -5,7 +5,7 @@ from xdsl.ir import Attribute, Operation
 from op_cases.case import ALL, NUMBERS, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.base import int_attr
+from shardir.dialects.nn.properties import int_attr
 
 
 def numbers(**values: int) -> dict[str, Attribute]:

@@ -38,7 +38,7 @@ from shardir.backend.torch.emit.plan import plan_of
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn, train
 from shardir.dialects.builder import Builder
-from shardir.dialects.nn.base import dims_attr, int_attr
+from shardir.dialects.nn.properties import dims_attr, int_attr
 from shardir.interpret import run
 
 FOUR = mesh_of("m", "d = 4")

@@ -33,7 +33,8 @@ from shardir.analysis.functions import values
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn
 from shardir.dialects.dist import is_local, layout_of
-from shardir.dialects.nn.base import TensorOp, layout_mismatch, unsharded_type
+from shardir.dialects.nn.base import TensorOp, layout_mismatch
+from shardir.dialects.nn.types import unsharded_type
 from shardir.interpret import check_pass, run
 from shardir.interpret.equivalence import NotEquivalentError
 from shardir.passes.fuse_communication import FuseCommunication

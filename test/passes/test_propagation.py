@@ -18,7 +18,8 @@ from shardir.algebra.sharding import Sharding
 from shardir.analysis.functions import values
 from shardir.analysis.roles import ties
 from shardir.dialects import dist, train
-from shardir.dialects.nn.base import TensorOp, unsharded_type
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import erase, set_type
 from shardir.syntax.parser import parse

@@ -12,7 +12,8 @@ from shardir.algebra.notation import parse_layout
 from shardir.analysis.functions import mesh_of
 from shardir.analysis.roles import ties
 from shardir.dialects.dist import StrategyAttr, layout_of, with_layout
-from shardir.dialects.nn.base import TensorOp, unsharded_type
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
 from shardir.passes import PASSES
 from shardir.passes.search_strategies import offers as offers_of
 from shardir.rewriting.functions import bodies, update_signature

@@ -12,7 +12,7 @@ from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import received_by_level
 from shardir.analysis.functions import mesh_of
 from shardir.dialects.dist import RedistributeOp, layout_of
-from shardir.dialects.nn.base import unsharded_type
+from shardir.dialects.nn.types import unsharded_type
 from shardir.passes import PASSES
 from shardir.passes.search_mesh import SearchMesh, shapes
 from shardir.rewriting.functions import bodies

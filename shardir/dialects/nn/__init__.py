@@ -32,6 +32,7 @@ from shardir.dialects.nn.norms import *
 from shardir.dialects.nn.ordering import *
 from shardir.dialects.nn.pooling import *
 from shardir.dialects.nn.positions import *
+from shardir.dialects.nn.properties import *
 from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
 from shardir.dialects.nn.selection import *

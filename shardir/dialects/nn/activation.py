@@ -12,9 +12,11 @@ from xdsl.dialects.builtin import FloatAttr, TensorType, UnitAttr, f64
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
-from shardir.dialects.nn.base import STRATEGY, Array, Device, float_of, unsharded_type
+from shardir.dialects.nn.base import STRATEGY, Array, Device
 from shardir.dialects.nn.elementary import erf
 from shardir.dialects.nn.elementwise import Float, FloatUnary
+from shardir.dialects.nn.properties import float_of
+from shardir.dialects.nn.types import unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

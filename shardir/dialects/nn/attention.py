@@ -31,22 +31,13 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Layout, Shape
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    float_of,
-    int_attr,
-    letters,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.creation import IotaOp
 from shardir.dialects.nn.elementary import ExpOp
-from shardir.dialects.nn.elementwise import broadcast_shape, float_element
+from shardir.dialects.nn.elementwise import broadcast_shape
+from shardir.dialects.nn.properties import float_of, int_attr
 from shardir.dialects.nn.selection import StopGradientOp
+from shardir.dialects.nn.types import float_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

@@ -1,29 +1,28 @@
-"""What every tensor op states of itself, once.
+"""The bases of tensor ops: TensorOp and Composite.
 
 An op is one class. From its types and properties alone follow `infer` (the result types), `rule`
-(the factors that layouts follow from), `evaluate` (numpy, the reference) and `gradient`. An op
-that needs a dimension whole may also state how it is calculated when that dimension is split:
-`decompose`.
+(the factors, from which layouts follow), `evaluate` (numpy, the reference) and `gradient`. An op
+that needs a dimension unsharded may also have `decompose`: the ops that compute it when that
+dimension is split.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, NoneAttr, TensorType, f64, i1, i64
-from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.irdl import IRDLOperation, irdl_attr_definition, opt_prop_def, traits_def
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Attribute, SSAValue
+from xdsl.irdl import IRDLOperation, opt_prop_def, traits_def
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.algebra.cluster import BYTES
 from shardir.algebra.factors import Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import (
     CollectiveOp,
     StrategyAttr,
@@ -34,58 +33,51 @@ from shardir.dialects.dist import (
     tensor,
     type_layout,
 )
-from shardir.dialects.text import IntsAttr
+from shardir.dialects.nn.properties import Props
+from shardir.dialects.nn.signatures import rules, verified
+from shardir.dialects.nn.types import Types, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
 
-Props = Mapping[str, Attribute]
-Types = Sequence[TensorType]
 Array = np.ndarray[Any, Any]
 
 STRATEGY = "(`strategy` $strategy^)? attr-dict `:` functional-type(operands, results)"
-"""How the format of every tensor op ends."""
-
-
-@irdl_attr_definition
-class DimsAttr(IntsAttr):
-    """A list of dimensions: `<1, 0>`."""
-
-    name = "nn.dims"
+"""The end of the assembly format of every tensor op."""
 
 
 class Device(Protocol):
-    """Where an op is evaluated: which part of each value a device holds."""
+    """The device on which an op is evaluated: the shard of each value that it holds."""
 
     def start(self, value: SSAValue, dim: int) -> int:
-        """The global index of the first row of `value` along `dim` here."""
+        """The global index along `dim` of the first element of the shard."""
         ...
 
     def shape(self, value: SSAValue) -> Shape:
-        """The shape of `value` here."""
+        """The shape of the shard."""
         ...
 
     def global_shape(self, value: SSAValue) -> Shape:
-        """The global shape of `value`."""
+        """The global shape of the value."""
         ...
 
 
 class TensorOp(IRDLOperation, ABC):
-    """An op on tensors, in either view: on a device it calculates that device's contribution."""
+    """An op on tensors, in either view: a device computes its shard, or its partial value."""
 
     strategy = opt_prop_def(StrategyAttr)
     traits = traits_def(Pure())
 
     INFERRED: ClassVar[bool] = True
-    """Whether the result types follow from the operands; otherwise the text states them."""
+    """Whether the result types follow from the operands; otherwise they are explicit."""
     MULTILINEAR: ClassVar[bool] = False
     """Whether one partial operand (a sum) among complete ones gives a partial result."""
     GLOBAL_TYPES: ClassVar[bool] = False
-    """Whether types follow from each other only for whole values, and not for shards too."""
+    """Whether types follow from each other for global shapes only, and not for shards too."""
 
     PRECISION: ClassVar[str] = "given"
-    """In which type mixed precision calculates it: "narrow" (what gains most by it), "wide" (what
-    needs the range or the digits), or "given", that of its operands."""
+    """The type in which mixed precision computes it: "narrow" (the fastest), "wide" (where range or
+    precision is needed), or "given", that of its operands."""
 
     FLOPS: ClassVar[int] = 1
     """Floating-point operations for each element of the largest of its operands and results; a
@@ -93,9 +85,9 @@ class TensorOp(IRDLOperation, ABC):
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        """The results' shapes and element types, where they follow from the operands. Raises
-        ShardirError where operands do not fit."""
-        raise ShardirError(f"{cls.name} states its result types")
+        """Return the result types, where they follow from the operands. Raises ShardirError where
+        operands do not fit."""
+        raise ShardirError(f"expected explicit result types of {cls.name}, got none")
 
     @classmethod
     @abstractmethod
@@ -104,21 +96,21 @@ class TensorOp(IRDLOperation, ABC):
 
     @classmethod
     def flops(cls, sizes: Mapping[str, int], shapes: Sequence[Shape]) -> int:
-        """Floating-point operations of one device, which has these sizes of the factors, and these
-        shapes of operands, then results."""
+        """Floating-point operations of one device, from its sizes of the factors, and its shapes of
+        operands, then results."""
         return cls.FLOPS * max(map(prod, shapes))
 
     @classmethod
     def touched(cls, shapes: Sequence[Shape]) -> Sequence[int]:
-        """How many elements of each operand, then of each result, are read or written."""
+        """The number of elements read of each operand, then written of each result."""
         return [prod(s) for s in shapes]
 
     @abstractmethod
     def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:
-        """The results, in numpy, of what one device holds."""
+        """Compute the results of one device in numpy."""
 
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        """The operands' cotangents from the results'; None where there is none.
+        """Return the cotangents of the operands from those of the results; None for no cotangent.
 
         Raises:
             ShardirError: the op has no gradient.
@@ -129,20 +121,21 @@ class TensorOp(IRDLOperation, ABC):
         return self.pullback(b, dy)
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        """`gradient`, of an op with one result."""
+        """Return `gradient` of an op with one result."""
         raise self.no_gradient()
 
     def no_gradient(self) -> ShardirError:
-        """The error that the op has none."""
-        return ShardirError(f"[G8] {self.name} has no gradient; nn.stop_gradient ends it before")
+        """The error that the op has no gradient."""
+        found = f"expected an op with a gradient, got {self.name}"
+        return ShardirError(coded("G8", found, use="put nn.stop_gradient before it"))
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        """The results by ops that allow every split, or None when there is no such way."""
+        """Return the results by ops that allow every split; None without a decomposition."""
         return None
 
     def exchange(self, mesh: Mesh) -> tuple[type[CollectiveOp], Props] | None:
-        """The collective that calculates the op in the local view, and its properties, where
-        devices need rows that others hold; None where each has all that it needs."""
+        """The collective that computes the op in the local view, and its properties, where devices
+        need elements of others; None where each has all that it needs."""
         return None
 
     def verify_(self) -> None:
@@ -150,26 +143,29 @@ class TensorOp(IRDLOperation, ABC):
         names = {l.mesh for t in types if (l := type_layout(t)) is not None}
         meshes = [find_mesh(self, n) for n in sorted(names)]
         parts = (type(self), *meshes, None, *types, *self.properties.values())
-        _verified.get_or((*parts, len(self.operands)), self.verify_signature)
+        verified.get_or((*parts, len(self.operands)), self.verify_signature)
 
     def verify_signature(self) -> None:
-        """What `verify_` does, once for each signature."""
+        """Verify the op; called once for each signature."""
         check_types(self)
         operands = [unsharded_type(v) for v in self.operands]
         results = [unsharded_type(v) for v in self.results]
         if self.GLOBAL_TYPES:
             layouts = [type_layout(v.type) for v in (*self.operands, *self.results)]
             mesh = next((find_mesh(self, l.mesh) for l in layouts if l is not None), None)
-            operands = [_whole(v.type, mesh) for v in self.operands]
-            results = [_whole(v.type, mesh) for v in self.results]
+            operands = [_global_type(v.type, mesh) for v in self.operands]
+            results = [_global_type(v.type, mesh) for v in self.results]
         try:
             if self.INFERRED:
                 expected = self.infer(operands, self.properties)
                 if len(expected) != len(results):
-                    raise ShardirError(f"[T1] {len(expected)} results follow, not {len(results)}")
+                    found = f"expected {len(expected)} results, got {len(results)}"
+                    raise ShardirError(coded("T1", found))
                 for i, (want, have) in enumerate(zip(expected, results, strict=True)):
                     if want is not have and want != have:
-                        raise ShardirError(f"[T1] result {i} is {want}, the type says {have}")
+                        raise ShardirError(
+                            coded("T1", f"expected result {i} of type {want}, got {have}")
+                        )
             else:
                 self.check_results(operands, results, self.properties)
         except ShardirError as e:
@@ -179,14 +175,14 @@ class TensorOp(IRDLOperation, ABC):
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
-        """Raises ShardirError when stated result types do not fit (ops with `INFERRED` False)."""
+        """Raises ShardirError where explicit result types do not fit (`INFERRED` is False)."""
 
     def factors(self, mesh: Mesh | None = None) -> Factors:
         """The op's factors on its global shapes."""
         return rule_of(
             type(self),
-            tuple(_whole(v.type, mesh) for v in self.operands),
-            tuple(_whole(v.type, mesh) for v in self.results),
+            tuple(_global_type(v.type, mesh) for v in self.operands),
+            tuple(_global_type(v.type, mesh) for v in self.results),
             self.properties,
         )
 
@@ -195,94 +191,73 @@ class TensorOp(IRDLOperation, ABC):
         return tuple(global_shape(v.type, mesh) for v in (*self.operands, *self.results))
 
     def check_local(self) -> None:
-        """Local computability: the layouts of operands and results agree with the factors."""
+        """Check that each device can compute the op with the layouts of operands and results."""
         values = (*self.operands, *self.results)
         layouts = [l for v in values if (l := type_layout(v.type)) is not None]
         if not layouts:
             return
         if len(layouts) < len(values):
+            found = "expected layouts of all values of the op or of none, got some without"
             raise VerifyException(
-                "[T2] some values of this op have a layout and some have none; "
-                "run propagate-strategies, or give each a layout"
+                coded("T2", found, use="run propagate-strategies, or annotate all of them")
             )
         mesh = find_mesh(self, layouts[0].mesh)
         n = len(self.operands)
         message = layout_mismatch(
             self.factors(mesh), tuple(layouts[:n]), tuple(layouts[n:]), mesh, self.MULTILINEAR
         )
-        if not message and (exchange := self.exchange(mesh)) is not None:
-            message = f"devices need rows that others hold; {exchange[0].name} fetches them"
         if message:
-            raise VerifyException(f"[T3] not computable where its operands lie: {message}")
+            raise VerifyException(coded("T3", message))
+        if (exchange := self.exchange(mesh)) is not None:
+            found = "expected operands with all elements that a device needs, got some on others"
+            raise VerifyException(coded("T3", found, use=f"use {exchange[0].name}"))
 
 
 class Composite(TensorOp, ABC):
-    """An op that means what its parts calculate, `decompose`, and gains nothing from being more.
+    """An op whose meaning is its decomposition.
 
-    Layouts spread through it by its factors, as through any op. insert-redistributions and
-    distributed-autodiff put the parts in its place; the interpreter and the backend do so where no
-    pass has (`shardir/rewriting/composites.py`). So it has no evaluation, gradient or text of its
-    own, and does not stand in the local view.
+    Layouts propagate through it by its factors, as through any op. insert-redistributions and
+    distributed-autodiff replace it by the decomposition; the interpreter and the backend do so
+    where no pass has (`shardir/rewriting/composites.py`). So it has no evaluation, gradient or text
+    of its own, and does not occur in the local view.
     """
 
     @abstractmethod
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
-        """The results by other ops."""
+        """Return the results by other ops."""
 
     def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:
-        raise AssertionError(f"{self.name} is evaluated by its parts")
+        raise AssertionError(f"{self.name} is evaluated by its decomposition")
 
     def check_local(self) -> None:
+        found = f"expected ops of the local view, got the composite {self.name}"
         raise VerifyException(
-            f"[T3] {self.name} is not of the local view: write the ops that it is made of, as "
-            "insert-redistributions does"
+            coded("T3", found, use="run insert-redistributions, which decomposes it")
         )
 
 
 def decomposes(kind: type[TensorOp]) -> bool:
-    """Whether an op says how it is calculated by others."""
+    """Whether an op has a decomposition."""
     return kind.decompose is not TensorOp.decompose
 
 
 def strategy_factors(op: TensorOp) -> Factors:
-    """The factors that a strategy of the op may split: of one that decomposes, `replicate` ones
-    too."""
+    """The factors that a strategy of the op may split; `replicate` ones too where it decomposes."""
     factors = op.factors()
     return factors.unrestricted if decomposes(type(op)) else factors
 
 
 def splits_replicated(factors: Factors, operands: Sequence[Layout]) -> bool:
-    """Whether these layouts of its operands split a dimension that an op wants whole."""
-    whole = factors.replicate | factors.moved
+    """Whether these layouts of the operands split a dimension that the op needs unsharded."""
+    unsharded = factors.replicate | factors.moved
     return any(
-        axes and any(f in whole for f in dim)
+        axes and any(f in unsharded for f in dim)
         for dims, layout in zip(factors.operands, operands, strict=True)
         for dim, axes in zip(dims, layout.dims, strict=True)
     )
 
 
-@lru_cache(maxsize=64)
-def element_name(element: Attribute) -> str:
-    """An element type as the text has it. Kept, for printing an attribute takes long."""
-    return str(element)
-
-
-def itemsize(t: TensorType) -> int:
-    """The bytes of an element; those of a truth value are one."""
-    name = element_name(t.element_type)
-    return BYTES[name] if name in BYTES else (t.element_type.bitwidth + 7) // 8  # type: ignore[attr-defined]
-
-
-def unsharded_type(value: SSAValue) -> TensorType:
-    """A value's type without its layout."""
-    t = value.type
-    assert isinstance(t, TensorType)
-    if isinstance(t.encoding, NoneAttr):
-        return t
-    return tensor(t.element_type, t.get_shape())
-
-
-def _whole(type: Attribute, mesh: Mesh | None) -> TensorType:
+def _global_type(type: Attribute, mesh: Mesh | None) -> TensorType:
     assert isinstance(type, TensorType)
     return tensor(type.element_type, global_shape(type, mesh))
 
@@ -295,7 +270,8 @@ def layout_mismatch(
     mesh: Mesh,
     multilinear: bool,
 ) -> str:
-    """Why an op can't be calculated with these layouts; empty when it can."""
+    """Return why devices cannot compute an op with these layouts, as `expected X, got Y`; "" when
+    they can."""
     chosen: dict[str, tuple] = {}
     sides = [
         (f"operand {i}", d, l)
@@ -306,70 +282,43 @@ def layout_mismatch(
     ]
     for what, dims, layout in sides:
         for i, (dim, axes) in enumerate(zip(dims, layout.dims, strict=True)):
-            mine, whole = factors.assign(dim, axes, mesh)
-            if not whole:
-                return f"dimension {i} of {what} can't be split as [{layout}]"
+            mine, complete = factors.assign(dim, axes, mesh)
+            if not complete:
+                return f"expected dimension {i} of {what} split by its factors, got [{layout}]"
             for f in dim:
                 axes_of = mesh.simplify(mine.get(f, ()))
                 moved = f in factors.moved and what.startswith("operand")
                 if (moved or f in factors.replicate) and axes_of:
-                    return f"dimension {i} of {what} must be whole"
+                    return f"expected dimension {i} of {what} unsharded, got [{layout}]"
                 if moved:
                     continue
                 if chosen.setdefault(f, axes_of) != axes_of:
                     return (
-                        f"dimension {i} of {what} is not split as the dimension that it must "
-                        f"match ([{layout}]); insert-redistributions mends it"
+                        f"expected dimension {i} of {what} split as the other dimensions of its "
+                        f"factor, got [{layout}]"
                     )
     partial = [o for o in operands if o.partial]
-    kept: Layout | None = None
+    pending: Layout | None = None
     if partial:
-        kept = partial[0]
+        pending = partial[0]
         together = factors.linear and len(partial) == len(operands)
-        alone = multilinear and len(partial) == 1 and kept.reduction == "sum"
-        if any((o.partial, o.reduction) != (kept.partial, kept.reduction) for o in partial):
-            return "its partial operands are partial over different axes; reduce them first"
-        if not (alone or (together and (kept.reduction == "sum" or factors.linear == "any"))):
-            return f"an operand is a partial {kept.reduction}; reduce it first"
-    found = try_op_sharding(factors, {f: a for f, a in chosen.items() if a}, mesh, kept)
+        alone = multilinear and len(partial) == 1 and pending.reduction == "sum"
+        if any((o.partial, o.reduction) != (pending.partial, pending.reduction) for o in partial):
+            return "expected operands partial over the same axes, got different ones"
+        if not (alone or (together and (pending.reduction == "sum" or factors.linear == "any"))):
+            return f"expected reduced operands, got a partial {pending.reduction}"
+    found = try_op_sharding(factors, {f: a for f, a in chosen.items() if a}, mesh, pending)
     if found is None:
-        return "an axis splits two of its dimensions"
+        return "expected each axis to split one factor, got an axis that splits two"
     for i, (want, have) in enumerate(zip(found.results, results, strict=True)):
         if want.simplified(mesh) != have.simplified(mesh):
-            return f"result {i} comes out as [{want}], the type says [{have}]"
+            return f"expected result {i} with [{want}], got [{have}]"
     return ""
 
 
-# ---- one rule per signature ----
-
-_Value = TypeVar("_Value")
-
-
-class SignatureMemo(dict[Any, Any]):
-    """A memo for what follows from types and properties. Attributes are compared by identity,
-    which is cheap and enough, since equal ones are mostly the same object; the memo keeps them
-    alive, so that an id stays theirs."""
-
-    LIMIT = 100_000
-
-    def get_or(self, key_parts: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
-        key = tuple(map(id, key_parts))
-        found = self.get(key)
-        if found is None:
-            if len(self) > self.LIMIT:
-                self.clear()
-            found = self[key] = (key_parts, make())
-        return found[1]
-
-
-_rules = SignatureMemo()
-_verified = SignatureMemo()
-
-
-def forget_signatures() -> None:
-    """Empties the memos: what follows from a signature is another than before."""
-    _rules.clear()
-    _verified.clear()
+def letters(n: int, prefix: str = "d") -> list[str]:
+    """Names of n factors."""
+    return [f"{prefix}{i}" for i in range(n)]
 
 
 def rule_of(
@@ -378,85 +327,6 @@ def rule_of(
     results: tuple[TensorType, ...],
     props: Props,
 ) -> Factors:
-    """The factors of an op of this signature, made once."""
+    """The factors of an op of this signature, computed once."""
     parts = (op, *operands, None, *results, None, *props.values())
-    return _rules.get_or(parts, lambda: op.rule(operands, results, props))
-
-
-# ---- making properties ----
-
-
-@lru_cache(maxsize=4096)
-def int_attr(n: int) -> IntegerAttr:
-    return IntegerAttr(n, i64)
-
-
-@lru_cache(maxsize=4096)
-def float_attr(x: float) -> FloatAttr:
-    return FloatAttr(x, f64)
-
-
-@lru_cache(maxsize=4096)
-def dims_attr(*dims: int) -> DimsAttr:
-    return DimsAttr(dims)
-
-
-def dims_of(props: Props, name: str, rank: int) -> tuple[int, ...]:
-    """The dimensions of a DimsAttr property, negative ones counted from the end.
-
-    Raises:
-        ShardirError: one does not exist, or stands twice.
-    """
-    attr = props[name]
-    assert isinstance(attr, DimsAttr)
-    for d in attr.data:
-        if not -rank <= d < rank:
-            raise ShardirError(f"[T4] no dimension {d} in a tensor of {rank} dimensions")
-    dims = tuple(d % rank for d in attr.data)
-    if len(set(dims)) != len(dims):
-        raise ShardirError(f"[T4] a dimension stands twice in {name} {list(attr.data)}")
-    return dims
-
-
-def int_of(props: Props, name: str) -> int:
-    attr = props[name]
-    assert isinstance(attr, IntegerAttr)
-    return attr.value.data
-
-
-def axis_of(props: Props, name: str, rank: int) -> int:
-    """A single dimension, counted from the end when negative."""
-    d = int_of(props, name)
-    if not -rank <= d < rank:
-        raise ShardirError(f"[T4] no dimension {d} in a tensor of {rank} dimensions")
-    return d % rank
-
-
-def float_of(op: Operation, name: str) -> float:
-    attr = op.properties[name]
-    assert isinstance(attr, FloatAttr)
-    return attr.value.data
-
-
-def letters(n: int, prefix: str = "d") -> list[str]:
-    """Names for n factors."""
-    return [f"{prefix}{i}" for i in range(n)]
-
-
-def same_element(operands: Types) -> Attribute:
-    """The one element type of all operands."""
-    first = operands[0].element_type
-    for t in operands[1:]:
-        if t.element_type is not first and t.element_type != first:
-            raise ShardirError(
-                f"[T5] element types differ: {first} and {t.element_type}; nn.convert one"
-            )
-    return first
-
-
-def arithmetic_element(op: str, operands: Types) -> Attribute:
-    """The one element type of all operands, with which one can calculate."""
-    element = same_element(operands)
-    if element == i1:
-        raise ShardirError(f"[T5] {op} wants numbers, not i1; nn.convert it, or nn.select")
-    return element
+    return rules.get_or(parts, lambda: op.rule(operands, results, props))

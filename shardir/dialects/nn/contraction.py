@@ -22,16 +22,8 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    arithmetic_element,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types
+from shardir.dialects.nn.types import arithmetic_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

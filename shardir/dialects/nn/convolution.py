@@ -27,17 +27,9 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    unsharded_type,
-)
-from shardir.dialects.nn.elementwise import float_element
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types
 from shardir.dialects.nn.movement import IntsPerDimAttr
+from shardir.dialects.nn.types import float_element, unsharded_type
 from shardir.dialects.nn.windows import (
     SPATIAL,
     Slide,

@@ -16,16 +16,9 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, prop_def, result_def
 
 from shardir.algebra.factors import Factors
-from shardir.dialects.nn.base import (
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    arithmetic_element,
-    axis_of,
-    letters,
-)
+from shardir.dialects.nn.base import Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.properties import axis_of
+from shardir.dialects.nn.types import arithmetic_element
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

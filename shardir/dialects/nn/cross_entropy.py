@@ -29,21 +29,12 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    float_of,
-    letters,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.elementary import LogOp
-from shardir.dialects.nn.elementwise import float_element
 from shardir.dialects.nn.indexing import PickGradOp, PickOp, check_indices
+from shardir.dialects.nn.properties import float_of
 from shardir.dialects.nn.softmax import shifted_exp, softmax
+from shardir.dialects.nn.types import float_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

@@ -42,17 +42,9 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    forget_signatures,
-    letters,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.signatures import forget_signatures
+from shardir.dialects.nn.types import unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

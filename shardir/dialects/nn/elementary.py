@@ -10,14 +10,7 @@ from xdsl.irdl import irdl_op_definition
 
 from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.creation import ConstantOp, dense_values
-from shardir.dialects.nn.elementwise import (
-    Arithmetic,
-    Binary,
-    Float,
-    FloatUnary,
-    Function,
-    Unary,
-)
+from shardir.dialects.nn.elementwise import Arithmetic, Binary, Float, FloatUnary, Function, Unary
 from shardir.dialects.nn.logic import AndOp
 
 if TYPE_CHECKING:

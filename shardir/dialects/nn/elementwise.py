@@ -8,7 +8,7 @@ from abc import ABC
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xdsl.dialects.builtin import AnyFloat, TensorType
+from xdsl.dialects.builtin import TensorType
 from xdsl.ir import SSAValue
 from xdsl.irdl import operand_def, result_def
 
@@ -16,17 +16,8 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    arithmetic_element,
-    letters,
-    same_element,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.types import arithmetic_element, float_element, same_element
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
@@ -98,13 +89,6 @@ class Elementwise(TensorOp, ABC):
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         found = zip(self.partials(b, dy), self.operands, strict=True)
         return [None if d is None else b.sum_to(d, v) for d, v in found]
-
-
-def float_element(op: str, operands: Types) -> Any:
-    element = same_element(operands)
-    if not isinstance(element, AnyFloat):
-        raise ShardirError(f"[T5] {op} wants floats, not {element}; nn.convert it")
-    return element
 
 
 class Unary(Elementwise, ABC):

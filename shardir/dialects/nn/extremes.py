@@ -18,20 +18,11 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    arithmetic_element,
-    axis_of,
-    letters,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.elementwise import Function
 from shardir.dialects.nn.logic import IsnanOp, OrOp
+from shardir.dialects.nn.properties import axis_of
+from shardir.dialects.nn.types import arithmetic_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

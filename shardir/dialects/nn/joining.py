@@ -20,18 +20,10 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    Types,
-    axis_of,
-    letters,
-    same_element,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types, letters
 from shardir.dialects.nn.movement import IntsPerDimAttr, Movement, both, rows_from
+from shardir.dialects.nn.properties import axis_of
+from shardir.dialects.nn.types import same_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

@@ -12,20 +12,10 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    float_of,
-    letters,
-    same_element,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.elementary import SqrtOp
-from shardir.dialects.nn.elementwise import float_element
+from shardir.dialects.nn.properties import float_of
+from shardir.dialects.nn.types import float_element, same_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

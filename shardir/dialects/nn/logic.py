@@ -9,14 +9,9 @@ from xdsl.dialects.builtin import IntegerType, i1
 from xdsl.irdl import irdl_attr_definition, irdl_op_definition, prop_def
 
 from shardir.diagnostics import ShardirError
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types, same_element
-from shardir.dialects.nn.elementwise import (
-    Binary,
-    Function,
-    PiecewiseConstant,
-    Unary,
-    float_element,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
+from shardir.dialects.nn.elementwise import Binary, Function, PiecewiseConstant, Unary
+from shardir.dialects.nn.types import float_element, same_element
 from shardir.dialects.text import WordAttr
 
 COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {

@@ -39,19 +39,11 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.activation import SigmoidOp, SoftplusOp
 from shardir.dialects.nn.arithmetic import AbsOp, MaxOp, MinOp
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Composite,
-    Device,
-    Props,
-    Types,
-    float_of,
-    letters,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Composite, Device, Props, Types, letters
 from shardir.dialects.nn.elementary import ExpOp, LogOp, SquareOp
-from shardir.dialects.nn.elementwise import Binary, float_element
+from shardir.dialects.nn.elementwise import Binary
+from shardir.dialects.nn.properties import float_of
+from shardir.dialects.nn.types import float_element, unsharded_type
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:

@@ -27,21 +27,10 @@ from shardir.algebra.layout import Shape
 from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    DimsAttr,
-    Props,
-    TensorOp,
-    Types,
-    axis_of,
-    dims_of,
-    int_of,
-    letters,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.logic import OrOp
+from shardir.dialects.nn.properties import DimsAttr, axis_of, dims_of, int_of
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import IntsAttr
 
 if TYPE_CHECKING:

@@ -30,11 +30,10 @@ from shardir.dialects.nn.base import (
     TensorOp,
     Types,
     letters,
-    unsharded_type,
 )
 from shardir.dialects.nn.creation import ConstantOp, dense_attr
-from shardir.dialects.nn.elementwise import float_element
 from shardir.dialects.nn.movement import IntsPerDimAttr
+from shardir.dialects.nn.types import float_element, unsharded_type
 from shardir.dialects.nn.windows import (
     SPATIAL,
     Slide,

@@ -28,18 +28,11 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    float_of,
-    letters,
-)
-from shardir.dialects.nn.elementwise import broadcast_shape, float_element
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.elementwise import broadcast_shape
 from shardir.dialects.nn.indexing import check_indices
+from shardir.dialects.nn.properties import float_of
+from shardir.dialects.nn.types import float_element
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:

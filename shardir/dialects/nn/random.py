@@ -36,18 +36,9 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    float_of,
-    int_of,
-    letters,
-)
-from shardir.dialects.nn.elementwise import float_element
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.properties import float_of, int_of
+from shardir.dialects.nn.types import float_element
 from shardir.dialects.random import DRAWN, check_range, fill, places, seed_at, uniform
 from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec
 

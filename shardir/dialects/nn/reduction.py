@@ -24,20 +24,9 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    DimsAttr,
-    Props,
-    TensorOp,
-    Types,
-    arithmetic_element,
-    dims_of,
-    letters,
-    unsharded_type,
-)
-from shardir.dialects.nn.elementwise import float_element
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.properties import DimsAttr, dims_of
+from shardir.dialects.nn.types import arithmetic_element, float_element, unsharded_type
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:

@@ -23,19 +23,11 @@ from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, r
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    Types,
-    float_of,
-    int_of,
-    same_element,
-    unsharded_type,
-)
-from shardir.dialects.nn.elementwise import Elementwise, FloatUnary, Function, Unary, float_element
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
+from shardir.dialects.nn.elementwise import Elementwise, FloatUnary, Function, Unary
 from shardir.dialects.nn.logic import IsfiniteOp
+from shardir.dialects.nn.properties import float_of, int_of
+from shardir.dialects.nn.types import float_element, same_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

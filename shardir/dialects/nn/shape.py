@@ -13,18 +13,9 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    DimsAttr,
-    Props,
-    TensorOp,
-    Types,
-    dims_of,
-    letters,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.properties import DimsAttr, dims_of
+from shardir.dialects.nn.types import unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

@@ -14,12 +14,9 @@ from xdsl.irdl import (
 
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Props,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Props
 from shardir.dialects.nn.selection import SelectOp
+from shardir.dialects.nn.types import unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

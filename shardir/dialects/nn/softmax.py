@@ -16,20 +16,11 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    axis_of,
-    letters,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.elementary import ExpOp, LogOp
-from shardir.dialects.nn.elementwise import float_element
+from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.selection import StopGradientOp
+from shardir.dialects.nn.types import float_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

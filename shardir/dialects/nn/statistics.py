@@ -18,18 +18,12 @@ from xdsl.irdl import (
 )
 
 from shardir.diagnostics import ShardirError
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    dims_of,
-    int_of,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props
 from shardir.dialects.nn.elementary import ExpOp, LogOp, SqrtOp, SquareOp
 from shardir.dialects.nn.logic import IsinfOp
+from shardir.dialects.nn.properties import dims_of, int_of
 from shardir.dialects.nn.selection import StopGradientOp
+from shardir.dialects.nn.types import unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

@@ -32,22 +32,10 @@ from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn.base import (
-    STRATEGY,
-    Array,
-    Device,
-    Props,
-    TensorOp,
-    Types,
-    arithmetic_element,
-    axis_of,
-    int_attr,
-    int_of,
-    letters,
-    same_element,
-    unsharded_type,
-)
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.movement import IntsPerDimAttr
+from shardir.dialects.nn.properties import axis_of, int_attr, int_of
+from shardir.dialects.nn.types import arithmetic_element, same_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import Builder

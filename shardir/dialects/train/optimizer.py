@@ -15,7 +15,8 @@ from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
 from shardir.dialects.builder import Builder
-from shardir.dialects.nn.base import float_attr, unsharded_type
+from shardir.dialects.nn.properties import float_attr
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import OptionsAttr, OptionSpec
 from shardir.dialects.train.options import ScheduleAttr
 from shardir.dialects.train.updates import (

@@ -15,7 +15,7 @@ from xdsl.irdl import IRDLOperation, irdl_op_definition, opt_prop_def, prop_def,
 from xdsl.traits import SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.dialects.nn.base import DimsAttr
+from shardir.dialects.nn.properties import DimsAttr
 from shardir.dialects.train.optimizers import OptimizerAttr
 from shardir.dialects.train.options import (
     AccumulateAttr,

@@ -16,8 +16,10 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types, float_of
-from shardir.dialects.nn.elementwise import Elementwise, float_element
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
+from shardir.dialects.nn.elementwise import Elementwise
+from shardir.dialects.nn.properties import float_of
+from shardir.dialects.nn.types import float_element
 from shardir.dialects.train.options import ScheduleAttr
 
 SHARED_SCALAR = tensor(f64, ())

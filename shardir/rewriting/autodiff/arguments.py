@@ -7,7 +7,7 @@ from xdsl.ir import Attribute, Block, SSAValue
 
 from shardir.algebra.layout import Layout, replicated
 from shardir.dialects.dist import laid_out, layout_of, tensor
-from shardir.dialects.nn.base import unsharded_type
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import Argument, InitAttr, state_attrs
 from shardir.rewriting.rewriter import Rewriter
 

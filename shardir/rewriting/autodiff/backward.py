@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from xdsl.ir import Operation, SSAValue
 
 from shardir.dialects.dist import layout_of, with_layout
-from shardir.dialects.nn.base import unsharded_type
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import BackwardOp, GradientOp, StepOp
 from shardir.rewriting.autodiff.activity import Activity, is_float
 from shardir.rewriting.autodiff.arguments import Arguments

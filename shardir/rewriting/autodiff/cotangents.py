@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 from shardir.algebra.layout import Layout
 from shardir.algebra.redistribution import seconds
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn.base import unsharded_type
+from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.rewriter import Rewriter
 
 

@@ -19,7 +19,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import name_of
 from shardir.diagnostics import Failure
 from shardir.dialects.dist import RedistributeOp, layout_of
-from shardir.dialects.nn.base import unsharded_type
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import (
     BackwardOp,
     GradientOp,

@@ -8,7 +8,9 @@ from xdsl.dialects.builtin import f32, f64
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
-from shardir.dialects.nn.base import Props, float_attr, unsharded_type
+from shardir.dialects.nn.base import Props
+from shardir.dialects.nn.properties import float_attr
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import StepOp, sum_of_squares
 from shardir.rewriting.rewriter import Rewriter
 

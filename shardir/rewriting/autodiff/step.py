@@ -13,7 +13,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import train
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn.base import float_attr, int_attr
+from shardir.dialects.nn.properties import float_attr, int_attr
 from shardir.rewriting.autodiff.arguments import Arguments
 from shardir.rewriting.autodiff.gradients import prepare
 from shardir.rewriting.rewriter import Rewriter

@@ -19,7 +19,8 @@ from shardir.dialects.dist import (
     RecvOp,
     WindowsOp,
 )
-from shardir.dialects.nn.base import TensorOp, unsharded_type
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.autodiff.activity import Activity, relocates
 from shardir.rewriting.autodiff.cotangents import Cotangents, cotangent_name
 from shardir.rewriting.rewriter import Rewriter

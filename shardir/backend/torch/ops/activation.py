@@ -7,7 +7,7 @@ from xdsl.ir import Operation
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.backend.torch.ops.common import method
 from shardir.dialects import nn
-from shardir.dialects.nn.base import float_of
+from shardir.dialects.nn.properties import float_of
 
 
 def _function(call: str, *options: str) -> Callable[[Scope, Operation], Text]:

@@ -5,7 +5,7 @@ from xdsl.ir import Operation
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.backend.torch.ops.indexing import rows
 from shardir.dialects import nn
-from shardir.dialects.nn.base import axis_of
+from shardir.dialects.nn.properties import axis_of
 
 
 def _take_along_axis(s: Scope, op: nn.TakeAlongAxisOp) -> Text:

@@ -6,8 +6,8 @@ from shardir.backend.torch.emit.literals import number_text
 from shardir.backend.torch.emit.names import axes_text, tuple_text
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
-from shardir.dialects.nn.base import axis_of
 from shardir.dialects.nn.creation import dense_values
+from shardir.dialects.nn.properties import axis_of
 
 
 def _constant(s: Scope, op: nn.ConstantOp) -> Text:

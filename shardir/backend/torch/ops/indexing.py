@@ -5,7 +5,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.backend.torch.emit.names import tuple_text
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
-from shardir.dialects.nn.base import axis_of
+from shardir.dialects.nn.properties import axis_of
 
 
 def rows(s: Scope, v: SSAValue, dim: int) -> str:

@@ -8,7 +8,7 @@ from shardir.backend.torch.emit.names import tuple_text
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.backend.torch.ops.common import ints, narrow
 from shardir.dialects import nn
-from shardir.dialects.nn.base import axis_of
+from shardir.dialects.nn.properties import axis_of
 
 
 def _joined(call: str) -> Callable[[Scope, nn.ConcatOp | nn.StackOp], Text]:

@@ -5,7 +5,7 @@ from xdsl.ir import Operation
 from shardir.backend.torch.emit.names import tuple_text
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
-from shardir.dialects.nn.base import float_of
+from shardir.dialects.nn.properties import float_of
 
 
 def _layer_norm(s: Scope, op: nn.LayerNormOp) -> Text:

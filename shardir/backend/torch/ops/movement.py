@@ -9,7 +9,7 @@ from xdsl.ir import Operation
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.backend.torch.ops.common import ints, narrow
 from shardir.dialects import nn
-from shardir.dialects.nn.base import axis_of, dims_of
+from shardir.dialects.nn.properties import axis_of, dims_of
 
 
 def _flip(s: Scope, op: nn.FlipOp) -> Text:

@@ -4,7 +4,7 @@ from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
-from shardir.dialects.nn.base import float_of
+from shardir.dialects.nn.properties import float_of
 
 
 def _rotary(s: Scope, op: nn.RotaryOp) -> Text:

@@ -6,7 +6,7 @@ from shardir.backend.torch.emit.names import literal, tuple_text
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.backend.torch.ops.creation import part_text
 from shardir.dialects import nn
-from shardir.dialects.nn.base import float_of, int_of
+from shardir.dialects.nn.properties import float_of, int_of
 
 
 def _random(s: Scope, op: nn.RandomOp) -> Text:

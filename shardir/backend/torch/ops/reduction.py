@@ -7,7 +7,7 @@ from xdsl.ir import Operation
 from shardir.backend.torch.emit.names import tuple_text
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
-from shardir.dialects.nn.base import dims_of
+from shardir.dialects.nn.properties import dims_of
 
 
 def _reduce(s: Scope, op: nn.ReduceOp) -> Text:

@@ -7,7 +7,7 @@ from xdsl.ir import Operation
 from shardir.backend.torch.emit.literals import number_text
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
-from shardir.dialects.nn.base import float_of, int_of
+from shardir.dialects.nn.properties import float_of, int_of
 
 
 def _clamp(s: Scope, op: nn.ClampOp) -> Text:

@@ -6,7 +6,7 @@ from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
-from shardir.dialects.nn.base import axis_of
+from shardir.dialects.nn.properties import axis_of
 
 
 def _row(call: str) -> Callable[[Scope, Operation], Text]:

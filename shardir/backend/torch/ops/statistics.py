@@ -7,7 +7,7 @@ from xdsl.ir import Operation
 from shardir.backend.torch.emit.names import tuple_text
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import nn
-from shardir.dialects.nn.base import int_of
+from shardir.dialects.nn.properties import int_of
 
 
 def _spread(call: str) -> Callable[[Scope, nn.OverDims], Text]:

@@ -10,7 +10,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.dialects import train
-from shardir.dialects.nn.base import float_of
+from shardir.dialects.nn.properties import float_of
 
 
 def _mark(text: str) -> Callable[[Scope, Operation], Text]:

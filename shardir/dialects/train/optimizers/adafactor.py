@@ -6,7 +6,8 @@ from xdsl.dialects.builtin import f64
 from xdsl.ir import SSAValue
 
 from shardir.dialects import nn
-from shardir.dialects.nn.base import float_attr, unsharded_type
+from shardir.dialects.nn.properties import float_attr
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import OptionSpec
 from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, ParameterStep, Updated
 

@@ -1,0 +1,62 @@
+"""Element types, and types without layouts."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from xdsl.dialects.builtin import AnyFloat, NoneAttr, TensorType, i1
+from xdsl.ir import Attribute, SSAValue
+
+from shardir.algebra.cluster import BYTES
+from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.dist import tensor
+
+Types = Sequence[TensorType]
+
+
+@lru_cache(maxsize=64)
+def element_name(element: Attribute) -> str:
+    """The text of an element type, cached: printing an attribute is slow."""
+    return str(element)
+
+
+def itemsize(t: TensorType) -> int:
+    """The size of an element in bytes; an i1 has one byte."""
+    name = element_name(t.element_type)
+    return BYTES[name] if name in BYTES else (t.element_type.bitwidth + 7) // 8  # type: ignore[attr-defined]
+
+
+def unsharded_type(value: SSAValue) -> TensorType:
+    """The type of a value without its layout."""
+    t = value.type
+    assert isinstance(t, TensorType)
+    if isinstance(t.encoding, NoneAttr):
+        return t
+    return tensor(t.element_type, t.get_shape())
+
+
+def same_element(operands: Types) -> Attribute:
+    """Return the element type that all operands have. Raises ShardirError where they differ."""
+    first = operands[0].element_type
+    for t in operands[1:]:
+        if t.element_type is not first and t.element_type != first:
+            raise ShardirError(
+                coded("T5", f"expected equal element types, got {first} and {t.element_type}")
+            )
+    return first
+
+
+def arithmetic_element(op: str, operands: Types) -> Attribute:
+    """Return the element type of all operands. Raises ShardirError for i1."""
+    element = same_element(operands)
+    if element == i1:
+        found = f"expected integers or floats in {op}, got i1"
+        raise ShardirError(coded("T5", found, use="use nn.convert or nn.select"))
+    return element
+
+
+def float_element(op: str, operands: Types) -> AnyFloat:
+    """Return the element type of all operands. Raises ShardirError unless it is a float type."""
+    element = same_element(operands)
+    if not isinstance(element, AnyFloat):
+        raise ShardirError(coded("T5", f"expected floats in {op}, got {element}"))
+    return element
