@@ -151,7 +151,7 @@ def test_op_in_every_layout(case, element):
     module, given = sample(case, element)
     op = the_op(module)
     if isinstance(op, Composite):
-        with pytest.raises(VerifyException, match="is not of the local view"):
+        with pytest.raises(VerifyException, match="expected ops of the local view"):
             local_module(op, next(placements(op)))
         return
     want = run(module, "f", given)
