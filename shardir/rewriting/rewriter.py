@@ -20,8 +20,14 @@ from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import seconds
 from shardir.dialects.dist import RedistributeOp, laid_out, layout_of, tensor, with_layout
-from shardir.dialects.nn.base import Composite, Props, TensorOp, decomposes, splits_replicated
-from shardir.dialects.nn.signatures import rule_of
+from shardir.dialects.nn.base import (
+    Composite,
+    Props,
+    TensorOp,
+    decomposes,
+    rule_of,
+    splits_replicated,
+)
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.spellings import Spellings
 

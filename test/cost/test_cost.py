@@ -28,8 +28,7 @@ from shardir.cost import clusters, op_seconds, report
 from shardir.cost.seconds import OpCost, calculation_seconds
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.nn.signatures import rule_of
+from shardir.dialects.nn.base import TensorOp, rule_of
 from shardir.dialects.nn.types import unsharded_type
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
