@@ -88,7 +88,7 @@ def two_matmuls() -> Job:
     from harness import Arg
 
     from shardir.dialects import nn
-    from shardir.dialects.nn.base import int_attr
+    from shardir.dialects.nn.properties import int_attr
 
     p = problem(
         [Arg("f32", (6, 5)), Arg("f32", (5, 7))],
