@@ -88,7 +88,7 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Backend(Target, ABC):
-    """A target that also writes, runs and measures whole programs; fields are its options.
+    """A target that also writes, runs and measures programs; fields are its options.
 
     Args:
         per_rank: also write one program for each rank, for people to read.

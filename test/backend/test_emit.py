@@ -178,8 +178,8 @@ def test_op_in_every_layout(case, element):
                 )
                 parts[i].append(array_of(g, element))
         for p, w, r, layout in zip(parts, want, op.results, placement.results, strict=True):
-            whole = assemble(p, layout, MESH, w.shape)
-            close(whole, w, str(unsharded_type(r).element_type))
+            full = assemble(p, layout, MESH, w.shape)
+            close(full, w, str(unsharded_type(r).element_type))
 
 
 def test_every_op_has_its_text():

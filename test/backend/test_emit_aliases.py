@@ -110,7 +110,7 @@ def imported(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_a_program_gets_the_files_that_it_needs(name: str, tmp_path: Path) -> None:
-    """Every file that is imported lies beside the program, and no file that nobody imports."""
+    """A program has exactly the files beside it that it imports."""
     module = parse(program(name, ["v"], ["input"], ["f"]), "p.ir", verify=True)
     TorchBackend().emit_directory(default_parser().ctx, module, None, tmp_path / "out")
     texts = {p.name: p.read_text() for p in (tmp_path / "out").glob("*.py")}

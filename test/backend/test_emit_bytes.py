@@ -29,7 +29,6 @@ from shardir.syntax.parser import parse
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 WINDOWS = Path(__file__).parents[1] / "filecheck" / "lower-to-spmd" / "windows.ir"
 NAMES = [
-    "digits",
     "dlrm",
     "loss_parallel",
     "mixed_precision",

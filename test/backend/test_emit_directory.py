@@ -31,7 +31,7 @@ def save_data(folder, **arrays):
     return folder / "p.ir"
 
 
-def test_data_lie_beside_the_program(tmp_path):
+def test_data_are_beside_the_program(tmp_path):
     out = shardir.compile_file(save_data(tmp_path), "strip-layouts").save(tmp_path / "out")
     assert sorted(p.name for p in (out / "data").iterdir()) == ["d_n.npy", "d_x.npy"]
     assert np.load(out / "data/d_n.npy").dtype == np.int64
@@ -65,7 +65,7 @@ def test_missing_data_are_told(tmp_path):
         shardir.compile_file(path, "strip-layouts").save(tmp_path / "out")
 
 
-def test_a_directory_is_replaced_as_a_whole(tmp_path):
+def test_a_directory_is_replaced_at_once(tmp_path):
     compiled, out = shardir.compile_file(save_data(tmp_path), "strip-layouts"), tmp_path / "out"
     compiled.save(out)
     (out / "checkpoint").mkdir()

@@ -1,4 +1,4 @@
-"""What an emitted program looks like, and what cannot be emitted."""
+"""The text of emitted programs, and programs that cannot be emitted."""
 # ruff: noqa: E501
 
 import random
@@ -117,10 +117,10 @@ def test_a_step_reads_well():
      " : (P) -> T\n  %new = train.sgd", 'd_w, "sum", ("dp",), donate'),
 ])  # fmt: skip
 def test_memory_is_reused_only_where_nobody_reads_it(old, new, lacks):
-    whole = "tensor<3x3xf32, #dist.local<@m, [{}, {}]>>"
+    replicated = "tensor<3x3xf32, #dist.local<@m, [{}, {}]>>"
     partial = "tensor<3x3xf32, #dist.local<@m, [{}, {}], partial sum {dp}>>"
-    new = new.replace("(T, T)", "(T, " + whole + ")").replace("(T", f"({whole}")
-    new = new.replace("-> T", f"-> {whole}")
+    new = new.replace("(T, T)", "(T, " + replicated + ")").replace("(T", f"({replicated}")
+    new = new.replace("-> T", f"-> {replicated}")
     new = new.replace("(P)", f"({partial})").replace("-> P", f"-> {partial}")
     text = body_of(program_text(parse(STEP.replace(old, new), "s.ir", verify=True)))
     if lacks is None:
@@ -130,8 +130,8 @@ def test_memory_is_reused_only_where_nobody_reads_it(old, new, lacks):
 
 
 def test_a_use_after_the_update_is_seen_through_views():
-    whole = "tensor<3x3xf32, #dist.local<@m, [{}, {}]>>"
-    view = f"%t = nn.transpose %w perm <1, 0> : ({whole}) -> {whole}\n  train.backward"
+    replicated = "tensor<3x3xf32, #dist.local<@m, [{}, {}]>>"
+    view = f"%t = nn.transpose %w perm <1, 0> : ({replicated}) -> {replicated}\n  train.backward"
     text = STEP.replace("train.backward", view).replace("%loss, %new :", "%loss, %t :")
     text = body_of(program_text(parse(text, "s.ir", verify=True)))
     assert "sub_" not in text and "sub" not in text.replace("subset", "")  # nobody needs the update
@@ -195,7 +195,7 @@ def collective_of(rows, before, after):
 
 def test_what_cannot_be_emitted_is_told():
     a, b = Axis("dp"), Axis("tp")
-    with pytest.raises(shardir.ShardirError, match="do not lie within"):
+    with pytest.raises(shardir.ShardirError, match="expected nested shards"):
         program_text(collective_of(10, Layout("m", ((a, b),)), Layout("m", ((a,),))))
     collective_of(12, Layout("m", ((a, b),)), Layout("m", ((a,),)))
     with pytest.raises(shardir.ShardirError, match="global view"):

@@ -225,15 +225,17 @@ def first_arg(plan):
 
 CHANGES = {
     "'version' is missing": lambda p: p.pop("version"),
-    "version 2 is not known": lambda p: p.update(version=2),
-    "mesh.axes[0][1]: an integer is expected": lambda p: p["mesh"]["axes"][0].__setitem__(1, "2"),
+    "expected version 1, got 2": lambda p: p.update(version=2),
+    "mesh.axes[0][1]: expected an integer, got": lambda p: p["mesh"]["axes"][0].__setitem__(1, "2"),
     "mesh.axes[1][0]: the axis 'dp' stands there twice": lambda p: p["mesh"]["axes"][1].__setitem__(
         0, "dp"
     ),
-    "functions.step.args[0].dtype: one of f32, f64, bf16, f16, i64, i32, i1 is": lambda p: (
+    "functions.step.args[0].dtype: expected one of f32, f64, bf16, f16, i64, i32, i1, got": lambda p: (
         first_arg(p).update(dtype="f8")
     ),
-    "the mesh has no axis 'pp'; it has dp, tp": lambda p: first_arg(p).update(dims=[["pp"], []]),
+    "expected an axis of the mesh (dp, tp), got 'pp'": lambda p: first_arg(p).update(
+        dims=[["pp"], []]
+    ),
     "2 * 2 does not divide the axis 'dp'": lambda p: first_arg(p).update(dims=[[["dp", 2, 2]], []]),
     "dims: 1 entries for a shape of 2": lambda p: first_arg(p).update(dims=[[]]),
     "there is no file 'data/z.npy'": lambda p: first_arg(p)["init"].update(file="data/z.npy"),
@@ -268,7 +270,7 @@ def test_a_bad_plan_is_one_clear_message(tmp_path, capsys, message):
         (["nowhere.ir"], "nowhere.ir: no such file"),
         (["empty"], "empty has no plan.json: it is not a compiled program"),
         (["garbled"], "garbled/plan.json cannot be read: "),
-        (["list"], "list/plan.json: the whole: an object is expected, not [1]"),
+        (["list"], "list/plan.json: expected an object, got [1]"),
         (["dir", "--nproc", "3"],
          "--nproc is 3, but the program is compiled for 4 ranks (mesh @m <dp = 2, tp = 2>)"),
         (["npy"], "not an .npy file"),

@@ -2,7 +2,7 @@
 
     names, sizes, placements = shardir.to_dtensor(layout, mesh, shape)
     device_mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-    x = distribute_tensor(whole, device_mesh, placements)
+    x = distribute_tensor(full, device_mesh, placements)
     layout, mesh = shardir.from_dtensor(x)
 
 What becomes what, and what has no form on the other side: shardir/algebra/placements.py.
@@ -35,7 +35,7 @@ def to_dtensor(
     """Names and sizes of the device mesh's dims, and the placement on each.
 
     Args:
-        shape: of the whole tensor.
+        shape: the global shape.
         dims: of the device mesh, where it serves other layouts too (`placements.sub_axes`).
 
     Raises:
@@ -91,8 +91,8 @@ def _dims(names: Any) -> Axes:
 
 
 def _split_factors(order: Any, sizes: tuple[int, ...]) -> dict[int, int]:
-    """What a spec's `shard_order` (the mesh dims of each dimension, in the order in which they cut
-    it) says as split factors: the parts of major mesh dims that come later."""
+    """A spec's `shard_order` (the mesh dims of each dimension, in order of their splits) as split
+    factors: the shards along major mesh dims that come later."""
     return {
         d: prod(sizes[e] for e in entry.mesh_dims[:k] if e > d)
         for entry in order

@@ -22,8 +22,8 @@ from shardir.dialects.train import InitAttr, Role
 Array = np.ndarray[Any, Any]
 
 NPY = {"f": "<f8", "d": "<f8", "i": "<i8", "u": "<i8", "b": "|b1"}
-KEPT = ("<f4", "<f8", "<f2", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")
-"""The types of .npy files that the runtime reads; others are converted."""
+READABLE = ("<f4", "<f8", "<f2", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")
+"""The dtypes of .npy files that the runtime reads; others are converted."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Data:
     base: Path | None
     files: dict[str, Array] = field(default_factory=dict)
     inits: dict[str, InitAttr] = field(default_factory=dict)
-    """How each parameter and state starts: said once, in one of the functions that use it."""
+    """The initial value of each parameter and state, given by one of the functions that use it."""
     _names: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, path: Path, array: str) -> str:
@@ -44,11 +44,11 @@ class Data:
             values = _load(path)[array]
             kind = values.dtype.kind
             if kind not in "fiub" or values.dtype.itemsize > 8:
-                raise ValueError(f"its elements are {values.dtype}: numbers are needed")
+                raise ValueError(f"expected numbers of at most 64 bits, got {values.dtype}")
             if kind == "u" and values.dtype.itemsize == 8 and values.max(initial=0) >> 63:
-                raise ValueError("its numbers do not fit 64 bits with a sign")
+                raise ValueError("expected numbers of 64 bits with a sign, got larger ones")
             little = values.dtype.newbyteorder("<").str
-            values = np.ascontiguousarray(values, dtype=little if little in KEPT else NPY[kind])
+            values = np.ascontiguousarray(values, dtype=little if little in READABLE else NPY[kind])
             stem, n = identifier(f"{path.stem}_{array}", "array"), 0
             name = f"data/{stem}.npy"
             while name in self.files:
@@ -69,7 +69,7 @@ def _load(path: Path) -> Any:
     stat = path.stat()
     found = _open(str(path), (stat.st_mtime_ns, stat.st_size))
     if not hasattr(found, "files"):
-        raise ValueError("it is one array, not an .npz file of named ones (np.savez makes one)")
+        raise ValueError("expected an .npz file of named arrays, got one array; use np.savez")
     return found
 
 
@@ -107,16 +107,16 @@ def _file(
         there = ", ".join(_load(path).files)
         message = f"{where}: {path} has no array {init['array']!r}; it has {there}"
         raise Failure.at(f, message) from None
-    except Exception as error:  # what zipfile and numpy raise on files that are not theirs
+    except Exception as error:  # of zipfile or numpy, on other files
         raise Failure.at(f, f"{where}: {path} cannot be read: {error}") from None
     values, want = data.files[name], value["shape"]
     have = list(values.shape)
     if role is not Role.INPUT:
         fits, wanted = have == want, f"{want}"
     else:
-        least = 1 if kind == "step" else (want or [0])[0]
-        fits = bool(want) and have[1:] == want[1:] and bool(have) and have[0] >= least
-        wanted = f"at least {least} rows of {want[1:]}"
+        minimum = 1 if kind == "step" else (want or [0])[0]
+        fits = bool(want) and have[1:] == want[1:] and bool(have) and have[0] >= minimum
+        wanted = f"at least {minimum} rows of {want[1:]}"
     if not fits:
         message = f"{where}: the array {init['array']!r} of {path} is {have}; it must be {wanted}"
         raise Failure.at(f, message)
@@ -127,7 +127,7 @@ def _file(
 
 
 def _base(f: FuncOp, data: Data) -> Path:
-    """The folder that paths of files count from: that of the source file."""
+    """The folder to which paths of files are relative: that of the source file."""
     if data.base is not None:
         return data.base
     places = [file_location(a.location) for a in f.body.block.args]

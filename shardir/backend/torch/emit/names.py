@@ -1,4 +1,4 @@
-"""What from the input may stand in program text, and in which form.
+"""Text of the input in a program: names, literals and comments.
 
 Nothing of the input becomes code: names are rebuilt from ASCII letters, digits and underscores,
 strings are literals, comments stay on one line and keep to printable characters.
@@ -16,7 +16,7 @@ from shardir.algebra.mesh import Axes, sizes_of
 from shardir.backend.torch.emit.imports import NAMES
 
 CONSTANT = "NUMBERS_"
-"""How the names of a program's tuples of numbers begin."""
+"""The prefix of the names of a program's tuples of numbers."""
 
 WIDTH = 100
 MAX_NAME = 60
@@ -27,7 +27,7 @@ RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *NAM
 
 
 def identifier(text: str | None, default: str) -> str:
-    """The text as an ASCII name of Python, as like it as that can be."""
+    """The text as an ASCII identifier of Python, as close as possible."""
     name = re.sub(r"[^0-9A-Za-z]+", "_", text or "").strip("_")[:MAX_NAME]
     if not name:
         name = default
@@ -35,13 +35,13 @@ def identifier(text: str | None, default: str) -> str:
 
 
 class Names:
-    """Gives out names, each once."""
+    """A source of unique names."""
 
     def __init__(self, taken: Iterable[str] = ()):
         self._taken = {*RESERVED, *taken}
 
     def new(self, text: str | None, default: str = "v") -> str:
-        """A name that is free: the wanted one, or with a number behind it."""
+        """Return a free name: `text`, with a number appended where it is taken."""
         wanted = identifier(text, default)
         if wanted in self._taken:
             wanted = next(n for i in count(1) if (n := f"{wanted}_{i}") not in self._taken)
@@ -56,7 +56,7 @@ def literal(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text on one line: everything that a printer would not show is escaped."""
+    """The text on one line: characters that are not printable are escaped."""
     shown = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
     )
@@ -80,8 +80,8 @@ def docstring(*paragraphs: str) -> str:
 
 
 def joined(head: str, items: Sequence[str], tail: str, indent: int) -> list[str]:
-    """`head` + items with commas + `tail`, in as many lines as it takes. The head ends with an
-    opening bracket, or the tail is empty and the whole is a statement on one line."""
+    """`head` + items with commas + `tail`, in one line or several. The head ends with an
+    opening bracket, or the tail is empty and the result is one line."""
     space = " " * indent
     line = f"{space}{head}{', '.join(items)}{tail}"
     if len(line) <= WIDTH or not tail:
@@ -90,7 +90,7 @@ def joined(head: str, items: Sequence[str], tail: str, indent: int) -> list[str]
 
 
 def listed(items: Sequence[str], indent: int) -> list[str]:
-    """Lines of items, each with a comma behind it."""
+    """Lines of items, each followed by a comma."""
     space = " " * indent
     return textwrap.wrap(
         ", ".join(items) + ",", WIDTH, initial_indent=space, subsequent_indent=space,
@@ -99,8 +99,8 @@ def listed(items: Sequence[str], indent: int) -> list[str]:
 
 
 def axes_text(axes: Axes) -> str:
-    """A tuple of axes as the runtime takes it: names and (name, pre, size); with the sizes of
-    shards where they are stated."""
+    """A tuple of axes as the runtime takes it: names and (name, pre, size); with explicit sizes of
+    shards, if any."""
     items = []
     for name, pre, size in axes:
         items.append(f"({literal(name)}, {pre}, {size})" if size else literal(name))
@@ -114,7 +114,7 @@ def tuple_text(items: Sequence[str]) -> str:
 
 
 def size_text(number: int) -> str:
-    """Bytes, for people."""
+    """Bytes with a binary unit."""
     for unit, above in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if number >= above:
             return f"{number / above:.1f} {unit}"

@@ -96,7 +96,7 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
 
 
 def _names(f: FuncOp) -> list[str]:
-    """A name for each argument, no two alike: xDSL takes the number off %x_1 and %x_2."""
+    """A unique name for each argument: xDSL drops the number of %x_1 and %x_2."""
     found: dict[str, None] = {}
     for v in f.body.block.args:
         hint = v.name_hint or f"arg{v.index}"
@@ -106,15 +106,15 @@ def _names(f: FuncOp) -> list[str]:
 
 
 def _narrowest(f: FuncOp) -> str:
-    """The float type of a function's values that rounds most."""
+    """The float type of the lowest precision among a function's values."""
     types = (v.type for op in f.body.block.ops for v in op.results)
     found = {str(t.element_type) for t in types if isinstance(t, TensorType)}
     return next((e for e in ("bf16", "f16", "f32") if e in found), "f64")
 
 
 def _check_rows(f: FuncOp, args: list[dict[str, Any]], data: Data) -> None:
-    """Raises Failure unless the files that feed a step keep in step: rows of one number, such as
-    inputs and their labels, are read together."""
+    """Raise Failure unless the files that feed a step have equal numbers of rows and batches: those
+    of one index, such as inputs and their labels, are read together."""
     fed = [
         (a["name"], len(data.files[a["init"]["file"]]), a["shape"][0])
         for a in args
@@ -125,7 +125,7 @@ def _check_rows(f: FuncOp, args: list[dict[str, Any]], data: Data) -> None:
             first, *there = fed[0]
             message = (
                 f"%{first} is fed with {there[0]} rows, {there[1]} at a step, %{name} with {rows} "
-                f"rows, {batch} at a step: they would not stay together; make them alike"
+                f"rows, {batch} at a step: expected equal numbers, so that they stay together"
             )
             raise Failure.at(f, message)
 
@@ -136,7 +136,7 @@ def _axes(axes: Axes) -> list[Any]:
 
 
 def _split(axes: Axes) -> Any:
-    """How a dimension is split, as JSON: its axes, and the sizes of shards that are stated."""
+    """The axes that split a dimension, as JSON, with explicit sizes of shards, if any."""
     sizes = sizes_of(axes)
     return {"axes": _axes(axes), "sizes": sizes} if sizes else _axes(axes)
 
@@ -164,7 +164,7 @@ def _argument(
     value = _value(v, name, f, mesh)
     layout = layout_of(v)
     if layout is not None and layout.partial:
-        raise Failure.at(f, f"argument %{name} is partial: nobody can fill it")
+        raise Failure.at(f, f"argument %{name} is partial: expected a layout without partial axes")
     made = initial_value(f, value, role, init, kind, data)
     if made["kind"] == "file" and (number := argument.microbatch) is not None:
         made |= {"microbatch": number, "microbatches": microbatches}

@@ -1,4 +1,4 @@
-"""Program text: a module in the local view -> Python on torch that a person can read.
+"""Program text: a module in the local view -> readable Python on torch.
 
     %y = nn.matmul %x, %w : ...            h = x @ w
     %z = dist.all_reduce <sum> %y over <tp> : ...
@@ -6,9 +6,9 @@
                                            #   %y at mlp.ir:12 leaves partial sums
                                            h = rt.all_reduce(mesh, h, "sum", ("tp",), donate=True)
 
-1. Names of values survive; a value that follows from one of its name which dies takes its variable.
-2. Every collective says why it is there, over how many ranks it goes, and its bytes per device.
-3. A train step deletes what it needs no more, and updates parameters in place.
+1. Values have their names; a value reuses the variable of an operand of its name that dies.
+2. The comment of a collective has its group, its bytes on a device, and the ops that need it.
+3. A train step deletes values after their last use, and updates parameters in place.
 4. Nothing of the input becomes code: see names.py.
 """
 
@@ -90,7 +90,7 @@ def source_of(module: ModuleOp) -> str | None:
 
 
 def function_names(functions: Sequence[FuncOp]) -> dict[FuncOp, str]:
-    """What each function is called in the program."""
+    """The name of each function in the program."""
     given = Names(name for f in functions for name in foreign_names(f))
     return {f: given.new(f.sym_name.data, "function") for f in functions}
 
@@ -128,7 +128,7 @@ def emitted(module: ModuleOp, rank: int | None = None, single: bool = False) -> 
     lines = [_docstring(module, mesh, rank, single, sorted(program.foreign)), ""]
     lines += import_lines(program.used)
     if program.foreign:
-        lines += ["", *comment("What custom ops are; Python must find it where this runs:")]
+        lines += ["", *comment("The modules of custom ops, to be importable where this runs:")]
         lines += [f"import {i}" for i in sorted(program.foreign)]
     lines += shorthand_lines(program.used)
     for name, literal in program.constants.items():
@@ -154,7 +154,7 @@ def _docstring(
     needed = f"Its custom ops need {', '.join(foreign)}, installed or in PYTHONPATH."
     needs = [needed] if foreign else []
     if single:
-        return docstring(f"{origin} for one device: what all ranks together are to compute.",
+        return docstring(f"{origin} for one device: the reference for all ranks together.",
                          "python single.py", *needs)  # fmt: skip
     if mesh is None:
         return docstring(f"{origin} for one device.", "python program.py", *needs)
@@ -163,5 +163,7 @@ def _docstring(
     if rank is not None:
         at = ", ".join(f"{n} = {mesh.coordinate(rank, a)}" for (n, _), a in
                        zip(mesh.axes, mesh.names, strict=True))  # fmt: skip
-        return docstring(f"{where}: rank {rank} ({at}) alone. To read; what runs is program.py.")
+        return docstring(
+            f"{where}: rank {rank} ({at}) alone, for reading; the ranks run program.py."
+        )
     return docstring(f"{where}. Every rank runs this file on its own shards.", start, *needs)

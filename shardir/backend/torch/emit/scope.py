@@ -1,5 +1,4 @@
-"""One function on its way to text: its variables and lines, and what ops ask of their
-surroundings."""
+"""The emission of one function: its variables and lines, and the queries of the ops' entries."""
 
 import re
 from collections import deque
@@ -17,25 +16,25 @@ from shardir.backend.torch.emit.literals import Number, fold, number_text
 from shardir.backend.torch.emit.names import Names, comment, joined, tuple_text
 from shardir.backend.torch.emit.origins import source_line
 from shardir.backend.torch.emit.types import LocalTypes
-from shardir.diagnostics import Failure
+from shardir.diagnostics import Failure, coded
 from shardir.dialects import dist, nn, train
 
 Text = str | SSAValue | None
-"""What an entry gives: an expression, the value that the result is already, or None
-when it has written its own lines."""
+"""The result of an entry: an expression, a value whose variable the result shares, or None when
+the entry has written its own lines."""
 Entry = Callable[..., Text]
-"""What makes an op's text, from the scope and the op."""
+"""A function from the scope and the op to the op's text."""
 
 
 def foreign_names(f: FuncOp) -> Iterator[str]:
-    """What the text of a function names that is not shardir's: the modules of custom ops."""
+    """The modules of custom ops, which the text of a function names."""
     for op in f.walk():
         if isinstance(op, nn.CustomOp) and op.custom.function is not None:
             yield op.custom.function[0].split(".")[0]
 
 
 class Program:
-    """What the functions of one file share."""
+    """The state that the functions of one file share."""
 
     def __init__(self, mesh: Mesh | None, rank: int | None, table: Mapping[type[Operation], Entry]):
         self.mesh, self.rank, self.table = mesh, rank, table
@@ -44,21 +43,21 @@ class Program:
         self.constants: dict[str, list[str]] = {}
 
     def constant(self, numbers: list[str]) -> str:
-        """The name of a tuple of numbers at the head of the file."""
+        """Return the name of a new tuple of numbers at the head of the file."""
         name = f"{names.CONSTANT}{len(self.constants)}"
         self.constants[name] = numbers
         return name
 
 
 class Variable:
-    """A name in the text, and the values that it holds one after the other, or at once."""
+    """A name in the text, and the values that it holds, in turn or at once."""
 
     def __init__(self, name: str, value: SSAValue):
         self.name, self.values = name, [value]
 
 
 class Scope(LocalTypes):
-    """One function on its way to text: names, lines, and what ops ask of their surroundings."""
+    """The emission of one function: names, lines, and the queries of the ops' entries."""
 
     def __init__(self, program: Program, f: FuncOp, name: str):
         super().__init__(f, program.mesh, program.rank, Names(foreign_names(f)), program.used)
@@ -75,9 +74,9 @@ class Scope(LocalTypes):
                 self.storages.join(result, operand)
         self.variables: dict[SSAValue, Variable] = {}
         self.numbers: dict[SSAValue, Number] = {}
-        self.mail: dict[str, deque[dist.SendOp]] = {}  # what no dist.recv has met so far
+        self.pending_sends: dict[str, deque[dist.SendOp]] = {}  # without a dist.recv so far
         self.lines: list[str] = []
-        self.place: str | None = None
+        self.source_line: str | None = None
         self.backward = False
 
     # ---- the text ----
@@ -104,10 +103,10 @@ class Scope(LocalTypes):
             raise Failure.at(op, f"the torch backend has no text for {op.name}")
         number = fold(op, self.numbers)
         if number is not None:
-            self.numbers[op.results[0]] = number  # it becomes part of the lines that use it
+            self.numbers[op.results[0]] = number  # the lines that use it have it as a literal
             return
         if not isinstance(op, dist.CollectiveOp | dist.WaitOp | train.Mark):
-            self.say_where(op)
+            self.note_source_line(op)
         made = entry(self, op)
         if made is None:
             return
@@ -118,8 +117,10 @@ class Scope(LocalTypes):
         self.let(op, made)
 
     def finish(self, op: ReturnOp) -> None:
-        for sent in (o for waiting in self.mail.values() for o in waiting):
-            raise Failure.at(sent, "[C11] a dist.send without a dist.recv behind it")
+        for sent in (o for waiting in self.pending_sends.values() for o in waiting):
+            raise Failure.at(
+                sent, coded("C11", "expected a dist.recv after each dist.send, got none")
+            )
         returned: set[SSAValue] = set()
         out = []
         for v, updated in zip(op.operands, train.updated_keys(self.f), strict=True):
@@ -134,7 +135,8 @@ class Scope(LocalTypes):
         self.lines += [f"    {text}"] if len(text) < 97 else joined("return (", out, ")", 4)
 
     def delete(self, op: Operation) -> None:
-        """Frees what no later op reads. Arguments belong to the caller; scalars weigh nothing."""
+        """Free the values that no later op reads, but for arguments, which the caller owns, and
+        scalars."""
         at, dead = self.storages.at[op], []
         if at + 2 >= len(self.ops):
             return
@@ -154,26 +156,26 @@ class Scope(LocalTypes):
         self.lines.append(f"    {text}" if text else "")
 
     def note(self, text: str) -> None:
-        """A comment."""
+        """Write a comment."""
         self.lines += comment(text, 4)
 
     def head(self, text: str) -> None:
-        """The head of a part of the function."""
+        """Write the heading of a part of the function."""
         self.line("")
         self.note(f"---- {text} ----")
-        self.place, self.backward = None, text == "backward"
+        self.source_line, self.backward = None, text == "backward"
 
-    def say_where(self, op: Operation) -> None:
-        """The source line of what follows, when it is another than before."""
-        place = source_line(op)
-        if place and place != self.place:
-            self.note(f"{place}, backward" if self.backward else place)
-            self.place = place
+    def note_source_line(self, op: Operation) -> None:
+        """Write the source line of an op where it differs from the last one."""
+        line = source_line(op)
+        if line and line != self.source_line:
+            self.note(f"{line}, backward" if self.backward else line)
+            self.source_line = line
 
     def left(self, op: Operation) -> None:
-        """After a collective's own comment the place is said again, where it differs."""
-        if source_line(op) != self.place:
-            self.place = None
+        """Write the source line again after a collective's comment, where it differs."""
+        if source_line(op) != self.source_line:
+            self.source_line = None
 
     def let(self, op: Operation, expression: str) -> None:
         """`names = expression` for the results of an op."""
@@ -187,17 +189,17 @@ class Scope(LocalTypes):
         return var
 
     def same(self, v: SSAValue, other: SSAValue) -> None:
-        """`v` is what `other` is, in the same variable."""
+        """Let `v` share the variable of `other`."""
         var = self.variables[other]
         var.values.append(v)
         self.variables[v] = var
 
     def result(self, v: OpResult, op: Operation) -> Variable:
-        """The variable of a result: that of an operand of its name which dies here, or a new
-        one."""
+        """Return the variable of a result: that of an operand of its name without later uses, or
+        a new one."""
         hint = v.name_hint
         before = op.operands
-        if isinstance(op, dist.CollectiveOp | dist.WaitOp):  # a result is the operand of its place
+        if isinstance(op, dist.CollectiveOp | dist.WaitOp):  # a result is the operand of its index
             before = (op.operands[v.index],)
             hint = hint or self.variables[before[0]].name
         for x in before if hint is not None else ():
@@ -217,7 +219,7 @@ class Scope(LocalTypes):
         return v in self.storages.last
 
     def operand(self, v: SSAValue) -> str:
-        """The variable of a value. A number that no line has made so far is made now."""
+        """Return the variable of a value; a folded scalar without one gets a line."""
         if v not in self.variables:
             number = self.number(v)
             assert number is not None, f"{v} is used before it is defined"
@@ -225,8 +227,8 @@ class Scope(LocalTypes):
         return self.variables[v].name
 
     def may_update(self, v: SSAValue, op: Operation) -> bool:
-        """Whether `op` may write its result into the memory of `v`: a parameter, a state or the
-        step's own, which nothing reads afterwards."""
+        """Whether `op` may write its result into the memory of `v`: a parameter, a state or a value
+        of the step, without later uses."""
         return (
             self.is_step and v in self.variables
             and self.storages.is_free(v, op, self.retained)
@@ -236,12 +238,12 @@ class Scope(LocalTypes):
     # ---- numbers ----
 
     def number(self, v: SSAValue) -> Number | None:
-        """The value of a scalar that is known now."""
+        """The value of a scalar that is folded; None for others."""
         return self.numbers.get(v)
 
     def scalar(self, v: SSAValue) -> str | None:
-        """A known scalar, not a truth value, as a literal that means the same beside a tensor of
-        its type."""
+        """A folded scalar, not a boolean, as a literal that is equivalent beside a tensor of its
+        type."""
         number = self.number(v)
         if number is None or isinstance(number, bool):
             return None
@@ -259,13 +261,13 @@ class Scope(LocalTypes):
 
 
 _REDUCED = {
-    "sum": "total", "mean": "mean", "prod": "product", "max": "greatest", "min": "smallest",
+    "sum": "total", "mean": "mean", "prod": "product", "max": "maximum", "min": "minimum",
     "any": "any_of", "all": "all_of",
 }  # fmt: skip
 
 
 def _by_kind(op: Operation) -> str:
-    """A name for what the source has no name for."""
+    """A name for a value without a name in the source."""
     if isinstance(op, nn.ReduceOp):
         return _REDUCED[op.kind.data]
     return op.name.rpartition(".")[2]

@@ -57,11 +57,10 @@ class LocalTypes:
         return "f" in self.element(v)
 
     def shape_of(self, v: SSAValue) -> Shape:
-        """The shape in the type: that of the largest shard."""
+        """The local shape in the type: that of the largest shard."""
         return self.type(v).get_shape()
 
-    def whole(self, v: SSAValue) -> Shape:
-        """The global shape."""
+    def global_shape(self, v: SSAValue) -> Shape:
         return global_shape(self.type(v), self.mesh)
 
     def axes(self, v: SSAValue, dim: int) -> Axes:
@@ -70,34 +69,34 @@ class LocalTypes:
         return layout.dims[dim] if layout is not None else ()
 
     def parts(self, v: SSAValue, dim: int) -> int:
-        """Into how many shards a dimension is split."""
+        """The number of shards of a dimension."""
         return self.mesh.extent(self.axes(v, dim)) if self.mesh is not None else 1
 
     def is_even(self, v: SSAValue, dim: int) -> bool:
-        return self.mesh is None or self.mesh.even(self.whole(v)[dim], self.axes(v, dim))
+        return self.mesh is None or self.mesh.even(self.global_shape(v)[dim], self.axes(v, dim))
 
     def may_be_empty(self, v: SSAValue, dim: int) -> bool:
-        """Whether some rank has no row of a dimension."""
-        total, axes = self.whole(v)[dim], self.axes(v, dim)
+        """Whether the shard of some rank has no elements along a dimension."""
+        total, axes = self.global_shape(v)[dim], self.axes(v, dim)
         if self.mesh is None or not axes:
             return total == 0
         ends = (self.mesh.bounds(total, axes, k) for k in range(self.mesh.extent(axes)))
         return any(start == stop for start, stop in ends)
 
     def bounds(self, v: SSAValue, dim: int) -> tuple[int, int]:
-        """The rows of a dimension on the rank that is folded in."""
+        """The range of a dimension on the rank that is folded in."""
         assert self.mesh is not None and self.rank is not None
         axes = self.axes(v, dim)
-        return self.mesh.bounds(self.whole(v)[dim], axes, self.mesh.index(self.rank, axes))
+        return self.mesh.bounds(self.global_shape(v)[dim], axes, self.mesh.index(self.rank, axes))
 
     def size(self, v: SSAValue, dim: int) -> str:
-        """The size of a dimension here."""
+        """The text of the local size of a dimension."""
         if self.is_even(v, dim):
             return str(self.shape_of(v)[dim])
-        return self.rows(self.whole(v)[dim], self.axes(v, dim))
+        return self.rows(self.global_shape(v)[dim], self.axes(v, dim))
 
     def rows(self, total: int, axes: Axes) -> str:
-        """How many of so many rows split over these axes lie here."""
+        """The text of the local size of a dimension of `total` elements split over these axes."""
         if self.mesh is None or not axes:
             return str(total)
         if self.mesh.even(total, axes):
@@ -105,8 +104,8 @@ class LocalTypes:
         return self.part(total, axes)[1]
 
     def part(self, total: int, axes: Axes) -> tuple[str, str]:
-        """The first of so many rows that lie here, and how many: numbers for the rank that is
-        folded in, else two variables that the function begins with."""
+        """The texts of the start and the size of this rank's shard of `total` elements: literals
+        for the rank that is folded in, else two variables that the function begins with."""
         assert self.mesh is not None
         if self.rank is not None:
             start, stop = self.mesh.bounds(total, axes, self.mesh.index(self.rank, axes))
@@ -125,12 +124,12 @@ class LocalTypes:
         return [self.size(v, d) for d in range(len(self.shape_of(v)))]
 
     def start(self, v: SSAValue, dim: int) -> str:
-        """The global index of the first row along a dimension here."""
+        """The text of the global index at which the local shard of a dimension begins."""
         if self.parts(v, dim) == 1:
             return "0"
         if self.is_even(v, dim) and self.rank is None:
             return f"mesh.index({axes_text(self.axes(v, dim))}) * {self.shape_of(v)[dim]}"
-        return self.part(self.whole(v)[dim], self.axes(v, dim))[0]
+        return self.part(self.global_shape(v)[dim], self.axes(v, dim))[0]
 
     def describe(self, v: SSAValue) -> str:
         """The type of an argument: f32 [4, 8] of [8, 8], split {dp}, {}."""
@@ -138,9 +137,9 @@ class LocalTypes:
         text = f"{self.element(v)} {shape}"
         if layout is None or not layout.used:
             return text
-        return f"{text} of {list(self.whole(v))}, {layout_text(layout)}"
+        return f"{text} of {list(self.global_shape(v))}, {layout_text(layout)}"
 
 
 def layout_text(layout: Layout) -> str:
-    """[{dp}, {tp}], partial sum {x}"""
+    """The layout without its mesh: [{dp}, {tp}], partial sum {x}."""
     return str(layout).partition(", ")[2]

@@ -187,7 +187,7 @@ class Ranks:
         )
 
     def _doing(self, rank: int) -> str:
-        """What the system says of a rank that is alive."""
+        """The state of a live rank, as the system reports it."""
         try:
             stat = Path(f"/proc/{self.processes[rank].pid}/stat").read_text()
             state = stat.rpartition(")")[2].split()[0]

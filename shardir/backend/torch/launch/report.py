@@ -1,4 +1,4 @@
-"""What shard-run shows: progress, results, and the comparison with one device."""
+"""The output of shard-run: progress, results, and the comparison with one device."""
 
 import math
 import sys
@@ -97,7 +97,7 @@ def _value(result: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far what many ranks computed is from what one device computed."""
+    """The difference between the results of all ranks and those of one device."""
 
     what: str
     difference: float
@@ -105,7 +105,7 @@ class Difference:
 
     @property
     def agrees(self) -> bool:
-        """Whether it is within what rounding explains; a NaN never is."""
+        """Whether it is within rounding errors; a NaN never is."""
         return self.difference <= self.allowed
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """The text of each tensor op and update in torch: one entry per op, a file per family.
 
-An entry gets the scope of the text and the op, and returns an expression, or a value that the
-result is already (the same variable), or None when it has written its own lines. The files are
+An entry takes the scope and the op, and returns an expression, or a value whose variable the result
+shares, or None when it has written its own lines. The files are
 found by their names, which are those of the families in `shardir/dialects/nn/`; train.py has the
 ops of the train dialect.
 """

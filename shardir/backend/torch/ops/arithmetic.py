@@ -12,7 +12,7 @@ from shardir.dialects import nn
 
 
 def _mul(s: Scope, op: nn.MulOp) -> Text:
-    """A number stands behind the tensor, as people write it."""
+    """A scalar is written after the tensor."""
     x, y = op.operands
     if s.scalar(x) is not None and s.scalar(y) is None:
         x, y = y, x

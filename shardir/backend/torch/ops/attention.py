@@ -22,7 +22,7 @@ def _options(s: Scope, op: nn.AttentionOp | nn.AttentionGradOp) -> list[str]:
         out.append(f"attn_mask={masks[0]}")
     if op.scale is not None:
         out.append(f"scale={float_of(op, 'scale')!r}")
-    q, k = s.whole(op.q), s.whole(op.k)
+    q, k = s.global_shape(op.q), s.global_shape(op.k)
     if len(q) > 2 and q[-3] != k[-3]:
         out.append("enable_gqa=True")
     return out

@@ -1,4 +1,4 @@
-"""Texts that entries of several families have in common."""
+"""Helpers of entries of several families."""
 
 from collections.abc import Callable, Sequence
 
@@ -29,7 +29,7 @@ def ints(values: Sequence[int]) -> str:
 
 
 def narrow(s: Scope, text: str, out: SSAValue, dims: Sequence[int]) -> str:
-    """The part that belongs here of a result which is whole along `dims`."""
+    """This rank's shard of a result that is unsharded along `dims`."""
     for d in dims:
         if s.parts(out, d) > 1:
             text += f".narrow({d}, {s.start(out, d)}, {s.size(out, d)})"

@@ -1,4 +1,4 @@
-"""Convolutions and pools: torch's own calls where they can be written so, else a helper of
+"""Convolutions and pools: torch's own calls where they compute it, else a helper of
 ops_sliding."""
 
 from collections.abc import Callable, Sequence
@@ -31,9 +31,9 @@ def slide_texts(found: Sequence[Slide]) -> list[str]:
     ]
 
 
-def is_torch_call(s: Scope, found: Sequence[Slide], *values: SSAValue) -> bool:
-    """Whether torch's own call does: padded alike on both sides, something on every rank, and no
-    windows of a split dimension."""
+def is_direct_call(s: Scope, found: Sequence[Slide], *values: SSAValue) -> bool:
+    """Whether torch's own call computes it: padding is equal on both sides, no shard is empty, and
+    no dimension is one of windows."""
     rows = s.shape_of(values[0])[SPATIAL:]
     still = any(f.passes and f.kernel == n == 1 for f, n in zip(found, rows, strict=True))
     return (
@@ -44,7 +44,7 @@ def is_torch_call(s: Scope, found: Sequence[Slide], *values: SSAValue) -> bool:
 
 
 def options(found: Sequence[Slide], groups: str = "1") -> str:
-    """What of torch's options is not the default."""
+    """The arguments of torch's call that are not the defaults."""
     given = {
         "stride": ([f.stride for f in found], 1),
         "padding": ([f.low for f in found], 0),
@@ -61,9 +61,9 @@ def options(found: Sequence[Slide], groups: str = "1") -> str:
 def _groups(s: Scope, op: Convolving) -> str:
     """The groups of which this rank has channels."""
     x, w, _ = op.ends(op.operands, op.results)
-    if groups_of(s.whole(x), s.whole(w)) == 1:
+    if groups_of(s.global_shape(x), s.global_shape(w)) == 1:
         return "1"
-    if s.whole(w)[1] == 1:
+    if s.global_shape(w)[1] == 1:
         return s.size(x, 1)
     return str(s.shape_of(x)[1] // s.shape_of(w)[1])
 
@@ -71,7 +71,7 @@ def _groups(s: Scope, op: Convolving) -> str:
 def _conv(s: Scope, op: nn.ConvOp) -> Text:
     found, groups = op.slides(), _groups(s, op)
     operands = f"{s.operand(op.x)}, {s.operand(op.weight)}"
-    if is_torch_call(s, found, op.x, op.weight):
+    if is_direct_call(s, found, op.x, op.weight):
         s.use("F")
         return f"F.conv{len(found)}d({operands}{options(found, groups)})"
     s.use("sliding")

@@ -50,7 +50,7 @@ def _iota(s: Scope, op: nn.IotaOp) -> Text:
 def part_text(s: Scope, v: SSAValue) -> str:
     """The rows [start, stop) of each dimension of a value that this rank holds."""
     bounds = []
-    for d, n in enumerate(s.whole(v)):
+    for d, n in enumerate(s.global_shape(v)):
         if s.parts(v, d) == 1:
             bounds.append(f"(0, {n})")
         elif s.rank is not None:

@@ -13,7 +13,7 @@ def _cross_entropy(s: Scope, op: nn.CrossEntropyOp) -> Text:
     rank = len(s.shape_of(op.logits))
     ignore, share = op.options()
     allowed = f", {ignore}" if ignore is not None else ""
-    checked = f"ops.in_range({labels}, {s.whole(op.logits)[-1]}{allowed})"
+    checked = f"ops.in_range({labels}, {s.global_shape(op.logits)[-1]}{allowed})"
     options = f", ignore_index={ignore}" if ignore is not None else ""
     options += f", label_smoothing={share!r}" if share else ""
     options += ', reduction="none"'

@@ -16,7 +16,7 @@ from shardir.dialects import nn
 from shardir.dialects.nn.custom import Value
 
 TAKEN = (RESERVED - {"torch"}) | {"program", "single", *(f.split(".")[0] for f in RUNTIME_FILES)}
-"""Modules that are another thing in a program, or lie beside it."""
+"""The modules that a program imports or that are beside it: no custom op is in one of these."""
 
 
 def value_text(value: Value) -> str:

@@ -10,13 +10,13 @@ from shardir.dialects.nn.properties import axis_of
 
 def rows(s: Scope, v: SSAValue, dim: int) -> str:
     """The first row of a dimension here, and how many it has in all."""
-    return f"{s.start(v, dim)}, {s.whole(v)[dim]}"
+    return f"{s.start(v, dim)}, {s.global_shape(v)[dim]}"
 
 
 def _gather(s: Scope, op: nn.GatherOp) -> Text:
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.table)))
     table, ids = s.operand(op.table), s.operand(op.ids)
-    total = s.whole(op.table)[axis]
+    total = s.global_shape(op.table)[axis]
     if axis == 0 and len(s.shape_of(op.table)) == 2 and s.parts(op.table, 0) == 1 and total:
         s.use("F")
         return f"F.embedding({ids}, {table})"

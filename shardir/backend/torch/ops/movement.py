@@ -1,7 +1,7 @@
-"""Ops whose results have rows from elsewhere along a dimension.
+"""Ops that move elements along a dimension, unsharded in the operand.
 
-Where the result is split along it, the call makes the whole dimension and `narrow` keeps what
-belongs here.
+Where the result is split along it, the call computes all of the dimension, and `narrow` takes this
+rank's shard.
 """
 
 from xdsl.ir import Operation
@@ -18,7 +18,7 @@ def _flip(s: Scope, op: nn.FlipOp) -> Text:
 
 
 def _roll(s: Scope, op: nn.RollOp) -> Text:
-    dims = list(op.rows(s.whole(op.x), op.properties))
+    dims = list(op.rows(s.global_shape(op.x), op.properties))
     shifts = [op.shifts.data[d] for d in dims]
     if not dims:
         return f"{s.operand(op.x)}.clone()"
@@ -28,7 +28,7 @@ def _roll(s: Scope, op: nn.RollOp) -> Text:
 
 def _tile(s: Scope, op: nn.TileOp) -> Text:
     text = f"{s.operand(op.x)}.repeat({ints(op.repeats.data)})"
-    return narrow(s, text, op.out, list(op.rows(s.whole(op.x), op.properties)))
+    return narrow(s, text, op.out, list(op.rows(s.global_shape(op.x), op.properties)))
 
 
 def _repeat_interleave(s: Scope, op: nn.RepeatInterleaveOp) -> Text:

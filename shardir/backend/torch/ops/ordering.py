@@ -1,4 +1,4 @@
-"""Running sums, sort, the k greatest."""
+"""Running sums, sort, the k largest elements."""
 
 from collections.abc import Callable
 

@@ -4,7 +4,7 @@ from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.scope import Entry, Scope, Text
 from shardir.backend.torch.ops.convolution import (
-    is_torch_call,
+    is_direct_call,
     numbers,
     per_dimension,
     slide_texts,
@@ -15,7 +15,7 @@ from shardir.dialects import nn
 def _max_pool(s: Scope, op: nn.MaxPoolOp) -> Text:
     found, x = op.slides(), s.operand(op.x)
     kernel, (stride, padding, _) = numbers(op.window.data), slide_texts(found)
-    if is_torch_call(s, found, op.x):
+    if is_direct_call(s, found, op.x):
         s.use("F")
         given = [
             per_dimension(v)

@@ -19,7 +19,7 @@ def _sinusoid(s: Scope, op: nn.SinusoidOp) -> Text:
     s.use("ops_positions")
     last = len(s.shape_of(op.out)) - 1
     given = [s.operand(op.positions), s.start(op.out, last), s.size(op.out, last)]
-    given += [str(s.whole(op.out)[last]), repr(float_of(op, "base")), s.dtype(op.out)]
+    given += [str(s.global_shape(op.out)[last]), repr(float_of(op, "base")), s.dtype(op.out)]
     given += ["interleaved=True"] if op.pairing.data == "interleaved" else []
     return f"ops_positions.sinusoid({', '.join(given)})"
 

@@ -13,7 +13,7 @@ def _random(s: Scope, op: nn.RandomOp) -> Text:
     s.use("ops_random")
     how = op.distribution
     params = ", ".join(f"{literal(n)}: {x!r}" for n, x in how.values.items())
-    shape = tuple_text(list(map(str, s.whole(op.out))))
+    shape = tuple_text(list(map(str, s.global_shape(op.out))))
     return (
         f"ops_random.draw({literal(how.kind)}, {{{params}}}, {shape}, {part_text(s, op.out)}, "
         f"{s.operand(op.key)}, {int_of(op.properties, 'stream')}, {s.dtype(op.out)})"
@@ -25,7 +25,7 @@ def _dropout(s: Scope, op: nn.DropoutOp) -> Text:
     if p == 0:
         return op.x
     s.use("ops_random")
-    shape = tuple_text(list(map(str, s.whole(op.x))))
+    shape = tuple_text(list(map(str, s.global_shape(op.x))))
     return (
         f"ops_random.dropout({s.operand(op.x)}, {p!r}, {shape}, {part_text(s, op.x)}, "
         f"{s.operand(op.key)}, {int_of(op.properties, 'stream')})"

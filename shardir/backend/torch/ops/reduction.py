@@ -11,8 +11,7 @@ from shardir.dialects.nn.properties import dims_of
 
 
 def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
-    """A mean over a split dimension: this rank's contribution to the sum of all over their
-    number."""
+    """A mean over a split dimension is a partial sum, divided by the number of all elements."""
     dims = dims_of(op.properties, "dims", len(s.shape_of(op.x)))
     if not dims:
         return op.x
@@ -23,7 +22,7 @@ def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
     if kind in ("max", "min"):
         if any(s.may_be_empty(op.x, d) for d in dims):
             s.use("ops")
-            helper = "greatest" if kind == "max" else "least"
+            helper = "maximum" if kind == "max" else "minimum"
             return f"ops.{helper}({x}, {tuple_text(list(map(str, dims)))}{', keep=True' * keep})"
         return f"{x}.a{kind}({at}{''.join(tail)})"
     if kind in ("any", "all"):
@@ -38,7 +37,7 @@ def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
         return f"{x}.mean({at}{''.join(tail)})"
     if all(s.is_even(op.x, d) for d in split):
         return f"{x}.mean({at}{''.join(tail)}) / {prod(s.parts(op.x, d) for d in split)}"
-    total = prod(s.whole(op.x)[d] for d in dims)
+    total = prod(s.global_shape(op.x)[d] for d in dims)
     if s.element(op.x) in ("f16", "bf16"):  # the sum may be beyond the type's range
         summed = ", ".join([*([at] if at else []), *(t[2:] for t in tail), "dtype=torch.float32"])
         return f"({x}.sum({summed}) / {total}).to({s.dtype(op.x)})"

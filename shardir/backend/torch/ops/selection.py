@@ -1,4 +1,4 @@
-"""Ops that keep an element or put another in its place."""
+"""Ops that retain elements or replace them."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def _number(s: Scope, op: Operation, name: str) -> str:
 
 
 def _triangle(call: str) -> Callable[[Scope, nn.Triangle], Text]:
-    """The diagonal of a shard is that of the whole, seen from its first row and column."""
+    """The diagonal of a shard is that of the global matrix, from its first row and column."""
 
     def entry(s: Scope, op: nn.Triangle) -> Text:
         rank = len(s.shape_of(op.x))
@@ -41,8 +41,8 @@ def _triangle(call: str) -> Callable[[Scope, nn.Triangle], Text]:
 
 
 def _select(s: Scope, op: nn.SelectOp) -> Text:
-    """One of the two may be a plain number: its type is then that of the other. What keeps a
-    parameter or state is written where that lies."""
+    """One of the two may be a literal: its type is then that of the other. A selection that retains
+    a parameter or state is written into its memory."""
     condition = s.operand(op.condition)
     if op.rhs in s.retained and s.may_update(op.rhs, op):
         old = s.operand(op.rhs)

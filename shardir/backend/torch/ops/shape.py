@@ -9,7 +9,7 @@ from shardir.dialects.nn.properties import dims_of
 
 
 def _reshape(s: Scope, op: nn.ReshapeOp) -> Text:
-    if s.shape_of(op.x) == s.shape_of(op.out) and s.whole(op.x) == s.whole(op.out):
+    if s.shape_of(op.x) == s.shape_of(op.out) and s.global_shape(op.x) == s.global_shape(op.out):
         return op.x
     x = s.operand(op.x)
     uneven = [d for d in range(len(s.shape_of(op.out))) if not s.is_even(op.out, d)]
@@ -40,13 +40,13 @@ def _broadcast(s: Scope, op: nn.BroadcastOp) -> Text:
     sizes = s.sizes(op.out)
     if s.number(op.x) is not None:
         return s.full(sizes, op.x)
-    if dims == tuple(range(rank)) and s.whole(op.x) == s.whole(op.out):
+    if dims == tuple(range(rank)) and s.global_shape(op.x) == s.global_shape(op.out):
         return op.x
     x, order = s.operand(op.x), sorted(range(len(dims)), key=lambda i: dims[i])
     if order != list(range(len(dims))):
         x = f"{x}.permute({tuple_text(list(map(str, order)))})"
     first = rank - len(dims)
-    if sorted(dims) != list(range(first, rank)):  # not numpy's rule: say where it stands
+    if sorted(dims) != list(range(first, rank)):  # not numpy's rule: index with None
         where = [":" if d in dims else "None" for d in range(min(dims, default=0), rank)]
         x = f"{x}[{', '.join(where)}]" if dims else x
     return f"{x}.expand({tuple_text(sizes)})"

@@ -9,22 +9,22 @@ from shardir.dialects import nn
 
 
 def _slice(s: Scope, op: nn.SliceOp) -> Text:
-    bounds = op.bounds(s.whole(op.x), op.properties)
-    changed = list(op.rows(s.whole(op.x), op.properties))
+    bounds = op.bounds(s.global_shape(op.x), op.properties)
+    changed = list(op.rows(s.global_shape(op.x), op.properties))
     if not changed:
         return op.x
-    text, whole = s.operand(op.x), []
+    text, unsharded = s.operand(op.x), []
     for d in changed:
         start, _, stride = bounds[d]
-        if s.parts(op.x, d) > 1:  # what this rank has of it, among zeros
+        if s.parts(op.x, d) > 1:  # the elements that this rank has, zeros for others
             s.use("ops")
-            rows = f"{start}, {stride}, {s.whole(op.out)[d]}"
+            rows = f"{start}, {stride}, {s.global_shape(op.out)[d]}"
             text = f"ops.taken({text}, {d}, {rows}, {s.start(op.x, d)})"
         else:
-            whole.append(d)
-    if whole:
-        cuts = [":"] * (whole[-1] + 1)
-        for d in whole:
+            unsharded.append(d)
+    if unsharded:
+        cuts = [":"] * (unsharded[-1] + 1)
+        for d in unsharded:
             start, limit, stride = bounds[d]
             cuts[d] = f"{start or ''}:{limit}{f':{stride}' if stride > 1 else ''}"
         text += f"[{', '.join(cuts)}]"
@@ -32,7 +32,7 @@ def _slice(s: Scope, op: nn.SliceOp) -> Text:
 
 
 def _pad(s: Scope, op: nn.PadOp) -> Text:
-    changed = list(op.rows(s.whole(op.x), op.properties))
+    changed = list(op.rows(s.global_shape(op.x), op.properties))
     if not changed:
         return op.x
     s.use("F")

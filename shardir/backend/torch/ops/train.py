@@ -41,8 +41,8 @@ def _number(s: Scope, number: SSAValue, beside: SSAValue) -> str:
     it that type unless the tensor is a scalar too."""
     if (text := s.scalar(number)) is not None:
         return text
-    alike = s.shape_of(beside) or s.element(beside) == "f64"
-    return s.operand(number) if alike else f"{s.operand(number)}.to({s.dtype(beside)})"
+    typed = s.shape_of(beside) or s.element(beside) == "f64"
+    return s.operand(number) if typed else f"{s.operand(number)}.to({s.dtype(beside)})"
 
 
 def _less(s: Scope, w: str, op: train.SgdOp | train.WithVelocity, step: str) -> None:

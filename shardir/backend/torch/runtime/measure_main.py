@@ -5,7 +5,7 @@ Started by measure.py, which puts it beside the runtime's files, with turns.json
     {"programs": ["/where/one", "/where/other"], "rounds": 5, "seconds": 0.02}
 
 Programs are emitted directories. In each round each function has a turn of about so many seconds:
-as many calls as fit, at least one, behind each other. Rank 0 reports, beside what runtime_main.py
+as many calls as fit, at least one, in sequence. Rank 0 reports, beside what runtime_main.py
 does,
 
     {"event": "round", "done": 3, "of": 5}

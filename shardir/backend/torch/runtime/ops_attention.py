@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def causal(q: Tensor, k: Tensor, start: int, mask: Tensor | None = None) -> Tensor:
-    """Which keys a query may attend to, of these rows of q, the first of which is number `start`:
-    those up to its own number. A mask says more: which count (bool), or what is added."""
+    """The mask of the keys that each row of q, the first with index `start`, attends to: those up
+    to its index that `mask` allows (bool), or the sum of both masks."""
     rows = torch.arange(start, start + q.shape[-2], device=q.device)
     allowed = torch.arange(k.shape[-2], device=q.device) <= rows.unsqueeze(-1)
     if mask is None:
@@ -19,7 +19,7 @@ def causal(q: Tensor, k: Tensor, start: int, mask: Tensor | None = None) -> Tens
 
 
 def backward(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, **options: Any) -> tuple[Tensor, ...]:
-    """The cotangents of q, k and v; the forward part is calculated again."""
+    """The cotangents of q, k and v; the forward part is recomputed."""
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, **options)

@@ -1,7 +1,7 @@
 """Random tensor ops of an emitted program. Copied beside every program; needs only torch.
 
-A number depends on the key, the stream and its place in the whole tensor alone, so that it is the
-same on every mesh, and when it is calculated again.
+An element depends on the key, the stream and its index in the global tensor alone, so that it is
+equal on every mesh, and when it is recomputed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def draw(
 def dropout(
     x: Tensor, p: float, shape: Sequence[int], part: Bounds, key: Tensor, stream: int
 ) -> Tensor:
-    """x / (1 - p), but zeros at a share p of the places."""
+    """x / (1 - p), but zeros at a fraction p of the elements."""
     if p == 1:
         return x * 0.0
     seed = runtime_random.seed_at(key, stream)

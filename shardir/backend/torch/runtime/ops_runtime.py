@@ -1,5 +1,5 @@
-"""Tensor ops of an emitted program that torch has no single call for, or that depend on where a
-shard lies. Copied beside every program; needs only torch.
+"""Tensor ops of an emitted program that torch has no single call for, or that depend on the
+position of a shard. Copied beside every program; needs only torch.
 
 `start` is the global index of the first row that this rank holds along the dimension in question,
 `total` the number of rows of all ranks.
@@ -43,7 +43,7 @@ def in_range(ids: Tensor, total: int, allowed: int | None = None) -> Tensor:
 
 
 def local_ids(ids: Tensor, start: int, rows: int, total: int) -> tuple[Tensor, Tensor | None]:
-    """Indices into this rank's rows, and where they lie there (None: everywhere); 0 elsewhere."""
+    """Indices into this rank's shard, 0 for others, and the mask of those in it (None: all)."""
     ids = in_range(ids, total)
     if rows == total:
         return ids, None
@@ -128,7 +128,7 @@ def one_hot(ids: Tensor, rows: int, start: int, total: int, dtype: torch.dtype) 
     return (in_range(ids, total).unsqueeze(-1) == classes).to(dtype)
 
 
-# ---- by place ----------------------------------------------------------------------------------
+# ---- by position ------------------------------------------------------------------------------
 
 
 def taken(x: Tensor, dim: int, start: int, stride: int, rows: int, first: int) -> Tensor:
@@ -151,8 +151,8 @@ def parts(
 
 
 def topk(x: Tensor, k: int, axis: int, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """The k greatest or least along `axis` and their indices. Of equal ones the first comes first,
-    wherever they lie; torch.topk leaves that open, and ranks would not agree."""
+    """The k largest or smallest elements along `axis` and their indices; of equal ones the first
+    (which torch.topk does not specify), so that ranks agree."""
     found = x.sort(dim=axis, descending=largest, stable=True)
     values, indices = (v.narrow(axis, 0, k).contiguous() for v in found)
     return values, indices
@@ -190,25 +190,25 @@ def layer_norm_grad(
     )
 
 
-def greatest(x: Tensor, dims: Sequence[int], keep: bool = False) -> Tensor:
-    """The greatest over dims, of which this rank may hold nothing."""
-    return _extreme(x, dims, keep, torch.amax, least=True)
+def maximum(x: Tensor, dims: Sequence[int], keep: bool = False) -> Tensor:
+    """The maximum over dims, along which this rank's shard may be empty."""
+    return _extreme(x, dims, keep, torch.amax, lowest=True)
 
 
-def least(x: Tensor, dims: Sequence[int], keep: bool = False) -> Tensor:
-    """The least over dims, of which this rank may hold nothing."""
-    return _extreme(x, dims, keep, torch.amin, least=False)
+def minimum(x: Tensor, dims: Sequence[int], keep: bool = False) -> Tensor:
+    """The minimum over dims, along which this rank's shard may be empty."""
+    return _extreme(x, dims, keep, torch.amin, lowest=False)
 
 
-def _extreme(x: Tensor, dims: Sequence[int], keep: bool, take: Any, least: bool) -> Tensor:
+def _extreme(x: Tensor, dims: Sequence[int], keep: bool, take: Any, lowest: bool) -> Tensor:
     if all(x.shape[d] for d in dims):
         return take(x, tuple(dims), keepdim=keep)
     if x.is_floating_point():
-        end = float("-inf" if least else "inf")
+        end = float("-inf" if lowest else "inf")
     elif x.dtype == torch.bool:
-        end = not least
+        end = not lowest
     else:
-        end = torch.iinfo(x.dtype).min if least else torch.iinfo(x.dtype).max
+        end = torch.iinfo(x.dtype).min if lowest else torch.iinfo(x.dtype).max
     shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keep or d not in dims]
     return x.new_full(shape, end)
 
@@ -226,13 +226,13 @@ def spread(
     return x.sum(tuple(dims), keepdim=keep)
 
 
-def contribute(mesh: Any, x: Tensor, axes: tuple) -> Tensor:
+def on_first_rank(mesh: Any, x: Tensor, axes: tuple) -> Tensor:
     """x on the first rank of each group, zeros on the others: a sum over the group is x."""
     return x if mesh.index(axes) == 0 else torch.zeros_like(x)
 
 
 def pad(mesh: Any, x: Tensor, dim: int, axes: tuple, total: int | None = None) -> Tensor:
-    """x at this rank's rows of `dim`, zeros at the others': the sum over the group is the whole.
+    """x in this rank's range of `dim`, zeros elsewhere: the sum over the group is the full value.
 
     total: size of `dim` afterwards, needed where the shards are uneven.
     """
@@ -255,10 +255,10 @@ def constant(
     [start, stop) of each dimension, where this rank holds no more."""
     key = (id(numbers), tuple(shape), dtype, mesh.device, None if part is None else tuple(part))
     if key not in _constants:
-        whole = torch.tensor(numbers, dtype=dtype).view(tuple(shape))
+        full = torch.tensor(numbers, dtype=dtype).view(tuple(shape))
         for dim, (begin, end) in enumerate(part or ()):
-            whole = whole.narrow(dim, begin, end - begin)
-        _constants[key] = numbers, whole.contiguous().to(mesh.device)
+            full = full.narrow(dim, begin, end - begin)
+        _constants[key] = numbers, full.contiguous().to(mesh.device)
     return _constants[key][1]
 
 
@@ -269,7 +269,7 @@ def learning_rate(
     done: Tensor, kind: str, rate: float, warmup: int, steps: int = 0, end: float = 0.0,
     power: float = 1.0, every: int = 1, factor: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    """The learning rate of the step behind `done` steps, by a `#train.schedule` of this kind."""
+    """The learning rate of the step after `done` steps, by a `#train.schedule` of this kind."""
     done = done.double()
     past = (done - warmup).clamp(min=0)
     ramp = ((done + 1) / max(1, warmup)).clamp(max=1)

@@ -1,6 +1,6 @@
 """Convolutions and pools on a rank's part. Copied beside a program that needs it.
 
-`padding` has two numbers for each spatial dimension, before it and behind it. A dimension along
+`padding` has two numbers for each spatial dimension, low and high. A dimension along
 which the kernel is one row that moves by one is part of the batch where torch has no kernel of so
 many dimensions; so are the windows of a split dimension.
 """
@@ -17,7 +17,7 @@ Numbers = Sequence[int]
 
 
 class Slide:
-    """How a kernel slides over the spatial dimensions, without those that are part of the batch."""
+    """A kernel that slides over spatial dimensions, without those that are part of the batch."""
 
     def __init__(
         self, rows: Numbers, kernel: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers
@@ -58,8 +58,8 @@ class Slide:
 
     def places(self, x: Tensor) -> list[int]:
         """The sizes of the spatial dimensions of the result."""
-        rooms = zip(x.shape[2:], self.low, self.high, self.span, self.stride, strict=True)
-        return [(n + low + high - span) // stride + 1 for n, low, high, span, stride in rooms]
+        spatial = zip(x.shape[2:], self.low, self.high, self.span, self.stride, strict=True)
+        return [(n + low + high - span) // stride + 1 for n, low, high, span, stride in spatial]
 
 
 # ---- convolutions ----------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def max_pool(x: Tensor, kernel: Numbers, stride: Numbers, padding: Numbers) -> T
 def max_pool_grad(
     x: Tensor, dy: Tensor, kernel: Numbers, stride: Numbers, padding: Numbers
 ) -> Tensor:
-    """The cotangent of x. Where the greatest were is found by calculating them again."""
+    """The cotangent of x. The forward part is recomputed, to find the maxima."""
     if not x.numel():
         return torch.zeros_like(x)
     with torch.enable_grad():

@@ -68,10 +68,10 @@ def _added(x: Tensor, dim: int, step: int) -> Tensor:
 # ---- over ranks ------------------------------------------------------------------------------
 
 
-class Plan(NamedTuple):
-    """What goes where: the members in torch's order; for each the rows of ours in its windows, and
-    the rows of its in our windows, counted from our first row and from our windows' first; the
-    rows and windows that we hold, and where they begin."""
+class _HaloTransfers(NamedTuple):
+    """The transfers of a halo exchange, for each member in torch's order: the rows of this shard in
+    its windows, and the rows of its shard in this rank's windows, relative to the first row of this
+    shard and of these windows; the ranges of rows and windows here, and the windows' first row."""
 
     process_group: object
     given: list[list[Run]]
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
     first: int
 
 
-_plans: dict[tuple, Plan] = {}
+_transfers: dict[tuple, _HaloTransfers] = {}
 
 
 def unfold_split(
@@ -89,11 +89,11 @@ def unfold_split(
     offset: int, lowest: bool = False,
 ) -> Tensor:  # fmt: skip
     """This rank's part of `count` windows of a dimension of `rows`, both split over the axes."""
-    plan = _plan(mesh, axes, rows, count, size, step, offset)
-    begin, end = plan.windows
+    transfers = _transfers_of(mesh, axes, rows, count, size, step, offset)
+    begin, end = transfers.windows
     length = max(end - begin - 1, 0) * step + (size if end > begin else 0)
-    buffer = span(x, dim, plan.first - plan.rows[0], length, lowest)
-    _move(plan, x, plan.given, buffer, plan.taken, dim, add=False)
+    buffer = span(x, dim, transfers.first - transfers.rows[0], length, lowest)
+    _move(transfers, x, transfers.given, buffer, transfers.taken, dim, add=False)
     return unfold(buffer, dim, end - begin, size, step, 0)
 
 
@@ -102,17 +102,17 @@ def fold_split(
     offset: int,
 ) -> Tensor:  # fmt: skip
     """This rank's part of the rows to which the windows of all ranks are added."""
-    plan = _plan(mesh, axes, rows, count, size, step, offset)
+    transfers = _transfers_of(mesh, axes, rows, count, size, step, offset)
     added = _added(x, dim, step)
-    first, last = plan.rows
-    out = span(added, dim, first - plan.first, last - first).clone()
-    _move(plan, added, plan.taken, out, plan.given, dim, add=True)
+    first, last = transfers.rows
+    out = span(added, dim, first - transfers.first, last - first).clone()
+    _move(transfers, added, transfers.taken, out, transfers.given, dim, add=True)
     return out
 
 
 def _move(
-    plan: Plan, x: Tensor, sends: list[list[Run]], out: Tensor, receives: list[list[Run]], dim: int,
-    add: bool,
+    transfers: _HaloTransfers, x: Tensor, sends: list[list[Run]], out: Tensor,
+    receives: list[list[Run]], dim: int, add: bool,
 ) -> None:  # fmt: skip
     """Send runs of rows of x, and put those received into `out`, or add them."""
     per_row = math.prod(x.shape[:dim]) * math.prod(x.shape[dim + 1 :])
@@ -125,7 +125,7 @@ def _move(
         buffers.in_transport_dtype(sent),
         sizes[1],
         sizes[0],
-        group=plan.process_group,
+        group=transfers.process_group,
     )
     at = 0
     for a, b in (run for runs in receives for run in runs):
@@ -135,11 +135,11 @@ def _move(
         at += part.numel()
 
 
-def _plan(
+def _transfers_of(
     mesh: rt.Mesh, axes: rt.Axes, rows: int, count: int, size: int, step: int, offset: int
-) -> Plan:
+) -> _HaloTransfers:
     key = (id(mesh), axes, rows, count, size, step, offset)
-    if key not in _plans:
+    if key not in _transfers:
         mine, windows = mesh.bounds(rows, axes), mesh.bounds(count, axes)
         first = windows[0] * step + offset
         ours = _needed(windows, size, step, offset)
@@ -150,8 +150,8 @@ def _plan(
             given.append(_within(theirs, mine, mine[0]) if away else [])
             taken.append(_within(ours, mesh.bounds(rows, axes, other), first) if away else [])
         group = mesh.group(axes).process_group
-        _plans[key] = Plan(group, given, taken, mine, windows, first)
-    return _plans[key]
+        _transfers[key] = _HaloTransfers(group, given, taken, mine, windows, first)
+    return _transfers[key]
 
 
 def _needed(windows: Run, size: int, step: int, offset: int) -> list[Run]:
@@ -167,6 +167,6 @@ def _needed(windows: Run, size: int, step: int, offset: int) -> list[Run]:
 
 
 def _within(runs: list[Run], part: Run, first: int) -> list[Run]:
-    """What lies in a part of the rows, counted from row `first`."""
+    """The intersection of runs with a part of the rows, relative to row `first`."""
     cut = [(max(a, part[0]) - first, min(b, part[1]) - first) for a, b in runs]
     return [(a, b) for a, b in cut if a < b]

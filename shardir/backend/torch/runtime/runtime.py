@@ -347,7 +347,7 @@ def _all_to_all(
     return buffers.Pending(work, finish)
 
 
-# ---- whole values ----------------------------------------------------------------------------
+# ---- global values ---------------------------------------------------------------------------
 
 
 def local_bounds(mesh: Mesh, shape: Sequence[int], dims: Sequence[Axes]) -> list[tuple[int, int]]:
@@ -359,7 +359,7 @@ def gather_global(
     mesh: Mesh, x: Tensor, dims: Sequence[Axes], partial: tuple[str, Axes] | None,
     shape: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    """The whole value on every rank, from what each holds of it.
+    """The global value on every rank, from their shards.
 
     dims: the axes that split each dimension; partial: the reduction still due, and its axes.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Events:
-    """Where reports go: to the launcher as JSON lines, or to people."""
+    """The destination of reports: the launcher, as JSON lines, or stdout, as sentences."""
 
     def __init__(self, rank: int):
         self.rank = rank
@@ -34,7 +34,7 @@ class Events:
             while data:
                 data = data[os.write(self.fd, data) :]
         except OSError:
-            self.fd = None  # nobody listens any more
+            self.fd = None  # the launcher is gone
 
 
 def _sentence(event: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""An exchange: from any split of a tensor to any other, each rank fetching exactly what it lacks.
+"""An exchange: from any split of a tensor to any other, each rank fetching what it lacks.
 
 A rank takes each piece of its new shard from the rank that holds it and otherwise has the same
 coordinates. All pieces between two ranks travel together, in one all-to-all of uneven parts.
@@ -18,9 +18,10 @@ Dims = tuple[rt.Axes, ...]
 Region = tuple[tuple[int, int], ...]
 
 
-class Plan(NamedTuple):
-    """What goes where: the members in torch's order, what each gets of our shard, what each gives
-    of our new one, and what we keep ourselves (from, to)."""
+class _Transfers(NamedTuple):
+    """The transfers of an exchange: for each member, in torch's order, the regions of this rank's
+    shard that it receives, and those of the new shard that it sends; and the regions that this rank
+    retains (from, to)."""
 
     process_group: object
     sends: list[list[Region]]
@@ -29,7 +30,7 @@ class Plan(NamedTuple):
     shape: list[int]
 
 
-_plans: dict[tuple, Plan] = {}
+_transfers: dict[tuple, _Transfers] = {}
 
 
 def exchange(
@@ -37,17 +38,22 @@ def exchange(
 ) -> Tensor:
     """This rank's shard after the exchange.
 
-    shape: of the whole tensor. source, target: the axes that split each dimension before and after.
+    shape: the global shape. source, target: the axes that split each dimension before and after.
     """
     key = (id(mesh), shape, source, target)
-    plan = _plans.get(key) or _plans.setdefault(key, _plan(mesh, shape, source, target))
-    out = x.new_empty(plan.shape)
-    for here, there in plan.kept:
+    transfers = _transfers.get(key) or _transfers.setdefault(
+        key, _transfers_of(mesh, shape, source, target)
+    )
+    out = x.new_empty(transfers.shape)
+    for here, there in transfers.kept:
         _part(out, there).copy_(_part(x, here))
-    if len(plan.sends) == 1:
+    if len(transfers.sends) == 1:
         return out
-    sizes = [[sum(map(_size, regions)) for regions in side] for side in (plan.sends, plan.receives)]
-    flat = [_part(x, region).reshape(-1) for regions in plan.sends for region in regions]
+    sizes = [
+        [sum(map(_size, regions)) for regions in side]
+        for side in (transfers.sends, transfers.receives)
+    ]
+    flat = [_part(x, region).reshape(-1) for regions in transfers.sends for region in regions]
     sent = torch.cat(flat) if flat else x.new_empty(0)
     got = x.new_empty(sum(sizes[1]))
     dist.all_to_all_single(
@@ -55,17 +61,17 @@ def exchange(
         buffers.in_transport_dtype(sent),
         sizes[1],
         sizes[0],
-        group=plan.process_group,
+        group=transfers.process_group,
     )
     start = 0
-    for region in (r for regions in plan.receives for r in regions):
+    for region in (r for regions in transfers.receives for r in regions):
         part = _part(out, region)
         part.copy_(got[start : start + part.numel()].view(part.shape))
         start += part.numel()
     return out
 
 
-def _plan(mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: Dims) -> Plan:
+def _transfers_of(mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: Dims) -> _Transfers:
     axes = tuple(a for s, t in zip(source, target, strict=True) if s != t for a in s)
     members = sorted(mesh.members(axes, mesh.rank))
     rank = mesh.rank
@@ -84,13 +90,13 @@ def _plan(mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: Dims) -> 
         sends.append(given)
         receives.append(taken)
     group = mesh.group(axes).process_group
-    return Plan(group, sends, receives, kept, [stop - start for start, stop in new])
+    return _Transfers(group, sends, receives, kept, [stop - start for start, stop in new])
 
 
 def _pieces(
     mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: Dims, rank: int
 ) -> list[tuple[int, Region]]:
-    """The rank that holds each piece of a rank's new shard, and the piece, in the whole tensor."""
+    """The rank that holds each piece of a rank's new shard, and the piece, in global indices."""
     cells = []
     for n, axes, (low, high) in zip(shape, source, _bounds(mesh, shape, target, rank), strict=True):
         shards = [mesh.bounds(n, axes, member) for member in mesh.members(axes, rank)]
@@ -106,7 +112,7 @@ def _pieces(
 
 
 def _bounds(mesh: rt.Mesh, shape: tuple[int, ...], dims: Dims, rank: int) -> Region:
-    """What a rank holds of the whole tensor."""
+    """The region of the global tensor that a rank holds."""
     return tuple(mesh.bounds(n, axes, rank) for n, axes in zip(shape, dims, strict=True))
 
 

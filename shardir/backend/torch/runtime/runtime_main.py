@@ -159,8 +159,8 @@ def start(plan: Plan, options: argparse.Namespace) -> rt.Mesh:
 
 
 def _launchers_store(rank: int, size: int) -> Any:
-    """Where all ranks meet, however late the last one is. Rank 0 serves it on the socket that the
-    launcher opened, so that nobody can have taken the port."""
+    """The store in which all ranks meet, however late the last one is. Rank 0 serves it on the
+    socket that the launcher opened, so that the port cannot be taken."""
     socket = os.environ.get("SHARDIR_STORE_FD")
     if socket is None:
         return None  # torchrun: from the environment
@@ -209,7 +209,7 @@ class Runner:
                 self._results(function, outputs, dump, options.dump, report=True)
         if options.dump:
             for key, value in self.states.items():
-                dump[f"states/{key}"] = self._whole(value, self.types[key])
+                dump[f"states/{key}"] = self._gathered(value, self.types[key])
             if self.mesh.rank == 0:
                 save_npz(Path(options.dump), dump)
 
@@ -258,8 +258,8 @@ class Runner:
         return outputs
 
     def _check(self, function: Function, outputs: list[Tensor]) -> None:
-        """What the function returned is what the plan says; else an error shows up far from
-        here."""
+        """Raise PlanError unless the results have the types of the plan: a later error would be
+        hard to trace."""
         if len(outputs) != len(function.results):
             raise PlanError(
                 f"{function.name} returns {len(outputs)} results, not {len(function.results)}"
@@ -282,10 +282,10 @@ class Runner:
             small = report and count <= REPORTED_ELEMENTS
             if result.updates or not (small or dumping):
                 continue
-            whole = self._whole(output, result, result.partial)
-            dump[f"results/{function.name}/{i}"] = whole
+            full = self._gathered(output, result, result.partial)
+            dump[f"results/{function.name}/{i}"] = full
             if report:
-                value = whole.tolist() if small else None
+                value = full.tolist() if small else None
                 self.events.send(
                     event="result", function=function.name, name=result.name,
                     shape=result.shape, dtype=result.dtype, value=value,
@@ -296,7 +296,7 @@ class Runner:
     def _bounds(self, value: Value) -> list[tuple[int, int]]:
         return rt.local_bounds(self.mesh, value.shape, value.dims)
 
-    def _whole(self, x: Tensor, value: Value, partial: Any = None) -> Tensor:
+    def _gathered(self, x: Tensor, value: Value, partial: Any = None) -> Tensor:
         return rt.gather_global(self.mesh, x, value.dims, partial, value.shape)
 
     def _state(self, arg: Argument) -> Tensor:
@@ -304,15 +304,15 @@ class Runner:
         have = self.types[arg.key]
         if have.dims == arg.dims:
             return self.states[arg.key]
-        whole = self._whole(self.states[arg.key], have)
-        return _part(whole, self._bounds(arg)).contiguous()
+        full = self._gathered(self.states[arg.key], have)
+        return _part(full, self._bounds(arg)).contiguous()
 
     def _filled(self, arg: Argument) -> Tensor:
         """This rank's part of an initial value: the same numbers on any mesh."""
         kind, bounds = arg.init["kind"], self._bounds(arg)
         if kind == "file":
-            whole = open_npy(self.plan.directory / arg.init["file"])
-            return _part(whole, bounds).to(self.mesh.device, DTYPES[arg.dtype], copy=True)
+            full = open_npy(self.plan.directory / arg.init["file"])
+            return _part(full, bounds).to(self.mesh.device, DTYPES[arg.dtype], copy=True)
         key = f"{self.seed}/{arg.key}"
         filled = runtime_random.fill(kind, arg.init, arg.shape, bounds, key, DTYPES[arg.dtype])
         return filled.to(self.mesh.device)

@@ -1,7 +1,7 @@
 # ruff: noqa: B905
-"""Where a rank of an emitted program stands: its shards, its place in the mesh, its groups.
+"""The mesh of an emitted program, as a rank sees it: shards, coordinates and groups.
 
-A part of the runtime (runtime.py says what axes, groups and shards are); needs only torch.
+A part of the runtime (runtime.py defines axes, groups and shards); needs only torch.
 """
 
 import itertools
@@ -50,7 +50,7 @@ class Group:
 
 
 class Mesh:
-    """Where this rank stands among all ranks: rank = row-major index over the named axes."""
+    """The mesh and this rank's position in it: rank = row-major index over the named axes."""
 
     def __init__(self, axes: Sequence[tuple[str, int]], rank: int = 0, device: Any = "cpu"):
         self.axes = {name: size for name, size in axes}
@@ -129,7 +129,7 @@ class Mesh:
         """The process group of all point-to-point transfers; all ranks must ask at the same time.
 
         A group of its own, since torch counts a transfer as a collective of its group: ranks that
-        take no part would fall behind, which TORCH_DISTRIBUTED_DEBUG=DETAIL reports as an error.
+        take no part would count fewer, which TORCH_DISTRIBUTED_DEBUG=DETAIL reports as an error.
         """
         if self._peers is None:
             self._peers = self._connected(dist.new_group(list(range(self.size))))

@@ -50,7 +50,7 @@ Axes = tuple  # of names and (name, pre, size)
 
 
 class Sized(tuple):
-    """Axes that split a dimension into shards of stated sizes."""
+    """Axes that split a dimension into shards of explicit sizes."""
 
     sizes: tuple[int, ...]
 
@@ -70,7 +70,7 @@ class Sized(tuple):
 
 
 class PlanError(Exception):
-    """What is wrong with a directory or its plan, in one sentence for people."""
+    """The reason why a directory or its plan is not valid: one message for users."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that plan.json says."""
+    """The content of plan.json."""
 
     directory: Path
     mesh_name: str
@@ -175,12 +175,12 @@ class _Place:
         self.value, self.path = value, path
 
     def fail(self, message: str) -> PlanError:
-        return PlanError(f"{self.path or 'the whole'}: {message}")
+        return PlanError(f"{self.path}: {message}" if self.path else message)
 
     def get(self, name: str, kind: Any = object, **default: Any) -> "_Place":
         """A field of this object; without it, the `default` if there is one."""
         if not isinstance(self.value, dict):
-            raise self.fail(f"an object is expected, not {_show(self.value)}")
+            raise self.fail(f"expected an object, got {_show(self.value)}")
         path = f"{self.path}.{name}" if self.path else name
         if name not in self.value and not default:
             raise self.fail(f"the field {name!r} is missing")
@@ -190,22 +190,22 @@ class _Place:
         kinds = kind if isinstance(kind, tuple) else (kind,)
         right = isinstance(self.value, kinds)
         if not right or (isinstance(self.value, bool) and not {bool, object} & {*kinds}):
-            raise self.fail(f"{_names(kinds)} is expected, not {_show(self.value)}")
+            raise self.fail(f"expected {_names(kinds)}, got {_show(self.value)}")
         return self
 
     def one_of(self, choices: Any) -> str:
         if self.value not in choices:
-            raise self.fail(f"one of {', '.join(choices)} is expected, not {_show(self.value)}")
+            raise self.fail(f"expected one of {', '.join(choices)}, got {_show(self.value)}")
         return self.value
 
     def items(self) -> "list[_Place]":
         self.of(list)
         return [_Place(item, f"{self.path}[{i}]") for i, item in enumerate(self.value)]
 
-    def ints(self, least: int) -> tuple[int, ...]:
+    def ints(self, minimum: int) -> tuple[int, ...]:
         for item in self.items():
-            if item.of(int).value < least:
-                raise item.fail(f"at least {least} is expected, not {item.value}")
+            if item.of(int).value < minimum:
+                raise item.fail(f"expected at least {minimum}, got {item.value}")
         return tuple(self.value)
 
 
@@ -223,12 +223,12 @@ def _names(kinds: tuple) -> str:
 def _plan(top: _Place, directory: Path) -> Plan:
     version = top.get("version").value
     if version != 1:
-        raise top.fail(f"version {_show(version)} is not known here; this runtime reads version 1")
+        raise top.fail(f"expected version 1, got {_show(version)}")
     mesh = top.get("mesh", dict)
     sizes: dict[str, int] = {}
     for pair in mesh.get("axes").items():
         if len(pair.of(list).value) != 2:
-            raise pair.fail("[name, size] is expected")
+            raise pair.fail(f"expected [name, size], got {_show(pair.value)}")
         name, size = pair.items()
         if name.of(str).value in sizes:
             raise name.fail(f"the axis {name.value!r} stands there twice")
@@ -262,9 +262,11 @@ def _axes(place: _Place, sizes: dict[str, int]) -> Axes:
             name = parts[0].of(str).value
             pre, size = _Place(item.value[1:], item.path).ints(1)
         else:
-            raise item.fail(f"an axis or [axis, pre, size] is expected, not {_show(item.value)}")
+            raise item.fail(f"expected an axis or [axis, pre, size], got {_show(item.value)}")
         if name not in sizes:
-            raise item.fail(f"the mesh has no axis {name!r}; it has {', '.join(sizes) or 'none'}")
+            raise item.fail(
+                f"expected an axis of the mesh ({', '.join(sizes) or 'none'}), got {name!r}"
+            )
         if sizes[name] % (pre * size):
             raise item.fail(f"{pre} * {size} does not divide the axis {name!r} of {sizes[name]}")
         axes.append(item.value if isinstance(item.value, str) else (name, pre, size))
@@ -354,8 +356,8 @@ def _check_init(place: _Place, arg: Argument, kind: str, directory: Path) -> Non
         if arg.role != "input":
             right = list(shape) == want
         else:  # a batch of rows, or the first ones
-            least = 1 if kind == "step" else want[0] if want else 0
-            right = bool(want) and list(shape[1:]) == want[1:] and shape[0] >= least
+            minimum = 1 if kind == "step" else want[0] if want else 0
+            right = bool(want) and list(shape[1:]) == want[1:] and shape[0] >= minimum
         number, count = (place.get(n, int, default=d).value for n, d in _MICROBATCH.items())
         if not 0 <= number < count:
             raise place.fail(f"there is no microbatch {number} of {count}")
@@ -379,7 +381,7 @@ def file_of(directory: Path, init: _Place) -> Path:
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """What an .npy file says of its array: numpy's type text, shape, and where the data begin."""
+    """The header of an .npy file: numpy's type text, the shape, and the offset of the data."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""Numbers that depend on nothing but a key and their place: the same bits on every mesh.
+"""Random numbers that depend on a key and their index alone: equal bits on every mesh.
 
-Element i (row-major, in the whole tensor) of the tensor named by `key` is made from the i-th output
-of splitmix64 started at a hash of the key. Each rank computes only what it holds. Logarithm,
+Element i (row-major, in the global tensor) of the tensor named by `key` is made from the i-th
+output of splitmix64 started at a hash of the key. Each rank computes only what it holds. Logarithm,
 sine and root are spelled out in the four operations, whose rounding IEEE 754 fixes, since
 libraries and devices differ in the last bit (torch's root is not numpy's). numpy's twin of this
 file is shardir/dialects/random.py.
@@ -96,7 +96,7 @@ def seed_at(key: Tensor, stream: int) -> Tensor:
 
 
 def kept(p: float, seed: Tensor, index: Tensor) -> Tensor:
-    """Where the uniform numbers of these places are at least p."""
+    """The mask of these indices whose uniform number is at least p."""
     return _shifted(_bits(seed, index), 11) >= math.ceil(p * 2.0**53)
 
 
@@ -133,10 +133,10 @@ def fill(
     if kind == "constant":
         return torch.full(local, params["value"], dtype=dtype)
     if kind == "values":
-        whole = torch.tensor(params["data"], dtype=dtype).reshape(list(shape))
+        full = torch.tensor(params["data"], dtype=dtype).reshape(list(shape))
         for dim, (start, stop) in enumerate(slices):
-            whole = whole.narrow(dim, start, stop - start)
-        return whole.contiguous()
+            full = full.narrow(dim, start, stop - start)
+        return full.contiguous()
     seed = key if isinstance(key, Tensor) else seed_of(key)
     out = torch.empty(local, dtype=dtype, device=key.device if isinstance(key, Tensor) else "cpu")
     flat = out.view(-1)
@@ -151,7 +151,7 @@ def fill(
 def runs(
     shape: Sequence[int], slices: Sequence[tuple[int, int]], device: torch.device
 ) -> Iterator[tuple[int, int, Tensor]]:
-    """Runs [begin, end) of the elements of a part, flat, and the row-major index in the whole
+    """Runs [begin, end) of the elements of a part, flat, and the row-major index in the global
     tensor of each element."""
     total = math.prod(stop - start for start, stop in slices)
     most = _CHUNK if device.type == "cpu" else total
@@ -161,10 +161,10 @@ def runs(
 
 
 def _places(shape: Sequence[int], slices: Sequence[tuple[int, int]], rest: Tensor) -> Tensor:
-    """The row-major index in the whole tensor of the elements with these indices in the part."""
+    """The row-major index in the global tensor of the elements with these indices in the part."""
     if all(stop - start == n for n, (start, stop) in list(zip(shape, slices, strict=True))[1:]):
         first = slices[0][0] * math.prod(shape[1:]) if shape else 0
-        return rest + first  # whole rows
+        return rest + first  # complete rows
     place, stride = torch.zeros_like(rest), 1
     for size, (start, stop) in zip(reversed(shape), reversed(slices), strict=True):
         place += (rest % (stop - start) + start) * stride

@@ -122,7 +122,7 @@ def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
 def recv(
     mesh: Mesh, shape: Sequence[int], dtype: torch.dtype, source: int, target: int, axes: Axes
 ) -> Tensor:
-    """What `source` sent, on the target; zeros on all other ranks."""
+    """The value that `source` sent, on the target; zeros on all other ranks."""
     group = mesh.group(axes)
     peers = None if source == target else mesh.peers()
     if group.index != target:

@@ -1,4 +1,4 @@
-"""Collectives in which all devices of a group do the same."""
+"""Collectives in which all devices of a group do the same, and the wait for one in flight."""
 
 from xdsl.ir import Operation, SSAValue
 
@@ -48,7 +48,7 @@ def _all_gather(s: Scope, op: dist.AllGatherOp) -> Text:
     if is_trivial(s, op):
         return None
     dim = op.dim.value.data
-    explain(s, op, "all-gather", f"{needed_by(op)} dimension {dim} of {names_of(op)} whole")
+    explain(s, op, "all-gather", f"{needed_by(op)} all of dimension {dim} of {names_of(op)}")
     tail = f"{dim}, {axes_text(op.axes.data)}{gathered_sizes(s, op, dim)}"
     write_fused(s, op, "all_gather", tail)
     return None
@@ -86,9 +86,10 @@ def _exchange(s: Scope, op: dist.ExchangeOp) -> Text:
     explain(s, op, "exchange", f"{needed_by(op)} {names_of(op)} split otherwise")
 
     def text(v: SSAValue, out: SSAValue) -> str:
-        shape = tuple_text(list(map(str, s.whole(v))))
+        shape = tuple_text(list(map(str, s.global_shape(v))))
         ends = [
-            tuple_text([axes_text(s.axes(x, d)) for d in range(len(s.whole(x)))]) for x in (v, out)
+            tuple_text([axes_text(s.axes(x, d)) for d in range(len(s.global_shape(x)))])
+            for x in (v, out)
         ]
         return f"moves.exchange(mesh, {s.operand(v)}, {shape}, {', '.join(ends)})"
 
@@ -105,10 +106,10 @@ def _replicated_to_partial(s: Scope, op: dist.ReplicatedToPartialOp) -> Text:
             s.same(out, v)
         return None
     s.use("ops")
-    s.note(f"a partial sum {over(s, op.axes.data)}, no communication: the first rank has it all")
+    s.note(f"a partial sum {over(s, op.axes.data)}, no communication: zeros but on the first rank")
     s.left(op)
     write_each(
-        s, op, lambda v, _: f"ops.contribute(mesh, {s.operand(v)}, {axes_text(op.axes.data)})"
+        s, op, lambda v, _: f"ops.on_first_rank(mesh, {s.operand(v)}, {axes_text(op.axes.data)})"
     )
     return None
 

@@ -19,7 +19,7 @@ from shardir.backend.torch.ops.dist.comments import (
 from shardir.backend.torch.ops.dist.shards import check_nesting, gathered_size
 from shardir.backend.torch.ops.dist.text import call, is_trivial, write_each
 from shardir.cost.seconds import size_of
-from shardir.diagnostics import Failure
+from shardir.diagnostics import Failure, coded
 from shardir.dialects import dist
 
 
@@ -36,7 +36,7 @@ def _gather(s: Scope, op: dist.GatherToRootOp) -> Text:
     if is_trivial(s, op):
         return None
     dim, root = op.dim.value.data, op.root.value.data
-    explain(s, op, f"gather to position {root}", f"{needed_by(op)} dimension {dim} whole there")
+    explain(s, op, f"gather to position {root}", f"{needed_by(op)} all of dimension {dim} there")
 
     def text(v: SSAValue, out: SSAValue) -> str:
         total = gathered_size(s, op, v, out, dim)
@@ -79,28 +79,32 @@ def _ends(s: Scope, op: dist.SendOp | dist.RecvOp) -> str:
 
 
 def _send(s: Scope, op: dist.SendOp) -> Text:
-    s.mail.setdefault(_ends(s, op), deque()).append(op)
+    s.pending_sends.setdefault(_ends(s, op), deque()).append(op)
     number = size_text(size_of(op.value))
     ends = f"from position {op.source.value.data} to {op.target.value.data}"
     cause = origin(producer(op.value))
     s.note(f"send {ends} {over(s, op.axes.data)}, {number}: {cause} is used there")
     s.line(f"rt.send(mesh, {s.operand(op.value)}, {_ends(s, op)})")
-    s.place = None
+    s.source_line = None
     return None
 
 
 def _recv(s: Scope, op: dist.RecvOp) -> Text:
-    waiting = s.mail.get(_ends(s, op))
+    waiting = s.pending_sends.get(_ends(s, op))
     if not waiting:
-        raise Failure.at(op, "[C11] a dist.recv without a dist.send before it: a deadlock")
+        raise Failure.at(
+            op, coded("C11", "expected a dist.send before each dist.recv, got none: a deadlock")
+        )
     sent = waiting.popleft().value
     if s.shape_of(sent) != s.shape_of(op.out) or s.element(sent) != s.element(op.out):
-        raise Failure.at(op, f"[C11] what is sent is {sent.type}, what is received {op.out.type}")
+        raise Failure.at(
+            op, coded("C11", f"expected a dist.recv of {sent.type}, got {op.out.type}")
+        )
     number = size_text(size_of(op.out))
-    users = listed_names(list(dict.fromkeys(readers(op.out))) or ["nobody"], 2)
+    users = listed_names(list(dict.fromkeys(readers(op.out))) or ["no op"], 2)
     s.note(f"receive at position {op.target.value.data} from {op.source.value.data} "
            f"{over(s, op.axes.data)}, {number}: for {users}")  # fmt: skip
-    s.place = None
+    s.source_line = None
     return f"rt.recv(mesh, {tuple_text(s.sizes(op.out))}, {s.dtype(op.out)}, {_ends(s, op)})"
 
 

@@ -1,4 +1,4 @@
-"""The comment of a collective: its ranks, its bytes, and the ops that are the reason for it."""
+"""The comment of a collective: its group, its bytes, and the ops that cause it."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,8 @@ from shardir.dialects import dist, nn
 
 
 def explain(s: Scope, op: dist.CollectiveOp, what: str, reason: str) -> None:
-    """The comment: what goes over which ranks, its bytes per device, and the cause."""
+    """Write the comment: the collective, its group, the bytes of its message (of the larger of the
+    operands and the results on a device), and the reason."""
     pairs = zip(op.values, op.outs, strict=True)
     number = sum(max(size_of(v), size_of(o)) for v, o in pairs)
     fused = f" of {len(op.values)} tensors in one buffer" if len(op.values) > 1 else ""
@@ -37,13 +38,13 @@ def listed_names(items: list[str], most: int = 4) -> str:
 
 
 def made_by(op: dist.CollectiveOp) -> str:
-    """What left the operands as they are: the ops behind views and earlier collectives."""
+    """The ops that produce the operands, before views and other collectives."""
     causes = list(dict.fromkeys(origin(producer(v)) for v in op.values))
     return f"{listed_names(causes)} {'leaves' if len(causes) == 1 else 'leave'}"
 
 
 def producer(v: SSAValue) -> SSAValue:
-    """The value behind views and other collectives."""
+    """The value before views and other collectives."""
     passing = (nn.ReshapeOp, nn.TransposeOp, nn.BroadcastOp, nn.ConvertOp, nn.StopGradientOp)
     while isinstance(v.owner, (*passing, dist.CollectiveOp, dist.WaitOp)):
         assert isinstance(v, OpResult)
@@ -52,7 +53,7 @@ def producer(v: SSAValue) -> SSAValue:
 
 
 def needed_by(op: dist.CollectiveOp) -> str:
-    """Who reads the results, behind views and other collectives."""
+    """The ops that read the results, after views and other collectives."""
     users: list[str] = []
     for out in op.outs:
         users += (t for t in readers(out) if t not in users)

@@ -12,7 +12,8 @@ from shardir.dialects import dist
 
 @lru_cache(maxsize=4096)
 def _nests(total: int, outer: int, inner: int) -> bool:
-    """Whether splitting each of `outer` shards into `inner` ones gives the shards of the whole."""
+    """Whether each of `outer` shards, split into `inner` ones, has the shards of a split of `total`
+    over both."""
     for k in range(outer):
         first, last = shard_bounds(total, outer, k)
         for j in range(inner):
@@ -24,33 +25,33 @@ def _nests(total: int, outer: int, inner: int) -> bool:
 
 
 def check_nesting(s: Scope, op: dist.CollectiveOp, v: SSAValue, dim: int, minor: int) -> None:
-    """Raises Failure when a dimension is split twice and the shards do not lie within each other.
+    """Raise Failure where a dimension is split twice and its shards are not nested.
 
     `v` is the value with the finer split; `minor` how many of its axes the collective is over.
     """
     assert s.mesh is not None
     axes = s.axes(v, dim)
     outer = axes[: len(axes) - minor]
-    total = s.whole(v)[dim]
+    total = s.global_shape(v)[dim]
     if outer and not _nests(total, s.mesh.extent(outer), s.mesh.extent(axes[len(outer) :])):
         cut = s.mesh.extent(outer), s.mesh.extent(axes)
         raise Failure.at(
-            op, f"dimension {dim} of {total} rows: its {cut[1]} shards do not lie within its "
-            f"{cut[0]} shards over the major axes; move all of its axes in one collective, or make "
-            f"the size a multiple of {cut[1]}",
+            op, f"expected nested shards of dimension {dim} of size {total}, got "
+            f"{cut[1]} that are not within the {cut[0]} over the major axes; move all of its axes "
+            f"in one collective, or make the size a multiple of {cut[1]}",
         )  # fmt: skip
 
 
 def gathered_size(
     s: Scope, op: dist.CollectiveOp, v: SSAValue, out: SSAValue, dim: int
 ) -> str | None:
-    """The size of a dimension after gathering, where that is not n times the one before."""
+    """The size of a dimension after gathering, where that is not n times the size before."""
     check_nesting(s, op, v, dim, len(op.axes.data))
-    return None if s.is_even(v, dim) else s.rows(s.whole(out)[dim], s.axes(out, dim))
+    return None if s.is_even(v, dim) else s.rows(s.global_shape(out)[dim], s.axes(out, dim))
 
 
 def gathered_sizes(s: Scope, op: dist.CollectiveOp, dim: int) -> str:
-    """`, total=...` where the sizes of the dimension after gathering are to be said."""
+    """`, total=...` where a size of the dimension after gathering is not n times that before."""
     totals = [gathered_size(s, op, v, o, dim) for v, o in zip(op.values, op.outs, strict=True)]
     if not any(totals):
         return ""

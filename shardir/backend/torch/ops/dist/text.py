@@ -10,8 +10,8 @@ from shardir.dialects import dist
 
 
 def write_fused(s: Scope, op: dist.CollectiveOp, call: str, tail: str) -> None:
-    """`a, b = rt.call(mesh, [a, b], tail)`, over several lines where that is long. One that is only
-    started gives one thing, for which `dist.wait` waits."""
+    """`a, b = rt.call(mesh, [a, b], tail)`, over several lines where that is long. One that is
+    started returns one object, for which `dist.wait` waits."""
     given = [s.operand(v) for v in op.values]
     if dist.is_started(op):
         first, *more = op.outs
@@ -37,7 +37,7 @@ def write_fused(s: Scope, op: dist.CollectiveOp, call: str, tail: str) -> None:
 
 
 def write_each(s: Scope, op: dist.CollectiveOp, text: Callable[[SSAValue, SSAValue], str]) -> None:
-    """One line per value, for what does not travel together."""
+    """Write one line per value, for collectives without a common buffer."""
     for v, out in zip(op.values, op.outs, strict=True):
         expression = text(v, out)
         left = s.result(out, op).name if s.is_read(out) else "_"
@@ -45,7 +45,7 @@ def write_each(s: Scope, op: dist.CollectiveOp, text: Callable[[SSAValue, SSAVal
 
 
 def is_trivial(s: Scope, op: dist.CollectiveOp) -> bool:
-    """A collective over one rank is nothing."""
+    """Whether a collective is over one rank; its results then share the operands' variables."""
     if s.mesh is not None and s.mesh.extent(op.axes.data) > 1:
         return False
     for v, out in zip(op.values, op.outs, strict=True):
