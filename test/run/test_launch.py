@@ -230,7 +230,7 @@ CHANGES = {
     "mesh.axes[1][0]: the axis 'dp' stands there twice": lambda p: p["mesh"]["axes"][1].__setitem__(
         0, "dp"
     ),
-    "functions.step.args[0].dtype: expected one of f32, f64, bf16, f16, i64, i32, i1, got": lambda p: (
+    "step.args[0].dtype: expected one of f32, f64, bf16, f16, i64, i32, i1, got": lambda p: (
         first_arg(p).update(dtype="f8")
     ),
     "expected an axis of the mesh (dp, tp), got 'pp'": lambda p: first_arg(p).update(
