@@ -1,4 +1,4 @@
-"""Floor 2: the dialects. `DIALECTS` is what xDSL discovers, one line each."""
+"""Layer 2: the dialects. `DIALECTS` is what xDSL discovers, one line each."""
 
 from collections.abc import Callable
 

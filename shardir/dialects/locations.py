@@ -1,4 +1,4 @@
-"""Where in the source an op comes from, and what it is called there."""
+"""The locations of ops in the source, and their names there."""
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 
 def file_location(loc: LocationAttr | Attribute) -> tuple[str, int, int] | None:
-    """The file, line and column of a location, or of the first part of it that has one."""
+    """The file, line and column of a location, or of its first component that has one."""
     match loc:
         case FileLineColLoc():
             return loc.filename.data, loc.line.data, loc.column.data
@@ -26,20 +26,19 @@ def file_location(loc: LocationAttr | Attribute) -> tuple[str, int, int] | None:
             return None
 
 
-def at(what: Operation | BlockArgument) -> str:
-    """` at net.ir:22`; empty where nothing is known."""
-    place = file_location(what.location)
-    return f" at {place[0]}:{place[1]}" if place else ""
+def at(item: Operation | BlockArgument) -> str:
+    """` at net.ir:22`; empty without a location."""
+    found = file_location(item.location)
+    return f" at {found[0]}:{found[1]}" if found else ""
 
 
-def short_location(what: Operation | BlockArgument) -> str:
-    """`net.ir:22`, without folders, on one line whatever the file is called; empty where nothing is
-    known."""
-    place = file_location(what.location)
-    if not place:
+def short_location(item: Operation | BlockArgument) -> str:
+    """`net.ir:22`, without folders, on one line in any case; empty without a location."""
+    found = file_location(item.location)
+    if not found:
         return ""
-    name = place[0].rpartition("/")[2]
-    return f"{''.join(c if c.isprintable() else '?' for c in name)}:{place[1]}"
+    name = found[0].rpartition("/")[2]
+    return f"{''.join(c if c.isprintable() else '?' for c in name)}:{found[1]}"
 
 
 def called(op: Operation) -> str:
@@ -49,7 +48,7 @@ def called(op: Operation) -> str:
 
 
 def maker(v: SSAValue) -> str:
-    """The op that makes a value, or the argument that it is."""
+    """The op that defines a value, or the argument, with its location."""
     if isinstance(v, BlockArgument):
         return f"the argument %{v.name_hint or v.index}{at(v)}"
     assert isinstance(v.owner, Operation)

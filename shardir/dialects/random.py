@@ -1,7 +1,7 @@
-"""Numbers that depend on nothing but a key and their place: numpy's twin of the torch runtime's.
+"""Random numbers by a key and a position only: the numpy twin of the torch runtime's.
 
-Bit for bit equal to the numbers of shardir/backend/torch/runtime/runtime_random.py on the ranks
-(its docstring has the algorithm), so that the interpreter and the emitted program start from the
+They are equal bit for bit to the numbers of shardir/backend/torch/runtime/runtime_random.py on the
+ranks (its docstring has the algorithm): the interpreter and the emitted program start from the
 same parameters and inputs.
 """
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.text import Kinds, OptionSpec
 
-INTEGER = OptionSpec(int, minimum=-(2**62), maximum=2**62 - 1)  # so that high - low fits 64 bits
+INTEGER = OptionSpec(int, minimum=-(2**62), maximum=2**62 - 1)  # high - low fits 64 bits
 DRAWN: Kinds = {
     "normal": {"mean": OptionSpec(float, 0.0), "std": OptionSpec(float, 1.0, minimum=0.0)},
     "uniform": {"low": OptionSpec(float, 0.0), "high": OptionSpec(float, 1.0)},
     "integers": {"low": INTEGER, "high": INTEGER},
 }
-"""Distributions, with their numbers."""
+"""Distributions, with their parameters."""
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -36,13 +36,15 @@ def check_range(kind: str, params: Mapping[str, Any], element: str) -> None:
         return
     low, high = params["low"], params["high"]
     if kind == "uniform" and low > high:
-        raise ShardirError(f"[T10] low is {low}; it is to be at most high, {high}")
+        raise ShardirError(coded("T10", f"expected low to be at most high, {high}, got {low}"))
     if kind == "integers" and low >= high:
         raise ShardirError(
-            f"[T10] low is {low}; it is to be below high, {high}, which is not drawn itself"
+            coded("T10", f"expected low to be below high, {high}, which is excluded, got {low}")
         )
     if kind == "integers" and element == "i32" and not -(2**31) <= low < high <= 2**31:
-        raise ShardirError(f"[T10] i32 does not hold the numbers from {low} to {high - 1}")
+        raise ShardirError(
+            coded("T10", f"expected numbers that i32 holds, got {low} to {high - 1}", use="use i64")
+        )
 
 
 def seed_of(key: str) -> int:
@@ -54,8 +56,8 @@ def seed_of(key: str) -> int:
 
 
 def _bits(seed: int, index: np.ndarray) -> np.ndarray:
-    """splitmix64's outputs number `index`."""
-    with np.errstate(over="ignore"):  # wrapping around is meant
+    """The outputs of splitmix64 of the numbers `index`."""
+    with np.errstate(over="ignore"):  # it wraps around by design
         z = index.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64((seed + _GOLDEN) & _MASK)
         for shift, factor in _MIX:
             z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
@@ -96,8 +98,8 @@ def seed_at(key: int, stream: int) -> int:
     return int(_bits(key, np.array(stream)))
 
 
-def places(shape: Sequence[int], slices: Sequence[tuple[int, int]]) -> np.ndarray:
-    """The row-major index in the whole tensor of each element of the part."""
+def positions(shape: Sequence[int], slices: Sequence[tuple[int, int]]) -> np.ndarray:
+    """The row-major index in the global tensor of each element of the slices."""
     local = [stop - start for start, stop in slices]
     place, stride = np.zeros(local, dtype=np.int64), 1
     for dim in reversed(range(len(local))):
@@ -109,7 +111,7 @@ def places(shape: Sequence[int], slices: Sequence[tuple[int, int]]) -> np.ndarra
 
 
 def uniform(seed: int, place: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1), by their places."""
+    """Numbers in [0, 1), by their positions."""
     return (_bits(seed, place) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -121,8 +123,8 @@ def fill(
     key: str | int,
     dtype: Any = np.float32,
 ) -> np.ndarray:
-    """The part [start, stop) x ... (None: all) of the tensor of this shape that `key` names, or
-    that has this seed.
+    """The slices [start, stop) x ... (None: all) of the tensor of this shape with this key (its
+    name, or a seed).
 
     kind: normal (mean, std), uniform (low, high), integers (low, high), bernoulli (p), constant
     (value), values (data, flat or nested).
@@ -134,7 +136,7 @@ def fill(
         return np.full(local, params["value"], dtype=dtype)
     if kind == "values":
         return np.array(params["data"], dtype=dtype).reshape(tuple(shape))[window]
-    place, seed = places(shape, slices), key if isinstance(key, int) else seed_of(key)
+    place, seed = positions(shape, slices), key if isinstance(key, int) else seed_of(key)
     bits = _bits(seed, place)
     if kind == "uniform":
         low, high = float(params.get("low", 0.0)), float(params.get("high", 1.0))
@@ -143,24 +145,24 @@ def fill(
         values = uniform(seed, place) < params["p"]
     elif kind == "normal":
         values = _normal(bits) * float(params.get("std", 1.0)) + float(params.get("mean", 0.0))
-    elif kind == "integers":  # high is not among them
+    elif kind == "integers":  # high is excluded
         low, high = int(params.get("low", 0)), int(params["high"])
         values = (bits >> np.uint64(1)).astype(np.int64) % (high - low) + low
     else:
-        raise ValueError(f"no such kind of random numbers: {kind!r}")
+        raise ValueError(f"unknown distribution {kind!r}")
     if np.dtype(dtype).itemsize == 2:
         values = values.astype(np.float32)  # rounded in two steps, as everywhere
     return values.astype(dtype)
 
 
 def epoch_order(rows: int, epoch: int, seed: int) -> np.ndarray:
-    """The order in which an epoch visits the rows of a file: sorted by random numbers."""
+    """The order of the rows of a file in an epoch: sorted by random numbers."""
     bits = _bits(seed_of(f"{seed}/epoch {epoch}"), np.arange(rows))
     return np.argsort(bits >> np.uint64(1), kind="stable")
 
 
 def batch_rows(rows: int, step: int, batch: int, seed: int) -> np.ndarray:
-    """The rows of the batch at a step (from 0); a new order begins where the rows run out."""
+    """The rows of the batch at a step (from 0); a new order begins after the last row."""
     first, last = step * batch // rows, ((step + 1) * batch - 1) // rows
     orders = np.concatenate([epoch_order(rows, epoch, seed) for epoch in range(first, last + 1)])
     start = step * batch - first * rows

@@ -1,6 +1,6 @@
-"""Attributes with a notation of their own: `#dist.layout<@m, [{dp}, {}]>`.
+"""Attributes with their own notation: `#dist.layout<@m, [{dp}, {}]>`.
 
-The text between `<` and `>` is read by the algebra's notation, whichever parser of the IR met it.
+The text between `<` and `>` is parsed by the algebra's notation, in both parsers of the IR.
 """
 
 import re
@@ -18,19 +18,18 @@ from xdsl.utils.exceptions import ParseError
 from xdsl.utils.lexer import Span
 
 from shardir.algebra.notation import Options, nested_text, options_text, parse_options
-from shardir.diagnostics import NotationError
+from shardir.diagnostics import NotationError, coded
 
 T = TypeVar("T")
 
 
 class TextAttr(Data[T], ABC, Generic[T]):
-    """A `Data` attribute whose body is text between angle brackets; `str` of the data is that
-    text again."""
+    """A `Data` attribute whose body is text in angle brackets; `str` of the data is the text."""
 
     @classmethod
     @abstractmethod
     def from_text(cls, text: str) -> T:
-        """What the text means. Raises NotationError."""
+        """The data of a text. Raises NotationError."""
 
     @classmethod
     def to_text(cls, data: T) -> str:
@@ -38,7 +37,7 @@ class TextAttr(Data[T], ABC, Generic[T]):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """The attribute that the text between `<` and `>` means. Raises NotationError."""
+        """The attribute of the text between `<` and `>`. Raises NotationError."""
         return cls(cls.from_text(text))
 
     @classmethod
@@ -49,7 +48,7 @@ class TextAttr(Data[T], ABC, Generic[T]):
         start = end = token.span.end
         end = closing(source.content, start)
         if end < 0:
-            parser.raise_error(f"the `<` of #{cls.name} is never closed")
+            parser.raise_error(f"expected a `>` that closes the `<` of #{cls.name}, got none")
         text = source.content[start:end]
         try:
             data = cls.from_text(text)
@@ -65,9 +64,9 @@ class TextAttr(Data[T], ABC, Generic[T]):
 
 
 def closing(text: str, start: int) -> int:
-    """Where the `>` stands that closes a `<` just before `start`; -1 when it never does.
+    """The offset of the `>` that closes a `<` just before `start`; -1 when there is none.
 
-    `->` is an arrow, and what stands in quotes is a string.
+    `->` is an arrow, and text in quotes is a string.
     """
     depth, quoted, at = 1, False, start
     while at < len(text):
@@ -106,24 +105,24 @@ class IntsAttr(TextAttr[tuple[int, ...]]):
 
 
 class WordAttr(TextAttr[str], ABC):
-    """One word of a few: `<sum>`."""
+    """One of several words: `<sum>`."""
 
     @classmethod
     @abstractmethod
     def words(cls) -> tuple[str, ...]:
-        """The words that there are."""
+        """The valid words."""
 
     @classmethod
     def from_text(cls, text: str) -> str:
         word = text.strip()
         if word not in cls.words():
-            raise NotationError(f"unknown #{cls.name} {word!r}; there are {', '.join(cls.words())}")
+            raise NotationError(f"expected a #{cls.name} of {', '.join(cls.words())}, got {word!r}")
         return word
 
 
 @cache
 def word(kind: type[WordAttr], text: str) -> WordAttr:
-    """The attribute for a word, made once."""
+    """The attribute of a word, created once."""
     return kind.read(text)
 
 
@@ -138,7 +137,7 @@ class OptionSpec:
     maximum: float = inf
     ends: str = "[]"
     nested: Callable[[Options, str], Options] | None = None
-    """What completes a word with named values that may stand in its place."""
+    """Completes a word with named values, which the option accepts instead of a value."""
 
     def check(self, name: str, value: Any) -> None:
         """Raises NotationError when the value is out of range."""
@@ -150,27 +149,31 @@ class OptionSpec:
             ends += [f"below {self.maximum:g}" if below else f"at most {self.maximum:g}"]
             wanted = [e for e, end in zip(ends, (self.minimum, self.maximum), strict=True)
                       if abs(end) != inf]  # fmt: skip
-            raise NotationError(f"[G10] {name} is {value}; it must be {' and '.join(wanted)}")
+            raise NotationError(
+                coded("G10", f"expected {name} to be {' and '.join(wanted)}, got {value}")
+            )
 
 
 Kinds = Mapping[str, Mapping[str, OptionSpec]]
 
 
-def complete(what: str, kinds: Kinds, given: Options, text: str) -> Options:
+def complete(name: str, kinds: Kinds, given: Options, text: str) -> Options:
     """Options with their defaults, in order. Raises NotationError where they are not of `kinds`."""
     word, values = given[0], dict(given[1])
     if word not in kinds:
-        raise NotationError(f"unknown {what} {word!r}; there are {', '.join(kinds)}")
+        raise NotationError(f"expected a {name} of {', '.join(kinds)}, got {word!r}")
     wanted = kinds[word]
     for n in values:
         if n not in wanted:
-            has = f"it has {', '.join(wanted)}" if wanted else "it has none"
-            raise NotationError(f"{word} has no option {n}; {has}", option_offset(n, text))
+            has = f"one of {', '.join(wanted)}" if wanted else "none"
+            raise NotationError(
+                f"expected as option of {word} {has}, got {n}", option_offset(n, text)
+            )
     out: list[tuple[str, Any]] = []
     for n, option in wanted.items():
         value = values.get(n, option.default)
         if value is None:
-            raise NotationError(f"{word} needs {n} = ...", len(text))
+            raise NotationError(f"expected {n} = ... in {word}, got none", len(text))
         if option.nested is not None and isinstance(value, tuple):
             out.append((n, option.nested(value, text)))
             continue
@@ -179,7 +182,7 @@ def complete(what: str, kinds: Kinds, given: Options, text: str) -> Options:
         if not isinstance(value, option.kind):
             shown = nested_text(value) if isinstance(value, tuple) else repr(value)
             raise NotationError(
-                f"{n} is a {option.kind.__name__}, not {shown}", option_offset(n, text)
+                f"expected {n} to be a {option.kind.__name__}, got {shown}", option_offset(n, text)
             )
         if option.kind is not str:
             try:
@@ -191,7 +194,7 @@ def complete(what: str, kinds: Kinds, given: Options, text: str) -> Options:
 
 
 def option_offset(name: str, text: str) -> int:
-    """Where the option stands in the text."""
+    """The offset of the option in the text."""
     found = re.search(rf"\b{re.escape(name)}\s*=", text)
     return found.start() if found else 0
 

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import shardir
 from shardir.backend.interface import Options
 from shardir.backend.torch.launch import run
-from shardir.dialects.random import fill, places, seed_at, uniform
+from shardir.dialects.random import fill, positions, seed_at, uniform
 
 PROGRAM = """
 dist.mesh @m <MESH>
@@ -36,7 +36,7 @@ func.func @drawn(%key: tensor<i64> {train.state = "key"}) -> (tensor<9x6xf32, #x
 }
 """  # noqa: E501
 WHOLE, STEPS = (9, 6), 2
-PLACES = places(WHOLE, [(0, n) for n in WHOLE])
+PLACES = positions(WHOLE, [(0, n) for n in WHOLE])
 
 
 def kept(key: int) -> np.ndarray:

@@ -65,9 +65,13 @@ def test_constant_without_elements(type: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("<normal>", "<normal, std = -1.0>", r"\[G10\] std is -1.0; it must be at least 0"),
-        ("<normal>", "<uniform, low = 2.0, high = 1.0>", "low is 2.0; it is to be at most high"),
-        ("<normal>", "<integers, low = 0, high = 9223372036854775808>", r"\[G10\] high is"),
+        ("<normal>", "<normal, std = -1.0>", r"\[G10\] expected std to be at least 0, got -1.0"),
+        ("<normal>", "<uniform, low = 2.0, high = 1.0>", "expected low to be at most high, 1.0"),
+        (
+            "<normal>",
+            "<integers, low = 0, high = 9223372036854775808>",
+            r"\[G10\] expected high to be",
+        ),
         ("<normal>", "<normal, std = 1e400>", "1e400 is beyond the range of floats"),
         ("lr = 0.1", "lr = 1e400", "1e400 is beyond the range of floats"),
         ('#train.init<file, path = "data.npz", array = "x">', '"x"', 'has no train.input = .* "x"'),

@@ -174,7 +174,7 @@ def convolved(x: Shape, w: Shape, props: Props) -> Shape:
             "and for as many groups as divide its first dimension"
         )
     found = slides(w[SPATIAL:], props)
-    places = (s.places(n) for s, n in zip(found, x[SPATIAL:], strict=True))
+    places = (s.positions(n) for s, n in zip(found, x[SPATIAL:], strict=True))
     return (x[0], w[0], *places)
 
 

@@ -1,10 +1,10 @@
-"""Ops whose results have rows from elsewhere along a dimension: slice, pad, flip, roll, tile; and,
-in joining.py, concat, stack, split.
+"""Ops that move elements along a dimension: slice, pad, flip, roll, tile; and, in joining.py,
+concat, stack, split.
 
-The factor of such a dimension is `moved`: the operand is whole along it, and each device makes its
-own part of the result. Where it is split and the rows keep their order, the op is calculated by
-windows of one row, whose exchange gives each device the rows of the result that it lacks. All other
-dimensions keep their layout, and contributions pass through.
+The factor of such a dimension is `moved`: the operand is unsharded along it, and each device
+computes its own shard of the result. Where the dimension is split and elements keep their order,
+the op decomposes into windows of size one, whose exchange fetches the elements that a device lacks.
+All other dimensions keep their layout, and partial values pass through.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.algebra.windows import Windows
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.logic import OrOp
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 Rows = Mapping[int, Array]
-"""For each dimension that changes: the operand's row for each row of the result, -1 for none."""
+"""For each dimension that changes: its index in the operand for each index of the result, or -1."""
 
 
 @irdl_attr_definition
@@ -58,39 +58,44 @@ def ints_of(props: Props, name: str, rank: int) -> tuple[int, ...]:
     assert isinstance(attr, IntsPerDimAttr)
     if len(attr.data) != rank:
         raise ShardirError(
-            f"[T4] {name} {list(attr.data)} is to have one number for each of {rank} dimensions"
+            coded(
+                "T4",
+                f"expected {name} with one number for each of {rank} dimensions, got "
+                f"{list(attr.data)}",
+                use="write one for each",
+            )
         )
     return attr.data
 
 
 class Movement(TensorOp, ABC):
-    """Nothing is calculated; types follow from each other for whole values only."""
+    """An op that computes nothing. Types follow from each other for global values only."""
 
     FLOPS: ClassVar[int] = 0
     GLOBAL_TYPES: ClassVar[bool] = True
 
 
 def split_dims(b: "Builder", x: SSAValue, dims: Sequence[int]) -> list[int]:
-    """Those of the dimensions that are split."""
+    """The dimensions among `dims` that are split."""
     return [d for d in dims if b.mesh is not None and b.layout(x).dims[d]]
 
 
 def rows_from(
     b: "Builder", x: SSAValue, dim: int, start: int, count: int, step: int = 1
 ) -> SSAValue:
-    """Rows start, start + step, ... of a dimension, zeros where there are none."""
+    """Elements start, start + step, ... along a dimension; zeros past its ends."""
     shape = unsharded_type(x).get_shape()
     rows = b.unfold(x, dim, Windows(shape[dim], count, 1, step, start))
     return b.reshape(rows, (*shape[:dim], count, *shape[dim + 1 :]))
 
 
 def both(b: "Builder", x: SSAValue, y: SSAValue) -> SSAValue:
-    """Two values of which one is zero, or false, wherever the other is not."""
+    """The union of two values of which one is zero, or false, wherever the other is not."""
     return b.value(OrOp, x, y) if unsharded_type(x).element_type == i1 else b.add(x, y)
 
 
 class RowMap(Movement, ABC):
-    """Along each dimension, row j of the result is row `rows[j]` of the operand, or the filling."""
+    """Along each dimension, index j of the result is index `rows[j]` of the operand, or filled."""
 
     x = operand_def(TensorType)
     out = result_def(TensorType)
@@ -100,11 +105,11 @@ class RowMap(Movement, ABC):
     @classmethod
     @abstractmethod
     def rows(cls, shape: Shape, props: Props) -> Rows:
-        """Where the rows of the result come from. Raises ShardirError."""
+        """The operand's index for each index of the result. Raises ShardirError."""
 
     @classmethod
     def filling(cls, props: Props) -> float:
-        """What stands where no row of the operand does."""
+        """The value of elements that have no index in the operand."""
         return 0.0
 
     @classmethod
@@ -116,8 +121,8 @@ class RowMap(Movement, ABC):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        """Where a slice takes less than half of a dimension, each device contributes what it has:
-        that is fewer elements to communicate than the whole dimension."""
+        """A slice of less than half of a dimension is a partial sum of the elements on each device:
+        that communicates fewer elements than a gather of the dimension."""
         shape = operands[0].get_shape()
         ins, outs, moved = letters(len(shape)), letters(len(shape)), []
         for d, rows in cls.rows(shape, props).items():
@@ -167,8 +172,7 @@ class FlipOp(RowMap):
 
 @irdl_op_definition
 class RollOp(RowMap):
-    """Each dimension moved on by its number of `shifts`; what leaves at the end comes in at the
-    beginning."""
+    """Each dimension rotated by its number of `shifts`: index i moves to (i + shift) mod n."""
 
     name = "nn.roll"
     shifts = prop_def(IntsPerDimAttr)
@@ -201,7 +205,7 @@ class RollOp(RowMap):
 
 @irdl_op_definition
 class TileOp(RowMap):
-    """Each dimension as a whole its number of `repeats` times: 1 2 3 1 2 3."""
+    """Each dimension repeated its number of `repeats` times: 1 2 3 1 2 3."""
 
     name = "nn.tile"
     repeats = prop_def(IntsPerDimAttr)
@@ -211,7 +215,7 @@ class TileOp(RowMap):
     def rows(cls, shape: Shape, props: Props) -> Rows:
         repeats = ints_of(props, "repeats", len(shape))
         if any(k < 0 for k in repeats):
-            raise ShardirError(f"[T10] repeats {list(repeats)} are to be 0 or more")
+            raise ShardirError(coded("T10", f"expected repeats of 0 or more, got {list(repeats)}"))
         return {
             d: np.tile(np.arange(n), k)
             for d, (n, k) in enumerate(zip(shape, repeats, strict=True))
@@ -227,7 +231,7 @@ class TileOp(RowMap):
 
 @irdl_op_definition
 class RepeatInterleaveOp(Movement):
-    """Each row of `axis` `repeats` times: 1 1 2 2 3 3."""
+    """Each element along `axis` `repeats` times: 1 1 2 2 3 3."""
 
     name = "nn.repeat_interleave"
     x = operand_def(TensorType)
@@ -241,13 +245,13 @@ class RepeatInterleaveOp(Movement):
         shape = operands[0].get_shape()
         axis, repeats = axis_of(props, "axis", len(shape)), int_of(props, "repeats")
         if repeats < 0:
-            raise ShardirError(f"[T10] repeats {repeats} is to be 0 or more")
+            raise ShardirError(coded("T10", f"expected repeats of 0 or more, got {repeats}"))
         new = (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :])
         return [tensor(operands[0].element_type, new)]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        """A device that has rows makes their copies, where they are as many on each."""
+        """Each device copies its own elements, where each has equally many."""
         shape = operands[0].get_shape()
         axis, names = axis_of(props, "axis", len(shape)), letters(len(shape))
         outs, repeats = list(names), int_of(props, "repeats")
@@ -263,9 +267,9 @@ class RepeatInterleaveOp(Movement):
         x, shape = arrays[0], device.shape(self.out)
         axis = axis_of(self.properties, "axis", x.ndim)
         repeats = max(1, int_of(self.properties, "repeats"))
-        whole = np.repeat(x, repeats, axis=axis)
+        copies = np.repeat(x, repeats, axis=axis)
         first = device.start(self.out, axis) - device.start(self.x, axis) * repeats
-        return np.take(whole, np.arange(first, first + shape[axis]), axis=axis)
+        return np.take(copies, np.arange(first, first + shape[axis]), axis=axis)
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         shape = unsharded_type(self.x).get_shape()

@@ -1,9 +1,9 @@
-"""Norms with statistics over the batch, groups of channels, or rows: composites, so that each split
-is calculated where the parts lie, and partial sums are what is communicated.
+"""Norms with statistics over the batch, groups of channels, or trailing dimensions: composites, so
+that each shard is reduced on its device, and partial sums are communicated.
 
     %y, %mean_1, %var_1 = nn.batch_norm %x, %weight, %bias, %mean, %var momentum 0.1 eps 1e-5
 
-Statistics are global: those of the whole batch, however it is split. 16-bit numbers are normalised
+Statistics are those of the global batch, in any layout. 16-bit numbers are normalised
 in f32.
 """
 
@@ -26,7 +26,7 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Composite, Props, Types, letters
 from shardir.dialects.nn.elementary import RsqrtOp
@@ -56,23 +56,33 @@ class _Norm(Composite, ABC):
 
 
 def _of_channels(b: "Builder", v: SSAValue, rank: int) -> SSAValue:
-    """One number for each channel, beside [batch, channels, ...]."""
+    """One value for each channel, in a shape that broadcasts with [batch, channels, ...]."""
     return b.reshape(v, (unsharded_type(v).get_shape()[0], *[1] * (rank - 2)))
 
 
 class _ChannelNorm(_Norm, ABC):
-    """The first operand is [batch, channels, ...]; the others have a number for each channel."""
+    """The first operand is [batch, channels, ...]; the others have a value for each channel."""
 
     @classmethod
     def check(cls, operands: Types) -> Any:
         element, x = float_element(cls.name, operands), operands[0].get_shape()
         if len(x) < 2:
-            raise ShardirError(f"[T6] {cls.name} wants [batch, channels, ...], not {list(x)}")
+            raise ShardirError(
+                coded(
+                    "T6",
+                    f"expected a shape [batch, channels, ...], got {list(x)}",
+                    use="reshape it",
+                )
+            )
         for t in operands[1:]:
             if t.get_shape() != x[1:2]:
                 raise ShardirError(
-                    f"[T6] x has {x[1]} channels, so weight, bias and statistics are "
-                    f"{list(x[1:2])}, not {list(t.get_shape())}"
+                    coded(
+                        "T6",
+                        f"expected weight, bias and statistics of {list(x[1:2])}, as x has "
+                        f"{x[1]} channels, got {list(t.get_shape())}",
+                        use="write one value for each channel",
+                    )
                 )
         return element
 
@@ -89,7 +99,7 @@ class _ChannelNorm(_Norm, ABC):
 @irdl_op_definition
 class BatchNormOp(_ChannelNorm):
     """(x - mean) / sqrt(var + eps) * weight + bias with each channel's mean and variance over the
-    whole batch and all places; and the running statistics' new values, (1 - momentum) old +
+    global batch and all positions; and the running statistics' new values, (1 - momentum) old +
     momentum new, of which the variance is the unbiased one."""
 
     name = "nn.batch_norm"
@@ -111,7 +121,11 @@ class BatchNormOp(_ChannelNorm):
         element, x = cls.check(operands), operands[0].get_shape()
         if prod(x[:1] + x[2:]) < 2:
             raise ShardirError(
-                f"[T8] {list(x)} has fewer than two numbers in a channel: they have no variance"
+                coded(
+                    "T8",
+                    f"expected two or more elements in a channel, for a variance, got {list(x)}",
+                    use="use a larger batch, or nn.batch_norm_inference",
+                )
             )
         return [tensor(element, x), tensor(element, x[1:2]), tensor(element, x[1:2])]
 
@@ -120,7 +134,7 @@ class BatchNormOp(_ChannelNorm):
         shape, element = t.get_shape(), t.element_type
         x, weight, bias, old_mean, old_var = self.wide(b, *self.operands)
         dims, n = (0, *range(2, len(shape))), prod(shape[:1] + shape[2:])
-        # Complete at once: each of their uses would bring a partial sum together on its own.
+        # Reduced at once: otherwise each use would reduce the partial sum.
         mean = b.complete(b.reduce(x, "mean", dims))
         centred = b.sub(x, _of_channels(b, mean, len(shape)))
         var = b.complete(b.reduce(b.mul(centred, centred), "mean", dims))
@@ -135,8 +149,8 @@ class BatchNormOp(_ChannelNorm):
 
 @irdl_op_definition
 class BatchNormInferenceOp(_ChannelNorm):
-    """(x - mean) / sqrt(var + eps) * weight + bias with the mean and variance that are given for
-    each channel."""
+    """(x - mean) / sqrt(var + eps) * weight + bias with a given mean and variance of each
+    channel."""
 
     name = "nn.batch_norm_inference"
     x = operand_def(TensorType)
@@ -162,8 +176,8 @@ class BatchNormInferenceOp(_ChannelNorm):
 
 @irdl_op_definition
 class GroupNormOp(_ChannelNorm):
-    """(x - mean) / sqrt(var + eps) * weight + bias with the mean and variance of each row of the
-    batch over the channels of a group and all places; `groups` groups of channels."""
+    """(x - mean) / sqrt(var + eps) * weight + bias with the mean and variance of each sample
+    over the channels of a group and all positions; `groups` groups of channels."""
 
     name = "nn.group_norm"
     x = operand_def(TensorType)
@@ -178,9 +192,14 @@ class GroupNormOp(_ChannelNorm):
         element, x = cls.check(operands), operands[0].get_shape()
         groups = int_of(props, "groups")
         if groups < 1 or x[1] % groups:
-            raise ShardirError(f"[T10] {x[1]} channels are not in {groups} groups of one size")
+            raise ShardirError(
+                coded(
+                    "T10",
+                    f"expected a number of groups that divides {x[1]} channels, got {groups}",
+                )
+            )
         if prod(x[1:]) == 0:
-            raise ShardirError("[T8] there is no mean of nothing")
+            raise ShardirError(coded("T8", f"expected elements to average, got {list(x)}"))
         return [tensor(element, x)]
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
@@ -211,10 +230,14 @@ class RmsNormOp(_Norm):
         x, w = (t.get_shape() for t in operands)
         if not 0 < len(w) <= len(x) or x[len(x) - len(w) :] != w:
             raise ShardirError(
-                f"[T6] the weight must have the trailing dimensions of {list(x)}, not {list(w)}"
+                coded(
+                    "T6",
+                    f"expected a weight with the trailing dimensions of {list(x)}, got {list(w)}",
+                    use="reshape it",
+                )
             )
         if prod(w) == 0:
-            raise ShardirError("[T8] there is no mean of nothing")
+            raise ShardirError(coded("T8", f"expected elements to average, got {list(x)}"))
         return [tensor(float_element(cls.name, operands), x)]
 
     @classmethod

@@ -1,7 +1,7 @@
-"""Ops along a dimension whose order counts: running sums, sort, the k greatest.
+"""Ops that depend on the order along a dimension: running sums, sort, the k largest elements.
 
-Where the dimension is split evenly, running sums and topk are calculated of each shard, and what
-the shards then need of each other is communicated (`decompose`). A sort wants it whole.
+Where the dimension is split evenly, running sums and topk are computed on each shard, and then
+communicate totals and candidates (`decompose`). A sort needs the dimension unsharded.
 """
 
 from abc import ABC
@@ -14,7 +14,7 @@ from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.along_axis import ScatterAddOp, TakeAlongAxisOp
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Along(TensorOp, ABC):
-    """An op along `axis` of x, which is whole; the other dimensions may be split."""
+    """An op along `axis` of x, which is unsharded; the other dimensions may be split."""
 
     x = operand_def(TensorType)
     axis = prop_def(IntegerAttr.constr(type=i64))
@@ -52,7 +52,7 @@ class _Along(TensorOp, ABC):
 
 @irdl_op_definition
 class CumsumOp(_Along):
-    """The sum of all up to each element along `axis`; `reverse`: of all from it on."""
+    """The running sum along `axis`, up to and including each element; `reverse`: from the end."""
 
     PRECISION: ClassVar[str] = "wide"
 
@@ -105,8 +105,8 @@ class CumsumOp(_Along):
 
 
 def order(x: Array, axis: int, descending: bool) -> Array:
-    """The indices that sort x along `axis`; equal elements stay in order, and NaN is greater than
-    all else."""
+    """The indices that sort x along `axis`; equal elements stay in order, and NaN counts as the
+    maximum."""
     if not descending:
         return np.argsort(x, axis, kind="stable")
     backwards = np.argsort(np.flip(x, axis), axis, kind="stable")
@@ -131,8 +131,8 @@ class _Ordered(_Along, ABC):
 
 @irdl_op_definition
 class SortOp(_Ordered):
-    """The elements along `axis` from the least to the greatest, or `descending`, and their i64
-    indices. Equal ones stay in order; NaN is greater than all else."""
+    """The elements along `axis` in ascending order, or `descending`, and their i64 indices. Equal
+    ones stay in order; NaN counts as the maximum."""
 
     name = "nn.sort"
     descending = opt_prop_def(UnitAttr)
@@ -171,8 +171,8 @@ class ArgsortOp(_Along):
 
 @irdl_op_definition
 class TopkOp(_Ordered):
-    """The `k` greatest along `axis`, or the `smallest`, in order, and their i64 indices; of equal
-    ones the first. NaN is greater than all else."""
+    """The `k` largest elements along `axis`, or the `smallest`, in order, and their i64 indices; of
+    equal ones the first. NaN counts as the maximum."""
 
     name = "nn.topk"
     k = prop_def(IntegerAttr.constr(type=i64))
@@ -185,7 +185,12 @@ class TopkOp(_Ordered):
         shape, k = t.get_shape(), int_of(props, "k")
         axis = axis_of(props, "axis", len(shape))
         if not 0 <= k <= shape[axis]:
-            raise ShardirError(f"[T10] k is {k}; dimension {axis} has {shape[axis]} elements")
+            raise ShardirError(
+                coded(
+                    "T10",
+                    f"expected k from 0 to the size of dimension {axis}, {shape[axis]}, got {k}",
+                )
+            )
         out = (*shape[:axis], k, *shape[axis + 1 :])
         return [tensor(t.element_type, out), tensor(i64, out)]
 
@@ -195,7 +200,7 @@ class TopkOp(_Ordered):
         return np.take_along_axis(arrays[0], indices, self.at()), indices
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        """The k greatest of those that are among the k greatest of a shard."""
+        """The k largest of the k largest elements of each shard."""
         axis, k = self.at(), self.k.value.data
         props: dict[str, Attribute] = {n: p for n, p in self.properties.items() if n != "strategy"}
         rows = b.split_shards(self.x, axis)

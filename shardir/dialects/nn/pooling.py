@@ -1,5 +1,5 @@
-"""Pools over any number of spatial dimensions: the greatest, and means, which are composites of
-windows and what is made of each.
+"""Pools over any number of spatial dimensions: maxima, and means, which are composites of windows
+and reductions of them.
 
     %y = nn.max_pool %x window <3, 3> stride <2, 2> padding <1, 1, 1, 1>
            : (tensor<8x16x32x32xf32>) -> tensor<8x16x16x16xf32>
@@ -19,7 +19,7 @@ from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, r
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.algebra.windows import Windows
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
@@ -63,8 +63,12 @@ class _Pool(TensorOp, ABC):
         shape = operands[0].get_shape()
         if count < 1 or len(shape) != SPATIAL + count:
             raise ShardirError(
-                f"[T10] {what} has {count} numbers, one for each spatial dimension of "
-                f"[batch, channels, spatial...]; {list(shape)} has {len(shape) - SPATIAL}"
+                coded(
+                    "T10",
+                    f"expected {what} with one number for each spatial dimension of [batch, "
+                    f"channels, spatial...], {len(shape) - SPATIAL} of {list(shape)}, got {count}",
+                    use="write one for each",
+                )
             )
         return shape
 
@@ -85,18 +89,20 @@ class _WindowPool(_Pool, ABC):
         window = numbers(props, "window")
         x = cls.check(operands, len(window), "window")
         found = slides(window, props)
-        places = [s.places(n) for s, n in zip(found, x[SPATIAL:], strict=True)]
+        positions = [s.positions(n) for s, n in zip(found, x[SPATIAL:], strict=True)]
         if any(2 * max(s.low, s.high) > s.span for s in found):
-            raise ShardirError("[T10] a padding of a pool is at most half of its window")
-        return [tensor(operands[0].element_type, (*x[:SPATIAL], *places))]
+            raise ShardirError(
+                coded("T10", "expected a padding of at most half of the window, got more")
+            )
+        return [tensor(operands[0].element_type, (*x[:SPATIAL], *positions))]
 
     def slides(self) -> list[Slide]:
         return slides(self.window.data, self.properties)
 
 
 class _MaxPooling(_WindowPool, ABC):
-    """Along a dimension in which a window has several rows, each device needs all rows, or it is
-    calculated in tiles."""
+    """Along a dimension in which a window has several elements, each device needs all elements, or
+    the op is computed in tiles."""
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -119,7 +125,7 @@ class _MaxPooling(_WindowPool, ABC):
 
 @irdl_op_definition
 class MaxPoolGradOp(_MaxPooling):
-    """Zeros, to which dy is added where the greatest under each window is"""
+    """Zeros, to which dy is added at the maximum under each window"""
 
     name = "nn.max_pool_grad"
     x = operand_def(TensorType)
@@ -134,16 +140,18 @@ class MaxPoolGradOp(_MaxPooling):
         x, dy = operands
         (y,) = super().infer([x], props)
         if dy != y:
-            raise ShardirError(f"[T1] the pool makes {y}, so dy is no {dy}")
+            raise ShardirError(
+                coded("T1", f"expected dy of the type of the pool's result, {y}, got {dy}")
+            )
         return [x]
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, dy = arrays
-        found, places = self.slides(), dy.shape[SPATIAL:]
+        found, positions = self.slides(), dy.shape[SPATIAL:]
         inner = padded(x, found, -np.inf)
-        out, top = np.zeros_like(inner), _greatest(inner, found, dy.shape)
+        out, top = np.zeros_like(inner), _maximum(inner, found, dy.shape)
         left = np.ones(dy.shape, bool)
-        for _, under in taps(found, places):
+        for _, under in taps(found, positions):
             here = left & ((inner[under] == top) | np.isnan(inner[under]))
             out[under] += np.where(here, dy, 0)
             left &= ~here
@@ -158,7 +166,7 @@ class MaxPoolGradOp(_MaxPooling):
 
 @irdl_op_definition
 class MaxPoolOp(_MaxPooling):
-    """The greatest under each window; of equal ones the first gets the cotangent, as in torch."""
+    """The maximum under each window; of equal ones the first has the cotangent, as in torch."""
 
     name = "nn.max_pool"
     x = operand_def(TensorType)
@@ -167,7 +175,7 @@ class MaxPoolOp(_MaxPooling):
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         found = self.slides()
-        return _greatest(padded(arrays[0], found, -np.inf), found, device.shape(self.out))
+        return _maximum(padded(arrays[0], found, -np.inf), found, device.shape(self.out))
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         props = {n: p for n, p in self.properties.items() if n != "strategy"}
@@ -178,8 +186,8 @@ class MaxPoolOp(_MaxPooling):
         return (cut.to_y(b, b.value(MaxPoolOp, cut.of_x(b, self.x, lowest=True), props=props)),)
 
 
-def _greatest(x: Array, found: Sequence[Slide], shape: Shape) -> Array:
-    """The greatest under each window of padded x."""
+def _maximum(x: Array, found: Sequence[Slide], shape: Shape) -> Array:
+    """The maximum under each window of padded x."""
     out = np.full(shape, -np.inf, x.dtype)
     for _, under in taps(found, shape[SPATIAL:]):
         np.maximum(out, x[under], out=out)
@@ -188,7 +196,7 @@ def _greatest(x: Array, found: Sequence[Slide], shape: Shape) -> Array:
 
 @irdl_op_definition
 class AvgPoolOp(Composite, _WindowPool):
-    """The mean under each window; `exclude` leaves the padding out of the count."""
+    """The mean under each window; `exclude` excludes the padding from the count."""
 
     name = "nn.avg_pool"
     exclude = opt_prop_def(UnitAttr)
@@ -200,9 +208,9 @@ class AvgPoolOp(Composite, _WindowPool):
     )
 
     def windows(self, b: "Builder", x: SSAValue) -> SSAValue:
-        """x with two dimensions for each spatial one: the places, and the rows under the window."""
-        rows, places = (unsharded_type(v).get_shape()[SPATIAL:] for v in (x, self.results[0]))
-        ends = list(zip(self.slides(), rows, places, strict=True))
+        """x with two dimensions for each spatial one: the positions, and the elements at each."""
+        rows, positions = (unsharded_type(v).get_shape()[SPATIAL:] for v in (x, self.results[0]))
+        ends = list(zip(self.slides(), rows, positions, strict=True))
         for i, (s, n, p) in reversed(list(enumerate(ends))):
             x = b.unfold(x, SPATIAL + i, Windows(n, p, s.kernel, s.stride, -s.low))
         return x
@@ -224,7 +232,7 @@ class AvgPoolOp(Composite, _WindowPool):
 
 @irdl_op_definition
 class AdaptiveAvgPoolOp(Composite, _Pool):
-    """The mean of each of `size` parts of a dimension: part i of n is rows floor(i N / n) to
+    """The mean of each of `size` parts of a dimension: part i of n is indices floor(i N / n) to
     ceil((i + 1) N / n)."""
 
     name = "nn.adaptive_avg_pool"
@@ -238,12 +246,17 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
         size = numbers(props, "size")
         x = cls.check(operands, len(size), "size")
         if min(size) < 1 or 0 in x[SPATIAL:]:
-            raise ShardirError("[T10] there is no mean of nothing: sizes and rows are at least 1")
+            raise ShardirError(
+                coded(
+                    "T10",
+                    f"expected sizes and spatial dimensions above 0, got {list(size)} of {list(x)}",
+                )
+            )
         return [tensor(operands[0].element_type, (*x[:SPATIAL], *size))]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        """One row of a result is made of all rows: it is not split as they are."""
+        """A dimension of size 1 reduces all elements: it is not split as they are."""
         names = letters(len(operands[0].get_shape()))
         size = results[0].get_shape()
         kept = ["" if n == 1 else f for f, n in zip(names, size, strict=True)][SPATIAL:]

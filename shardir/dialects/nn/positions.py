@@ -4,9 +4,9 @@
     %r = nn.rotary <halves> %q, %p base 1.0e4 : (tensor<2x8x16x4xf32>, tensor<16xi32>) -> ...
 
 Positions are an operand. Where they are counted (`nn.iota`) and the sequence is split, each device
-counts from its own first row.
+counts from its own first position.
 
-Pair i of the d / 2 pairs of the last dimension turns with the frequency base^(-2 i / d): elements
+Pair i of the d / 2 pairs of the last dimension rotates by the frequency base^(-2 i / d): elements
 2 i and 2 i + 1 are a pair where they are `interleaved`, i and i + d / 2 where they are `halves`.
 """
 
@@ -26,7 +26,7 @@ from xdsl.irdl import (
 )
 
 from shardir.algebra.factors import Factors
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.elementwise import broadcast_shape
@@ -51,17 +51,19 @@ class PairingAttr(WordAttr):
 
 
 def needs_pairs(d: int, props: Props) -> None:
-    """Raises ShardirError unless the last dimension is of pairs, and the base is above 0."""
+    """Raises ShardirError unless the last dimension is even, and the base above 0."""
     if d % 2:
-        raise ShardirError(f"[T6] the last dimension is of pairs; {d} is odd")
+        raise ShardirError(
+            coded("T6", f"expected a last dimension of pairs, got size {d}", use="use an even size")
+        )
     base = props["base"]
     assert isinstance(base, FloatAttr)
     if not base.value.data > 0:
-        raise ShardirError(f"[T10] base is {base.value.data}; it is to be above 0")
+        raise ShardirError(coded("T10", f"expected a base above 0, got {base.value.data}"))
 
 
 def angles(positions: Array, pairs: Array, d: int, base: float, dtype: Any) -> Array:
-    """[.., pairs]: each position times the frequencies of these pairs of d numbers, in single
+    """[.., pairs]: each position times the frequencies of these pairs of d elements, in single
     precision (as models are trained) or, for f64, in double."""
     frequencies = (base ** (-2.0 * pairs / d)).astype(dtype)
     return positions[..., None].astype(dtype) * frequencies
@@ -69,8 +71,8 @@ def angles(positions: Array, pairs: Array, d: int, base: float, dtype: Any) -> A
 
 @irdl_op_definition
 class RotaryOp(TensorOp):
-    """Each pair of the last dimension turned by its frequency times the row's position; the other
-    way round with `reverse`. Positions broadcast to the leading dimensions"""
+    """Each pair of the last dimension rotated by its frequency times the position; by the negative
+    angle with `reverse`. Positions broadcast to the leading dimensions"""
 
     name = "nn.rotary"
     pairing = prop_def(PairingAttr)
@@ -87,13 +89,18 @@ class RotaryOp(TensorOp):
         float_element(cls.name, operands[:1])
         check_indices(positions)
         if not x.get_shape():
-            raise ShardirError("[T6] the last dimension is of pairs; x has none")
+            raise ShardirError(
+                coded("T6", "expected a last dimension of pairs, got a scalar", use="add one")
+            )
         needs_pairs(x.get_shape()[-1], props)
         lead = x.get_shape()[:-1]
         if broadcast_shape([positions.get_shape(), lead]) != lead:
             raise ShardirError(
-                f"[T6] the positions are {list(positions.get_shape())}; they are to broadcast to "
-                f"the leading dimensions of x, {list(lead)}"
+                coded(
+                    "T6",
+                    "expected positions that broadcast to the leading dimensions of x, "
+                    f"{list(lead)}, got {list(positions.get_shape())}",
+                )
             )
         return [tensor(x.element_type, x.get_shape())]
 
@@ -119,7 +126,7 @@ class RotaryOp(TensorOp):
         return np.stack([a * cos - b * sin, b * cos + a * sin], axis=axis).reshape(x.shape)
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        """A turn is undone by the turn back, which is its transpose."""
+        """The transpose of a rotation is the rotation by the negative angle."""
         props: dict[str, Any] = {"pairing": self.pairing, "base": self.base}
         if self.reverse is None:
             props["reverse"] = UnitAttr()
@@ -146,7 +153,13 @@ class SinusoidOp(TensorOp):
         float_element(cls.name, results)
         shape = results[0].get_shape()
         if not shape or shape[:-1] != operands[0].get_shape():
-            raise ShardirError("[T1] the result has the dimensions of the positions, and one more")
+            raise ShardirError(
+                coded(
+                    "T1",
+                    "expected a result with the dimensions of the positions, "
+                    f"{list(operands[0].get_shape())}, and one more, got {list(shape)}",
+                )
+            )
         needs_pairs(shape[-1], props)
 
     @classmethod

@@ -3,10 +3,10 @@
     %mask = nn.random <bernoulli, p = 0.5> %key stream 2 : (tensor<i64>) -> tensor<8x4xi1>
     %y = nn.dropout %x, %key p 0.1 stream 3 : (tensor<8x4xf32>, tensor<i64>) -> tensor<8x4xf32>
 
-A number follows from the key, the stream and its place in the whole tensor, and from nothing else
-(shardir/dialects/random.py). So it is the same on any mesh, replicas have the same and shards
-different ones, and an op that is calculated again draws the same. Each op has a stream of its own;
-the key, one for all, is another at each step: a state of the step's function that it counts up.
+An element depends only on the key, the stream and its global position (shardir/dialects/random.py).
+So it is the same on any mesh, replicas are equal, shards differ, and a recomputed op draws the same
+elements. Each op has its own stream; the key, common to all, changes at each step: it is a state of
+the step's function, which increments it.
 """
 
 from abc import ABC
@@ -34,12 +34,12 @@ from xdsl.irdl import (
 )
 
 from shardir.algebra.factors import Factors
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.properties import float_of, int_of
 from shardir.dialects.nn.types import float_element
-from shardir.dialects.random import DRAWN, check_range, fill, places, seed_at, uniform
+from shardir.dialects.random import DRAWN, check_range, fill, positions, seed_at, uniform
 from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @irdl_attr_definition
 class DistributionAttr(OptionsAttr):
-    """How numbers are distributed: `<uniform, low = 0.0, high = 1.0>`, `<normal, mean = 0.0,
+    """A distribution: `<uniform, low = 0.0, high = 1.0>`, `<normal, mean = 0.0,
     std = 1.0>`, `<integers, low = 0, high = 10>` (without high) or `<bernoulli, p = 0.5>`."""
 
     name = "nn.distribution"
@@ -60,16 +60,16 @@ class DistributionAttr(OptionsAttr):
 
 def needs_key(t: TensorType) -> None:
     if t != tensor(i64, ()):
-        raise ShardirError(f"[T5] a key of random numbers is tensor<i64>, not {t}")
+        raise ShardirError(coded("T5", f"expected a key of type tensor<i64>, got {t}"))
 
 
-def needs_share(p: float) -> None:
+def check_probability(p: float) -> None:
     if not 0 <= p <= 1:
-        raise ShardirError(f"[T10] p is {p}; it is to be from 0 to 1")
+        raise ShardirError(coded("T10", f"expected p from 0 to 1, got {p}"))
 
 
 def part_of(device: Device, v: SSAValue) -> list[tuple[int, int]]:
-    """The rows [start, stop) of each dimension that a device holds."""
+    """The range [start, stop) of each dimension that a device holds."""
     starts = [device.start(v, d) for d in range(len(device.global_shape(v)))]
     return [(a, a + n) for a, n in zip(starts, device.shape(v), strict=True)]
 
@@ -84,7 +84,7 @@ class _Drawn(TensorOp, ABC):
 
 @irdl_op_definition
 class RandomOp(_Drawn):
-    """Random numbers of a distribution, by the key and the place of each"""
+    """Random numbers of a distribution, by the key and the position of each"""
 
     name = "nn.random"
     distribution = prop_def(DistributionAttr)
@@ -100,9 +100,15 @@ class RandomOp(_Drawn):
         integer = isinstance(element, IntegerType) and element != i1
         fits = {"bernoulli": element == i1, "integers": integer}
         if not fits.get(how.kind, isinstance(element, AnyFloat)):
-            raise ShardirError(f"[T5] {how.kind} numbers are not {element}; nn.convert them")
+            raise ShardirError(
+                coded(
+                    "T5",
+                    f"expected an element type that {how.kind} numbers have, got {element}",
+                    use="nn.convert them",
+                )
+            )
         if how.kind == "bernoulli":
-            needs_share(how.values["p"])
+            check_probability(how.values["p"])
         check_range(how.kind, how.values, str(element))
 
     @classmethod
@@ -124,7 +130,7 @@ class RandomOp(_Drawn):
 
 @irdl_op_definition
 class DropoutOp(_Drawn):
-    """x / (1 - p), but zeros at a share p of the places, which the key chooses"""
+    """x / (1 - p), but zeros at a share p of the positions, which the key chooses"""
 
     name = "nn.dropout"
     x = operand_def(TensorType)
@@ -139,7 +145,7 @@ class DropoutOp(_Drawn):
         needs_key(operands[1])
         p = props["p"]
         assert isinstance(p, FloatAttr)
-        needs_share(p.value.data)
+        check_probability(p.value.data)
         return [operands[0]]
 
     @classmethod
@@ -153,10 +159,10 @@ class DropoutOp(_Drawn):
         p = float_of(self, "p")
         if p == 1:
             return x * 0
-        index = places(device.global_shape(self.x), part_of(device, self.x))
+        index = positions(device.global_shape(self.x), part_of(device, self.x))
         kept = uniform(self.seed(key), index) >= p
         return x * kept * x.dtype.type(1 / (1 - p))
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        """The same places are drawn once more: nothing is kept."""
+        """The same positions are drawn again: nothing is saved."""
         return b.value(DropoutOp, dy, self.key, props={"p": self.p, "stream": self.stream}), None

@@ -22,7 +22,7 @@ from xdsl.irdl import (
 )
 
 from shardir.algebra.factors import Factors
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.properties import DimsAttr, dims_of
@@ -56,10 +56,12 @@ class OverDims(TensorOp, ABC):
 
     @classmethod
     def check(cls, x: TensorType, count: int, props: Props) -> None:
-        """Raises ShardirError where `count` elements like those of x have no such value."""
+        """Raises ShardirError where `count` elements of the type of x have no such value."""
         float_element(cls.name, [x])
         if not dims_of(props, "dims", len(x.get_shape())):
-            raise ShardirError(f"[T4] {cls.name} wants at least one dimension")
+            raise ShardirError(
+                coded("T4", "expected at least one dimension, got none", use="write dims <0>")
+            )
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
@@ -73,20 +75,26 @@ class OverDims(TensorOp, ABC):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        return cls.over(operands, results, props, whole=True)
+        return cls.over(operands, results, props, replicate=True)
 
     @classmethod
     def over(
-        cls, operands: Types, results: Types, props: Props, *, whole: bool = False, **options: str
+        cls,
+        operands: Types,
+        results: Types,
+        props: Props,
+        *,
+        replicate: bool = False,
+        **options: str,
     ) -> Factors:
-        """The factors; `whole`: the dimensions are not to be split."""
+        """The factors; with `replicate` the dimensions must be unsharded."""
         rank = len(operands[0].get_shape())
         dims, names = dims_of(props, "dims", rank), letters(rank)
         kept = [""] if "keep" in props else []
         out = [k for d, f in enumerate(names) for k in (kept if d in dims else [f])]
         return Factors.of(
             [names], [out], [t.get_shape() for t in (*operands, *results)],
-            replicate=[names[d] for d in dims] if whole else (), **options,
+            replicate=[names[d] for d in dims] if replicate else (), **options,
         )  # fmt: skip
 
     def where(self) -> tuple[tuple[int, ...], int]:
@@ -114,11 +122,11 @@ class OverDims(TensorOp, ABC):
 
 @irdl_op_definition
 class ReduceOp(OverDims):
-    """Over `dims`: their sum, mean, product, greatest or least; of i1 whether any or all hold.
+    """The sum, mean, product, maximum or minimum over `dims`; of i1 whether any or all hold.
     `keep` leaves dimensions of size 1.
 
-    A device contributes to a mean its own sum divided by the number of all elements, so that the
-    contributions of a split mean are a partial sum, whatever the shards' sizes.
+    The partial value of a mean is the device's own sum divided by the global number of elements, so
+    that a split mean is a partial sum, whatever the sizes of shards.
     """
 
     name = "nn.reduce"
@@ -131,11 +139,13 @@ class ReduceOp(OverDims):
         if kind in ("sum", "prod"):
             arithmetic_element(cls.name, [x])
         if kind == "mean" and not isinstance(x.element_type, AnyFloat):
-            raise ShardirError(f"[T5] a mean wants floats, not {x.element_type}; nn.convert it")
+            raise ShardirError(coded("T5", f"expected floats for a mean, got {x.element_type}"))
         if kind in ("any", "all") and x.element_type != i1:
-            raise ShardirError(f"[T5] {kind} wants i1, not {x.element_type}; nn.compare gives it")
+            raise ShardirError(
+                coded("T5", f"expected i1 for {kind}, got {x.element_type}", use="use nn.compare")
+            )
         if kind in ("mean", "max", "min") and count == 0:
-            raise ShardirError(f"[T8] there is no {kind} of nothing")
+            raise ShardirError(coded("T8", f"expected at least one element for a {kind}, got none"))
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -143,7 +153,7 @@ class ReduceOp(OverDims):
             case "sum" | "mean":
                 return cls.over(operands, results, props, linear="sum")
             case "prod":
-                return cls.over(operands, results, props, whole=True)
+                return cls.over(operands, results, props, replicate=True)
             case kind:
                 reduction = {"any": "max", "all": "min"}.get(kind, kind)
                 return cls.over(operands, results, props, reduction=reduction)
@@ -189,10 +199,10 @@ class ReduceOp(OverDims):
         return b.mul(chosen, self.spread(b, b.div(dy, ties)))
 
     def others(self, b: "Builder") -> SSAValue:
-        """For each element the product of the others. All nonzero elements are multiplied once: p.
-        It is p / x where no element is 0, and p at a single 0. Elsewhere it is 0, but written with
-        the sum of the zeros, whose slope is that of the one that is left: so that the second
-        derivative is right too."""
+        """For each element the product of the others. With p the product of all nonzero ones, it
+        is p / x where no element is 0, and p at a single 0. Elsewhere it is 0, but written with the
+        sum of the zeros, whose slope is that of the remaining one, so that the second derivative is
+        right too."""
         dims, _ = self.where()
         zero, one, two = (b.scalar(n, self.x) for n in (0.0, 1.0, 2.0))
         is_zero = b.compare("eq", self.x, zero)
@@ -212,7 +222,7 @@ class ReduceOp(OverDims):
         )
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        """Of each shard its own product, then that of the shards', which is gathered for it."""
+        """The product of each shard, then the product of those, which are gathered for it."""
         x = self.x
         dims, _ = self.where()
         for d in dims:

@@ -1,5 +1,5 @@
-"""Elementwise ops that keep an element or put another in its place: by a condition, by bounds, by
-where it stands; and those that keep all, in another type or without a cotangent."""
+"""Elementwise ops that keep or replace an element: by a condition, by bounds, by its position; and
+those that keep all, in another type or without a cotangent."""
 
 from abc import ABC
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
 from shardir.dialects.nn.elementwise import Elementwise, FloatUnary, Function, Unary
@@ -48,7 +48,9 @@ class SelectOp(Elementwise):
     @classmethod
     def element(cls, operands: Types, props: Props) -> Any:
         if operands[0].element_type != i1:
-            raise ShardirError(f"[T5] the condition is i1, not {operands[0].element_type}")
+            raise ShardirError(
+                coded("T5", f"expected a condition of i1, got {operands[0].element_type}")
+            )
         return same_element(operands[1:])
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -58,7 +60,7 @@ class SelectOp(Elementwise):
 
 @irdl_op_definition
 class ClampOp(FloatUnary):
-    """x brought into min to max; at the ends the cotangent still goes through."""
+    """x clamped to min and max; at the bounds the cotangent passes."""
 
     name = "nn.clamp"
     min = opt_prop_def(FloatAttr.constr(type=f64))
@@ -68,7 +70,7 @@ class ClampOp(FloatUnary):
     @classmethod
     def element(cls, operands: Types, props: Props) -> Any:
         if "min" not in props and "max" not in props:
-            raise ShardirError("[T10] nn.clamp wants a min, a max, or both")
+            raise ShardirError(coded("T10", "expected min, max, or both, got neither"))
         return super().element(operands, props)
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
@@ -85,7 +87,7 @@ class ClampOp(FloatUnary):
 
 @irdl_op_definition
 class NanToNumOp(FloatUnary):
-    """x, with these numbers in the place of NaN and the infinities."""
+    """x, with NaN and the infinities replaced."""
 
     name = "nn.nan_to_num"
     nan = prop_def(FloatAttr.constr(type=f64))
@@ -101,7 +103,7 @@ class NanToNumOp(FloatUnary):
         return (b.select(b.value(IsfiniteOp, self.x), dy, b.scalar(0.0, dy)),)
 
 
-# ---- by place: the part above or below a diagonal of the last two dimensions ----
+# ---- by position: the part above or below a diagonal of the last two dimensions ----
 
 
 class Triangle(Unary, ABC):
@@ -112,7 +114,13 @@ class Triangle(Unary, ABC):
     @classmethod
     def element(cls, operands: Types, props: Props) -> Any:
         if len(operands[0].get_shape()) < 2:
-            raise ShardirError(f"[T4] {cls.name} wants two dimensions or more")
+            raise ShardirError(
+                coded(
+                    "T4",
+                    f"expected at least two dimensions, got {list(operands[0].get_shape())}",
+                    use="nn.reshape it",
+                )
+            )
         return super().element(operands, props)
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
@@ -148,8 +156,8 @@ class TriuOp(Triangle):
 
 @irdl_op_definition
 class ConvertOp(Unary):
-    """The same numbers in the result's element type. `partial` passes a partial sum on, so that it
-    is reduced in that type; without it the sum is reduced before."""
+    """The same values in the result's element type. With `partial` a partial sum stays one, and is
+    reduced in that type; without it the sum is reduced before."""
 
     name = "nn.convert"
     FLOPS: ClassVar[int] = 0
@@ -159,12 +167,20 @@ class ConvertOp(Unary):
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError(f"{cls.name} states its result types")  # not that of its operand
+        raise ShardirError(
+            f"the result types of {cls.name} are explicit"
+        )  # not that of its operand
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         if operands[0].get_shape() != results[0].get_shape():
-            raise ShardirError("[T1] nn.convert keeps the shape")
+            raise ShardirError(
+                coded(
+                    "T1",
+                    f"expected a result of shape {list(operands[0].get_shape())}, got "
+                    f"{list(results[0].get_shape())}",
+                )
+            )
         if "partial" in props:
             float_element("nn.convert partial", operands)
             float_element("nn.convert partial", results)
@@ -175,7 +191,7 @@ class ConvertOp(Unary):
         return replace(factors, linear="sum") if "partial" in props else factors
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
-        return arrays[0]  # the interpreter brings every result to its type
+        return arrays[0]  # the interpreter converts every result to its type
 
     def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
         element = unsharded_type(self.x).element_type
@@ -188,7 +204,7 @@ class ConvertOp(Unary):
 
 @irdl_op_definition
 class StopGradientOp(Unary):
-    """x, through which no cotangent goes."""
+    """x, through which no cotangent passes."""
 
     name = "nn.stop_gradient"
     FLOPS: ClassVar[int] = 0

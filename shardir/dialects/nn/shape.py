@@ -1,4 +1,4 @@
-"""Ops that move elements and calculate nothing: reshape, transpose, broadcast."""
+"""Ops that move elements and compute nothing: reshape, transpose, broadcast."""
 
 from collections.abc import Sequence
 from math import gcd, prod
@@ -11,7 +11,7 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.properties import DimsAttr, dims_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
-    """Which dimensions of `old` become which of `new`: the finest groups of equal products.
+    """The finest groups of dimensions of `old` and of `new` that have equal products.
 
     Dimensions of size 1 belong to no group.
     """
@@ -47,8 +47,8 @@ def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
 class ReshapeOp(TensorOp):
     """The same elements in row-major order, in another shape.
 
-    Dimensions that merge or split keep a layout: the major factors of a merged dimension can be
-    split, and stay so.
+    Dimensions that merge or split keep their layouts: the major factors of a merged dimension can
+    be split.
     """
 
     name = "nn.reshape"
@@ -62,11 +62,17 @@ class ReshapeOp(TensorOp):
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         old, new = operands[0], results[0]
         if old.element_type != new.element_type:
-            raise ShardirError("[T1] nn.reshape keeps the element type")
+            raise ShardirError(
+                coded("T1", f"expected a result of {old.element_type}, got {new.element_type}")
+            )
         if prod(old.get_shape()) != prod(new.get_shape()):
             raise ShardirError(
-                f"[T9] {list(old.get_shape())} has {prod(old.get_shape())} elements, "
-                f"{list(new.get_shape())} has {prod(new.get_shape())}"
+                coded(
+                    "T9",
+                    f"expected a result of {prod(old.get_shape())} elements, as "
+                    f"{list(old.get_shape())} has, got {list(new.get_shape())}, which has "
+                    f"{prod(new.get_shape())}",
+                )
             )
 
     @classmethod
@@ -76,15 +82,15 @@ class ReshapeOp(TensorOp):
         if prod(old) == 0:
             return Factors.of([ins], [outs], [old, new], linear="any")
         sizes: dict[str, int] = {}
-        whole: list[str] = []
+        replicated: list[str] = []
         for i, (a, b) in enumerate(reshape_groups(old, new)):
             group = _refine(f"g{i}", [old[d] for d in a], [new[d] for d in b])
             for names, dims, found in ((ins, a, group.old), (outs, b, group.new)):
                 for d, factors in zip(dims, found, strict=True):
                     names[d] = " ".join(factors)
             sizes |= group.sizes
-            whole += group.whole
-        factors = Factors.of([ins], [outs], [old, new], linear="any", replicate=whole)
+            replicated += group.replicated
+        factors = Factors.of([ins], [outs], [old, new], linear="any", replicate=replicated)
         return factors.with_sizes(sizes)
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
@@ -95,20 +101,20 @@ class ReshapeOp(TensorOp):
 
 
 class _Refined(NamedTuple):
-    """The factors of each dimension of one group, their sizes, and the one that stays whole."""
+    """The factors of each dimension of one group, their sizes, and those that must be unsharded."""
 
     old: list[list[str]]
     new: list[list[str]]
     sizes: dict[str, int]
-    whole: list[str]
+    replicated: list[str]
 
 
 def _refine(name: str, old: list[int], new: list[int]) -> _Refined:
     """The common factors of one group, major to minor: sizes at which both sides can be cut.
 
     8 x 6 -> 4 x 12 has the cuts 8 | 48 and 4 | 48: factors 4, 2, 6. Where the cuts of the sides do
-    not divide each other, what they have in common is a factor still, and all behind it stays
-    whole: 6 x 4 -> 4 x 6 is 2 (3 4) -> 2 (2 6).
+    not divide each other, their common divisor is still a factor, and all minor to it stays
+    unsharded: 6 x 4 -> 4 x 6 is 2 (3 4) -> 2 (2 6).
     """
     found = _Refined([[] for _ in old], [[] for _ in new], {}, [])
     i = j = 0
@@ -125,7 +131,7 @@ def _refine(name: str, old: list[int], new: list[int]) -> _Refined:
             rest = f"{name}_{at}"
             if found.sizes:
                 found.sizes[rest] = prod(old) // at
-                found.whole.append(rest)
+                found.replicated.append(rest)
             for dim in (found.old[i], found.new[j]):
                 if dim:
                     dim.append(rest)
@@ -156,7 +162,7 @@ class TransposeOp(TensorOp):
         perm = dims_of(props, "perm", len(shape))
         if len(perm) != len(shape):
             raise ShardirError(
-                f"[T4] perm {list(perm)} does not name each of {len(shape)} dimensions"
+                coded("T4", f"expected perm with each of {len(shape)} dimensions, got {list(perm)}")
             )
         return [tensor(operands[0].element_type, tuple(shape[d] for d in perm))]
 
@@ -179,7 +185,7 @@ class TransposeOp(TensorOp):
 
 @irdl_op_definition
 class BroadcastOp(TensorOp):
-    """The operand's dimension i stands at `dims[i]` of the result; along the others it repeats.
+    """The operand's dimension i is dimension `dims[i]` of the result; along the others it repeats.
 
     An operand's dimension of size 1 repeats too.
     """
@@ -196,16 +202,23 @@ class BroadcastOp(TensorOp):
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         old, new = operands[0], results[0]
         if old.element_type != new.element_type:
-            raise ShardirError("[T1] nn.broadcast keeps the element type")
+            raise ShardirError(
+                coded("T1", f"expected a result of {old.element_type}, got {new.element_type}")
+            )
         dims = dims_of(props, "dims", len(new.get_shape()))
         if len(dims) != len(old.get_shape()):
             raise ShardirError(
-                f"[T4] dims {list(dims)} does not place each of {len(old.get_shape())} dimensions"
+                coded(
+                    "T4",
+                    f"expected dims with one entry for each of {len(old.get_shape())} dimensions "
+                    f"of the operand, got {list(dims)}",
+                    use="write one for each",
+                )
             )
         for i, d in enumerate(dims):
             n, m = old.get_shape()[i], new.get_shape()[d]
             if n not in (1, m):
-                raise ShardirError(f"[T6] dimension {i} of size {n} can't repeat to {m}")
+                raise ShardirError(coded("T6", f"expected dimension {i} of size 1 or {m}, got {n}"))
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:

@@ -1,4 +1,4 @@
-"""Slices, and what is their inverse: padding."""
+"""Slices, and their inverse: padding."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -13,7 +13,7 @@ from xdsl.irdl import (
 )
 
 from shardir.algebra.layout import Shape
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.nn.base import STRATEGY, Props
 from shardir.dialects.nn.selection import SelectOp
 from shardir.dialects.nn.types import unsharded_type
@@ -32,7 +32,7 @@ from shardir.dialects.nn.movement import (
 
 @irdl_op_definition
 class SliceOp(RowMap):
-    """Of each dimension the rows `starts`, `starts` + `strides`, ... below `limits`."""
+    """Of each dimension the indices `starts`, `starts` + `strides`, ... below `limits`."""
 
     name = "nn.slice"
     starts = prop_def(IntsPerDimAttr)
@@ -50,13 +50,19 @@ class SliceOp(RowMap):
         for d, n in enumerate(shape):
             if not 0 <= starts[d] <= limits[d] <= n:
                 raise ShardirError(
-                    f"[T10] dimension {d} has {n} rows: a slice from {starts[d]} to {limits[d]} "
-                    "is not within them; 0 <= start <= limit <= size"
+                    coded(
+                        "T10",
+                        f"expected 0 <= start <= limit <= {n} in dimension {d}, got {starts[d]} to "
+                        f"{limits[d]}",
+                    )
                 )
             if strides[d] < 1:
                 raise ShardirError(
-                    f"[T10] stride {strides[d]} of dimension {d}: a stride is at least 1; "
-                    "nn.flip turns a dimension round"
+                    coded(
+                        "T10",
+                        f"expected a stride of at least 1 in dimension {d}, got {strides[d]}",
+                        use="use nn.flip to reverse a dimension",
+                    )
                 )
         return list(zip(starts, limits, strides, strict=True))
 
@@ -80,8 +86,8 @@ class SliceOp(RowMap):
         return (b.slice(out, starts, limits, strides),)
 
     def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        """The cotangent among zeros: behind each row the ones that a stride leaves out, before and
-        after all of them the rest."""
+        """The cotangent, padded with zeros: between its elements for a stride, before the first and
+        after the last for start and limit."""
         shape, taken = unsharded_type(self.x).get_shape(), unsharded_type(self.out).get_shape()
         starts, strides = self.starts.data, self.strides.data
         if any(k > 1 for k in strides):
@@ -97,8 +103,8 @@ class SliceOp(RowMap):
 
 @irdl_op_definition
 class PadOp(RowMap):
-    """`low` rows of `value` (0) before and `high` after each dimension; a negative number takes
-    rows away."""
+    """Each dimension extended by `low` elements of `value` (0) before and `high` after; a negative
+    number removes elements."""
 
     name = "nn.pad"
     low = prop_def(IntsPerDimAttr)
@@ -119,8 +125,11 @@ class PadOp(RowMap):
         for d, (n, before, after) in enumerate(zip(shape, low, high, strict=True)):
             if n + before + after < 0 or -before > n or -after > n:
                 raise ShardirError(
-                    f"[T10] dimension {d} has {n} rows: {before} before and {after} after it "
-                    "take away more"
+                    coded(
+                        "T10",
+                        f"expected to remove at most the {n} elements of dimension {d}, got "
+                        f"{before} before and {after} after",
+                    )
                 )
             if before or after:
                 rows = np.arange(-before, n + after)

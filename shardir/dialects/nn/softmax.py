@@ -1,7 +1,6 @@
-"""Ops over whole rows: softmax, log-softmax, layer norm.
+"""Softmax and log-softmax along a dimension.
 
-Where the row is split they are calculated by other ops, whose partial maxima and sums are what
-is communicated (`decompose`).
+Where it is split they decompose into reductions, whose partial maxima and sums are communicated.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +13,7 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.elementary import ExpOp, LogOp
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _RowOp(TensorOp, ABC):
-    """Operands and result of one shape; the dimension `axis` is whole on every device."""
+    """Operands and result of one shape; the dimension `axis` is unsharded."""
 
     FLOPS: ClassVar[int] = 5
     axis = prop_def(IntegerAttr.constr(type=i64))
@@ -39,7 +38,12 @@ class _RowOp(TensorOp, ABC):
         axis_of(props, "axis", len(shape))
         for t in operands:
             if t.get_shape() != shape:
-                raise ShardirError(f"[T6] shapes {list(shape)} and {list(t.get_shape())} differ")
+                raise ShardirError(
+                    coded(
+                        "T6",
+                        f"expected operands of one shape, {list(shape)}, got {list(t.get_shape())}",
+                    )
+                )
         return [tensor(element, shape)]
 
     @classmethod
@@ -61,7 +65,7 @@ class _RowGrad(_RowOp, ABC):
     assembly_format = f"$y `,` $dy `axis` $axis {STRATEGY}"
 
     def sum(self, b: "Builder", x: SSAValue) -> SSAValue:
-        """Along the row."""
+        """The sum along the axis."""
         axis = axis_of(self.properties, "axis", len(unsharded_type(x).get_shape()))
         return b.reduce(x, "sum", [axis], keep=True)
 
@@ -89,8 +93,8 @@ class _RowMap(_RowOp, ABC):
 def shifted_exp(b: "Builder", x: SSAValue, axis: int) -> tuple[SSAValue, SSAValue, SSAValue]:
     """x - max, e to that, and its sum, along `axis`.
 
-    The greatest is taken only against overflow: the results do not depend on it, so no cotangent
-    goes through it.
+    The maximum is subtracted only against overflow: the results do not depend on it, so no
+    cotangent passes it.
     """
     top = b.value(StopGradientOp, b.reduce(x, "max", [axis], keep=True))
     shifted = b.sub(x, top)

@@ -1,6 +1,6 @@
 """Statistics along dimensions: logsumexp, variance, standard deviation.
 
-Where a dimension is split they are decomposed into reductions, whose partial results are what is
+Where a dimension is split they are decomposed into reductions, whose partial results are
 communicated.
 """
 
@@ -17,7 +17,7 @@ from xdsl.irdl import (
     prop_def,
 )
 
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props
 from shardir.dialects.nn.elementary import ExpOp, LogOp, SqrtOp, SquareOp
 from shardir.dialects.nn.logic import IsinfOp
@@ -51,8 +51,7 @@ class LogsumexpOp(OverDims):
         return b.mul(self.spread(b, dy), share)
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        """The greatest is taken only against overflow, and is no number to subtract where it is
-        infinite."""
+        """The maximum is subtracted only against overflow, and not where it is infinite."""
         dims, _ = self.where()
         top = b.value(StopGradientOp, b.reduce(self.x, "max", dims, keep=True))
         top = b.select(b.value(IsinfOp, top), b.scalar(0.0, top), top)
@@ -69,7 +68,9 @@ class _Variance(OverDims, ABC):
     def check(cls, x: TensorType, count: int, props: Props) -> None:
         super().check(x, count, props)
         if count == 0:
-            raise ShardirError("[T8] there is no variance of nothing")
+            raise ShardirError(
+                coded("T8", "expected at least one element for a variance, got none")
+            )
 
     def divisor(self) -> float:
         """1 over the number of degrees of freedom; infinite where there is none."""
@@ -110,7 +111,7 @@ class VarOp(_Variance):
 
 @irdl_op_definition
 class StdOp(_Variance):
-    """The standard deviation: the root of nn.var. No cotangent goes through where it is 0."""
+    """The standard deviation: the root of nn.var. No cotangent passes where it is 0."""
 
     name = "nn.std"
 
@@ -124,7 +125,7 @@ class StdOp(_Variance):
         return b.mul(self.spread(b, slope), self.centred(b))
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        """The root is taken of 1 in the place of 0, where its slope is infinite."""
+        """0 is replaced by 1 under the root, where its slope is infinite."""
         var = self.sum_of_squares(b)
         zero, one = b.scalar(0.0, var), b.scalar(1.0, var)
         none = b.compare("eq", var, zero)

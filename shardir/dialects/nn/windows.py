@@ -1,11 +1,11 @@
-"""Windows of a dimension, and ops that slide: a convolution, a pool.
+"""Windows of a dimension, and ops with a sliding kernel: convolutions, pools.
 
     %w = nn.unfold %x dim 2 step 4 offset -1
            : (tensor<8x3x16xf32>) -> tensor<8x3x4x6xf32>
 
 Where the dimension is split, the windows are split over the same axes, and lower-to-spmd makes an
-exchange of it, in which each device fetches the rows of its windows that it lacks. So an op that
-slides over a split dimension is calculated on windows, one for each device (`Tiles`).
+exchange of it, in which each device fetches the elements of its windows that it lacks. So an op
+that slides over a split dimension is computed on windows, one for each device (`Tiles`).
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.windows import Windows
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects import dist
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
@@ -48,8 +48,8 @@ T = TypeVar("T")
 
 
 class _WindowsOp(TensorOp, ABC):
-    """A dimension of rows on one side; on the other its windows, and the rows of each. The result's
-    type says how many there are."""
+    """A dimension on one side; on the other its windows, and the elements of each. The number of
+    windows is that of the result's type."""
 
     COLLECTIVE: ClassVar[type[dist.WindowsOp]]
     GLOBAL_TYPES: ClassVar[bool] = True
@@ -63,7 +63,7 @@ class _WindowsOp(TensorOp, ABC):
     @classmethod
     @abstractmethod
     def ends(cls, operands: Sequence[T], results: Sequence[T]) -> tuple[T, T]:
-        """Which of the operand and the result has the rows, and which the windows."""
+        """Operand and result, the one with the dimension first, then the one with its windows."""
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
@@ -71,11 +71,14 @@ class _WindowsOp(TensorOp, ABC):
         same_element((*operands, *results))
         d = axis_of(props, "dim", len(rows))
         if (step := int_of(props, "step")) < 1:
-            raise ShardirError(f"[T10] step {step}: windows are at least 1 apart")
+            raise ShardirError(coded("T10", f"expected a step of at least 1, got {step}"))
         if len(windows) <= d + 1 or rows[:d] + rows[d + 1 :] != windows[:d] + windows[d + 2 :]:
             raise ShardirError(
-                f"[T1] the windows of dimension {d} of {list(rows)} have two dimensions instead of "
-                f"it, and the others; {list(windows)} are not such"
+                coded(
+                    "T1",
+                    f"expected windows of {list(rows)} with two dimensions instead of dimension "
+                    f"{d}, got {list(windows)}",
+                )
             )
 
     @classmethod
@@ -94,12 +97,12 @@ class _WindowsOp(TensorOp, ABC):
 
     @property
     def at(self) -> int:
-        """The dimension of the rows; in the windows, theirs."""
+        """The dimension; on the side of the windows that of their number."""
         rows, _ = self.ends(self.operands, self.results)
         return axis_of(self.properties, "dim", len(unsharded_type(rows).get_shape()))
 
     def windows(self, mesh: Mesh | None = None) -> Windows:
-        """Which rows each window has."""
+        """The range of elements of each window."""
         x, out = self.shapes(mesh)
         rows, windows = self.ends([x], [out])
         at = self.at
@@ -107,7 +110,7 @@ class _WindowsOp(TensorOp, ABC):
         return Windows(rows[at], windows[at], windows[at + 1], step, offset)
 
     def start(self, device: Device) -> int:
-        """The row, of those that are here, at which the first window that is here begins."""
+        """The local index at which the first window of this device begins."""
         rows, windows = self.ends(self.operands, self.results)
         first = device.start(windows, self.at) * self.step.value.data + self.offset.value.data
         return first - device.start(rows, self.at)
@@ -126,8 +129,8 @@ class _WindowsOp(TensorOp, ABC):
 
 @irdl_op_definition
 class UnfoldOp(_WindowsOp):
-    """Windows of rows of a dimension, each `step` behind the one before; the first begins at row
-    `offset`. Rows outside of the dimension are zeros, or the `lowest` number."""
+    """Windows of a dimension, each `step` after the one before; the first begins at index `offset`.
+    Elements outside of the dimension are zeros, or the `lowest` number."""
 
     name = "nn.unfold"
     FLOPS: ClassVar[int] = 0
@@ -157,7 +160,7 @@ class UnfoldOp(_WindowsOp):
 
 @irdl_op_definition
 class FoldOp(_WindowsOp):
-    """Rows to which windows are added, where `nn.unfold` takes them from."""
+    """The sum of windows, each added where `nn.unfold` takes it from: the transpose of it."""
 
     name = "nn.fold"
     COLLECTIVE: ClassVar[type[dist.WindowsOp]] = dist.HaloFoldOp
@@ -182,12 +185,12 @@ class FoldOp(_WindowsOp):
 
 
 def at_dim(dim: int, start: int, stop: int, step: int = 1) -> tuple[slice, ...]:
-    """Rows of a dimension."""
+    """The index of a range of a dimension."""
     return (*[slice(None)] * dim, slice(start, stop, step))
 
 
 def span(x: Array, dim: int, start: int, length: int, lowest: bool = False) -> Array:
-    """Rows [start, start + length) of a dimension; zeros, or the lowest number, past its ends."""
+    """Elements [start, start + length) of a dimension; zeros, or the lowest, past its ends."""
     fill: Any = 0
     if lowest:
         fill = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
@@ -201,28 +204,28 @@ def span(x: Array, dim: int, start: int, length: int, lowest: bool = False) -> A
 def unfold(
     x: Array, dim: int, count: int, size: int, step: int, start: int, lowest: bool = False
 ) -> Array:
-    """Windows of x, the first from row `start` on."""
+    """Windows of x, the first from index `start` on."""
     windows = [span(x, dim, start + p * step, size, lowest) for p in range(count)]
     shape = (*x.shape[:dim], 0, size, *x.shape[dim + 1 :])
     return np.stack(windows, dim) if windows else np.zeros(shape, x.dtype)
 
 
 def fold(x: Array, dim: int, rows: int, step: int, start: int) -> Array:
-    """Rows to which windows are added, the first from row `start` on."""
+    """The sum of windows, the first from index `start` on."""
     out = np.zeros((*x.shape[:dim], rows, *x.shape[dim + 2 :]), x.dtype)
     for p in range(x.shape[dim]):
         out += span(x.take(p, dim), dim, -start - p * step, rows)
     return out
 
 
-# ---- what slides ----
+# ---- sliding kernels ----
 
 SPATIAL = 2
 """The first spatial dimension: before it are the batch and the channels."""
 
 
 class Slide(NamedTuple):
-    """How a kernel slides over one dimension, with `low` and `high` rows beyond its ends."""
+    """A kernel that slides over one dimension, with a padding of `low` and `high` at its ends."""
 
     kernel: int
     stride: int = 1
@@ -232,43 +235,51 @@ class Slide(NamedTuple):
 
     @property
     def span(self) -> int:
-        """The rows from the first to the last that the kernel is on."""
+        """The number of elements from the first to the last under the kernel."""
         return self.dilation * (self.kernel - 1) + 1
 
     @property
     def passes(self) -> bool:
-        """Whether each row is on its own: the dimension can be split."""
+        """Whether each element is computed from one: the dimension can be split."""
         return self[:4] == (1, 1, 0, 0)
 
-    def places(self, rows: int) -> int:
-        """How many places the kernel takes on so many rows.
+    def positions(self, rows: int) -> int:
+        """The number of positions of the kernel over a dimension of `rows` elements.
 
         Raises:
             ShardirError: it does not fit.
         """
         if min(self.kernel, self.stride, self.dilation) < 1 or min(self.low, self.high) < 0:
             raise ShardirError(
-                "[T10] a kernel, stride and dilation are at least 1, a padding at least 0"
+                coded(
+                    "T10",
+                    "expected a kernel, stride and dilation of at least 1, and a padding of 0 or "
+                    f"more, got {self.kernel}, {self.stride}, {self.dilation} and {self.low}, "
+                    f"{self.high}",
+                )
             )
-        room = rows + self.low + self.high - self.span
-        if room < 0:
+        free = rows + self.low + self.high - self.span
+        if free < 0:
             raise ShardirError(
-                f"[T10] a kernel over {self.span} rows does not fit {rows} rows and a padding of "
-                f"{self.low} and {self.high}"
+                coded(
+                    "T10",
+                    f"expected a kernel that fits {rows} elements and a padding of {self.low} and "
+                    f"{self.high}, got one over {self.span}",
+                )
             )
-        return room // self.stride + 1
+        return free // self.stride + 1
 
-    def under(self, k: int, places: int) -> slice:
-        """The rows, padding included, on which row k of the kernel comes."""
+    def under(self, k: int, positions: int) -> slice:
+        """The elements, padding included, under element k of the kernel at each position."""
         first = k * self.dilation
-        return slice(first, first + (places - 1) * self.stride + 1, self.stride)
+        return slice(first, first + (positions - 1) * self.stride + 1, self.stride)
 
 
 def slides(kernel: Sequence[int], props: Props) -> list[Slide]:
-    """How the kernel slides over each spatial dimension.
+    """The slide of the kernel over each spatial dimension.
 
     Raises:
-        ShardirError: a property has not as many numbers as there are spatial dimensions.
+        ShardirError: a property does not have one number for each spatial dimension.
     """
     n = len(kernel)
 
@@ -278,7 +289,11 @@ def slides(kernel: Sequence[int], props: Props) -> list[Slide]:
         if len(found) != n * per_dim:
             each = "two numbers, low and high," if per_dim == 2 else "one number"
             raise ShardirError(
-                f"[T10] {name} <{', '.join(map(str, found))}>: {each} for each of {n} dimensions"
+                coded(
+                    "T10",
+                    f"expected {name} with {each} for each of {n} dimensions, got "
+                    f"<{', '.join(map(str, found))}>",
+                )
             )
         return found
 
@@ -290,7 +305,7 @@ def slides(kernel: Sequence[int], props: Props) -> list[Slide]:
 
 
 def slide_props(found: Sequence[Slide]) -> dict[str, Any]:
-    """The properties that say how a kernel slides."""
+    """The properties of a slide: stride, padding and dilation."""
     return {
         "stride": IntsPerDimAttr(tuple(s.stride for s in found)),
         "padding": IntsPerDimAttr(tuple(n for s in found for n in (s.low, s.high))),
@@ -298,68 +313,68 @@ def slide_props(found: Sequence[Slide]) -> dict[str, Any]:
     }
 
 
-def taps(found: Sequence[Slide], places: Shape) -> Iterator[tuple[Any, Any]]:
-    """Each place of the kernel, and the rows of padded x that it comes on."""
+def taps(found: Sequence[Slide], positions: Shape) -> Iterator[tuple[Any, Any]]:
+    """Yield each index of the kernel, and the elements of padded x under it."""
     for at in product(*(range(s.kernel) for s in found)):
-        under = (s.under(k, n) for s, k, n in zip(found, at, places, strict=True))
+        under = (s.under(k, n) for s, k, n in zip(found, at, positions, strict=True))
         yield (..., *at), (..., *under)
 
 
 def padded(x: Array, found: Sequence[Slide], value: float = 0.0) -> Array:
-    """x with its padding, of a value."""
+    """x padded with a value."""
     ends = [(0, 0)] * (x.ndim - len(found)) + [(s.low, s.high) for s in found]
     return np.pad(x, ends, constant_values=value)
 
 
 class Tiles:
-    """An op that slides, in tiles: a split dimension of rows `x` becomes two, the devices' windows
-    and their rows; one of the results `y`, the windows and the places in each. The kernel stays
-    within a window and passes from one to the next, so that the windows' dimension can be split."""
+    """An op that slides, in tiles: a split dimension of `x` becomes two, the devices' windows and
+    their elements; one of the result `y`, the windows and the positions in each. The kernel stays
+    within a window, so that the dimension of windows can be split."""
 
     def __init__(self, found: Sequence[Slide], x: Shape, y: Shape, parts: Sequence[int]):
         self.slides: list[Slide] = []
         self.kept: list[bool] = []
         self.cut: list[tuple[int, Windows, Windows]] = []
         self.x, self.y = list(x[:SPATIAL]), list(y[:SPATIAL])
-        for i, (s, rows, places, n) in enumerate(
+        for i, (s, rows, positions, n) in enumerate(
             zip(found, x[SPATIAL:], y[SPATIAL:], parts, strict=True)
         ):
             if n == 1 or s.passes:
                 self.slides.append(s)
                 self.x.append(rows)
-                self.y.append(places)
+                self.y.append(positions)
                 continue
-            each = -(-places // n)
-            count = -(-places // each)
+            each = -(-positions // n)
+            count = -(-positions // each)
             size = (each - 1) * s.stride + s.span
             self.cut.append(
                 (SPATIAL + i, Windows(rows, count, size, each * s.stride, -s.low),
-                 Windows(places, count, each, each))
+                 Windows(positions, count, each, each))
             )  # fmt: skip
             self.slides += [Slide(1), Slide(s.kernel, s.stride, dilation=s.dilation)]
             self.x += [count, size]
             self.y += [count, each]
 
     def of_x(self, b: "Builder", x: SSAValue, lowest: bool = False) -> SSAValue:
-        """The windows of the rows."""
+        """The windows of x."""
         for dim, windows, _ in reversed(self.cut):
             x = b.unfold(x, dim, windows, lowest)
         return x
 
     def of_y(self, b: "Builder", y: SSAValue) -> SSAValue:
-        """The places of each window."""
+        """The positions of each window."""
         for dim, _, windows in reversed(self.cut):
             y = b.unfold(y, dim, windows)
         return y
 
     def to_x(self, b: "Builder", x: SSAValue) -> SSAValue:
-        """What windows add up to."""
+        """The sum of windows, of the shape of x."""
         for dim, windows, _ in self.cut:
             x = b.fold(x, dim, windows)
         return x
 
     def to_y(self, b: "Builder", y: SSAValue) -> SSAValue:
-        """The places of all windows."""
+        """The positions of all windows."""
         for dim, _, windows in self.cut:
             y = b.fold(y, dim, windows)
         return y
@@ -370,7 +385,7 @@ class Tiles:
 
 
 def tiles(b: "Builder", found: Sequence[Slide], x: Shape, y: Shape, *values: SSAValue) -> Tiles:
-    """The tiles that suit the layouts of these values, of shape x or y."""
+    """The tiles for the layouts of these values, of shape x or y."""
     assert b.mesh is not None
     mesh = b.mesh
     layouts = [b.layout(v) for v in values]

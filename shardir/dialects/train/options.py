@@ -12,7 +12,7 @@ from typing import ClassVar
 from xdsl.irdl import irdl_attr_definition
 
 from shardir.algebra.notation import Options
-from shardir.diagnostics import NotationError
+from shardir.diagnostics import NotationError, coded
 from shardir.dialects.random import DRAWN
 from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, option_offset
 
@@ -67,7 +67,10 @@ class ScheduleAttr(OptionsAttr):
         values = dict(pairs)
         if values["warmup"] >= values.get("steps", inf):
             raise NotationError(
-                f"[G10] warmup is {values['warmup']}; it must be below steps, {values['steps']}",
+                coded(
+                    "G10",
+                    f"expected warmup below steps, {values['steps']}, got {values['warmup']}",
+                ),
                 option_offset("warmup", text),
             )
         return word, pairs

@@ -15,6 +15,7 @@ from xdsl.irdl import IRDLOperation, irdl_op_definition, opt_prop_def, prop_def,
 from xdsl.traits import SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
+from shardir.diagnostics import coded
 from shardir.dialects.nn.properties import DimsAttr
 from shardir.dialects.train.optimizers import OptimizerAttr
 from shardir.dialects.train.options import (
@@ -45,9 +46,15 @@ class _OfFunction(IRDLOperation, ABC):
             for op in module.regions[0].block.ops:
                 if isinstance(op, FuncOp) and op.sym_name.data == wanted:
                     if not op.body.blocks:
-                        raise VerifyException(f"[G1] function @{wanted} has no body")
+                        raise VerifyException(
+                            coded(
+                                "G1",
+                                f"expected a body of function @{wanted}, got none",
+                                use="write it",
+                            )
+                        )
                     return op
-        raise VerifyException(f"[G1] no function @{wanted}")
+        raise VerifyException(coded("G1", f"expected a function @{wanted}, got none"))
 
 
 @irdl_op_definition
@@ -76,15 +83,24 @@ class StepOp(_OfFunction):
         losses = [t for t, attributes in outs if UPDATES not in attributes]
         loss = losses[0] if len(losses) == 1 else None
         if not isinstance(loss, TensorType) or loss.get_shape() != ():
-            marks = " and mark what it updates" if len(losses) > 1 else ""
+            marks = " and mark updates of states" if len(losses) > 1 else ""
+            found = ", ".join(map(str, losses)) or "no result"
             raise VerifyException(
-                f"[G2] @{f.sym_name.data} must return one scalar, the loss; reduce it{marks}"
+                coded(
+                    "G2",
+                    f"expected @{f.sym_name.data} to return one scalar, the loss, got {found}",
+                    use=f"reduce it{marks}",
+                )
             )
         check_updates(f)
         if not isinstance(loss.element_type, AnyFloat):
             raise VerifyException(
-                f"[G2] @{f.sym_name.data} returns a loss of {loss.element_type}, which has no "
-                "gradient; nn.convert what it is made of to floats"
+                coded(
+                    "G2",
+                    f"expected @{f.sym_name.data} to return a loss of floats, got "
+                    f"{loss.element_type}",
+                    use="nn.convert the operands of the loss to floats",
+                )
             )
         check_parameters(f)
         check_arguments(f)
@@ -106,9 +122,13 @@ class GradientOp(_OfFunction):
         n = len(self.signature(())[0])
         for i in self.wrt.data:
             if not 0 <= i < n:
-                raise VerifyException(f"[G4] @{name} has no argument {i}")
+                raise VerifyException(
+                    coded("G4", f"expected an argument of @{name} from 0 to {n - 1}, got {i}")
+                )
         if len(set(self.wrt.data)) != len(self.wrt.data):
-            raise VerifyException(f"[G4] an argument stands twice in wrt {list(self.wrt.data)}")
+            raise VerifyException(
+                coded("G4", f"expected each argument once in wrt, got {list(self.wrt.data)}")
+            )
         if self.maker() is None:
             check_arguments(self.find())
 
@@ -128,7 +148,12 @@ class GradientOp(_OfFunction):
             VerifyException: there is no such function, or a gradient is requested of itself.
         """
         if self in above:
-            raise VerifyException(f"[G1] @{self.sym_name.data} is to be made of itself")
+            raise VerifyException(
+                coded(
+                    "G1",
+                    f"expected a gradient of another function, got @{self.sym_name.data} of itself",
+                )
+            )
         maker = self.maker()
         if maker is None:
             type = self.find().function_type

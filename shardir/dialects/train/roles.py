@@ -32,6 +32,8 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 from xdsl.utils.exceptions import VerifyException
 
+from shardir.diagnostics import coded
+
 STEP, UPDATES, MICROBATCH = "train.step", "train.updates", "train.microbatch"
 FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
 
@@ -165,15 +167,18 @@ def check_parameters(f: FuncOp) -> None:
     parameters = [a for a in arg_attrs(f) if Role.PARAMETER.attribute in a]
     if not parameters:
         raise VerifyException(
-            f"[G3] @{f.sym_name.data} has no parameter; mark arguments with "
-            '{train.parameter = "name", train.init = #train.init<...>}'
+            coded("G3", f"expected an argument of @{f.sym_name.data} that is a parameter, got none")
         )
     keys = [text_attr(a, Role.PARAMETER.attribute) for a in parameters]
     for key in keys:
         if not key or keys.count(key) > 1:
             raise VerifyException(
-                f"[G6] @{f.sym_name.data}: {keys.count(key)} arguments have the parameter "
-                f"{key!r}; give each a name of its own (a shared weight is one argument)"
+                coded(
+                    "G6",
+                    f"expected parameters of @{f.sym_name.data} with distinct, non-empty names, "
+                    f"got {keys.count(key)} of the name {key!r}",
+                    use="give each its own name; use one argument for a shared weight",
+                )
             )
 
 
@@ -183,15 +188,22 @@ def check_arguments(f: FuncOp) -> None:
         roles = [role.attribute for role in Role if role.attribute in attributes]
         if len(roles) > 1:
             raise VerifyException(
-                f"[G6] argument {i} of @{f.sym_name.data} has {' and '.join(roles)}; "
-                "it is one of them: leave the other out"
+                coded(
+                    "G6",
+                    f"expected one role of argument {i} of @{f.sym_name.data}, got "
+                    f"{' and '.join(roles)}",
+                    use="drop one of them",
+                )
             )
         index = attributes.get(FUSION)
         is_index = isinstance(index, IntegerAttr) and index.type == i64 and index.value.data >= 0
         if index is not None and not is_index:
             raise VerifyException(
-                f"[G5] train.fusion of argument {i} of @{f.sym_name.data} is an index "
-                f"such as 2 : i64, not {index}"
+                coded(
+                    "G5",
+                    f"expected train.fusion of argument {i} of @{f.sym_name.data} to be an index, "
+                    f"got {index}",
+                )
             )
 
 
@@ -210,20 +222,34 @@ def check_updates(f: FuncOp) -> None:
     for i, (t, attributes, at) in enumerate(found):
         if UPDATES not in attributes:
             continue
-        where = f"[G7] result {i} of @{f.sym_name.data} updates {attributes[UPDATES]}"
+        where = f"result {i} of @{f.sym_name.data}"
+        key = attributes[UPDATES]
         if at is None or args[at].role is not Role.STATE:
             states = [f'"{a.key}"' for a in args if a.role is Role.STATE]
             raise VerifyException(
-                f"{where}, which is the train.state of no argument; "
-                f"there is {', '.join(states) or 'none'}"
+                coded(
+                    "G7",
+                    f"expected {where} to update a state of an argument, "
+                    f"{', '.join(states) or 'of which there is none'}, got {key}",
+                )
             )
         if at in done:
-            raise VerifyException(f"{where}, which another result updates; one is the new value")
+            raise VerifyException(
+                coded(
+                    "G7", f"expected one result that updates {key}, got {where} too", use="drop one"
+                )
+            )
         done.add(at)
         old = f.function_type.inputs.data[at]
         assert isinstance(t, TensorType) and isinstance(old, TensorType)
         if (t.element_type, t.get_shape()) != (old.element_type, old.get_shape()):
-            raise VerifyException(f"{where}, a {old}: it is {t}; reshape or convert it")
+            raise VerifyException(
+                coded(
+                    "G7",
+                    f"expected {where}, which updates {key}, of type {old}, got {t}",
+                    use="reshape or convert it",
+                )
+            )
 
 
 def text_attr(attributes: Attributes, name: str) -> str | None:
@@ -242,5 +268,11 @@ def number_attr(attributes: Attributes, name: str, default: float) -> float:
     if attr is None:
         return default
     if not (isinstance(attr, FloatAttr) and 0 <= attr.value.data < inf):
-        raise VerifyException(f"[G9] {name} is a number, at least 0, such as 0.1 : f64, not {attr}")
+        raise VerifyException(
+            coded(
+                "G9",
+                f"expected {name} to be a finite f64 of 0 or more, got {attr}",
+                use=f"write {name} = 0.1 : f64",
+            )
+        )
     return attr.value.data

@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f32, f64, 
 from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
 from shardir.dialects.nn.elementwise import Elementwise
@@ -55,11 +55,16 @@ class Update(Several, ABC):
         for t in operands[1:n]:
             if t != operands[0]:
                 raise ShardirError(
-                    f"[T6] the parameter is {operands[0]}, its gradient or state {t}"
+                    coded(
+                        "T6",
+                        f"expected a gradient or state of the parameter's type, {operands[0]}, "
+                        f"got {t}",
+                        use="use the parameter's type",
+                    )
                 )
         for name, t in zip(cls.SCALARS, operands[n:], strict=True):
             if t != SHARED_SCALAR:
-                raise ShardirError(f"[T5] {name} is a {SHARED_SCALAR}, not {t}; nn.convert it")
+                raise ShardirError(coded("T5", f"expected {name} of type {SHARED_SCALAR}, got {t}"))
         return [operands[0], *operands[2:n]]
 
 
@@ -242,7 +247,7 @@ class Scalar(Several, ABC):
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         if tuple(operands) != cls.OPERANDS:
             wanted, given = (", ".join(map(str, ts)) for ts in (cls.OPERANDS, operands))
-            raise ShardirError(f"[T5] {cls.name} takes {wanted}, not {given}")
+            raise ShardirError(coded("T5", f"expected operands of types {wanted}, got {given}"))
         return list(cls.RESULTS)
 
 
