@@ -35,7 +35,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardir.algebra.mesh import Mesh
 from shardir.cost.functions import rated
 from shardir.cost.memory import memory_of
-from shardir.cost.schedule import LESS, cuts, elapsed, level_of
+from shardir.cost.schedule import ROUNDING, cuts, elapsed, level_of
 from shardir.cost.seconds import OpCost, cost_of, joining, size_of, together
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
@@ -75,7 +75,7 @@ def _overlap(f: FuncOp, mesh: Mesh) -> None:
                 break
             barred |= more
         seconds, made = _elapsed(f.body.block, costs, mesh), f.body.detach_block(0)
-        if seconds < least * LESS:
+        if seconds < least * ROUNDING:
             least, best, made = seconds, made, best
         made.erase()
     f.body.add_block(best)

@@ -1,4 +1,4 @@
-"""Kinds of arguments that the tools share."""
+"""Types of arguments that the tools share."""
 
 import argparse
 import os
@@ -12,24 +12,24 @@ from shardir.rewriting.options import UsageError
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError("at least 1 is expected")
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
     return value
 
 
 def seconds(text: str) -> float:
     value = float(text)
     if not value > 0:
-        raise argparse.ArgumentTypeError("more than 0 is expected")
+        raise argparse.ArgumentTypeError(f"expected more than 0, got {text}")
     return value
 
 
 def new_file(text: str) -> Path:
-    """Where a file can be written, known before the training and not after it."""
+    """The path of a file that can be written: checked before the training, not after it."""
     path = Path(text)
     if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a directory")
+        raise argparse.ArgumentTypeError(f"expected a file, got the directory {text}")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent} that can be written")
+        raise argparse.ArgumentTypeError(f"expected a file in a writable folder, got {text}")
     return path
 
 
@@ -37,7 +37,7 @@ def import_modules(names: Sequence[str]) -> None:
     """Import modules that register custom ops, such as `acme.shardir_ops`.
 
     Raises:
-        UsageError: one is not found, or fails.
+        UsageError: a module is not found, or its import fails.
     """
     for name in names:
         try:

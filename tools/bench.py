@@ -1,4 +1,4 @@
-"""shard-bench: the project's benchmarks by name; a table for people, records for programs."""
+"""shard-bench: runs a benchmark of the project; prints a table, and writes records."""
 
 import argparse
 import json
@@ -14,11 +14,11 @@ from rich.table import Table
 Record = dict[str, Any]
 
 FOLDER = Path(__file__).resolve().parent.parent / "test" / "bench"
-"""Where benchmarks lie: a file each, with a docstring and `records(log)`."""
+"""The folder of the benchmarks: a file each, with a docstring and `records(log)`."""
 
 
 def names() -> dict[str, str]:
-    """The benchmarks and the first line of what each says of itself."""
+    """Return the benchmarks, each with the first line of its docstring."""
     found = {}
     for path in sorted(FOLDER.glob("*.py")):
         text = path.read_text()
@@ -28,7 +28,7 @@ def names() -> dict[str, str]:
 
 
 def load(name: str) -> ModuleType:
-    """A benchmark's module; its folder is on the path, since benchmarks share programs."""
+    """Import a benchmark; its folder is put on the path, since benchmarks share programs."""
     stem = name.replace("-", "_")
     spec = util.spec_from_file_location(f"shard_bench_{stem}", FOLDER / f"{stem}.py")
     assert spec is not None and spec.loader is not None
@@ -39,7 +39,7 @@ def load(name: str) -> ModuleType:
 
 
 def show(name: str, records: list[Record], console: Console) -> None:
-    """One table: a row per record."""
+    """Print one table, with a row for each record."""
     columns = list(dict.fromkeys(key for r in records for key in r))
     table = Table(title=f"shard-bench {name}")
     for column in columns:
@@ -59,26 +59,26 @@ def _text(value: Any) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 fine, 2 no such benchmark, or a file that can't be written."""
+    """Run a benchmark. Exit codes: 0 success, 2 wrong arguments or a missing package."""
     known = names()
-    listing = "\n".join(f"  {n:12} {says}" for n, says in known.items())
+    listing = "\n".join(f"  {n:12} {title}" for n, title in known.items())
     parser = argparse.ArgumentParser(
         prog="shard-bench",
         description=__doc__,
-        epilog=f"benchmarks:\n{listing or '  none: they come with the source tree, in test/bench'}",
+        epilog=f"benchmarks:\n{listing or '  none: they are in test/bench of the source tree'}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", choices=list(known), help="which benchmark to run")
+    parser.add_argument("name", choices=list(known), help="the benchmark")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the records as JSON")
     options = parser.parse_args(arguments)
     if options.json is not None and not options.json.parent.is_dir():
-        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
+        parser.error(f"--json: expected a file in an existing folder, got {options.json}")
     progress = Console(stderr=True)
     try:
         records = load(options.name).records(lambda line: progress.print(line, style="dim"))
     except ImportError as e:
         missing = "pip install 'shardir[torch]'"
-        print(f"error: {options.name} needs {e.name}: {missing}", file=sys.stderr)
+        print(f"error: {options.name} requires {e.name}; use {missing}", file=sys.stderr)
         return 2
     show(options.name, records, Console(width=None if sys.stdout.isatty() else 120))
     if options.json is not None:

@@ -1,8 +1,8 @@
 """shard-calibrate: measures this machine with several ranks, and writes its cluster file.
 
-What is measured: products by element type, elementwise ops, and collectives by size and by the
-size of their group, on all ranks at once. What is written: the numbers with which the time model
-comes nearest, for `shard-opt --cost=FILE` and `shardir.cost.clusters.load`; how near, as comments.
+It measures products by element type, elementwise ops, and collectives by size and by the size of
+their group, on all ranks at once. It writes the parameters for which the time model is closest, for
+`shard-opt --cost=FILE` and `shardir.cost.clusters.load`, and the errors as comments.
 """
 
 import argparse
@@ -26,39 +26,39 @@ from shardir.cost import Coefficients, clusters, report
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import write_text
 from shardir.tools.arguments import new_file, positive, seconds
-from shardir.tools.probes import COLLECTIVES, LEAST, Probe, against, module, probes
+from shardir.tools.probes import COLLECTIVES, SMALLEST, Probe, against, module, probes
 
 if TYPE_CHECKING:
     from shardir.api import Compiled
 
 EXAMPLE = """example:
-  shard-calibrate --ranks 4 -o here.ir     a minute or two, best on a quiet machine
+  shard-calibrate --ranks 4 -o here.ir     one to two minutes, on a quiet machine
   shard-opt net.ir -p train --cost=here.ir
 """
 NO_BYTES = ("", "overhead", "interference", "f64", "bf16", "f16")
-"""What probes are about that the relative model is not fitted to."""
+"""The subjects of probes that the relative model is not fitted to."""
 
 LEVEL = between(State.SHARDED, State.REPLICATED).name
-"""The collective that has the latency and bandwidth of the level; to the others belongs a factor
-each."""
+"""The collective with the latency and bandwidth of the level; the others have a fitted factor."""
 
-QUICKEST = 1e17
-"""Bytes/s or flop/s, beyond what there is."""
+IMPLAUSIBLE_RATE = 1e17
+"""Bytes/s or flop/s, above those of any device: the rate had no influence on the fit."""
 
-MOST = {"gloo": 1 << 22, "nccl": 1 << 28}
+LARGEST_MESSAGE = {"gloo": 1 << 22, "nccl": 1 << 28}
+"""The default of --most, in bytes, by backend."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was found: the cluster, the relative model's coefficients, and of each probe how far
-    the model is from what was measured, as predicted / measured."""
+    """The fitted cluster, the relative model's coefficients, and predicted / measured of each
+    probe."""
 
     cluster: Cluster
     relative: Coefficients
     ratios: Mapping[Probe, float]
 
     def errors(self) -> dict[str, list[float]]:
-        """By what probes are about, the relative errors, least first: 1 for twice or half."""
+        """Return the relative errors by subject of probes, ascending: 1 for twice or half."""
         found: dict[str, list[float]] = {}
         for probe, ratio in self.ratios.items():
             found.setdefault(probe.about, []).append(max(ratio, 1 / ratio) - 1)
@@ -68,7 +68,7 @@ class Calibration:
 def fitted(
     given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], start: Cluster
 ) -> Calibration:
-    """The calibration from the seconds of each probe's function."""
+    """Return the calibration from the seconds of each probe's function."""
     from shardir.cost.fit import fit, of_functions
 
     measured = [times[p.name] for p in given]
@@ -84,9 +84,11 @@ def fitted(
 def _relative(
     given: Sequence[Probe], compiled: "Compiled", measured: Sequence[float], cluster: Cluster
 ) -> Coefficients:
-    """The relative model's coefficients. It knows neither latencies nor flops, so only the largest
-    probes of each kind count, of f32 alone. Of one that communicates, that part counts which is
-    communication by the time model."""
+    """Return the relative model's coefficients.
+
+    The model has neither latencies nor flops, so only the largest probes of each kind count, of f32
+    alone. Of a probe that communicates, the share of communication by the time model counts.
+    """
     from shardir.cost.fit import fit_relative, terms_of
 
     largest = {p.about: max(q.size for q in given if q.about == p.about) for p in given}
@@ -97,12 +99,12 @@ def _relative(
         if probe.about not in NO_BYTES and probe.size == largest[probe.about]:
             apart = any(all.bytes[1:])
             terms.append(replace(all, cal=0) if apart else all)
-            seconds.append(spent * (1 - cost.calculation / cost.seconds) if apart else spent)
+            seconds.append(spent * (1 - cost.computation / cost.seconds) if apart else spent)
     return fit_relative(terms, seconds)
 
 
 def unmeasured(ranks: int, memory: int) -> Cluster:
-    """The cluster whose numbers are to be found: where the fit begins."""
+    """Return the cluster at which the fit begins."""
     like = clusters.load("gloo")
     (level,) = like.levels
     kinds = dict.fromkeys(kind for kind, *_ in COLLECTIVES if kind != LEVEL)
@@ -113,15 +115,15 @@ def unmeasured(ranks: int, memory: int) -> Cluster:
 
 
 def text(name: str, found: Calibration, about: Sequence[str]) -> str:
-    """The cluster file."""
+    """Return the text of the cluster file."""
     lines = [
         *about,
-        "How far the model is from the measurements, median and largest (1: twice or half):",
+        "Relative errors of the model, median and largest (1: twice or half):",
     ]
     for what, errors in found.errors().items():
         lines.append(f"  {what}: {median(errors):.2f}, {errors[-1]:.2f} of {len(errors)}")
     if unseen := _unseen(found.cluster):
-        lines.append(f"Too quick to be seen beside the rest: {', '.join(unseen)}; larger --most")
+        lines.append(f"Too fast to be measured: {', '.join(unseen)}; use a larger --most")
     c = found.relative
     lines.append(
         f"Relative model, seconds per byte: alpha = {c.alpha:.3g}, beta1 = {c.beta1:.3g}, "
@@ -134,13 +136,13 @@ def text(name: str, found: Calibration, about: Sequence[str]) -> str:
 
 
 def _unseen(c: Cluster) -> list[str]:
-    """The rates that no measurement hangs on."""
+    """Return the names of the rates that had no influence on the fit."""
     rates = [*c.flops, ("memory", c.memory_bandwidth), *((l.name, l.bandwidth) for l in c.levels)]
-    return [name for name, rate in rates if rate and rate > QUICKEST]
+    return [name for name, rate in rates if rate and rate > IMPLAUSIBLE_RATE]
 
 
 def _short(c: Cluster) -> Cluster:
-    """With three digits of each number, two of the share: more were not measured."""
+    """Round each number to three digits, and the share to two: more were not measured."""
 
     def short(x: float) -> float:
         return float(f"{x:.3g}")
@@ -159,14 +161,14 @@ def _short(c: Cluster) -> Cluster:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 fine, 1 a rank failed, 2 nothing could be started or written."""
+    """Calibrate. Exit codes: 0 success, 1 a rank failed, 2 no start, or no output."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         found, about = _measured(options)
     except ImportError as error:
         print(
-            f"error: calibrating needs {error.name}: pip install 'shardir[calibrate]'",
+            f"error: shard-calibrate requires {error.name}; use pip install 'shardir[calibrate]'",
             file=sys.stderr,
         )
         return 2
@@ -177,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; all ranks are ended", file=sys.stderr)
+        print("interrupted; all ranks have ended", file=sys.stderr)
         return 130
     result = text(options.name, found, about)
     if options.output is None:
@@ -200,17 +202,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("-o", "--output", type=new_file, metavar="FILE", help="the cluster file (stdout)")
-    add("--name", type=_name, default="here", help="the cluster's, in the file (here)")
-    add("--ranks", type=_ranks, default=4, metavar="N", help="how many devices (4)")
+    add("--name", type=_name, default="here", help="the name of the cluster in the file (here)")
+    add("--ranks", type=_ranks, default=4, metavar="N", help="the number of devices (4)")
     add("--backend", choices=("gloo", "nccl"), default="gloo", help="CPU or GPU (gloo)")
     add(
         "--most",
         type=_bytes,
         metavar="BYTES",
-        help="of the largest message (4 MiB; on GPUs 256 MiB)",
+        help="the size of the largest message (4 MiB; on GPUs 256 MiB)",
     )
-    add("--rounds", type=positive, default=11, help="turns of each probe, the median counts (11)")
-    add("--turn", type=seconds, default=0.01, metavar="S", help="seconds of a turn (0.01)")
+    add(
+        "--rounds",
+        type=positive,
+        default=11,
+        help="the number of turns of each probe, of which the median counts (11)",
+    )
+    add("--turn", type=seconds, default=0.01, metavar="S", help="the seconds of a turn (0.01)")
     add("--timeout", type=seconds, default=120.0, metavar="S", help="longest wait for a rank (120)")
     return parser
 
@@ -218,32 +225,34 @@ def _parser() -> argparse.ArgumentParser:
 def _ranks(text: str) -> int:
     value = int(text)
     if value < 2:
-        raise argparse.ArgumentTypeError("at least 2 are expected: one rank has nobody to talk to")
+        raise argparse.ArgumentTypeError(f"expected 2 ranks or more, got {text}")
     return value
 
 
 def _bytes(text: str) -> int:
     value = int(text)
-    if value < LEAST:
-        raise argparse.ArgumentTypeError(f"at least {LEAST} is expected")
+    if value < SMALLEST:
+        raise argparse.ArgumentTypeError(f"expected {SMALLEST} or more, got {text}")
     return value
 
 
 def _name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][\w$.]*", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no name: letters, digits, _, $ and . are")
+        raise argparse.ArgumentTypeError(
+            f"expected a name, got {text!r}; use letters, digits, _, $ and ."
+        )
     return text
 
 
 def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str]]:
-    """The calibration, and what to say of the machine."""
+    """Return the calibration, and a description of the machine."""
     import scipy  # noqa: F401 - before anything is measured
     import torch
 
     from shardir.api import compile
 
     cpu = options.backend == "gloo"
-    most = options.most or MOST[options.backend]
+    most = options.most or LARGEST_MESSAGE[options.backend]
     given = probes(options.ranks, most, cpu)
     compiled = compile(module(given, options.ranks), "", "probes.ir")
     busy = os.getloadavg()[0]
@@ -265,13 +274,13 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str]]:
         f"torch {torch.__version__}",
         f"{len(given)} probes on all ranks at once, messages of up to {most} B, medians of "
         f"{options.rounds} rounds",
-        f"Before it, {busy:.1f} processes of others wanted a core: with more, latencies grow",
+        f"Load average before it: {busy:.1f} processes; with more, latencies grow",
     ]
 
 
 @contextmanager
 def _progress(rounds: int) -> Any:
-    """Shows how many rounds are done, on stderr: a bar on a terminal, else a line for each."""
+    """Show the number of completed rounds on stderr: a bar on a terminal, else a line each."""
     if not sys.stderr.isatty():
         yield lambda done: print(f"round {done}/{rounds}", file=sys.stderr, flush=True)
         return
@@ -284,12 +293,12 @@ def _progress(rounds: int) -> Any:
 
 
 def _memory() -> int:
-    """The bytes of this machine's memory."""
+    """Return the bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _processor() -> str:
-    """The processor's name, as far as the system says it, fit for a comment."""
+    """Return the processor's name, if the system reports it, as text for a comment."""
     name = platform.processor() or platform.machine()
     try:
         found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())

@@ -1,6 +1,6 @@
-"""`// expected-error {{text}}`: errors that a test file announces on the lines that cause them.
+"""`// expected-error {{text}}`: errors that a test file expects on the lines that cause them.
 
-`@+1`, `@-1`, `@below` and `@above` move the line; `@unknown` is an error without a place.
+`@+1`, `@-1`, `@below` and `@above` move the line; `@unknown` is an error without a location.
 """
 
 import re
@@ -17,7 +17,7 @@ OFFSETS = {"below": 1, "above": -1}
 
 @dataclass(frozen=True)
 class Expected:
-    """One announced error; line 0 for one without a place."""
+    """An expected error or warning; line 0 for one without a location."""
 
     severity: str
     line: int
@@ -29,7 +29,7 @@ class Expected:
 
 
 def announced(text: str) -> list[Expected]:
-    """What a text announces."""
+    """Return the expected errors and warnings of a text."""
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         if "expected-" not in line or "//" not in line:
@@ -42,7 +42,7 @@ def announced(text: str) -> list[Expected]:
 
 
 def compare(name: str, text: str, diagnostics: Sequence[Diagnostic]) -> list[str]:
-    """What is announced and missing, and what is there and not announced."""
+    """Return a line for each unexpected diagnostic, and each expected one that is missing."""
     missing, unexpected = announced(text), []
     for d in diagnostics:
         fitting = next((e for e in missing if e.fits(d)), None)

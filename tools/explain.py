@@ -1,4 +1,4 @@
-"""`--explain-redistributions`: for which edge each redistribution is, by which plan, at what cost.
+"""`--explain-redistributions`: the edge of each redistribution, its plan and its cost.
 
 @net: %y, tensor<8x8xf32>
   from %y = nn.matmul at net.ir:22
@@ -27,7 +27,7 @@ from shardir.rewriting.functions import bodies
 
 
 def explain(module: ModuleOp) -> list[str]:
-    """For each function a paragraph on each of its redistributions, in order, and their sum."""
+    """Return a paragraph for each redistribution of each function, in order, and their sum."""
     meshes = dist.meshes_of(module)
     found: list[str] = []
     for f, block in bodies(module):
@@ -68,4 +68,4 @@ def _readers(v: SSAValue, order: dict[Operation, int]) -> Iterator[str]:
     for op, i in sorted(uses, key=lambda use: (order[use[0]], use[1])):
         yield f"for {called(op)}, operand {i}"
     if not uses:
-        yield "for nobody: no op reads it"
+        yield "for no op: it has no users"

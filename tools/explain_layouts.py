@@ -1,4 +1,4 @@
-"""`--explain`: why a value has its layout, and what that costs against what else was proposed.
+"""`--explain`: why a value has its layout, its cost, and that of the alternatives.
 
 @net at net.ir:6: %y, tensor<4x8xf32>: [@m, [{dp}, {}]]
   dimension 0 over {dp}: by %y = nn.matmul at net.ir:6 from dimension 0 of %x
@@ -30,20 +30,20 @@ from shardir.rewriting.functions import bodies
 from shardir.rewriting.placement import strategy_op_sharding
 
 SHOWN = 4
-"""How many steps of a long path are shown at either end of it."""
+"""The number of steps shown at each end of a long path."""
 
 
 class Explanation:
-    """The values that are asked about, and those that are explained so far."""
+    """The requested values, and those that are explained so far."""
 
     def __init__(self, names: str):
-        """`names`: `%x,%y`; empty: of all values."""
+        """`names`: `%x,%y`; empty: all values."""
         self.names = {n.strip().lstrip("%") for n in names.split(",")} - {""}
         self.explained: set[SSAValue] = set()
         self.unknown = set(self.names)
 
     def of(self, v: SSAValue) -> bool:
-        """Whether a value is asked about and not explained yet."""
+        """Whether a value is requested and not explained yet."""
         named = not self.names or v.name_hint in self.names
         return named and isinstance(v.type, TensorType) and v not in self.explained
 
@@ -55,7 +55,7 @@ class Explanation:
         return "\n  ".join([f"{first}{unsharded_type(v)}: [{layout}]", *lines])
 
     def propagate(self, module: ModuleOp) -> Iterator[str]:
-        """Run propagate-strategies; a paragraph on each value whose layout it set."""
+        """Run propagate-strategies; yield a paragraph for each value whose layout it set."""
         for found in propagate_strategies(module):
             for v in values(found.block):
                 if self.of(v):
@@ -63,7 +63,7 @@ class Explanation:
                     yield self.explain(v, lines, f"@{name_of(found.f)}")
 
     def made(self, module: ModuleOp) -> Iterator[str]:
-        """A paragraph on each value that other passes made: its layout follows from its op."""
+        """Yield a paragraph for each value of other passes, whose layout follows from its op."""
         meshes = dist.meshes_of(module)
         for f, block in bodies(module):
             part = ""
@@ -85,8 +85,8 @@ def named(v: SSAValue) -> str:
 
 
 def _paths(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
-    """By which ops the axes of each dimension came, back to where they are annotated; and what
-    conflicted."""
+    """Yield the ops by which the axes of each dimension came, back to their annotation; and the
+    conflicts."""
     index, state = p.value_index[v], p.state
     for d, axes in enumerate(state.dims[index]):
         if not axes:
@@ -115,7 +115,7 @@ def _origin(p: FunctionPropagation, v: SSAValue, origin: Provenance) -> str:
     if origin.kind == "annotation":
         return f"annotated{at(_maker(v))}"
     if origin.kind == "input":
-        return "an input that nothing reaches, split along dimension 0"
+        return "an input that no annotation reaches, split along dimension 0"
     assert origin.node is not None
     op = p.ops[origin.node]
     if origin.kind == "strategy":
@@ -146,16 +146,16 @@ def _costs(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
     yield f"its edges: {_cost(p, v, layout)}"
     for other, (w, e, op) in _alternatives(p, v, layout).items():
         parameter = p.state.is_parameter[p.value_index[w]]
-        late = ", a parameter's, which comes after activations'" if parameter else ""
+        late = ", a parameter, which proposes after activations" if parameter else ""
         if isinstance(op, dist.PropagationBarrierOp):
-            late += f", behind {called(op)}, which allows <{op.allowed.data}>"
+            late += f", across {called(op)}, which allows <{op.allowed.data}>"
         proposal = f"dimension {e} of {named(w)} proposes{late}"
         yield f"instead [{other}], as {proposal}: {_cost(p, v, other)}"
 
 
 def _cost(p: FunctionPropagation, v: SSAValue, layout: Layout) -> str:
-    """The cost of the redistributions next to a value, and to all of its group, if it has this
-    layout and all others are as they are."""
+    """Return the cost of the redistributions at the edges of a value, and of its group, if it had
+    this layout and all other values kept theirs."""
     members = p.state.members[p.value_index[v]]
     group = {p.values[w] for w in members}
     received, seconds = 0, 0.0
@@ -167,13 +167,13 @@ def _cost(p: FunctionPropagation, v: SSAValue, layout: Layout) -> str:
                     t.get_shape(), str(t.element_type), p.mesh, source, target
                 )
                 received, seconds = received + plan.received_bytes, seconds + plan.seconds
-    return f"{received} B, {seconds:.3g} s" if received else "nothing is moved"
+    return f"{received} B, {seconds:.3g} s" if received else "no communication"
 
 
 def _moves(
     p: FunctionPropagation, op: Operation, group: Collection[SSAValue], layout: Layout
 ) -> Iterator[tuple[SSAValue, Layout, Layout]]:
-    """From which layout to which the values at an op go, if those of `group` have this one."""
+    """Yield the values at an op, with their layouts before and after, if `group` had this one."""
 
     def now(w: SSAValue) -> Layout:
         found = layout if w in group else dist.layout_of(w)
@@ -198,8 +198,8 @@ def _moves(
 def _alternatives(
     p: FunctionPropagation, v: SSAValue, layout: Layout
 ) -> dict[Layout, tuple[SSAValue, int, Operation]]:
-    """The layouts of `v` with one more proposal granted: of each, the value and its dimension that
-    proposes it, and along which op."""
+    """Return the layouts of `v` with one more proposal granted, each with the value, the dimension
+    and the op of the proposal."""
     found: dict[Layout, tuple[SSAValue, int, Operation]] = {}
     index = p.value_index[v]
     for op in [p.ops[n] for n in p.state.graph.touching[index]]:
@@ -225,7 +225,7 @@ def _alternatives(
 
 
 def _maker(v: SSAValue) -> Operation | BlockArgument:
-    """The op that produces a value, or the argument that it is."""
+    """Return the op that produces a value, or the value if it is an argument."""
     if isinstance(v, BlockArgument):
         return v
     assert isinstance(v.owner, Operation)
@@ -233,7 +233,7 @@ def _maker(v: SSAValue) -> Operation | BlockArgument:
 
 
 def _with(layout: Layout, d: int, axes: Axes, mesh: Mesh) -> Layout:
-    """`layout` with dimension d over `axes`, which split nothing else then."""
+    """Return `layout` with dimension d over `axes`, removed from other dimensions."""
     dims = [
         tuple(a for a in other if not any(mesh.overlap(a, b) for b in axes))
         for other in layout.dims
@@ -245,9 +245,9 @@ def _with(layout: Layout, d: int, axes: Axes, mesh: Mesh) -> Layout:
 
 
 def _follows(op: Operation, v: SSAValue, layout: Layout, mesh: Mesh) -> Iterator[str]:
-    """The operands that the axes of a result come from."""
+    """Yield the operands from which the axes of a result come."""
     if not isinstance(op, TensorOp):
-        yield f"as {called(op)} has it"
+        yield f"the layout of {called(op)}"
         return
     factors = op.factors()
     yield f"follows from {called(op)}, factors {factors}"

@@ -9,7 +9,7 @@ from shardir.rewriting.options import dashed, option_types, type_text
 
 
 def describe(passes: Loaders) -> str:
-    """The text of the list: the first sentence of each pass, and its options with defaults."""
+    """Return the list: the first sentence of each pass, and its options with defaults."""
     lines = []
     for name in pipelines.in_order(passes):
         cls = passes[name]()

@@ -1,8 +1,8 @@
 """The programs that shard-calibrate measures, as text: one module, a small function for each probe.
 
-All ranks run them at once, as they do a program: what a rank gets of cores, caches and links that
-others use too is what is measured. A collective is called between products, as a program calls it:
-between nothing it is quicker, since no rank has to be woken.
+All ranks run them at once, as they run a program, so a probe measures a rank's share of cores,
+caches and links. A collective is called between products, as in a program: without them it is
+faster, since no rank has to be woken.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,26 +13,28 @@ from shardir.algebra.cluster import BYTES
 from shardir.algebra.collectives import State, between
 
 ROW = 256
-"""Elements of f32 in a row of what is communicated: 1 KB."""
+"""Elements of f32 in a row of a communicated value: 1 KB."""
 
-LEAST = 1 << 12
+SMALLEST = 1 << 12
+"""The bytes of the smallest value."""
+
 CALLS = 2
-"""How often a function calls its collective."""
+"""The number of calls of its collective in a function."""
 
 BETWEEN = 96
 """The side of the products between collectives."""
 
 BESIDE, WIDE = (1, 4), 256
-"""How many products are calculated beside a collective that is started, and their side."""
+"""The numbers of products computed while a collective is in flight, and their side."""
 
 LARGEST = {"f64": 1 << 20, "f32": 1 << 20, "bf16": 1 << 18, "f16": 1 << 18}
-"""Bytes, of f32, of the largest square of each type on a CPU, where some types are very slow."""
+"""Bytes of f32 of the largest square of each type on a CPU, where some types are very slow."""
 
 LONGER = 4
-"""How much longer than a square's side is the one that a batch's rows have."""
+"""The number of rows of a batch, relative to the side of a square."""
 
 HEADS = 16
-"""How many squares an attention multiplies at once."""
+"""The number of squares that an attention multiplies at once."""
 
 ELEMENTWISE = ("add", "relu", "gelu")
 
@@ -48,15 +50,15 @@ COLLECTIVES = (
     ("exchange", "{}", "columns", "rows"),
     ("permute", "{} pairs <PAIRS>", "rows", "rows"),
 )
-"""Each collective that is measured: its text with the operand's place, and the operand's and the
+"""Each measured collective: its text with a field for the operand, and the operand's and the
 result's layout."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A function of the module, what it is about (an element type, `memory`, `overhead`,
-    `interference` or a collective), and about how many bytes its values have. What counts of one
-    that has another to stand `against` is how much quicker it is; that one is about nothing."""
+    """A function of the module, its subject (an element type, `memory`, `overhead`,
+    `interference` or a collective), and the approximate bytes of its values. Of a probe `against`
+    another one the ratio of both times counts; that other one has no subject."""
 
     name: str
     about: str
@@ -66,39 +68,39 @@ class Probe:
 
 
 def module(probes: Sequence[Probe], ranks: int) -> str:
-    """The module with all of them, on one mesh."""
+    """Return the module of all probes, on one mesh."""
     return "\n".join([f"dist.mesh @m <r = {ranks}>", *(p.text for p in probes)])
 
 
 def probes(ranks: int, most: int, cpu: bool = True) -> list[Probe]:
-    """The probes on so many ranks, none of which has a value of more than about `most` bytes."""
+    """Return the probes on that many ranks, whose values have at most about `most` bytes."""
     largest = {e: min(most, n) if cpu else most for e, n in LARGEST.items()}
     communication = (p for n in groups(ranks) for p in communicating(ranks, n, most))
     return [*products(largest), *elementwise(most), *communication]
 
 
 def against(probes: Sequence[Probe]) -> dict[int, int]:
-    """The places of those that stand against others, with theirs."""
-    places = {p.name: i for i, p in enumerate(probes)}
-    return {i: places[p.against] for i, p in enumerate(probes) if p.against}
+    """Return the indices of probes against others, with the indices of these."""
+    indices = {p.name: i for i, p in enumerate(probes)}
+    return {i: indices[p.against] for i, p in enumerate(probes) if p.against}
 
 
 def groups(ranks: int) -> list[int]:
-    """The sizes of groups of neighbours that all ranks divide into."""
+    """Return the sizes of groups of neighbours that divide the ranks."""
     return [n for n in range(2, ranks + 1) if ranks % n == 0]
 
 
 def sizes(most: int) -> list[int]:
-    """4 KB, 16 KB, ... up to `most` bytes, at least one."""
-    found = [LEAST]
+    """Return 4 KB, 16 KB, ... up to `most` bytes, at least one."""
+    found = [SMALLEST]
     while found[-1] * 4 <= most:
         found.append(found[-1] * 4)
     return found
 
 
 def products(largest: Mapping[str, int]) -> Iterator[Probe]:
-    """For each element type squares; of f32 also a batch's rows, as in a layer, and many squares,
-    as in an attention. Each with the product of its gradient."""
+    """Yield squares of each element type; of f32 also a batch, as in a layer, and many squares, as
+    in an attention. Each has the product of its gradient."""
     for element, most in largest.items():
         for size in sizes(most):
             n = isqrt(size // BYTES["f32"])
@@ -120,7 +122,7 @@ def _product(element: str, rows: int, n: int, heads: tuple[int, ...] = ()) -> Pr
 
 
 def elementwise(most: int) -> Iterator[Probe]:
-    """Ops that go through memory, and a row of ops that have next to nothing to do."""
+    """Yield ops bound by memory, and a chain of ops of negligible work."""
     for kind in ELEMENTWISE:
         for size in sizes(LONGER * most):
             t = _type((size // (ROW * 4), ROW))
@@ -137,17 +139,17 @@ def elementwise(most: int) -> Iterator[Probe]:
 
 
 def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
-    """Each collective in all groups of n neighbours at once. The largest shape of a value is its
-    size: before an all-reduce, after an all-gather."""
+    """Yield each collective in all groups of n neighbours at once. The size is that of the largest
+    shape of a value: before an all-reduce, after an all-gather."""
     axes = "r" if n == ranks else f"r:({ranks // n}){n}"
     near, wide = _type((BETWEEN, BETWEEN)), _type((WIDE, WIDE))
     for size in sizes(most):
-        rows, row = (-(-k // n) * n for k in (size // (ROW * 4), ROW))  # whole shards
-        whole, sums = _type((rows, row)), _type((rows, row), partial=axes)
+        rows, row = (-(-k // n) * n for k in (size // (ROW * 4), ROW))  # equal shards
+        full, sums = _type((rows, row)), _type((rows, row), partial=axes)
         mine = _type((1, rows, row), dims=(axes, "", ""))
         by_rows = _type((rows // n, row), dims=(axes, ""))
         by_columns = _type((rows, row // n), dims=("", axes))
-        types = {"replicated": whole, "partial": sums, "rows": by_rows, "columns": by_columns}
+        types = {"replicated": full, "partial": sums, "rows": by_rows, "columns": by_columns}
         pairs = ", ".join(f"{i}, {(i + 1) % n}" for i in range(n))
         for kind, text, before, after in COLLECTIVES:
             source, target = types[before], types[after]
@@ -172,24 +174,23 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
             for name, started in ((f"apart_{about}", ""), (f"beside_{about}", " async")):
                 f = _Function(name, [("x", by_rows), ("w", wide)])
                 f.op(
-                    f"dist.all_gather %x dim 0 over <{axes}>{started} : ({by_rows}) -> {whole}",
-                    whole,
+                    f"dist.all_gather %x dim 0 over <{axes}>{started} : ({by_rows}) -> {full}",
+                    full,
                 )
                 gathered, product = f.last, "%w"
                 for _ in range(products):
                     f.op(f"nn.matmul {product}, %w : ({wide}, {wide}) -> {wide}", wide)
                     product = f.last
                 if started:
-                    f.op(f"dist.wait {gathered} : ({whole}) -> {whole}", whole)
+                    f.op(f"dist.wait {gathered} : ({full}) -> {full}", full)
                     gathered = f.last
-                f.results = [(gathered, whole), (product, wide)]
+                f.results = [(gathered, full), (product, wide)]
                 against = f"apart_{about}" if started else ""
                 yield f.probe("interference" if started else "", size, against)
 
 
 class _Function:
-    """Lines of a function, one after the other; the last value is its result, unless `results` are
-    said."""
+    """The lines of a function; the last value is its result, unless `results` are set."""
 
     def __init__(self, name: str, arguments: list[tuple[str, str]]):
         self.name, self.arguments = name, arguments
@@ -222,7 +223,7 @@ class _Function:
 def _type(
     shape: tuple[int, ...], element: str = "f32", dims: tuple[str, ...] = (), partial: str = ""
 ) -> str:
-    """A type of the local view."""
+    """Return a type of the local view."""
     split = ", ".join(f"{{{axes}}}" for axes in dims or ("",) * len(shape))
     sums = f", partial sum {{{partial}}}" if partial else ""
     return f"tensor<{'x'.join(map(str, shape))}x{element}, #dist.local<@m, [{split}]{sums}>>"

@@ -1,4 +1,4 @@
-"""What long passes say while they run: one line on a terminal, which goes away."""
+"""The progress of long passes: one temporary line on a terminal."""
 
 import sys
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from shardir.diagnostics import progress_to
 
 @contextmanager
 def progress_shown() -> Iterator[None]:
-    """Shows how far passes have come, where stderr is a terminal."""
+    """Show the progress of passes, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield
         return

@@ -14,13 +14,13 @@ from shardir.tools.arguments import import_modules, new_file, positive, seconds
 
 
 class InternalError(LaunchError):
-    """The compiler failed where it should not."""
+    """An exception of the compiler that is no error of the input."""
 
     exit_code = 70
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 fine, 1 a rank failed or --check disagreed, 2 nothing could be started."""
+    """Run a program. Exit codes: 0 success, 1 a rank failed or --check disagreed, 2 no start."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except ShardirError as error:  # of the compiler, which has put places before its messages
+    except ShardirError as error:  # of the compiler, whose messages may begin with a location
         text = str(error)
         print(text if ": error: " in text else f"error: {text}", file=sys.stderr)
         return 2
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("error: the program is nested too deeply", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; all ranks are ended", file=sys.stderr)
+        print("interrupted; all ranks have ended", file=sys.stderr)
         return 130
 
 
@@ -56,18 +56,22 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=positive, default=100, help="training steps (100)")
     add("--check", action="store_true", help="compare with the same program on one device")
     add("--backend", choices=("gloo", "nccl"), default="gloo", help="CPU or GPU (gloo)")
-    add("--log-every", type=positive, metavar="K", help="without a terminal: a line each K steps")
+    add("--log-every", type=positive, metavar="K", help="without a terminal: a line every K steps")
     add("--timeout", type=seconds, default=300.0, metavar="S", help="longest wait for a rank (300)")
     add("--threads", type=positive, default=0, help="threads of each rank (gloo: 1)")
     add("--dump", type=new_file, metavar="FILE", help="write all states and results to an .npz")
-    add("--seed", type=int, default=0, help="of parameters and batches (0)")
-    add("--pass-pipeline", metavar="P", help="for an .ir file (train)")
+    add("--seed", type=int, default=0, help="the seed of parameters and batches (0)")
+    add("--pass-pipeline", metavar="P", help="for an .ir file: the passes to run (train)")
     add(
-        "--mode", help="for an .ir file, instead of a pipeline: stand_alone, data, hybrid, "
+        "--mode", help="for an .ir file, instead of passes: stand_alone, data, hybrid, "
         "semi_auto (the default), auto, manual",
     )  # fmt: skip
-    add("--save-strategies", metavar="F", help="for an .ir file: write what was decided on")
-    add("--load-strategies", metavar="F", help="for an .ir file: take that instead of deciding")
+    add(
+        "--save-strategies",
+        metavar="F",
+        help="for an .ir file: write its strategies and layouts to F",
+    )
+    add("--load-strategies", metavar="F", help="for an .ir file: use those of F")
     add(
         "--import", dest="imports", action="append", default=[], metavar="MODULE",
         help="for an .ir file: a Python module that registers custom ops",
@@ -76,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_compiled(directory: Path, options: argparse.Namespace) -> None:
-    """Raises LaunchError for an option that is of a compilation."""
+    """Raise LaunchError for an option of a compilation."""
     for name in ("mode", "pass_pipeline", "save_strategies", "load_strategies"):
         if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
@@ -84,7 +88,7 @@ def _check_compiled(directory: Path, options: argparse.Namespace) -> None:
 
 
 def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
-    """Compiles an .ir file into the directory."""
+    """Compile an .ir file into the directory."""
     if not path.is_file():
         raise LaunchError(f"{path}: no such file")
     from shardir.api import compile_file

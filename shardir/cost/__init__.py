@@ -1,4 +1,4 @@
-"""What a program costs: seconds and bytes of memory on a cluster."""
+"""The cost of a program: seconds and bytes of memory on a cluster."""
 
 from shardir.cost import clusters
 from shardir.cost.memory import MemoryUse, Storage, memory_of

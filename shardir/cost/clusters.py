@@ -1,4 +1,4 @@
-"""Clusters in files: the text of one `dist.cluster`, so that a file is a program too.
+"""Clusters in files: the text of one `dist.cluster`, so that a file is also a program.
 
     load("h200")            a ready-made one, of the folder ready/
     load("here/ours.ir")    a file
@@ -19,12 +19,12 @@ _CLUSTER = re.compile(r"\s*dist\.cluster\s+@[\w$.]+\s*<(.*)>\s*", re.DOTALL)
 
 
 def names() -> tuple[str, ...]:
-    """The ready-made clusters."""
+    """Return the names of the ready-made clusters."""
     return tuple(sorted(p.stem for p in READY.glob("*.ir")))
 
 
 def load(name_or_path: str | Path) -> Cluster:
-    """A cluster by its name, or from a file.
+    """Return a cluster by its name, or from a file.
 
     Raises:
         ShardirError: there is no such cluster, or the file has another text.
@@ -34,12 +34,12 @@ def load(name_or_path: str | Path) -> Cluster:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise ShardirError(
-            f"no cluster {name_or_path}: neither a readable file nor one of {', '.join(names())}"
+            f"expected a cluster, got {name_or_path}; use a readable file or {', '.join(names())}"
         ) from None
     found = _CLUSTER.fullmatch(re.sub(r"//[^\n]*", "", text))
     if found is None:
         raise ShardirError(
-            f"{path}: one cluster is wanted: dist.cluster @name "
+            f"{path}: expected one cluster; use dist.cluster @name "
             "<levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}]>"
         )
     try:

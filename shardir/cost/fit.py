@@ -1,10 +1,10 @@
-"""Fits a cluster's numbers to measured times.
+"""The fit of a cluster's parameters to measured times.
 
-What is made least is the sum of log(predicted / measured)^2: half and twice the time are as far
-off, whatever the time. (By relative errors half is nearer, so where the model has one number for
-unlike things, such a fit would take the quickest of them.) The numbers are positive, and of all
-sizes, so their logarithms are looked for, by scipy's least squares. Whatever the formulas are, they
-are asked and not repeated here.
+The objective is the sum of log(predicted / measured)^2: half and twice the time are equal errors,
+whatever the time. (With relative errors half is better, so where the model has one parameter for
+different things, the fit would choose the fastest of them.) The parameters are positive, and of all
+magnitudes, so their logarithms are fitted, by scipy's least squares. The model is called, so no
+formula is repeated here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,20 +25,19 @@ Array = np.ndarray
 Predict = Callable[[Cluster], list[float]]
 """The modelled seconds of each measurement on a cluster."""
 
-LEAST = 1e-18
-"""For a number that has no influence: 1 EB/s or Eflop/s, or no time at all."""
+NEGLIGIBLE = 1e-18
+"""The seconds of a parameter without influence: 1 EB/s or Eflop/s, or no latency."""
 
 CALL = 1e-5
-"""Where the seconds of a call begin."""
+"""The start value of the seconds of a call."""
 
-ROUNDS, SETTLED = 30, 1e-6
-"""It ends when the numbers, the error or its slope change by less, or after so many rounds."""
+MAX_EVALUATIONS, TOLERANCE = 30, 1e-6
+"""The fit ends when the parameters, the error or its slope change by less than the tolerance."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A cluster, the seconds of a call of anything at all, and what the model then says of each
-    measurement."""
+    """A cluster, the fixed seconds of a call, and the predicted seconds of each measurement."""
 
     cluster: Cluster
     call: float
@@ -49,49 +48,50 @@ def fit(
     predict: Predict, measured: Sequence[float] | Array, start: Cluster,
     against: Mapping[int, int] | None = None,
 ) -> Fitted:  # fmt: skip
-    """The numbers with which the model comes nearest to what was measured.
+    """Return the cluster for which the model is closest to the measurements.
 
     Args:
-        start: what is fitted are the numbers that it states, and where they begin; one that is 0
-            stays so.
-        against: of measurements with something under way those of the same one after the other.
-            Their ratios show the interference, by which these come nearest when all else is found,
-            and neither counts for anything else.
+        start: the start values; a parameter that it lacks is not fitted, and one that is 0 stays 0.
+        against: from measurements with a collective in flight to those of the same ops one after
+            the other. The interference is fitted last, to their ratios; they count for nothing
+            else.
     """
     y, pairs = np.asarray(measured), dict(against or {})
     beside, apart = list(pairs), list(pairs.values())
     alone = np.setdiff1d(np.arange(len(y)), [*beside, *apart])
 
-    def say(cluster: Cluster, call: float) -> Array:
+    def seconds_of(cluster: Cluster, call: float) -> Array:
         seconds = call + np.asarray(predict(cluster))
         seconds[beside] *= y[apart] / seconds[apart]
         return seconds
 
     x = _nearest(
-        lambda x: say(_cluster(start, x[1:]), x[0])[alone],
+        lambda x: seconds_of(_cluster(start, x[1:]), x[0])[alone],
         np.array([CALL, *_vector(start)]), y[alone],
     )  # fmt: skip
     found, call = _cluster(start, x[1:]), float(x[0])
     if pairs and start.interference:
         (share,) = _nearest(
-            lambda share: say(replace(found, interference=float(share[0])), call)[beside],
+            lambda share: seconds_of(replace(found, interference=float(share[0])), call)[beside],
             np.array([start.interference]), y[beside], most=1.0,
         )  # fmt: skip
         found = replace(found, interference=float(share))
-    return Fitted(found, call, say(found, call))
+    return Fitted(found, call, seconds_of(found, call))
 
 
 def fit_relative(terms: Sequence[Terms], measured: Sequence[float]) -> Coefficients:
-    """The coefficients, in seconds per byte, with which the relative model comes nearest."""
+    """Return the coefficients, in seconds per byte, for which the relative model is closest."""
     columns, y = np.array([t.bytes for t in terms], dtype=float), np.asarray(measured)
     start = np.full(4, np.sum(y) / np.sum(columns))
     return Coefficients(*map(float, _nearest(lambda x: columns @ x, start, y)))
 
 
 def terms_of(module: ModuleOp) -> list[Terms]:
-    """What the functions of a module in the local view have of each term: an all-reduce over all
-    devices as if it were of gradients, other reductions as within an op, other collectives as
-    between ops."""
+    """Return the terms of each function of a module in the local view.
+
+    An all-reduce over all devices counts as one of gradients, other reductions as within an op,
+    other collectives as between ops.
+    """
     found = []
     for f, mesh in functions(module):
         mesh, row = on_cluster(mesh, None), [0, 0, 0, 0]
@@ -102,7 +102,7 @@ def terms_of(module: ModuleOp) -> list[Terms]:
 
 
 def _term(cost: OpCost, everywhere: bool) -> int:
-    """To which of the four terms an op's bytes belong."""
+    """Return the index of the term that an op's bytes belong to."""
     if not cost.communicates:
         return 0
     kind = cost.op.name.removeprefix("dist.")
@@ -112,7 +112,7 @@ def _term(cost: OpCost, everywhere: bool) -> int:
 
 
 def of_functions(module: ModuleOp) -> Predict:
-    """What the model says of the functions of a module in the local view, in their order."""
+    """Return the model of the functions of a module in the local view, in their order."""
     found = [(list(f.body.block.ops), mesh) for f, mesh in functions(module)]
 
     def predict(cluster: Cluster) -> list[float]:
@@ -125,32 +125,34 @@ def of_functions(module: ModuleOp) -> Predict:
     return predict
 
 
-def _nearest(say: Callable[[Array], Array], start: Array, y: Array, most: float = np.inf) -> Array:
-    """The numbers, at most `most`, with which what `say` says is nearest to y."""
+def _nearest(
+    model: Callable[[Array], Array], start: Array, y: Array, most: float = np.inf
+) -> Array:
+    """Return the parameters, at most `most`, for which `model` is closest to y."""
 
-    def off(z: Array) -> Array:
-        return np.log(np.maximum(say(np.exp(z)), LEAST) / y)
+    def error(z: Array) -> Array:
+        return np.log(np.maximum(model(np.exp(z)), NEGLIGIBLE) / y)
 
     found = least_squares(
-        off, np.log(start), bounds=(np.log(LEAST / 2), np.log(most)), xtol=SETTLED, ftol=SETTLED,
-        gtol=SETTLED, max_nfev=ROUNDS,
+        error, np.log(start), bounds=(np.log(NEGLIGIBLE / 2), np.log(most)), xtol=TOLERANCE,
+        ftol=TOLERANCE, gtol=TOLERANCE, max_nfev=MAX_EVALUATIONS,
     )  # fmt: skip
     return np.exp(found.x)
 
 
 def _vector(c: Cluster) -> Array:
-    """Latencies, seconds per byte of levels, per flop, per byte of memory, times of collectives,
-    overhead."""
+    """Return the parameters: latencies, seconds per byte of levels, per flop and per byte of
+    memory, factors of collectives, overhead."""
     numbers = [l.latency for l in c.levels] + [1 / l.bandwidth for l in c.levels]
     numbers += [1 / rate for _, rate in c.flops]
     if c.memory_bandwidth:
         numbers.append(1 / c.memory_bandwidth)
     numbers += [times for _, times in c.collectives] + [c.overhead]
-    return np.maximum(numbers, LEAST)
+    return np.maximum(numbers, NEGLIGIBLE)
 
 
 def _cluster(like: Cluster, x: Array) -> Cluster:
-    """The cluster of such numbers."""
+    """Return the cluster with these parameters."""
     numbers = iter(map(float, x))
     levels = [l._replace(latency=next(numbers)) for l in like.levels]
     levels = tuple(l._replace(bandwidth=1 / next(numbers)) for l in levels)

@@ -1,4 +1,4 @@
-"""The functions of a module whose cost can be said, each with the mesh that it runs on."""
+"""The functions of a module, each with the mesh that it runs on."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,18 +13,18 @@ from shardir.cost.clusters import load
 from shardir.dialects import dist
 
 DEFAULT = "gloo"
-"""The cluster of a mesh that is on none."""
+"""The cluster of a mesh without one."""
 
 
 def is_global(f: FuncOp) -> bool:
-    """Whether the function is laid out, in the global view."""
+    """Whether the function is of the global view, with layouts."""
     return any(
         dist.layout_of(v) is not None and not dist.is_local(v.type) for v in values(f.body.block)
     )
 
 
 def functions(module: ModuleOp) -> Iterator[tuple[FuncOp, Mesh]]:
-    """The functions with a body; one without layouts runs on one device."""
+    """Yield the functions with a body; one without layouts runs on one device."""
     meshes = dist.meshes_of(module)
     for f in module.body.ops:
         if isinstance(f, FuncOp) and f.body.blocks:
@@ -36,8 +36,10 @@ def functions(module: ModuleOp) -> Iterator[tuple[FuncOp, Mesh]]:
 
 
 def rated(mesh: Mesh) -> Mesh:
-    """The mesh with all that the time model needs: where its cluster says no rates they are those
-    of DEFAULT, and without a cluster it is on as many devices of that."""
+    """Return the mesh with all parameters of the time model.
+
+    A cluster without rates gets those of DEFAULT; a mesh without cluster is on devices of DEFAULT.
+    """
     cluster, usual = mesh.cluster, load(DEFAULT)
     if cluster is None:
         (level,) = usual.levels
@@ -51,7 +53,7 @@ def rated(mesh: Mesh) -> Mesh:
 
 
 def on_cluster(mesh: Mesh, cluster: Cluster | None) -> Mesh:
-    """The mesh on the first devices of the cluster; without one on its own, or on DEFAULT.
+    """Return the mesh on the first devices of the cluster, else on its own cluster or DEFAULT.
 
     Raises:
         ShardirError: the mesh has more devices than the cluster, or its axes do not make up units.

@@ -1,19 +1,20 @@
-"""The memory of a device while a function in the local view runs: what lives, from when to when.
+"""The memory of a device while a function in the local view runs, by live storages.
 
-A storage lives from the op that makes it behind the last op that reads a value in it. Arguments
-belong to the caller, results go to it: both live throughout, or to the end. In a training step
-storages are freed behind their last use; in other functions none is before the return, as in the
-emitted program. In one storage are:
+A storage is live from the op that makes it to after the last op that reads a value in it. Arguments
+belong to the caller, and are live throughout; results are returned to it, and are live to the end.
+In a training step storages are freed after their last use; in other functions none is freed before
+the return, as in the emitted program. These share one storage:
 
-1. a value and its views; a reshape of what a transpose, broadcast or slice made is a copy, and so
-   is the broadcast of a constant;
-2. a parameter or state and what an update makes of it, where nothing reads the old one later;
-3. what an all-reduce of one value takes and gives, where that is not read later and is no argument;
+1. a value and its views; a reshape of a transposed, broadcast or sliced value is a copy, and so is
+   the broadcast of a constant;
+2. a parameter or state and its updated value, if the old one is not read later;
+3. operand and result of an all-reduce of one value, if the operand is not read later and is no
+   argument;
 4. the results of a reduction of several values, one flat buffer.
 
-Other collectives hold buffers besides, as planned redistributions do (`step_memory`). One that is
-started holds them, and what it takes, until the wait for it. What a torch
-op allocates within itself is not counted, nor what an allocator loses between blocks.
+Other collectives also have buffers, as planned redistributions do (`step_memory`). An `async` one
+holds them, and its operands, until the wait for it. Not counted are the memory that a torch op
+allocates internally, and the fragmentation of the allocator.
 """
 
 from collections import Counter
@@ -34,13 +35,13 @@ from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.train import is_step
 
 PARTS = ("parameters", "states", "inputs", "gradients", "activations", "temporaries")
-"""What memory is for. Activations are made before the backward part, temporaries in it or behind;
-what leads from there to an update's gradient is a gradient."""
+"""The purposes of memory. Activations are made before the backward part, temporaries in it or
+after it; the values of those that lead to an update's gradient are gradients."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A piece of memory: the first value in it, its bytes, and what it is for."""
+    """A block of memory: the first value in it, its bytes, and its purpose."""
 
     value: SSAValue
     bytes: int
@@ -49,8 +50,8 @@ class Storage:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The most that lives on one device at once: in bytes, when `op` runs, the storages of that
-    moment, largest first, and the bytes of the buffers that the op itself holds."""
+    """The peak memory of a device: its bytes, the op at which it is reached, the live storages at
+    that op, largest first, and the bytes of the buffers of the op itself."""
 
     peak: int
     op: Operation
@@ -67,7 +68,7 @@ class MemoryUse:
 
 
 def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
-    """The memory that a function in the local view needs on a device."""
+    """Return the memory that a function in the local view needs on a device."""
     ops = live_ops(list(f.body.block.ops))
     storages = _storages(f, ops, mesh)
     spans = dict(storages.spans())
@@ -95,7 +96,7 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
 
 
 def _held(ops: list[Operation], mesh: Mesh) -> list[int]:
-    """The bytes of buffers at each op: its own, and those of collectives under way."""
+    """Return the bytes of buffers at each op: its own, and those of collectives in flight."""
     found, ends = [0] * len(ops), waits(ops)
     for i, op in enumerate(ops):
         if size := buffers(op, mesh):
@@ -105,7 +106,7 @@ def _held(ops: list[Operation], mesh: Mesh) -> list[int]:
 
 
 def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
-    """The storages of a function, by what does share memory."""
+    """Return the storages of a function."""
     storages = Storages(f.body.block.args, ops)
     step, lent = is_step(f), retained_arguments(f)
     for op in ops:
@@ -122,12 +123,12 @@ def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
 
 
 def _size(root: SSAValue, storages: Storages) -> int:
-    """The bytes of a storage: those of the values that the op makes in it that makes it."""
+    """Return the bytes of a storage: of the values in it of the op that makes it."""
     return sum(size_of(v) for v in storages.members(root) if v.owner is root.owner)
 
 
 def _parts(f: FuncOp, ops: list[Operation]) -> dict[SSAValue, str]:
-    """What the values are for; temporaries are left out."""
+    """Return the purposes of the values that are no temporaries."""
     args = zip(f.body.block.args, train.arguments(f), strict=True)
     found: dict[SSAValue, str] = {v: f"{argument.role}s" for v, argument in args}
     for op in ops:

@@ -1,10 +1,10 @@
-"""What a program in the local view costs: a table per function, and the same as Python values.
+"""The cost of a program in the local view: a table per function, and the same as Python values.
 
 @step on @m <dp = 2, tp = 2>: 0.000905 s
   op                        place     flops  bytes   seconds
   %y = nn.matmul            x.ir:5      192    176  5.02e-06
   %s = dist.all_reduce      x.ir:6        -      6    0.0009  ring over {dp, tp}
-  calculation                           192    176  5.02e-06
+  computation                           192    176  5.02e-06
   communication over {dp, tp}             -      6    0.0009
   memory: at most 304 B, at %y = nn.matmul x.ir:5
     parameters 48, inputs 64, activations 192
@@ -29,12 +29,12 @@ from shardir.dialects import dist
 from shardir.dialects.locations import file_location
 
 LARGEST = 8
-"""How many storages are named."""
+"""The number of storages that are named."""
 
 
 @dataclass(frozen=True)
 class FunctionCost:
-    """What one call of a function costs a device."""
+    """The cost of one call of a function on a device."""
 
     name: str
     mesh: Mesh
@@ -43,13 +43,13 @@ class FunctionCost:
 
     @cached_property
     def seconds(self) -> float:
-        """From the first op to the end of the last: less than the sum where collectives overlap
-        with calculation."""
+        """The time from the first op to the end of the last: less than the sum if collectives
+        overlap with computation."""
         return elapsed(self.ops, self.mesh)
 
     @property
     def overlapped(self) -> float:
-        """The seconds by which that is less than if no two ops were done at once."""
+        """The difference of that to the sum of the seconds of all ops."""
         return sum(c.seconds for c in self.ops) - self.seconds
 
     @property
@@ -57,13 +57,13 @@ class FunctionCost:
         return sum(c.flops for c in self.ops)
 
     @property
-    def calculation(self) -> float:
-        """The seconds of what does not communicate."""
+    def computation(self) -> float:
+        """The seconds of the ops that do not communicate."""
         return sum(c.seconds for c in self.ops if not c.communicates)
 
     @property
     def communication(self) -> dict[Axes, tuple[int, float]]:
-        """Bytes received, and seconds, by the axes over which they are communicated."""
+        """Bytes received, and seconds, by the axes of the communication."""
         found: dict[Axes, tuple[int, float]] = {}
         for c in self.ops:
             if c.communicates:
@@ -75,7 +75,7 @@ class FunctionCost:
         rows = [("op", "place", "flops", "bytes", "seconds", "")]
         rows += [_row(c) for c in self.ops if c.seconds]
         touched = sum(c.bytes for c in self.ops if not c.communicates)
-        rows.append(("calculation", "", str(self.flops), str(touched), _s(self.calculation), ""))
+        rows.append(("computation", "", str(self.flops), str(touched), _s(self.computation), ""))
         for axes, (received, seconds) in self.communication.items():
             what = f"communication over {axes_text(axes)}"
             rows.append((what, "", "-", str(received), _s(seconds), ""))
@@ -97,13 +97,13 @@ class FunctionCost:
 
 
 def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCost]:
-    """What the functions in the local view, and those without layouts, cost.
+    """Return the costs of the functions in the local view, and of those without layouts.
 
     Args:
-        cluster: the devices and links, if not those that the meshes are on.
+        cluster: the devices and links, if not those of the meshes.
 
     Raises:
-        ShardirError: a mesh is no part of the cluster, or nothing is known of an op.
+        ShardirError: a mesh is no part of the cluster, or an op has no cost.
     """
     return [
         cost_of_function(f, on_cluster(mesh, cluster))
@@ -113,7 +113,7 @@ def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCos
 
 
 def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
-    """What a function in the local view costs on the mesh's cluster."""
+    """Return the cost of a function in the local view on the mesh's cluster."""
     found = (cost_of(op, mesh) for op in f.body.block.ops)
     ops = tuple(c for c in found if c is not None)
     return FunctionCost(f.sym_name.data, mesh, ops, memory_of(f, mesh))
@@ -134,13 +134,13 @@ def called(op: Operation) -> str:
 
 
 def place(op: Operation) -> str:
-    """`net.ir:22`, or nothing where it is not known."""
+    """`net.ir:22`, or nothing if it is unknown."""
     found = file_location(op.location)
     return f"{found[0]}:{found[1]}" if found else ""
 
 
 def table(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """Lines with their columns below each other, indented: two of text, then numbers, then text."""
+    """Yield indented lines with aligned columns: two of text, then numbers, then text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     last = len(widths) - 1
     for row in rows:

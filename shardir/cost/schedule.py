@@ -1,15 +1,14 @@
-"""How long ops take together: what is started goes on while the device calculates.
+"""The time of ops together: collectives are in flight while the device computes.
 
-A device does its ops one after the other. A collective of s seconds, of which its messages wait for
-a (its form's latency), occupies the links of the outermost level that it crosses: those that cross
-the same links go one behind the other. One that is `async` lets the device go on, which loses
-`interference` of s - a (of cores, caches and memory that both want), and a `dist.wait` ends when it
-does:
+A device runs its ops one after the other. A collective of s seconds, a of which are its form's
+latency, occupies the links of the outermost level that it crosses: collectives on the same links
+run one after the other. During an `async` one the device continues, but loses `interference` of
+s - a (cores, caches and memory that both use); a `dist.wait` ends when the collective ends:
 
     start   end = links free = max(now, links free) + s;  now += interference * (s - a)
     wait    now = max(now, end)
 
-So a collective and a calculation of c seconds beside it take max(s, interference * (s - a) + c).
+So a collective and a computation of c seconds beside it take max(s, interference * (s - a) + c).
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,16 +22,16 @@ from shardir.algebra.mesh import Axes, Mesh
 from shardir.cost.seconds import OpCost
 from shardir.dialects import dist
 
-LESS = 1 - 1e-9
-"""What is less by rounding alone is no less."""
+ROUNDING = 1 - 1e-9
+"""A factor of the best time: an improvement below it is a rounding error."""
 
 
 def elapsed(costs: Iterable[OpCost], mesh: Mesh) -> float:
-    """The seconds from the first op, in the order of the program, to the end of the last."""
+    """Return the seconds from the first op, in the order of the program, to the end of the last."""
     now, free, ends = 0.0, dict[str, float](), dict[Operation, float]()
     for c in costs:
         if isinstance(c.op, dist.WaitOp):
-            now = max(now, ends.get(c.op.started, now))  # none where a group is one device
+            now = max(now, ends.get(c.op.started, now))  # not started if a group is one device
         elif c.communicates:
             name = level_of(mesh, c.axes)
             end = max(now, free.get(name, 0.0)) + c.seconds
@@ -48,7 +47,7 @@ def elapsed(costs: Iterable[OpCost], mesh: Mesh) -> float:
 
 
 def level_of(mesh: Mesh, axes: Axes) -> str:
-    """The level of the cluster, by its name, whose links a group over `axes` shares."""
+    """Return the name of the cluster's level whose links a group over `axes` shares."""
     levels = levels_of(mesh, axes)
     return levels[-1][1].name if levels else ""
 
@@ -56,27 +55,28 @@ def level_of(mesh: Mesh, axes: Axes) -> str:
 def cuts(
     sending: Sequence[float], ready: Sequence[float], latency: float, on: Cluster
 ) -> list[int]:
-    """Where to cut a buffer, so that the last of it arrives the soonest: behind so many values, the
-    last number being that of all. Each part starts when its last value is there; it costs a latency
-    and an op's overhead.
+    """Return the indices after which to cut a buffer, so that its last part ends first.
+
+    The last index is the number of values. A part starts when its last value is available; it costs
+    a latency and an op's overhead.
 
     Args:
         sending: the seconds of the bytes of each value.
-        ready: when each is there, ascending, if the device does not lose time to what is started.
+        ready: when each is available, ascending, if the device loses no time to collectives.
     """
     sent = np.concatenate([[0.0], np.cumsum(sending)])
     seconds = latency + sent[None, :] - sent[:, None]  # [i, j]: the values from i up to j
     seconds[np.tri(len(sent), dtype=bool)] = np.inf
     late = on.interference * sent
     begin = np.concatenate([[0.0], ready])[None, :] + late[:, None]
-    ends = np.where(np.arange(len(sent)) > 0, np.inf, 0.0)  # of so many values, in k parts
-    least = (begin + seconds)[:, -1].min()  # if the links were free
+    ends = np.where(np.arange(len(sent)) > 0, np.inf, 0.0)  # of the first j values, in k parts
+    bound = (begin + seconds)[:, -1].min()  # if the links were free
     best, count, before = np.inf, 0, list[np.ndarray]()
-    while len(before) < len(sending) and least + len(before) * on.overhead < best * LESS:
+    while len(before) < len(sending) and bound + len(before) * on.overhead < best * ROUNDING:
         after = np.maximum(ends[:, None], begin) + seconds
         ends, cost = after.min(0), after[:, -1].min() + len(before) * on.overhead
         before.append(after.argmin(0))
-        if cost < best * LESS:
+        if cost < best * ROUNDING:
             best, count = cost, len(before)
     found = [len(sending)]
     for previous in reversed(before[1:count]):

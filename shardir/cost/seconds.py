@@ -1,9 +1,9 @@
-"""How long ops take on a device: calculation by the roofline, communication by its links.
+"""The time of ops on a device: computation by the roofline, communication by its links.
 
     max(flops / rate of the element type, bytes touched / memory bandwidth) + overhead
 
-(Williams, Waterman and Patterson, 2009.) What a cluster does not state counts nothing. A type
-without a rate is calculated as the slowest that has one. Views cost nothing.
+(Williams, Waterman and Patterson, 2009.) Fields that a cluster lacks cost nothing. A type without a
+rate has the lowest rate of the cluster. Views cost nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,15 +28,15 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import element_name, itemsize, unsharded_type
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
-"""Ops that calculate nothing. A reshape of what is not contiguous copies; that is not counted."""
+"""Ops without computation. The copy by a reshape of a non-contiguous value is not counted."""
 
 
 @dataclass(frozen=True)
 class OpCost:
-    """What one op costs on the device on which it costs most.
+    """The cost of one op on the device on which it costs most.
 
-    `bytes` are those that a calculation reads and writes, or that a collective receives, then over
-    `axes` and in the form `form`, in which `latency` of the seconds are spent waiting."""
+    `bytes` are those that a computation reads and writes, or that a collective receives, over
+    `axes` and in the form `form`; `latency` of its seconds do not depend on the bytes."""
 
     op: Operation
     flops: int
@@ -58,14 +58,14 @@ def op_seconds(
     types: Sequence[TensorType],
     mesh: Mesh,
 ) -> float:
-    """The seconds of an op whose factors are split as `chosen`, without an op.
+    """Return the seconds of an op whose factors are split as `chosen`, before the op exists.
 
     Args:
         types: global types of the operands, then of the results.
         mesh: with the cluster of its devices.
 
     Raises:
-        ShardirError: the op cannot be split so.
+        ShardirError: the op cannot be split like that.
     """
     if issubclass(kind, FREE) or is_number(kind, types[-1]):
         return 0.0
@@ -75,25 +75,25 @@ def op_seconds(
     layouts = (*found.operands, *found.results)
     shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]
     flops, touched = work(kind, factors, chosen, mesh, shapes, types)
-    return calculation_seconds(
+    return computation_seconds(
         mesh.cluster_or_default, element_name(types[0].element_type), flops, touched
     )
 
 
-def calculation_seconds(cluster: Cluster, element: str, flops: int, touched: int) -> float:
-    """The roofline of one op, for `flops` in an element type and `touched` bytes."""
+def computation_seconds(cluster: Cluster, element: str, flops: int, touched: int) -> float:
+    """Return the roofline of one op, for `flops` in an element type and `touched` bytes."""
     rates = dict(cluster.flops)
     rate = rates.get(element) or min(rates.values(), default=None)
-    calculating = flops / rate if rate else 0.0
+    computing = flops / rate if rate else 0.0
     moving = touched / cluster.memory_bandwidth if cluster.memory_bandwidth else 0.0
-    return max(calculating, moving) + cluster.overhead
+    return max(computing, moving) + cluster.overhead
 
 
 def work(
     kind: type[TensorOp], factors: Factors, chosen: FactorAxes, mesh: Mesh,
     shapes: Sequence[Shape], types: Sequence[TensorType],
 ) -> tuple[int, int]:  # fmt: skip
-    """Flops, and bytes read and written, of one device."""
+    """Return the flops, and the bytes read and written, of one device."""
     sizes = {f: mesh.largest(n, chosen.get(f, ())) for f, n in factors.sizes}
     touched = kind.touched(shapes)
     return kind.flops(sizes, shapes), sum(
@@ -102,22 +102,22 @@ def work(
 
 
 def size_of(v: SSAValue) -> int:
-    """The bytes of a value on one device, in the local view."""
+    """Return the bytes of a value on one device, in the local view."""
     assert isinstance(v.type, TensorType)
     return prod(v.type.get_shape()) * itemsize(v.type)
 
 
 def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
-    """What an op of the local view costs; None for one that is not of the program.
+    """Return the cost of an op of the local view; None for a mark.
 
     Raises:
-        ShardirError: nothing is known of such an op.
+        ShardirError: the op has no cost.
     """
     match op:
         case ReturnOp() | train.Mark():
             return None
         case TensorOp():
-            return _calculation(op, mesh)
+            return _computation(op, mesh)
         case dist.CollectiveOp():
             return _communication(op, mesh)
         case dist.SendOp() | dist.WaitOp():
@@ -128,10 +128,12 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
             seconds = form.seconds(size)
             return OpCost(op, 0, size, seconds, op.axes.data, form.name, form.latency)
         case _:
-            raise ShardirError(f"there is no cost of {op.name}")
+            raise ShardirError(
+                f"expected an op with a cost, got {op.name}; use ops of nn, dist and train"
+            )
 
 
-def _calculation(op: TensorOp, mesh: Mesh) -> OpCost:
+def _computation(op: TensorOp, mesh: Mesh) -> OpCost:
     if (
         isinstance(op, FREE)
         or moves_nothing(op, mesh)
@@ -145,7 +147,7 @@ def _calculation(op: TensorOp, mesh: Mesh) -> OpCost:
     chosen = factors.axes_of(layouts, mesh) if layouts else {}
     shapes = [t.get_shape() for t in types]
     flops, touched = work(type(op), factors, chosen, mesh, shapes, types)
-    seconds = calculation_seconds(
+    seconds = computation_seconds(
         mesh.cluster_or_default, element_name(types[0].element_type), flops, touched
     )
     return OpCost(op, flops, touched, seconds)
@@ -157,7 +159,7 @@ def is_number(kind: type[TensorOp], t: TensorType) -> bool:
 
 
 def _communication(op: dist.CollectiveOp, mesh: Mesh) -> OpCost:
-    """All values move together, in one form."""
+    """Return the cost of a collective: all values are moved together, in one form."""
     axes = op.axes.data
     if not op.record.communicates or mesh.extent(axes) == 1:
         return OpCost(op, 0, 0, 0.0)
@@ -165,34 +167,33 @@ def _communication(op: dist.CollectiveOp, mesh: Mesh) -> OpCost:
         step_received(mesh, shape, before, step) * size
         for shape, before, step, size in _steps(op, mesh)
     )
-    form, each = min(together(op, mesh), key=lambda way: way[0].latency + sum(way[1]))
+    form, each = min(together(op, mesh), key=lambda choice: choice[0].latency + sum(choice[1]))
     seconds = form.latency + sum(each) + _joining(op, mesh)
     return OpCost(op, 0, received, seconds, axes, form.name, form.latency)
 
 
 def together(op: dist.CollectiveOp, mesh: Mesh) -> list[tuple[Form, list[float]]]:
-    """The forms in which the values of a collective can move, each with the seconds
-    that the bytes of each value take, besides the one latency."""
-    ways = [
+    """Return the forms of a collective, each with the seconds of the bytes of each value, without
+    the common latency."""
+    forms = [
         [(form, form.rate * prod(shape) * size) for form in step_forms(mesh, shape, have, step)]
         for shape, have, step, size in _steps(op, mesh)
     ]
-    return [(way[0][0], [s for _, s in way]) for way in zip(*ways, strict=True)]
+    return [(each[0][0], [s for _, s in each]) for each in zip(*forms, strict=True)]
 
 
 def _joining(op: dist.CollectiveOp, mesh: Mesh) -> float:
-    """The seconds in which several values are put into one buffer."""
+    """Return the seconds to pack several values into one buffer."""
     return sum(joining(v, mesh) for v in op.values) if len(op.values) > 1 else 0.0
 
 
 def joining(v: SSAValue, mesh: Mesh) -> float:
-    """The seconds in which a value is put into a buffer with others."""
+    """Return the seconds to pack a value into a buffer with others."""
     return copying(size_of(v), mesh)
 
 
 def buffers(op: Operation, mesh: Mesh) -> int:
-    """The bytes that a collective holds besides its operands and results, to pack what lies apart
-    and to take apart what arrives."""
+    """Return the bytes of a collective's buffers: packed operands and packed results."""
     if not isinstance(op, dist.CollectiveOp):
         return 0
     alone = len(op.values) == 1
@@ -203,8 +204,8 @@ def buffers(op: Operation, mesh: Mesh) -> int:
 
 
 def _steps(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[tuple[Shape, Layout, Step, int]]:
-    """What a collective does with each of its values: the global shape, the layout before, the
-    step, and the bytes of an element."""
+    """Yield for each value of a collective the global shape, the layout before, the step, and the
+    bytes of an element."""
     for value, out in zip(op.values, op.outs, strict=True):
         have = dist.layout_of(value)
         assert have is not None and isinstance(value.type, TensorType)

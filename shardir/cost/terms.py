@@ -1,12 +1,12 @@
-"""The documents' relative model of a plan, from bytes alone.
+"""The relative model of MindSpore's documentation: the cost of a plan, from bytes alone.
 
     T = alpha D_cal + beta1 D_inner + beta2 D_inter + gamma D_dp
 
-Each D is in bytes on one device, and knows of the hardware only which plan each redistribution has:
-D_cal is what calculation reads and writes, D_inner what is received to end partial values (within
-an op that is split), D_inter what is received to lay values out otherwise (between ops), D_dp what
-is received for gradients on their way to an update. The coefficients are what knows the hardware.
-It compares plans of a program; it is no time.
+Each D is in bytes on one device, and depends on the hardware only by the plans of redistributions.
+D_cal are the bytes that computation reads and writes, D_inner those received to reduce partial
+values (within an op that is split), D_inter those received to change layouts (between ops), D_dp
+those received to reduce gradients before an update. The coefficients depend on the hardware. The
+model compares plans of a program; it is not a time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,12 +33,12 @@ from shardir.dialects.nn.convolution import Convolving
 from shardir.dialects.nn.types import itemsize, unsharded_type
 
 CUBE = (Contraction, Convolving, AttentionOp, AttentionGradOp)
-"""Ops that the documents' cube units calculate; the others are the vector units'."""
+"""Ops of the cube units in MindSpore's documentation; the others are of the vector units."""
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What a byte of each term counts."""
+    """The weight of a byte of each term."""
 
     alpha: float
     beta1: float
@@ -47,8 +47,8 @@ class Coefficients:
 
     @staticmethod
     def of(cluster: Cluster) -> "Coefficients":
-        """In seconds: model parallel communication over the innermost links, data parallel over
-        the outermost. What the cluster does not state counts nothing."""
+        """Return seconds per byte: of model parallel communication over the innermost links, data
+        parallel over the outermost. Fields that the cluster lacks cost nothing."""
         inner, outer = (1 / cluster.levels[i].bandwidth for i in (0, -1))
         memory = cluster.memory_bandwidth
         return Coefficients(1 / memory if memory else 0.0, inner, inner, outer)
@@ -78,7 +78,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class PlanCost:
-    """The terms of a laid-out function: of each op that has some, and their sum."""
+    """The terms of a function with layouts: of each op with any, and their sum."""
 
     name: str
     mesh: Mesh
@@ -115,11 +115,12 @@ class PlanCost:
 def relative(
     module: ModuleOp, cluster: Cluster | None = None, coefficients: Coefficients | None = None
 ) -> list[PlanCost]:
-    """The terms of the functions that are laid out, in the global view; best behind
-    insert-redistributions, where edges have their communication.
+    """Return the terms of the functions with layouts, in the global view.
+
+    Before insert-redistributions the communication of edges is missing.
 
     Args:
-        cluster: what coefficients are of that nobody gives, if not that of the mesh.
+        cluster: that of the default coefficients, if not the mesh's.
     """
     found = []
     for f, mesh in functions(module):
@@ -145,7 +146,7 @@ def _ops(f: FuncOp, mesh: Mesh) -> Iterator[tuple[Operation, Terms]]:
 
 
 def _touched(op: TensorOp, mesh: Mesh) -> int:
-    """The bytes that an op reads and writes on one device."""
+    """Return the bytes that an op reads and writes on one device."""
     if (
         isinstance(op, FREE)
         or moves_nothing(op, mesh)

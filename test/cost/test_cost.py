@@ -25,7 +25,7 @@ from shardir.algebra.forms import (
 )
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.cost import clusters, op_seconds, report
-from shardir.cost.seconds import OpCost, calculation_seconds
+from shardir.cost.seconds import OpCost, computation_seconds
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp, rule_of
@@ -72,9 +72,9 @@ def test_an_elementwise_op_takes_what_its_bytes_take() -> None:
 
 
 def test_a_type_without_a_rate_is_as_slow_as_the_slowest() -> None:
-    assert calculation_seconds(CLUSTER, "f32", 10**6, 0) == pytest.approx(1e-3 + 1e-6)
-    assert calculation_seconds(CLUSTER, "bf16", 10**6, 0) == pytest.approx(1e-2 + 1e-6)
-    assert calculation_seconds(Cluster((BOX,)), "f32", 10**6, 10**6) == 0.0
+    assert computation_seconds(CLUSTER, "f32", 10**6, 0) == pytest.approx(1e-3 + 1e-6)
+    assert computation_seconds(CLUSTER, "bf16", 10**6, 0) == pytest.approx(1e-2 + 1e-6)
+    assert computation_seconds(Cluster((BOX,)), "f32", 10**6, 10**6) == 0.0
 
 
 FLOPS = [
@@ -321,7 +321,7 @@ def test_a_function_is_the_sum_of_its_ops() -> None:
     module = shardir.compile_file(EXAMPLES / "digits.ir", "train").module
     step = next(f for f in report(module, clusters.load("pod2048")) if f.name == "step")
     assert step.mesh.cluster_or_default.units == (4,)
-    parts = step.calculation + sum(s for _, s in step.communication.values())
+    parts = step.computation + sum(s for _, s in step.communication.values())
     assert step.seconds == pytest.approx(parts) == pytest.approx(sum(c.seconds for c in step.ops))
     assert set(step.communication) == {DP, TP}
     # a rank's 8,970 gradients and the loss, by a ring of two

@@ -47,9 +47,9 @@ def test_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("levels [a = 2]", "one cluster is wanted: dist.cluster @name"),
+        ("levels [a = 2]", "expected one cluster; use dist.cluster @name"),
         ("dist.cluster @a <levels [a = 2]>", "expected a cluster.* got '\]'"),
-        (None, "no cluster .*neither a readable file nor one of ascend910, gloo, h200, pod2048"),
+        (None, "expected a cluster, got .*; use a readable file or ascend910, gloo, h200, pod2048"),
     ],
 )
 def test_what_is_no_cluster_is_refused(tmp_path: Path, text: str | None, message: str) -> None:

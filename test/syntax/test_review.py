@@ -129,11 +129,14 @@ def test_no_passes_are_no_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--dump", "/nowhere/there.npz"], "there is no folder /nowhere"),
-        (["--dump", "/"], "/ is a directory"),
+        (
+            ["--dump", "/nowhere/there.npz"],
+            "expected a file in a writable folder, got /nowhere/there.npz",
+        ),
+        (["--dump", "/"], "expected a file, got the directory /"),
         (["--timeout", "0"], "more than 0"),
         (["--timeout", "nan"], "more than 0"),
-        (["--threads", "-1"], "at least 1"),
+        (["--threads", "-1"], "expected 1 or more"),
     ],
 )
 def test_impossible_options_are_refused_before_the_run(

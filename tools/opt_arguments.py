@@ -1,0 +1,138 @@
+"""The command line of `shard-opt`: xDSL's arguments, with our help texts, and our own."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.universe import Universe
+from xdsl.xdsl_opt_main import xDSLOptMain
+
+HELP = {
+    "frontend": "ir (and mlir): shardir's parser, the default; xdsl: xDSL's parser",
+    "passes": "the passes to run: a,b{x=1 y=2}; the name of a pipeline stands for its passes",
+    "target": "the output format: mlir (the default), torch, ...",
+    "output_file": "the output: a file, or a directory for -t torch",
+    "verify_diagnostics": "compare the errors with // expected-error {{...}} in the input",
+    "time_passes": "print the time of each pass to stderr",
+}
+"""The help texts of xDSL's arguments that mean something else here."""
+
+OPTIONAL_VALUE = ("--cost", "--explain")
+"""Arguments whose value is optional, and needs a `=`: the next word is the input file."""
+
+
+class Arguments(xDSLOptMain):
+    """xDSL's driver up to its parsed arguments.
+
+    Dialects, passes and targets come from the installed universes, ours included.
+    """
+
+    def __init__(self, args: Sequence[str] | None = None):
+        self.available_frontends = {}
+        self.available_passes = {}
+        self.available_targets = {}
+        self.ctx = Context()
+        self.register_all_frontends()
+        self.register_all_passes()
+        self.register_all_targets()
+        parser = argparse.ArgumentParser(
+            "shard-opt",
+            description="Verify a program, run passes over it, and print it or emit Python.",
+            allow_abbrev=False,
+        )
+        self.register_all_arguments(parser)
+        words = sys.argv[1:] if args is None else args
+        self.args = parser.parse_args([f"{a}=" if a in OPTIONAL_VALUE else a for a in words])
+
+    def register_all_frontends(self) -> None:
+        self.available_frontends = dict.fromkeys(("ir", "mlir", "xdsl"), unused_frontend)
+
+    def register_all_passes(self) -> None:
+        self.available_passes.update(multiverse().all_passes)
+
+    def register_all_targets(self) -> None:
+        self.available_targets.update(multiverse().all_targets)
+
+    def register_all_arguments(self, arg_parser: argparse.ArgumentParser) -> None:
+        super().register_all_arguments(arg_parser)
+        for action in arg_parser._actions:
+            action.help = HELP.get(action.dest, action.help)
+            if action.dest == "passes":
+                action.default = None
+        add = arg_parser.add_argument
+        add("--pass-pipeline", dest="passes", help="the same as -p; also builtin.module(...)")
+        add(
+            "--mode",
+            help="what decides on layouts, instead of a pipeline: stand_alone, data, hybrid, "
+            "semi_auto, auto, manual (--list-passes describes each)",
+        )
+        add(
+            "--save-strategies",
+            metavar="F",
+            help="write the strategies and layouts of the program to a file",
+        )
+        add(
+            "--load-strategies",
+            metavar="F",
+            help="use the strategies and layouts of that file, instead of deciding again",
+        )
+        add(
+            "--cost-graph",
+            metavar="F",
+            help="write the candidates of search-strategies and their costs to a .json file, or "
+            "draw them in a .dot or .svg one",
+        )
+        add("--verify-each", action="store_true", help="verify after every pass, not only the last")
+        add(
+            "--check-equivalence",
+            action="store_true",
+            help="run the program before and after each pass on random inputs, and compare",
+        )
+        add(
+            "--print-ir-after-all",
+            action="store_true",
+            help="print the IR after each pass to stderr",
+        )
+        add(
+            "--explain-redistributions",
+            action="store_true",
+            help="print the edge, the plan and the bytes of each redistribution to stderr",
+        )
+        add(
+            "--cost",
+            metavar="[=CLUSTER]",
+            help="print the cost of the program by op to stderr: on the mesh's cluster, or on a "
+            "ready-made one or one in a file (docs/cost.md)",
+        )
+        add(
+            "--explain",
+            metavar="[=%NAME,...]",
+            help="print to stderr, for these values or all: why each has its layout, the ops on "
+            "the path, its cost, and that of the alternatives",
+        )
+        add(
+            "--import",
+            dest="imports",
+            action="append",
+            default=[],
+            metavar="MODULE",
+            help="import a Python module that registers custom ops (shardir.register_custom_op)",
+        )
+        add("--list-passes", action="store_true", help="print the passes and their options")
+        add("--no-aliases", action="store_true", help="print layouts in full, not as #layoutN")
+        add("--traceback", action="store_true", help="print the trace of an internal error")
+
+
+def unused_frontend(_: Any) -> ModuleOp:
+    """An entry of xDSL's table, which only lists the choices: Driver.parse parses."""
+    raise NotImplementedError
+
+
+@cache
+def multiverse() -> Universe:
+    """Return the installed universes: one load per process."""
+    return Universe.get_multiverse()

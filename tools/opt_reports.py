@@ -1,0 +1,104 @@
+"""The reports of `shard-opt` on stderr: redistributions, layouts, costs, times of passes."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from xdsl.dialects.builtin import ModuleOp
+
+from shardir.algebra.cluster import Cluster
+from shardir.diagnostics import ShardirError
+from shardir.rewriting.options import UsageError
+from shardir.tools.internal import Internal
+
+
+class Reports:
+    """The reports that the command line requests.
+
+    Raises:
+        UsageError: `--cost` names no cluster.
+    """
+
+    def __init__(self, args: argparse.Namespace, internal: Internal):
+        self.redistributions: bool = args.explain_redistributions
+        self.costs: bool = args.cost is not None
+        self.cluster = _cluster(args.cost)
+        self.internal = internal
+        self.explanation = None
+        if args.explain is not None:
+            from shardir.tools.explain_layouts import Explanation
+
+            self.explanation = Explanation(args.explain)
+
+    def propagation(self, module: ModuleOp) -> None:
+        """Explain the layouts that propagate-strategies is about to set."""
+        if self.explanation is not None:
+            show(self.explanation.propagate(module))
+
+    def layouts(self, module: ModuleOp) -> None:
+        """Explain the redistributions of the module, and the layouts of values that passes made
+        since propagate-strategies: before the lowering, and at the end."""
+        if self.redistributions:
+            from shardir.tools.explain import explain
+
+            with self.internal("the explanation of redistributions"):
+                show(explain(module))
+        if self.explanation is not None:
+            with self.internal("the explanation of layouts"):
+                show(self.explanation.made(module))
+
+    def cost(self, module: ModuleOp) -> None:
+        """Print the cost of each function; in the global view by the relative model."""
+        if self.costs:
+            from shardir.cost import relative, report
+
+            with self.internal("the report of costs"):
+                show(map(str, (*relative(module, self.cluster), *report(module, self.cluster))))
+
+    def check_names(self) -> None:
+        """Raise UsageError if `--explain` names values without layouts."""
+        if self.explanation is not None and self.explanation.unknown:
+            names = ", ".join(f"%{n}" for n in sorted(self.explanation.unknown))
+            raise UsageError(f"--explain: expected names of values with layouts, got {names}")
+
+
+class Times:
+    """The seconds of each part of a compilation."""
+
+    def __init__(self) -> None:
+        self.seconds: list[tuple[str, float]] = []
+
+    def measure(self, name: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.seconds.append((name, time.perf_counter() - start))
+
+    def show(self) -> None:
+        total = sum(s for _, s in self.seconds) or 1.0
+        width = max((len(n) for n, _ in self.seconds), default=0)
+        lines = [f"{'pass':<{width}}  {'seconds':>9}  share"]
+        lines += [f"{n:<{width}}  {s:9.4f}  {s / total:5.1%}" for n, s in self.seconds]
+        lines.append(f"{'total':<{width}}  {total:9.4f}")
+        show(["\n".join(lines)])
+
+
+def show(paragraphs: Iterable[str]) -> None:
+    """Print paragraphs to stderr."""
+    for paragraph in paragraphs:
+        print(paragraph, file=sys.stderr)
+
+
+def _cluster(name: str | None) -> Cluster | None:
+    """Return the cluster that `--cost` names, if it names one."""
+    if not name:
+        return None
+    from shardir.cost.clusters import load
+
+    try:
+        return load(name)
+    except ShardirError as e:
+        raise UsageError(f"--cost: {e}") from None
