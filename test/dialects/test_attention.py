@@ -1,4 +1,4 @@
-"""Attention whose keys are split is calculated in parts: neither keys nor scores are gathered."""
+"""Attention whose keys are split is decomposed: neither keys nor scores are gathered."""
 
 import pytest
 from harness import MESH, Arg, collectives, compiled, laid_out, layout, names, parts, problem
@@ -21,7 +21,7 @@ def test_split_keys(keys, props):
     assert not p.errors(module)
     forward, backward = parts(module, "g")
     assert not {"nn.attention", "nn.attention_grad"} & {*names(forward), *names(backward)}
-    # The greatest and the sum; what is behind them is of the result's size, and dq's.
+    # The maximum and the sum; the rest is of the result's size, and dq's.
     assert collectives(forward) == {"all_reduce": 2}
     assert collectives(backward) == {"all_reduce": 2}
 

@@ -25,14 +25,14 @@ PROGRAMS = {
     "bce_with_logits": (mean(nn.BceWithLogitsLossOp), "f64"),
     "ignored labels": (mean(nn.CrossEntropyLossOp, ignore=1), "i64"),
     "ignored labels, nll": (mean(nn.NllLossOp, ignore=4), "i64"),
-    "greatest": (lambda b, x, y: b.mul(b.reduce(x, "max", [0, 1]), b.reduce(y, "max", [0, 1])),
+    "maximum": (lambda b, x, y: b.mul(b.reduce(x, "max", [0, 1]), b.reduce(y, "max", [0, 1])),
                  "f64"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", BATCHES)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_mean_is_over_the_whole_batch(name, text):
+def test_a_mean_is_over_the_global_batch(name, text):
     body, element = PROGRAMS[name]
     labels = element == "i64"
     args = [Arg("f64", ROWS), Arg(element, ROWS[:1] if labels else ROWS)]

@@ -43,7 +43,7 @@ CASES: list[Case] = [
 def _drawn(
     op: Any, kind: str, params: Any, shape: Shape, key: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """By torch's twin of the generator, whole."""
+    """By torch's twin of the generator, unsharded."""
     seed = runtime_random.seed_at(key, op.stream.value.data)
     return runtime_random.fill(kind, params, shape, [(0, n) for n in shape], seed, dtype)
 

@@ -147,7 +147,7 @@ def _trust_ratio(op: Any, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 
 def _next_loss_scale(op: Any, scale: Any, good: Any, finite: Any) -> Any:
-    """What torch.amp.GradScaler's update calls."""
+    """The op that torch.amp.GradScaler's update calls."""
     growth, backoff = _given(op, "growth", "backoff")
     scale, tracker = scale.float(), good.int()
     found = (~finite).float()
