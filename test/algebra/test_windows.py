@@ -52,8 +52,8 @@ def test_the_runtime_fetches_what_is_needed_and_no_more(seed: int, monkeypatch):
     monkeypatch.setattr(rt.Mesh, "group", lambda mesh, axes: SimpleNamespace(process_group=None))
     numbers = w.rows, w.count, w.size, w.step, w.offset
     meshes = [rt.Mesh([("d", n)], rank) for rank in range(n)]
-    plans = [ops_windows._plan(mesh, ("d",), *numbers) for mesh in meshes]
-    ops_windows._plans.clear()
+    plans = [ops_windows._transfers_of(mesh, ("d",), *numbers) for mesh in meshes]
+    ops_windows._transfers.clear()
     for k, plan in enumerate(plans):
         for j, other in enumerate(plans):
             given = [(a + plan.rows[0], b + plan.rows[0]) for a, b in plan.given[j]]
