@@ -61,10 +61,10 @@ from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_markers
 from shardir.rewriting.options import Bytes
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import erase, set_type
-from shardir.search.choices import Offers
+from shardir.search.choices import CandidateSource
 from shardir.search.drawing import form_of
 from shardir.search.elimination import DEFAULT_GAP, MAX_TABLE_ENTRIES, solve
-from shardir.search.graph import Graph, Plan
+from shardir.search.graph import Graph, StrategyPlan
 from shardir.search.memory import Solve, TightError
 from shardir.search.picture import Described, described
 from shardir.syntax.files import write_text
@@ -129,7 +129,7 @@ class SearchStrategies(GlobalPass):
                 raise Failure("no function has a mesh, so there is no graph of costs")
             write_text(Path(self.graph), form(graphs))
 
-    def decide(self, module: ModuleOp, f: FuncOp, mesh: Mesh, tied: Ties) -> Plan:
+    def decide(self, module: ModuleOp, f: FuncOp, mesh: Mesh, tied: Ties) -> StrategyPlan:
         """The least costly plan, or of those that keep to the memory."""
         limit, choices = self.memory or mesh.cluster_or_default.memory, offers(mesh)
         plan = Graph(f.body.block, choices, tied).plan(self.solver(f, self.gap))
@@ -171,7 +171,7 @@ LOWERING = "lower-plan"
 """The pipeline that makes the program of a plan."""
 
 
-def needed(module: ModuleOp, f: FuncOp, plan: Plan, mesh: Mesh) -> int:
+def needed(module: ModuleOp, f: FuncOp, plan: StrategyPlan, mesh: Mesh) -> int:
     """The bytes that a device holds at most while the program of a plan runs."""
     trial = module.clone()
     made = next(g for g in trial.body.ops if isinstance(g, FuncOp) and name_of(g) == name_of(f))
@@ -185,7 +185,7 @@ def needed(module: ModuleOp, f: FuncOp, plan: Plan, mesh: Mesh) -> int:
     return memory_of(made, mesh).peak
 
 
-def offers(mesh: Mesh) -> Offers:
+def offers(mesh: Mesh) -> CandidateSource:
     """What may be chosen on a mesh, in the time model's seconds."""
     on = rated(mesh)
 
@@ -194,7 +194,7 @@ def offers(mesh: Mesh) -> Offers:
     ) -> float:
         return op_seconds(kind, factors, chosen, types, on)
 
-    return Offers(on, seconds)
+    return CandidateSource(on, seconds)
 
 
 def _wrong(f: FuncOp, block: Block, mesh: Mesh) -> list[tuple[Operation | None, str]]:
@@ -242,7 +242,7 @@ def alike(f: FuncOp, block: Block) -> dict[SSAValue, SSAValue]:
     return {v: first for v, s in found.items() if (first := firsts[id(s)]) is not v}
 
 
-def write(f: FuncOp, plan: Plan) -> None:
+def write(f: FuncOp, plan: StrategyPlan) -> None:
     """The plan, in the IR."""
     for op, choice in plan.choices.items():
         if op.operands:

@@ -53,7 +53,7 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.traffic import cut, shares, within
 
-MANY = 64
+MAX_COUNTED_DEVICES = 64
 """On more devices, what each one lacks is not counted for a bound of time: it would take longer
 than it saves."""
 
@@ -86,10 +86,12 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
     for i, bandwidth in enumerate(best):
         if i and bandwidth == best[i - 1]:
             continue
-        total, devices = _all(mesh, shape, source, target, i - 1, count=mesh.size <= MANY)
+        total, devices = _all(
+            mesh, shape, source, target, i - 1, count=mesh.size <= MAX_COUNTED_DEVICES
+        )
         if total:
             apart += total / devices * itemsize * (1 / bandwidth - (1 / best[i - 1] if i else 0))
-    if mesh.size <= MANY:
+    if mesh.size <= MAX_COUNTED_DEVICES:
         one = _one(mesh, shape, source, target)
     else:
         one = _first(mesh, shape, source, target)

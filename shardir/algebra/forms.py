@@ -50,7 +50,7 @@ class Form(NamedTuple):
 
 Forms = tuple[Form, ...]
 
-NOTHING: Forms = (Form("", 0.0, 0.0),)
+NO_COMMUNICATION: Forms = (Form("", 0.0, 0.0),)
 """The forms of what does not communicate."""
 
 Levels = tuple[tuple[int, Level], ...]
@@ -76,7 +76,7 @@ def forms_of(kind: str, forms: Callable[[Levels], Forms], mesh: Mesh, axes: Axes
     cluster's libraries do them."""
     levels = levels_of(mesh, axes)
     if not levels:
-        return NOTHING
+        return NO_COMMUNICATION
     times = mesh.cluster_or_default.times[kind]
     return tuple(Form(f.name, times * f.latency, times * f.rate) for f in worth(forms(levels)))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
-from shardir.algebra.bound import MANY, refined
+from shardir.algebra.bound import MAX_COUNTED_DEVICES, refined
 from shardir.algebra.collectives import State, Step, move
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
@@ -15,7 +15,7 @@ REPLICATED, SHARDED, PARTIAL, ROOT = State
 
 
 @dataclass(frozen=True)
-class Problem:
+class RedistributionProblem:
     """A tensor of global `shape`, and two layouts that are cut at each other's sub-axes."""
 
     mesh: Mesh
@@ -24,7 +24,7 @@ class Problem:
     target: Layout
 
     @staticmethod
-    def of(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> "Problem":
+    def of(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> "RedistributionProblem":
         ends = source.simplified(mesh), target.simplified(mesh)
         if any(map(sizes_of, (*source.dims, *target.dims))):
             # Sizes may be stated though they are the usual ones, which a normal form leaves out;
@@ -36,7 +36,7 @@ class Problem:
                 kept = tuple(a if sizes_of(a) and not s else b for s, a, b in dims)
                 spelled.append(Layout(short.mesh, kept, short.partial, short.reduction))
             ends = spelled[0], spelled[1]
-        return Problem(mesh, shape, *refined(mesh, *ends))
+        return RedistributionProblem(mesh, shape, *refined(mesh, *ends))
 
     @cached_property
     def runs(self) -> tuple[Axes, ...]:
@@ -57,12 +57,12 @@ class Problem:
         return tuple(found)
 
     @property
-    def near(self) -> "Problem":
+    def near(self) -> "RedistributionProblem":
         """The problem but for the dimensions that stated sizes leave to an exchange."""
         ends = zip(self.source.dims, self.target.dims, strict=True)
         dims = tuple(s if sizes_of(s) or sizes_of(t) else t for s, t in ends)
         target = Layout(self.target.mesh, dims, self.target.partial, self.target.reduction)
-        return Problem(self.mesh, self.shape, self.source, target)
+        return RedistributionProblem(self.mesh, self.shape, self.source, target)
 
     def divides(self, dim: int, axes: Axes) -> bool:
         return self.shape[dim] % self.mesh.extent(axes) == 0
@@ -155,7 +155,7 @@ class Problem:
         ends = [self.target.with_dim(d, x + new).dims for d, x in enumerate(self.target.dims)]
         ends += [now.with_dim(d, x).dims for d, x in enumerate(self.target.dims)]
         ends.append(self.target.dims)
-        for dim, have in enumerate(now.dims if self.mesh.size <= MANY else ()):
+        for dim, have in enumerate(now.dims if self.mesh.size <= MAX_COUNTED_DEVICES else ()):
             for i, a in enumerate(have):
                 rest = now.with_dim(dim, have[:i] + have[i + 1 :])
                 ends += [
@@ -178,7 +178,7 @@ class Recipe:
     """The named collectives in a fixed order, as many compilers have it: what shrinks a value
     first, what grows it last."""
 
-    def __init__(self, problem: Problem):
+    def __init__(self, problem: RedistributionProblem):
         self.problem, self.mesh, self.target = problem, problem.mesh, problem.target
         self.now = problem.source
         self.steps: list[Step] = []

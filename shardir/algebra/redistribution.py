@@ -15,12 +15,12 @@ from heapq import heappop, heappush
 from itertools import count
 from math import prod
 
-from shardir.algebra.bound import MANY, bound, seconds_bound
+from shardir.algebra.bound import MAX_COUNTED_DEVICES, bound, seconds_bound
 from shardir.algebra.cluster import BYTES, Cluster
 from shardir.algebra.collectives import Step
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh, sizes_of
-from shardir.algebra.moves import Problem, Recipe
+from shardir.algebra.moves import Recipe, RedistributionProblem
 from shardir.algebra.routes import routes
 from shardir.algebra.steps import (
     elements,
@@ -31,11 +31,11 @@ from shardir.algebra.steps import (
 )
 from shardir.diagnostics import ShardirError
 
-LAYOUTS = 400
+MAX_EXPANDED = 400
 """How many layouts a search goes on from at most, and on many devices a tenth of them: then the
 best plan so far serves."""
 
-LESS = 1 - 1e-9
+IMPROVEMENT = 1 - 1e-9
 """What takes less time: not what rounding makes of the same."""
 
 
@@ -142,7 +142,7 @@ def plan(
     """
     if memory is None and (path := _path(shape, mesh, source, target, itemsize)) is not None:
         return _joined(mesh, tuple(path))
-    problem = Problem.of(mesh, shape, source, target)
+    problem = RedistributionProblem.of(mesh, shape, source, target)
     search = Search(problem, itemsize, memory)
     found = search.run()
     if found is None:
@@ -192,7 +192,7 @@ class Search:
     """The quickest plan for a problem whose steps all keep to `memory`; `refused` is the least that
     one which does not needs."""
 
-    def __init__(self, problem: Problem, itemsize: int, memory: int | None):
+    def __init__(self, problem: RedistributionProblem, itemsize: int, memory: int | None):
         self.problem, self.itemsize, self.memory = problem, itemsize, memory
         self.refused = -1
         self.best: tuple[float, tuple[Step, ...]] | None = None
@@ -202,7 +202,7 @@ class Search:
         for steps in _candidates(p, self.itemsize):
             self.offer(steps)
         least = seconds_bound(p.mesh, p.shape, p.source, p.target, self.itemsize)
-        if self.best is None or least < self.best[0] * LESS:
+        if self.best is None or least < self.best[0] * IMPROVEMENT:
             self.look()
         return None if self.best is None else self.best[1]
 
@@ -213,7 +213,7 @@ class Search:
             if found is None:
                 return
             seconds, held, layout = seconds + found[0], found[1], step.layout
-        if self.best is None or seconds < self.best[0] * LESS:
+        if self.best is None or seconds < self.best[0] * IMPROVEMENT:
             self.best = seconds, tuple(steps)
 
     def held(self) -> int:
@@ -236,11 +236,11 @@ class Search:
         seen = {(p.source, self.held()): 0.0}
         bounds: dict[Layout, float] = {}
         todo: list[Entry] = [(0.0, 0, next(serial), 0.0, p.source, self.held(), ())]
-        for _ in range(LAYOUTS if p.mesh.size <= MANY else LAYOUTS // 10):
+        for _ in range(MAX_EXPANDED if p.mesh.size <= MAX_COUNTED_DEVICES else MAX_EXPANDED // 10):
             if not todo:
                 return
             least, n, _, so_far, layout, held, steps = heappop(todo)
-            if self.best is not None and least >= self.best[0] * LESS:
+            if self.best is not None and least >= self.best[0] * IMPROVEMENT:
                 return
             if layout == p.target:
                 self.best = so_far, steps
@@ -253,7 +253,7 @@ class Search:
                     rest = bounds[step.layout] = seconds_bound(
                         p.mesh, p.shape, step.layout, p.target, self.itemsize
                     )
-                limit = float("inf") if self.best is None else self.best[0] * LESS - rest
+                limit = float("inf") if self.best is None else self.best[0] * IMPROVEMENT - rest
                 if self.memory is None:  # then nothing is held, and no path but the best is of use
                     limit = min(limit, seen.get((step.layout, held), limit))
                 if so_far + self.latency(step) >= limit:
@@ -272,7 +272,7 @@ class Search:
         return step.forms(mesh)[0].latency if step.communicates(mesh) else 0.0
 
 
-def _candidates(problem: Problem, itemsize: int) -> Iterator[list[Step]]:
+def _candidates(problem: RedistributionProblem, itemsize: int) -> Iterator[list[Step]]:
     """Known plans, the preferred one first."""
     p = problem
     near = problem.near
@@ -307,7 +307,7 @@ def seconds(
 
 def named_collectives(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> list[Step]:
     """The plan of named collectives alone, in their fixed order."""
-    return Recipe(Problem.of(mesh, shape, source, target)).run()
+    return Recipe(RedistributionProblem.of(mesh, shape, source, target)).run()
 
 
 def _received(shape: Shape, mesh: Mesh, source: Layout, steps: tuple[Step, ...]) -> tuple[int, int]:

@@ -31,7 +31,7 @@ Table = np.ndarray[Any, np.dtype[np.float64]]
 Solved = tuple[Table, np.ndarray[Any, np.dtype[np.int64]]]
 """The lengths of the shortest ways, and the first layout of each."""
 
-LAYOUTS, ORDERS = 400, 64
+MAX_LAYOUTS, MAX_ORDERED_LAYOUTS = 400, 64
 """Of more layouts no table is made; where all orders of a dimension's axes give more than the
 second, axes stand in the mesh's order."""
 
@@ -46,7 +46,7 @@ def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
     """The ways between the layouts of tensors of `rank` dimensions; None where there are too many
     layouts."""
     axes = sum(mesh.extent((a,)) > 1 for a in mesh.names)
-    if (rank + 2) ** axes > LAYOUTS or reduction == "any":
+    if (rank + 2) ** axes > MAX_LAYOUTS or reduction == "any":
         return None
     return Routes(mesh, rank, reduction)
 
@@ -63,7 +63,7 @@ class Routes:
             for partial in combinations(axes, n)
             for dims in _dims(tuple(a for a in axes if a not in partial), ((),) * rank)
         ]
-        if len(every) > ORDERS:
+        if len(every) > MAX_ORDERED_LAYOUTS:
             every = [l for l in every if all(d == tuple(a for a in axes if a in d) for d in l.dims)]
         self.layouts = every
         self.index = {l: i for i, l in enumerate(every)}

@@ -6,7 +6,7 @@ Bytes and seconds are those of the device that has most of them.
 from math import prod
 
 from shardir.algebra.collectives import Cases, Step, Transfer
-from shardir.algebra.forms import NOTHING, Form, Forms, copying, quickest
+from shardir.algebra.forms import NO_COMMUNICATION, Form, Forms, copying, quickest
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 
@@ -32,7 +32,7 @@ def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> Forms:
     before it and unpacked after. They are the same for all tensors that both layouts split evenly
     and that have as many dimensions."""
     if not step.communicates(mesh):
-        return NOTHING
+        return NO_COMMUNICATION
     transfer = Transfer(mesh, shape, before, step, typical=True)
     part, packing = step.record.size(transfer), 0.0
     if mesh.cluster_or_default.memory_bandwidth:

@@ -21,30 +21,30 @@ from xdsl.dialects.builtin import TensorType
 from shardir.algebra.layout import Layout
 from shardir.search.elimination import Solution
 from shardir.search.memory import Solve
-from shardir.search.problem import Problem
-from shardir.search.ways import Bucket, Shares
+from shardir.search.problem import CostProblem
+from shardir.search.ways import Bucket, LatencyShares
 
-SCALINGS = 8
+MAX_SCALINGS = 8
 """How often parts are set by how many tensors are in the buckets: of a plan, and of several."""
 
-UNSAID = 2e-3
+MAX_UNPRICED = 2e-3
 """What part of its cost the first plan's parts may leave unsaid."""
 
 Move = tuple[TensorType, Layout, Layout]
 """A redistribution of a tensor, from one layout to another."""
 
-Ways = Callable[[Move, Shares], tuple[float, dict[Bucket, float]]]
+MovePrice = Callable[[Move, LatencyShares], tuple[float, dict[Bucket, float]]]
 """The seconds of a move, and the latencies of the buckets in which it is."""
 
 
 def least(
-    problem: Callable[[Shares], Problem],
+    problem: Callable[[LatencyShares], CostProblem],
     moves: Callable[[Sequence[int]], list[Move]],
     many: int,
-    ways: Ways,
+    ways: MovePrice,
     solve: Solve,
-    scalings: int = SCALINGS,
-) -> tuple[Solution, Shares]:
+    scalings: int = MAX_SCALINGS,
+) -> tuple[Solution, LatencyShares]:
     """The best plan that is found, and the shares that say its cost.
 
     Args:
@@ -54,7 +54,7 @@ def least(
         scalings: how many plans are looked for behind the first, at most.
     """
 
-    def follow(shares: Shares) -> tuple[Solution, Shares, float]:
+    def follow(shares: LatencyShares) -> tuple[Solution, LatencyShares, float]:
         """The plan of least cost by these shares, with what it really costs; the shares that say
         so; and how much of it the former did not say."""
         found = solve(problem(shares))
@@ -63,9 +63,9 @@ def least(
         unsaid = seconds - taken(chosen, ways, shares)[0]
         return Solution(found.choice, found.objective + unsaid, found.bound), settled, unsaid
 
-    best, shares, unsaid = follow(Shares(1 / max(many, 1)))
+    best, shares, unsaid = follow(LatencyShares(1 / max(many, 1)))
     bound = best.bound
-    left = after(shares) if unsaid > UNSAID * best.objective else []
+    left = after(shares) if unsaid > MAX_UNPRICED * best.objective else []
     for _ in range(scalings):
         if not left:
             break
@@ -75,29 +75,29 @@ def least(
     return Solution(best.choice, best.objective, min(bound, best.objective)), shares
 
 
-def after(shares: Shares) -> list[Shares]:
+def after(shares: LatencyShares) -> list[LatencyShares]:
     """What to look for next to a plan: with its buckets, and without each of them, first those that
     few tensors share."""
     known = sorted(shares.known, key=lambda part: (-part[1], str(part)))
-    return [shares, *(Shares(shares.usual, shares.known - {b}) for b in known)]
+    return [shares, *(LatencyShares(shares.usual, shares.known - {b}) for b in known)]
 
 
-def settle(moves: Sequence[Move], ways: Ways) -> tuple[float, Shares]:
+def settle(moves: Sequence[Move], ways: MovePrice) -> tuple[float, LatencyShares]:
     """What moves take together, and shares by which they take it."""
-    shares = Shares(1 / max(len(moves), 1))
+    shares = LatencyShares(1 / max(len(moves), 1))
     best = inf, shares
-    for _ in range(SCALINGS):
+    for _ in range(MAX_SCALINGS):
         seconds, tensors, latencies = taken(moves, ways, shares)
         seconds += sum(l * (1 - shares.of(b) * tensors[b]) for b, l in latencies.items())
         if seconds >= best[0]:
             break
-        shares = Shares(inf, frozenset((b, 1 / n) for b, n in tensors.items()))
+        shares = LatencyShares(inf, frozenset((b, 1 / n) for b, n in tensors.items()))
         best = seconds, shares
     return best
 
 
 def taken(
-    moves: Sequence[Move], ways: Ways, shares: Shares
+    moves: Sequence[Move], ways: MovePrice, shares: LatencyShares
 ) -> tuple[float, Counter[Bucket], dict[Bucket, float]]:
     """What moves take by the shares; how many are in each bucket, and its latency."""
     total, tensors, latencies = 0.0, Counter[Bucket](), dict[Bucket, float]()

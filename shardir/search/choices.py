@@ -33,7 +33,7 @@ from shardir.dialects.train import UpdateOp
 from shardir.rewriting.rewriter import Rewriter
 from shardir.search.buckets import Move, settle
 from shardir.search.problem import Table
-from shardir.search.ways import Bucket, Shares, ways
+from shardir.search.ways import Bucket, LatencyShares, transfer_costs
 
 OpSeconds = Callable[[type[TensorOp], Factors, FactorAxes, Sequence[TensorType]], float]
 """The seconds that an op takes on the device that has most to do, by its factors, the axes that
@@ -41,7 +41,7 @@ split them, and the global types of its operands, then of its results."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class Candidate:
     """One way to place an op, as `strategy` says it; the layouts that its operands must have, and
     those that its results come out with."""
 
@@ -53,7 +53,7 @@ class Choice:
     """How often it is done: twice where its result is not kept for the backward part."""
 
 
-Choices = tuple[Choice, ...]
+Candidates = tuple[Candidate, ...]
 
 
 def late(block: Block) -> Callable[[Sequence[Operation]], bool]:
@@ -63,27 +63,27 @@ def late(block: Block) -> Callable[[Sequence[Operation]], bool]:
     return lambda users: bool(users) and ops.issuperset(users)
 
 
-class Offers:
+class CandidateSource:
     """The choices of ops on a mesh, made once for each signature, and what lies between them."""
 
     def __init__(self, mesh: Mesh, op_seconds: OpSeconds):
         self.mesh, self.op_seconds = mesh, op_seconds
         self.axes = [a for a in mesh.names if mesh.extent((a,)) > 1]
-        self._made: dict[Any, Choices] = {}
+        self._made: dict[Any, Candidates] = {}
 
     def all_moving(
         self,
         t: TensorType,
         sources: Sequence[Layout],
         targets: Sequence[Layout],
-        shares: Shares | None = None,
+        shares: LatencyShares | None = None,
     ) -> Table:
         """The seconds of the redistributions from each layout to each other; with `shares` as
         parts of buckets."""
         shape, size = t.get_shape(), itemsize(t)
         found = np.full((len(sources), len(targets)), inf)
         for reduction in {l.reduction for l in (*sources, *targets)}:
-            known = ways(self.mesh, len(shape), reduction)
+            known = transfer_costs(self.mesh, len(shape), reduction)
             if known is None:
                 continue
             rows = [i for i, l in enumerate(sources) if l in known.index]
@@ -100,16 +100,16 @@ class Offers:
             found[i, j] = sum(seconds(shape, self.mesh, sources[i], targets[j], size))
         return found
 
-    def way(self, move: Move, shares: Shares) -> tuple[float, dict[Bucket, float]]:
+    def way(self, move: Move, shares: LatencyShares) -> tuple[float, dict[Bucket, float]]:
         """The seconds of a redistribution as part of buckets, and the latencies of these."""
         t, source, target = move
         shape, size = t.get_shape(), itemsize(t)
         seconds = float(self.all_moving(t, [source], [target], shares)[0, 0])
         reduction = source.reduction if source.partial else target.reduction
-        known = ways(self.mesh, len(shape), reduction)
+        known = transfer_costs(self.mesh, len(shape), reduction)
         return seconds, known.buckets(shape, size, source, target, shares) if known else {}
 
-    def of(self, op: TensorOp, constant: bool) -> Choices:
+    def of(self, op: TensorOp, constant: bool) -> Candidates:
         """The choices of an op; `constant`: it depends on no argument."""
         whole = constant and op.strategy is None
         types = tuple(v.type for v in (*op.operands, *op.results))
@@ -118,7 +118,7 @@ class Offers:
             self._made[key] = tuple(self.make(op, whole))
         return self._made[key]
 
-    def make(self, op: TensorOp, whole: bool) -> Iterator[Choice]:
+    def make(self, op: TensorOp, whole: bool) -> Iterator[Candidate]:
         if op.strategy is not None:
             strategy = op.strategy.data
             yield self.choice(op, strategy, strategy.op_sharding(strategy_factors(op), self.mesh))
@@ -173,7 +173,7 @@ class Offers:
                 continue
         return None
 
-    def choice(self, op: TensorOp, strategy: Strategy, found: OpSharding) -> Choice:
+    def choice(self, op: TensorOp, strategy: Strategy, found: OpSharding) -> Candidate:
         """How an op is calculated with a strategy, which places values so.
 
         Raises:
@@ -181,9 +181,9 @@ class Offers:
         """
         if isinstance(op, Composite) or splits_replicated(op.factors(), found.operands):
             results, time = self.by_parts(op, found)
-            return Choice(strategy, found.operands, results, time)
+            return Candidate(strategy, found.operands, results, time)
         time = self.time(op, strategy_factors(op), found.axes)
-        return Choice(strategy, found.operands, found.results, time)
+        return Candidate(strategy, found.operands, found.results, time)
 
     def time(self, op: TensorOp, factors: Factors, chosen: FactorAxes) -> float:
         types = [unsharded_type(v) for v in (*op.operands, *op.results)]

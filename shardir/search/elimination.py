@@ -27,7 +27,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from shardir.search.problem import Problem, Table, improve, same
+from shardir.search.problem import CostProblem, Table, improve, same
 from shardir.search.relaxation import Relaxation
 
 Scope = tuple[int, ...]
@@ -38,13 +38,13 @@ MAX_TABLE_ENTRIES = 1 << 24
 MAX_FILTER_ENTRIES = 1 << 16
 """Entries of the largest table while values are ruled out."""
 
-STALLED, LESS = 3, 0.9
+STALLED_ROUNDS, MIN_PROGRESS = 3, 0.9
 """It ends where so many rounds leave more than this part of the gap."""
 
-PAIR = 2
+PAIR_NEIGHBOURS = 2
 """A variable of so many neighbours leaves a table of a pair."""
 
-TINY = 1e-6
+MIN_GAP_PART = 1e-6
 """The part of the gap below which no smaller one is tried to look for a solution."""
 
 ROUNDS, NARROWINGS = 10, 16
@@ -94,14 +94,14 @@ class _Factor:
 
 
 def solve(
-    problem: Problem, cap: int = MAX_TABLE_ENTRIES, gap: float = DEFAULT_GAP, say: Say = nothing
+    problem: CostProblem, cap: int = MAX_TABLE_ENTRIES, gap: float = DEFAULT_GAP, say: Say = nothing
 ) -> Solution:
     """The least; or where that takes tables of more than `cap` entries, what is known to be within
     `gap` of it, or the best that was found."""
     if fits(problem, cap):
         return eliminate(problem, cap)
     easy = Elimination(problem)
-    easy.run(cap, PAIR)
+    easy.run(cap, PAIR_NEIGHBOURS)
     rest, of = easy.rest()
     found = narrowed(rest, cap, gap, say)
     choice = easy.choice({v: found.choice[i] for v, i in of.items()})
@@ -109,7 +109,7 @@ def solve(
     return Solution(choice, objective, min(found.bound, objective))
 
 
-def narrowed(problem: Problem, cap: int, gap: float, say: Say) -> Solution:
+def narrowed(problem: CostProblem, cap: int, gap: float, say: Say) -> Solution:
     """The same where the tables would be too large: values that a bound rules out go first, again
     and again."""
     allowed = [np.arange(len(u)) for u in problem.unary]
@@ -124,7 +124,7 @@ def narrowed(problem: Problem, cap: int, gap: float, say: Say) -> Solution:
         bound = max(bound, left.bound(), rough.bound)
         say(left.objective, bound)
         gaps.append(left.objective - bound)
-        stalled = len(gaps) > STALLED and gaps[-1] > LESS * gaps[-1 - STALLED]
+        stalled = len(gaps) > STALLED_ROUNDS and gaps[-1] > MIN_PROGRESS * gaps[-1 - STALLED_ROUNDS]
         if stalled or gaps[-1] <= gap * abs(left.objective):
             break
         keep = left.allowed()
@@ -143,7 +143,7 @@ def refine(left: Relaxation, part: float, cap: int) -> float:
     while True:
         keep = left.allowed(part)
         rest = left.problem.only(keep)
-        if part < TINY or fits(rest, cap):
+        if part < MIN_GAP_PART or fits(rest, cap):
             break
         part /= 2
     found = eliminate(rest, cap)
@@ -152,7 +152,7 @@ def refine(left: Relaxation, part: float, cap: int) -> float:
 
 
 def _of(
-    problem: Problem, allowed: Sequence[np.ndarray], choice: Sequence[int], bound: float
+    problem: CostProblem, allowed: Sequence[np.ndarray], choice: Sequence[int], bound: float
 ) -> Solution:
     """A solution of what is left of a problem, as one of the problem."""
     whole = [int(a[x]) for a, x in zip(allowed, choice, strict=True)]
@@ -160,7 +160,7 @@ def _of(
     return Solution(whole, objective, min(bound, objective))
 
 
-def fits(problem: Problem, cap: int) -> bool:
+def fits(problem: CostProblem, cap: int) -> bool:
     """Whether bucket elimination makes no table of more than `cap` entries."""
     sizes = [len(u) for u in problem.unary]
     near: list[set[int]] = [set() for _ in sizes]
@@ -187,7 +187,7 @@ def fits(problem: Problem, cap: int) -> bool:
     return True
 
 
-def eliminate(problem: Problem, cap: int) -> Solution:
+def eliminate(problem: CostProblem, cap: int) -> Solution:
     """Bucket elimination, with mini-buckets where a table would be too large."""
     going = Elimination(problem)
     going.run(cap)
@@ -202,7 +202,7 @@ class Elimination:
     """Variables that go one after another. `bound` is what those that have gone cost at least,
     besides what they left to others; `whole` says that no bucket was divided."""
 
-    def __init__(self, problem: Problem):
+    def __init__(self, problem: CostProblem):
         self.sizes = sizes = [len(u) for u in problem.unary]
         self.touching: list[dict[_Factor, None]] = [{} for _ in sizes]
         self.near: list[set[int]] = [set() for _ in sizes]
@@ -268,11 +268,11 @@ class Elimination:
                 weights[u] = _entries(near[u], sizes)
                 heappush(heap, (weights[u], u))
 
-    def rest(self) -> tuple[Problem, dict[int, int]]:
+    def rest(self) -> tuple[CostProblem, dict[int, int]]:
         """The problem of the variables that are left, and what each of them is there; one more of a
         single value costs what those that have gone do besides."""
         of = {v: i for i, v in enumerate(v for v in range(len(self.sizes)) if v not in self.gone)}
-        found, tables = Problem(), dict[Scope, list[Table]]()
+        found, tables = CostProblem(), dict[Scope, list[Table]]()
         factors = dict.fromkeys(f for v in of for f in self.touching[v])
         for factor in sorted(factors, key=lambda f: f.number):
             tables.setdefault(factor.scope, []).append(factor.table)

@@ -27,12 +27,12 @@ from shardir.analysis.storages import Span
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
-from shardir.search.buckets import SCALINGS, Move, least
-from shardir.search.choices import Choice, Choices, Offers, late
+from shardir.search.buckets import MAX_SCALINGS, Move, least
+from shardir.search.choices import Candidate, Candidates, CandidateSource, late
 from shardir.search.elimination import Solution
 from shardir.search.memory import (
-    LONG,
-    Held,
+    LONG_LIVED_OPS,
+    LiveBytes,
     Solve,
     peak,
     repeatable,
@@ -40,13 +40,13 @@ from shardir.search.memory import (
     solve_within,
     spans,
 )
-from shardir.search.problem import Problem, Table
-from shardir.search.ways import Shares
+from shardir.search.problem import CostProblem, Table
+from shardir.search.ways import LatencyShares
 
-Place = tuple[Layout, Layout | None]
+ValueLayout = tuple[Layout, Layout | None]
 """In which layout a value lies, and in which else several users share it."""
 
-Places = tuple[Place, ...]
+ValueLayouts = tuple[ValueLayout, ...]
 
 
 @dataclass(frozen=True)
@@ -54,26 +54,28 @@ class CostGraph:
     """What is made least: the sum of costs, and which of its variables says which choice of an op
     and which place of a value (at both ends of a tie, the same)."""
 
-    problem: Problem
-    choices: Mapping[Operation, Choices]
-    places: Mapping[SSAValue, Places]
+    problem: CostProblem
+    choices: Mapping[Operation, Candidates]
+    places: Mapping[SSAValue, ValueLayouts]
     of_op: Mapping[Operation, int]
     of_value: Mapping[SSAValue, int]
 
 
 @dataclass(frozen=True)
-class Plan:
+class StrategyPlan:
     """What is chosen: for each op and each value of a function. Seconds of the objective, and what
     no choice takes less than. `held`: the bytes on a device, where they count: then what is
     redistributed in the forward part is so again in the backward part, and not kept."""
 
-    choices: Mapping[TensorOp, Choice]
+    choices: Mapping[TensorOp, Candidate]
     layouts: Mapping[SSAValue, Layout]
     solution: Solution
     graph: CostGraph
     held: int = 0
 
-    def on(self, ops: Mapping[Operation, Operation], values: Mapping[SSAValue, SSAValue]) -> "Plan":
+    def on(
+        self, ops: Mapping[Operation, Operation], values: Mapping[SSAValue, SSAValue]
+    ) -> "StrategyPlan":
         """The same of a copy of the function."""
         choices = {ops[op]: choice for op, choice in self.choices.items()}
         layouts = {values[v]: layout for v, layout in self.layouts.items()}
@@ -87,7 +89,7 @@ class Edge(NamedTuple):
     ends: tuple[int, int]
     key: tuple
     most: int
-    table: Callable[[Shares | None], Table]
+    table: Callable[[LatencyShares | None], Table]
     moves: Callable[[int, int], list[Move]]
 
 
@@ -102,28 +104,32 @@ class Graph:
     """
 
     def __init__(
-        self, block: Block, offers: Offers, ties: Mapping[SSAValue, SSAValue], tight: bool = False
+        self,
+        block: Block,
+        offers: CandidateSource,
+        ties: Mapping[SSAValue, SSAValue],
+        tight: bool = False,
     ):
         self.block, self.offers, self.mesh = block, offers, offers.mesh
         self.spans = spans(block, ties) if tight else None
         self.gaps = repeatable(block, self.spans) if self.spans else {}
-        self.problem = Problem()
+        self.problem = CostProblem()
         self.ties = ties
         self.tied: dict[SSAValue, list[SSAValue]] = {}
         for v, end in ties.items():
             self.tied.setdefault(end, []).append(v)
-        self.choices: dict[Operation, Choices] = {}
+        self.choices: dict[Operation, Candidates] = {}
         self.of_op: dict[Operation, int] = {}
-        self.places: dict[SSAValue, Places] = {}
+        self.places: dict[SSAValue, ValueLayouts] = {}
         self.of_value: dict[SSAValue, int] = {}
         self.users: dict[SSAValue, list[Operation]] = {}
         self._tables: dict[tuple, Table] = {}
-        self._places: dict[tuple, Places] = {}
+        self._places: dict[tuple, ValueLayouts] = {}
         self.at = {op: i for i, op in enumerate(block.ops)}
         self.late = late(block)
         self.together: list[Edge] = []
-        self.copied: list[Held] = []
-        self._twice: dict[int, tuple[Choices, Choices]] = {}
+        self.copied: list[LiveBytes] = []
+        self._twice: dict[int, tuple[Candidates, Candidates]] = {}
         self.build()
 
     def build(self) -> None:
@@ -156,14 +162,14 @@ class Graph:
                 if isinstance(op, TensorOp):
                     self.used(v, op)
 
-    def twice(self, choices: Choices) -> Choices:
+    def twice(self, choices: Candidates) -> Candidates:
         """The choices, and each of them once more, done again in the backward part."""
         if id(choices) not in self._twice:
             again = tuple([replace(c, times=2) for c in choices])
             self._twice[id(choices)] = choices + again, choices
         return self._twice[id(choices)][0]
 
-    def seconds(self, choices: Choices) -> Table:
+    def seconds(self, choices: Candidates) -> Table:
         return self.table((id(choices),), lambda: np.array([c.seconds * c.times for c in choices]))
 
     # ---- where values lie ----
@@ -179,7 +185,7 @@ class Graph:
     def lasts(self, v: SSAValue) -> bool:
         """Whether it counts where a value lies while others run."""
         span = self.spans.get(v) if self.spans else None
-        return span is not None and span.end - span.start > LONG
+        return span is not None and span.end - span.start > LONG_LIVED_OPS
 
     def lie(self, v: SSAValue) -> None:
         """A variable for where a value lies; one for both ends of a tie."""
@@ -197,7 +203,7 @@ class Graph:
 
         self.of_value[v] = self.problem.variable(self.table((id(places),), costs))
 
-    def places_of(self, v: SSAValue) -> Places:
+    def places_of(self, v: SSAValue) -> ValueLayouts:
         alike = [v, *self.tied.get(v, [])]
         users = [(op, w) for w in alike for op in self.users.get(w, []) if isinstance(op, TensorOp)]
         made = [(self.choices[w.owner], place_of(w)) for w in alike if isinstance(w, OpResult)]
@@ -221,14 +227,14 @@ class Graph:
             if not found:  # nothing calculates with it
                 found[replicated(self.mesh.name, len(unsharded_type(v).get_shape()))] = None
             lying = sorted(found, key=lambda l: -self.mesh.extent(l.used))
-        places: list[Place] = [(l, None) for l in lying]
+        places: list[ValueLayout] = [(l, None) for l in lying]
         if not isinstance(v, OpResult) and self.spans is None:
             shared = [l for l, n in several.items() if n > 1 and not l.partial]
             places += [(l, t) for l in lying for t in shared if t != l]
         self._places[key] = tuple(places)
         return self._places[key]
 
-    def come(self, choices: Choices, i: int) -> Places:
+    def come(self, choices: Candidates, i: int) -> ValueLayouts:
         """The layouts in which a result comes out."""
         key = id(choices), i
         if key not in self._places:
@@ -249,7 +255,7 @@ class Graph:
         choices, places, t = self.choices[op], self.places[v], unsharded_type(v)
         ends = self.of_op[op], self.of_value[v]
 
-        def table(shares: Shares | None) -> Table:
+        def table(shares: LatencyShares | None) -> Table:
             results, lying = [c.results[i] for c in choices], [l for l, _ in places]
             moves = self.offers.all_moving(t, results, lying, shares)
             return times(choices)[:, None] * moves
@@ -275,7 +281,7 @@ class Graph:
         """Counts what an op has copies of while it runs."""
         if self.spans is not None:
             at = self.at[op]
-            self.copied.append(Held(ends, self.table(("copies", *key), held), Span(at, at)))
+            self.copied.append(LiveBytes(ends, self.table(("copies", *key), held), Span(at, at)))
 
     def used(self, v: SSAValue, op: TensorOp) -> None:
         """From where a value lies, or from what comes out, to what an op needs."""
@@ -291,7 +297,7 @@ class Graph:
             key = id(makers), i, id(choices), at
         ends = maker, self.of_op[op]
 
-        def table(parts: Shares | None) -> Table:
+        def table(parts: LatencyShares | None) -> Table:
             return self.taken(t, places, choices, at, shares, parts)
 
         def moves(x: int, y: int) -> list[Move]:
@@ -311,7 +317,7 @@ class Graph:
     def edge(self, edge: "Edge", users: Sequence[Operation]) -> None:
         """What is redistributed for these users, alone or with others at the end."""
         apart = (*edge.key, "apart")
-        if self.late(users) and self.table(apart, lambda: edge.table(Shares(1.0))).any():
+        if self.late(users) and self.table(apart, lambda: edge.table(LatencyShares(1.0))).any():
             self.together.append(edge)
         else:
             self.problem.add(*edge.ends, self.table(edge.key, lambda: edge.table(None)))
@@ -319,11 +325,11 @@ class Graph:
     def taken(
         self,
         t: TensorType,
-        places: Sequence[Place],
-        choices: Choices,
+        places: Sequence[ValueLayout],
+        choices: Candidates,
         at: Sequence[int],
         shares: bool,
-        parts: Shares | None,
+        parts: LatencyShares | None,
     ) -> Table:
         """What each choice costs, of an op that uses a value at these operands, in each place."""
         needs = [tuple(needed(c, at)) for c in choices]
@@ -338,7 +344,7 @@ class Graph:
 
     # ---- memory ----
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[LiveBytes]:
         """What is held by each value: by where it lies, or as it comes out of its op; and by what
         is redistributed, at the op for which it is."""
         assert self.spans is not None
@@ -364,7 +370,7 @@ class Graph:
             )  # fmt: skip
             gap = self.gaps.get(v)
             if gap is None or v not in self.of_value:
-                found.append(Held((i,), table, span))
+                found.append(LiveBytes((i,), table, span))
                 continue
             assert isinstance(v.owner, Operation)
             makers = self.choices[v.owner]
@@ -372,21 +378,21 @@ class Graph:
                 (*key, id(makers), "kept"),
                 lambda table=table, makers=makers: (2 - times(makers))[:, None] * table,
             )
-            found += [Held((i,), table, Span(span.start, gap.start - 1)),
-                      Held((self.of_op[v.owner], i), kept, gap),
-                      Held((i,), table, Span(gap.end + 1, span.end))]  # fmt: skip
+            found += [LiveBytes((i,), table, Span(span.start, gap.start - 1)),
+                      LiveBytes((self.of_op[v.owner], i), kept, gap),
+                      LiveBytes((i,), table, Span(gap.end + 1, span.end))]  # fmt: skip
         return found
 
     # ---- the solution ----
 
-    def plan(self, solve: Solve, scalings: int = SCALINGS) -> Plan:
+    def plan(self, solve: Solve, scalings: int = MAX_SCALINGS) -> StrategyPlan:
         """The least costly plan that is found."""
         many, ways = sum(edge.most for edge in self.together), self.offers.way
         return self.read(*least(self.priced, self.moves, many, ways, solve, scalings))
 
-    def priced(self, shares: Shares) -> Problem:
+    def priced(self, shares: LatencyShares) -> CostProblem:
         """The problem in which what moves together takes these shares."""
-        found = Problem([*self.problem.unary], {**self.problem.pairs})
+        found = CostProblem([*self.problem.unary], {**self.problem.pairs})
         tables: dict[tuple, Table] = {}
         for edge in self.together:
             if edge.key not in tables:
@@ -399,7 +405,7 @@ class Graph:
         ends = [(e, *e.ends) for e in self.together]
         return [move for e, i, j in ends for move in e.moves(choice[i], choice[j])]
 
-    def plan_within(self, limit: int, solve: Solve) -> Plan:
+    def plan_within(self, limit: int, solve: Solve) -> StrategyPlan:
         """The least costly of those whose values hold no more than `limit` bytes on a device.
 
         Raises:
@@ -409,7 +415,7 @@ class Graph:
         plan = self.plan(lambda problem: solve_within(problem, held, limit, solve), 1)
         return replace(plan, held=peak(held, plan.solution.choice).bytes)
 
-    def read(self, solution: Solution, shares: Shares) -> Plan:
+    def read(self, solution: Solution, shares: LatencyShares) -> StrategyPlan:
         choice, ops = solution.choice, [op for op in self.block.ops if isinstance(op, TensorOp)]
         chosen = {op: self.choices[op][choice[self.of_op[op]]] for op in ops}
         layouts = {v: self.places[v][choice[i]][0] for v, i in self.of_value.items()}
@@ -417,7 +423,7 @@ class Graph:
             for v, layout in zip(op.results, chosen[op].results, strict=True):
                 layouts.setdefault(v, layout)
         graph = CostGraph(self.priced(shares), self.choices, self.places, self.of_op, self.of_value)
-        return Plan(chosen, layouts, solution, graph)
+        return StrategyPlan(chosen, layouts, solution, graph)
 
 
 def place_of(v: SSAValue) -> int:
@@ -431,11 +437,11 @@ def slots(op: Operation, v: SSAValue) -> tuple[int, ...]:
     return tuple(i for i, w in enumerate(op.operands) if w is v)
 
 
-def needed(c: Choice, at: Sequence[int]) -> Sequence[Layout]:
+def needed(c: Candidate, at: Sequence[int]) -> Sequence[Layout]:
     """The layouts that a choice needs a value in."""
     return tuple(dict.fromkeys(c.operands[i] for i in at))
 
 
-def times(choices: Choices) -> Table:
+def times(choices: Candidates) -> Table:
     """How often each is done."""
     return np.array([float(c.times) for c in choices])

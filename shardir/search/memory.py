@@ -29,16 +29,16 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import itemsize
 from shardir.dialects.train import BackwardOp, Update
 from shardir.search.elimination import Solution
-from shardir.search.problem import Problem, Table
+from shardir.search.problem import CostProblem, Table
 
-LONG = 20
+LONG_LIVED_OPS = 20
 """Over how many ops a value must live for its memory to count apart from where it is made."""
 
 RAISES, HALVINGS = 14, 5
 """How often the price is raised until a solution keeps to the limit, and how often the interval in
 which the right one lies is halved then."""
 
-Solve = Callable[[Problem], Solution]
+Solve = Callable[[CostProblem], Solution]
 
 
 def spans(block: Block, ties: Mapping[SSAValue, SSAValue]) -> dict[SSAValue, Span]:
@@ -71,7 +71,7 @@ def repeatable(block: Block, spans: Mapping[SSAValue, Span]) -> dict[SSAValue, S
         uses = sorted(at[use.operation] for use in v.uses)
         last = max((i for i in uses if i < border), default=at[op])
         first = next((i for i in uses if i > border), None)
-        if v not in spans or first is None or first - last <= LONG:
+        if v not in spans or first is None or first - last <= LONG_LIVED_OPS:
             continue
         if all(x in spans and spans[x].end >= first for x in op.operands):
             found[v] = Span(last + 1, first - 1)
@@ -84,7 +84,7 @@ def shard_bytes(t: TensorType, layout: Layout, mesh: Mesh) -> int:
 
 
 @dataclass(frozen=True)
-class Held:
+class LiveBytes:
     """The bytes that are held by the values of a variable, or of two, and when."""
 
     variables: tuple[int, ...]
@@ -99,7 +99,7 @@ class Peak(NamedTuple):
     at: int
 
 
-def peak(held: Sequence[Held], choice: Sequence[int]) -> Peak:
+def peak(held: Sequence[LiveBytes], choice: Sequence[int]) -> Peak:
     """Where a solution holds most."""
     change = np.zeros(max((h.span.end for h in held), default=0) + 3)
     for h in held:
@@ -111,9 +111,11 @@ def peak(held: Sequence[Held], choice: Sequence[int]) -> Peak:
     return Peak(int(now[at]), at - 1)
 
 
-def priced(problem: Problem, held: Sequence[Held], at: set[int], price: float) -> Problem:
+def priced(
+    problem: CostProblem, held: Sequence[LiveBytes], at: set[int], price: float
+) -> CostProblem:
     """The problem in which each byte held at these ops costs so much."""
-    found = Problem(list(problem.unary), dict(problem.pairs))
+    found = CostProblem(list(problem.unary), dict(problem.pairs))
     scaled: dict[tuple[int, int], Table] = {}
     for h in held:
         if n := sum(h.span.start <= i <= h.span.end for i in at):
@@ -136,7 +138,7 @@ class TightError(Exception):
         self.needed = needed
 
 
-def least(problem: Problem, held: Sequence[Held]) -> list[int]:
+def least(problem: CostProblem, held: Sequence[LiveBytes]) -> list[int]:
     """The solution whose values hold least, each by itself."""
     total = [np.zeros(len(u)) for u in problem.unary]
     for h in held:
@@ -145,7 +147,9 @@ def least(problem: Problem, held: Sequence[Held]) -> list[int]:
     return [int(t.argmin()) for t in total]
 
 
-def solve_within(problem: Problem, held: Sequence[Held], limit: int, solve: Solve) -> Solution:
+def solve_within(
+    problem: CostProblem, held: Sequence[LiveBytes], limit: int, solve: Solve
+) -> Solution:
     """The least costly solution that holds no more than `limit` bytes at once.
 
     Raises:

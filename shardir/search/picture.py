@@ -34,8 +34,8 @@ from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import sharding_of
 from shardir.dialects.locations import short_location
 from shardir.dialects.nn.base import TensorOp
-from shardir.search.choices import Choices
-from shardir.search.graph import Places, Plan
+from shardir.search.choices import Candidates
+from shardir.search.graph import StrategyPlan, ValueLayouts
 
 Described = dict[str, Any]
 
@@ -46,7 +46,9 @@ SHOWN, MOVES = 6, 2
 # ---- data ----
 
 
-def described(function: str, mesh: Mesh, names: Mapping[SSAValue, str], plan: Plan) -> Described:
+def described(
+    function: str, mesh: Mesh, names: Mapping[SSAValue, str], plan: StrategyPlan
+) -> Described:
     """A function's graph, as long as the plan is not written into the function.
 
     Args:
@@ -90,7 +92,7 @@ def described(function: str, mesh: Mesh, names: Mapping[SSAValue, str], plan: Pl
     }  # fmt: skip
 
 
-def _of_op(op: Operation, names: Mapping[SSAValue, str], choices: Choices) -> Described:
+def _of_op(op: Operation, names: Mapping[SSAValue, str], choices: Candidates) -> Described:
     return {
         "values": [f"%{names[v]}" for v in op.results], "op": op.name,
         "takes": [f"%{names[v]}" for v in op.operands], "at": short_location(op),
@@ -106,7 +108,7 @@ def _of_op(op: Operation, names: Mapping[SSAValue, str], choices: Choices) -> De
     }  # fmt: skip
 
 
-def _of_value(v: SSAValue, places: Places) -> Described:
+def _of_value(v: SSAValue, places: ValueLayouts) -> Described:
     by = v if isinstance(v, BlockArgument) else v.owner
     return {
         "values": [], "op": None,
@@ -123,7 +125,7 @@ def _text(layout: Layout) -> str:
     return str(layout).partition(", ")[2]
 
 
-def _carried(names: Mapping[SSAValue, str], plan: Plan) -> dict[frozenset[int], list[str]]:
+def _carried(names: Mapping[SSAValue, str], plan: StrategyPlan) -> dict[frozenset[int], list[str]]:
     """By the two nodes of an edge, the values that go along it."""
     graph = plan.graph
     found: dict[frozenset[int], list[str]] = {}

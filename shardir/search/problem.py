@@ -21,7 +21,7 @@ def same(table: Table) -> tuple:
 
 
 @dataclass
-class Problem:
+class CostProblem:
     """Variables, each with the cost of each of its values, and tables of costs of pairs. All costs
     are finite."""
 
@@ -51,11 +51,11 @@ class Problem:
             self._sums[key] = a + b, a, b  # which live on, so that the key is theirs
         return self._sums[key][0]
 
-    def only(self, allowed: Sequence[np.ndarray]) -> "Problem":
+    def only(self, allowed: Sequence[np.ndarray]) -> "CostProblem":
         """The same with these values of each variable alone."""
         known: dict[tuple, Table] = {}
         keys = [k.tobytes() for k in allowed]
-        left = Problem()
+        left = CostProblem()
         for u, k, key in zip(self.unary, allowed, keys, strict=True):
             left.unary.append(known.setdefault((same(u), key), u[k]))
         for (i, j), t in self.pairs.items():
@@ -82,7 +82,7 @@ class Problem:
         return found
 
 
-def alike(problem: Problem, rounds: int) -> list[list[int]]:
+def alike(problem: CostProblem, rounds: int) -> list[list[int]]:
     """After each round a number for each variable, the same for those that look the same: by their
     own costs and tables, then by what is at the other ends too, and so on (color refinement)."""
     ends_of = problem.near()
@@ -101,7 +101,7 @@ def alike(problem: Problem, rounds: int) -> list[list[int]]:
     return found
 
 
-def improve(problem: Problem, choice: list[int]) -> None:
+def improve(problem: CostProblem, choice: list[int]) -> None:
     """Changes one variable at a time for the better, until that does not help."""
     near = problem.near()
     changed = set(range(len(choice)))

@@ -16,12 +16,12 @@ from functools import reduce
 
 import numpy as np
 
-from shardir.search.problem import Problem, Table, alike, improve, same
+from shardir.search.problem import CostProblem, Table, alike, improve, same
 
-LESS = 1 + 1e-9
+ROUNDING = 1 + 1e-9
 """What is above by rounding alone is not above."""
 
-FAR = 2
+COLOR_ROUNDS = 2
 """How far away variables must look the same."""
 
 
@@ -61,10 +61,10 @@ Kind = tuple[Table, _Slot, _Slot]
 class Relaxation:
     """The bound of a problem, and the best solution that is known."""
 
-    def __init__(self, problem: Problem, choice: Sequence[int]):
+    def __init__(self, problem: CostProblem, choice: Sequence[int]):
         self.problem = problem
         self.choice, self.objective = list(choice), problem.cost(choice)
-        *_, blurred, of = alike(problem, FAR)
+        *_, blurred, of = alike(problem, COLOR_ROUNDS)
         members: dict[int, list[int]] = {}
         for v, n in enumerate(of):
             members.setdefault(n, []).append(v)
@@ -130,7 +130,7 @@ class Relaxation:
         """For each variable the values with which a better solution may exist, and its own; with a
         `part` of the gap, a solution that is better by all but this part."""
         bound = self.bound()
-        limit = bound + part * (self.objective * LESS - bound)
+        limit = bound + part * (self.objective * ROUNDING - bound)
         found: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(self.choice)
         for group in self.groups:
             more = group.own()
@@ -156,12 +156,12 @@ class Relaxation:
                 slot.given = before.given[allowed[v]]
         return rest
 
-    def moved(self) -> Problem:
+    def moved(self) -> CostProblem:
         """The problem with the costs where they are now: its solutions cost the same, and bounds
         of parts of it add up to more."""
         tables = {id(k): self.left(k) for k in self.known}
         owns = {v: own for g in self.groups for own in [g.own()] for v in g.members}
-        return Problem(
+        return CostProblem(
             [owns[v] for v in range(len(self.choice))],
             {ends: tables[id(k)] for ends, k in self.kinds.items()},
         )

@@ -27,7 +27,7 @@ which of its forms the collective is done."""
 
 
 @dataclass(frozen=True)
-class Shares:
+class LatencyShares:
     """Which part of a bucket's latency each tensor takes that moves in it: known ones, and the
     usual one. Of an infinite part none does; then it moves alone."""
 
@@ -43,21 +43,21 @@ class Shares:
 
 
 @lru_cache(maxsize=256)
-def ways(mesh: Mesh, rank: int, reduction: str) -> "Ways | None":
+def transfer_costs(mesh: Mesh, rank: int, reduction: str) -> "TransferCosts | None":
     """The ways between the layouts of tensors of `rank` dimensions; None where there are too many
     layouts."""
     known = routes(mesh, rank, reduction)
-    return Ways(known) if known else None
+    return TransferCosts(known) if known else None
 
 
-class Ways:
+class TransferCosts:
     """The planner's paths between evenly split layouts, with their seconds in buckets."""
 
     def __init__(self, known: Routes):
         self.routes, self.index = known, known.index
-        self._known: tuple[Shares | None, dict[tuple[Shape, int], Table]] = (None, {})
+        self._known: tuple[LatencyShares | None, dict[tuple[Shape, int], Table]] = (None, {})
 
-    def seconds(self, shape: Shape, itemsize: int, shares: Shares | None = None) -> Table:
+    def seconds(self, shape: Shape, itemsize: int, shares: LatencyShares | None = None) -> Table:
         """The seconds of each path for a tensor of this shape: [from, to]; infinite from or to
         layouts that do not split it evenly. With `shares` its moves may be in buckets."""
         if shares is None:
@@ -72,7 +72,7 @@ class Ways:
         return known[key]
 
     def buckets(
-        self, shape: Shape, itemsize: int, source: Layout, target: Layout, shares: Shares
+        self, shape: Shape, itemsize: int, source: Layout, target: Layout, shares: LatencyShares
     ) -> dict[Bucket, float]:
         """The buckets in which a tensor moves on the way from one layout to another, each with its
         latency."""
@@ -102,7 +102,7 @@ class Ways:
             now = after
         return total
 
-    def _shared(self, size: int, itemsize: int, shares: Shares) -> Table:
+    def _shared(self, size: int, itemsize: int, shares: LatencyShares) -> Table:
         """What each move of a tensor takes in a bucket: [form, from, to]."""
         latency, rate = self.routes.costs
         steps, at = self._kinds

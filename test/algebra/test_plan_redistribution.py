@@ -19,7 +19,7 @@ from shardir.algebra.collectives import Step
 from shardir.algebra.exchange import pieces
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh, sizes_of
-from shardir.algebra.moves import Problem
+from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.notation import parse_axes, parse_layout
 from shardir.algebra.redistribution import Search, named_collectives, plan_redistribution
 from shardir.algebra.routes import routes
@@ -177,7 +177,9 @@ def _level(units: tuple[int, ...], rank: int, other: int) -> int:
     return next(i for i, unit in enumerate(units) if rank // unit == other // unit)
 
 
-def shortest(problem: Problem, among: Callable[[Layout], bool] = lambda _: True) -> float:
+def shortest(
+    problem: RedistributionProblem, among: Callable[[Layout], bool] = lambda _: True
+) -> float:
     """Dijkstra over all layouts that moves lead to, or those `among` them."""
     serial = count()
     todo = [(0.0, next(serial), problem.source)]
@@ -203,7 +205,7 @@ def test_the_plan_is_the_shortest_path(data: st.DataObject) -> None:
     shape = data.draw(st.sampled_from([(8, 8), (5, 7), (64,)]))
     source, target = (data.draw(layouts(mesh, len(shape), True)) for _ in range(2))
     found = plan_redistribution(shape, "f32", mesh, source, target).seconds
-    problem = Problem.of(mesh, shape, source, target)
+    problem = RedistributionProblem.of(mesh, shape, source, target)
     best = shortest(problem)
     reduction = source.reduction if source.partial else target.reduction
     known = routes(mesh, len(shape), reduction)
@@ -231,7 +233,7 @@ def test_all_ways_at_once_are_the_plans(rows: int) -> None:
     found = known.seconds(shape, 4)
     for i, source in enumerate(known.layouts):
         for j, target in enumerate(known.layouts):
-            plan = Search(Problem.of(mesh, shape, source, target), 4, None).run()
+            plan = Search(RedistributionProblem.of(mesh, shape, source, target), 4, None).run()
             assert plan is not None
             best = time_of(mesh, shape, source, list(plan))
             assert found[i, j] == pytest.approx(best, rel=1e-9)
@@ -256,7 +258,7 @@ def test_on_three_axes_they_lie_between_the_bound_and_the_named_collectives(
         for j, target in enumerate(known.layouts):
             if target.partial:
                 continue
-            problem = Problem.of(mesh, shape, source, target)
+            problem = RedistributionProblem.of(mesh, shape, source, target)
             recipe = named_collectives(shape, mesh, source, target)
             least = seconds_bound(mesh, shape, problem.source, problem.target, 4)
             most = time_of(mesh, shape, source, recipe)

@@ -20,7 +20,7 @@ from shardir import compile, plan_redistribution
 from shardir.algebra.bound import seconds_bound
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis, Mesh
-from shardir.algebra.moves import Problem
+from shardir.algebra.moves import RedistributionProblem
 from shardir.cost import report
 from shardir.cost.clusters import load, names
 from shardir.rewriting.functions import bodies
@@ -88,7 +88,7 @@ def test_the_planner_counts_what_the_report_says(cluster: str) -> None:
         source, target = (random_layout(mesh, len(shape), random) for _ in range(2))
         planned = plan_redistribution(shape, "f32", mesh, source, target).seconds
         assert lowered(mesh, shape, source, target) == pytest.approx(planned, rel=1e-9, abs=1e-15)
-        problem = Problem.of(mesh, shape, source, target)
+        problem = RedistributionProblem.of(mesh, shape, source, target)
         least = seconds_bound(mesh, shape, problem.source, problem.target, 4)
         assert least <= planned * (1 + 1e-9)
 

@@ -33,10 +33,10 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 sys.path.insert(0, str(EXAMPLES))
 resnet = import_module("make_resnet").resnet
 
-TINY = {"layers": 1, "batch": 8, "seq": 16, "hidden": 32, "heads": 4, "vocab": 64}
+MIN_GAP_PART = {"layers": 1, "batch": 8, "seq": 16, "hidden": 32, "heads": 4, "vocab": 64}
 MADE = {
-    "gpt": lambda mesh: programs.gpt(**TINY, mesh=mesh),
-    "bert": lambda mesh: programs.bert(**TINY, mesh=mesh),
+    "gpt": lambda mesh: programs.gpt(**MIN_GAP_PART, mesh=mesh),
+    "bert": lambda mesh: programs.bert(**MIN_GAP_PART, mesh=mesh),
     "mlp": lambda mesh: programs.mlp(mesh=mesh),
     "gpt layer": lambda mesh: programs.gpt(layers=1, mesh=mesh),
     "bert layer": lambda mesh: programs.bert(layers=1, mesh=mesh),

@@ -10,8 +10,8 @@ import pytest
 
 from shardir.search.buckets import least
 from shardir.search.elimination import Solution, eliminate
-from shardir.search.problem import Problem
-from shardir.search.ways import Shares
+from shardir.search.problem import CostProblem
+from shardir.search.ways import LatencyShares
 
 TENSORS, OPTIONS, JOINING = 5, 3, 0.1
 
@@ -27,7 +27,7 @@ class Instance:
         self.rate = r.uniform(0.0, 1.0, (TENSORS, OPTIONS))
         self.pairs = {(i, i + 1): r.uniform(0.0, 1.0, (OPTIONS,) * 2) for i in range(TENSORS - 1)}
 
-    def way(self, move: Any, shares: Shares) -> tuple[float, dict[Any, float]]:
+    def way(self, move: Any, shares: LatencyShares) -> tuple[float, dict[Any, float]]:
         i, k = move
         bucket, rate = int(self.bucket[i, k]), float(self.rate[i, k])
         if bucket < 0:
@@ -37,15 +37,15 @@ class Instance:
         together = latency * shares.of(name) + JOINING
         return rate + min(latency, together), {name: latency} if together < latency else {}
 
-    def problem(self, shares: Shares) -> Problem:
-        made = Problem()
+    def problem(self, shares: LatencyShares) -> CostProblem:
+        made = CostProblem()
         for i in range(TENSORS):
             made.variable([self.way((i, k), shares)[0] for k in range(OPTIONS)])
         for (i, j), table in self.pairs.items():
             made.add(i, j, table)
         return made
 
-    def least(self) -> tuple[Solution, Shares]:
+    def least(self) -> tuple[Solution, LatencyShares]:
         def moves(choice: Sequence[int]) -> list[Any]:
             return list(enumerate(choice))
 

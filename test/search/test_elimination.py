@@ -10,7 +10,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from shardir.search.elimination import (
     MAX_TABLE_ENTRIES,
-    PAIR,
+    PAIR_NEIGHBOURS,
     Elimination,
     Solution,
     eliminate,
@@ -18,14 +18,14 @@ from shardir.search.elimination import (
     refine,
     solve,
 )
-from shardir.search.problem import Problem
+from shardir.search.problem import CostProblem
 from shardir.search.relaxation import Relaxation
 
 
-def random_problem(seed: int, variables: int, edges: int, most: int = 4) -> Problem:
+def random_problem(seed: int, variables: int, edges: int, most: int = 4) -> CostProblem:
     """Costs are whole numbers, so that sums are exact."""
     rng = np.random.default_rng(seed)
-    problem = Problem()
+    problem = CostProblem()
     for _ in range(variables):
         problem.variable(rng.integers(0, 20, rng.integers(1, most + 1)).astype(float))
     for _ in range(edges):
@@ -35,7 +35,7 @@ def random_problem(seed: int, variables: int, edges: int, most: int = 4) -> Prob
     return problem
 
 
-def least(problem: Problem) -> float:
+def least(problem: CostProblem) -> float:
     """By trying everything."""
     return min(problem.cost(c) for c in product(*(range(len(u)) for u in problem.unary)))
 
@@ -79,7 +79,7 @@ def test_a_relaxation_rules_out_nothing_that_is_better(seed: int):
 def test_what_variables_of_few_neighbours_leave_costs_the_same(seed: int, cap: int):
     problem = random_problem(seed, variables=7, edges=4 + seed % 6)
     easy = Elimination(problem)
-    easy.run(cap, PAIR)
+    easy.run(cap, PAIR_NEIGHBOURS)
     rest, of = easy.rest()
     assert len(rest.unary) == len(of) + 1 and least(rest) == least(problem)
     for some in product(*(range(len(u)) for u in rest.unary)):
@@ -92,7 +92,7 @@ def test_a_tree_and_a_cycle_leave_nothing():
     for i, j in [(0, 1), (1, 2), (2, 3), (3, 0), (3, 4), (4, 5)]:
         problem.add(i, j, np.ones((len(problem.unary[i]), len(problem.unary[j]))))
     easy = Elimination(problem)
-    easy.run(MAX_TABLE_ENTRIES, PAIR)
+    easy.run(MAX_TABLE_ENTRIES, PAIR_NEIGHBOURS)
     assert easy.rest()[1] == {} and easy.bound == least(problem)
 
 
@@ -112,7 +112,7 @@ def test_near_the_bound_solutions_are_no_worse_and_within_the_gap_the_least(seed
 def test_values_are_ruled_out_until_tables_fit():
     """A grid of 6 x 6, whose tables would have 5^7 entries; 5^5 are allowed."""
     rng = np.random.default_rng(0)
-    problem = Problem()
+    problem = CostProblem()
     for _ in range(36):
         problem.variable(rng.integers(0, 100, 5).astype(float))
     for i in range(36):
@@ -141,13 +141,13 @@ def test_no_table_is_larger_than_the_cap(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_nothing_costs_nothing():
-    assert solve(Problem()) == Solution([], 0.0, 0.0)
+    assert solve(CostProblem()) == Solution([], 0.0, 0.0)
 
 
-def ladder(rungs: int, values: int, seed: int) -> Problem:
+def ladder(rungs: int, values: int, seed: int) -> CostProblem:
     """Forward and backward: two chains, and an edge from each op to its gradient."""
     rng = np.random.default_rng(seed)
-    problem = Problem()
+    problem = CostProblem()
     for _ in range(2 * rungs):
         problem.variable(rng.integers(0, 50, values).astype(float))
     for i in range(rungs):
@@ -165,7 +165,7 @@ def test_milp_finds_the_same_least(seed: int):
     assert isclose(solve(problem).objective, by_milp(problem), abs_tol=1e-6)
 
 
-def by_milp(problem: Problem) -> float:
+def by_milp(problem: CostProblem) -> float:
     """The same as an integer program: a number for each value, and for each pair of values."""
     starts = np.cumsum([0, *(len(u) for u in problem.unary)])
     costs = [*np.concatenate(problem.unary)]
@@ -200,14 +200,14 @@ def test_two_thousand_variables_are_solved_to_the_least():
     assert found.gap == 0 and found.objective == problem.cost(found.choice)
 
 
-def layers(count: int, seed: int) -> Problem:
+def layers(count: int, seed: int) -> CostProblem:
     """Blocks that repeat: the same arrays in each, a chain through them, one variable that all of
     them share, and other costs at both ends."""
     rng = np.random.default_rng(seed)
     unary = [rng.integers(0, 30, 4).astype(float) for _ in range(3)]
     inner = [rng.integers(0, 20, (4, 4)).astype(float) for _ in range(3)]
     onward, shared = (rng.integers(0, 20, (4, 4)).astype(float) for _ in range(2))
-    problem = Problem()
+    problem = CostProblem()
     common = problem.variable(rng.integers(0, 9, 4).astype(float))
     before = problem.variable(rng.integers(0, 30, 4).astype(float))
     for _ in range(count):
@@ -222,9 +222,9 @@ def layers(count: int, seed: int) -> Problem:
     return problem
 
 
-def copied(problem: Problem) -> Problem:
+def copied(problem: CostProblem) -> CostProblem:
     """The same with arrays of its own for each variable and pair: nothing is known to repeat."""
-    return Problem(
+    return CostProblem(
         [u.copy() for u in problem.unary], {ij: t.copy() for ij, t in problem.pairs.items()}
     )
 
@@ -255,3 +255,17 @@ def test_a_relaxation_of_layers_rules_out_nothing_that_is_better(seed: int):
         assert isclose(
             eliminate(copied(relaxation.problem), MAX_TABLE_ENTRIES).objective, best.objective
         )
+
+
+def test_the_default_gap_leads_to_the_minimum_where_a_gap_of_a_fifth_stops_before():
+    """Eight variables with a table for each pair, more than tables of 27 entries hold."""
+    rng = np.random.default_rng(20)
+    problem = CostProblem()
+    for _ in range(8):
+        problem.variable(rng.integers(0, 20, 3).astype(float))
+    for i in range(8):
+        for j in range(i):
+            problem.add(i, j, rng.integers(0, 20, (3, 3)).astype(float))
+    best = least(problem)
+    assert solve(problem, 27).objective == best
+    assert solve(problem, 27, gap=0.2).objective > 1.05 * best

@@ -9,40 +9,44 @@ import pytest
 from extent import extent
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
 
 from shardir.analysis.functions import mesh_of
 from shardir.analysis.storages import Span
 from shardir.cost import memory_of
 from shardir.diagnostics import Failure
+from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.train import BackwardOp
 from shardir.interpret.equivalence import check_pass
 from shardir.passes import PASSES
 from shardir.passes.load_strategies import LoadStrategies
 from shardir.passes.save_strategies import SaveStrategies
-from shardir.passes.search_strategies import SearchStrategies
+from shardir.passes.search_strategies import SearchStrategies, offers
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import RECOMPUTE, found_by_search
 from shardir.search.elimination import MAX_TABLE_ENTRIES, solve
-from shardir.search.memory import Held, TightError, peak, solve_within
-from shardir.search.problem import Problem
+from shardir.search.graph import Graph
+from shardir.search.memory import LiveBytes, TightError, peak, shard_bytes, solve_within
+from shardir.search.problem import CostProblem
 from shardir.tools import bench
 
 search = bench.load("search")
 
 
-def random_held(problem: Problem, rng: np.random.Generator, moments: int) -> list[Held]:
+def random_held(problem: CostProblem, rng: np.random.Generator, moments: int) -> list[LiveBytes]:
     """What values hold for some time; and some pairs, at one moment."""
     found = []
     for v, u in enumerate(problem.unary):
         start, end = sorted(int(i) for i in rng.integers(0, moments, 2))
-        found.append(Held((v,), rng.integers(0, 50, len(u)).astype(float), Span(start, end)))
+        found.append(LiveBytes((v,), rng.integers(0, 50, len(u)).astype(float), Span(start, end)))
     for (i, j), t in problem.pairs.items():
         at = int(rng.integers(0, moments))
-        found.append(Held((i, j), rng.integers(0, 20, t.shape).astype(float), Span(at, at)))
+        found.append(LiveBytes((i, j), rng.integers(0, 20, t.shape).astype(float), Span(at, at)))
     return found
 
 
-def random_problem(rng: np.random.Generator) -> Problem:
-    problem = Problem()
+def random_problem(rng: np.random.Generator) -> CostProblem:
+    problem = CostProblem()
     for _ in range(6):
         problem.variable(rng.integers(0, 20, 3).astype(float))
     for _ in range(7):
@@ -91,10 +95,10 @@ def test_most_plans_are_found():
 
 def test_what_holds_most_is_when_most_lives():
     held = [
-        Held((0,), np.array([5.0, 1.0]), Span(-1, 9)),
-        Held((1,), np.array([7.0]), Span(2, 4)),
-        Held((0, 1), np.array([[2.0], [20.0]]), Span(4, 4)),
-        Held((2,), np.array([3.0]), Span(5, 9)),
+        LiveBytes((0,), np.array([5.0, 1.0]), Span(-1, 9)),
+        LiveBytes((1,), np.array([7.0]), Span(2, 4)),
+        LiveBytes((0, 1), np.array([[2.0], [20.0]]), Span(4, 4)),
+        LiveBytes((2,), np.array([3.0]), Span(5, 9)),
     ]
     assert peak(held, [0, 0, 0]) == (14, 4)
     assert peak(held, [1, 0, 0]) == (28, 4)
@@ -160,3 +164,45 @@ def test_a_program_keeps_to_the_memory_and_takes_longer(tmp_path: Path):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(Failure, match=r"no plan of @step .* keeps to 1000 B .* need \d+ B"):
         planned(1000, layers=1)
+
+
+def test_a_recomputed_value_counts_until_its_last_forward_use_and_from_its_first_later_one():
+    """Op by op: the memory counted for a value, against the ops between which something uses it."""
+    text = search.STATED.sub("", search.gpt(layers=2, mesh=(2, 4), **SMALL))
+    module = search.applied(text, "distributed-autodiff")
+    ((f, _),) = bodies(module)
+    mesh = mesh_of(f, module)
+    assert mesh is not None
+    block = f.body.block
+    graph = Graph(block, offers(mesh), {}, tight=True)
+    ops = list(block.ops)
+    backward = next(i for i, op in enumerate(ops) if isinstance(op, BackwardOp))
+    values = graph.held()[len(graph.copied) :]
+    checked = 0
+    for v in graph.gaps:
+        uses = [i for i, op in enumerate(ops) if any(x is v for x in op.operands)]
+        assert graph.spans is not None and isinstance(v.owner, Operation)
+        if v not in graph.of_value or graph.spans[v].end != uses[-1]:
+            continue  # it is not counted by itself, or views of it are used later
+        variables = {graph.of_op[v.owner], graph.of_value[v]}
+        choice = [0] * len(graph.problem.unary)
+        candidates = graph.choices[v.owner]
+        made = ops.index(v.owner)
+        for times in (1, 2):
+            choice[graph.of_op[v.owner]] = next(
+                i for i, c in enumerate(candidates) if c.times == times
+            )
+            counted = [0.0] * len(ops)
+            for h in values:
+                if graph.of_value[v] in h.variables and variables.issuperset(h.variables):
+                    for i in range(h.span.start, h.span.end + 1):
+                        counted[i] += h.bytes[tuple(choice[u] for u in h.variables)]
+            shard = shard_bytes(unsharded_type(v), graph.places[v][0][0], mesh)
+            forward = [i for i in (made, *uses) if i < backward]
+            later = [i for i in uses if i > backward]
+            alive = {*range(made, max(forward) + 1), *range(min(later), max(later) + 1)}
+            if times == 1:
+                alive = set(range(made, max(later) + 1))
+            assert counted == [shard if i in alive else 0.0 for i in range(len(ops))]
+            checked += 1
+    assert checked >= 2

@@ -8,7 +8,7 @@ from shardir.algebra.mesh import Mesh, axes_text
 from shardir.algebra.traffic import fetched, sent, within
 from shardir.diagnostics import ShardirError
 
-SMALL = 1 << 16
+MAX_COPIED_GATHER = 1 << 16
 """Up to so many elements the runtime gathers by an all-to-all, for which it copies."""
 
 
@@ -65,7 +65,7 @@ class AllGather(Collective):
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
         blocks, rows = t.n * t.have, t.local_after[t.step.dim]
         packed = t.have * ((rows % t.n > 0) + (not t.alone))  # padded, where a shard is short
-        copies = blocks if blocks <= SMALL and not t.typical else 0
+        copies = blocks if blocks <= MAX_COPIED_GATHER and not t.typical else 0
         views = t.is_packed(t.step.dim, t.local)
         peak = held + packed + blocks + max(copies, 0 if views else t.after)
         return peak, blocks if views else t.after

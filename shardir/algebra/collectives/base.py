@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 from typing import ClassVar
 
-from shardir.algebra.forms import NOTHING, Forms, Levels, forms_of
+from shardir.algebra.forms import NO_COMMUNICATION, Forms, Levels, forms_of
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.algebra.transitions import (
@@ -62,7 +62,7 @@ class Step:
     def forms(self, mesh: Mesh) -> Forms:
         """The forms of the collective over its axes."""
         found = self.record.forms
-        return NOTHING if found is None else forms_of(self.kind, found, mesh, self.axes)
+        return NO_COMMUNICATION if found is None else forms_of(self.kind, found, mesh, self.axes)
 
 
 @dataclass(frozen=True)
