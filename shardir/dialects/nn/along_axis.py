@@ -13,7 +13,7 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.properties import axis_of
@@ -27,14 +27,12 @@ from shardir.dialects.nn.indexing import Taking, check_indices, local_indices
 
 
 def _check_along(rows: Shape, ids: Shape, axis: int) -> None:
-    """Raises ShardirError unless the shapes are alike but for the dimension `axis`."""
+    """Raises ShardirError unless the shapes are equal but for the dimension `axis`."""
     if len(rows) != len(ids) or any(
         n != m for d, (n, m) in enumerate(zip(rows, ids, strict=True)) if d != axis
     ):
-        raise ShardirError(
-            f"[T6] indices of shape {list(ids)} along dimension {axis} of {list(rows)}: "
-            "the other dimensions are to be equal; nn.broadcast or nn.slice makes them so"
-        )
+        found = f"expected indices equal to {list(rows)} but for dimension {axis}, got {list(ids)}"
+        raise ShardirError(coded("T6", found, use="use nn.broadcast or nn.slice"))
 
 
 def _along(rank: int, axis: int) -> tuple[list[str], list[str]]:
@@ -62,7 +60,8 @@ class ScatterAddOp(TensorOp):
         check_indices(ids)
         arithmetic_element(cls.name, (src, *results))
         if src.get_shape() != ids.get_shape():
-            raise ShardirError(f"[T1] src is {src}, its shape is to be that of the indices, {ids}")
+            found = f"expected src of the shape of the indices {ids}, got {src}"
+            raise ShardirError(coded("T1", found))
         shape = results[0].get_shape()
         _check_along(shape, ids.get_shape(), axis_of(props, "axis", len(shape)))
 

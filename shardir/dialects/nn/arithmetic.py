@@ -179,7 +179,7 @@ class SignOp(Arithmetic, PiecewiseConstant, Unary):
 
 @irdl_op_definition
 class FloorOp(PiecewiseConstant, FloatUnary):
-    """The greatest whole number that is not above x"""
+    """The largest integer that is at most x"""
 
     name = "nn.floor"
     NUMPY: ClassVar[Function] = np.floor
@@ -187,7 +187,7 @@ class FloorOp(PiecewiseConstant, FloatUnary):
 
 @irdl_op_definition
 class CeilOp(PiecewiseConstant, FloatUnary):
-    """The least whole number that is not below x"""
+    """The smallest integer that is x or more"""
 
     name = "nn.ceil"
     NUMPY: ClassVar[Function] = np.ceil
@@ -195,7 +195,7 @@ class CeilOp(PiecewiseConstant, FloatUnary):
 
 @irdl_op_definition
 class RoundOp(PiecewiseConstant, FloatUnary):
-    """The nearest whole number; halves go to the even one"""
+    """The nearest integer; halves round to even"""
 
     name = "nn.round"
     NUMPY: ClassVar[Function] = np.rint
@@ -203,7 +203,7 @@ class RoundOp(PiecewiseConstant, FloatUnary):
 
 @irdl_op_definition
 class TruncOp(PiecewiseConstant, FloatUnary):
-    """x without what is behind the point"""
+    """x rounded towards 0"""
 
     name = "nn.trunc"
     NUMPY: ClassVar[Function] = np.trunc

@@ -6,7 +6,7 @@ q is [.., heads, m, d], k [.., heads, n, d], v [.., heads, n, e]; m counts the q
 Where k and v have fewer heads, each serves as many heads of q as there are for one. A query that
 may attend to no key gets zeros, as in torch.
 
-Where the keys are split, attention is calculated by other ops: the greatest and the sum of each
+Where the keys are split, attention is decomposed: the maximum and the sum of each
 row, and the products, are what is communicated.
 """
 
@@ -29,7 +29,7 @@ from xdsl.irdl import (
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Layout, Shape
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.creation import IotaOp
@@ -46,8 +46,8 @@ _OPTIONS = "(`mask` $mask^)? (`causal` $causal^)? (`scale` $scale^)?"
 
 
 class _Attention(TensorOp, ABC):
-    """What attention and its gradient share. Their operands begin with q, k and v; a mask is the
-    last one."""
+    """The common part of attention and its gradient. Their operands begin with q, k and v; a mask
+    is the last one."""
 
     causal = opt_prop_def(UnitAttr)
     scale = opt_prop_def(FloatAttr.constr(type=f64))
@@ -63,23 +63,30 @@ class _Attention(TensorOp, ABC):
         q, k, v = (t.get_shape() for t in operands[:3])
         element = float_element(cls.name, operands[: cls.GIVEN])
         if not len(q) == len(k) == len(v) > 1:
-            raise ShardirError("[T6] q, k and v have one number of dimensions, two or more")
+            found = (
+                f"expected q, k and v of one rank, 2 or more, "
+                f"got {list(q)}, {list(k)} and {list(v)}"
+            )
+            raise ShardirError(coded("T6", found, use="use nn.reshape"))
         fits = k[:-1] == v[:-1] and q[-1] == k[-1] and q[:-3] == k[:-3]
         heads, ours = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
         if not fits or (heads != ours and (not ours or heads % ours)):
-            raise ShardirError(
-                f"[T6] {list(q)}, {list(k)} and {list(v)} are not the shapes of q [.., heads, m, "
-                "d], k [.., heads, n, d] and v [.., heads, n, e]"
+            found = (
+                "expected q [.., heads, m, d], k [.., heads, n, d] and v [.., heads, n, e], got "
+                f"{list(q)}, {list(k)} and {list(v)}"
             )
+            raise ShardirError(coded("T6", found, use=""))
         if len(operands) > cls.GIVEN:
             mask, scores = operands[-1], (*q[:-1], k[-2])
             if mask.element_type not in (i1, element):
-                raise ShardirError(f"[T5] a mask is i1 or {element}, not {mask.element_type}")
+                found = f"expected a mask of i1 or {element}, got {mask.element_type}"
+                raise ShardirError(coded("T5", found))
             if broadcast_shape([mask.get_shape(), scores]) != scores:
-                raise ShardirError(
-                    f"[T6] the mask is {list(mask.get_shape())}; it is to broadcast to the scores, "
-                    f"{list(scores)}"
+                found = (
+                    f"expected a mask that broadcasts to the scores {list(scores)}, "
+                    f"got {list(mask.get_shape())}"
                 )
+                raise ShardirError(coded("T6", found))
         return element, (*q[:-1], v[-1])
 
     @classmethod
@@ -95,10 +102,10 @@ class _Attention(TensorOp, ABC):
         found = {"q": [*ours, "m", "d"], "k": [*theirs, "n", "d"], "v": [*theirs, "n", "e"],
                  "out": [*ours, "m", "e"]}  # fmt: skip
         if len(operands) > cls.GIVEN:
-            shape, whole, names = operands[-1].get_shape(), (*q[:-1], k[-2]), [*ours, "m", "n"]
+            shape, full, names = operands[-1].get_shape(), (*q[:-1], k[-2]), [*ours, "m", "n"]
             at = len(names) - len(shape)
             found["mask"] = [
-                f if n == m else "" for f, n, m in zip(names[at:], shape, whole[at:], strict=True)
+                f if n == m else "" for f, n, m in zip(names[at:], shape, full[at:], strict=True)
             ]
         return found, group
 
@@ -129,7 +136,7 @@ class _Attention(TensorOp, ABC):
     # ---- numpy ----
 
     def factor(self) -> float:
-        """What products of q and k are multiplied by."""
+        """The factor of the products of q and k."""
         if self.scale is not None:
             return float_of(self, "scale")
         return 1 / sqrt(unsharded_type(self.operands[0]).get_shape()[-1])
@@ -220,7 +227,7 @@ class _Attention(TensorOp, ABC):
 
 @irdl_op_definition
 class AttentionGradOp(_Attention):
-    """The cotangents of q, k and v of an attention, whose probabilities are calculated again"""
+    """The cotangents of q, k and v of an attention, whose probabilities are recomputed"""
 
     name = "nn.attention_grad"
     q = operand_def(TensorType)
@@ -239,7 +246,8 @@ class AttentionGradOp(_Attention):
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         _, shape = cls.check(operands)
         if operands[3].get_shape() != shape:
-            raise ShardirError(f"[T1] dy is {operands[3]}, its shape is to be {list(shape)}")
+            found = f"expected dy of shape {list(shape)}, got {operands[3]}"
+            raise ShardirError(coded("T1", found))
         return list(operands[:3])
 
     @classmethod

@@ -20,7 +20,7 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types
 from shardir.dialects.nn.types import arithmetic_element, unsharded_type
@@ -40,16 +40,17 @@ def split_equation(equation: str) -> tuple[str, str, str]:
     """
     m = EQUATION.fullmatch(equation.replace(" ", ""))
     if m is None:
-        raise ShardirError(f'[T7] {equation!r} is not an equation such as "ik,kj->ij"')
+        found = f"expected an equation of two operands, got {equation!r}"
+        raise ShardirError(coded("T7", found))
     x, y, z = m.groups()
     for part in (x, y, z):
         if len(set(part)) != len(part):
-            raise ShardirError(f"[T7] a letter stands twice in {part!r} of {equation!r}")
+            found = f"expected distinct letters, got {part!r} in {equation!r}"
+            raise ShardirError(coded("T7", found))
     for c in x + y + z:
         if (c in x) + (c in y) + (c in z) < 2:
-            raise ShardirError(
-                f"[T7] {c!r} stands once only in {equation!r}; nn.reduce or nn.broadcast does that"
-            )
+            found = f"expected each letter in two terms of {equation!r}, got {c!r} in one"
+            raise ShardirError(coded("T7", found, use="use nn.reduce or nn.broadcast"))
     return x, y, z
 
 
@@ -79,15 +80,18 @@ class Contraction(TensorOp, ABC):
         for i, (letters, t) in enumerate(zip((x, y), operands, strict=True)):
             shape = t.get_shape()
             if len(shape) != len(letters):
-                raise ShardirError(
-                    f"[T7] operand {i} has {len(shape)} dimensions, its letters are {letters!r}"
+                found = (
+                    f"expected operand {i} with the dimensions {letters!r}, "
+                    f"got {len(shape)} dimensions"
                 )
+                raise ShardirError(coded("T7", found, use="use one letter for each dimension"))
             for c, n in zip(letters, shape, strict=True):
                 if sizes.setdefault(c, n) != n:
-                    raise ShardirError(
-                        f"[T7] dimension {letters.index(c)} of operand {i} has size {n}, "
-                        f"the dimension that it meets has {sizes[c]}; give both the same size"
+                    found = (
+                        f"expected size {sizes[c]} of dimension {letters.index(c)} of operand {i}, "
+                        f"got {n}"
                     )
+                    raise ShardirError(coded("T7", found, use="use equal sizes"))
         return [tensor(arithmetic_element(cls.name, operands), tuple(sizes[c] for c in z))]
 
     @classmethod
@@ -137,10 +141,11 @@ class MatmulOp(Contraction):
     def equation_of(cls, operands: Types, props: Props) -> str:
         m, n = (len(t.get_shape()) for t in operands)
         if m < 2 or (n not in (2, m)):
-            raise ShardirError(
-                "[T7] nn.matmul multiplies (..., i, k) by (k, j) or by (..., k, j) "
-                "of the same batch dimensions"
+            found = (
+                f"expected (..., i, k) and (k, j) or (..., k, j) in nn.matmul, "
+                f"got {m} and {n} dimensions"
             )
+            raise ShardirError(coded("T7", found, use="use nn.reshape or nn.einsum"))
         batch = "abcdefgh"[: m - 2]
         right = batch if n == m else ""
         return f"{batch}ik,{right}kj->{batch}ij"

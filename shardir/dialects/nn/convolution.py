@@ -10,7 +10,7 @@ each other's gradients: y of x and w, x of y and w (the transposed convolution),
 
 The batch, the channels and the groups can be split; where the channels that are summed over are,
 the result is partial, and so is the weight's gradient over the batch's axes. A spatial dimension
-that is split is calculated in windows (`Tiles`).
+that is split is computed in windows (`Tiles`).
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types
 from shardir.dialects.nn.movement import IntsPerDimAttr
@@ -49,7 +49,7 @@ SLIDES = f"(`stride` $stride^)? (`padding` $padding^)? (`dilation` $dilation^)? 
 
 class Convolving(TensorOp, ABC):
     """One of x, w and y, from the other two. `padding` has two numbers for each dimension, before
-    it and behind it."""
+    it and after it."""
 
     PRECISION: ClassVar[str] = "narrow"
 
@@ -72,9 +72,11 @@ class Convolving(TensorOp, ABC):
         x, w, y = (t.get_shape() for t in cls.ends(operands, results))
         expected = convolved(x, w, props)
         if y != expected:
-            raise ShardirError(
-                f"[T1] x {list(x)} and a weight {list(w)} make y {list(expected)}, not {list(y)}"
+            found = (
+                f"expected y of shape {list(expected)} for x {list(x)} and weight {list(w)}, "
+                f"got {list(y)}"
             )
+            raise ShardirError(coded("T1", found))
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
@@ -114,10 +116,10 @@ class Convolving(TensorOp, ABC):
         shape = device.shape(self.out)
         if not prod(shape):  # perhaps a device without any of the groups
             return np.zeros(shape, arrays[0].dtype)
-        return self.calculated(shape, *arrays)
+        return self.compute(shape, *arrays)
 
     @abstractmethod
-    def calculated(self, shape: Shape, *arrays: Array) -> Array:
+    def compute(self, shape: Shape, *arrays: Array) -> Array:
         """The result, of a shape that is not empty."""
 
     @property
@@ -135,8 +137,8 @@ class Convolving(TensorOp, ABC):
     ) -> SSAValue:  # fmt: skip
         """Another one of the three, of the same convolution."""
         props = {n: p for n, p in self.properties.items() if n != "strategy"}
-        stated = unsharded_type(result) if result is not None else None
-        return b.value(kind, first, second, props=props, result=stated, like=result)
+        result_type = unsharded_type(result) if result is not None else None
+        return b.value(kind, first, second, props=props, result=result_type, like=result)
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
         x, w, y = self.shapes_of_ends
@@ -148,11 +150,11 @@ class Convolving(TensorOp, ABC):
 
     @abstractmethod
     def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
-        """The result, calculated on the windows; `kernel` is the shape of their weight."""
+        """The result, computed on the windows; `kernel` is the shape of their weight."""
 
 
 def groups_of(x: Shape, w: Shape) -> int:
-    """How many groups the channels are in: a weight has the channels of x in one group."""
+    """The number of groups of the channels: a weight has the channels of x in one group."""
     return x[1] // w[1] if w[1] else 1
 
 
@@ -163,16 +165,24 @@ def convolved(x: Shape, w: Shape, props: Props) -> Shape:
         ShardirError: x and the weight do not fit.
     """
     if len(x) < 3 or len(x) != len(w):
+        found = (
+            f"expected x [batch, channels, spatial...] and a weight of the same rank, "
+            f"got {list(x)} and {list(w)}"
+        )
         raise ShardirError(
-            f"[T10] x is [batch, channels, spatial...], the weight [channels of y, channels of x, "
-            f"kernel...]: {list(x)} and {list(w)} are not"
+            coded(
+                "T10",
+                found,
+                use="use a weight [channels of y, channels of x in a group, kernel...]",
+            )
         )
     groups = groups_of(x, w)
     if x[1] != w[1] * groups or groups < 1 or w[0] % groups:
-        raise ShardirError(
-            f"[T10] x has {x[1]} channels, a weight {list(w)} is for {w[1]} channels in each group "
-            "and for as many groups as divide its first dimension"
+        found = (
+            f"expected groups of {w[1]} channels whose number divides {w[0]}, "
+            f"got {x[1]} channels of x"
         )
+        raise ShardirError(coded("T10", found, use="correct the weight"))
     found = slides(w[SPATIAL:], props)
     places = (s.positions(n) for s, n in zip(found, x[SPATIAL:], strict=True))
     return (x[0], w[0], *places)
@@ -223,7 +233,7 @@ class ConvOp(Convolving):
     def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
         return [names[0], names[1]], [names[2]]
 
-    def calculated(self, shape: Shape, *arrays: Array) -> Array:
+    def compute(self, shape: Shape, *arrays: Array) -> Array:
         x, w = arrays
         found = self.slides()
         groups = groups_of(x.shape, w.shape)
@@ -263,7 +273,7 @@ class ConvTransposeOp(Convolving):
     def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
         return [names[2], names[1]], [names[0]]
 
-    def calculated(self, shape: Shape, *arrays: Array) -> Array:
+    def compute(self, shape: Shape, *arrays: Array) -> Array:
         y, w = arrays
         found = self.slides()
         groups = groups_of(shape, w.shape)
@@ -306,7 +316,7 @@ class ConvWeightOp(Convolving):
     def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
         return [names[0], names[2]], [names[1]]
 
-    def calculated(self, shape: Shape, *arrays: Array) -> Array:
+    def compute(self, shape: Shape, *arrays: Array) -> Array:
         x, y = arrays
         found = self.slides()
         groups = groups_of(x.shape, shape)

@@ -16,6 +16,7 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, prop_def, result_def
 
 from shardir.algebra.factors import Factors
+from shardir.diagnostics import coded
 from shardir.dialects.nn.base import Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import arithmetic_element
@@ -74,7 +75,8 @@ class ConstantOp(TensorOp):
             self.value.get_shape() != global_shape(t, mesh)
             or self.value.get_element_type() != t.element_type
         ):
-            raise VerifyException(f"[T1] the numbers are {self.value.type}, the result is {t}")
+            found = f"expected a result of type {self.value.type}, got {t}"
+            raise VerifyException(coded("T1", found))
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         shape = device.shape(self.out)

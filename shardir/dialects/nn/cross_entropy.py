@@ -27,7 +27,7 @@ from xdsl.irdl import (
 )
 
 from shardir.algebra.factors import Factors
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.elementary import LogOp
@@ -54,9 +54,8 @@ class _OfLabels(TensorOp, ABC):
         rows, labels = operands[:2]
         check_indices(labels)
         if not rows.get_shape() or labels.get_shape() != rows.get_shape()[:-1]:
-            raise ShardirError(
-                f"[T1] the labels of {rows} have its shape but the last dimension, the classes"
-            )
+            found = f"expected labels of the shape of {rows} without the classes, got {labels}"
+            raise ShardirError(coded("T1", found))
         return float_element(cls.name, operands[:1]), rows.get_shape()
 
     @classmethod
@@ -65,7 +64,7 @@ class _OfLabels(TensorOp, ABC):
 
 
 def counted(b: "Builder", labels: SSAValue, ignore: int | None) -> SSAValue | None:
-    """Which labels count (i1); None where all do."""
+    """Whether each label counts (i1); None where all do."""
     if ignore is None:
         return None
     return b.compare("ne", labels, b.scalar(ignore, labels))
@@ -87,7 +86,8 @@ class _CrossEntropy(_OfLabels, ABC):
     def check(cls, operands: Types, props: Props) -> tuple[Any, tuple[int, ...]]:
         share = props.get("smoothing")
         if isinstance(share, FloatAttr) and not 0 <= share.value.data <= 1:
-            raise ShardirError(f"[T10] smoothing is {share.value.data}; it is to be from 0 to 1")
+            found = f"expected smoothing from 0 to 1, got {share.value.data}"
+            raise ShardirError(coded("T10", found))
         return super().check(operands, props)
 
     def options(self) -> tuple[int | None, float]:
@@ -129,7 +129,8 @@ class CrossEntropyGradOp(_CrossEntropy):
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         element, shape = cls.check(operands, props)
         if operands[2] != tensor(element, shape[:-1]):
-            raise ShardirError(f"[T1] dy is {operands[2]}, it is to be one {element} per label")
+            found = f"expected dy with one {element} per label, got {operands[2]}"
+            raise ShardirError(coded("T1", found))
         return [tensor(element, shape)]
 
     @classmethod

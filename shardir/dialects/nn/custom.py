@@ -6,8 +6,8 @@
                                rule="(i, j) -> (i, j)", gradient="acme.rescale_grad")
 
 The text names an op and gives it data, no more: which functions stand for it is said in Python.
-Without a rule nothing is known of its dimensions, so every device holds its operands whole and
-calculates all of it.
+Without a rule nothing is known of its dimensions, so every device holds replicated operands and
+computes all of it.
 """
 
 import keyword
@@ -41,7 +41,7 @@ from xdsl.irdl import (
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.signatures import forget_signatures
 from shardir.dialects.nn.types import unsharded_type
@@ -85,7 +85,7 @@ class Rule:
         """`(i, k), (k, j) -> (i, j)`, then perhaps `reduce max`, and `replicate j`.
 
         Raises:
-            ShardirError: it is no rule, or no device could calculate by it.
+            ShardirError: it is no rule, or no device could compute by it.
         """
 
         def wrong(message: str) -> ShardirError:
@@ -103,7 +103,7 @@ class Rule:
             )
             for side in ("operands", "results")
         )
-        whole = tuple(f.strip() for f in (m["replicate"] or "").split(",") if f.strip())
+        replicate = tuple(f.strip() for f in (m["replicate"] or "").split(",") if f.strip())
         for value in (*operands, *results):
             found = [f for f in value if f]
             if bad := [f for f in found if not FACTOR.fullmatch(f)]:
@@ -112,15 +112,15 @@ class Rule:
                 raise wrong(f"has a name twice in ({', '.join(value)})")
         known = {f for value in operands for f in value if f}
         for f in (f for value in results for f in value if f):
-            if f not in known and f not in whole:
+            if f not in known and f not in replicate:
                 raise wrong(f"has {f} in a result alone: no device could know which part is its; "
                             f"add replicate {f}")  # fmt: skip
-        if lost := set(whole) - {f for value in (*operands, *results) for f in value}:
+        if lost := set(replicate) - {f for value in (*operands, *results) for f in value}:
             raise wrong(f"replicates {min(lost)}, which no dimension has")
-        return Rule(operands, results, m["reduction"] or "sum", whole)
+        return Rule(operands, results, m["reduction"] or "sum", replicate)
 
     def misfit(self, operands: Sequence[Shape], results: Sequence[Shape]) -> str:
-        """Why values of these shapes do not go with the rule; empty when they do."""
+        """Return how shapes violate the rule; "" when they fit."""
         sizes: dict[str, int] = {}
         for what, names, shapes in (
             ("operand", self.operands, operands), ("result", self.results, results),
@@ -138,7 +138,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Custom:
-    """What is registered of a custom op."""
+    """The registration of a custom op."""
 
     evaluate: Callable[..., Any] | None = None
     torch: str | None = None
@@ -203,7 +203,7 @@ def forget_custom_op(name: str) -> None:
 
 
 def python_value(attr: Attribute) -> Value:
-    """What the functions get of an attribute: a number, a bool, a string, a tuple of these; of
+    """The Python value of an attribute: a number, a bool, a string, a tuple of these; of
     any other its text."""
     match attr:
         case IntegerAttr():
@@ -224,8 +224,8 @@ def python_value(attr: Attribute) -> Value:
 
 @irdl_op_definition
 class CustomOp(TensorOp):
-    """What is registered in Python under the name (`shardir.register_custom_op`). Without a
-    registered rule each device calculates all of it, from whole operands"""
+    """The function registered in Python under the name (`shardir.register_custom_op`). Without a
+    registered rule each device computes all of it, from replicated operands"""
 
     name = "nn.custom"
     callee = prop_def(StringAttr)
@@ -239,7 +239,7 @@ class CustomOp(TensorOp):
 
     @property
     def custom(self) -> Custom:
-        """What is registered of it."""
+        """Its registration."""
         return _registered.get(self.callee.data, _NOTHING)
 
     @property
@@ -251,34 +251,36 @@ class CustomOp(TensorOp):
     def lacks(self, what: str, example: str) -> ShardirError:
         """The error that something is needed of the op and not registered."""
         name = self.callee.data
-        return ShardirError(
-            f'[T11] no {what} is registered of the op "{name}": '
-            f'shardir.register_custom_op("{name}", {example}), here or in a module for --import'
+        found = f'expected the {what} of the custom op "{name}", got none'
+        use = (
+            f'use shardir.register_custom_op("{name}", {example}), here or in a module for --import'
         )
+        return ShardirError(coded("T11", found, use=use))
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError("[T11] the results of a custom op are stated, not inferred")
+        found = "expected explicit result types of a custom op, got none"
+        raise ShardirError(coded("T11", found, use=""))
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         callee, options = props["callee"], props.get("options")
         assert isinstance(callee, StringAttr)
         if not NAME.fullmatch(callee.data):
-            raise ShardirError(
-                f"[T11] {callee.data!r} cannot name a custom op: letters, digits, _ and dots can"
-            )
+            found = f"expected a name of a custom op, got {callee.data!r}"
+            raise ShardirError(coded("T11", found, use="use letters, digits, _ and dots"))
         for name in options.data if isinstance(options, DictionaryAttr) else ():
             if not is_dotted_name(name) or "." in name:
-                raise ShardirError(
-                    f"[T11] functions cannot take an option {name!r}: it is no name in Python"
-                )
+                found = f"expected a Python name for an option, got {name!r}"
+                raise ShardirError(coded("T11", found, use="rename the option"))
         if not results:
-            raise ShardirError("[T11] a custom op has a result: without one nobody needs it")
+            found = "expected a custom op with results, got none"
+            raise ShardirError(coded("T11", found, use=""))
         rule = _registered.get(callee.data, _NOTHING).rule
         shapes = ([t.get_shape() for t in side] for side in (operands, results))
         if rule is not None and (message := rule.misfit(*shapes)):
-            raise ShardirError(f'[T11] the rule that is registered of "{callee.data}" {message}')
+            found = f'expected shapes that fit the rule of "{callee.data}", which {message}'
+            raise ShardirError(coded("T11", found, use="correct the rule or the types"))
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -302,21 +304,17 @@ class CustomOp(TensorOp):
         found = tuple(map(np.asarray, made if isinstance(made, tuple) else (made,)))
         shapes, wanted = [a.shape for a in found], [device.shape(v) for v in self.results]
         if shapes != wanted:
-            raise ShardirError(
-                f'[T11] the evaluation of "{self.callee.data}" gives shapes '
-                f"{', '.join(map(str, map(list, shapes)))}; its types say "
-                f"{', '.join(map(str, map(list, wanted)))}"
-            )
+            name, have, want = self.callee.data, *(list(map(list, l)) for l in (shapes, wanted))
+            message = f'expected shapes {want} of the evaluation of "{name}", got {have}'
+            raise ShardirError(coded("T11", message, use="correct the function or the types"))
         return found
 
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         if self.custom.gradient is None:
             name = self.callee.data
-            raise ShardirError(
-                f'[G8] no gradient is registered of the op "{name}": '
-                f'shardir.register_custom_op("{name}", gradient="{name}_grad") names the custom '
-                "op that it is; nn.stop_gradient before it ends it"
-            )
+            found = f'expected a gradient of the custom op "{name}", got none'
+            use = f'use register_custom_op("{name}", gradient="{name}_grad"), or nn.stop_gradient'
+            raise ShardirError(coded("G8", found, use=use))
         given = [
             b.zeros(unsharded_type(v), like=v) if d is None else d
             for v, d in zip(self.results, cotangents, strict=True)

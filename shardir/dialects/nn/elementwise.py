@@ -1,6 +1,6 @@
-"""What elementwise ops have in common: numpy's broadcasting, every dimension splittable.
+"""The bases of elementwise ops: numpy's broadcasting, every dimension splittable.
 
-A dimension of size 1 that is repeated has no factor: it is whole on every device. The ops are in
+A dimension of size 1 that is repeated has no factor: it is replicated. The ops are in
 arithmetic.py, elementary.py, logic.py, selection.py and activation.py.
 """
 
@@ -14,7 +14,7 @@ from xdsl.irdl import operand_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.types import arithmetic_element, float_element, same_element
@@ -36,10 +36,11 @@ def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
     for i in range(max(map(len, shapes))):
         sizes = {s[-1 - i] for s in shapes if i < len(s)} - {1}
         if len(sizes) > 1:
-            raise ShardirError(
-                f"[T6] shapes {' and '.join(str(list(s)) for s in shapes)} do not broadcast: "
-                f"sizes {' and '.join(map(str, sorted(sizes)))} in dimension {-1 - i}"
+            names = [" and ".join(map(str, l)) for l in (map(list, shapes), sorted(sizes))]
+            found = (
+                f"expected shapes that broadcast, got {names[0]}: sizes {names[1]} in dimension "
             )
+            raise ShardirError(coded("T6", f"{found}{-1 - i}"))
         out.append(sizes.pop() if sizes else 1)
     return tuple(reversed(out))
 
@@ -69,8 +70,8 @@ class Elementwise(TensorOp, ABC):
         for t in operands:
             mine = t.get_shape()
             tail = names[len(shape) - len(mine) :]
-            whole = shape[len(shape) - len(mine) :]
-            dims.append([f if n == m else "" for f, n, m in zip(tail, mine, whole, strict=True)])
+            full = shape[len(shape) - len(mine) :]
+            dims.append([f if n == m else "" for f, n, m in zip(tail, mine, full, strict=True)])
         return Factors.of(
             dims, [names], [t.get_shape() for t in (*operands, *results)], linear=cls.LINEAR
         )

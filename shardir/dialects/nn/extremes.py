@@ -16,7 +16,7 @@ from xdsl.irdl import (
 )
 
 from shardir.algebra.factors import Factors
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.elementwise import Function
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardir.dialects.builder import Builder
 
 
-# ---- where the greatest or least is ----
+# ---- the index of the maximum or minimum ----
 
 
 class _ArgExtreme(TensorOp, ABC):
@@ -47,7 +47,8 @@ class _ArgExtreme(TensorOp, ABC):
         arithmetic_element(cls.name, operands)
         axis = axis_of(props, "axis", len(shape))
         if shape[axis] == 0:
-            raise ShardirError(f"[T8] there is no {cls.KIND} of nothing")
+            found = f"expected elements along dimension {axis} for a {cls.KIND}, got none"
+            raise ShardirError(coded("T8", found))
         kept = (1,) if "keep" in props else ()
         return [tensor(i64, (*shape[:axis], *kept, *shape[axis + 1 :]))]
 
@@ -68,8 +69,8 @@ class _ArgExtreme(TensorOp, ABC):
         return (None,)
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
-        """The greatest, then the least index at which it stands; NaN counts as the greatest and
-        the least."""
+        """The extreme, then the smallest index at which it occurs; NaN counts as maximum and
+        minimum."""
         t = unsharded_type(self.x)
         axis = axis_of(self.properties, "axis", len(t.get_shape()))
         found = b.compare("eq", self.x, b.reduce(self.x, self.KIND, [axis], keep=True))
@@ -82,7 +83,7 @@ class _ArgExtreme(TensorOp, ABC):
 
 @irdl_op_definition
 class ArgmaxOp(_ArgExtreme):
-    """The i64 index along `axis` of the greatest; of the first where some are equal."""
+    """The i64 index along `axis` of the maximum; of the first where some are equal."""
 
     name = "nn.argmax"
     KIND: ClassVar[str] = "max"
@@ -91,7 +92,7 @@ class ArgmaxOp(_ArgExtreme):
 
 @irdl_op_definition
 class ArgminOp(_ArgExtreme):
-    """The i64 index along `axis` of the least; of the first where some are equal."""
+    """The i64 index along `axis` of the minimum; of the first where some are equal."""
 
     name = "nn.argmin"
     KIND: ClassVar[str] = "min"

@@ -17,7 +17,7 @@ from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, r
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.properties import axis_of, int_of
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 def check_indices(t: TensorType) -> None:
     e = t.element_type
     if not isinstance(e, IntegerType) or e.width.data not in (32, 64):
-        raise ShardirError(f"[T5] indices are i32 or i64, not {e}")
+        found = f"expected indices of i32 or i64, got {e}"
+        raise ShardirError(coded("T5", found))
 
 
 def local_indices(device: Device, v: SSAValue, axis: int, ids: Array) -> tuple[Array, Array]:
-    """Indices into the rows of a dimension of `v` that lie here, and which of them do.
+    """Indices into the rows of a dimension of `v` of this shard, and which of them do.
 
     Raises:
-        ShardirError: an index lies outside of the whole dimension.
+        ShardirError: an index is outside of the dimension.
     """
     start, size, total = device.start(v, axis), device.shape(v)[axis], device.global_shape(v)[axis]
     if ids.size and (ids.min() < 0 or ids.max() >= total):
@@ -83,7 +84,8 @@ class GatherGradOp(TensorOp):
         axis = axis_of(props, "axis", len(results[0].get_shape()))
         expected = _taken(results[0].get_shape(), operands[0].get_shape(), axis)
         if operands[1].get_shape() != expected:
-            raise ShardirError(f"[T1] dy is {operands[1]}, its shape is to be {list(expected)}")
+            found = f"expected dy of shape {list(expected)}, got {operands[1]}"
+            raise ShardirError(coded("T1", found))
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -131,7 +133,8 @@ class GatherOp(Taking):
         check_indices(ids)
         axis = axis_of(props, "axis", len(table.get_shape()))
         if "padding" in props and (row := int_of(props, "padding")) < 0:
-            raise ShardirError(f"[T10] padding {row} is no row of the table; rows count from 0")
+            found = f"expected a padding row of the table, 0 or more, got {row}"
+            raise ShardirError(coded("T10", found))
         return [tensor(table.element_type, _taken(table.get_shape(), ids.get_shape(), axis))]
 
     @classmethod
@@ -188,7 +191,8 @@ class PickGradOp(TensorOp):
         arithmetic_element(cls.name, (operands[1], *results))
         for t in operands:
             if t.get_shape() != results[0].get_shape()[:-1]:
-                raise ShardirError(f"[T1] {t} does not have the result's leading dimensions")
+                found = f"expected the leading dimensions of {results[0]}, got {t}"
+                raise ShardirError(coded("T1", found))
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -226,7 +230,8 @@ class PickOp(Taking):
         x, ids = operands
         check_indices(ids)
         if not x.get_shape() or ids.get_shape() != x.get_shape()[:-1]:
-            raise ShardirError(f"[T1] the indices of {x} have its shape but the last dimension")
+            found = f"expected indices of the shape of {x} without the last dimension, got {ids}"
+            raise ShardirError(coded("T1", found))
         return [tensor(x.element_type, ids.get_shape())]
 
     @classmethod
@@ -264,10 +269,8 @@ class OneHotOp(TensorOp):
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         check_indices(operands[0])
         if operands[0].get_shape() != results[0].get_shape()[:-1] or not results[0].get_shape():
-            raise ShardirError(
-                f"[T1] {results[0]} is to have the shape of the indices, {operands[0]}, and one "
-                "dimension more, the classes"
-            )
+            found = f"expected the shape of {operands[0]} and one more dimension, got {results[0]}"
+            raise ShardirError(coded("T1", found))
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:

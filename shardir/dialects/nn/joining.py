@@ -18,7 +18,7 @@ from xdsl.irdl import (
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types, letters
 from shardir.dialects.nn.movement import IntsPerDimAttr, Movement, both, rows_from
@@ -50,10 +50,11 @@ class ConcatOp(_Joining):
         for i, t in enumerate(operands):
             shape = t.get_shape()
             if len(shape) != len(first) or _without(shape, axis) != _without(first, axis):
-                raise ShardirError(
-                    f"[T6] operand {i} is {list(shape)}, operand 0 {list(first)}: they are to be "
-                    f"alike in all dimensions but {axis}"
+                found = (
+                    f"expected operand {i} equal to {list(first)} but for dimension {axis}, "
+                    f"got {list(shape)}"
                 )
+                raise ShardirError(coded("T6", found))
         rows = sum(t.get_shape()[axis] for t in operands)
         return [tensor(element, (*first[:axis], rows, *first[axis + 1 :]))]
 
@@ -99,7 +100,10 @@ class StackOp(_Joining):
         element, shape = same_element(operands), operands[0].get_shape()
         for t in operands:
             if t.get_shape() != shape:
-                raise ShardirError(f"[T6] shapes {list(shape)} and {list(t.get_shape())} differ")
+                found = (
+                    f"expected operands of one shape, got {list(shape)} and {list(t.get_shape())}"
+                )
+                raise ShardirError(coded("T6", found, use=""))
         axis = axis_of(props, "axis", len(shape) + 1)
         return [tensor(element, (*shape[:axis], len(operands), *shape[axis:]))]
 
@@ -138,9 +142,10 @@ class SplitOp(Movement):
         shape = operands[0].get_shape()
         axis, sizes = axis_of(props, "axis", len(shape)), cls.pieces(props)
         if sum(sizes) != shape[axis] or any(n < 0 for n in sizes) or not sizes:
-            raise ShardirError(
-                f"[T10] pieces of {list(sizes)} rows are not the {shape[axis]} of dimension {axis}"
+            found = (
+                f"expected sizes whose sum is {shape[axis]}, dimension {axis}, got {list(sizes)}"
             )
+            raise ShardirError(coded("T10", found))
         element = operands[0].element_type
         return [tensor(element, (*shape[:axis], n, *shape[axis + 1 :])) for n in sizes]
 
@@ -162,9 +167,9 @@ class SplitOp(Movement):
         (x,) = arrays
         axis = axis_of(self.properties, "axis", x.ndim)
         ends = np.cumsum(self.pieces(self.properties))[:-1]
-        whole = np.split(x, ends, axis=axis)
+        full = np.split(x, ends, axis=axis)
         return tuple(
-            _part(device, piece, out, axis) for piece, out in zip(whole, self.outs, strict=True)
+            _part(device, piece, out, axis) for piece, out in zip(full, self.outs, strict=True)
         )
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
@@ -174,7 +179,7 @@ class SplitOp(Movement):
         return [rows_from(b, self.x, axis, s, n) for s, n in zip(starts, sizes, strict=False)]
 
     def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        """A piece that nobody used has a cotangent of zeros."""
+        """An unused piece has a cotangent of zeros."""
         given = [
             b.zeros(unsharded_type(out), like=out) if d is None else d
             for d, out in zip(cotangents, self.outs, strict=True)
@@ -185,15 +190,16 @@ class SplitOp(Movement):
 def needs_one(op: str, operands: Types) -> None:
     """Raises ShardirError when there is no operand."""
     if not operands:
-        raise ShardirError(f"[T10] {op} wants an operand at least")
+        found = f"expected one or more operands of {op}, got none"
+        raise ShardirError(coded("T10", found, use=""))
 
 
 def _without(shape: Shape, axis: int) -> Shape:
     return (*shape[:axis], *shape[axis + 1 :])
 
 
-def _part(device: Device, whole: Array, out: SSAValue, axis: int) -> Array:
+def _part(device: Device, full: Array, out: SSAValue, axis: int) -> Array:
     """The rows of `axis` that belong here."""
     first = device.start(out, axis)
     part = np.arange(first, first + device.shape(out)[axis])
-    return np.take(whole, part, axis=axis)
+    return np.take(full, part, axis=axis)

@@ -10,7 +10,7 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
 from shardir.dialects.nn.elementary import SqrtOp
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def check_norm(x: Shape, weight: Shape) -> None:
     """Raises ShardirError unless the dimensions of `weight` are the trailing ones of `x`."""
     if not weight or x[-len(weight) :] != weight:
-        raise ShardirError(
-            f"[T6] weight and bias must have the trailing dimensions of {list(x)}, "
-            f"not {list(weight)}"
+        found = (
+            f"expected a weight and bias of trailing dimensions of {list(x)}, got {list(weight)}"
         )
+        raise ShardirError(coded("T6", found, use="use x's trailing dimensions"))
 
 
 def normed(
@@ -67,7 +67,8 @@ class LayerNormGradOp(TensorOp):
         float_element(cls.name, operands)
         check_norm(x.get_shape(), weight.get_shape())
         if dy != x:
-            raise ShardirError(f"[T1] dy is {dy}, it is to be like x, {x}")
+            found = f"expected dy of the type {x} of x, got {dy}"
+            raise ShardirError(coded("T1", found))
         return [x, weight, weight]
 
     @classmethod
@@ -123,7 +124,8 @@ class LayerNormOp(TensorOp):
         check_norm(x, weight)
         check_norm(x, bias)
         if weight != bias:
-            raise ShardirError(f"[T6] weight {list(weight)} and bias {list(bias)} differ")
+            found = f"expected a weight and bias of one shape, got {list(weight)} and {list(bias)}"
+            raise ShardirError(coded("T6", found, use=""))
         return [tensor(same_element(operands), x)]
 
     @classmethod

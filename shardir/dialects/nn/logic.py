@@ -8,7 +8,7 @@ import numpy as np
 from xdsl.dialects.builtin import IntegerType, i1
 from xdsl.irdl import irdl_attr_definition, irdl_op_definition, prop_def
 
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
 from shardir.dialects.nn.elementwise import Binary, Function, PiecewiseConstant, Unary
 from shardir.dialects.nn.types import float_element, same_element
@@ -88,9 +88,8 @@ class Bitwise(PiecewiseConstant, ABC):
     def element(cls, operands: Types, props: Props) -> Any:
         element = same_element(operands)
         if not isinstance(element, IntegerType):
-            raise ShardirError(
-                f"[T5] {cls.name} wants i1 or integers, not {element}; nn.compare gives i1"
-            )
+            found = f"expected i1 or integers in {cls.name}, got {element}"
+            raise ShardirError(coded("T5", found, use="use nn.compare, which returns i1"))
         return element
 
 

@@ -5,7 +5,7 @@
 
     %l = nn.mse_loss <mean> %x, %y : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<f32>
 
-A mean divides by the number of all elements, or of all labels that count, of the whole batch,
+A mean divides by the number of all elements, or of all labels that count, of the global batch,
 wherever its parts are.
 """
 
@@ -35,7 +35,7 @@ from xdsl.irdl import (
 )
 
 from shardir.algebra.factors import Factors
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.activation import SigmoidOp, SoftplusOp
 from shardir.dialects.nn.arithmetic import AbsOp, MaxOp, MinOp
@@ -63,7 +63,7 @@ class _PerElement(Binary, ABC):
 
 @irdl_op_definition
 class BinaryCrossEntropyOp(_PerElement):
-    """-(y log x + (1 - y) log(1 - x)) of a probability x; logarithms are at least -100, as torch
+    """-(y log x + (1 - y) log(1 - x)) of a probability x; logarithms are -100 or more, as torch
     has it"""
 
     name = "nn.binary_cross_entropy"
@@ -76,8 +76,8 @@ class BinaryCrossEntropyOp(_PerElement):
         x, y = self.lhs, self.rhs
         rest = b.sub(b.scalar(1.0, x), x)
         # 1e-12 is what torch has; f16 has nothing as small
-        least = 6e-8 if isinstance(unsharded_type(x).element_type, Float16Type) else 1e-12
-        dx = b.div(b.sub(x, y), b.value(MaxOp, b.mul(x, rest), b.scalar(least, x)))
+        floor = 6e-8 if isinstance(unsharded_type(x).element_type, Float16Type) else 1e-12
+        dx = b.div(b.sub(x, y), b.value(MaxOp, b.mul(x, rest), b.scalar(floor, x)))
         logs = [b.value(MaxOp, b.value(LogOp, v), b.scalar(-100.0, x)) for v in (rest, x)]
         return b.mul(dy, dx), b.mul(dy, b.sub(*logs))
 
@@ -124,7 +124,7 @@ class Loss(Composite, ABC):
         """One loss per element or label."""
 
     def counts(self, b: "Builder") -> SSAValue | None:
-        """Which of them a mean counts (i1); None where all do."""
+        """Whether a mean counts each loss (i1); None where all do."""
         return None
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
@@ -149,7 +149,8 @@ class Loss(Composite, ABC):
         how = props["reduction"]
         assert isinstance(how, LossReductionAttr)
         if how.data == "mean" and 0 in shape:
-            raise ShardirError("[T8] there is no mean of nothing")
+            found = "expected losses to take the mean of, got none"
+            raise ShardirError(coded("T8", found))
         return [tensor(element, shape if how.data == "none" else ())]
 
 
@@ -165,7 +166,8 @@ class _ElementLoss(Loss, ABC):
         element = float_element(cls.name, operands)
         x, y = (t.get_shape() for t in operands)
         if x != y:
-            raise ShardirError(f"[T6] shapes {list(x)} and {list(y)} differ")
+            found = f"expected x and y of one shape, got {list(x)} and {list(y)}"
+            raise ShardirError(coded("T6", found, use=""))
         return cls.reduced(props, element, x)
 
     @classmethod
@@ -205,7 +207,8 @@ class _Huber(_ElementLoss, ABC):
         for name in ("delta", "beta"):
             limit = props.get(name)
             if isinstance(limit, FloatAttr) and not limit.value.data > 0:
-                raise ShardirError(f"[T10] {name} is {limit.value.data}; it is to be above 0")
+                found = f"expected {name} above 0, got {limit.value.data}"
+                raise ShardirError(coded("T10", found))
         return super().infer(operands, props)
 
     def huber(self, b: "Builder", limit: float) -> SSAValue:
