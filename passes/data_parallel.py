@@ -1,19 +1,19 @@
-"""data-parallel: no layouts -> inputs split by rows over all devices, parameters whole on each.
+"""data-parallel: no layouts -> inputs split by rows over all devices, parameters replicated.
 
     func.func @loss(%x: tensor<8x4xf32>, %w: tensor<4x6xf32> {train.parameter = "w"})
  -> func.func @loss(%x: tensor<8x4xf32, #dist.layout<@m, [{dp, tp}, {}]>>,
                     %w: tensor<4x6xf32, #dist.layout<@m, [{}, {}]>> {train.parameter = "w"})
 
-Before propagate-strategies, which spreads it over the rest.
+Runs before propagate-strategies, which spreads these layouts to the other values.
 
 1. Parameters and states are replicated; any other argument is an input, and is split by rows over
    all axes of the mesh, in their order.
-2. What the text states otherwise, of an argument, of a value, by a strategy or by a redistribution,
-   is an error: each of them, with what data parallel training has in its place.
-3. With `hybrid` nothing that is stated is an error. Parameters and states are replicated where
-   neither a layout nor a strategy of an op that takes them places them; inputs are left to
-   propagate-strategies, which splits those that nothing reaches by rows over the axes that nothing
-   uses; functions in the local view stay as they are.
+2. An annotation that contradicts these layouts (a layout, a strategy or a redistribution) is an
+   error. All are reported, each with the data parallel layout or strategy.
+3. With `hybrid` no annotation is an error. Parameters and states are replicated where neither a
+   layout nor a strategy of their users is annotated. Inputs are left to propagate-strategies, which
+   splits those that no annotation reaches by rows over the unused axes. Functions in the local view
+   are not changed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.strategy import Strategy
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, values
-from shardir.diagnostics import Failure, Located, ShardirError
+from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects.dist import MeshOp, RedistributeOp, layout_of, sharding_of, with_layout
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
@@ -39,16 +39,14 @@ from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import set_type
 
-MEND = "leave it out, or choose the mode hybrid"
-
 
 @dataclass(frozen=True)
 class DataParallel(FunctionPass):
-    """Splits inputs by rows over all devices and keeps parameters whole on each."""
+    """Splits inputs by rows over all devices and replicates parameters."""
 
     name = "data-parallel"
     hybrid: bool = False
-    """Whether what the text places stays as it is."""
+    """Whether annotated values keep their layouts."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         functions = self.functions(op)
@@ -59,11 +57,10 @@ class DataParallel(FunctionPass):
 
     def check(self, f: Function) -> Iterator[Located]:
         if f.mesh is None:
-            message = "has no mesh to split its inputs over; declare one: dist.mesh @m <dp = 4>"
-            yield f.op, f"[A1] @{f.name} {message}"
+            yield f.op, coded("A1", f"expected a mesh to split the inputs of @{f.name}, got none")
         elif is_local_body(f.block) and not self.hybrid:
-            message = "is in the local view, so it is laid out by hand; choose the mode manual"
-            yield f.op, f"[A2] @{f.name} {message}"
+            message = f"expected @{f.name} in the global view, got the local view"
+            yield f.op, coded("A2", message)
 
     def rewrite(self, f: Function) -> None:
         if f.mesh is not None and not is_local_body(f.block):
@@ -77,7 +74,7 @@ def _lay_out(f: FuncOp, block: Block, mesh: Mesh, hybrid: bool) -> None:
         rank = len(arg.type.get_shape())
         if argument.is_retained:
             layout = replicated(mesh.name, rank)
-            if hybrid and _placed(arg):
+            if hybrid and _is_annotated(arg):
                 continue
         elif hybrid:
             continue
@@ -88,8 +85,8 @@ def _lay_out(f: FuncOp, block: Block, mesh: Mesh, hybrid: bool) -> None:
     update_signature(f)
 
 
-def _placed(arg: SSAValue) -> bool:
-    """Whether the text says where an argument lies."""
+def _is_annotated(arg: SSAValue) -> bool:
+    """Whether an argument has a layout, or an op that uses it has a strategy."""
     return sharding_of(arg) is not None or any(
         isinstance(use.operation, TensorOp) and use.operation.strategy is not None
         for use in arg.uses
@@ -97,8 +94,8 @@ def _placed(arg: SSAValue) -> bool:
 
 
 def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Located]:
-    """What is stated and not data parallel: held against the program of which nothing is stated."""
-    if not any(_states(op) for op in module.walk()):
+    """Yield the annotations that contradict the layouts of the program without annotations."""
+    if not any(_annotates(op) for op in module.walk()):
         return
     twins: dict[SSAValue, SSAValue] = {}
     trial = module.clone(twins)
@@ -114,23 +111,21 @@ def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Located]:
     for (f, block), mesh in zip(bodies(module), meshes, strict=True):
         assert mesh is not None
         for v in values(block):
-            stated, layout = sharding_of(v), layout_of(twins[v])
-            if stated is not None and layout is not None and not stated.allows(layout, mesh):
-                yield (
-                    f if isinstance(v.owner, Block) else v.owner,
-                    f"[A3] {named(v)} in @{name_of(f)} is to lie as [{stated}]; data parallel "
-                    f"it lies as [{layout}]; {MEND}",
-                )
+            annotated, layout = sharding_of(v), layout_of(twins[v])
+            if annotated is None or layout is None or annotated.allows(layout, mesh):
+                continue
+            op = f if isinstance(v.owner, Block) else v.owner
+            where = f"{named(v)} in @{name_of(f)}"
+            yield op, coded("A3", f"expected the layout [{layout}] of {where}, got [{annotated}]")
         for op in block.ops:
             if isinstance(op, RedistributeOp):
-                message = "data parallel nothing is redistributed by hand"
-                yield op, f"[A3] {op.name} in @{name_of(f)}: {message}; {MEND}"
+                yield op, coded("A3", f"expected no redistribution in @{name_of(f)}, got {op.name}")
             elif isinstance(op, TensorOp) and op.strategy is not None:
                 yield from _strategy_error(op, twins, mesh, name_of(f))
 
 
-def _states(op: Operation) -> bool:
-    """Whether something is stated of where the values of an op or of its blocks lie."""
+def _annotates(op: Operation) -> bool:
+    """Whether an op, or an argument of its blocks, has an annotation."""
     if isinstance(op, RedistributeOp) or (isinstance(op, TensorOp) and op.strategy is not None):
         return True
     args = [arg for region in op.regions for block in region.blocks for arg in block.args]
@@ -142,17 +137,15 @@ def _strategy_error(
 ) -> Iterator[Located]:
     assert op.strategy is not None
     operands, results = ([layout_of(twins[v]) for v in side] for side in (op.operands, op.results))
-    if None in operands:  # what is redistributed by hand
+    if None in operands:  # of a redistribution in the source
         return
     try:
-        stated = strategy_op_sharding(op, mesh)
+        annotated = strategy_op_sharding(op, mesh)
     except ShardirError as e:
         yield op, f"{op.name} in @{function}: {e}"
         return
-    if [*stated.operands] != operands or [r.complete for r in stated.results] != results:
-        there = Strategy(None, tuple(o.dims for o in operands if o is not None))
-        yield (
-            op,
-            f"[A3] {op.name} in @{function} has the strategy {op.strategy.data}; data parallel "
-            f"it is {there}; {MEND}",
-        )
+    if [*annotated.operands] != operands or [r.complete for r in annotated.results] != results:
+        want = Strategy(None, tuple(o.dims for o in operands if o is not None))
+        where = f"{op.name} in @{function}"
+        message = f"expected the strategy {want} of {where}, got {op.strategy.data}"
+        yield op, coded("A3", message)

@@ -24,7 +24,7 @@ none, the layouts stay, as pins for search-strategies, and the rest has none.
    sum that ends a partial value with nothing.
    A barrier does so where layouts are decided; before, the cotangent has one the other way round.
 4. The redistribution of a parameter's gradient has the parameter's `train.fusion` index.
-5. Of a composite its parts are differentiated.
+5. Of a composite the decomposition is differentiated.
 6. With `accumulate` the function stands once for each microbatch, forward and backward; ops that
    depend on no input are computed once. The addends of all microbatches to one gradient are added
    before they are reduced.
@@ -42,7 +42,7 @@ from xdsl.passes import ModulePass
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import is_laid_out, is_local_body, mesh_of, name_of
-from shardir.diagnostics import Failure
+from shardir.diagnostics import Failure, coded
 from shardir.dialects.nn.base import Composite
 from shardir.dialects.train import BackwardOp, GradientOp, StepOp
 from shardir.rewriting.autodiff.function import Differentiation
@@ -67,7 +67,7 @@ class DistributedAutodiff(ModulePass):
         for request in requests:
             uses.remove(request.function.root_reference.data)
             if isinstance(request, GradientOp) and request.maker() is not None:
-                continue  # the function that it is of could not be made
+                continue  # its function could not be differentiated
             source = request.find()
             private = source.sym_visibility is not None and source.sym_visibility.data == "private"
             consumed = private and name_of(source) not in uses and not is_called(op, source)
@@ -85,13 +85,15 @@ class DistributedAutodiff(ModulePass):
 
 
 def in_order(requests: Sequence[Request]) -> list[Request]:
-    """The requests, each after the one that makes the function it is of."""
+    """Return the requests, each after the one that makes its function."""
     found: dict[Request, None] = {}
     for request in requests:
         chain = [request]
         while isinstance(last := chain[-1], GradientOp) and (maker := last.maker()) is not None:
             if maker in chain:
-                raise Failure([(request, f"[G1] @{request.sym_name.data} is to be made of itself")])
+                name = request.sym_name.data
+                message = f"expected the gradient of another function, got @{name} of itself"
+                raise Failure([(request, coded("G1", message))])
             chain.append(maker)
         found.update(dict.fromkeys(reversed(chain)))
     return list(found)
@@ -107,7 +109,7 @@ def is_called(module: ModuleOp, f: FuncOp) -> bool:
 
 
 def differentiated(request: Request, source: FuncOp, mesh: Mesh | None, consumed: bool) -> FuncOp:
-    """The function that is asked for; in the local view, if the source is.
+    """Return the function that a request names; in the local view, if the source is.
 
     Raises:
         Failure: the function can't be differentiated.
@@ -129,8 +131,8 @@ def differentiated(request: Request, source: FuncOp, mesh: Mesh | None, consumed
 
 
 def body_of(source: FuncOp, consumed: bool) -> Block:
-    """The body of a function, or a copy of it if the function stays. Of a gradient all of it is
-    forward part now."""
+    """Return the body of a function, or a copy of it if the function stays. All of a gradient
+    becomes forward part."""
     if consumed:
         block = source.detach_region(source.body).block
         source.add_region(Region(Block(arg_types=source.function_type.inputs)))
@@ -146,6 +148,6 @@ def warn_of_lost_strategies(block: Block) -> None:
         if isinstance(op, Composite) and op.strategy is not None:
             warn(
                 op,
-                f"the strategy of {op.name} is lost: its parts are differentiated before "
+                f"the strategy of {op.name} is lost: it is decomposed before "
                 "propagate-strategies could read it",
             )

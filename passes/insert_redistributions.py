@@ -4,19 +4,19 @@
  -> %y_0 = dist.redistribute %y : [{d}, {}] -> [{}, {}]
     %z   = nn.matmul %y_0, %v
 
-1. Every value has a layout before (propagate-strategies gives it).
-2. Afterwards every op is computable where its operands lie: their layouts agree with its factors.
-3. An op with a strategy has its sharding; any other the cheapest (`choose_op_sharding`).
-4. An op whose results come out partial, or otherwise than wanted, is followed by a redistribution.
-5. A softmax, loss or norm whose row is split becomes the ops that calculate it in parts; a
-   composite always does.
-6. The same redistribution of a value is made once; an op that is placed at least cost takes what
-   others need anyway for free.
+1. Requires a layout on every value (propagate-strategies infers them).
+2. Afterwards every op is computable: the layouts of its operands agree with its factors.
+3. An op with a strategy is placed by it; any other at minimum cost (`choose_op_sharding`).
+4. An op whose results are partial, or have another layout than assigned, is followed by a
+   redistribution.
+5. A softmax, loss or norm whose row is split is decomposed; a composite always is.
+6. Equal redistributions of a value are one; an op that is placed at minimum cost uses the
+   redistributions that other ops need at no cost.
 7. The mark `recompute` of an argument goes to its redistributions, that of a search to those that
    gather: a parameter that is gathered for the forward part is gathered again for the backward
-   part, and not kept in between.
-8. Sharding groups and propagation barriers have had their effect: they go away, and a barrier
-   between two layouts is a redistribution.
+   part, and not saved in between.
+8. Sharding groups and propagation barriers are erased; a barrier between two layouts becomes a
+   redistribution.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import BackwardOp, arg_attrs
 from shardir.rewriting.bases import Function, GlobalPass
-from shardir.rewriting.composites import replace_by_parts
+from shardir.rewriting.composites import decompose
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_marker, resolve_markers
 from shardir.rewriting.placement import (
     Needs,
@@ -56,7 +56,7 @@ from shardir.rewriting.rewriter import Rewriter, set_type
 
 @dataclass(frozen=True)
 class InsertRedistributions(GlobalPass):
-    """Puts a redistribution on each edge whose layouts differ."""
+    """Inserts a redistribution on each edge whose layouts differ."""
 
     name = "insert-redistributions"
 
@@ -67,13 +67,13 @@ class InsertRedistributions(GlobalPass):
         if f.mesh is None or not f.has_layouts:
             resolve_markers(f.block, None)
             return
-        _Placing(f, f.mesh).run()
+        _FunctionPlacement(f, f.mesh).run()
         _mark(f, f.mesh)
 
 
 def _mark(f: Function, mesh: Mesh) -> None:
-    """Mark redistributions of arguments that say `recompute`; and, where a search found that memory
-    needs it, those whose result is larger than their operand."""
+    """Mark redistributions of arguments with the mark `recompute`; and, where a search found that
+    memory needs it, those whose result is larger than their operand."""
     marks: dict[SSAValue, dict[str, Any]] = dict(zip(f.block.args, arg_attrs(f.op), strict=True))
     found = f.op.attributes.get(SEARCHED)
     tight = isinstance(found, DictionaryAttr) and RECOMPUTE in found.data
@@ -88,8 +88,8 @@ def _mark(f: Function, mesh: Mesh) -> None:
             op.attributes[RECOMPUTE] = UnitAttr()
 
 
-class _Placing:
-    """The ops of one function, placed one after another."""
+class _FunctionPlacement:
+    """Places the ops of one function, one after another."""
 
     def __init__(self, f: Function, mesh: Mesh):
         self.block, self.mesh, self.rewriter = f.block, mesh, Rewriter(mesh)
@@ -120,7 +120,7 @@ class _Placing:
             raise Failure(errors)
 
     def note(self, op: TensorOp, placement: OpSharding) -> None:
-        """Keep in which layouts an op needs its operands."""
+        """Record the layouts in which an op needs its operands."""
         for v, want in zip(op.operands, placement.operands, strict=True):
             if layout_at(v) != want:
                 self.needs.setdefault(v, {})[op] = want
@@ -146,7 +146,7 @@ class _Placing:
             for i, want in enumerate(strategy_op_sharding(op, self.mesh).operands):
                 op.operands[i] = self.rewriter.redistribute(op.operands[i], want)
         results = list(op.results)
-        for v, new in zip(results, replace_by_parts(op, self.rewriter), strict=True):
+        for v, new in zip(results, decompose(op, self.rewriter), strict=True):
             self.needs[new] = self.needs.pop(v, {})
 
 

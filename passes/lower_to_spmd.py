@@ -5,20 +5,21 @@
  -> %z = dist.all_gather %y dim 0 over <d> : (tensor<2x6xf32, #dist.local<@m, [{d}, {}]>>)
                                            -> tensor<8x6xf32, #dist.local<@m, [{}, {}]>>
 
-1. Every op is computable where its operands lie; otherwise each that is not gets an error.
-2. A local type keeps over which axes the value is split or partial, and the global shape where
+1. Requires every op to be computable with the layouts of its operands; each other op is an error.
+2. A local type has the axes over which the value is split or partial, and the global shape where
    shards are uneven.
-3. An op for which devices need rows that others hold becomes the exchange that fetches them.
+3. An op for which devices need elements that others hold becomes the exchange that fetches them.
 4. The collectives of a redistribution have its `fusion` index, and its mark for `recompute`.
-5. Functions without layouts stay as they are, but for groups and barriers, which go away in all.
-6. A custom op without a rule, which every device calculates whole, is warned of, once for each
+5. Sharding groups and propagation barriers are erased; otherwise functions without layouts are not
+   changed.
+6. A custom op without a rule is computed unsharded on every device, with one warning for each
    name.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from shardir.diagnostics import Located
+from shardir.diagnostics import Located, coded
 from shardir.dialects.nn.base import TensorOp, layout_mismatch
 from shardir.dialects.nn.custom import CustomOp
 from shardir.rewriting.bases import Function, GlobalPass
@@ -54,7 +55,7 @@ class LowerToSpmd(GlobalPass):
 
 
 def _not_computable(f: Function) -> Iterator[Located]:
-    """The ops whose operands and results are not where their factors allow."""
+    """Yield the ops that are not computable with the layouts of their operands and results."""
     assert f.mesh is not None
     for op in f.block.ops:
         if isinstance(op, TensorOp):
@@ -62,11 +63,11 @@ def _not_computable(f: Function) -> Iterator[Located]:
             results = tuple([layout_at(v) for v in op.results])
             message = layout_mismatch(op.factors(), operands, results, f.mesh, op.MULTILINEAR)
             if message:
-                yield op, f"[T3] {op.name}: {message}"
+                yield op, coded("T3", f"{op.name}: {message}", use="")
 
 
 def _warn_of_replicated(functions: Sequence[Function]) -> None:
-    """Warn of custom ops that every device computes whole, once for each name."""
+    """Warn of custom ops that every device computes unsharded, once for each name."""
     first: dict[str, CustomOp] = {}
     for f in functions:
         if f.mesh is None or f.mesh.size == 1 or not f.has_layouts:
@@ -77,6 +78,6 @@ def _warn_of_replicated(functions: Sequence[Function]) -> None:
     for name, op in first.items():
         warn(
             op,
-            f'no rule is registered of the op "{name}", so every device gathers its operands and '
-            f'calculates all of it; shardir.register_custom_op("{name}", rule=...) mends it',
+            f'no rule is registered for the op "{name}", so every device gathers its operands and '
+            f'computes all of it; use shardir.register_custom_op("{name}", rule=...)',
         )

@@ -1,19 +1,19 @@
-"""mixed-precision: casts, so that products are calculated and communicated in a narrow type.
+"""mixed-precision: casts, so that products are computed and communicated in a narrow type.
 
     %y = nn.matmul %x, %w : (tensor<8x4xf32>, tensor<4x6xf32>) -> tensor<8x6xf32>
  -> %x_1 = nn.convert %x : (tensor<8x4xf32>) -> tensor<8x4xbf16>
     %w_1 = nn.convert %w : (tensor<4x6xf32>) -> tensor<4x6xbf16>
     %y   = nn.matmul %x_1, %w_1 : (tensor<8x4xbf16>, tensor<4x6xbf16>) -> tensor<8x6xbf16>
 
-1. Where an op states `PRECISION = "narrow"` (products), f32 operands become `compute`; where it
-   states "wide" (exponentials, sums, norms, losses), narrow ones become f32; any other op takes
-   what comes, in the widest of its operands' types. These are the lists of torch.autocast.
+1. Of an op with `PRECISION = "narrow"` (products) f32 operands become `compute`; of one with "wide"
+   (exponentials, sums, norms, losses) narrow ones become f32; any other op is computed in the
+   widest type of its operands. These are the lists of torch.autocast.
 2. Arguments and results keep their types: parameters, their gradients and the optimizer are f32.
-3. A value is converted once to a type; numbers (constants) never widen what they meet.
-4. What is converted is communicated in the type that its users calculate in. A cotangent is reduced
-   in the narrow type, before it widens; with `reduce = f32` behind it.
-5. It runs on the program before it is differentiated, so that gradients follow; what an op already
-   has in another type than f32 stays as it is. Functions in the local view stay as they are.
+3. A value is converted once to a type; scalar constants never widen the other operands.
+4. A converted value is communicated in the type in which its users compute. A cotangent is reduced
+   in the narrow type, before it is widened; with `reduce = f32` after it.
+5. It runs before differentiation, so that gradients have these types too. Operands in other types
+   than f32, and functions in the local view, are not changed.
 """
 
 from collections.abc import Iterable
@@ -44,20 +44,20 @@ TYPES: dict[str, Attribute] = {"bf16": bf16, "f16": f16, "f32": f32}
 
 @dataclass(frozen=True)
 class MixedPrecision(GlobalPass):
-    """Calculates products in a narrow type, and the rest in f32."""
+    """Computes products in a narrow type, and the rest in f32."""
 
     name = "mixed-precision"
     ONE_DEVICE: ClassVar[bool] = True
     compute: Literal["bf16", "f16"] = "bf16"
-    """The type of products, and of what is communicated for them."""
+    """The type of products and of their communicated operands."""
     reduce: Literal["narrow", "f32"] = "narrow"
-    """The type in which the gradients of what was converted are added up over devices."""
+    """The type in which gradients of converted values are summed over devices."""
 
     def check(self, f: Function) -> Iterable[Located]:
         backward = next((op for op in f.block.ops if isinstance(op, BackwardOp)), None)
         if backward is not None:
-            message = "is differentiated already; mixed-precision comes before distributed-autodiff"
-            yield backward, f"@{f.name} {message}"
+            message = f"expected @{f.name} before differentiation, got its backward part"
+            yield backward, f"{message}; run mixed-precision before distributed-autodiff"
 
     def rewrite(self, f: Function) -> None:
         _Casts(f.block, TYPES[self.compute], self.reduce == "f32").run()
@@ -76,7 +76,7 @@ class _Casts:
         results = [v.type for v in last.operands] if isinstance(last, ReturnOp) else []
         for op in list(self.block.ops):
             if isinstance(op, SAME_VALUE):
-                give_element(op.out, _element(op.value))
+                _set_element(op.out, _element(op.value))
             elif isinstance(op, TensorOp) and not isinstance(op, nn.ConvertOp) and op.operands:
                 self.retype(op)
         if isinstance(last, ReturnOp):
@@ -85,22 +85,22 @@ class _Casts:
                     last.operands[i] = self.as_type(last.operands[i], type.element_type, last)
 
     def retype(self, op: TensorOp) -> None:
-        """Give an op the type that it is calculated in."""
+        """Set the type in which an op is computed."""
         floats = [i for i, v in enumerate(op.operands) if _element(v) in (f32, self.narrow)]
         if not floats:
             return
         wanted = {"narrow": self.narrow, "wide": f32}.get(op.PRECISION)
         if wanted is None:
-            strong = [_element(v) for i in floats if not _is_number(v := op.operands[i])]
+            strong = [_element(v) for i in floats if not _is_scalar(v := op.operands[i])]
             wanted = self.narrow if self.narrow in strong and f32 not in strong else f32
         for i in floats:
             op.operands[i] = self.as_type(op.operands[i], wanted, op)
         for v in op.results:
             if _element(v) in (f32, self.narrow):
-                give_element(v, wanted)
+                _set_element(v, wanted)
 
     def as_type(self, v: SSAValue, element: Attribute, before: Operation) -> SSAValue:
-        """The value in another type, converted where it is first needed."""
+        """Return the value in another type, converted before its first use in that type."""
         if _element(v) == element or not isinstance(_element(v), AnyFloat):
             return v
         key = v, element
@@ -114,14 +114,14 @@ class _Casts:
         return self.converted[key]
 
 
-def _is_number(v: SSAValue) -> bool:
-    """Whether a value repeats one constant number, which takes the type of what it meets."""
+def _is_scalar(v: SSAValue) -> bool:
+    """Whether a value is a broadcast scalar constant, which gets the type of the other operands."""
     while isinstance(v.owner, nn.BroadcastOp):
         v = v.owner.x
     return isinstance(v.owner, nn.ConstantOp) and v.owner.value.is_splat()
 
 
-def give_element(v: SSAValue, element: Attribute | None) -> None:
+def _set_element(v: SSAValue, element: Attribute | None) -> None:
     assert isinstance(v.type, TensorType) and element is not None
     set_type(v, TensorType(element, v.type.get_shape(), v.type.encoding))
 

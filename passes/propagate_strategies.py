@@ -12,14 +12,14 @@ the layouts that it finds into the types.
    lower ones. An op with a strategy determines its other results.
 2. Axes propagate along factors, forward and backward, to a fixed point: first those of activations,
    then those of parameters and states too.
-3. Where proposals conflict, at an op or for a value, those are granted that cost the least
-   redistribution; ties go to what splits more, then to the dimension that comes first.
+3. Of conflicting proposals, at an op or for a value, those of minimum redistribution are granted;
+   ties go to the proposal that splits more, then to the first dimension.
 4. An axis is added to a value only where it is not in use in that value.
-5. Inputs that nothing reaches are split along dimension 0 over the axes that nothing uses: data
+5. Inputs that no annotation reaches are split along dimension 0 over the unused axes: data
    parallel.
-6. What is still open is replicated.
-7. The order in which ops stand does not matter, only which uses what of which.
-8. Values of a `dist.sharding_group` have one sharding: what annotates one of them annotates all.
+6. Other values are replicated.
+7. The result depends on the uses of values, not on the order of ops.
+8. Values of a `dist.sharding_group` have one sharding: an annotation of one annotates all.
    So do old and new values of parameters and states, and states and their parameter, unless they
    are annotated otherwise.
 9. Over a `dist.propagation_barrier` axes propagate in its direction only.
@@ -42,7 +42,7 @@ from shardir.algebra.propagation.graph import Graph, Node, Tie, Value
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, values
 from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import retained_arguments, ties
-from shardir.diagnostics import Failure, Located, ShardirError
+from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects.dist import (
     PropagationBarrierOp,
     ShardingGroupOp,
@@ -59,7 +59,7 @@ from shardir.rewriting.rewriter import set_type
 
 @dataclass(frozen=True)
 class PropagateStrategies(ModulePass):
-    """Propagates layouts and strategies from some values and ops to all."""
+    """Propagates layouts and strategies from annotated values and ops to all."""
 
     name = "propagate-strategies"
 
@@ -68,8 +68,8 @@ class PropagateStrategies(ModulePass):
 
 
 def propagate_strategies(module: ModuleOp) -> "list[FunctionPropagation]":
-    """Set the layout of each value of the global view; the propagation of each function that has a
-    mesh.
+    """Set the layout of each value of the global view, and return the propagation of each function
+    that has a mesh.
 
     Raises:
         Failure: the annotations or strategies of a function are not valid.
@@ -145,7 +145,7 @@ class FunctionPropagation:
             )
 
     def node(self, op: Operation, errors: list[Located]) -> Node:
-        """The node of an op; what is not valid about it goes to `errors`."""
+        """Return the node of an op, and add its errors to `errors`."""
         operands, results = (
             tuple([i for v in side if (i := self.value_index.get(v)) is not None])
             for side in (op.operands, op.results)
@@ -165,15 +165,15 @@ class FunctionPropagation:
                 except ShardirError as e:
                     errors.append((op, f"{op.name} in @{name_of(self.f)}: {e}"))
             case CallOp():
-                message = "[F3] layouts do not propagate through calls; run inline-calls"
-                errors.append((op, message))
+                name = op.callee.string_value()
+                errors.append((op, coded("F3", f"expected no calls, got one of @{name}")))
             case _:
                 pass
         return Node(operands, results)
 
     def tied(self) -> Iterator[tuple[SSAValue, SSAValue, Operation]]:
-        """Old and new values of parameters and states, and states and their parameter: no step
-        moves them."""
+        """Yield old and new values of parameters and states, and states and their parameter: no
+        step redistributes them."""
         for op in self.ops:
             if isinstance(op, Update):
                 for v in (*op.operands[2:], *op.results):

@@ -1,17 +1,17 @@
-"""recompute: what is marked is calculated again in the backward part instead of being kept.
+"""recompute: marked ops are computed again in the backward part instead of being saved.
 
     %h = nn.gelu %x {recompute} : ...            %h   = nn.gelu %x : ...
     train.backward                               train.backward
     %d = nn.mul %g, %h : ...                 ->  %h_0 = nn.gelu %x : ...
                                                  %d   = nn.mul %g, %h_0 : ...
 
-1. A marked op's results are not used after the next `train.backward`, but by its own repetition.
-2. What a repetition needs of other marked ops is repeated too; unmarked values are kept.
+1. The results of a marked op are not used after the next `train.backward`.
+2. A repeated op uses repetitions of other marked ops; values of unmarked ops are saved.
 3. Collectives are never repeated unless they are marked themselves; the repetition keeps the mark,
-   so that simplify-communication does not take it for the same collective made twice.
-4. A repetition stands right before its first use.
+   so that simplify-communication does not merge it with the first collective.
+4. A repetition is placed right before its first use.
 5. An `async` collective and the `dist.wait` for it are repeated together, whichever is marked, if
-   both stand before the same `train.backward`; otherwise neither is.
+   both are before the same `train.backward`; otherwise neither is.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from shardir.rewriting.marks import RECOMPUTE
 
 @dataclass(frozen=True)
 class Recompute(FunctionPass):
-    """Calculates marked activations again in the backward part."""
+    """Computes marked activations again in the backward part."""
 
     name = "recompute"
 
@@ -36,7 +36,7 @@ class Recompute(FunctionPass):
 
 
 def _repeat_marked(block: Block) -> None:
-    """Each `train.backward` ends the forward part since the one before it."""
+    """Repeat the marked ops of each forward part, which the next `train.backward` ends."""
     ops = list(block.ops)
     starts = [i for i, op in enumerate(ops) if isinstance(op, BackwardOp)]
     for begin, start in zip([0, *starts], starts, strict=False):
@@ -46,25 +46,25 @@ def _repeat_marked(block: Block) -> None:
 
 
 def _mark_together(ops: list[Operation]) -> None:
-    """Marks both of what is started and the wait for it, where both are there and one is marked;
-    otherwise neither."""
-    here = set(ops)
+    """Mark both a started collective and its wait, where both are among the ops and one is
+    marked; otherwise neither."""
+    forward = set(ops)
     for started in filter(is_started, ops):
         pair = {started, *(use.operation for use in started.results[0].uses)}
-        marked = pair <= here and any(RECOMPUTE in op.attributes for op in pair)
+        marked = pair <= forward and any(RECOMPUTE in op.attributes for op in pair)
         for op in pair:
             op.attributes.pop(RECOMPUTE, None)
             if marked:
                 op.attributes[RECOMPUTE] = UnitAttr()
 
 
-def _repeat(block: Block, marked: set[Operation], behind: list[Operation]) -> None:
+def _repeat(block: Block, marked: set[Operation], after: list[Operation]) -> None:
     if not marked:
         return
     again: dict[SSAValue, SSAValue] = {}
 
     def value(v: SSAValue, before: Operation) -> SSAValue:
-        """The repetition of `v`, if a marked op made it; `v` otherwise."""
+        """Return the repetition of `v`, if a marked op made it; `v` otherwise."""
         if not isinstance(v.owner, Operation) or v.owner not in marked:
             return v
         if v not in again:
@@ -79,7 +79,7 @@ def _repeat(block: Block, marked: set[Operation], behind: list[Operation]) -> No
             block.insert_op_before(copy, before)
         return again[v]
 
-    for op in behind:
+    for op in after:
         for i, v in enumerate(op.operands):
             if (new := value(v, op)) is not v:
                 op.operands[i] = new

@@ -1,63 +1,61 @@
-"""save-strategies: a program that is laid out -> the same, and a file that says how.
+"""save-strategies: a program with layouts -> the same, and a file with its strategies and layouts.
 
     %h = nn.matmul %x, %w strategy<((2, 1), (1, 2))> : (...) -> tensor<8x6xf32, #dist.layout<...>>
  -> @loss %h = nn.matmul strategy <((2, 1), (1, 2))> : <@m, [{dp}, {tp}]>  // net.ir:9
 
-Behind propagate-strategies or search-strategies; load-strategies takes the file in their place.
+Runs after propagate-strategies or search-strategies; load-strategies reads the file in their stead.
 
-1. A line for each argument and each op with results, of every function in the global view that is
-   laid out: its strategy, where it has one, whether it is done again (`recompute`), and the
-   layouts. Names are those of the printed text.
-2. What a search found (`search`), and the meshes, are in it too.
-3. The file is written whole or not at all. The program stays as it is.
+1. Writes a line for each argument and each op with results, of every function in the global view
+   that has layouts: its strategy, if it has one, its mark for `recompute`, and the layouts. Names
+   are those of the printed text.
+2. Writes the meshes and the results of a search (`search`) too.
+3. The file is written completely or not at all. The program does not change.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation
-from xdsl.passes import ModulePass
 
 from shardir.algebra.saved import ARGUMENT, Line, Saved
-from shardir.analysis.functions import has_layouts, is_local_body, makers, mesh_of, name_of, unlaid
-from shardir.diagnostics import Failure
+from shardir.analysis.functions import makers, name_of
+from shardir.diagnostics import Failure, Located
 from shardir.dialects.dist import layout_of
 from shardir.dialects.locations import short_location
 from shardir.dialects.nn.base import TensorOp
-from shardir.rewriting.functions import bodies
+from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED
 from shardir.syntax.files import write_text
 from shardir.syntax.printer import value_names
 
 
 @dataclass(frozen=True)
-class SaveStrategies(ModulePass):
+class SaveStrategies(GlobalPass):
     """Writes the strategies and layouts of a program to a file."""
 
     name = "save-strategies"
     file: str
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
+    def concerns(self, f: Function) -> bool:
+        return super().concerns(f) and f.has_layouts
+
+    def check(self, f: Function) -> Iterable[Located]:
+        return f.without_layout()
+
+    def rewrite_all(self, functions: Sequence[Function]) -> None:
         saved = Saved()
-        for f, block in bodies(op):
-            mesh = mesh_of(f, op)
-            if mesh is None or is_local_body(block) or not has_layouts(block):
-                continue
-            if (lacking := unlaid(block)) is not None:
-                message = f"a value in @{name_of(f)} has no layout; run propagate-strategies"
-                raise Failure([(lacking, message)])
-            saved.meshes[mesh.name] = mesh
-            saved.lines += _lines(f, block)
-            if (found := f.attributes.get(SEARCHED)) is not None:
-                saved.found[name_of(f)] = str(found)
+        for f in functions:
+            assert f.mesh is not None
+            saved.meshes[f.mesh.name] = f.mesh
+            saved.lines += _lines(f.op, f.block)
+            if (found := f.op.attributes.get(SEARCHED)) is not None:
+                saved.found[f.name] = str(found)
         if not saved.lines:
             raise Failure(
-                "no function is laid out, so there are no strategies to save; run "
-                "propagate-strategies or search-strategies before"
+                "expected a function with layouts to save, got none; run propagate-strategies or "
+                "search-strategies before"
             )
         write_text(Path(self.file), str(saved))
 

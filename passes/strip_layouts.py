@@ -1,9 +1,14 @@
-"""strip-layouts: the same program for one device: no layouts, strategies or redistributions,
-and nothing about them.
+"""strip-layouts: a program with layouts -> the same program for a single device.
 
-   %y = dist.redistribute %x : (tensor<8xf32, #dist.layout<@m, [{d}]>>) -> tensor<8xf32, ...>
-   %z = nn.relu %y strategy<((4,),)> : ...
--> %z = nn.relu %x : (tensor<8xf32>) -> tensor<8xf32>
+    %y = dist.redistribute %x : (tensor<8xf32, #dist.layout<@m, [{d}]>>) -> tensor<8xf32, ...>
+    %z = nn.relu %y strategy<((4,),)> : ...
+ -> %z = nn.relu %x : (tensor<8xf32>) -> tensor<8xf32>
+
+1. Afterwards no value has a layout, no op a strategy, and no mesh is declared.
+2. Redistributions and propagation barriers are replaced by their operands; sharding groups are
+   erased.
+3. Other ops, names and the values computed do not change.
+4. A function in the local view is an error.
 """
 
 from collections.abc import Iterable
@@ -23,13 +28,14 @@ from shardir.rewriting.rewriter import erase, set_type
 
 @dataclass(frozen=True)
 class StripLayouts(FunctionPass):
-    """Turns a laid-out program back into one for a single device."""
+    """Turns a program with layouts into one for a single device."""
 
     name = "strip-layouts"
 
     def check(self, f: Function) -> Iterable[Located]:
         if is_local_body(f.block):
-            yield f.op, f"@{f.name} is in the local view; there is no single-device form of it"
+            message = f"expected @{f.name} in the global view, got the local view"
+            yield f.op, f"{message}; a local program has no single-device form"
 
     def rewrite(self, f: Function) -> None:
         for op in list(f.block.ops):

@@ -1,4 +1,4 @@
-"""What Python people and embedders use: parse, compile, save, run.
+"""The Python interface: parse, compile, save, run.
 
     import shardir
 
@@ -8,7 +8,7 @@
     compiled.save("out")                          # torchrun --nproc-per-node 4 out/program.py
     report = compiled.run(steps=100)              # or here and now, on local processes
 
-What is wrong with a program is a ShardirError that says where.
+An error in a program is a ShardirError with source locations.
 """
 
 import tempfile
@@ -33,7 +33,7 @@ from shardir.syntax.verify import verify
 
 
 def parse(text: str, name: str = "<input>") -> ModuleOp:
-    """Text -> a verified module. Raises ParseErrors with everything that is wrong."""
+    """Parse and verify a module. Raises ParseErrors with all errors."""
     return _parse(text, name, verify=True)
 
 
@@ -48,17 +48,17 @@ def compile(
     base_dir: str | Path | None = None,
     target: str | Backend = DEFAULT,
 ) -> "Compiled":
-    """Run a pipeline (the names of passes, with options in braces) over a program, or that of a
+    """Run a pipeline (the names of passes, with options in braces) on a program, or that of a
     mode: stand_alone, data, hybrid, semi_auto (the default), auto or manual. A mode takes the
     options of its passes: `auto{memory=16GB}`.
 
-    What is decided on where values lie is written to the file `save_strategies`, or taken from
-    `load_strategies` instead. A module that is given stays as it is. `name` is what errors and
-    comments call the source; `base_dir` is where the paths of data files count from, if not from
-    the folder of `name`; `target` is the backend, or its name.
+    The strategies and layouts are written to the file `save_strategies`, or read from the file
+    `load_strategies`. A module that is passed is not changed. `name` is the name of the source in
+    errors and comments; `base_dir` is the folder of relative paths of data files, by default that
+    of `name`; `target` is the backend, or its name.
 
     Raises:
-        ShardirError: what is wrong with the program or the pipeline, with its place.
+        ShardirError: the errors of the program or the pipeline, with their locations.
     """
     text = pipelines.pipeline_of(pipeline, mode, pipelines.DEFAULT)
     passes = pipelines.with_strategies(pipelines.build(text), load_strategies, save_strategies)
@@ -85,7 +85,7 @@ def compile(
 
 
 def compile_file(path: str | Path, pipeline: str | None = None, **options: Any) -> "Compiled":
-    """Compiles an .ir file, as `compile` does.
+    """Compile an .ir file, as `compile` does.
 
     Raises:
         ShardirError: as there, or the file cannot be read, or is not UTF-8.
@@ -94,7 +94,7 @@ def compile_file(path: str | Path, pipeline: str | None = None, **options: Any) 
 
 
 def located(source: Source, work: Callable[[], Any]) -> Any:
-    """What a pass or the emitter finds wrong, with its place in the source."""
+    """Run `work`; raise the errors of passes and emitter with their source locations."""
     try:
         with no_gc():
             return work()
@@ -124,8 +124,8 @@ class Compiled:
         return located(self.source, lambda: self.backend.text(self.module))
 
     def save(self, directory: str | Path, *, per_rank: bool = False) -> Path:
-        """Writes a directory that needs only Python and torch; `per_rank`: also one file for
-        each rank, to read."""
+        """Write a directory that needs only Python and torch; `per_rank`: also one file for each
+        rank, to read."""
         backend = replace(self.backend, per_rank=per_rank)
         located(
             self.source,
@@ -136,18 +136,20 @@ class Compiled:
         return Path(directory)
 
     def run(self, **options: Any) -> Report:
-        """Runs it on processes of this machine, one for each rank: steps=, seed=, backend=,
+        """Run the program on local processes, one for each rank: steps=, seed=, backend=,
         timeout=, ... as in shardir.backend.interface.Options."""
         with tempfile.TemporaryDirectory(prefix="shardir-") as folder:
             return self.backend.run(self.save(Path(folder) / "program"), Options(**options))
 
 
 def run(program: "str | Path | Compiled", *, mode: str | None = None, **options: Any) -> Report:
-    """Runs a directory that was saved, an .ir file (in a mode), or what compile gave."""
+    """Run a saved directory, an .ir file (in a mode), or a compiled program."""
     if not isinstance(program, Compiled) and not Path(program).is_dir():
         return compile_file(program, mode=mode).run(**options)
     if mode is not None:
-        raise Failure("what is to run is compiled already; a mode is for an .ir file")
+        raise Failure(
+            "expected an .ir file for a mode, got a program that is compiled already; drop the mode"
+        )
     if isinstance(program, Compiled):
         return program.run(**options)
     return backend_of(DEFAULT).run(Path(program), Options(**options))

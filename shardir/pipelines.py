@@ -1,10 +1,10 @@
-"""Pipelines and modes: which passes run one after another, as data, and their text read.
+"""Pipelines and modes: sequences of passes as data, and the parser of their text.
 
     train                            the passes of PIPELINES["train"]
     search-mesh{devices=8},auto      a pass with an option, then a pipeline
     auto{memory=16GB}                each pass of `auto` that has the option `memory` gets it
 
-A mode is a pipeline under a name that says who decides on layouts. It takes the same options.
+A mode is a pipeline whose name tells how layouts are decided. It has the same options.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from shardir.rewriting.options import (
 from shardir.search.drawing import form_of
 
 Loaders = Mapping[str, Callable[[], type[ModulePass]]]
-"""What loads each pass, by name."""
+"""The function that loads each pass, by name."""
 
 SEARCH, PROPAGATION, LOWERING = "search-strategies", "propagate-strategies", "lower-to-spmd"
 DECIDERS = (PROPAGATION, SEARCH, "load-strategies")
@@ -48,29 +48,29 @@ PIPELINES: dict[str, str] = {
     "manual": f"inline-calls,require-layouts,{_LAID_OUT},{_LOWERED}",
     "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute",
 }
-"""Names for sequences of passes, to be used like a pass. By `lower-plan` search-strategies measures
-a plan too."""
+"""Names for sequences of passes, used like a pass. search-strategies also measures plans by
+`lower-plan`."""
 
 DEFAULT = "train"
 """The pipeline of a compilation that names none."""
 
 
 class Mode(NamedTuple):
-    """How much of a plan the text annotates, and who decides on the rest."""
+    """A pipeline, and how it decides on layouts that the source leaves open."""
 
     pipeline: str
     does: str
 
 
 MODES: dict[str, Mode] = {
-    "stand_alone": Mode("single-device", "one device: annotated layouts are left out"),
+    "stand_alone": Mode("single-device", "one device: annotated layouts are dropped"),
     "data": Mode("data", "inputs split by rows over all devices, parameters replicated; an "
-                 "annotation that says otherwise is an error"),
-    "hybrid": Mode("hybrid", "what is annotated, and data parallel all that it leaves open"),
-    "semi_auto": Mode("train", "what is annotated is propagated to the rest"),
-    "auto": Mode("auto", "a search decides, for the minimum cost; what is annotated stays"),
-    "manual": Mode("manual", "everything is annotated, in the local view or by layouts; what is "
-                   "not is an error"),
+                 "annotation that contradicts this is an error"),
+    "hybrid": Mode("hybrid", "annotations stay; values that they leave open are data parallel"),
+    "semi_auto": Mode("train", "annotations are propagated to the other values"),
+    "auto": Mode("auto", "a search finds the minimum estimated time; annotations stay"),
+    "manual": Mode("manual", "every value is annotated, in the local view or by layouts; any "
+                   "other is an error"),
 }  # fmt: skip
 """What `--mode` reads: MindSpore's names, without their `_parallel`."""
 
@@ -154,8 +154,8 @@ def split(text: str, what: str) -> Iterator[str]:
 
 
 def pipeline_of(pipeline: str | None, mode: str | None, default: str) -> str:
-    """The pipeline that one of the two options names: as given, or that of the mode with the
-    mode's options.
+    """Return the pipeline that one of the two options names: as given, or that of the mode with
+    the mode's options.
 
     Raises:
         UsageError: both are given, or there is no such mode.
@@ -164,7 +164,7 @@ def pipeline_of(pipeline: str | None, mode: str | None, default: str) -> str:
         return default if pipeline is None else pipeline
     if pipeline is not None:
         raise UsageError(
-            f"the mode {mode} is a pipeline, and {pipeline!r} is another; give one of them"
+            f"expected a mode or a pipeline, got the mode {mode} and {pipeline!r}; use one of them"
         )
     word, brace, options = mode.partition("{")
     name = word.strip().lower().replace("-", "_").removesuffix("_parallel")
@@ -180,8 +180,8 @@ def with_strategies(
     save: str | Path | None,
     graph: str | Path | None = None,
 ) -> list[ModulePass]:
-    """The passes with the last one that decides on layouts replaced by the strategies of a file,
-    or followed by writing them to one; and with a search that writes its graph of costs.
+    """Return the passes with load-strategies for the last one that decides on layouts, or with
+    save-strategies after it; and with a search that writes its graph of costs.
 
     Raises:
         UsageError: there is no such pass, or the graph's file has no known ending.
@@ -211,13 +211,11 @@ def with_strategies(
 
 
 def runs_on_one_device(p: ModulePass) -> bool:
-    """Whether the effect of a pass is part of the program of one device too: the pass says so by
-    ONE_DEVICE."""
+    """Whether the program of one device has the effect of a pass too: its ONE_DEVICE."""
     return getattr(p, "ONE_DEVICE", False)
 
 
 def in_order(passes: Loaders = PASSES) -> list[str]:
-    """The names of all passes, in the order in which pipelines run them; those of no pipeline
-    last."""
+    """Return the names of all passes, in the order of the pipelines; those of no pipeline last."""
     used = [s.name for text in PIPELINES.values() for s in expand(text, PASSES, PIPELINES)]
     return [n for n in dict.fromkeys([*used, *passes]) if n in passes]

@@ -1,9 +1,9 @@
-"""Which results of an op lie in the memory of an operand.
+"""The results of an op that share the memory of an operand.
 
-views(op)                 results that are their operand or a view of it, as far as the kind of
-                          the op tells: some make a copy where memory is not contiguous
-views(op) - copies(op)    what does share memory: the memory count
-views(op) + custom ops    what may share memory: the safe side for whoever writes into memory
+views(op)                 results that are their operand or a view of it, by the kind of the op:
+                          some make a copy where memory is not contiguous
+views(op) - copies(op)    results that share memory: for the memory count
+views(op) + custom ops    results that may share memory: for writes in place
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.dialects import dist, nn, train
 
 Aliases = Iterator[tuple[SSAValue, SSAValue]]
-"""Results, each with an operand in whose memory it lies."""
+"""Results, each with an operand whose memory it shares."""
 
 VIEWS: tuple[type[Operation], ...] = (
     nn.ReshapeOp,
@@ -37,35 +37,35 @@ COPIES = (
     nn.FoldOp,
     *(kind for name, kind in dist.OPS.items() if COLLECTIVES[name].result == "operand"),
 )
-"""Those that return their operand or make a new storage, and never a view."""
+"""Ops that return their operand or make a new storage, and never a view."""
 
 STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, dist.AllSliceOp)
 """Views that need not be contiguous."""
 
 
 def views(op: Operation, mesh: Mesh | None) -> Aliases:
-    """The results that may be views, each with its operand."""
+    """Yield the results that may be views, each with its operand."""
     if isinstance(op, VIEWS) or moves_nothing(op, mesh):
         operands = tuple(op.operands) * (len(op.results) if len(op.operands) == 1 else 1)
         yield from zip(op.results, operands, strict=True)
 
 
 def shared(op: Operation, mesh: Mesh) -> Aliases:
-    """The results that lie in the memory of an operand, each with it."""
+    """Yield the results that share the memory of an operand, each with it."""
     if not copies(op, mesh):
         yield from views(op, mesh)
 
 
 def maybe_shared(op: Operation, mesh: Mesh | None) -> Aliases:
-    """The results that may lie in the memory of an operand, each with it. Of a custom op nobody
-    knows whether it returns a view, nor of which operand."""
+    """Yield the results that may share the memory of an operand, each with it. A custom op may
+    return a view of any operand."""
     yield from views(op, mesh)
     if isinstance(op, nn.CustomOp):
         yield from product(op.results, op.operands)
 
 
 def in_place(op: Operation) -> Aliases:
-    """The results that an op can write into the memory of an operand, where nothing reads that
+    """Yield the results that an op can write into the memory of an operand, if nothing reads it
     later (`Storages.is_free`)."""
     if isinstance(op, train.Update):
         old = (op.operands[0], *op.operands[2 : len(op.operands) - len(op.SCALARS)])
@@ -75,7 +75,7 @@ def in_place(op: Operation) -> Aliases:
 
 
 def copies(op: Operation, mesh: Mesh) -> bool:
-    """Whether one of VIEWS makes a storage of its own."""
+    """Whether an op of VIEWS makes a new storage."""
     match op:
         case nn.ReshapeOp():
             return is_strided(op.operands[0], mesh)

@@ -7,20 +7,20 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.diagnostics import Failure
+from shardir.diagnostics import Failure, coded
 from shardir.dialects.dist import is_local, layout_of, meshes_of, sharding_of
 from shardir.dialects.nn.base import TensorOp
 
 
 def values(block: Block) -> Iterator[SSAValue]:
-    """Arguments, then results in order."""
+    """Yield arguments, then results in order."""
     yield from block.args
     for op in block.ops:
         yield from op.results
 
 
 def makers(block: Block) -> Iterator[tuple[Operation | BlockArgument, tuple[SSAValue, ...]]]:
-    """Each argument by itself, then each op with its results; only those that are tensors."""
+    """Yield each argument by itself, then each op with its results; tensors only."""
     for arg in block.args:
         if isinstance(arg.type, TensorType):
             yield arg, (arg,)
@@ -30,12 +30,11 @@ def makers(block: Block) -> Iterator[tuple[Operation | BlockArgument, tuple[SSAV
 
 
 def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
-    """The mesh of a function: the one that its layouts or strategies name, else the module's only
-    one; None when there is none.
+    """Return the mesh that a function's layouts and strategies name, else the only mesh of the
+    module; None if the module has none, or several.
 
     Raises:
-        Failure: the function uses two meshes, one that is not declared, or does not say which of
-            several.
+        Failure: the function uses two meshes, or one that is not declared.
     """
     meshes = meshes_of(module)
     named: dict[str, Operation] = {}
@@ -50,10 +49,14 @@ def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
             named.setdefault(mesh, f)
     if len(named) > 1:
         names = ", ".join(f"@{n}" for n in named)
-        raise Failure([(f, f"@{f.sym_name.data} uses the meshes {names}; one function, one mesh")])
+        message = f"expected one mesh in @{f.sym_name.data}, got {names}; use one of them"
+        raise Failure([(f, message)])
     for name, op in named.items():
         if name not in meshes:
-            raise Failure([(op, f"[M2] no mesh @{name}; declare it: dist.mesh @{name} <dp = 2>")])
+            declare = f"declare it: dist.mesh @{name} <dp = 2>"
+            raise Failure(
+                [(op, coded("M2", f"expected a declared mesh, got @{name}", use=declare))]
+            )
         return meshes[name]
     return next(iter(meshes.values())) if len(meshes) == 1 else None
 
@@ -66,7 +69,7 @@ def _mesh_name(v: SSAValue) -> str | None:
 
 
 def has_layouts(block: Block) -> bool:
-    """Whether some value is annotated with a global layout, or with a part of one."""
+    """Whether a value has a `#dist.layout` or a `#dist.sharding`."""
     return any(sharding_of(v) is not None for v in values(block))
 
 
@@ -82,7 +85,7 @@ def is_local_body(block: Block) -> bool:
 
 
 def unlaid(block: Block) -> Operation | None:
-    """The first op (or, for an argument, the function) of which a tensor has no layout."""
+    """Return the first op with a result without a layout; for an argument, the function."""
     for v in values(block):
         if isinstance(v.type, TensorType) and layout_of(v) is None:
             return v.owner if isinstance(v.owner, Operation) else block.parent_op()

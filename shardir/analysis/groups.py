@@ -2,15 +2,15 @@
 
 from xdsl.ir import Block, SSAValue
 
-from shardir.diagnostics import Failure, Located
+from shardir.diagnostics import Failure, Located, coded
 from shardir.dialects.dist import ShardingGroupOp
 from shardir.dialects.locations import maker
 from shardir.dialects.nn.types import unsharded_type
 
 
 def sharding_groups(block: Block) -> list[dict[SSAValue, ShardingGroupOp]]:
-    """The values that must have one layout, group by group, each with the op that says so. Groups
-    that share a value are one.
+    """Return the values of each sharding group, each with its op. Groups that share a value are
+    one.
 
     Raises:
         Failure: values of a group have different shapes.
@@ -31,13 +31,14 @@ def sharding_groups(block: Block) -> list[dict[SSAValue, ShardingGroupOp]]:
         first, *others = members
         for v in others:
             if unsharded_type(v).get_shape() != unsharded_type(first).get_shape():
-                shapes = [list(unsharded_type(w).get_shape()) for w in (v, first)]
+                shapes = [
+                    f"{list(unsharded_type(w).get_shape())} of {maker(w)}" for w in (v, first)
+                ]
+                group = members[v].group.value.data
                 message = (
-                    f"[P2] the values of sharding group {members[v].group.value.data} are to have "
-                    f"one shape, but {maker(v)} is {shapes[0]}, and {maker(first)} is {shapes[1]}; "
-                    "leave one of them out"
+                    f"expected one shape in sharding group {group}, got {' and '.join(shapes)}"
                 )
-                errors.append((members[v], message))
+                errors.append((members[v], coded("P2", message)))
     if errors:
         raise Failure(errors)
     return found
@@ -46,9 +47,7 @@ def sharding_groups(block: Block) -> list[dict[SSAValue, ShardingGroupOp]]:
 def contradiction(
     op: ShardingGroupOp, one: tuple[SSAValue, object], other: tuple[SSAValue, object]
 ) -> str:
-    """The message for two values of a group that are annotated with different layouts."""
-    said = [f"{maker(v)} lies as [{where}]" for v, where in (one, other)]
-    return (
-        f"[P3] the values of sharding group {op.group.value.data} are to lie alike, but {said[0]}, "
-        f"and {said[1]}; state one of them, or both alike"
-    )
+    """Return the message for two values of a group that are annotated with different layouts."""
+    got = " and ".join(f"[{layout}] of {maker(v)}" for v, layout in (one, other))
+    group = op.group.value.data
+    return coded("P3", f"expected one layout in sharding group {group}, got {got}")

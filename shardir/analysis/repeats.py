@@ -10,8 +10,8 @@
 2. An operand is made by the corresponding op of the same iteration, or it is an input: made before
    the first iteration, or by the corresponding op of the iteration before, in the first iteration
    by anything before it.
-3. Repeats do not overlap; those that save most ops come first, the shortest period of each. Of the
-   places at which iterations may begin, that is taken which the fewest values cross.
+3. Repeats do not overlap; those that save most ops come first, the shortest period of each.
+   Iterations begin at the position that the fewest values cross.
 
 Ops are compared as numbers, one for each signature. A period p is looked for at every p-th op
 only, by hashes of ranges, so all periods of n ops take O(n log n) comparisons (Main and Lorentz,
@@ -27,10 +27,10 @@ from typing import NamedTuple
 from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 
 MODULUS, BASE = (1 << 61) - 1, 911_382_323
-"""Of the hashes of ranges: a polynomial in BASE."""
+"""The modulus and the base of the polynomial hashes of ranges."""
 
 MAX_STARTS = 16
-"""At how many places iterations are tried to begin."""
+"""The maximum number of positions that are tried as the beginning of iterations."""
 
 Columns = tuple[tuple[SSAValue, ...], ...]
 """Values of the interface; of each, the value in every iteration."""
@@ -125,7 +125,7 @@ def _runs(word: Sequence[int]) -> Iterator[_Run]:
         return (hashes[end] - hashes[start] * powers[end - start]) % MODULUS
 
     def common(i: int, j: int, most: int, sign: int) -> int:
-        """How many numbers are equal from i and j on, or (sign -1) before them."""
+        """Return the count of equal numbers from i and j on, or (sign -1) before them."""
 
         def differs(k: int) -> bool:
             a, b = (i, j) if sign > 0 else (i - k, j - k)
@@ -158,7 +158,7 @@ def _runs(word: Sequence[int]) -> Iterator[_Run]:
 
 
 def _crossing(ops: Sequence[Operation], at: dict[Operation, int]) -> list[int]:
-    """For each place before an op, how many values are made before it and used behind it."""
+    """Return for each op the number of values made before it and used by it or after it."""
     change = [0] * (len(ops) + 2)
     for i, op in enumerate(ops):
         for v in op.results:
@@ -174,7 +174,7 @@ def _origin(v: SSAValue, at: dict[Operation, int]) -> tuple[int, int]:
 
 
 def _iterations(ops: Sequence[Operation], at: dict[Operation, int], start: int, run: _Run) -> int:
-    """How many iterations from `start` on are isomorphic."""
+    """Return the number of isomorphic iterations from `start` on."""
     p = run.period
     for k in range(1, (run.end - start) // p):
         first = start + k * p
@@ -195,11 +195,11 @@ def _repeat(
     inputs: dict[tuple[SSAValue, ...], None] = {}
     outputs: dict[tuple[SSAValue, ...], None] = {}
     for i in range(start, start + length):
-        alike = [ops[i + k * length] for k in range(count)]
-        for column in zip(*(op.operands for op in alike), strict=True):
+        corresponding = [ops[i + k * length] for k in range(count)]
+        for column in zip(*(op.operands for op in corresponding), strict=True):
             if _origin(column[-1], at)[0] < start + (count - 1) * length:
                 inputs[column] = None
-        for column in zip(*(op.results for op in alike), strict=True):
+        for column in zip(*(op.results for op in corresponding), strict=True):
             ends = (start + (k + 1) * length for k in range(count))
             used = (
                 any(not at.get(u.operation, -1) < end for u in v.uses)

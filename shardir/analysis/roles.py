@@ -7,13 +7,13 @@ from shardir.dialects.train import arguments, updated_arguments
 
 
 def retained_arguments(f: FuncOp) -> frozenset[SSAValue]:
-    """The parameters and states of a function."""
+    """Return the parameters and states of a function."""
     args = zip(f.body.block.args, arguments(f), strict=True)
     return frozenset(v for v, argument in args if argument.is_retained)
 
 
 def ties(f: FuncOp) -> dict[SSAValue, SSAValue]:
-    """The returned values that become arguments of the next step, each with the argument."""
+    """Return the returned values that become arguments of the next step, each with the argument."""
     block = f.body.block
     end = block.last_op
     assert isinstance(end, ReturnOp)

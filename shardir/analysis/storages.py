@@ -1,12 +1,12 @@
-"""When values are live, and which of them share memory.
+"""Live ranges of values, and the storages that they share.
 
-A storage is a piece of memory with all values that lie in it. It is named by the value that it was
-made for, its root. What shares memory is told by whoever asks, with `join`, in the order of the
-ops, by the relations of aliasing.py:
+A storage is a piece of memory with all values in it. Its name is the value that it was made for,
+its root. The caller tells which values share memory, with `join`, in the order of the ops, by the
+relations of aliasing.py:
 
-    the emitter       what may share memory, so that nothing is overwritten that is still read;
-                      and what it writes in place
-    the memory count  what does share memory, so that nothing is counted twice
+    the emitter       values that may share memory, so that none is overwritten before its last
+                      read; and values written in place
+    the memory count  values that share memory, so that none is counted twice
     the search        views, and the new value of an update with the old one
 """
 
@@ -20,14 +20,14 @@ from shardir.dialects.nn.base import TensorOp
 
 
 class Span(NamedTuple):
-    """The first and the last op at which something lives; of arguments, the first is -1."""
+    """The first and the last op of a live range; of arguments, the first is -1."""
 
     start: int
     end: int
 
 
 def live_ops(ops: Sequence[Operation]) -> list[Operation]:
-    """The ops whose results are used; sends, receives and collectives always are."""
+    """Return the ops whose results are used; sends, receives and collectives are always live."""
     needed: set[SSAValue] = set()
     live = []
     for op in reversed(ops):
@@ -39,7 +39,7 @@ def live_ops(ops: Sequence[Operation]) -> list[Operation]:
 
 
 def waits(ops: Sequence[Operation]) -> dict[Operation, int]:
-    """The index of the wait for each collective that is started: until then it reads its operands
+    """Return the index of the wait for each started collective: until then it reads its operands
     and holds its buffers."""
     return {op.started: i for i, op in enumerate(ops) if isinstance(op, dist.WaitOp)}
 
@@ -48,27 +48,27 @@ class Storages:
     """The storages of one block.
 
     Args:
-        args: they belong to the caller, and are live throughout.
-        ops: those that count, in order.
+        args: the arguments, which belong to the caller and are live throughout.
+        ops: the ops that read and write memory, in order.
     """
 
     def __init__(self, args: Sequence[SSAValue], ops: Sequence[Operation]):
         self.at = {op: i for i, op in enumerate(ops)}
         self.last = {v: i for i, op in enumerate(ops) for v in op.operands}
-        """The last op that reads a value; none for a value that nobody reads."""
+        """The last op that reads a value; values that no op reads are not in it."""
         self._born = dict.fromkeys(args, -1)
         self._born |= {v: i for i, op in enumerate(ops) for v in op.results}
         self._root: dict[SSAValue, SSAValue] = {}
         self._members: dict[SSAValue, list[SSAValue]] = {}
         self._read = dict(self.last)
         self._pinned: set[SSAValue] = set()
-        self._under_way: dict[SSAValue, list[Span]] = {}
+        self._in_flight: dict[SSAValue, list[Span]] = {}
         for op, end in waits(ops).items():
             for v in op.operands:
-                self._under_way.setdefault(v, []).append(Span(self.at[op], end))
+                self._in_flight.setdefault(v, []).append(Span(self.at[op], end))
 
     def root(self, v: SSAValue) -> SSAValue:
-        """The value that stands for a value's storage."""
+        """Return the root of a value's storage."""
         return self._root.get(v, v)
 
     def members(self, root: SSAValue) -> Sequence[SSAValue]:
@@ -76,11 +76,11 @@ class Storages:
         return self._members.get(root, (root,))
 
     def join(self, v: SSAValue, other: SSAValue) -> None:
-        """`v` lies in the memory of `other`: no op before the one that makes it needs to know."""
+        """Put `v` into the storage of `other`; call it at the op that makes `v`."""
         mine, root = self.root(v), self.root(other)
         if mine is root:
             return
-        if isinstance(mine, BlockArgument):  # what may be the caller's is not ours
+        if isinstance(mine, BlockArgument):  # memory that may be the caller's is not written
             mine, root = root, mine
         if mine in self._pinned:
             self._pinned.add(root)
@@ -88,15 +88,15 @@ class Storages:
         self._root |= dict.fromkeys(joined, root)
         self._members.setdefault(root, [root]).extend(joined)
         self._read[root] = max(self._read.get(root, -1), self._read.pop(mine, -1))
-        self._under_way.setdefault(root, []).extend(self._under_way.pop(mine, ()))
+        self._in_flight.setdefault(root, []).extend(self._in_flight.pop(mine, ()))
 
     def pin(self, v: SSAValue) -> None:
-        """The memory of `v` outlives the function's call: nobody writes into it."""
+        """Forbid writes into the memory of `v`, which outlives the function's call."""
         self._pinned.add(self.root(v))
 
     def spans(self) -> Iterator[tuple[SSAValue, Span]]:
-        """Each storage, with the time from where it is made to the last op that makes or reads a
-        value in it, or until when a collective reads it; arguments to the end."""
+        """Yield each storage with its live range: from the op that makes it to the last that makes
+        or reads a value in it, or the wait for a collective that does; arguments to the end."""
         for root, born in self._born.items():
             if self.root(root) is not root:
                 continue
@@ -104,15 +104,15 @@ class Storages:
                 yield root, Span(born, len(self.at))
                 continue
             made = max(self._born[v] for v in self.members(root))
-            sent = (span.end for span in self._under_way.get(root, ()))
+            sent = (span.end for span in self._in_flight.get(root, ()))
             yield root, Span(born, max(made, self._read.get(root, -1), *sent))
 
     def is_last(self, v: SSAValue, op: Operation) -> bool:
         """Whether nothing reads the memory of `v` after `op`, nor a collective that was started
         before."""
         root, at = self.root(v), self.at[op]
-        under_way = any(span.start < at < span.end for span in self._under_way.get(root, ()))
-        return self._read.get(root, -1) <= at and not under_way
+        in_flight = any(span.start < at < span.end for span in self._in_flight.get(root, ()))
+        return self._read.get(root, -1) <= at and not in_flight
 
     def is_free(self, v: SSAValue, op: Operation, lent: Collection[SSAValue] = ()) -> bool:
         """Whether `op` may write into the memory of `v`: the function made it, or it is of an
@@ -122,5 +122,5 @@ class Storages:
         return (made or root in lent) and self.is_last(v, op)
 
     def is_shared(self, v: SSAValue, op: Operation) -> bool:
-        """Whether another operand of `op` lies in the memory of `v`."""
+        """Whether another operand of `op` is in the storage of `v`."""
         return sum(self.root(x) is self.root(v) for x in op.operands) > 1

@@ -1,1 +1,1 @@
-"""What passes share: bases, options, the rewriter, and the steps that several passes take."""
+"""Shared by passes: bases, options, the rewriter, and transformations that several passes do."""

@@ -5,7 +5,7 @@
         def check(self, f): ...                   # the errors of each function, then
         def rewrite(self, f): ...                 # each function, where there is none
 
-The fields of a pass, which is a frozen dataclass, are its options.
+A pass is a frozen dataclass, whose fields are its options.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,13 +43,14 @@ class Function:
 
     @property
     def has_layouts(self) -> bool:
-        """Whether there are layouts to go by."""
+        """Whether the function has a mesh, and a value of it has a layout."""
         return self.mesh is not None and has_layouts(self.block)
 
     def without_layout(self) -> Iterable[Located]:
-        """The error of a function of which a value has no layout."""
+        """Yield the error of a function in which a value has no layout."""
         if (op := unlaid(self.block)) is not None:
-            yield op, f"a value in @{self.name} has no layout; run propagate-strategies"
+            message = f"expected a layout of each value in @{self.name}, got a value without one"
+            yield op, f"{message}; run propagate-strategies"
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ class FunctionPass(PassOptions):
         return True
 
     def check(self, f: Function) -> Iterable[Located]:
-        """The errors of a function; while there are any, nothing is rewritten."""
+        """Return the errors of a function; if any function has errors, none is rewritten."""
         return ()
 
     def rewrite(self, f: Function) -> None:
-        """Rewrite a function. Raises Failure, or another ShardirError for one of the function."""
+        """Rewrite a function. Raises Failure, or ShardirError for an error of the function."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         found = self.functions(op)
@@ -73,9 +74,15 @@ class FunctionPass(PassOptions):
         self.rewrite_all(found)
 
     def functions(self, module: ModuleOp) -> list[Function]:
-        """The functions that the pass concerns."""
-        found = [Function(f, block, module) for f, block in bodies(module)]
-        return [f for f in found if self.concerns(f)]
+        """Return the functions that the pass concerns. Raises Failure as their meshes do."""
+        found: list[Function] = []
+
+        def add(f: Function) -> None:
+            if self.concerns(f):
+                found.append(f)
+
+        collect_errors([Function(f, block, module) for f, block in bodies(module)], add)
+        return found
 
     def check_all(self, functions: Sequence[Function]) -> None:
         collect_errors(functions, self.check)
@@ -101,7 +108,7 @@ class LocalPass(FunctionPass):
 def collect_errors(
     functions: Iterable[Function], work: Callable[[Function], Iterable[Located] | None]
 ) -> None:
-    """Do the same for each function.
+    """Call `work` on each function.
 
     Raises:
         Failure: the errors of all functions, returned or raised.

@@ -1,5 +1,5 @@
-"""Ops in the place of an op: those that it decomposes into, for a composite anywhere and for others
-where they are sharded; and `nn.custom` in the place of an op without a definition."""
+"""Replacements of ops: by their decomposition, for composites anywhere and for others where
+sharded; and by `nn.custom`, for ops without a definition."""
 
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, TensorType, UnregisteredOp
 from xdsl.dialects.func import FuncOp
@@ -13,21 +13,20 @@ from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.rewriter import Rewriter
 
 DESCRIBED = ("builtin", "func", "dist", "nn", "train")
-"""The dialects whose ops the compiler knows."""
+"""The dialects whose ops have definitions."""
 
 
-def replace_by_parts(op: TensorOp, rewriter: Rewriter) -> list[SSAValue]:
-    """Replace an op by those that it decomposes into, in the layouts that its results have; the
-    values that take their places.
+def decompose(op: TensorOp, rewriter: Rewriter) -> list[SSAValue]:
+    """Replace an op by its decomposition, with results in the same layouts; return their values.
 
     The new ops have its location and its attributes, such as the mark for `recompute`.
     """
     rewriter.before(op).attributes = dict(op.attributes)
-    parts = op.decompose(rewriter)
+    values = op.decompose(rewriter)
     rewriter.attributes = {}
-    assert parts is not None
+    assert values is not None
     outs = []
-    for v, new in zip(op.results, parts, strict=True):
+    for v, new in zip(op.results, values, strict=True):
         layout = layout_of(v)
         outs.append(new if layout is None else rewriter.redistribute(new, layout.complete))
     rewriter.replace(op, outs)
@@ -41,11 +40,11 @@ def expand(block: Block, mesh: Mesh | None) -> None:
     rewriter = Rewriter(mesh)
     for op in list(block.ops):
         if isinstance(op, Composite):
-            replace_by_parts(op, rewriter)
+            decompose(op, rewriter)
 
 
 def expanded(module: ModuleOp) -> ModuleOp:
-    """The module itself, or a copy without composites and ops that have no definition."""
+    """Return the module, or a copy of it without composites and ops that have no definition."""
     if not any(isinstance(op, Composite) or is_unknown(op) for op in module.walk()):
         return module
     module = module.clone()
@@ -70,7 +69,7 @@ def is_unknown(op: Operation) -> bool:
 
 
 def name_of(op: Operation) -> str:
-    """The name of an op in the text."""
+    """Return the name of an op in the text."""
     return op.op_name.data if isinstance(op, UnregisteredOp) else op.name
 
 

@@ -11,18 +11,19 @@ from shardir.rewriting.composites import adopt
 
 
 def bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Block]]:
-    """The functions that have a body. Ops without a definition become custom ops. Control flow
-    between blocks is not part of the language."""
+    """Yield the functions that have a body, after replacing ops without a definition by custom ops.
+    Control flow between blocks is not part of the language."""
     for op in module.body.ops:
         if isinstance(op, FuncOp) and op.body.blocks:
             if len(op.body.blocks) > 1:
-                raise Failure([(op, "a function of the sharding passes has one block")])
+                message = "expected a function of one block, got several; write it without branches"
+                raise Failure([(op, message)])
             adopt(op.body.block)
             yield op, op.body.block
 
 
 def update_signature(f: FuncOp) -> None:
-    """Make the function's type that of its arguments and of what it returns."""
+    """Update the type of a function to those of its arguments and returned values."""
     block = f.body.block
     last = block.last_op
     outs = [v.type for v in last.operands] if isinstance(last, ReturnOp) else []

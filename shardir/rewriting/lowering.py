@@ -1,4 +1,4 @@
-"""From global values to local ones and back."""
+"""Lower values of the global view to local ones, and lift local ones."""
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Attribute, Block, SSAValue
@@ -14,8 +14,8 @@ from shardir.rewriting.rewriter import Rewriter, set_type
 
 
 def lift(block: Block, mesh: Mesh) -> dict[SSAValue, Attribute]:
-    """Give local values global types of the same layout, between collectives that stay; the local
-    types that they had."""
+    """Give local values global types of the same layout, and return their local types. Collectives
+    are not changed."""
     types = {v: v.type for v in values(block) if dist.is_local(v.type)}
     for v, t in types.items():
         assert isinstance(t, TensorType)
@@ -44,7 +44,7 @@ def lower(block: Block, mesh: Mesh) -> None:
 
 
 def _exchange(op: TensorOp, mesh: Mesh, rewriter: Rewriter) -> None:
-    """Replace an op by the exchange that it is, where devices need elements that others hold."""
+    """Replace an op by an exchange, where devices need elements that others hold."""
     if (found := op.exchange(mesh)) is None:
         return
     kind, properties = found
@@ -54,8 +54,7 @@ def _exchange(op: TensorOp, mesh: Mesh, rewriter: Rewriter) -> None:
 
 
 def _redistribute(op: dist.RedistributeOp, mesh: Mesh, rewriter: Rewriter) -> None:
-    """Replace a redistribution by its steps; global types still, but where a step makes a local
-    value."""
+    """Replace a redistribution by its steps, whose results have local types."""
     t = op.out.type
     assert isinstance(t, TensorType)
     shape, target = t.get_shape(), layout_at(op.out)

@@ -1,4 +1,4 @@
-"""The marks by which passes tell later ones something, and the ops that are marks themselves."""
+"""Marks that passes leave for later ones, and the ops that are markers."""
 
 from xdsl.dialects.builtin import DictionaryAttr, FloatAttr
 from xdsl.dialects.func import FuncOp
@@ -12,12 +12,13 @@ RECOMPUTE = "recompute"
 """The attribute of an op, or of an argument, that is computed again in the backward part."""
 
 SEARCHED = "search"
-"""The attribute of a function in which a search reports what it found."""
+"""The attribute of a function with the result of a search."""
 
 
 def found_by_search(f: FuncOp) -> dict[str, float]:
-    """The numbers that a search reports of a function: the seconds of its plan (`objective`), a
-    lower bound on those of any plan (`bound`), and the gap between both; none without a search."""
+    """Return the result that a search reports on a function: the estimated seconds of its plan
+    (`objective`), a lower bound on those of any plan (`bound`), and the relative gap between both;
+    empty without a search."""
     found = f.attributes.get(SEARCHED)
     numbers = found.data.items() if isinstance(found, DictionaryAttr) else ()
     return {k: x.value.data for k, x in numbers if isinstance(x, FloatAttr)}

@@ -37,10 +37,10 @@ class PassOptions(ModulePass):
 
 
 def parse_options(text: str, what: str) -> ArgSpec:
-    """The name and the options of `name{option=value ...}`.
+    """Return the name and the options of `name{option=value ...}`.
 
     Raises:
-        UsageError: the text is not of that form; `what` says in the message where it stands.
+        UsageError: the text is not of that form; `what` names its source in the message.
     """
     try:
         if "}" in text and not text.endswith("}"):
@@ -48,7 +48,9 @@ def parse_options(text: str, what: str) -> ArgSpec:
         _, _, options = re.sub(r'"[^"]*"', "", text).partition("{")
         names = [n.replace("_", "-") for n in re.findall(r"([\w-]+)\s*=", options)]
         if twice := [n for n in dict.fromkeys(names) if names.count(n) > 1]:
-            raise UsageError(f"{what}: option {twice[0]} stands twice in {text!r}")
+            raise UsageError(
+                f"{what}: expected option {twice[0]} once, got it twice in {text!r}; drop one"
+            )
         return parse_spec(text)
     except ArgSpecParseError as e:
         *_, message = str(e).strip().splitlines()
@@ -56,14 +58,14 @@ def parse_options(text: str, what: str) -> ArgSpec:
 
 
 def option_types(cls: type[ArgSpecConvertible]) -> dict[str, Any]:
-    """The options of a pass or target, each with its annotated type."""
+    """Return the options of a pass or target, each with its annotated type."""
     hints = get_type_hints(cls, include_extras=True)
     fields = dataclasses.fields(cls)
     return {f.name: hints[f.name] for f in fields if f.init and f.name != "name"}
 
 
 def with_sizes(cls: type[ArgSpecConvertible], spec: ArgSpec) -> ArgSpec:
-    """The options with sizes such as `16GB` as numbers of bytes; what is no size stays as it is."""
+    """Return the options with sizes such as `16GB` as numbers of bytes; others are not changed."""
     spec = spec.normalize_parameter_names()
     types = option_types(cls)
     sizes = {
@@ -75,7 +77,7 @@ def with_sizes(cls: type[ArgSpecConvertible], spec: ArgSpec) -> ArgSpec:
 
 
 def size_of(value: tuple[Any, ...]) -> int | None:
-    """The number of bytes of `("16GB",)`; None of any other value."""
+    """Return the number of bytes of `("16GB",)`; None for any other value."""
     if len(value) != 1 or not isinstance(value[0], str):
         return None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", value[0])
@@ -85,7 +87,7 @@ def size_of(value: tuple[Any, ...]) -> int | None:
 
 
 def made_from(kind: str, cls: type[ArgSpecConvertible], spec: ArgSpec) -> Any:
-    """An instance of a pass or target; `kind` names in messages which of both.
+    """Return an instance of a pass or target; `kind` names it in messages.
 
     Raises:
         UsageError: an option does not exist or has another type.
@@ -109,7 +111,7 @@ def made_from(kind: str, cls: type[ArgSpecConvertible], spec: ArgSpec) -> Any:
 
 
 def no_option(of: str, name: str, known: Mapping[str, Any]) -> UsageError:
-    """The error for an option that does not exist, with those that do."""
+    """Return the error for an option that does not exist, with the existing ones."""
     names = [dashed(n) for n in known]
     has = f"; it has {', '.join(names)}" if names else "; it has none"
     hint = did_you_mean(dashed(name), names) or has
@@ -117,12 +119,12 @@ def no_option(of: str, name: str, known: Mapping[str, Any]) -> UsageError:
 
 
 def dashed(name: str) -> str:
-    """The name of an option as it is written on the command line."""
+    """Return the name of an option on the command line."""
     return name.replace("_", "-")
 
 
 def type_text(hint: Any) -> str:
-    """The type of an option, for people."""
+    """Return the type of an option as messages and help show it."""
     if hint == Bytes:
         return "bytes"
     if get_origin(hint) is Literal:

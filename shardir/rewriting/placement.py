@@ -1,4 +1,4 @@
-"""How an op is placed: the layouts that its operands must have, and those of its results."""
+"""The placement of an op: the layouts that its operands must have, and those of its results."""
 
 from xdsl.ir import Operation, SSAValue
 
@@ -19,14 +19,14 @@ Needs = dict[SSAValue, dict[Operation, Layout]]
 
 
 def layout_at(v: SSAValue) -> Layout:
-    """The layout of a value of a program that is laid out."""
+    """Return the layout of a value that has one."""
     layout = layout_of(v)
     assert layout is not None
     return layout
 
 
 def strategy_op_sharding(op: TensorOp, mesh: Mesh) -> OpSharding:
-    """The placement that an op's strategy specifies.
+    """Return the placement that an op's strategy specifies.
 
     Raises:
         ShardirError: the strategy does not fit the op or the mesh.
@@ -36,8 +36,8 @@ def strategy_op_sharding(op: TensorOp, mesh: Mesh) -> OpSharding:
 
 
 def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> OpSharding:
-    """The placement of an op: by its strategy, or at minimum cost. A redistribution that another op
-    needs too is made once, and costs nothing here.
+    """Return the placement of an op: by its strategy, or at minimum cost. A redistribution that
+    another op needs too is made once, and costs nothing here.
 
     Raises:
         ShardirError: the strategy does not fit the op or the mesh.

@@ -1,9 +1,9 @@
-"""The rewriter: new ops at a point of a block, and changes of those that are there.
+"""The rewriter: inserts new ops at a point of a block, and replaces existing ones.
 
     rewriter = Rewriter(mesh)
-    rewriter.before(op)                                  # new ops go there, with op's location
+    rewriter.before(op)                                  # the insertion point, and the location
     y = rewriter.value(nn.ReluOp, x)                     # types inferred, placed, operands moved
-    new = rewriter.create(kind, operands, types)         # as it is given
+    new = rewriter.create(kind, operands, types)         # exactly this op
     rewriter.replace(op, new.results)                    # names handed on, uses redirected
 
 Without a mesh values have no layouts, and nothing is placed.
@@ -41,7 +41,7 @@ class Rewriter(Spellings):
         self.mesh = mesh
         self.block = block
         self.next: Operation | None = None
-        """The op before which new ones stand; None: they stand at the block's end."""
+        """The op before which new ones are inserted; None: at the end of the block."""
         self.location: LocationAttr | None = None
         """The location of new ops: that of the op that causes them."""
         self.attributes: dict[str, Attribute] = {}
@@ -51,20 +51,20 @@ class Rewriter(Spellings):
         self._moved: dict[tuple[SSAValue, Layout], SSAValue] = {}
         self._complete: dict[SSAValue, SSAValue] = {}
 
-    # ---- where ----
+    # ---- the insertion point ----
 
     def before(self, op: Operation) -> "Rewriter":
-        """Go before an op, whose location new ops get."""
+        """Set the insertion point before an op, whose location new ops get."""
         self.block, self.next, self.location = op.parent, op, op.location
         return self
 
     def after(self, op: Operation) -> "Rewriter":
-        """Go after an op, whose location new ops get."""
+        """Set the insertion point after an op, whose location new ops get."""
         self.block, self.next, self.location = op.parent, op.next_op, op.location
         return self
 
     def insert(self, op: Operation) -> None:
-        """Put an op here."""
+        """Insert an op at the insertion point."""
         assert self.block is not None
         if self.next is None:
             self.block.add_op(op)
@@ -72,7 +72,7 @@ class Rewriter(Spellings):
             self.block.insert_op_before(op, self.next)
 
     def move(self, op: Operation) -> None:
-        """Move an op here."""
+        """Move an op to the insertion point."""
         op.detach()
         self.insert(op)
 
@@ -87,7 +87,7 @@ class Rewriter(Spellings):
         attributes: Mapping[str, Attribute] | None = None,
         names: Sequence[SSAValue] = (),
     ) -> OpT:
-        """A new op with these operands and result types; its results are named as `names` are."""
+        """Insert a new op with these operands and result types; results are named as `names`."""
         new = kind.create(
             operands=operands, result_types=types, properties=dict(properties or {}),
             attributes=dict(attributes or {}), location=self.location,
@@ -104,7 +104,7 @@ class Rewriter(Spellings):
         types: Sequence[Attribute] | None = None,
         properties: Mapping[str, Attribute] | None = None,
     ) -> OpT:
-        """A new op as another one is, but for what is given."""
+        """Insert a copy of an op, with other operands, types or properties where given."""
         return self.create(
             type(op),
             op.operands if operands is None else operands,
@@ -116,7 +116,7 @@ class Rewriter(Spellings):
 
     @staticmethod
     def replace(op: Operation, values: Sequence[SSAValue]) -> None:
-        """Put values in the place of the results of an op, with their names and uses; erase it."""
+        """Replace the results of an op by values, which get their names and uses, and erase it."""
         for old, new in zip(op.results, values, strict=True):
             new.name_hint = new.name_hint or old.name_hint
             old.replace_all_uses_with(new)
@@ -181,12 +181,12 @@ class Rewriter(Spellings):
         like: SSAValue | Layout | None = None,
     ) -> Sequence[SSAValue]:
         outs = _result_types(kind, [unsharded_type(v) for v in operands], props or {}, result)
-        apart = issubclass(kind, Composite)
-        if not apart and self.mesh is not None and decomposes(kind):
+        decomposed = issubclass(kind, Composite)
+        if not decomposed and self.mesh is not None and decomposes(kind):
             types = tuple(unsharded_type(v) for v in operands)
             factors = rule_of(kind, types, tuple(outs), props or {})
-            apart = splits_replicated(factors, [self.layout(v) for v in operands])
-        if not apart:
+            decomposed = splits_replicated(factors, [self.layout(v) for v in operands])
+        if not decomposed:
             return self.op(kind, *operands, props=props, result=result, like=like).results
         op = kind.create(operands=operands, result_types=outs, properties=props or {})
         made = op.decompose(self)
@@ -212,7 +212,7 @@ class Rewriter(Spellings):
         return new
 
     def redistribution(self, value: SSAValue, layout: Layout) -> SSAValue:
-        """A new redistribution of the value."""
+        """Insert a new redistribution of the value."""
         type = with_layout(unsharded_type(value), layout)
         return self.create(RedistributeOp, [value], [type], names=[value]).out
 
@@ -220,27 +220,27 @@ class Rewriter(Spellings):
         return value if self.mesh is None else self.redistribute(value, self.layout(value).complete)
 
     def seconds(self, value: SSAValue, layout: Layout) -> tuple[float, float]:
-        """The cost of having the value in a layout: of bytes, and of latencies."""
+        """Return the seconds of redistributing the value to a layout: of bytes, of latencies."""
         have = self.layout(value)
         if self.mesh is None or have == layout or (value, layout) in self._moved:
             return 0.0, 0.0
         return seconds(unsharded_type(value).get_shape(), self.mesh, have, layout)
 
     def known(self, value: SSAValue, same: SSAValue) -> None:
-        """`same` is the value in another layout: it is not to be redistributed to that again, and
-        where it is the reduced form of a partial value, ops use it."""
+        """Record `same` as the value in another layout: it is not redistributed to that again, and
+        if it is the reduced form of a partial value, ops use it."""
         self._moved.setdefault((value, self.layout(same)), same)
         if self.layout(value).partial and not self.layout(same).partial:
             self._complete.setdefault(value, same)
 
 
 def set_type(value: SSAValue, type: Attribute) -> None:
-    """Give a value another type, in place: to build its op anew costs twenty times as much."""
+    """Set the type of a value in place: a new op would cost twenty times as much."""
     value._type = type
 
 
 def erase(op: Operation) -> None:
-    """Take an op that nobody uses out of its block, for good."""
+    """Detach an unused op from its block and erase it."""
     op.detach()
     op.erase()
 
@@ -251,7 +251,7 @@ def _result_types(
     props: Props,
     result: TensorType | Sequence[TensorType] | None,
 ) -> list[TensorType]:
-    """The types of an op's results: given, or inferred."""
+    """Return the types of an op's results: given, or inferred."""
     if result is None:
         return kind.infer(operands, props)
     given = [result] if isinstance(result, TensorType) else result

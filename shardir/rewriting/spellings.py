@@ -1,6 +1,6 @@
 """Short spellings of single ops: `b.add(x, y)` for an `nn.add`, and so on.
 
-The interface, which says what each means, is `shardir/dialects/builder.py`.
+The interface, with their meanings, is `shardir/dialects/builder.py`.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from shardir.dialects.text import word
 
 
 class Spellings(Builder):
-    """The ops that have a spelling of their own, in terms of `op` and `results`."""
+    """Spellings of single ops, in terms of `op` and `results`."""
 
     def add(self, x: SSAValue, y: SSAValue) -> SSAValue:
         return self.value(nn.AddOp, x, y)
@@ -175,9 +175,9 @@ class Spellings(Builder):
             every = [a for x in parts for a in self.layout(x).partial]
             sub_axes = {d for d in self.mesh.cut(tuple(every), tuple(every))}
             crossing = any(self.mesh.overlap(a, b) for a in sub_axes for b in sub_axes if a != b)
-            whole = replicated(self.mesh.name, 0)
+            scalar = replicated(self.mesh.name, 0)
             union = self.mesh.simplify(tuple(sorted(sub_axes, key=self.mesh.order)))
-            shared = whole if crossing else whole.with_partial(union)
+            shared = scalar if crossing else scalar.with_partial(union)
             parts = [self.redistribute(x, shared) for x in parts]
         sum = parts[0]
         for x in parts[1:]:

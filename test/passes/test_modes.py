@@ -45,12 +45,14 @@ def test_manual_takes_what_propagation_stated() -> None:
     stated = shardir.compile(TEXT, "inline-calls,propagate-strategies").text
     assert "#dist.layout" in stated
     assert shardir.compile(stated, mode="manual").text == shardir.compile(stated).text
-    with pytest.raises(ShardirError, match=r"\[A4\] %x, %y, %up, %down in @loss have no layouts"):
+    with pytest.raises(
+        ShardirError, match=r"\[A4\] expected layouts of %x, %y, %up, %down in @loss, got none"
+    ):
         shardir.compile(TEXT, mode="manual")
 
 
 def test_a_mode_and_a_pipeline_are_two_pipelines(tmp_path: Path) -> None:
-    both = "the mode auto is a pipeline, and 'train' is another; give one of them"
+    both = "expected a mode or a pipeline, got the mode auto and 'train'; use one of them"
     code, out, err = opt("--mode=auto", "-p", "train")
     assert (code, out, err) == (2, "", f"shard-opt: error: {both}\n")
     words = ["shard-run", str(EXAMPLE), "--mode=auto", "--pass-pipeline=train"]

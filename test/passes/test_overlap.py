@@ -23,7 +23,7 @@ placed = bench.load("auto").on
 PAIR = Level("pair", 2, 1e3, 0.0)
 MESH = "dist.mesh @m <a = 2, b = 2> on @c\n"
 TYPES = """
-#whole = #dist.local<@m, [{}, {}]>
+#replicated = #dist.local<@m, [{}, {}]>
 #rows = #dist.local<@m, [{b}, {}]>
 #apart = #dist.local<@m, [{a}, {}]>
 """
@@ -38,15 +38,15 @@ def cost(body: str, latency: float = 0.0, interference: float = 0.0) -> Function
         f"dist.cluster @c <levels [{levels}], flops {{f32 = 1e3}}, interference = {interference}>\n"
         + MESH + TYPES
         + "func.func @f(%x: tensor<2x4xf32, #rows>, %u: tensor<2x4xf32, #apart>, "
-        "%w: tensor<4x4xf32, #whole>) -> tensor<4x4xf32, #whole> {\n"
+        "%w: tensor<4x4xf32, #replicated>) -> tensor<4x4xf32, #replicated> {\n"
         + "".join(f"  {line}\n" for line in body.strip().splitlines())
-        + "  func.return %w : tensor<4x4xf32, #whole>\n}"
+        + "  func.return %w : tensor<4x4xf32, #replicated>\n}"
     )  # fmt: skip
     (found,) = report(shardir.compile(text, "").module)
     return found
 
 
-W = "tensor<4x4xf32, #whole>"
+W = "tensor<4x4xf32, #replicated>"
 PRODUCT = f"nn.matmul %w, %w : ({W}, {W}) -> {W}"
 
 
@@ -129,17 +129,17 @@ def test_the_cuts_of_a_buffer_are_the_best_of_all(seed: int) -> None:
 
 KEPT = """dist.mesh @m <a = 2>
 #half = #dist.local<@m, [{a}, {}]>
-#whole = #dist.local<@m, [{}, {}]>
+#replicated = #dist.local<@m, [{}, {}]>
 #sums = #dist.local<@m, [{}, {}], partial sum {a}>
 func.func @step(
     %w: tensor<8x16xf32, #half> {train.parameter = "w", train.init = #train.init<normal>},
     %g: tensor<8x16xf32, #half> {train.input = #train.init<normal>}
-) -> (tensor<16x16xf32, #whole>, tensor<8x16xf32, #half> {train.updates = "w"}) attributes {train.step} {
-  %all = dist.all_gather %w dim 0 over <a> async : (tensor<8x16xf32, #half>) -> tensor<16x16xf32, #whole>
+) -> (tensor<16x16xf32, #replicated>, tensor<8x16xf32, #half> {train.updates = "w"}) attributes {train.step} {
+  %all = dist.all_gather %w dim 0 over <a> async : (tensor<8x16xf32, #half>) -> tensor<16x16xf32, #replicated>
   %lr = nn.constant dense<0.1> : tensor<f64> -> tensor<f64, #dist.local<@m, []>>
   %new = train.sgd %w, %g, %lr weight_decay 0.0 : (tensor<8x16xf32, #half>, tensor<8x16xf32, #half>, tensor<f64, #dist.local<@m, []>>) -> tensor<8x16xf32, #half>
-  %there = dist.wait %all : (tensor<16x16xf32, #whole>) -> tensor<16x16xf32, #whole>
-  func.return %there, %new : tensor<16x16xf32, #whole>, tensor<8x16xf32, #half>
+  %there = dist.wait %all : (tensor<16x16xf32, #replicated>) -> tensor<16x16xf32, #replicated>
+  func.return %there, %new : tensor<16x16xf32, #replicated>, tensor<8x16xf32, #half>
 }
 """  # noqa: E501
 
@@ -183,12 +183,12 @@ def test_a_step_takes_less_and_needs_no_more(plan: str, cluster: str) -> None:
 
 SLOWER = """dist.cluster @c <levels [n = 2 {bandwidth = 1e6, latency = 1e-3}], flops {f32 = 1e7}>
 dist.mesh @m <a = 2> on @c
-#whole = #dist.local<@m, [{}, {}]>
+#replicated = #dist.local<@m, [{}, {}]>
 #sum = #dist.local<@m, [{}, {}], partial sum {a}>
-func.func @f(%x: tensor<4x4xf32, #sum>, %w: tensor<4x4xf32, #whole>) -> (tensor<4x4xf32, #whole>, tensor<4x4xf32, #whole>) {
-  %y = nn.matmul %x, %w : (tensor<4x4xf32, #sum>, tensor<4x4xf32, #whole>) -> tensor<4x4xf32, #sum>
-  %a, %b = dist.all_reduce <sum> %x, %y over <a> : (tensor<4x4xf32, #sum>, tensor<4x4xf32, #sum>) -> (tensor<4x4xf32, #whole>, tensor<4x4xf32, #whole>)
-  func.return %a, %b : tensor<4x4xf32, #whole>, tensor<4x4xf32, #whole>
+func.func @f(%x: tensor<4x4xf32, #sum>, %w: tensor<4x4xf32, #replicated>) -> (tensor<4x4xf32, #replicated>, tensor<4x4xf32, #replicated>) {
+  %y = nn.matmul %x, %w : (tensor<4x4xf32, #sum>, tensor<4x4xf32, #replicated>) -> tensor<4x4xf32, #sum>
+  %a, %b = dist.all_reduce <sum> %x, %y over <a> : (tensor<4x4xf32, #sum>, tensor<4x4xf32, #sum>) -> (tensor<4x4xf32, #replicated>, tensor<4x4xf32, #replicated>)
+  func.return %a, %b : tensor<4x4xf32, #replicated>, tensor<4x4xf32, #replicated>
 }
 """  # noqa: E501
 

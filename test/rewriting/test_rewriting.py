@@ -115,8 +115,8 @@ def test_a_pass_collects_the_errors_of_several_functions(name: str) -> None:
     twice = f"{head}func.func{end}func.func{end.replace('@global', '@second')}"
     with pytest.raises(Failure) as e:
         nested.run(name, Context(), parse(twice, verify=False))
-    assert [message.partition(" has ")[0] for _, message in e.value.errors] == [
-        "a value in @global", "a value in @second",
+    assert [message.partition(",")[0] for _, message in e.value.errors] == [
+        f"expected a layout of each value in @{f}" for f in ("global", "second")
     ]  # fmt: skip
 
 

@@ -189,7 +189,8 @@ WRONG = {
     "-p rename{size=16XB}": "pass rename: option size: expected a size such as 16GB or 512MiB, "
     "got '16XB'",
     "-p rename{times=16KB}": "pass rename: option times: expected int, got '16KB'",
-    "-p rename{to=g to=h}": "pass pipeline: option to stands twice in 'rename{to=g to=h}'",
+    "-p rename{to=g to=h}": "pass pipeline: expected option to once, "
+    "got it twice in 'rename{to=g to=h}'; drop one",
     "-p rename{": "pass pipeline: a bracket or string in 'rename{' is never closed",
     "-p rename}": "pass pipeline: the '}' after 'rename' closes nothing",
     "-p rename{to=h}x": "pass pipeline: unexpected text after the options of 'rename{to=h}x'",
