@@ -1,5 +1,5 @@
 """The tables of the documentation, from the code: `python docs/tables.py NAME`, where NAME is nn,
-ops, dist, train, passes, modes or invariants.
+ops, dist, train, passes, modes, invariants or mutants.
 
 `python test/project/test_docs.py --regenerate` puts them into the pages.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from itertools import product
+from pathlib import Path
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import (
@@ -39,7 +40,7 @@ from shardir.dialects.text import TextAttr
 from shardir.passes import PASSES
 from shardir.syntax.parser import parse
 
-NAMES = "nn, ops, dist, train, passes, modes, invariants"
+NAMES = "nn, ops, dist, train, passes, modes, invariants, mutants"
 TAIL = re.compile(r"\s*(\(`strategy` \$strategy\^\)\? )?attr-dict.*$")
 
 EXAMPLES = """
@@ -354,6 +355,17 @@ def _escaped(text: str) -> str:
     return "`".join(pieces)
 
 
+def planted() -> Iterator[str]:
+    """Yield the table of mutants."""
+    sys.path.append(str(Path(__file__).parents[1] / "test"))
+    from mutants import mutants
+
+    yield "| package | mutant | error |"
+    yield "| --- | --- | --- |"
+    for m in mutants():
+        yield f"| {m.package} | {_escaped(m.name)} | {_escaped(m.breaks)} |"
+
+
 def table(name: str) -> str:
     """The lines of one table."""
     match name:
@@ -371,6 +383,8 @@ def table(name: str) -> str:
             return "\n".join(modes())
         case "invariants":
             return "\n".join(invariants()).rstrip()
+        case "mutants":
+            return "\n".join(planted())
         case _:
             raise SystemExit(f"expected the name of a table, got {name!r}; use one of {NAMES}")
 

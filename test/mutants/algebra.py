@@ -9,7 +9,7 @@ MUTANTS = [
         "shardir/algebra/mesh.py",
         "c = -(-size // parts)",
         "c = size // parts",
-        "test/algebra/test_algebra.py",
+        "test/algebra/test_algebra.py::test_shards_hold_each_row_once",
     ),
     Mutant(
         "a group is in order of ranks",
@@ -20,7 +20,7 @@ MUTANTS = [
         "shardir/algebra/mesh.py",
         "return tuple(tuple(r for _, r in sorted(m)) for m in members.values())",
         "return tuple(tuple(sorted(r for _, r in m)) for m in members.values())",
-        "test/algebra/test_algebra.py",
+        "test/algebra/test_algebra.py::test_groups_part_the_ranks",
     ),
     Mutant(
         "sub-axes overlap at their ends",
@@ -28,7 +28,7 @@ MUTANTS = [
         "shardir/algebra/mesh.py",
         "return b0 % a1 != 0 and a0 % b1 != 0",
         "return b0 % a1 != 0 or a0 % b1 != 0",
-        "test/algebra/test_algebra.py",
+        "test/algebra/test_algebra.py::test_axes_overlap_unless_their_coordinates_are_independent",
     ),
     Mutant(
         "a reduced factor leaves nothing partial",
@@ -36,7 +36,7 @@ MUTANTS = [
         "shardir/algebra/factors.py",
         "reduced = [a for f in lacking for a in chosen.get(f, ())]",
         "reduced = []",
-        "test/algebra/test_algebra.py",
+        "test/algebra/test_algebra.py::test_a_placement_is_legal_and_splits_what_is_agreed_on",
     ),
     Mutant(
         "partial maxima pass through sums",
@@ -44,7 +44,10 @@ MUTANTS = [
         "shardir/algebra/factors.py",
         'if alike and (first.reduction == "sum" or factors.linear == "any"):',
         "if alike:",
-        "test/algebra/test_algebra.py",
+        (
+            "test/algebra/test_algebra.py::test_a_placement_is_legal_and_splits_what_is_agreed_on"
+            "[add]"
+        ),
     ),
     Mutant(
         "a merged dimension is split at its minor factor",
@@ -55,7 +58,10 @@ MUTANTS = [
         "shardir/algebra/factors.py",
         "            if left > 1:\n                break\n        return out, not todo",
         "        return out, not todo",
-        "test/algebra/test_algebra.py",
+        (
+            "test/algebra/test_algebra.py::test_compose_is_the_inverse_of_assign "
+            "test/algebra/test_algebra.py::test_assign_is_the_inverse_of_compose"
+        ),
     ),
     Mutant(
         "an all-gather pairs with an all-slice",
@@ -63,7 +69,7 @@ MUTANTS = [
         "shardir/algebra/collectives/all_devices.py",
         'transposed = "reduce_scatter"',
         'transposed = "all_slice"',
-        "test/interpret/test_collectives.py test/algebra/test_algebra.py",
+        "test/interpret/test_collectives.py::test_the_transposed_one_is_the_adjoint",
     ),
     Mutant(
         "a reduce-scatter takes any partial value",
@@ -82,7 +88,10 @@ MUTANTS = [
         "shardir/algebra/transitions.py",
         "if axes and have[-len(axes) :] == axes:",
         "if axes and have[: len(axes)] == axes:",
-        "test/interpret/test_collectives.py test/algebra/test_redistribution.py",
+        (
+            "test/interpret/test_collectives.py::test_its_layout_is_what_numpy_makes "
+            "test/filecheck/verify/collectives.ir"
+        ),
     ),
     Mutant(
         "the bound of a reduce-scatter is too high",
@@ -90,7 +99,7 @@ MUTANTS = [
         "shardir/algebra/bound.py",
         "(lost - stay + max(groups, 1) - 1)",
         "(lost - stay + max(groups, 1))",
-        "test/algebra/test_plan_redistribution.py",
+        "test/algebra/test_plan_redistribution.py::test_rings_reach_the_bound",
     ),
     Mutant(
         "an all-reduce receives what a reduce-scatter does",
@@ -98,7 +107,7 @@ MUTANTS = [
         "shardir/algebra/collectives/all_devices.py",
         "return -(-2 * t.have * (t.n - 1) // t.n)",
         "return -(-t.have * (t.n - 1) // t.n)",
-        "test/cost/test_predicted_bytes.py",
+        "test/cost/test_cost.py::test_rings_are_their_messages",
     ),
     Mutant(
         "a tree halves the bytes",
@@ -106,7 +115,7 @@ MUTANTS = [
         "shardir/algebra/forms.py",
         'Form("tree", deep * links.latency, 2 * each)',
         'Form("tree", deep * links.latency, each)',
-        "test/cost/test_cost.py",
+        "test/cost/test_cost.py::test_forms_by_hand",
     ),
     Mutant(
         "a halo ends a row early",
@@ -114,7 +123,7 @@ MUTANTS = [
         "shardir/algebra/windows.py",
         "high = min(p * w.step + w.offset + w.size, w.rows)",
         "high = min(p * w.step + w.offset + w.size - 1, w.rows)",
-        "test/algebra/test_windows.py",
+        "test/algebra/test_windows.py -k holds",
     ),
     Mutant(
         "closed dimensions are refined",
@@ -122,7 +131,10 @@ MUTANTS = [
         "shardir/algebra/sharding.py",
         "if d not in open or not axes or axes == new[d]:",
         "if not axes or axes == new[d]:",
-        "test/algebra/test_propagation_engine.py",
+        (
+            "test/algebra/test_propagation_engine.py::test_closed_dimensions_stay_and_open_ones_a"
+            "re_refined"
+        ),
     ),
     Mutant(
         "the first proposal wins",
@@ -130,7 +142,7 @@ MUTANTS = [
         "shardir/algebra/propagation/conflicts.py",
         "costs.sort(key=lambda c: (*c[0], -mesh",
         "costs.sort(key=lambda c: (-mesh",
-        "test/algebra/test_propagation_engine.py",
+        "test/algebra/test_propagation_engine.py::test_a_conflict_is_resolved_for_the_cheapest",
     ),
     Mutant(
         "backward barriers are open",
@@ -138,7 +150,7 @@ MUTANTS = [
         "shardir/algebra/propagation/worklist.py",
         "mine, theirs = theirs, mine",
         "pass",
-        "test/algebra/test_propagation_engine.py",
+        "test/algebra/test_propagation_engine.py::test_a_barrier_passes_axes_in_its_directions",
     ),
     Mutant(
         "Shardy's priorities are lost",
@@ -154,6 +166,9 @@ MUTANTS = [
         "shardir/algebra/placements.py",
         "if dims.index(b) > dims.index(a)",
         "if dims.index(b) < dims.index(a)",
-        "test/algebra/test_placements.py",
+        (
+            "test/algebra/test_placements.py::test_placements "
+            "test/algebra/test_placements.py::test_the_order_of_a_spec"
+        ),
     ),
 ]

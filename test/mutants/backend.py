@@ -9,7 +9,7 @@ MUTANTS = [
         "shardir/backend/torch/emit/names.py",
         '("KiB", 1 << 10)',
         '("KiB", 1000)',
-        "test/backend",
+        "test/backend/test_emit_bytes.py",
     ),
     Mutant(
         "comments count operands only",
@@ -17,7 +17,7 @@ MUTANTS = [
         "shardir/backend/torch/ops/dist.py",
         "sum(max(size_of(v), size_of(o)) for v, o in pairs)",
         "sum(size_of(v) for v, o in pairs)",
-        "test/backend",
+        "test/backend/test_emit_bytes.py",
     ),
     Mutant(
         "inputs are overwritten",
@@ -25,7 +25,7 @@ MUTANTS = [
         "shardir/backend/torch/emit/scope.py",
         "self.storages.is_free(v, op, self.retained)",
         "True",
-        "test/backend/test_emit_text.py",
+        "test/backend/test_emit_text.py::test_memory_is_reused_only_where_nobody_reads_it",
     ),
     Mutant(
         "numbers are not rounded",
@@ -33,7 +33,7 @@ MUTANTS = [
         "shardir/backend/torch/emit/literals.py",
         "held = round_to(float(number), element)",
         "held = float(number)",
-        "test/backend/test_emit_text.py",
+        "test/backend/test_emit_text.py -k literal",
     ),
     Mutant(
         "transposed operands are not",
@@ -41,7 +41,7 @@ MUTANTS = [
         "shardir/backend/torch/emit/einsum.py",
         '+ ".mT"',
         '+ ""',
-        "test/backend/test_emit_text.py",
+        "test/backend/test_emit_text.py::test_contractions_equal_einsum",
     ),
     Mutant(
         "groups are in torch's order",
@@ -49,7 +49,7 @@ MUTANTS = [
         "shardir/backend/torch/runtime/runtime_mesh.py",
         "self.order = tuple(by_number.index(r) for r in self.ranks)",
         "self.order = tuple(range(self.size))",
-        "test/run/test_runtime.py",
+        "test/run/test_runtime.py::test_collectives_equal_slices_of_the_whole",
     ),
     Mutant(
         "padding is gathered",
@@ -57,7 +57,7 @@ MUTANTS = [
         "shardir/backend/torch/runtime/runtime_buffers.py",
         "spans = [bounds(total, len(blocks), k) for k in range(len(blocks))]",
         "spans = [(0, b.shape[dim]) for b in blocks]",
-        "test/run/test_runtime.py",
+        "test/run/test_runtime.py::test_collectives_equal_slices_of_the_whole",
     ),
     Mutant(
         "a mean is a sum",
@@ -65,7 +65,7 @@ MUTANTS = [
         "shardir/backend/torch/runtime/runtime.py",
         'lambda: x.div_(group.size) if op == "mean" else x',
         "lambda: x",
-        "test/run/test_runtime.py",
+        "test/run/test_runtime.py::test_collectives_equal_slices_of_the_whole",
     ),
     Mutant(
         "ranks outlive the run",
@@ -73,7 +73,7 @@ MUTANTS = [
         "shardir/backend/torch/launch/ranks.py",
         "left = [process for process in self.processes if process.poll() != 0]",
         "left = []",
-        "test/run/test_launch.py",
+        "test/run/test_launch.py::test_no_rank_outlives_the_launcher",
     ),
     Mutant(
         "a NaN agrees",
@@ -81,7 +81,7 @@ MUTANTS = [
         "shardir/backend/torch/launch/report.py",
         "return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)",
         "return max((v for v in values if not math.isnan(v)), default=0.0)",
-        "test/run/test_launch.py",
+        "test/run/test_launch.py::test_comparison",
     ),
     Mutant(
         "variables are deleted before their last use",

@@ -9,7 +9,7 @@ MUTANTS = [
         "shardir/diagnostics/errors.py",
         "before = self.source[first : self.column - 1]",
         "before = self.source[first : self.column - 2]",
-        "test/syntax/test_syntax.py",
+        "test/diagnostics/test_errors.py",
     ),
     Mutant(
         "carets are one long",
@@ -17,7 +17,7 @@ MUTANTS = [
         "shardir/diagnostics/errors.py",
         "width = max(1, min(self.length,",
         "width = max(1, min(1,",
-        "test/syntax/test_syntax.py",
+        "test/diagnostics/test_errors.py",
     ),
     Mutant(
         "notes are lost",
@@ -25,7 +25,7 @@ MUTANTS = [
         "shardir/diagnostics/errors.py",
         'lines += [f"  note: {n}" for n in self.notes]',
         "lines += []",
-        "test/syntax/test_syntax.py",
+        "test/diagnostics/test_errors.py",
     ),
     Mutant(
         "suggestions come from afar",
@@ -33,7 +33,7 @@ MUTANTS = [
         "shardir/diagnostics/wording.py",
         "cutoff=0.7",
         "cutoff=0.0",
-        "test/syntax/test_syntax.py",
+        "test/syntax/test_syntax.py::test_errors",
     ),
     Mutant(
         "progress outlives its listener",

@@ -9,7 +9,7 @@ MUTANTS = [
         "shardir/rewriting/autodiff/cotangents.py",
         "found[layout] = self.builder.add(found[layout], d)",
         "pass",
-        "test/passes/test_autodiff.py",
+        "test/passes/test_autodiff.py::test_a_value_used_twice",
     ),
     Mutant(
         "stop_gradient passes gradients",
@@ -17,7 +17,7 @@ MUTANTS = [
         "shardir/rewriting/autodiff/activity.py",
         "if isinstance(op, StopGradientOp):",
         "if False:",
-        "test/passes/test_autodiff.py",
+        "test/passes/test_autodiff.py::test_no_cotangent_goes_through_integers_or_stop_gradient",
     ),
     Mutant(
         "microbatches reduce one by one",
@@ -25,7 +25,10 @@ MUTANTS = [
         "shardir/rewriting/autodiff/microbatches.py",
         "        backward.cotangents.accumulate(retained)\n        block",
         "        block",
-        "test/dialects/test_optimizers.py -k microbatches",
+        (
+            "test/dialects/test_optimizers.py::test_reductions_over_the_batch_do_not_grow_with_th"
+            "e_microbatches"
+        ),
     ),
     Mutant(
         "redistributions are made twice",

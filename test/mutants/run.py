@@ -179,22 +179,30 @@ def failures(found: dict[str | Mutant, Outcome]) -> list[str]:
     return lines
 
 
+def by_package(found: dict[str | Mutant, Outcome]) -> list[tuple[Mutant, Outcome]]:
+    """Return the mutants with their outcomes, in the order of the packages."""
+    tried = [(m, o) for m, o in found.items() if isinstance(m, Mutant)]
+    return sorted(tried, key=lambda t: (t[0].package, t[0].name))
+
+
 def show(found: dict[str | Mutant, Outcome], console: Console) -> None:
     """Print each mutant with the test that caught it."""
     table = Table()
     for column in ("package", "mutant", "caught by"):
         table.add_column(column, overflow="fold")
     table.add_column("s", justify="right")
-    for m, outcome in sorted((i, o) for i, o in found.items() if isinstance(i, Mutant)):
+    for m, outcome in by_package(found):
         first = outcome.first if outcome.verdict == "caught" else outcome.verdict
         table.add_row(m.package, m.name, first, f"{outcome.seconds:.1f}")
     console.print(table)
 
 
-def markdown() -> str:
-    """Return the table of mutants of docs/testing.md."""
-    lines = ["| package | mutant | breaks |", "| --- | --- | --- |"]
-    lines += [f"| {m.package} | {m.name} | {m.breaks} |" for m in mutants()]
+def markdown(found: dict[str | Mutant, Outcome]) -> str:
+    """Return the table of `show` as Markdown."""
+    lines = ["| package | mutant | caught by | s |", "| --- | --- | --- | ---: |"]
+    for m, outcome in by_package(found):
+        first = f"`{outcome.first}`" if outcome.verdict == "caught" else outcome.verdict
+        lines.append(f"| {m.package} | {m.name} | {first} | {outcome.seconds:.1f} |")
     return "\n".join(lines)
 
 
@@ -203,11 +211,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a mutant or a package")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once")
-    parser.add_argument("--markdown", action="store_true", help="print the table of the docs")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to a file")
     options = parser.parse_args()
-    if options.markdown:
-        print(markdown())
-        return 0
     names = {n for m in mutants() for n in (m.name, m.package)}
     if unknown := sorted({*options.names} - names):
         parser.error(f"expected names of mutants or packages, got {', '.join(unknown)}")
@@ -216,6 +221,8 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     found = run(chosen, max(1, options.jobs), console)
     show(found, console)
+    if options.markdown is not None:
+        options.markdown.write_text(markdown(found) + "\n", encoding="utf-8")
     for line in (wrong := failures(found)):
         console.print(line, style="red", markup=False)
     caught = sum(isinstance(i, Mutant) and o.verdict == "caught" for i, o in found.items())

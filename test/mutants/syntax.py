@@ -9,7 +9,7 @@ MUTANTS = [
         "shardir/syntax/source.py",
         "self._int(pos - starts[line] + 1))",
         "self._int(pos - starts[line]))",
-        "test/syntax/test_syntax.py",
+        "test/syntax/test_syntax.py::test_locations",
     ),
     Mutant(
         "names of values are lost",
@@ -17,7 +17,7 @@ MUTANTS = [
         "shardir/syntax/printer.py",
         "self.new_name(value.name_hint)",
         "self.new_name(None)",
-        "test/syntax/test_syntax_printer.py test/syntax/test_syntax.py",
+        "test/syntax/test_syntax.py::test_names_are_kept",
     ),
     Mutant(
         "a missing mesh is reported at each use",
@@ -25,7 +25,7 @@ MUTANTS = [
         "shardir/syntax/verify.py",
         "counts[message] = 0",
         "counts[message] = n",
-        "test/filecheck/syntax test/filecheck/verify/meshes.ir",
+        "test/filecheck/verify/meshes.ir",
     ),
     Mutant(
         "dominance within a block is not checked",
@@ -33,7 +33,7 @@ MUTANTS = [
         "shardir/syntax/dominance.py",
         "if id(operand) not in seen:",
         "if False:",
-        "test/syntax/test_syntax.py",
+        "test/syntax/test_syntax.py::test_dominance",
     ),
     Mutant(
         "errors are in the order of ops",
@@ -41,7 +41,7 @@ MUTANTS = [
         "shardir/syntax/verify.py",
         "return sorted(found, key=lambda d: (d.line, d.column))",
         "return found[::-1]",
-        "test/syntax/test_syntax.py",
+        "test/syntax/test_syntax.py::test_errors",
     ),
     Mutant(
         "each encoding is an alias",
@@ -49,6 +49,6 @@ MUTANTS = [
         "shardir/syntax/printer.py",
         "        if n > 1:\n            word",
         "        if n > 0:\n            word",
-        "test/syntax/test_syntax_printer.py",
+        "test/syntax/test_syntax_printer.py::test_aliases",
     ),
 ]

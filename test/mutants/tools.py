@@ -9,7 +9,7 @@ MUTANTS = [
         "tools/run.py",
         "return 0 if all(difference.agrees for difference in differences) else 1",
         "return 0",
-        "test/run/test_launch.py",
+        "test/run/test_launch.py::test_a_disagreement_is_an_error",
     ),
     Mutant(
         "errors are success",
@@ -17,7 +17,7 @@ MUTANTS = [
         "tools/opt.py",
         "return int(failed)",
         "return 0",
-        "test/tools/test_opt.py",
+        "test/tools/test_opt.py::test_errors_of_passes",
     ),
     Mutant(
         "split inputs lose their lines",
@@ -25,7 +25,7 @@ MUTANTS = [
         "tools/opt.py",
         'chunks.append([""] * (number + 1))',
         "chunks.append([])",
-        "test/tools/test_opt.py",
+        "test/tools/test_opt.py::test_split_input",
     ),
     Mutant(
         "announced errors may be on any line",
@@ -33,7 +33,7 @@ MUTANTS = [
         "tools/expected.py",
         "d.line == self.line and",
         "",
-        "test/tools/test_opt.py",
+        "test/tools/test_opt.py::test_announced_errors",
     ),
     Mutant(
         "unexpected errors are fine",
@@ -41,7 +41,7 @@ MUTANTS = [
         "tools/expected.py",
         "return unexpected + [",
         "return [",
-        "test/tools/test_opt.py",
+        "test/tools/test_opt.py::test_announced_errors",
     ),
     Mutant(
         "groups that do not divide the ranks",
@@ -49,7 +49,7 @@ MUTANTS = [
         "tools/probes.py",
         "if ranks % n == 0]",
         "]",
-        "test/cost/test_calibrate.py",
+        "test/cost/test_calibrate.py::test_groups_and_sizes",
     ),
     Mutant(
         "errors are of one side",
@@ -57,7 +57,7 @@ MUTANTS = [
         "tools/calibrate.py",
         "max(ratio, 1 / ratio) - 1",
         "ratio - 1",
-        "test/cost/test_calibrate.py",
+        "test/cost/test_calibrate.py::test_errors_are_of_the_ratio_either_way",
     ),
     Mutant(
         "an explanation starts at the second redistribution",

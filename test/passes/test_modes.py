@@ -24,6 +24,8 @@ def test_a_mode_is_its_pipeline(mode: str) -> None:
     assert (code, err) == (0, "")
     assert text == opt("-p", MODES[mode].pipeline)[1]
     assert text == shardir.compile(TEXT, mode=mode).text
+    # all but that of one device end in the local view
+    assert ("#dist.local" in text) == (mode != "stand_alone") and "#dist.layout" not in text
 
 
 @pytest.mark.parametrize(
