@@ -48,7 +48,7 @@ def test_a_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("levels [a = 2]", "expected one cluster; use dist.cluster @name"),
-        ("dist.cluster @a <levels [a = 2]>", "expected a cluster.* got '\]'"),
+        ("dist.cluster @a <levels [a = 2]>", r"expected a cluster.* got '\]'"),
         (None, "expected a cluster, got .*; use a readable file or ascend910, gloo, h200, pod2048"),
     ],
 )
