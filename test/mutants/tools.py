@@ -22,7 +22,7 @@ MUTANTS = [
     Mutant(
         "split inputs lose their lines",
         "Programs after the first are located from line 1.",
-        "tools/opt.py",
+        "tools/opt_files.py",
         'chunks.append([""] * (number + 1))',
         "chunks.append([])",
         "test/tools/test_opt.py::test_split_input",
