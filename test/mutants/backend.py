@@ -14,7 +14,7 @@ MUTANTS = [
     Mutant(
         "comments count operands only",
         "The byte count of an emitted comment is that of the operands.",
-        "shardir/backend/torch/ops/dist.py",
+        "shardir/backend/torch/ops/dist/comments.py",
         "sum(max(size_of(v), size_of(o)) for v, o in pairs)",
         "sum(size_of(v) for v, o in pairs)",
         "test/backend/test_emit_bytes.py",

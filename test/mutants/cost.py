@@ -7,8 +7,8 @@ MUTANTS = [
         "an op takes the sum of its flops and its bytes",
         "The roofline adds computation and memory traffic.",
         "shardir/cost/seconds.py",
-        "return max(computing, moving) +",
-        "return computing + moving +",
+        "max(computing, moving)",
+        "(computing + moving)",
         (
             "test/cost/test_cost.py::test_one_op_without_ir "
             "test/cost/test_cost.py::test_an_elementwise_op_takes_what_its_bytes_take"
@@ -58,8 +58,8 @@ MUTANTS = [
         "the fit takes ratios the other way",
         "The error of a fit is the logarithm of measured times predicted.",
         "shardir/cost/fit.py",
-        "np.log(np.maximum(model(np.exp(z)), NEGLIGIBLE) / y)",
-        "np.log(np.maximum(model(np.exp(z)), NEGLIGIBLE) * y)",
+        ") / y)",
+        ") * y)",
         "test/cost/test_calibrate.py -k coefficients",
     ),
 ]

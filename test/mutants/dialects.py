@@ -47,8 +47,8 @@ MUTANTS = [
         "eps1 of Adafactor is not squared",
         "Adafactor's second moment is bounded from below by eps1, not by its square.",
         "shardir/dialects/train/optimizers/adafactor.py",
-        'numbers["eps1"] ** 2',
-        'numbers["eps1"]',
+        '["eps1"] ** 2',
+        '["eps1"]',
         "test/dialects/test_optimizers.py -k published_adafactor",
     ),
     Mutant(
