@@ -52,12 +52,12 @@ MUTANTS = [
         "test/dialects/test_optimizers.py -k published_adafactor",
     ),
     Mutant(
-        "a trust ratio ignores zero norms",
-        "LARS divides by zero where a parameter or a gradient is zero.",
+        "a trust ratio is the other way round",
+        "LAMB and LARS scale a step by the update's norm over the parameter's.",
         "shardir/dialects/train/updates.py",
-        "np.where((w > 0) & (u > 0), ratio, 1.0)",
-        "ratio",
-        "test/dialects/test_optimizers.py::test_layerwise_rates_are_their_formulas",
+        "w, u = np.sqrt(arrays)",
+        "u, w = np.sqrt(arrays)",
+        "test/dialects/test_ops.py::test_one_device_is_torch -k trust",
     ),
     Mutant(
         "Nesterov looks back",
