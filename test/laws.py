@@ -98,7 +98,7 @@ def exchanged(l: Layout) -> Layout:
 
 
 def of_pairs(shapes: Sequence[Shape], draw: random.Random) -> list[tuple[Layout, ...]]:
-    """Layouts over the 2x2 mesh. Its axes are alike, so one of two that differ by their names."""
+    """Layouts over the 2x2 mesh. Its axes are equal, so one of two that differ by their names."""
     if prod(len(layouts(len(s))) for s in shapes) > PAIRS:
         return sample(shapes, MESH, SAMPLE, draw)
     seen: set[tuple[Layout, ...]] = set()
@@ -292,7 +292,7 @@ def elements(op: type[TensorOp]) -> str:
 
 
 def gradient(op: type[TensorOp]) -> str:
-    """How many cases' gradients are torch's; or why there is none."""
+    """The number of cases whose gradients are torch's; or why there is none."""
     cases = cases_of(op)
     n = sum(bool(c.wrt(e)) for c in cases for e in c.elements)
     if n or not cases:
@@ -328,7 +328,7 @@ def over(mesh: Mesh) -> Callable[[type[TensorOp]], str]:
 
 
 def shards(test: Callable[[int, int], bool]) -> Callable[[type[TensorOp]], str]:
-    """How many of the layouts cut a dimension of n rows over k devices so that `test` holds."""
+    """The number of layouts that cut a dimension of n rows over k devices so that `test` holds."""
 
     def cell(op: type[TensorOp]) -> str:
         total, scalars = 0, True
@@ -364,7 +364,7 @@ def partial(op: type[TensorOp]) -> str:
 
 
 def in_parts(op: type[TensorOp]) -> str:
-    """How many layouts split what the op wants whole."""
+    """The number of layouts that split what the op needs unsharded."""
     if issubclass(op, Composite):
         return "is its parts"
     if not decomposes(op):
@@ -389,13 +389,13 @@ LAWS: dict[str, Callable[[type[TensorOp]], str]] = {
     "uneven shards": shards(uneven),
     "empty shards": shards(empty),
     "partial operands": partial,
-    "split where it wants to be whole": in_parts,
+    "split where it needs no split": in_parts,
     "emitted text is the interpreter": emitted,
 }
 
 
 def cells() -> dict[tuple[type[TensorOp], str], str]:
-    """What covers each law of each op."""
+    """The coverage of each law of each op."""
     return {(op, law): cover(op) for op in OPS for law, cover in LAWS.items()}
 
 

@@ -122,7 +122,7 @@ class Builder(ABC):
 
     @abstractmethod
     def compare(self, how: str, x: SSAValue, y: SSAValue) -> SSAValue:
-        """Where x is `how` y: `eq`, `lt`, ..."""
+        """The i1 elements of x `how` y: `eq`, `lt`, ..."""
 
     @abstractmethod
     def select(self, condition: SSAValue, x: SSAValue, y: SSAValue) -> SSAValue:

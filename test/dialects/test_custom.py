@@ -116,7 +116,7 @@ def test_what_is_registered_again_counts(register):
             shardir.parse(text)
 
 
-# ---- what is calculated ----
+# ---- what is computed ----
 
 MOMENTS = """
 dist.mesh @m <a = 2, b = 2>

@@ -1,5 +1,5 @@
-"""The law of every op: on any layout of its operands, all ranks together calculate what one device
-does, forward and gradient; and one device calculates what torch does.
+"""The law of every op: on any layout of its operands, all ranks together compute what one device
+does, forward and gradient; and one device computes what torch does.
 
 A case is one op on some shapes. Its element types go through the layouts of `laws.tried`, partial
 operands through those of `laws.partials`; which law is checked of which op, and where, is the list
@@ -48,7 +48,7 @@ RUNS = [(c, e) for c in CASES for e in c.elements]
 
 
 def test_every_law_of_every_op_is_covered():
-    """Which op lacks a case, a shape that is split unevenly, a gradient or the reason for none."""
+    """Each op has cases, an uneven split, and a gradient or the reason for none."""
     assert {c.op for c in CASES} == set(OPS) == set(REFERENCES)
     assert len(BY_NAME) == len(CASES), "two cases of one name"
     missing = [f"{op.name}: {law}" for (op, law), covered in cells().items() if not covered]
@@ -82,7 +82,7 @@ def test_one_device_is_torch(case: Case, element: str):
 
 
 def errors(p: Problem, given: Sequence[Tried], verify: bool = True) -> list[str]:
-    """What goes wrong with these layouts of the operands, and perhaps of the results. The verifier
+    """The errors with these layouts of the operands, and perhaps of the results. The verifier
     takes longer than a pass; where it is to `verify`, it sees one module in four."""
     n = len(function(p.module, "f").body.block.args)
     found = []
@@ -111,7 +111,7 @@ LOCAL_FIRST = (*PIPELINE[:2], "lower-to-spmd", "distributed-autodiff", "simplify
 
 def odd_layout(draw: random.Random, shape: Shape) -> Layout:
     """Sub-axes and axes in any order over the dimensions, half of them with sizes that are
-    stated."""
+    explicit."""
     pieces = [*draw.choice(PIECES)]
     draw.shuffle(pieces)
     places = [draw.randint(0, len(shape)) for _ in pieces]
@@ -126,8 +126,8 @@ def odd_layout(draw: random.Random, shape: Shape) -> Layout:
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_digits_and_stated_sizes(op: type[TensorOp]):
-    """Twelve ranks, many of them with nothing; differentiated before it is lowered or behind."""
+def test_sub_axes_and_explicit_sizes(op: type[TensorOp]):
+    """Twelve ranks, many of them with nothing; differentiated before it is lowered or after."""
     draw = random.Random(op.name)
     mine = [c for c in CASES if c.op is op]
     wrong = []
@@ -175,7 +175,7 @@ LINEAR = {
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_a_linear_op_keeps_contributions(name: str):
+def test_a_linear_op_keeps_partial_values(name: str):
     """Its result is reduced once, at the end: before it no data moves."""
     given = [layout("[{b}, {}], partial sum {a}")] * 2
     p = problem([Arg("f32", EVEN)] * 2, LINEAR[name], (0, 1))
@@ -187,7 +187,7 @@ def test_a_linear_op_keeps_contributions(name: str):
     assert "all_gather" not in collectives(function(module, "g").body.block.ops)
 
 
-def test_contributions_are_reduced_before_they_are_repeated():
+def test_partial_values_are_reduced_before_they_are_repeated():
     """A broadcast would double what the all-reduce takes."""
     given = [layout("[{b}, {}], partial sum {a}")]
     p = problem([Arg("f32", EVEN)], lambda b, x: b.broadcast(x, [1, 2], (2, 4, 8)), (0,))
@@ -202,7 +202,7 @@ ROWS: dict[str, tuple[list[Arg], Any, str, dict[str, int]]] = {
     "softmax": (
         [Arg("f64", (4, 8))],
         lambda b, x: b.value(nn.SoftmaxOp, x, props={"axis": int_attr(-1)}),
-        "[{a}, {b}]", {"all_reduce": 2},  # greatest, sum of exponentials
+        "[{a}, {b}]", {"all_reduce": 2},  # maximum, sum of exponentials
     ),
     "softmax over both axes": (
         [Arg("f64", (4, 8))],
@@ -227,7 +227,7 @@ ROWS: dict[str, tuple[list[Arg], Any, str, dict[str, int]]] = {
     "cross_entropy": (
         [Arg("f64", (4, 8)), Arg("i64", (4,))],
         lambda b, x, ids: b.value(nn.CrossEntropyOp, x, ids),
-        "[{a}, {b}]", {"all_reduce": 3},  # greatest, sum of exponentials, the label's logit
+        "[{a}, {b}]", {"all_reduce": 3},  # maximum, sum of exponentials, the label's logit
     ),
     "uneven cross_entropy": (
         [Arg("f64", (3, 7)), Arg("i64", (3,))],
@@ -237,7 +237,7 @@ ROWS: dict[str, tuple[list[Arg], Any, str, dict[str, int]]] = {
     "logsumexp": (
         [Arg("f64", (3, 7))],
         lambda b, x: b.value(nn.LogsumexpOp, x, props={"dims": dims_attr(1)}),
-        "[{a}, {b}]", {"all_reduce": 2},  # greatest, sum of exponentials
+        "[{a}, {b}]", {"all_reduce": 2},  # maximum, sum of exponentials
     ),
     "var": (
         [Arg("f64", (3, 7))],
@@ -249,7 +249,7 @@ ROWS: dict[str, tuple[list[Arg], Any, str, dict[str, int]]] = {
     "argmax": (
         [Arg("f64", (3, 7))],
         lambda b, x: b.value(nn.ArgmaxOp, x, props={"axis": int_attr(1)}),
-        "[{a}, {b}]", {"all_reduce": 2},  # greatest, least index
+        "[{a}, {b}]", {"all_reduce": 2},  # maximum, minimum index
     ),
     "softmax_grad": (
         [Arg("f64", (4, 8)), Arg("f64", (4, 8))],
@@ -272,7 +272,7 @@ ROWS: dict[str, tuple[list[Arg], Any, str, dict[str, int]]] = {
     "uneven cross_entropy_grad": (
         [Arg("f64", (3, 7)), Arg("i64", (3,)), Arg("f64", (3,))],
         lambda b, x, ids, dy: b.value(nn.CrossEntropyGradOp, x, ids, dy),
-        "[{a}, {b}]", {"all_reduce": 2},  # greatest, sum of exponentials
+        "[{a}, {b}]", {"all_reduce": 2},  # maximum, sum of exponentials
     ),
 }  # fmt: skip
 
@@ -285,8 +285,8 @@ SHARDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SHARDS)
-def test_a_split_dimension_is_calculated_by_shards(name: str):
-    """What moves does not grow with the shards."""
+def test_a_split_dimension_is_computed_by_shards(name: str):
+    """The received elements do not grow with the shards."""
     p = problem([Arg("f64", (4, 64))], SHARDS[name], (0,))
     module = compiled(laid_out(p.module, MESH, [layout("[{}, {a, b}]")]))
     assert not p.errors(module)
@@ -295,18 +295,18 @@ def test_a_split_dimension_is_calculated_by_shards(name: str):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_split_row_is_calculated_in_parts(name: str):
+def test_a_split_row_is_computed_in_parts(name: str):
     """Only maxima and sums move: the row itself is never gathered."""
     args, body, text, expected = ROWS[name]
     floats = tuple(i for i, a in enumerate(args) if a.element in FLOATS)
     wrt = () if name.endswith("_grad") else floats
     p = problem(args, body, wrt, ["below:7" if a.element == "i64" else "normal" for a in args])
-    whole = function(p.module, "f").body.block.first_op
-    assert whole is not None
+    full = function(p.module, "f").body.block.first_op
+    assert full is not None
     module = compiled(laid_out(p.module, MESH, [layout(text), *[None] * (len(args) - 1)]))
     assert not p.errors(module)
     forward, backward = parts(module, p.name)
-    assert whole.name not in names(forward)
+    assert full.name not in names(forward)
     assert collectives(forward) == expected
     assert set(collectives(backward)) <= {"all_reduce"}
     for op in (*forward, *backward):

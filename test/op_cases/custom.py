@@ -52,7 +52,7 @@ CASES: list[Case] = [
 
 
 def _custom(op: nn.CustomOp, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-    """What op_cases/custom.py registers."""
+    """The registrations of op_cases/custom.py."""
     given = op.options.data["by"] if op.options is not None else None
     by = given.value.data if isinstance(given, builtin.IntegerAttr) else 1
     match op.callee.data:

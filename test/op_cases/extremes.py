@@ -13,7 +13,7 @@ def statistic(
     op: type[TensorOp], shape: Shape, *dims: int, keep: bool = False, kind: str = "normal",
     **numbers: int,
 ) -> Case:  # fmt: skip
-    """An op that wants its dimensions whole."""
+    """An op that needs its dimensions unsharded."""
     props: dict[str, Attribute] = {n: int_attr(x) for n, x in numbers.items()}
     if dims:
         props["dims"] = dims_attr(*dims)

@@ -64,7 +64,7 @@ class _OfLabels(TensorOp, ABC):
 
 
 def counted(b: "Builder", labels: SSAValue, ignore: int | None) -> SSAValue | None:
-    """Whether each label counts (i1); None where all do."""
+    """The i1 mask of the labels that count; None where all do."""
     if ignore is None:
         return None
     return b.compare("ne", labels, b.scalar(ignore, labels))

@@ -124,7 +124,7 @@ class Loss(Composite, ABC):
         """One loss per element or label."""
 
     def counts(self, b: "Builder") -> SSAValue | None:
-        """Whether a mean counts each loss (i1); None where all do."""
+        """The i1 mask of the losses that a mean counts; None where all do."""
         return None
 
     def decompose(self, b: "Builder") -> Sequence[SSAValue]:
