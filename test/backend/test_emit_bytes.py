@@ -17,7 +17,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 import shardir
-from shardir.algebra.collectives import COLLECTIVES, State, Step
+from shardir.algebra.collectives import COLLECTIVES, Collective, State, Step
 from shardir.algebra.layout import replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of
@@ -127,9 +127,10 @@ AXES = (MESH.names[1], MESH.names[0])
 KINDS = [c for c in COLLECTIVES.values() if c.communicates and not c.name.startswith("halo")]
 
 
-def module_of(record: object, element: Attribute, shape: tuple[int, ...], mesh: Mesh) -> ModuleOp:
+def module_of(
+    record: Collective, element: Attribute, shape: tuple[int, ...], mesh: Mesh
+) -> ModuleOp:
     """A function that is one collective over AXES."""
-    assert hasattr(record, "after")
     both = record.start is record.end is State.SHARDED
     plain, dim, concat = replicated("m", 2), 0, 1 if both else -1
     before = plain

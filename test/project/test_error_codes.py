@@ -31,11 +31,12 @@ def raised() -> Iterator[str]:
         for node in ast.walk(tree):
             match node:
                 case ast.Call(func=ast.Name("coded") | ast.Attribute(attr="coded")):
-                    yield from (c.value for c in ast.walk(node.args[0]) if _is_text(c))
+                    yield from filter(None, map(_text, ast.walk(node.args[0])))
 
 
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+def _text(node: ast.AST) -> str:
+    """Return the text of a string constant; empty for anything else."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def spelled() -> Iterator[tuple[str, str]]:
@@ -43,9 +44,9 @@ def spelled() -> Iterator[tuple[str, str]]:
     for path, tree in sources().items():
         docstrings = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
         for node in ast.walk(tree):
-            if _is_text(node) and id(node) not in docstrings:
-                for code in SPELLED.findall(node.value):
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}", code
+            if id(node) not in docstrings:
+                for code in SPELLED.findall(_text(node)):
+                    yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", code
 
 
 def cases() -> set[str]:
