@@ -150,7 +150,7 @@ def module_of(
 
 
 @pytest.mark.parametrize("record", KINDS, ids=lambda c: c.name)
-def test_comments_of_each_collective_have_the_bytes_of_messages(record: object) -> None:
+def test_comments_of_each_collective_have_the_bytes_of_messages(record: Collective) -> None:
     for element, shape in ((f32, (12, 18)), (f64, (6, 6000)), (bf16, (600, 6)), (i64, (12, 12))):
         kinds = check(module_of(record, element, shape, MESH))
         assert len(kinds) == 1
