@@ -1,4 +1,4 @@
-"""What shardir adds to any xDSL tool: found through the `xdsl.universe` entry point."""
+"""The dialects, passes and target of shardir for any xDSL tool: the `xdsl.universe` entry point."""
 
 from xdsl.universe import Universe
 

@@ -54,5 +54,5 @@ def mesh_op(mesh: Mesh) -> dist.MeshOp:
 
 
 def body_of(text: str, name: str = "step") -> str:
-    """A function of a program, behind its name."""
+    """A function of a program, after its name."""
     return text.split(f"def {name}(")[1].split("\n\n\n", maxsplit=1)[0]

@@ -1,4 +1,4 @@
-"""How much the tests try. `make test` runs the default forms; `make test-all`, which sets
+"""The extent of the tests. `make test` runs the default forms; `make test-all`, which sets
 SHARDIR_TESTS=all, the long ones. A test that has two forms asks here, and nowhere else."""
 
 import os

@@ -37,7 +37,7 @@ def moments_grad(x, w, total, products, d_total, d_products):
 
 
 def same(x):
-    """What it gets, not a copy."""
+    """Return the operand, not a copy."""
     return x
 
 

@@ -1,4 +1,4 @@
-"""What hypothesis draws: meshes, axes cut into sub-axes, layouts."""
+"""Strategies of hypothesis: meshes, axes cut into sub-axes, layouts."""
 
 from itertools import pairwise
 from typing import Any
@@ -69,7 +69,7 @@ def shapes(rank: int, most: int = 9) -> st.SearchStrategy[Shape]:
 
 @st.composite
 def with_sizes(draw: Any, mesh: Mesh, shape: Shape, layout: Layout) -> Layout:
-    """The layout, with sizes stated for the shards of some of the dimensions."""
+    """The layout, with explicit sizes for the shards of some of the dimensions."""
     for d, n in enumerate(shape):
         parts = mesh.extent(layout.dims[d])
         if parts > 1 and draw(st.integers(0, 3)) == 0:

@@ -58,7 +58,7 @@ ALLOWED = (
     r"make_digits",
     r"\bisdigit\b",
     r"\b(?:three|two|last|decimal|4300) digits?\b",
-    r"COUNT_DIGITS",
+    r"COUNT[ _]DIGITS",
     r"digits? (?:of|that)\b",
     r"e-?mail",
 )
