@@ -102,7 +102,7 @@ def test_the_python_interface():
         ("func.func @f(", "train", ["step.ir:1"]),
         (STEP, "trian", ["trian", "train"]),
         (STEP.replace("(tensor<4x3", "(tensor<5x3"), "train", ["step.ir"]),
-        (STEP.replace("dims <0, 1>", "dims <0, 7>"), "train", ["step.ir:9", "no dimension 7"]),
+        (STEP.replace("dims <0, 1>", "dims <0, 7>"), "train", ["step.ir:9", "from -2 to 1, got 7"]),
         ("dist.mesh @m <a = 2>", "", ["no function"]),
     ):
         with pytest.raises(shardir.ShardirError) as error:
