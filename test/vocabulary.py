@@ -56,6 +56,7 @@ ALLOWED = (
     r"test digits",
     r"\bdigits\.(?:ir|npz)",
     r"make_digits",
+    r"\bload[ _]digits\b",
     r"\bisdigit\b",
     r"\b(?:three|two|last|decimal|4300) digits?\b",
     r"COUNT[ _]DIGITS",

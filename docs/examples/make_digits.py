@@ -1,14 +1,14 @@
-"""Writes digits.npz beside this file: the handwritten digits of scikit-learn, in two parts.
+"""Write digits.npz beside this file: scikit-learn's images of handwritten digits, in two parts.
 
-1797 images of 8x8 pixels (0 to 16, here 0 to 1) and their labels: 1437 rows to train on and 360 to
-test on, drawn with a fixed seed.
+1797 images of 8x8 pixels (0 to 16, here 0 to 1) and their labels: 1437 images to train on and 360
+to test on, drawn with a fixed seed.
 """
 
 from pathlib import Path
 
 import numpy as np
 
-TEST_ROWS = 360
+TEST_IMAGES = 360
 
 
 def main() -> None:
@@ -22,10 +22,10 @@ def main() -> None:
     x, y = (images[order] / 16).astype(np.float32), labels[order].astype(np.int32)
     path = Path(__file__).parent / "digits.npz"
     np.savez(
-        path, train_x=x[TEST_ROWS:], train_y=y[TEST_ROWS:],
-        test_x=x[:TEST_ROWS], test_y=y[:TEST_ROWS],
+        path, train_x=x[TEST_IMAGES:], train_y=y[TEST_IMAGES:],
+        test_x=x[:TEST_IMAGES], test_y=y[:TEST_IMAGES],
     )  # fmt: skip
-    print(f"{path.name}: {len(x) - TEST_ROWS} rows to train on, {TEST_ROWS} to test on")
+    print(f"{path.name}: {len(x) - TEST_IMAGES} images to train on, {TEST_IMAGES} to test on")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Writes PanGu-alpha (Zeng et al., 2021) and its training step as a program, without annotation.
+"""Write PanGu-alpha (Zeng et al., 2021) and its training step as a program, without annotations.
 
     python docs/examples/make_pangu.py 207B --mesh a=64,b=4,c=8 --cluster pod2048 > pangu.ir
     python docs/examples/make_pangu.py --layers 2 --width 64 --heads 4 --batch 8 > narrow.ir
 
-Causal Pre-LN layers, a norm, and a query layer, which is the last of `layers`: what asks there is
-the embedding of the position whose next token is wanted. The table of words is the output head too.
+Causal Pre-LN layers, a norm, and a query layer, which is the last of `layers`: its queries are of
+the embedding of the position whose token is predicted. The table of words is the output head too.
 Parameters and Adam's states are f32; products are in f16 with the pass `mixed-precision`, as the
-model was trained. pangu_alpha.ir is the same in small, and says more of it.
+model was trained. pangu_alpha.ir is a small version of it, and explains it.
 
-Left out is dropout. Attention has no biases.
+There is no dropout, and attention has no biases.
 """
 
 import argparse
@@ -21,14 +21,14 @@ SIZES = {
     "13.1B": {"layers": 40, "width": 5120, "heads": 40},
     "207B": {"layers": 64, "width": 16384, "heads": 128},
 }
-"""The published configurations, by their parameters. All have 4 width hidden columns, sequences of
-1,024 tokens and 40,000 words."""
+"""The published configurations, by their numbers of parameters. All have 4 * width hidden columns,
+sequences of 1,024 tokens, and 40,000 words."""
 
 ONE, ZERO = "constant, value = 1.0", "constant, value = 0.0"
 
 
 class Transformer(Program):
-    """Layers of a width, as they are written."""
+    """The layers of a Transformer of a width, as a program."""
 
     def __init__(self, width: int, heads: int, axes: dict[str, int], cluster: str):
         super().__init__("f32", axes, cluster)
@@ -43,8 +43,9 @@ class Transformer(Program):
         return self.op(name, "layer_norm {} eps 1.0e-05", [x, scale, bias], x.shape)
 
     def layer(self, key: str, x: Value, asks: Callable[[], Value] | None = None) -> Value:
-        """Attention and an MLP, each behind a norm and added to what it was of; queries are of
-        `asks`, keys and values of x."""
+        """Add an attention and an MLP, each after a norm and with a residual connection.
+
+        Queries are of the result of `asks` (by default of x), keys and values of x."""
         name, width, depth = key.replace(".", "_"), self.width, self.width // self.heads
         split = (x.shape[0], self.heads, x.shape[1], depth)
         normed = self.norm(f"{key}.ln1", f"{name}_a", x)
@@ -65,7 +66,7 @@ class Transformer(Program):
         return self.op(f"{name}_out", "add {}", [x, y], x.shape)
 
     def dense(self, key: str, x: Value, columns: int) -> Value:
-        """A product and a bias."""
+        """Add a product and a bias."""
         name, shape = key.replace(".", "_"), (*x.shape[:-1], columns)
         w = self.parameter(f"{key}.weight", x.shape[-1], columns)
         y = self.op(f"{name}_product", "matmul {}", [x, w], shape)
@@ -77,7 +78,7 @@ def pangu(
     *, layers: int = 32, width: int = 2560, heads: int = 40, seq: int = 1024, vocab: int = 40_000,
     batch: int = 512, rate: float = 1e-4, mesh: dict[str, int] | None = None, cluster: str = "",
 ) -> str:  # fmt: skip
-    """The program's text."""
+    """Return the program's text."""
     p = Transformer(width, heads, mesh or {}, cluster)
 
     def indices(name: str, high: int) -> Value:
@@ -107,16 +108,16 @@ def axes(text: str) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes PanGu-alpha's training step as a program.")
+    parser = argparse.ArgumentParser(description="Write PanGu-alpha's training step as a program.")
     parser.add_argument("size", nargs="?", choices=list(SIZES), help="a published configuration")
-    parser.add_argument("--layers", type=int, help="with the query layer")
-    parser.add_argument("--width", type=int)
-    parser.add_argument("--heads", type=int)
-    parser.add_argument("--batch", type=int, default=512, help="samples, on all devices together")
-    parser.add_argument("--seq", type=int, default=1024, help="tokens of a sample")
-    parser.add_argument("--vocab", type=int, default=40_000)
+    parser.add_argument("--layers", type=int, help="layers, with the query layer (32)")
+    parser.add_argument("--width", type=int, help="columns of an activation (2560)")
+    parser.add_argument("--heads", type=int, help="heads of an attention (40)")
+    parser.add_argument("--batch", type=int, default=512, help="samples of all devices (512)")
+    parser.add_argument("--seq", type=int, default=1024, help="tokens per sample (1024)")
+    parser.add_argument("--vocab", type=int, default=40_000, help="words of the table (40000)")
     parser.add_argument("--mesh", type=axes, metavar="a=8,b=8", help="names and sizes of its axes")
-    parser.add_argument("--cluster", default="", help="a ready-made one, which the mesh is on")
+    parser.add_argument("--cluster", default="", help="a ready-made cluster for the mesh")
     given = vars(parser.parse_args())
     sizes = SIZES.get(given.pop("size"), {})
     given = {k: v for k, v in given.items() if v is not None}

@@ -1,12 +1,12 @@
-"""Writes a ResNet with bottleneck blocks (He et al., 2015) and its training step as a program.
+"""Write a ResNet with bottleneck blocks (He et al., 2015) and its training step as a program.
 
     python docs/examples/make_resnet.py --dp 8 > resnet50.ir
     python docs/examples/make_resnet.py --dp 2 --tp 2 --width 8 --batch 8 --image 32 > narrow.ir
 
-Parameters and running statistics have the names that torchvision gives them, and start as they do
-there. The rows of the batch are split over dp. With --tp the channels within each block are split
-as well: the first convolution makes only a device's share of them, the other two sum over theirs.
-With --sp the rows of the images are.
+Parameters and running statistics have the names and initial values of torchvision. The batch is
+split over dp. With --tp the channels within each block are split as well: the first convolution
+computes a device's channels only, the other two are partial sums over them. With --sp the rows of
+the images are split.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from writing import Program, Value
 
 
 class ResNet(Program):
-    """Convolutions, norms and blocks, as they are written."""
+    """The convolutions, norms and blocks of a ResNet, as a program."""
 
     def conv(
         self, key: str, x: Value, channels: int, kernel: int, stride: int = 1,
@@ -26,14 +26,14 @@ class ResNet(Program):
         init = f"normal, std = {sqrt(2 / (channels * kernel * kernel))!r}"
         shape = (channels, depth, kernel, kernel)
         weight = self.argument(f"{key}.weight", shape, "parameter", init, axes)
-        places = [(n - 1) // stride + 1 for n in rows]
+        sizes = [(n - 1) // stride + 1 for n in rows]
         low = kernel // 2
         text = f"conv {{}} stride <{stride}, {stride}> padding <{low}, {low}, {low}, {low}>"
         name = key.replace(".", "_")
-        return self.op(name, text, [x, weight], (batch, channels, *places))
+        return self.op(name, text, [x, weight], (batch, channels, *sizes))
 
     def norm(self, key: str, x: Value, axis: str = "") -> Value:
-        """Batch normalisation, and the new values of its running statistics."""
+        """Add a batch normalisation, and the new values of its running statistics."""
         name, channels = key.replace(".", "_"), x.shape[1:2]
         weight, bias, mean, var = (
             self.argument(f"{key}.{k}", channels, role, f"constant, value = {start}", (axis,))
@@ -51,7 +51,7 @@ class ResNet(Program):
         return self.op(name, "relu {}", [x], x.shape)
 
     def bottleneck(self, key: str, x: Value, channels: int, stride: int) -> Value:
-        """Down to `channels` channels, across by 3x3, up to four times as many, and x added."""
+        """Add 1x1 to `channels` channels, 3x3, 1x1 to four times as many, and the sum with x."""
         name = key.replace(".", "_")
         y = self.conv(f"{key}.conv1", x, channels, 1, axes=("tp",))
         y = self.relu(f"{name}_relu1", self.norm(f"{key}.bn1", y, "tp"))
@@ -68,7 +68,7 @@ def resnet(
     blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, batch: int = 256, image: int = 224,
     classes: int = 1000, rate: float = 0.1, element: str = "f32", **axes: int,
 ) -> str:  # fmt: skip
-    """The program's text; `axes` are the sizes of dp, tp and sp."""
+    """Return the program's text; `axes` are the sizes of dp, tp and sp."""
     p = ResNet(element, axes)
     x = p.argument("x", (batch, 3, image, image), "input", "normal", ("dp", "", "sp"))
     high = f"integers, low = 0, high = {classes}"
@@ -93,16 +93,20 @@ def resnet(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes a ResNet's training step as a program.")
-    parser.add_argument("--blocks", default="3,4,6,3", help="of each stage (3,4,6,3: ResNet50)")
-    parser.add_argument("--width", type=int, default=64, help="channels of the first convolution")
-    parser.add_argument("--batch", type=int, default=256, help="images, on all devices together")
-    parser.add_argument("--image", type=int, default=224, help="rows and columns of an image")
-    parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--element", default="f32", help="type of the numbers")
-    parser.add_argument("--dp", type=int, default=1, help="parts of the batch")
-    parser.add_argument("--tp", type=int, default=1, help="parts of the channels within a block")
-    parser.add_argument("--sp", type=int, default=1, help="parts of the rows of an image")
+    parser = argparse.ArgumentParser(description="Write a ResNet's training step as a program.")
+    help_of = {
+        "width": (64, "channels of the first convolution"),
+        "batch": (256, "images of all devices"),
+        "image": (224, "rows and columns of an image"),
+        "classes": (1000, "classes of images"),
+        "dp": (1, "shards of the batch"),
+        "tp": (1, "shards of the channels within a block"),
+        "sp": (1, "shards of the rows of an image"),
+    }
+    parser.add_argument("--blocks", default="3,4,6,3", help="blocks per stage (3,4,6,3: ResNet50)")
+    parser.add_argument("--element", default="f32", help="element type of floats (f32)")
+    for name, (default, text) in help_of.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} ({default})")
     given = vars(parser.parse_args())
     blocks = tuple(map(int, given.pop("blocks").split(",")))
     print(resnet(blocks, **given), end="")

@@ -1,4 +1,4 @@
-"""What the programs that write programs here share: values with types, and a function's text."""
+"""Values with types and the text of a function, for the scripts here that write programs."""
 
 from dataclasses import dataclass
 from math import prod
@@ -8,7 +8,7 @@ from shardir.cost.clusters import load
 
 @dataclass(frozen=True)
 class Value:
-    """A value's name, its dimensions, its element type, and how it is split if that is stated."""
+    """A value: its name, shape and element type, and its layout where one is annotated."""
 
     name: str
     shape: tuple[int, ...]
@@ -22,8 +22,10 @@ class Value:
 
 
 class Program:
-    """A function as it is written: its arguments, its ops, and what they make of its states; on a
-    mesh of these axes, if any, of as many devices of a ready-made cluster, if one is named."""
+    """A function that is being written: its arguments, its ops, and the new values of its states.
+
+    `axes` are those of the mesh, if there is one; it is on devices of the ready-made cluster of the
+    name `cluster`, if one is given."""
 
     def __init__(self, element: str, axes: dict[str, int], cluster: str = ""):
         self.element, self.cluster = element, cluster
@@ -36,7 +38,7 @@ class Program:
         self, key: str, shape: tuple[int, ...], role: str, init: str, axes: tuple[str, ...] = (),
         element: str = "",
     ) -> Value:  # fmt: skip
-        """An argument; `axes` says for the leading dimensions which axis splits each, if any."""
+        """Add an argument. `axes` has the axis that splits each leading dimension, or ""."""
         split = [a if a in self.axes else "" for a in axes] + [""] * (len(shape) - len(axes))
         entries = ", ".join(f"{{{a}}}" for a in split)
         layout = f"#dist.layout<@m, [{entries}]>" if any(split) else ""
@@ -47,7 +49,8 @@ class Program:
         return value
 
     def op(self, name: str, text: str, operands: list[Value], *shapes: tuple[int, ...]) -> Value:
-        """An op with a result of each shape, named `name`, `name`_1, ...; the first is returned.
+        """Add an op with a result of each shape, named `name`, `name`_1, ...; return the first.
+
         In its text {} stands for the operands."""
         results = [
             Value(f"%{name}{f'_{i}' * (i > 0)}", shape, self.element)
@@ -61,7 +64,7 @@ class Program:
         return results[0]
 
     def text(self, loss: Value, step: str) -> str:
-        """The module, with the step of an optimizer."""
+        """Return the module, with the step of an optimizer."""
         arguments = ",\n".join(self.arguments)
         results = [loss, *(v for v, _ in self.updated)]
         names, types = (
@@ -76,7 +79,7 @@ class Program:
         )
 
     def head(self) -> str:
-        """The mesh, and the cluster that it is on."""
+        """Return the mesh, and the cluster that it is on."""
         if not self.axes:
             return ""
         mesh = f"dist.mesh @m <{', '.join(f'{name} = {n}' for name, n in self.axes.items())}>"

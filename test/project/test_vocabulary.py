@@ -4,16 +4,36 @@ import pytest
 from vocabulary import FORMS, ROOT, files, occurrences, titles, words
 
 REMAINING = (
-    "docs/examples", "docs/glossary.md", "docs/how-to-add-a-collective.md", "docs/language.md",
-    "docs/passes.md", "docs/testing.md",
-    "passes/overlap_communication.py", "passes/search_mesh.py", "passes/search_strategies.py",
+    "docs/examples/ffn_cost_graph.ir",
+    "docs/how-to-add-a-collective.md",
+    "docs/language.md",
+    "docs/passes.md",
+    "docs/testing.md",
+    "passes/overlap_communication.py",
+    "passes/search_mesh.py",
+    "passes/search_strategies.py",
     "passes/simplify_communication.py",
-    "shardir/algebra", "shardir/dialects/dist", "shardir/interpret", "shardir/rewriting/autodiff",
+    "shardir/algebra",
+    "shardir/dialects/dist",
+    "shardir/interpret",
+    "shardir/rewriting/autodiff",
     "shardir/search",
-    "test/algebra", "test/analysis", "test/bench", "test/cost", "test/filecheck", "test/interpret",
-    "test/mutants", "test/passes", "test/project", "test/run", "test/search", "test/syntax",
-    "test/tools", "test/harness.py", "test/random_programs.py",
-)  # fmt: skip
+    "test/algebra",
+    "test/analysis",
+    "test/bench",
+    "test/cost",
+    "test/filecheck",
+    "test/interpret",
+    "test/mutants",
+    "test/passes",
+    "test/project",
+    "test/run",
+    "test/search",
+    "test/syntax",
+    "test/tools",
+    "test/harness.py",
+    "test/random_programs.py",
+)
 """Folders and files that still have such words; `python test/vocabulary.py` lists them."""
 
 HELD = [p for p in files() if not str(p.relative_to(ROOT)).startswith(REMAINING)]

@@ -259,7 +259,7 @@ def test_half_specified(ran, name):
         equal(found, value)
 
 
-@pytest.mark.parametrize("form", ["whole", "rows", "columns", "summed"])
+@pytest.mark.parametrize("form", ["replicated", "rows", "columns", "summed"])
 def test_four_forms(ran, form):
     assert ran("matmul_four_forms").results(form)[0].tolist() == [[19, 22], [43, 50]]
 
@@ -324,7 +324,7 @@ def test_gathers_and_reductions_beside_calculation(ran):
         ("semi_auto", "step"),
         ("auto", "step"),
         ("manual", "hand_step"),
-        ("manual", "stated_step"),
+        ("manual", "annotated_step"),
     ],
 )
 def test_all_modes_train_alike(ran, mode, step):
@@ -573,7 +573,7 @@ def kept(key: int, stream: int, p: float, *shape: int) -> Any:
 
 def test_dropout(ran):
     example = ran("dropout")
-    for function in ("split", "whole"):
+    for function in ("split", "replicated"):
         equal(example.results(function)[0], kept(7, 3, 0.25, 16, 8))
 
     def loss(v: Tensors) -> Any:
