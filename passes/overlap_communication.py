@@ -99,11 +99,11 @@ def _start(
     memory is to be barred too; or all, where that is nothing."""
     before, block = f.body.clone(), f.body.block
     origin = {op: i for i, op in enumerate(x for x in block.ops if _can_start(x, mesh))}
-    clock = _Clock(block, costs, mesh)
+    clock = _ComputationClock(block, costs, mesh)
     for fused in [op for op, i in origin.items() if cutting and i not in barred]:
         for part in _cut(block, fused, clock):
             origin[part] = origin[fused]
-    plan = _Plan(block, clock, {op for op, i in origin.items() if i not in barred})
+    plan = _OverlapPlan(block, clock, {op for op, i in origin.items() if i not in barred})
     plan.move()
     plan.start()
     use = memory_of(f, mesh)
@@ -120,7 +120,7 @@ def _start(
     return heavy or {*origin.values()} - barred
 
 
-class _Clock:
+class _ComputationClock:
     """What the ops that do not communicate take, and when each op begins, if it waits for none."""
 
     def __init__(self, block: Block, costs: list[OpCost], mesh: Mesh):
@@ -148,7 +148,7 @@ class _Clock:
         return self.begins[op] + self.seconds.get(op, 0.0)
 
 
-def _cut(block: Block, op: dist.FusibleOp, clock: _Clock) -> Iterator[dist.FusibleOp]:
+def _cut(block: Block, op: dist.FusibleOp, clock: _ComputationClock) -> Iterator[dist.FusibleOp]:
     """Instead of one buffer several, for the values that are there by then; none where one is
     best."""
     if len(op.values) == 1 or op.fusion is not None or _grows(op):
@@ -172,10 +172,10 @@ def _cut(block: Block, op: dist.FusibleOp, clock: _Clock) -> Iterator[dist.Fusib
     erase(op)
 
 
-class _Plan:
+class _OverlapPlan:
     """Before which op of the others, by its index, each collective starts."""
 
-    def __init__(self, block: Block, clock: _Clock, free: set[dist.FusibleOp]):
+    def __init__(self, block: Block, clock: _ComputationClock, free: set[dist.FusibleOp]):
         self.block, self.mesh = block, clock.mesh
         worth = _worth_moving(block, clock)
         self.costs = {op: cost for op, cost in worth.items() if op in free}
@@ -240,7 +240,7 @@ class _Plan:
                 v.replace_uses_with_if(out, lambda use, wait=wait: use.operation is not wait)
 
 
-def _worth_moving(block: Block, clock: _Clock) -> dict[dist.FusibleOp, OpCost]:
+def _worth_moving(block: Block, clock: _ComputationClock) -> dict[dist.FusibleOp, OpCost]:
     """The collectives between whose operands and users, behind and before other collectives, there
     is enough to calculate."""
     begins = clock.read(list(block.ops))

@@ -36,9 +36,9 @@ from xdsl.passes import ModulePass
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.propagation import State, propagate
+from shardir.algebra.propagation import PropagationState, propagate
 from shardir.algebra.propagation.annotations import ContradictionError
-from shardir.algebra.propagation.graph import Graph, Node, Tie, Value
+from shardir.algebra.propagation.graph import GraphValue, Node, PropagationGraph, Tie
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, values
 from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import retained_arguments, ties
@@ -100,14 +100,14 @@ class FunctionPropagation:
         self.op_index = {op: i for i, op in enumerate(self.ops)}
         self.state = self.propagated()
 
-    def propagated(self) -> State:
+    def propagated(self) -> PropagationState:
         errors: list[Located] = []
         nodes = [self.node(op, errors) for op in self.ops]
         try:
             groups = sharding_groups(self.block)
         except Failure as e:
             raise Failure([*errors, *e.errors]) from None
-        graph = Graph(
+        graph = PropagationGraph(
             self.mesh,
             list(self.graph_values()),
             nodes,
@@ -132,12 +132,12 @@ class FunctionPropagation:
             raise Failure(errors)
         return state
 
-    def graph_values(self) -> Iterator[Value]:
+    def graph_values(self) -> Iterator[GraphValue]:
         """The values of the graph, in the order of `values`."""
         retained = retained_arguments(self.f)
         for v in self.values:
             assert isinstance(v.type, TensorType)
-            yield Value(
+            yield GraphValue(
                 v.type.get_shape(),
                 sharding_of(v),
                 is_input=isinstance(v, BlockArgument),

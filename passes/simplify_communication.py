@@ -17,7 +17,7 @@ from typing import TypeGuard
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardir.algebra.collectives import State, between
+from shardir.algebra.collectives import AxisState, between
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp
@@ -94,7 +94,7 @@ def gathered_and_sliced(op: Operation) -> bool:
     if not isinstance(first, dist.CollectiveOp) or not isinstance(op, dist.AllSliceOp):
         return False
     starts = first.record.start, first.record.end
-    if starts != (State.SHARDED, State.REPLICATED) or first.properties["dim"] != op.dim:
+    if starts != (AxisState.SHARDED, AxisState.REPLICATED) or first.properties["dim"] != op.dim:
         return False
     op.results[0].replace_all_uses_with(first.values[0])
     erase(op)
@@ -110,8 +110,8 @@ def reduced_and_sliced(op: Operation) -> bool:
         return False
     if first.outs[0].get_user_of_unique_use() is not op:
         return False
-    kind = dist.OPS[between(State.PARTIAL, State.SHARDED).name]
-    kind = dist.OPS[between(State.PARTIAL, State.SHARDED).name]
+    kind = dist.OPS[between(AxisState.PARTIAL, AxisState.SHARDED).name]
+    kind = dist.OPS[between(AxisState.PARTIAL, AxisState.SHARDED).name]
     new = Rewriter().before(op).create(
         kind, first.values, [op.outs[0].type], {**first.properties, "dim": op.dim}
     )  # fmt: skip
@@ -290,7 +290,7 @@ def _moves_shards(op: Operation) -> TypeGuard[dist.CollectiveOp]:
     if not isinstance(op, dist.CollectiveOp):
         return False
     record = op.record
-    return record.communicates and record.planned and record.start in (State.SHARDED, None)
+    return record.communicates and record.planned and record.start in (AxisState.SHARDED, None)
 
 
 PATTERNS: tuple[Pattern, ...] = (

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Axis, Mesh, Sized
+from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes
 
 SIZES = (1, 2, 3, 4, 6, 8)
 
@@ -75,7 +75,7 @@ def with_sizes(draw: Any, mesh: Mesh, shape: Shape, layout: Layout) -> Layout:
         if parts > 1 and draw(st.integers(0, 3)) == 0:
             cuts = draw(st.lists(st.integers(0, n), min_size=parts - 1, max_size=parts - 1))
             sizes = tuple(b - a for a, b in pairwise([0, *sorted(cuts), n]))
-            layout = layout.with_dim(d, Sized(layout.dims[d], sizes))
+            layout = layout.with_dim(d, SizedAxes(layout.dims[d], sizes))
     return layout
 
 

@@ -20,7 +20,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from shardir.algebra.cluster import Cluster, Level
-from shardir.algebra.collectives import State, between
+from shardir.algebra.collectives import AxisState, between
 from shardir.backend.interface import LaunchError, Options
 from shardir.cost import Coefficients, clusters, report
 from shardir.diagnostics import ShardirError
@@ -38,7 +38,7 @@ EXAMPLE = """example:
 NO_BYTES = ("", "overhead", "interference", "f64", "bf16", "f16")
 """The subjects of probes that the relative model is not fitted to."""
 
-LEVEL = between(State.SHARDED, State.REPLICATED).name
+LEVEL = between(AxisState.SHARDED, AxisState.REPLICATED).name
 """The collective with the latency and bandwidth of the level; the others have a fitted factor."""
 
 IMPLAUSIBLE_RATE = 1e17

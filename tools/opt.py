@@ -37,15 +37,15 @@ from shardir.tools import opt_files as files
 from shardir.tools.arguments import import_modules
 from shardir.tools.expected import compare
 from shardir.tools.internal import BUG, InternalError, guard
-from shardir.tools.opt_arguments import Arguments, multiverse
-from shardir.tools.opt_reports import Reports, Times
+from shardir.tools.opt_arguments import OptArguments, multiverse
+from shardir.tools.opt_reports import PassTimes, Reports
 from shardir.tools.progress import progress_shown
 
 ONE_PROGRAM = ("save_strategies", "load_strategies", "cost_graph")
 """Options with a file for one program."""
 
 
-class Driver(Arguments):
+class Driver(OptArguments):
     """One run of `shard-opt`, from its arguments to its output."""
 
     def main(self) -> int:
@@ -65,7 +65,7 @@ class Driver(Arguments):
         )
         self.target = self.make_target()
         self.internal = guard(self.args.traceback)
-        self.times = Times()
+        self.times = PassTimes()
         self.reports = Reports(self.args, self.internal)
         if self.args.disable_verify:
             Attribute.__post_init__ = _empty_post_init

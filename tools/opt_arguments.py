@@ -25,7 +25,7 @@ OPTIONAL_VALUE = ("--cost", "--explain")
 """Arguments whose value is optional, and needs a `=`: the next word is the input file."""
 
 
-class Arguments(xDSLOptMain):
+class OptArguments(xDSLOptMain):
     """xDSL's driver up to its parsed arguments.
 
     Dialects, passes and targets come from the installed universes, ours included.

@@ -64,7 +64,7 @@ class Reports:
             raise UsageError(f"--explain: expected names of values with layouts, got {names}")
 
 
-class Times:
+class PassTimes:
     """The seconds of each part of a compilation."""
 
     def __init__(self) -> None:

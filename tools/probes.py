@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isqrt
 
 from shardir.algebra.cluster import BYTES
-from shardir.algebra.collectives import State, between
+from shardir.algebra.collectives import AxisState, between
 
 ROW = 256
 """Elements of f32 in a row of a communicated value: 1 KB."""
@@ -38,7 +38,7 @@ HEADS = 16
 
 ELEMENTWISE = ("add", "relu", "gelu")
 
-REPLICATED, SHARDED, PARTIAL, _ = State
+REPLICATED, SHARDED, PARTIAL, _ = AxisState
 
 COLLECTIVES = (
     (between(PARTIAL, REPLICATED).name, "<sum> {}", "partial", "replicated"),
@@ -115,7 +115,7 @@ def _product(element: str, rows: int, n: int, heads: tuple[int, ...] = ()) -> Pr
     b = "b" * len(heads)
     t, square = (_type((*heads, k, n), element) for k in (rows, n))
     name = "_".join(map(str, ("product", element, *heads, rows, n)))
-    f = _Function(name, [("x", t), ("w", square)])
+    f = _ProbeFunction(name, [("x", t), ("w", square)])
     f.op(f"nn.matmul %x, %w : ({t}, {square}) -> {t}", t)
     f.op(f'nn.einsum "{b}ik,{b}ij->{b}kj" %x, {f.last} : ({t}, {t}) -> {square}', square)
     return f.probe(element, n * n * BYTES["f32"])
@@ -126,13 +126,13 @@ def elementwise(most: int) -> Iterator[Probe]:
     for kind in ELEMENTWISE:
         for size in sizes(LONGER * most):
             t = _type((size // (ROW * 4), ROW))
-            f = _Function(f"{kind}_{size}", [("x", t)])
+            f = _ProbeFunction(f"{kind}_{size}", [("x", t)])
             for _ in range(CALLS):
                 f.elementwise(kind, t)
             yield f.probe("memory", size)
     t = _type((8, 8))
     for count in (1, 32):
-        f = _Function(f"small_{count}", [("x", t)])
+        f = _ProbeFunction(f"small_{count}", [("x", t)])
         for _ in range(count):
             f.elementwise("add", t)
         yield f.probe("overhead", 0)
@@ -155,7 +155,7 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
             source, target = types[before], types[after]
             along = text.rpartition(" dim ")[2] if " dim " in text else ""
             given = mine if source is sums else source
-            f = _Function(f"{kind}{along}_{n}_{size}", [("x", given), ("w", near)])
+            f = _ProbeFunction(f"{kind}{along}_{n}_{size}", [("x", given), ("w", near)])
             product = "%w"
             for _ in range(CALLS):
                 f.op(f"nn.matmul {product}, %w : ({near}, {near}) -> {near}", near)
@@ -172,7 +172,7 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
         for products in BESIDE:
             about = f"{products}_{n}_{size}"
             for name, started in ((f"apart_{about}", ""), (f"beside_{about}", " async")):
-                f = _Function(name, [("x", by_rows), ("w", wide)])
+                f = _ProbeFunction(name, [("x", by_rows), ("w", wide)])
                 f.op(
                     f"dist.all_gather %x dim 0 over <{axes}>{started} : ({by_rows}) -> {full}",
                     full,
@@ -189,7 +189,7 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
                 yield f.probe("interference" if started else "", size, against)
 
 
-class _Function:
+class _ProbeFunction:
     """The lines of a function; the last value is its result, unless `results` are set."""
 
     def __init__(self, name: str, arguments: list[tuple[str, str]]):

@@ -13,7 +13,7 @@ from shardir.diagnostics import ShardirError
 from shardir.tools.arguments import import_modules, new_file, positive, seconds
 
 
-class InternalError(LaunchError):
+class InternalLaunchError(LaunchError):
     """An exception of the compiler that is no error of the input."""
 
     exit_code = 70
@@ -104,7 +104,7 @@ def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
         except (ShardirError, RecursionError):
             raise
         except Exception as error:
-            raise InternalError(
+            raise InternalLaunchError(
                 f"{path}: internal error: {type(error).__name__}: {error}; this is a bug of "
                 "shardir: please report it with the input (shard-opt --traceback shows where)"
             ) from error

@@ -48,7 +48,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import log2, prod
 
-from shardir.algebra.collectives import COLLECTIVES, Collective, State, between
+from shardir.algebra.collectives import COLLECTIVES, AxisState, Collective, between
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.traffic import cut, shares, within
@@ -102,7 +102,7 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
 
 
 PARTIAL = [c for c in COLLECTIVES.values() if c.planned and c.communicates]
-COMPLETE = [c for c in PARTIAL if c.start in (State.SHARDED, None)]
+COMPLETE = [c for c in PARTIAL if c.start in (AxisState.SHARDED, None)]
 """The collectives of a redistribution in which nothing is partial, and of any other."""
 
 
@@ -123,20 +123,20 @@ def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tupl
         return min(times[c.name] * c.rounds for c in kinds)
 
     if source.reduction == "any" and source.partial:
-        spread = factor(between(State.ROOT, State.REPLICATED))
+        spread = factor(between(AxisState.ROOT, AxisState.REPLICATED))
         yield from ((a, spread) for a in _reduced(source, target))
         return
     after = {a for axes in target.dims for a in axes}
-    kinds = [c for c in PARTIAL if c.start is not State.ROOT]
+    kinds = [c for c in PARTIAL if c.start is not AxisState.ROOT]
     if not (source.partial or target.partial):
         kinds = COMPLETE
     moved = factor(*kinds)
-    ended = factor(*(c for c in kinds if c.end is not State.SHARDED))  # where a split is
+    ended = factor(*(c for c in kinds if c.end is not AxisState.SHARDED))  # where a split is
     for a in _reduced(source, target):
-        split = factor(between(State.PARTIAL, State.SHARDED))
+        split = factor(between(AxisState.PARTIAL, AxisState.SHARDED))
         if a not in after and a not in target.partial:
             split += ended
-        yield a, min(factor(between(State.PARTIAL, State.REPLICATED)), split)
+        yield a, min(factor(between(AxisState.PARTIAL, AxisState.REPLICATED)), split)
     for axes, wanted in zip(source.dims, target.dims, strict=True):
         kept = 0
         while kept < min(len(axes), len(wanted)) and axes[kept] == wanted[kept]:

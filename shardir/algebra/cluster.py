@@ -38,7 +38,7 @@ class Level(NamedTuple):
         )
 
 
-class Times(dict[str, float]):
+class CollectiveRatios(dict[str, float]):
     """Factors by kind of collective: 1 unless given."""
 
     def __missing__(self, kind: str) -> float:
@@ -90,9 +90,9 @@ class Cluster:
         return tuple(accumulate((l.count for l in self.levels), mul))
 
     @cached_property
-    def times(self) -> "Times":
+    def times(self) -> "CollectiveRatios":
         """The ratio of the time of each kind of collective to that of the formulas."""
-        return Times(self.collectives)
+        return CollectiveRatios(self.collectives)
 
     def part(self, devices: int) -> "Cluster":
         """Return the cluster of the first `devices`: full units, and the used part of the next one.

@@ -31,19 +31,21 @@ class Axis(NamedTuple):
 Axes = tuple[Axis, ...]
 
 
-class Sized(Axes):
+class SizedAxes(Axes):
     """Axes that split a dimension into shards of explicit sizes, in the order of the shards, as
     MindSpore's `manual_split` does. A slice or a concatenation of them is ordinary axes again."""
 
     sizes: tuple[int, ...]
 
-    def __new__(cls, axes: Axes, sizes: tuple[int, ...]) -> "Sized":
+    def __new__(cls, axes: Axes, sizes: tuple[int, ...]) -> "SizedAxes":
         new = super().__new__(cls, axes)
         new.sizes = sizes
         return new
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sized) and tuple.__eq__(self, other) and self.sizes == other.sizes
+        return (
+            isinstance(other, SizedAxes) and tuple.__eq__(self, other) and self.sizes == other.sizes
+        )
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -57,11 +59,11 @@ class Sized(Axes):
 
 def sizes_of(axes: Axes) -> tuple[int, ...]:
     """Return the explicit sizes of shards; empty where they follow from the number of shards."""
-    return axes.sizes if isinstance(axes, Sized) else ()
+    return axes.sizes if isinstance(axes, SizedAxes) else ()
 
 
 def axes_text(axes: Axes) -> str:
-    sizes = f" sizes [{', '.join(map(str, axes.sizes))}]" if isinstance(axes, Sized) else ""
+    sizes = f" sizes [{', '.join(map(str, axes.sizes))}]" if isinstance(axes, SizedAxes) else ""
     return "{" + ", ".join(map(str, axes)) + "}" + sizes
 
 
@@ -184,14 +186,14 @@ class Mesh:
 
     def bounds(self, size: int, axes: Axes, k: int) -> tuple[int, int]:
         """Return the half-open range of shard `k` of a dimension of `size` split over `axes`."""
-        if isinstance(axes, Sized):
+        if isinstance(axes, SizedAxes):
             start = sum(axes.sizes[:k])
             return start, start + axes.sizes[k]
         return shard_bounds(size, self.extent(axes), k)
 
     def largest(self, size: int, axes: Axes) -> int:
         """Return the size of the largest shard of a dimension of `size` split over `axes`."""
-        if isinstance(axes, Sized):
+        if isinstance(axes, SizedAxes):
             return max(axes.sizes)
         return -(-size // self.extent(axes)) if axes else size
 
@@ -244,11 +246,11 @@ class Mesh:
                 pre = out.pop().pre
             is_full = pre == 1 and end == self.full(a.name)
             out.append(Axis(a.name) if is_full else Axis(a.name, pre, end // pre))
-        if isinstance(axes, Sized):
+        if isinstance(axes, SizedAxes):
             total, n = sum(axes.sizes), len(axes.sizes)
             usual = [shard_bounds(total, n, k) for k in range(n)]
             if [stop - start for start, stop in usual] != list(axes.sizes):
-                return Sized(tuple(out), axes.sizes)
+                return SizedAxes(tuple(out), axes.sizes)
         return tuple(out)
 
     def coordinate(self, rank: int, axis: Axis) -> int:

@@ -6,12 +6,12 @@ from functools import cached_property
 from itertools import combinations
 
 from shardir.algebra.bound import MAX_COUNTED_DEVICES, refined
-from shardir.algebra.collectives import State, Step, move
+from shardir.algebra.collectives import AxisState, CollectiveStep, move
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
 
-REPLICATED, SHARDED, PARTIAL, ROOT = State
+REPLICATED, SHARDED, PARTIAL, ROOT = AxisState
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ class RedistributionProblem:
         return not any(self.mesh.overlap(a, b) for a in axes for b in now.used)
 
     def move(
-        self, start: State, end: State, now: Layout, axes: Axes, dim: int = -1, concat: int = -1,
-        reduction: str = "",
-    ) -> Step:  # fmt: skip
+        self, start: AxisState, end: AxisState, now: Layout, axes: Axes, dim: int = -1,
+        concat: int = -1, reduction: str = "",
+    ) -> CollectiveStep:  # fmt: skip
         """The step with which the axes go from one state to another."""
         return move(start, end, self.mesh, now, axes, dim, concat, reduction)
 
-    def moves(self, now: Layout) -> Iterator[Step]:
+    def moves(self, now: Layout) -> Iterator[CollectiveStep]:
         """Every move that can be of use from a layout."""
         yield from self._local(now)
         yield from self._reductions(now)
@@ -105,7 +105,7 @@ class RedistributionProblem:
                         yield self.move(SHARDED, SHARDED, now, axes, other, dim)
         yield from self._exchanges(now)
 
-    def _local(self, now: Layout) -> Iterator[Step]:
+    def _local(self, now: Layout) -> Iterator[CollectiveStep]:
         for axes in self.runs:
             if self.free(now, axes):
                 for dim, have in enumerate(now.dims):
@@ -126,7 +126,7 @@ class RedistributionProblem:
                 if self.nests(dim, rest, have):
                     yield self.move(SHARDED, PARTIAL, now, axes, dim)
 
-    def _reductions(self, now: Layout) -> Iterator[Step]:
+    def _reductions(self, now: Layout) -> Iterator[CollectiveStep]:
         left = now.partial
         if now.reduction == "any":
             if left := self.left(now):
@@ -147,7 +147,7 @@ class RedistributionProblem:
             now, layout = now.simplified(self.mesh), layout.simplified(self.mesh)
         return exchange_axes(now, layout)
 
-    def _exchanges(self, now: Layout) -> Iterator[Step]:
+    def _exchanges(self, now: Layout) -> Iterator[CollectiveStep]:
         """To the target's split, perhaps with axes over which it is partial at a dimension's minor
         end, or in one dimension alone; or, on few devices, one sub-axis to the minor end of a
         dimension."""
@@ -171,7 +171,7 @@ class RedistributionProblem:
                 and dims != now.dims
                 and not self.mesh.clash(layout.used)
             ):
-                yield Step("exchange", axes, layout)
+                yield CollectiveStep("exchange", axes, layout)
 
 
 class Recipe:
@@ -181,19 +181,19 @@ class Recipe:
     def __init__(self, problem: RedistributionProblem):
         self.problem, self.mesh, self.target = problem, problem.mesh, problem.target
         self.now = problem.source
-        self.steps: list[Step] = []
+        self.steps: list[CollectiveStep] = []
 
     def go(
-        self, start: State, end: State, axes: Axes, dim: int = -1, concat: int = -1,
+        self, start: AxisState, end: AxisState, axes: Axes, dim: int = -1, concat: int = -1,
         reduction: str = "",
     ) -> None:  # fmt: skip
         self.add(self.problem.move(start, end, self.now, axes, dim, concat, reduction))
 
-    def add(self, step: Step) -> None:
+    def add(self, step: CollectiveStep) -> None:
         self.steps.append(step)
         self.now = step.layout
 
-    def run(self) -> list[Step]:
+    def run(self) -> list[CollectiveStep]:
         self.reduced()
         while self.now.dims != self.target.dims:
             if not (self.slice() or self.all_to_all()):
@@ -298,7 +298,7 @@ class Recipe:
         layout = target.with_partial(self.now.partial, self.now.reduction)
         if layout.dims != self.now.dims:
             axes = self.problem.exchanged(self.now, layout)
-            self.add(Step("exchange", axes, layout))
+            self.add(CollectiveStep("exchange", axes, layout))
 
     def contribute(self) -> None:
         """A complete value becomes partial: the first device of each group keeps it."""

@@ -16,7 +16,7 @@ from lark.exceptions import VisitError
 from shardir.algebra.cluster import BYTES, Cluster, Level
 from shardir.algebra.collectives import PRICED
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
-from shardir.algebra.mesh import Axes, Axis, Mesh, Sized
+from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
 from shardir.diagnostics import NotationError, coded
@@ -77,7 +77,7 @@ def check_sizes(axes: Sequence[tuple[Any, int]]) -> None:
             )
 
 
-class _Values(Transformer):
+class _NotationValues(Transformer):
     """Parse tree -> values; `c` is the list of a rule's children."""
 
     def axis(self, c: list[Any]) -> Axis:
@@ -89,7 +89,7 @@ class _Values(Transformer):
 
     def axis_set(self, c: list[Any]) -> Axes:
         *axes, sizes = c
-        return self.axes(axes) if sizes is None else Sized(self.axes(axes), sizes)
+        return self.axes(axes) if sizes is None else SizedAxes(self.axes(axes), sizes)
 
     def dims(self, c: list[Any]) -> tuple[Axes, ...]:
         return tuple(d for d in c if d is not None)
@@ -239,7 +239,7 @@ def _lark() -> Lark:
 
 @lru_cache(maxsize=65536)
 def _parse(text: str, start: str, what: str) -> Any:
-    return read(_lark(), _Values(), text, start, what)
+    return read(_lark(), _NotationValues(), text, start, what)
 
 
 def grammar(file: str, starts: list[str]) -> Lark:

@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from operator import mul
 
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Axis, Mesh, Sized, axes_text
+from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes, axes_text
 from shardir.diagnostics import ShardirError
 
 REDUCE_OPS = {"sum": "sum", "mean": "avg", "max": "max", "min": "min"}
@@ -274,7 +274,7 @@ def _shards(mesh: Mesh, size: int, axes: Axes) -> list[Ranges]:
 
 def _sized(mesh: Mesh, size: int, axes: Axes, held: list[Ranges]) -> Axes | None:
     """Return `axes` with explicit sizes that have these shards; None if there are none."""
-    sized = Sized(axes, tuple(sum(b - a for a, b in ranges) for ranges in held))
+    sized = SizedAxes(axes, tuple(sum(b - a for a, b in ranges) for ranges in held))
     return sized if _shards(mesh, size, sized) == held else None
 
 

@@ -17,7 +17,7 @@ from math import prod
 
 from shardir.algebra.bound import MAX_COUNTED_DEVICES, bound, seconds_bound
 from shardir.algebra.cluster import BYTES, Cluster
-from shardir.algebra.collectives import Step
+from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh, sizes_of
 from shardir.algebra.moves import Recipe, RedistributionProblem
@@ -48,7 +48,7 @@ class Redistribution:
     mesh: Mesh
     source: Layout
     target: Layout
-    steps: tuple[Step, ...]
+    steps: tuple[CollectiveStep, ...]
 
     @property
     def received_bytes(self) -> int:
@@ -134,7 +134,7 @@ def plan(
     target: Layout,
     itemsize: int = 4,
     memory: int | None = None,
-) -> tuple[Step, ...]:
+) -> tuple[CollectiveStep, ...]:
     """The steps from `source` to `target` for a tensor of global `shape`.
 
     Raises:
@@ -158,7 +158,7 @@ def plan(
 
 def _path(
     shape: Shape, mesh: Mesh, source: Layout, target: Layout, itemsize: int
-) -> list[Step] | None:
+) -> list[CollectiveStep] | None:
     """The shortest path over layouts of whole axes, if both ends are such and even."""
     if any(map(sizes_of, (*source.dims, *target.dims))):
         return None  # only an exchange takes a value whose sizes are spelled out
@@ -168,9 +168,9 @@ def _path(
     return known.steps(shape, itemsize, source, target) if known else None
 
 
-def _joined(mesh: Mesh, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def _joined(mesh: Mesh, steps: tuple[CollectiveStep, ...]) -> tuple[CollectiveStep, ...]:
     """The steps in normal form, where slices of a dimension that follow each other are one."""
-    out: list[Step] = []
+    out: list[CollectiveStep] = []
     for s in steps:
         before = out[-1] if out else None
         local = s.kind == "replicated_to_partial" or (
@@ -183,7 +183,7 @@ def _joined(mesh: Mesh, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(out)
 
 
-Entry = tuple[float, int, int, float, Layout, int, tuple[Step, ...]]
+Entry = tuple[float, int, int, float, Layout, int, tuple[CollectiveStep, ...]]
 """(least time of a plan this way, steps, serial number, time so far, where, what is kept alive,
 the steps)"""
 
@@ -195,9 +195,9 @@ class Search:
     def __init__(self, problem: RedistributionProblem, itemsize: int, memory: int | None):
         self.problem, self.itemsize, self.memory = problem, itemsize, memory
         self.refused = -1
-        self.best: tuple[float, tuple[Step, ...]] | None = None
+        self.best: tuple[float, tuple[CollectiveStep, ...]] | None = None
 
-    def run(self) -> tuple[Step, ...] | None:
+    def run(self) -> tuple[CollectiveStep, ...] | None:
         p = self.problem
         for steps in _candidates(p, self.itemsize):
             self.offer(steps)
@@ -206,7 +206,7 @@ class Search:
             self.look()
         return None if self.best is None else self.best[1]
 
-    def offer(self, steps: list[Step]) -> None:
+    def offer(self, steps: list[CollectiveStep]) -> None:
         layout, held, seconds = self.problem.source, self.held(), 0.0
         for step in steps:
             found = self.after(layout, step, held)
@@ -220,7 +220,7 @@ class Search:
         p = self.problem
         return 0 if self.memory is None else elements(p.mesh, p.shape, p.source)
 
-    def after(self, layout: Layout, step: Step, held: int) -> tuple[float, int] | None:
+    def after(self, layout: Layout, step: CollectiveStep, held: int) -> tuple[float, int] | None:
         """The time of a step, and what its result keeps alive; None where it needs too much."""
         p = self.problem
         if self.memory is not None:
@@ -267,12 +267,12 @@ class Search:
                     entry = seconds + rest, n + 1, next(serial), seconds
                     heappush(todo, (*entry, *key, (*steps, step)))
 
-    def latency(self, step: Step) -> float:
+    def latency(self, step: CollectiveStep) -> float:
         mesh = self.problem.mesh
         return step.forms(mesh)[0].latency if step.communicates(mesh) else 0.0
 
 
-def _candidates(problem: RedistributionProblem, itemsize: int) -> Iterator[list[Step]]:
+def _candidates(problem: RedistributionProblem, itemsize: int) -> Iterator[list[CollectiveStep]]:
     """Known plans, the preferred one first."""
     p = problem
     near = problem.near
@@ -305,12 +305,16 @@ def seconds(
     return _seconds(shape, mesh, source, steps, itemsize)
 
 
-def named_collectives(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> list[Step]:
+def named_collectives(
+    shape: Shape, mesh: Mesh, source: Layout, target: Layout
+) -> list[CollectiveStep]:
     """The plan of named collectives alone, in their fixed order."""
     return Recipe(RedistributionProblem.of(mesh, shape, source, target)).run()
 
 
-def _received(shape: Shape, mesh: Mesh, source: Layout, steps: tuple[Step, ...]) -> tuple[int, int]:
+def _received(
+    shape: Shape, mesh: Mesh, source: Layout, steps: tuple[CollectiveStep, ...]
+) -> tuple[int, int]:
     total, layout = 0, source
     for step in steps:
         total += step_received(mesh, shape, layout, step)
@@ -319,7 +323,7 @@ def _received(shape: Shape, mesh: Mesh, source: Layout, steps: tuple[Step, ...])
 
 
 def _seconds(
-    shape: Shape, mesh: Mesh, source: Layout, steps: tuple[Step, ...], itemsize: int
+    shape: Shape, mesh: Mesh, source: Layout, steps: tuple[CollectiveStep, ...], itemsize: int
 ) -> tuple[float, float]:
     moving = starting = 0.0
     layout = source
@@ -332,7 +336,7 @@ def _seconds(
     return moving, starting
 
 
-def _peak(shape: Shape, mesh: Mesh, source: Layout, steps: tuple[Step, ...]) -> int:
+def _peak(shape: Shape, mesh: Mesh, source: Layout, steps: tuple[CollectiveStep, ...]) -> int:
     layout, held = source, elements(mesh, shape, source)
     most = held
     for step in steps:

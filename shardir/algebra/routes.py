@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from shardir.algebra.collectives import State, Step, move
+from shardir.algebra.collectives import AxisState, CollectiveStep, move
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.forms import Forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.steps import step_forms
 
-REPLICATED, SHARDED, PARTIAL, _ = State
+REPLICATED, SHARDED, PARTIAL, _ = AxisState
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -78,7 +78,7 @@ class Routes:
 
     def steps(
         self, shape: Shape, itemsize: int, source: Layout, target: Layout
-    ) -> list[Step] | None:
+    ) -> list[CollectiveStep] | None:
         """The moves of the way from one layout to another; None where there is none."""
         if source not in self.index or target not in self.index:
             return None
@@ -145,14 +145,14 @@ class Routes:
         return latency, rate
 
     @cached_property
-    def moves(self) -> dict[tuple[int, int], Step]:
+    def moves(self) -> dict[tuple[int, int], CollectiveStep]:
         """The move between two layouts, if one leads from the first to the second."""
         return {ends: step for ends, (step, _) in self._moves.items()}
 
     @cached_property
-    def _moves(self) -> dict[tuple[int, int], tuple[Step, Forms]]:
+    def _moves(self) -> dict[tuple[int, int], tuple[CollectiveStep, Forms]]:
         """The moves with their forms: an exchange where no named one leads there."""
-        found: dict[tuple[int, int], tuple[Step, Forms]] = {}
+        found: dict[tuple[int, int], tuple[CollectiveStep, Forms]] = {}
         for i, layout in enumerate(self.layouts):
             for step in (*self._named(layout), *self._exchanges(layout)):
                 j = self.index.get(step.layout)
@@ -160,7 +160,7 @@ class Routes:
                     found[i, j] = step, self._forms(layout, step)
         return found
 
-    def _named(self, now: Layout) -> Iterator[Step]:
+    def _named(self, now: Layout) -> Iterator[CollectiveStep]:
         mesh = self.mesh
         for a in mesh.names:
             if a in now.used or mesh.extent((a,)) == 1:
@@ -185,12 +185,12 @@ class Routes:
                     if other != dim:
                         yield move(SHARDED, SHARDED, mesh, now, axes, other, dim)
 
-    def _exchanges(self, now: Layout) -> Iterator[Step]:
+    def _exchanges(self, now: Layout) -> Iterator[CollectiveStep]:
         for layout in self.layouts:
             if layout.partial == now.partial and (axes := exchange_axes(now, layout)):
-                yield Step("exchange", axes, layout)
+                yield CollectiveStep("exchange", axes, layout)
 
-    def _forms(self, before: Layout, step: Step) -> Forms:
+    def _forms(self, before: Layout, step: CollectiveStep) -> Forms:
         """The forms of a move. They are the same for all tensors and dimensions but the first, in
         which shards lie as they are packed: one tensor stands for all of as many split dimensions,
         the first in its place, the others in an order of their own, with so many rows that nothing
@@ -218,7 +218,7 @@ class Routes:
                 for l in (before, step.layout)
             )
             dim, concat = (dims.index(d) if d >= 0 else -1 for d in (step.dim, step.concat))
-            moved = Step(step.kind, step.axes, target, dim, concat)
+            moved = CollectiveStep(step.kind, step.axes, target, dim, concat)
             known[key] = step_forms(self.mesh, shape, source, moved)
         return known[key]
 

@@ -91,7 +91,7 @@ def _axis_text(a: Axis) -> str:
     return f'"{a.name}":({a.pre}){a.size}' if a.size else f'"{a.name}"'
 
 
-class _Values(Transformer):
+class _SdyValues(Transformer):
     """Parse tree -> values; `c` is the list of a rule's children."""
 
     def SYMBOL(self, token: Token) -> Token:
@@ -178,4 +178,4 @@ def _lark() -> Lark:
 
 @lru_cache(maxsize=65536)
 def _parse(text: str, start: str, what: str) -> Any:
-    return read(_lark(), _Values(), text, start, what)
+    return read(_lark(), _SdyValues(), text, start, what)

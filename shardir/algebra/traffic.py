@@ -16,7 +16,7 @@ import numpy as np
 
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Axis, Mesh, Sized, sizes_of
+from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes, sizes_of
 
 Counts = tuple[int, ...]
 
@@ -155,7 +155,7 @@ def cut(mesh: Mesh, layout: Layout, sub_axes: Axes) -> Layout:
 
     def fine(axes: Axes) -> Axes:
         found, sizes = mesh.cut(axes, sub_axes), sizes_of(axes)
-        return Sized(found, sizes) if sizes else found
+        return SizedAxes(found, sizes) if sizes else found
 
     partial = tuple(sorted(mesh.cut(layout.partial, sub_axes), key=mesh.order))
     return Layout(layout.mesh, tuple(map(fine, layout.dims))).with_partial(

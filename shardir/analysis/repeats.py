@@ -56,7 +56,7 @@ class Repeat:
         return tuple(c for c in self.inputs if len(set(c)) == 1)
 
 
-class _Run(NamedTuple):
+class _Repetition(NamedTuple):
     """A range of ops of equal signatures at the distance of a period."""
 
     start: int
@@ -114,7 +114,7 @@ def _signatures(ops: Sequence[Operation]) -> list[int]:
     return [numbers.setdefault(of(op), len(numbers)) for op in ops]
 
 
-def _runs(word: Sequence[int]) -> Iterator[_Run]:
+def _runs(word: Sequence[int]) -> Iterator[_Repetition]:
     """The longest ranges of each period that are at least two periods long; those whose period is
     a multiple of another's are left out."""
     n = len(word)
@@ -151,7 +151,7 @@ def _runs(word: Sequence[int]) -> Iterator[_Run]:
             if any(s <= start and end <= e and p % q == 0 for s, e, q in covered):
                 continue
             covered.append((start, end, p))
-            yield _Run(start, end, p)
+            yield _Repetition(start, end, p)
 
 
 # ---- isomorphism ----
@@ -173,7 +173,9 @@ def _origin(v: SSAValue, at: dict[Operation, int]) -> tuple[int, int]:
     return (at.get(v.op, -1), v.index) if isinstance(v, OpResult) else (-1, 0)
 
 
-def _iterations(ops: Sequence[Operation], at: dict[Operation, int], start: int, run: _Run) -> int:
+def _iterations(
+    ops: Sequence[Operation], at: dict[Operation, int], start: int, run: _Repetition
+) -> int:
     """Return the number of isomorphic iterations from `start` on."""
     p = run.period
     for k in range(1, (run.end - start) // p):

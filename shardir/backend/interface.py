@@ -80,7 +80,7 @@ class Report:
                 self.finished = True
 
 
-Times = list[dict[str, list[float]]]
+MeasuredTimes = list[dict[str, list[float]]]
 """Of each program, by function: the mean seconds of a call in each round."""
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -145,7 +145,7 @@ class Backend(Target, ABC):
         seconds: float,
         options: Options,
         on_round: Callable[[int], object] | None = None,
-    ) -> Times:
+    ) -> MeasuredTimes:
         """Call every function of the programs for about so many seconds in each round.
 
         Args:

@@ -15,7 +15,7 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.cluster import Cluster
-from shardir.algebra.collectives import Step
+from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
 from shardir.algebra.forms import Form, copying, direct, forms_of, quickest
 from shardir.algebra.layout import Layout, Shape
@@ -203,7 +203,9 @@ def buffers(op: Operation, mesh: Mesh) -> int:
     )
 
 
-def _steps(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[tuple[Shape, Layout, Step, int]]:
+def _steps(
+    op: dist.CollectiveOp, mesh: Mesh
+) -> Iterator[tuple[Shape, Layout, CollectiveStep, int]]:
     """Yield for each value of a collective the global shape, the layout before, the step, and the
     bytes of an element."""
     for value, out in zip(op.values, op.outs, strict=True):

@@ -19,7 +19,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.windows import Windows
 
 
-class Builder(ABC):
+class OpBuilder(ABC):
     """Makes ops, one after another."""
 
     mesh: Mesh | None

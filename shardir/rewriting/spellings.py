@@ -11,7 +11,7 @@ from xdsl.ir import Attribute, SSAValue
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.windows import Windows
 from shardir.dialects import nn
-from shardir.dialects.builder import Builder
+from shardir.dialects.builder import OpBuilder
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import Props, TensorOp
 from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
@@ -19,7 +19,7 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import word
 
 
-class Spellings(Builder):
+class Spellings(OpBuilder):
     """Spellings of single ops, in terms of `op` and `results`."""
 
     def add(self, x: SSAValue, y: SSAValue) -> SSAValue:

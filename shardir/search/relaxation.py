@@ -42,7 +42,7 @@ class _Slot:
 
 
 @dataclass(eq=False)
-class _Group:
+class _EqualVariables:
     """Variables that look the same, and their tables."""
 
     unary: Table
@@ -76,7 +76,7 @@ class Relaxation:
                 slot.count += 1
             slots.append(mine)
         self.groups = [
-            _Group(problem.unary[vs[0]], list(mine.values()), vs)
+            _EqualVariables(problem.unary[vs[0]], list(mine.values()), vs)
             for vs, mine in zip(members.values(), slots, strict=True)
         ]
         known: dict[tuple, Kind] = {}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shardir.algebra.collectives import Step
+from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.forms import copying
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
@@ -113,11 +113,11 @@ class TransferCosts:
         return latency * part[:, at] + (rate + self._joining) * size
 
     @cached_property
-    def _kinds(self) -> tuple[list[Step], np.ndarray[Any, np.dtype[np.int64]]]:
+    def _kinds(self) -> tuple[list[CollectiveStep], np.ndarray[Any, np.dtype[np.int64]]]:
         """A step for each kind of them that may go into one bucket; for each move its kind, the
         last where it communicates nothing or is none."""
         n = len(self.index)
-        steps: dict[Bucket, tuple[int, Step]] = {}
+        steps: dict[Bucket, tuple[int, CollectiveStep]] = {}
         at = np.full((n, n), -1)
         for (i, j), step in self.routes.moves.items():
             if step.record.communicates:
@@ -135,5 +135,5 @@ class TransferCosts:
         return np.where(latency.min(axis=0) > 0, shards[:, None], 0.0)
 
 
-def _bucket(itemsize: int, step: Step, form: int) -> Bucket:
+def _bucket(itemsize: int, step: CollectiveStep, form: int) -> Bucket:
     return itemsize, step.kind, step.axes, step.dim, step.concat, form

@@ -32,7 +32,7 @@ class StopError(Exception):
     """Parsing stops: too many errors, or the end of the text."""
 
 
-class Scope:
+class RegionScope:
     """The names of one region. Lookups continue in the enclosing region, unless it is isolated."""
 
     __slots__ = (
@@ -42,7 +42,7 @@ class Scope:
 
     def __init__(
         self,
-        parent: "Scope | None" = None,
+        parent: "RegionScope | None" = None,
         opened: Token | None = None,
         isolated: bool = False,
         lenient: bool = False,
@@ -57,7 +57,7 @@ class Scope:
         self.lost = False
 
 
-class Builder(Transformer[Any, Any]):
+class ModuleBuilder(Transformer[Any, Any]):
     """The reductions of mlir.lark; `c` is the list of a rule's children."""
 
     def __init__(self, ctx: Context, leaves: Leaves):
@@ -72,7 +72,7 @@ class Builder(Transformer[Any, Any]):
         self.leaves.begin(source.text)
         self.errors: list[Diagnostic] = []
         self.incomplete = Incomplete()
-        self.scope = Scope()
+        self.scope = RegionScope()
         self.arguments: list[tuple[Token, Attribute | None, Any]] | None = None
         self.head_lost = False
         self.lenient = False
@@ -188,7 +188,7 @@ class Builder(Transformer[Any, Any]):
 
     def define(self, t: Token, values: Sequence[SSAValue]) -> None:
         name, scope = t.value, self.scope
-        outer: Scope | None = scope
+        outer: RegionScope | None = scope
         while outer is not None:
             if (first := outer.values.get(name)) is not None:
                 line = self.source.line_column(first[1].start)[0]
@@ -377,7 +377,7 @@ class Builder(Transformer[Any, Any]):
     def open(self, c: list[Token]) -> Block | None:
         """`{`: a mid-rule action, so that the names of a region exist before its ops are made."""
         params, self.arguments = self.arguments, None
-        self.scope = Scope(self.scope, c[0], params is not None, self.lenient)
+        self.scope = RegionScope(self.scope, c[0], params is not None, self.lenient)
         self.lenient = False
         if self.scope.depth > MAX_NESTING:
             self.blame(c[0], f"regions nest more than {MAX_NESTING} deep")
@@ -411,7 +411,7 @@ class Builder(Transformer[Any, Any]):
             self.incomplete.blocks |= set(blocks)
         return Region(blocks)
 
-    def close(self) -> Scope:
+    def close(self) -> RegionScope:
         """Ends a scope: what it used and never defined belongs to the next one, or to nobody."""
         scope = self.scope
         for name, (block, t) in scope.pending.items():

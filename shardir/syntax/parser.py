@@ -28,7 +28,7 @@ from xdsl.ir import Dialect
 from xdsl.irdl import IRDLOperation
 
 from shardir.diagnostics import ParseErrors
-from shardir.syntax.builder import Builder, StopError
+from shardir.syntax.builder import ModuleBuilder, StopError
 from shardir.syntax.formats import OpFormat, Rules
 from shardir.syntax.leaves import Leaves
 from shardir.syntax.lexer import TERMINALS, Machine, lark_regexes
@@ -63,7 +63,7 @@ class IRParser:
     def __init__(self, dialects: Sequence[Dialect], ctx: Context | None = None):
         self.ctx = ctx or context_of(dialects)
         self.leaves = Leaves(self.ctx)
-        self.builder = builder = Builder(self.ctx, self.leaves)
+        self.builder = builder = ModuleBuilder(self.ctx, self.leaves)
         rules = Rules(builder)
         groups: dict[str, str] = {}
         words: dict[str, str] = dict(HANDWRITTEN)

@@ -6,7 +6,7 @@ from typing import Any
 from xdsl.ir import Region
 
 from shardir.diagnostics import did_you_mean, one_of
-from shardir.syntax.builder import Builder, StopError
+from shardir.syntax.builder import ModuleBuilder, StopError
 from shardir.syntax.lexer import Machine, Row, Token, UnexpectedError
 
 BLANK = r"[^\S\n]*+"
@@ -42,7 +42,7 @@ NAMES = {
 class Recovery:
     """Panic mode for one parser: drop the current statement, resume at the next one."""
 
-    def __init__(self, builder: Builder, machine: Machine):
+    def __init__(self, builder: ModuleBuilder, machine: Machine):
         self.builder, self.machine = builder, machine
         self.unopened = 0
 

@@ -13,7 +13,7 @@ from strategies import chains, laid_out_shapes, layouts_on, meshes, shapes, sub_
 
 from shardir.algebra.factors import Factors, OpSharding, choose_op_sharding, try_op_sharding
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
-from shardir.algebra.mesh import Axes, Axis, Mesh, Sized, shard_bounds
+from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes, shard_bounds
 from shardir.algebra.notation import (
     mesh_of,
     options_text,
@@ -65,7 +65,7 @@ def test_stated_sizes_that_everyone_expects_are_no_other_layout():
     other = parse_layout("@m, [{a} sizes [2, 2, 1, 2]]")
     assert other.simplified(mesh) == other != parse_layout("@m, [{a}]")
     assert other != parse_layout("@m, [{a} sizes [2, 1, 2, 2]]")
-    assert hash(other) == hash(Layout("m", (Sized((Axis("a"),), (2, 2, 1, 2)),)))
+    assert hash(other) == hash(Layout("m", (SizedAxes((Axis("a"),), (2, 2, 1, 2)),)))
 
 
 @quick

@@ -15,7 +15,7 @@ from strategies import with_sizes
 
 from shardir.algebra.bound import bound, seconds_bound
 from shardir.algebra.cluster import Cluster, Level
-from shardir.algebra.collectives import Step
+from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.exchange import pieces
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh, sizes_of
@@ -118,7 +118,7 @@ def test_no_detour_is_cheaper(way: Way) -> None:
     assert cost(a, c) <= cost(a, b) + cost(b, c)
 
 
-def time_of(mesh: Mesh, shape: Shape, layout: Layout, steps: list[Step]) -> float:
+def time_of(mesh: Mesh, shape: Shape, layout: Layout, steps: list[CollectiveStep]) -> float:
     """The planner's own price of some steps."""
     total = 0.0
     for step in steps:
@@ -152,7 +152,7 @@ def test_what_an_exchange_sends_and_fetches(way: Way) -> None:
         assert set(fetched(mesh, shape, source, target)) == cases
 
 
-def price(mesh: Mesh, shape: Shape, before: Layout, step: Step) -> float:
+def price(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> float:
     """By the forms, of bytes counted by shards; and by looking at each piece on each rank."""
     n = mesh.extent(step.axes)
     if not step.communicates(mesh):

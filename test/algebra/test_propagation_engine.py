@@ -13,7 +13,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of, parse_layout, parse_sharding
 from shardir.algebra.propagation import propagate
 from shardir.algebra.propagation.annotations import ContradictionError
-from shardir.algebra.propagation.graph import Graph, Node, Tie, Value
+from shardir.algebra.propagation.graph import GraphValue, Node, PropagationGraph, Tie
 from shardir.algebra.propagation.worklist import Worklist
 from shardir.algebra.sharding import Sharding, refines
 
@@ -26,7 +26,7 @@ class Writer:
     def __init__(self, mesh: Mesh = MESH):
         self.mesh = mesh
         self.names: list[str] = []
-        self.values: list[Value] = []
+        self.values: list[GraphValue] = []
         self.nodes: list[Node] = []
         self.groups: list[dict[int, int]] = []
         self.ties: list[Tie] = []
@@ -34,7 +34,7 @@ class Writer:
     def value(self, name: str, shape: Shape, annotation: str = "", **flags: bool) -> int:
         sharding = parse_sharding(f"@m, {annotation}") if annotation else None
         self.names.append(name)
-        self.values.append(Value(shape, sharding, **flags))
+        self.values.append(GraphValue(shape, sharding, **flags))
         return len(self.values) - 1
 
     def node(self, text: str, factors: str, forward: bool = True, backward: bool = True) -> int:
@@ -62,8 +62,8 @@ class Writer:
             members[v] = len(self.nodes) - 1
         self.groups.append(members)
 
-    def graph(self) -> Graph:
-        return Graph(self.mesh, self.values, self.nodes, self.groups, self.ties)
+    def graph(self) -> PropagationGraph:
+        return PropagationGraph(self.mesh, self.values, self.nodes, self.groups, self.ties)
 
     def run(self) -> dict[str, str]:
         """The layout of each value, as text."""
@@ -319,7 +319,7 @@ FORMS = [
 SEEDS = range(60)
 
 
-def random_graph(seed: int) -> Graph:
+def random_graph(seed: int) -> PropagationGraph:
     """A dozen nodes; some annotations, closed and open, late and early; groups, ties, barriers."""
     draw = random.Random(seed)
     w = Writer(THREE)
@@ -462,11 +462,11 @@ def test_the_order_of_values_and_nodes_does_not_matter(seed: int):
         for g in graph.groups
     ]
     ties = [Tie(names[t.value], names[t.other], place[t.node]) for t in graph.ties]
-    found = propagate(Graph(THREE, values, nodes, groups, ties)).dims
+    found = propagate(PropagationGraph(THREE, values, nodes, groups, ties)).dims
     assert [found[names[v]] for v in range(len(values))] == propagate(graph).dims
 
 
-def topological(graph: Graph, draw: random.Random) -> list[int]:
+def topological(graph: PropagationGraph, draw: random.Random) -> list[int]:
     """Another order of the nodes in which each stands after those that produce its operands."""
     producer = {v: n for n, node in enumerate(graph.nodes) for v in node.results}
     left, order = list(range(len(graph.nodes))), list[int]()

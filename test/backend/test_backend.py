@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 import shardir
 from shardir.backend import BACKENDS, backend_of
-from shardir.backend.interface import Backend, LaunchError, OnEvent, Options, Report, Times
+from shardir.backend.interface import Backend, LaunchError, MeasuredTimes, OnEvent, Options, Report
 from shardir.backend.torch.backend import TorchBackend
 from shardir.tools import opt
 
@@ -69,7 +69,7 @@ class Listing(Backend):
         seconds: float,
         options: Options,
         on_round: Callable[[int], object] | None = None,
-    ) -> Times:
+    ) -> MeasuredTimes:
         return [{"run": [self._seconds(d, options) for _ in range(rounds)]} for d in directories]
 
     def _seconds(self, directory: Path, options: Options) -> float:

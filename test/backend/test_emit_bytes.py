@@ -17,7 +17,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 import shardir
-from shardir.algebra.collectives import COLLECTIVES, Collective, State, Step
+from shardir.algebra.collectives import COLLECTIVES, AxisState, Collective, CollectiveStep
 from shardir.algebra.layout import replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of
@@ -131,17 +131,17 @@ def module_of(
     record: Collective, element: Attribute, shape: tuple[int, ...], mesh: Mesh
 ) -> ModuleOp:
     """A function that is one collective over AXES."""
-    both = record.start is record.end is State.SHARDED
+    both = record.start is record.end is AxisState.SHARDED
     plain, dim, concat = replicated("m", 2), 0, 1 if both else -1
     before = plain
-    if record.start is State.SHARDED or record.start is None:
+    if record.start is AxisState.SHARDED or record.start is None:
         before = plain.with_dim(concat if both else 0, AXES)
-    elif record.start is State.PARTIAL:
+    elif record.start is AxisState.PARTIAL:
         before = plain.with_partial(AXES)
     pairs = (0, 1, 1, 0, 2, 5) if record.name == "permute" else ()
-    step = Step(record.name, AXES, plain.with_dim(1, AXES), dim, concat, "sum", 1, pairs)
+    step = CollectiveStep(record.name, AXES, plain.with_dim(1, AXES), dim, concat, "sum", 1, pairs)
     layout = record.after(mesh, before, step)
-    step = Step(record.name, AXES, layout, dim, concat, "sum", 1, pairs)
+    step = CollectiveStep(record.name, AXES, layout, dim, concat, "sum", 1, pairs)
     types = [dist.local(element, shape, l, mesh) for l in (before, layout)]
     block = Block(arg_types=types[:1])
     op = dist.step_op(step, block.args[0], types[1])

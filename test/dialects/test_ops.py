@@ -36,7 +36,7 @@ from reference import shape_of
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axis, Sized
+from shardir.algebra.mesh import Axis, SizedAxes
 from shardir.algebra.notation import mesh_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn
@@ -121,7 +121,7 @@ def odd_layout(draw: random.Random, shape: Shape) -> Layout:
         if axes and draw.random() < 0.5:
             cuts = sorted(draw.randint(0, shape[d]) for _ in range(ODD_MESH.extent(axes) - 1))
             ends = zip([0, *cuts], [*cuts, shape[d]], strict=True)
-            dims[d] = Sized(axes, tuple(b - a for a, b in ends))
+            dims[d] = SizedAxes(axes, tuple(b - a for a, b in ends))
     return Layout("m", tuple(dims))
 
 

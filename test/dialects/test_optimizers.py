@@ -29,13 +29,13 @@ from xdsl.dialects.builtin import FloatAttr, ModuleOp, f64
 from xdsl.ir import Attribute
 
 from shardir.dialects import dist, nn, train
-from shardir.dialects.builder import Builder
+from shardir.dialects.builder import OpBuilder
 from shardir.interpret import run
 
 Tensors = list[torch.Tensor]
 
 
-def regression(b: Builder, x: Any, y: Any, w: Any, c: Any, u: Any, s: Any) -> Any:
+def regression(b: OpBuilder, x: Any, y: Any, w: Any, c: Any, u: Any, s: Any) -> Any:
     """A matrix, a vector, three dimensions, and a scalar are trained."""
     h = b.value(nn.TanhOp, b.add(b.value(nn.MatmulOp, x, w), c))
     e = b.sub(b.mul(b.value(nn.MatmulOp, h, b.reshape(u, (6, 2))), s), y)
@@ -275,7 +275,7 @@ def test_small_gradients_are_those_of_the_published_adafactor(texts: list[str | 
     """eps1^2 is a lower bound of second moments, as in torch; the paper adds eps to the squares of
     gradients. With eps = eps1^2 both agree where the squares are far below it."""
 
-    def body(b: Builder, x: Any, y: Any, w: Any, c: Any) -> Any:
+    def body(b: OpBuilder, x: Any, y: Any, w: Any, c: Any) -> Any:
         return b.add(b.reduce(b.mul(x, w), "sum", [0, 1]), b.reduce(b.mul(y, c), "sum", [0]))
 
     args = [Arg("f64", (4, 6)), Arg("f64", (6,)), Arg("f64", (4, 6), "w"), Arg("f64", (6,), "c")]
@@ -510,7 +510,7 @@ def test_reductions_over_the_batch_do_not_grow_with_the_microbatches(name: str):
 def test_ops_of_parameters_alone_are_computed_once():
     """The weight is gathered, and its gradient scattered, once for all microbatches."""
 
-    def body(b: Builder, x: Any, w: Any) -> Any:
+    def body(b: OpBuilder, x: Any, w: Any) -> Any:
         h = b.value(nn.TanhOp, b.value(nn.MatmulOp, x, b.value(nn.ExpOp, w)))
         return b.reduce(b.mul(h, h), "mean", [0, 1])
 

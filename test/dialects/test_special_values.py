@@ -22,7 +22,7 @@ from harness import (
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
-from shardir.dialects.builder import Builder
+from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
 from shardir.dialects.text import word
@@ -84,7 +84,7 @@ def problem(body: Callable[..., list[SSAValue]], *operands: np.ndarray) -> Probl
 
 @pytest.mark.parametrize("op, props", OPS, ids=lambda v: getattr(v, "name", None))
 def test_special_values(op: type[TensorOp], props: dict[str, Attribute]) -> None:
-    def body(b: Builder, *operands: SSAValue) -> list[SSAValue]:
+    def body(b: OpBuilder, *operands: SSAValue) -> list[SSAValue]:
         return list(b.op(op, *operands, props=props).results)
 
     two = len(op.get_irdl_definition().operands) == 2

@@ -6,7 +6,7 @@ import pytest
 from xdsl.dialects.builtin import f64
 from xdsl.ir import Block
 
-from shardir.algebra.collectives import COLLECTIVES, Collective, State, Step, between
+from shardir.algebra.collectives import COLLECTIVES, AxisState, Collective, CollectiveStep, between
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.notation import mesh_of
 from shardir.backend.torch.ops.dist import TORCH_DIST
@@ -31,25 +31,25 @@ def test_each_record_has_an_op_numpy_and_text_and_nothing_else_has() -> None:
 def test_each_change_of_states_is_of_one_planned_collective() -> None:
     states = [(c.start, c.end) for c in COLLECTIVES.values() if c.start and c.planned]
     assert len(states) == len(set(states))
-    assert between(State.PARTIAL, State.SHARDED).name == "reduce_scatter"
+    assert between(AxisState.PARTIAL, AxisState.SHARDED).name == "reduce_scatter"
 
 
-def step_of(record: Collective, back: bool = False) -> tuple[Layout, Step]:
+def step_of(record: Collective, back: bool = False) -> tuple[Layout, CollectiveStep]:
     """A step over AXES, with the layout before it; `back`: the one that goes the other way."""
-    plain, both = replicated("m", 2), record.start is record.end is State.SHARDED
+    plain, both = replicated("m", 2), record.start is record.end is AxisState.SHARDED
     dim, concat = (1, 0) if both and back else (0, 1) if both else (0, -1)
     before = plain
-    if record.start is State.SHARDED or record.start is None:
+    if record.start is AxisState.SHARDED or record.start is None:
         before = plain.with_dim(concat if both else 0, AXES)
-    elif record.start is State.PARTIAL:
+    elif record.start is AxisState.PARTIAL:
         before = plain.with_partial(AXES)
     pairs = (PAIRS[::-1] if back else PAIRS) if record.name == "permute" else ()
-    step = Step(record.name, AXES, plain.with_dim(1, AXES), dim, concat, "sum", 1, pairs)
+    step = CollectiveStep(record.name, AXES, plain.with_dim(1, AXES), dim, concat, "sum", 1, pairs)
     layout = record.after(MESH, before, step)
-    return before, Step(record.name, AXES, layout, dim, concat, "sum", 1, pairs)
+    return before, CollectiveStep(record.name, AXES, layout, dim, concat, "sum", 1, pairs)
 
 
-def run(step: Step, before: Layout, shape: Shape, parts: Parts) -> Parts:
+def run(step: CollectiveStep, before: Layout, shape: Shape, parts: Parts) -> Parts:
     types = [dist.local(f64, shape, layout, MESH) for layout in (before, step.layout)]
     op = dist.step_op(step, Block(arg_types=types[:1]).args[0], types[1])
     return run_collective(op, [parts], MESH)[0]

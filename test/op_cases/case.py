@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from shardir.algebra.layout import Shape
 from shardir.dialects import dist
-from shardir.dialects.builder import Builder
+from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.base import Props, TensorOp
 from shardir.dialects.nn.properties import float_attr
 
@@ -45,7 +45,7 @@ class Case:
         return tuple(i for i, a in enumerate(self.args(element)) if a.element in FLOATS)
 
     def body(self, element: str) -> Callable[..., Sequence[SSAValue]]:
-        def build(b: Builder, *operands: SSAValue) -> Sequence[SSAValue]:
+        def build(b: OpBuilder, *operands: SSAValue) -> Sequence[SSAValue]:
             result = None
             if self.result is not None:
                 result = dist.tensor(ELEMENTS[self.result_element or element], self.result)

@@ -37,7 +37,7 @@ from shardir.algebra.notation import mesh_of
 from shardir.backend.torch.emit.plan import plan_of
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn, train
-from shardir.dialects.builder import Builder
+from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.properties import dims_attr, int_attr
 from shardir.interpret import run
 
@@ -45,15 +45,15 @@ FOUR = mesh_of("m", "d = 4")
 UNFUSED = tuple(p for p in PIPELINE if p != "fuse-communication")
 
 
-def matmul(b: Builder, x: Any, y: Any) -> Any:
+def matmul(b: OpBuilder, x: Any, y: Any) -> Any:
     return b.value(nn.MatmulOp, x, y)
 
 
-def relu(b: Builder, x: Any) -> Any:
+def relu(b: OpBuilder, x: Any) -> Any:
     return b.value(nn.ReluOp, x)
 
 
-def mean(b: Builder, x: Any, rank: int = 2) -> Any:
+def mean(b: OpBuilder, x: Any, rank: int = 2) -> Any:
     return b.reduce(x, "mean", range(rank))
 
 
@@ -119,7 +119,7 @@ def test_the_sum_that_ends_a_partial_value_pairs_with_nothing():
 def test_no_all_reduce_stands_behind_an_all_reduce():
     """Megatron's block: columns, then rows. One all-reduce forward, one backward."""
 
-    def block(b: Builder, x: Any, w: Any, u: Any) -> Any:
+    def block(b: OpBuilder, x: Any, w: Any, u: Any) -> Any:
         return matmul(b, relu(b, matmul(b, x, w)), u)
 
     texts = ["[{}, {}]", "[{}, {d}]", "[{d}, {}]"]
@@ -132,7 +132,7 @@ def test_no_all_reduce_stands_behind_an_all_reduce():
 def test_two_blocks_reduce_twice_each_way():
     """Data parallel over a, tensor parallel over b: the weights' gradients go together."""
 
-    def blocks(b: Builder, x: Any, *weights: Any) -> Any:
+    def blocks(b: OpBuilder, x: Any, *weights: Any) -> Any:
         for w, u in zip(weights[::2], weights[1::2], strict=True):
             x = b.add(x, matmul(b, relu(b, matmul(b, x, w)), u))
         return mean(b, x)
@@ -160,7 +160,7 @@ def test_a_tied_parameter_is_reduced_once():
 def test_the_input_of_three_branches_is_reduced_once():
     """q, k, v by columns: their contributions to the input's cotangent are added first."""
 
-    def branches(b: Builder, x: Any, *weights: Any) -> list[Any]:
+    def branches(b: OpBuilder, x: Any, *weights: Any) -> list[Any]:
         return [matmul(b, x, w) for w in weights]
 
     p = problem([f64(4, 8), *[f64(8, 8)] * 3], branches, (0,))
@@ -175,7 +175,7 @@ def test_the_input_of_three_branches_is_reduced_once():
 def test_what_comes_back_through_views_is_reduced_once():
     """Each branch flattens the input for itself, as exported linear layers do."""
 
-    def branches(b: Builder, x: Any, *weights: Any) -> list[Any]:
+    def branches(b: OpBuilder, x: Any, *weights: Any) -> list[Any]:
         return [matmul(b, b.reshape(b.neg(x), (8, 8)), w) for w in weights]
 
     p = problem([f64(4, 2, 8), *[f64(8, 8)] * 3], branches, (0,))
@@ -186,7 +186,7 @@ def test_what_comes_back_through_views_is_reduced_once():
 def test_what_is_broadcast_is_reduced_before():
     """The cotangent of a sum is spread: better a complete one."""
 
-    def sums(b: Builder, x: Any, w: Any) -> Any:
+    def sums(b: OpBuilder, x: Any, w: Any) -> Any:
         return matmul(b, b.reshape(b.reduce(x, "sum", (2,)), (4, 6)), w)
 
     p = problem([f64(4, 6, 5), f64(6, 8)], sums, (0,))
@@ -201,7 +201,7 @@ def test_what_is_broadcast_is_reduced_before():
 def test_contributions_of_different_layouts():
     """x is used where it is split and where it is gathered."""
 
-    def uses(b: Builder, x: Any, w: Any) -> list[Any]:
+    def uses(b: OpBuilder, x: Any, w: Any) -> list[Any]:
         return [relu(b, x), matmul(b, x, w)]
 
     p = problem([f64(8, 4), f64(4, 12)], uses, (0, 1))
@@ -227,7 +227,7 @@ def test_a_mean_is_not_multiplied_by_the_ranks(text: str, rows: int):
     """Mean squared error on a split batch: the gradient is torch's, with one sum for the loss and
     one for the weight."""
 
-    def mse(b: Builder, x: Any, w: Any, y: Any) -> Any:
+    def mse(b: OpBuilder, x: Any, w: Any, y: Any) -> Any:
         e = b.sub(matmul(b, x, w), y)
         return mean(b, b.mul(e, e))
 
@@ -240,7 +240,7 @@ def test_a_mean_is_not_multiplied_by_the_ranks(text: str, rows: int):
 def test_a_loss_over_split_classes():
     """Row 21: greatest, sum of exponentials, loss; the mean over the batch makes one more."""
 
-    def loss(b: Builder, x: Any, w: Any, labels: Any) -> Any:
+    def loss(b: OpBuilder, x: Any, w: Any, labels: Any) -> Any:
         return mean(b, b.value(nn.CrossEntropyOp, matmul(b, x, w), labels), 1)
 
     p = problem(
@@ -255,7 +255,7 @@ def test_a_loss_over_split_classes():
 def test_a_split_vocabulary():
     """Each device looks up what it has; the rows are summed, and their cotangents are not."""
 
-    def lookup(b: Builder, table: Any, ids: Any) -> Any:
+    def lookup(b: OpBuilder, table: Any, ids: Any) -> Any:
         return b.value(nn.GatherOp, table, ids, props={"axis": int_attr(0)})
 
     for rows in (12, 7):
@@ -298,7 +298,7 @@ def test_an_argument_that_is_returned():
 def test_integers_have_no_gradient():
     args = [Arg("i64", (4, 4)), f64(4, 4)]
 
-    def body(b: Builder, i: Any, x: Any) -> Any:
+    def body(b: OpBuilder, i: Any, x: Any) -> Any:
         return b.mul(b.convert(i, ELEMENTS["f64"]), x)
 
     counted(problem(args, body, (1,)), ["[{a}, {}]", "[{}, {b}]"])
@@ -307,7 +307,7 @@ def test_integers_have_no_gradient():
 
 
 def test_no_cotangent_goes_through_integers_or_stop_gradient():
-    def body(b: Builder, x: Any) -> Any:
+    def body(b: OpBuilder, x: Any) -> Any:
         there_and_back = b.convert(b.convert(x, ELEMENTS["i64"]), ELEMENTS["f64"])
         return b.add(b.mul(x, there_and_back), b.value(nn.StopGradientOp, b.mul(x, x)))
 
@@ -318,7 +318,7 @@ def test_no_cotangent_goes_through_integers_or_stop_gradient():
 def test_an_op_without_gradient_may_follow_stop_gradient():
     """No cotangent is asked of what depends on the arguments only through it."""
 
-    def body(b: Builder, x: Any) -> Any:
+    def body(b: OpBuilder, x: Any) -> Any:
         stopped = b.value(nn.StopGradientOp, x)
         return b.mul(x, b.value(nn.TanhGradOp, stopped, stopped))
 
@@ -328,7 +328,7 @@ def test_an_op_without_gradient_may_follow_stop_gradient():
 # ---- training steps ----
 
 
-def regression(b: Builder, x: Any, y: Any, w: Any, c: Any, u: Any) -> Any:
+def regression(b: OpBuilder, x: Any, y: Any, w: Any, c: Any, u: Any) -> Any:
     e = b.sub(matmul(b, b.value(nn.TanhOp, b.add(matmul(b, x, w), c)), u), y)
     return mean(b, b.mul(e, e))
 
@@ -378,7 +378,7 @@ def marked(module: ModuleOp, *kinds: type) -> ModuleOp:
     "texts", [["[{}, {}]"] * 3, ["[{a}, {}]", "[{}, {b}]", "[{b}, {}]"]], ids=str
 )
 def test_recompute_runs_again_and_changes_no_bit(texts: list[str]):
-    def block(b: Builder, x: Any, w: Any, u: Any) -> Any:
+    def block(b: OpBuilder, x: Any, w: Any, u: Any) -> Any:
         return matmul(b, b.value(nn.GeluOp, b.value(nn.TanhOp, matmul(b, x, w))), u)
 
     p = problem([f64(4, 8), f64(8, 12), f64(12, 8)], block, (0, 1, 2))
@@ -544,7 +544,7 @@ def test_second_derivatives(texts: list[str] | None):
     """@h of @g of @f: the cotangent of the gradient, and the loss's own of 1."""
     args = [f64(6, 4), f64(4, 6)]
 
-    def body(b: Builder, x: Any, w: Any) -> Any:
+    def body(b: OpBuilder, x: Any, w: Any) -> Any:
         y = b.value(nn.SoftmaxOp, b.value(nn.TanhOp, matmul(b, x, w)), props={"axis": int_attr(1)})
         return mean(b, b.mul(y, b.value(nn.SigmoidOp, y)))
 

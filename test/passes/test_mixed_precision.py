@@ -9,7 +9,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import TensorType, bf16, f32
 from xdsl.ir import SSAValue
 
-from shardir.dialects.builder import Builder
+from shardir.dialects.builder import OpBuilder
 from shardir.interpret.equivalence import check_pass
 from shardir.passes.mixed_precision import MixedPrecision
 
@@ -21,7 +21,7 @@ def test_every_op_takes_the_types_that_it_is_given(case: Case) -> None:
     """Its operands come from products, narrow; the program is well-typed and means the same."""
     args = case.args("f32")
 
-    def body(b: Builder, *operands: SSAValue) -> Sequence[SSAValue]:
+    def body(b: OpBuilder, *operands: SSAValue) -> Sequence[SSAValue]:
         products = []
         for v, a in zip(operands, args, strict=True):
             letters = "abcdefg"[: len(a.shape)]

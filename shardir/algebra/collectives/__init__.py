@@ -9,13 +9,20 @@ numpy and torch are registered by the record's name. docs/how-to-add-a-collectiv
 """
 
 from shardir.algebra.collectives import all_devices, by_position, halo
-from shardir.algebra.collectives.base import COLLECTIVES, Cases, Collective, State, Step, Transfer
+from shardir.algebra.collectives.base import (
+    COLLECTIVES,
+    AxisState,
+    Cases,
+    Collective,
+    CollectiveStep,
+    Transfer,
+)
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 
 __all__ = [
-    "COLLECTIVES", "PRICED", "Cases", "Collective", "State", "Step", "Transfer", "all_devices",
-    "between", "by_position", "halo", "move",
+    "COLLECTIVES", "PRICED", "AxisState", "Cases", "Collective", "CollectiveStep", "Transfer",
+    "all_devices", "between", "by_position", "halo", "move",
 ]  # fmt: skip
 
 PRICED = (*(name for name, c in COLLECTIVES.items() if c.communicates), "recv")
@@ -24,15 +31,15 @@ PRICED = (*(name for name, c in COLLECTIVES.items() if c.communicates), "recv")
 _BETWEEN = {(c.start, c.end): c for c in COLLECTIVES.values() if c.start and c.planned}
 
 
-def between(start: State, end: State) -> Collective:
+def between(start: AxisState, end: AxisState) -> Collective:
     """The record of the collective with which redistributions go from one state to another."""
     return _BETWEEN[start, end]
 
 
 def move(
-    start: State, end: State, mesh: Mesh, before: Layout, axes: Axes, dim: int = -1,
+    start: AxisState, end: AxisState, mesh: Mesh, before: Layout, axes: Axes, dim: int = -1,
     concat: int = -1, reduction: str = "",
-) -> Step:  # fmt: skip
+) -> CollectiveStep:  # fmt: skip
     """The step from a layout with which axes go from one state to another.
 
     Args:
@@ -42,6 +49,6 @@ def move(
         ShardirError: the axes are not in that state, or cannot come to the other.
     """
     record, reduction = _BETWEEN[start, end], reduction or before.reduction
-    planned = Step(record.name, axes, before, dim, concat, reduction)
+    planned = CollectiveStep(record.name, axes, before, dim, concat, reduction)
     layout = record.after(mesh, before, planned)
-    return Step(record.name, axes, layout, dim, concat, reduction)
+    return CollectiveStep(record.name, axes, layout, dim, concat, reduction)

@@ -1,7 +1,14 @@
 """Collectives in which all devices of a group do the same."""
 
 from shardir.algebra import forms
-from shardir.algebra.collectives.base import Cases, Collective, State, Step, Transfer, record
+from shardir.algebra.collectives.base import (
+    AxisState,
+    Cases,
+    Collective,
+    CollectiveStep,
+    Transfer,
+    record,
+)
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh, axes_text
@@ -17,7 +24,7 @@ class AllReduce(Collective):
     """Partial values become the value, on every device."""
 
     name = "all_reduce"
-    start, end = State.PARTIAL, State.REPLICATED
+    start, end = AxisState.PARTIAL, AxisState.REPLICATED
     transposed = "all_reduce"
     forms = staticmethod(forms.all_reduce)
     rounds = 2
@@ -31,7 +38,7 @@ class ReduceScatter(Collective):
     """Partial values become the value, each device getting its shard along `dim`."""
 
     name = "reduce_scatter"
-    start, end = State.PARTIAL, State.SHARDED
+    start, end = AxisState.PARTIAL, AxisState.SHARDED
     transposed = "all_gather"
     forms = staticmethod(forms.all_gather)
 
@@ -52,7 +59,7 @@ class AllGather(Collective):
     """Every device gets the shards along `dim` of all devices."""
 
     name = "all_gather"
-    start, end = State.SHARDED, State.REPLICATED
+    start, end = AxisState.SHARDED, AxisState.REPLICATED
     transposed = "reduce_scatter"
     forms = staticmethod(forms.all_gather)
 
@@ -76,7 +83,7 @@ class AllSlice(Collective):
     """Each device keeps its shard along `dim` of a replicated value."""
 
     name = "all_slice"
-    start, end = State.REPLICATED, State.SHARDED
+    start, end = AxisState.REPLICATED, AxisState.SHARDED
     transposed = "sharded_to_partial"
     result = "view"
 
@@ -106,10 +113,10 @@ class AllToAll(Pairwise):
     """The split moves from `concat` to `dim`."""
 
     name = "all_to_all"
-    start, end = State.SHARDED, State.SHARDED
+    start, end = AxisState.SHARDED, AxisState.SHARDED
     transposed = "all_to_all"
 
-    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+    def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         if step.dim == step.concat:
             raise ShardirError("[C6] an all-to-all moves the split to another dimension")
         return super().after(mesh, before, step)
@@ -140,7 +147,7 @@ class ReplicatedToPartial(Collective):
     hold zeros (sum) or the same (max, min, mean)."""
 
     name = "replicated_to_partial"
-    start, end = State.REPLICATED, State.PARTIAL
+    start, end = AxisState.REPLICATED, AxisState.PARTIAL
     transposed = "replicated_to_partial"
     result = "operand"
 
@@ -153,7 +160,7 @@ class ShardedToPartial(Collective):
     """Each device places its shard along `dim` among zeros: a partial sum."""
 
     name = "sharded_to_partial"
-    start, end = State.SHARDED, State.PARTIAL
+    start, end = AxisState.SHARDED, AxisState.PARTIAL
     transposed = "all_slice"
 
 
@@ -163,10 +170,10 @@ class Exchange(Pairwise):
 
     name = "exchange"
 
-    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+    def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         return step.layout.with_partial(before.partial, before.reduction)
 
-    def check(self, mesh: Mesh, before: Layout, step: Step) -> None:
+    def check(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> None:
         have, want = before.simplified(mesh), step.layout.simplified(mesh)
         if (have.partial, have.reduction) != (want.partial, want.reduction):
             raise ShardirError(

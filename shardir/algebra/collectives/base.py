@@ -22,7 +22,7 @@ from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError
 
 
-class State(Enum):
+class AxisState(Enum):
     """What the devices along some axes hold of a value."""
 
     REPLICATED = "the same"
@@ -32,7 +32,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
-class Step:
+class CollectiveStep:
     """What a collective does to one value. `layout` is that of the value after it; `dim` the
     dimension that is gathered, scattered or sliced. An all-to-all splits `dim` and concatenates
     `concat`. `root` and `pairs` are positions in a group, row-major over `axes`."""
@@ -74,7 +74,7 @@ class Transfer:
     mesh: Mesh
     shape: Shape
     before: Layout
-    step: Step
+    step: CollectiveStep
     alone: bool = True
     typical: bool = False
 
@@ -119,8 +119,8 @@ class Collective(ABC):
     """The record of a collective: its transition of layouts, then what it costs."""
 
     name: ClassVar[str]
-    start: ClassVar[State | None] = None
-    end: ClassVar[State | None] = None
+    start: ClassVar[AxisState | None] = None
+    end: ClassVar[AxisState | None] = None
     """What devices along its axes hold before and after it; None of one that has a transition of
     its own."""
     transposed: ClassVar[str] = ""
@@ -147,11 +147,11 @@ class Collective(ABC):
     @property
     def reduces(self) -> bool:
         """Whether partial values become the value."""
-        return self.start is State.PARTIAL
+        return self.start is AxisState.PARTIAL
 
     # ---- layouts ----
 
-    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+    def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         """The layout of the result, from that of the operand.
 
         Raises:
@@ -159,28 +159,30 @@ class Collective(ABC):
         """
         assert self.start is not None and self.end is not None
         axes, rest = step.axes, before
-        if self.start is State.ROOT:
+        if self.start is AxisState.ROOT:
             check_position(step.root, mesh.extent(axes))
             rest = of_root(rest, axes, mesh)
-        elif self.start is State.PARTIAL:
+        elif self.start is AxisState.PARTIAL:
             rest = without_partial(rest, axes, step.reduction, mesh)
-        elif self.start is State.SHARDED:
-            dim = step.dim if self.end is not State.SHARDED else step.concat
+        elif self.start is AxisState.SHARDED:
+            dim = step.dim if self.end is not AxisState.SHARDED else step.concat
             rest = gathered_along(rest, dim, axes, mesh)
-        if self.end is State.SHARDED:
+        if self.end is AxisState.SHARDED:
             return split_along(rest, step.dim, axes, mesh)
-        if self.end is State.PARTIAL:
-            kind = step.reduction if self.start is State.REPLICATED else "sum"  # zeros elsewhere
+        if self.end is AxisState.PARTIAL:
+            kind = (
+                step.reduction if self.start is AxisState.REPLICATED else "sum"
+            )  # zeros elsewhere
             return more_partial(rest, axes, kind, mesh)
         return rest
 
-    def check(self, mesh: Mesh, before: Layout, step: Step) -> None:
+    def check(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> None:
         """Raises ShardirError when the step's layout does not follow from that before it."""
         expected = self.after(mesh, before, step)
         if step.layout.simplified(mesh) != expected.simplified(mesh):
             raise ShardirError(f"[C3] the result's layout is [{expected}], not [{step.layout}]")
 
-    def passes(self, step: Step, n: int) -> Iterator[tuple[int, int]]:
+    def passes(self, step: CollectiveStep, n: int) -> Iterator[tuple[int, int]]:
         """Which positions of a group of n pass their shard on as it is to which others."""
         return iter(())
 

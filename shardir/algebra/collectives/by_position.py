@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from shardir.algebra import forms
 from shardir.algebra.collectives.base import (
+    AxisState,
     Collective,
-    State,
-    Step,
+    CollectiveStep,
     Transfer,
     check_position,
     record,
@@ -21,14 +21,14 @@ class Broadcast(Collective):
     """Every device gets the root's value."""
 
     name = "broadcast"
-    start, end = State.ROOT, State.REPLICATED
+    start, end = AxisState.ROOT, AxisState.REPLICATED
     result = "operand"
     forms = staticmethod(forms.broadcast)
 
     def received(self, t: Transfer) -> int:
         return t.have
 
-    def passes(self, step: Step, n: int) -> Iterator[tuple[int, int]]:
+    def passes(self, step: CollectiveStep, n: int) -> Iterator[tuple[int, int]]:
         return ((step.root, k) for k in range(n))
 
 
@@ -37,7 +37,7 @@ class Gather(Collective):
     """The root gets the shards along `dim` of all devices, the others zeros: a partial sum."""
 
     name = "gather"
-    start, end = State.SHARDED, State.PARTIAL
+    start, end = AxisState.SHARDED, AxisState.PARTIAL
     transposed = "scatter"
     planned = False
     forms = staticmethod(forms.gather)
@@ -48,7 +48,7 @@ class Gather(Collective):
     def size(self, t: Transfer) -> float:
         return t.have * t.n
 
-    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+    def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         check_position(step.root, mesh.extent(step.axes))
         return super().after(mesh, before, step)
 
@@ -58,7 +58,7 @@ class Scatter(Collective):
     """Each device gets its shard along `dim` of the root's value."""
 
     name = "scatter"
-    start, end = State.ROOT, State.SHARDED
+    start, end = AxisState.ROOT, AxisState.SHARDED
     transposed = "gather"
     planned = False
     forms = staticmethod(forms.gather)
@@ -85,7 +85,7 @@ class Permute(Collective):
     def received(self, t: Transfer) -> int:
         return t.have
 
-    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+    def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         pairs, n = step.pairs, mesh.extent(step.axes)
         if len(pairs) % 2 or any(not 0 <= p < n for p in pairs):
             raise ShardirError(f"[C9] pairs of positions from 0 to {n - 1} are wanted")
@@ -101,5 +101,5 @@ class Permute(Collective):
             )
         return before
 
-    def passes(self, step: Step, n: int) -> Iterator[tuple[int, int]]:
+    def passes(self, step: CollectiveStep, n: int) -> Iterator[tuple[int, int]]:
         return zip(step.pairs[::2], step.pairs[1::2], strict=True)

@@ -4,7 +4,7 @@ from math import prod
 from typing import ClassVar
 
 from shardir.algebra import forms
-from shardir.algebra.collectives.base import Collective, Step, Transfer, record
+from shardir.algebra.collectives.base import Collective, CollectiveStep, Transfer, record
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh, axes_text
 from shardir.algebra.transitions import check_dim, check_no_sizes
@@ -21,7 +21,7 @@ class Halo(Collective):
     width: ClassVar[int]
     """The dimensions of the operand that are the rows, or the windows and the rows of each."""
 
-    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+    def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         check_dim(before, step.dim)
         check_no_sizes(before, step.dim)
         if mesh.simplify(before.dims[step.dim]) != mesh.simplify(step.axes):
@@ -54,7 +54,7 @@ class HaloUnfold(Halo):
     result = "operand"
     width = 1
 
-    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+    def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         super().after(mesh, before, step)
         d = step.dim
         dims = (*before.dims[: d + 1], (), *before.dims[d + 1 :])
@@ -70,7 +70,7 @@ class HaloFold(Halo):
     transposed = "halo_unfold"
     width = 2
 
-    def after(self, mesh: Mesh, before: Layout, step: Step) -> Layout:
+    def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         super().after(mesh, before, step)
         d = step.dim
         check_dim(before, d + 1)

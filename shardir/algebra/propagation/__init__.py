@@ -27,19 +27,19 @@ The result has the provenance of each dimension's axes, and the alternatives of 
 """
 
 from shardir.algebra.propagation.annotations import annotate
-from shardir.algebra.propagation.graph import Graph
+from shardir.algebra.propagation.graph import PropagationGraph
 from shardir.algebra.propagation.inputs import split_inputs
-from shardir.algebra.propagation.state import State
+from shardir.algebra.propagation.state import PropagationState
 from shardir.algebra.propagation.worklist import Worklist
 
 
-def propagate(graph: Graph) -> State:
+def propagate(graph: PropagationGraph) -> PropagationState:
     """Propagate a graph's annotations and strategies to all of its values.
 
     Raises:
         ContradictionError: annotations of a group's values contradict each other.
     """
-    state = State(graph)
+    state = PropagationState(graph)
     annotate(state)
     worklist = Worklist(state)
     for priority in state.priorities():

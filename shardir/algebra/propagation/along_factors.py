@@ -33,7 +33,7 @@ class OperandState(NamedTuple):
     is_parameter: bool = False
 
 
-class Update(NamedTuple):
+class NodeUpdate(NamedTuple):
     """The refinement of a node's values."""
 
     dims: tuple[DimAxes, ...]
@@ -45,7 +45,7 @@ class Update(NamedTuple):
 
 
 @lru_cache(maxsize=65536)
-def update(factors: Factors, states: tuple[OperandState, ...], mesh: Mesh) -> Update:
+def update(factors: Factors, states: tuple[OperandState, ...], mesh: Mesh) -> NodeUpdate:
     """Return the refinement of the values of a node with these factors, operands first."""
     names = (*factors.operands, *factors.results)
     proposed: tuple[dict[str, dict[Axes, tuple[int, int]]], ...] = ({}, {})
@@ -72,7 +72,7 @@ def update(factors: Factors, states: tuple[OperandState, ...], mesh: Mesh) -> Up
     new = tuple(
         _refined(factors, dims, s, chosen, mesh) for dims, s in zip(names, states, strict=True)
     )
-    return Update(new, sources, conflict)
+    return NodeUpdate(new, sources, conflict)
 
 
 def _refined(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from shardir.algebra.factors import OpSharding
 from shardir.algebra.layout import Layout
-from shardir.algebra.propagation.state import Provenance, State
+from shardir.algebra.propagation.state import PropagationState, Provenance
 from shardir.algebra.sharding import DimAxes, Sharding
 from shardir.diagnostics import ShardirError
 
@@ -32,7 +32,7 @@ class ContradictionError(ShardirError):
         self.contradictions = contradictions
 
 
-def annotate(state: State) -> None:
+def annotate(state: PropagationState) -> None:
     """Set the axes that annotations and strategies determine.
 
     Raises:
@@ -70,7 +70,9 @@ def annotate(state: State) -> None:
     _propose(state, strategies)
 
 
-def _agreed(state: State, members: Mapping[int, int], given: Given) -> Sharding | Contradiction:
+def _agreed(
+    state: PropagationState, members: Mapping[int, int], given: Given
+) -> Sharding | Contradiction:
     """The annotation of a group."""
     first, *others = given
     both = given[first][0]
@@ -86,7 +88,7 @@ def _agreed(state: State, members: Mapping[int, int], given: Given) -> Sharding 
     return both
 
 
-def _set(state: State, v: int, sharding: Sharding, given: Given) -> None:
+def _set(state: PropagationState, v: int, sharding: Sharding, given: Given) -> None:
     """Annotate a value, and so its group; `given`: the annotations that it follows from."""
     members, dims = state.members[v], sharding.layout.dims
     for w in members:
@@ -103,7 +105,7 @@ def _set(state: State, v: int, sharding: Sharding, given: Given) -> None:
             state.provenance[w, d] = Provenance("group", state.grouped_by[w], ((source, d),))
 
 
-def _tie(state: State) -> None:
+def _tie(state: PropagationState) -> None:
     """Group the values that are tied, where their shapes and annotations allow it."""
     values = state.graph.values
     for v, w, node in state.graph.ties:
@@ -120,7 +122,7 @@ def _tie(state: State) -> None:
             _set(state, v, both, {})
 
 
-def _propose(state: State, strategies: list[tuple[int, OpSharding]]) -> None:
+def _propose(state: PropagationState, strategies: list[tuple[int, OpSharding]]) -> None:
     """Propose the axes that strategies need of operands that are not closed."""
     proposals: dict[int, dict[DimAxes, tuple[int, int]]] = {}
     for n, of_op in strategies:

@@ -11,7 +11,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.sharding import Sharding
 
 
-class Value(NamedTuple):
+class GraphValue(NamedTuple):
     """A tensor."""
 
     shape: Shape
@@ -45,11 +45,11 @@ class Tie(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Graph:
+class PropagationGraph:
     """Values and nodes; a node stands after those that produce its operands."""
 
     mesh: Mesh
-    values: Sequence[Value]
+    values: Sequence[GraphValue]
     nodes: Sequence[Node]
     groups: Sequence[Mapping[int, int]] = ()
     """Values that have one sharding, each with the node that puts it into the group; no value is in

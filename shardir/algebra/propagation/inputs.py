@@ -1,9 +1,9 @@
 """Inputs that nothing reaches: data parallel along dimension 0."""
 
-from shardir.algebra.propagation.state import Provenance, State
+from shardir.algebra.propagation.state import PropagationState, Provenance
 
 
-def split_inputs(state: State) -> list[int]:
+def split_inputs(state: PropagationState) -> list[int]:
     """Split the inputs that nothing has reached; return the nodes that touch them.
 
     They are split over the axes that nothing uses; over all, where no node that touches them has
@@ -31,7 +31,7 @@ def split_inputs(state: State) -> list[int]:
     return affected
 
 
-def _is_reached(state: State, n: int) -> bool:
+def _is_reached(state: PropagationState, n: int) -> bool:
     """Whether a value of a node is split."""
     node = state.graph.nodes[n]
     return any(any(state.dims[v]) for v in (*node.operands, *node.results))

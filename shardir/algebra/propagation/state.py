@@ -8,7 +8,7 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes
 from shardir.algebra.propagation.along_factors import OperandState
 from shardir.algebra.propagation.conflicts import Alternative, resolve
-from shardir.algebra.propagation.graph import Graph
+from shardir.algebra.propagation.graph import PropagationGraph
 from shardir.algebra.redistribution import seconds
 from shardir.algebra.sharding import DimAxes, Sharding, refine
 
@@ -24,10 +24,10 @@ class Provenance(NamedTuple):
     """The values' dimensions that proposed them."""
 
 
-class State:
+class PropagationState:
     """The axes, groups, provenance and conflicts of a propagation so far."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: PropagationGraph):
         self.graph, self.mesh = graph, graph.mesh
         self.dims: list[DimAxes] = [((),) * len(v.shape) for v in graph.values]
         self.annotations: list[Sharding | None] = [None] * len(graph.values)

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from shardir.algebra.propagation.along_factors import OperandState, Update, update
+from shardir.algebra.propagation.along_factors import NodeUpdate, OperandState, update
 from shardir.algebra.propagation.graph import Node
-from shardir.algebra.propagation.state import Provenance, State
+from shardir.algebra.propagation.state import PropagationState, Provenance
 from shardir.algebra.sharding import DimAxes
 
 
@@ -22,13 +22,13 @@ class Proposal(NamedTuple):
     node: int
     position: int
     """Which of the node's values it is for, operands first."""
-    update: Update
+    update: NodeUpdate
 
 
 class Worklist:
     """Iterates a state to its fixed point."""
 
-    def __init__(self, state: State):
+    def __init__(self, state: PropagationState):
         self.state, self.graph = state, state.graph
 
     def run(self, nodes: Iterable[int]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from shardir.backend.interface import Backend, OnEvent, Options, Report, Times
+from shardir.backend.interface import Backend, MeasuredTimes, OnEvent, Options, Report
 from shardir.backend.torch.directory import replacing
 from shardir.backend.torch.emit.data import Data
 from shardir.backend.torch.emit.plan import plan_of
@@ -92,7 +92,7 @@ class TorchBackend(Backend):
         seconds: float,
         options: Options,
         on_round: Callable[[int], object] | None = None,
-    ) -> Times:
+    ) -> MeasuredTimes:
         return times(directories, rounds, seconds, options, on_round)
 
 

@@ -26,7 +26,7 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra import collectives
-from shardir.algebra.collectives import COLLECTIVES, Step
+from shardir.algebra.collectives import COLLECTIVES, CollectiveStep
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.diagnostics import ShardirError
@@ -66,12 +66,12 @@ class CollectiveOp(IRDLOperation, ABC):
     def record(self) -> collectives.Collective:
         return COLLECTIVES[self.name.removeprefix(PREFIX)]
 
-    def as_step(self, out: SSAValue) -> Step:
+    def as_step(self, out: SSAValue) -> CollectiveStep:
         """What the op does to a value, of which `out` is the result."""
         layout = type_layout(out.type)
         assert layout is not None
         given = {PARAMETERS[n]: _value(p) for n, p in self.properties.items() if n in PARAMETERS}
-        return Step(self.record.name, layout=layout, **given)
+        return CollectiveStep(self.record.name, layout=layout, **given)
 
     def keeps(self, value: SSAValue, mesh: Mesh) -> bool:
         """Whether the global value is the same afterwards, and its cotangent that of the result.
@@ -122,7 +122,7 @@ class CollectiveOp(IRDLOperation, ABC):
                 f"{list(shapes[1])} of {want.element_type} after"
             )
 
-    def _check_shards(self, step: Step, layout: Layout, mesh: Mesh, shape: Shape) -> None:
+    def _check_shards(self, step: CollectiveStep, layout: Layout, mesh: Mesh, shape: Shape) -> None:
         passes = tuple(self.record.passes(step, mesh.extent(step.axes)))
         for group in mesh.groups(step.axes) if passes else ():
             shards = [layout.slices(mesh, shape, r) for r in group]
@@ -172,7 +172,7 @@ def _value(attr: Attribute) -> Any:
     return attr.data
 
 
-def parameter(name: str, step: Step) -> Attribute:
+def parameter(name: str, step: CollectiveStep) -> Attribute:
     """The property `name` of an op, from the step that it is."""
     value = getattr(step, PARAMETERS[name])
     match name:

@@ -5,7 +5,7 @@ from typing import cast
 
 from xdsl.ir import Attribute, SSAValue
 
-from shardir.algebra.collectives import COLLECTIVES, Step
+from shardir.algebra.collectives import COLLECTIVES, CollectiveStep
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import collectives, windows
 from shardir.dialects.dist.base import PARAMETERS, PREFIX, CollectiveOp, parameter
@@ -23,15 +23,15 @@ LOCAL = tuple(kind for name, kind in OPS.items() if not COLLECTIVES[name].commun
 """The collectives that communicate nothing."""
 
 
-def step_of(op: CollectiveOp, value: SSAValue, out: SSAValue, mesh: Mesh) -> Step:
+def step_of(op: CollectiveOp, value: SSAValue, out: SSAValue, mesh: Mesh) -> CollectiveStep:
     """What an op does to one of its values."""
     step = op.as_step(out)
-    if isinstance(op, windows.WindowsOp):
+    if isinstance(op, windows.HaloOp):
         return replace(step, windows=op.windows(value, out, mesh))
     return step
 
 
-def step_op(step: Step, value: SSAValue, out: Attribute) -> CollectiveOp:
+def step_op(step: CollectiveStep, value: SSAValue, out: Attribute) -> CollectiveOp:
     """The op of one step of a redistribution."""
     kind = OPS[step.kind]
     wanted = kind.get_irdl_definition().properties

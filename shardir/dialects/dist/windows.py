@@ -20,7 +20,7 @@ from shardir.dialects.dist.base import CollectiveOp
 from shardir.dialects.dist.types import global_shape
 
 
-class WindowsOp(CollectiveOp, ABC):
+class HaloOp(CollectiveOp, ABC):
     """A dimension of rows on one side; on the other `dim`, the windows, and `dim` + 1, the rows of
     each. Rows and windows are split over the same axes."""
 
@@ -51,7 +51,7 @@ class WindowsOp(CollectiveOp, ABC):
 
 
 @irdl_op_definition
-class HaloUnfoldOp(WindowsOp):
+class HaloUnfoldOp(HaloOp):
     """The windows of a split dimension: each device fetches the rows of its windows that it lacks.
     Rows outside of the dimension are zeros, or the `lowest` number."""
 
@@ -67,7 +67,7 @@ class HaloUnfoldOp(WindowsOp):
 
 
 @irdl_op_definition
-class HaloFoldOp(WindowsOp):
+class HaloFoldOp(HaloOp):
     """Windows laid where their rows are, and added: each device sends the rows of its windows that
     others hold. Rows outside of the dimension are dropped."""
 

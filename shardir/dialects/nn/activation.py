@@ -19,7 +19,7 @@ from shardir.dialects.nn.properties import float_of
 from shardir.dialects.nn.types import unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 SQRT_2_OVER_PI = 0.7978845608028654
 GELU_CUBIC = 0.044715
@@ -39,11 +39,11 @@ class ActivationGrad(Float, ABC):
     out = result_def(TensorType)
     assembly_format = f"$saved `,` $dy {STRATEGY}"
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         props = {name: p for name, p in self.properties.items() if name != "strategy"}
         return self.curvature(b, dy), b.value(type(self), self.saved, dy, props=props)
 
-    def curvature(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+    def curvature(self, b: "OpBuilder", dy: SSAValue) -> SSAValue | None:
         """The cotangent of `saved`; None where it is 0."""
         raise self.no_gradient()
 
@@ -55,7 +55,7 @@ class Activation(FloatUnary, ABC):
     GRAD: ClassVar[Grad]
     SAVES_RESULT: ClassVar[bool] = False
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         saved = self.out if self.SAVES_RESULT else self.x
         props = {name: p for name, p in self.properties.items() if name != "strategy"}
         return (b.value(self.GRAD, saved, dy, props=props),)
@@ -70,7 +70,7 @@ class ReluGradOp(ActivationGrad):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return np.where(arrays[0] <= 0, 0, arrays[1]).astype(arrays[1].dtype)
 
-    def curvature(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+    def curvature(self, b: "OpBuilder", dy: SSAValue) -> SSAValue | None:
         return None
 
 
@@ -94,7 +94,7 @@ class TanhGradOp(ActivationGrad):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return arrays[1] * (1 - arrays[0] ** 2)
 
-    def curvature(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+    def curvature(self, b: "OpBuilder", dy: SSAValue) -> SSAValue | None:
         return b.mul(b.scale(self.saved, -2.0), b.mul(self.dy, dy))
 
 
@@ -119,7 +119,7 @@ class SigmoidGradOp(ActivationGrad):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return arrays[1] * arrays[0] * (1 - arrays[0])
 
-    def curvature(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+    def curvature(self, b: "OpBuilder", dy: SSAValue) -> SSAValue | None:
         one = b.constant(1.0, unsharded_type(dy).element_type)
         return b.mul(b.sub(one, b.scale(self.saved, 2.0)), b.mul(self.dy, dy))
 
@@ -205,7 +205,7 @@ class SoftplusOp(FloatUnary):
         (x,) = arrays
         return np.where(x > 20, x, np.logaddexp(x, np.zeros((), x.dtype)))
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.mul(dy, b.value(SigmoidOp, self.x)),)
 
 
@@ -221,7 +221,7 @@ class LeakyReluOp(FloatUnary):
         (x,) = arrays
         return np.where(x > 0, x, float_of(self, "slope") * x)
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         above = b.compare("gt", self.x, b.scalar(0.0, self.x))
         return (b.select(above, dy, b.scale(dy, float_of(self, "slope"))),)
 
@@ -238,7 +238,7 @@ class EluOp(FloatUnary):
         (x,) = arrays
         return np.where(x > 0, x, float_of(self, "alpha") * np.expm1(x))
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         above = b.compare("gt", self.x, b.scalar(0.0, self.x))
         slope = b.add(self.out, b.scalar(float_of(self, "alpha"), dy))
         return (b.select(above, dy, b.mul(dy, slope)),)
@@ -256,7 +256,7 @@ class HardtanhOp(FloatUnary):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return np.clip(arrays[0], float_of(self, "min"), float_of(self, "max"))
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         for how, end in (("gt", "min"), ("lt", "max")):
             inside = b.compare(how, self.x, b.scalar(float_of(self, end), self.x))
             dy = b.select(inside, dy, b.scalar(0.0, dy))

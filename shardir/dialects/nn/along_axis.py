@@ -20,7 +20,7 @@ from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import arithmetic_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.indexing import Taking, check_indices, local_indices
 
 # ---- along a dimension, with indices of the same rank ----
@@ -84,7 +84,7 @@ class ScatterAddOp(TensorOp):
             np.add.at(out, tuple(at), np.where(inside, src, np.zeros((), src.dtype)))
         return out
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return None, b.value(TakeAlongAxisOp, dy, self.ids, props={"axis": self.axis})
 
 
@@ -123,7 +123,7 @@ class TakeAlongAxisOp(Taking):
         taken = np.take_along_axis(x, here, axis=axis)
         return np.where(inside, taken, np.zeros((), x.dtype))
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         d = b.value(
             ScatterAddOp, self.ids, dy,
             props={"axis": self.axis}, result=unsharded_type(self.x), like=self.x,

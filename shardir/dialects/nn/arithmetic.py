@@ -22,7 +22,7 @@ from shardir.dialects.nn.elementwise import (
 )
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 @irdl_op_definition
@@ -33,7 +33,7 @@ class AddOp(Arithmetic, Binary):
     LINEAR: ClassVar[str] = "sum"
     NUMPY: ClassVar[Function] = np.add
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return dy, dy
 
 
@@ -45,7 +45,7 @@ class SubOp(Arithmetic, Binary):
     LINEAR: ClassVar[str] = "sum"
     NUMPY: ClassVar[Function] = np.subtract
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return dy, b.neg(dy)
 
 
@@ -57,7 +57,7 @@ class MulOp(Arithmetic, Binary):
     MULTILINEAR: ClassVar[bool] = True
     NUMPY: ClassVar[Function] = np.multiply
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return b.mul(dy, self.rhs), b.mul(dy, self.lhs)
 
 
@@ -68,7 +68,7 @@ class DivOp(Float, Binary):
     name = "nn.div"
     NUMPY: ClassVar[Function] = np.divide
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         dx = b.div(dy, self.rhs)
         return dx, b.neg(b.mul(dx, self.out))
 
@@ -79,7 +79,7 @@ class Extreme(Binary, ABC):
     WORSE: ClassVar[tuple[str, str]]
     """How x stands to y where it is not the one, and where y is not."""
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         zero = b.scalar(0.0, dy)
         shared = b.select(b.compare("eq", self.lhs, self.rhs), b.scale(dy, 0.5), dy)
         return [b.select(b.compare(how, self.lhs, self.rhs), zero, shared) for how in self.WORSE]
@@ -115,7 +115,7 @@ class RemainderOp(Arithmetic, Binary):
             raise ShardirError("an integer is divided by 0; there is no remainder")
         return np.remainder(x, y)
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         quotient = b.value(RoundOp, b.div(b.sub(self.lhs, self.out), self.rhs))
         return dy, b.neg(b.mul(dy, quotient))
 
@@ -135,7 +135,7 @@ class LerpOp(Float):
         x, y, weight = arrays
         return x + weight * (y - x)
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         dz = b.mul(dy, self.weight)
         return b.sub(dy, dz), dz, b.mul(dy, b.sub(self.rhs, self.lhs))
 
@@ -148,7 +148,7 @@ class NegOp(Arithmetic, Unary):
     LINEAR: ClassVar[str] = "sum"
     NUMPY: ClassVar[Function] = np.negative
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.neg(dy),)
 
 
@@ -159,7 +159,7 @@ class AbsOp(Arithmetic, Unary):
     name = "nn.abs"
     NUMPY: ClassVar[Function] = np.abs
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.mul(dy, b.value(SignOp, self.x)),)
 
 

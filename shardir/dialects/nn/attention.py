@@ -40,7 +40,7 @@ from shardir.dialects.nn.selection import StopGradientOp
 from shardir.dialects.nn.types import float_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 _OPTIONS = "(`mask` $mask^)? (`causal` $causal^)? (`scale` $scale^)?"
 
@@ -161,7 +161,7 @@ class _Attention(TensorOp, ABC):
 
     # ---- by other ops ----
 
-    def spread(self, b: "Builder", x: SSAValue) -> SSAValue:
+    def spread(self, b: "OpBuilder", x: SSAValue) -> SSAValue:
         """A tensor with the heads of q, these in groups: [.., kv heads, group, ...]."""
         (q, k), t = (
             (unsharded_type(v).get_shape() for v in self.operands[:2]),
@@ -179,7 +179,7 @@ class _Attention(TensorOp, ABC):
         grouped = len(q) > 2 and q[-3] != k[-3]
         return text.replace("Q", f"{lead}g" if grouped else lead).replace("K", lead)
 
-    def probabilities(self, b: "Builder", mask: SSAValue | None) -> SSAValue:
+    def probabilities(self, b: "OpBuilder", mask: SSAValue | None) -> SSAValue:
         """The softmax of the scores, [Q, m, n]."""
         q, k = self.operands[:2]
         scores = b.einsum(self.equation("Qmd,Knd->Qmn"), self.spread(b, q), k)
@@ -205,7 +205,7 @@ class _Attention(TensorOp, ABC):
         return b.div(exps, total)
 
     @staticmethod
-    def count(b: "Builder", scores: SSAValue, dim: int, at: int) -> SSAValue:
+    def count(b: "OpBuilder", scores: SSAValue, dim: int, at: int) -> SSAValue:
         """The numbers of the rows (at 0) or columns of the scores, [m, 1] or [1, n]."""
         shape = [1, 1]
         shape[at] = unsharded_type(scores).get_shape()[dim]
@@ -217,7 +217,7 @@ class _Attention(TensorOp, ABC):
             IotaOp, props={"dim": int_attr(at)}, result=tensor(i32, tuple(shape)), like=like
         )
 
-    def score_cotangent(self, b: "Builder", p: SSAValue, dy: SSAValue) -> SSAValue:
+    def score_cotangent(self, b: "OpBuilder", p: SSAValue, dy: SSAValue) -> SSAValue:
         """The cotangent of the scores, from the probabilities and that of the result."""
         dp = b.einsum(self.equation("Qme,Kne->Qmn"), self.spread(b, dy), self.operands[2])
         last = len(unsharded_type(p).get_shape()) - 1
@@ -266,7 +266,7 @@ class AttentionGradOp(_Attention):
             dk, dv = (x.reshape(*heads, *x.shape[-2:]).sum(axis=-3) for x in (dk, dv))
         return ds @ wide_k, dk, dv
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         p = self.probabilities(b, self.mask)
         ds = b.scale(self.score_cotangent(b, p, self.dy), self.factor())
         dq = b.einsum(self.equation("Qmn,Knd->Qmd"), ds, self.k)
@@ -302,7 +302,7 @@ class AttentionOp(_Attention):
         p, _, v = self.forward(device, arrays)
         return p @ v
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         masks = [self.mask] if self.mask is not None else []
         props = {n: a for n, a in self.properties.items() if n in ("causal", "scale")}
         given = b.results(AttentionGradOp, self.q, self.k, self.v, dy, *masks, props=props)
@@ -312,7 +312,7 @@ class AttentionOp(_Attention):
         q, k = (unsharded_type(v).get_shape() for v in (self.q, self.k))
         return (*given, b.sum_to(b.reshape(ds, (*q[:-1], k[-2])), self.mask))
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         p = self.probabilities(b, self.mask)
         out = b.einsum(self.equation("Qmn,Kne->Qme"), p, self.v)
         return (

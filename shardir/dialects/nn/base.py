@@ -38,7 +38,7 @@ from shardir.dialects.nn.signatures import rules, verified
 from shardir.dialects.nn.types import Types, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 Array = np.ndarray[Any, Any]
 
@@ -109,7 +109,7 @@ class TensorOp(IRDLOperation, ABC):
     def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:
         """Compute the results of one device in numpy."""
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         """Return the cotangents of the operands from those of the results; None for no cotangent.
 
         Raises:
@@ -120,7 +120,7 @@ class TensorOp(IRDLOperation, ABC):
             raise self.no_gradient()
         return self.pullback(b, dy)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """Return `gradient` of an op with one result."""
         raise self.no_gradient()
 
@@ -129,7 +129,7 @@ class TensorOp(IRDLOperation, ABC):
         found = f"expected an op with a gradient, got {self.name}"
         return ShardirError(coded("G8", found, use="put nn.stop_gradient before it"))
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         """Return the results by ops that allow every split; None without a decomposition."""
         return None
 
@@ -223,7 +223,7 @@ class Composite(TensorOp, ABC):
     """
 
     @abstractmethod
-    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         """Return the results by other ops."""
 
     def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:

@@ -26,7 +26,7 @@ from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, T
 from shardir.dialects.nn.types import arithmetic_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 EQUATION = re.compile(r"([a-zA-Z]*),([a-zA-Z]*)->([a-zA-Z]*)")
 
@@ -109,7 +109,7 @@ class Contraction(TensorOp, ABC):
         x, y, z = self.letters
         return np.asarray(np.einsum(f"{x},{y}->{z}", *arrays, optimize=True))
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         x, y, z = self.letters
         return b.einsum(f"{z},{y}->{x}", dy, self.rhs), b.einsum(f"{x},{z}->{y}", self.lhs, dy)
 

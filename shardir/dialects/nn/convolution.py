@@ -42,7 +42,7 @@ from shardir.dialects.nn.windows import (
 )
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 SLIDES = f"(`stride` $stride^)? (`padding` $padding^)? (`dilation` $dilation^)? {STRATEGY}"
 
@@ -132,7 +132,7 @@ class Convolving(TensorOp, ABC):
         return slides(unsharded_type(weight).get_shape()[SPATIAL:], self.properties)
 
     def like(
-        self, b: "Builder", kind: "type[Convolving]", first: SSAValue, second: SSAValue,
+        self, b: "OpBuilder", kind: "type[Convolving]", first: SSAValue, second: SSAValue,
         result: SSAValue | None = None,
     ) -> SSAValue:  # fmt: skip
         """Another one of the three, of the same convolution."""
@@ -140,7 +140,7 @@ class Convolving(TensorOp, ABC):
         result_type = unsharded_type(result) if result is not None else None
         return b.value(kind, first, second, props=props, result=result_type, like=result)
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         x, w, y = self.shapes_of_ends
         ends = self.ends(self.operands, self.results)
         laid = [v for v in (ends[0], ends[2]) if v in self.operands]
@@ -149,7 +149,7 @@ class Convolving(TensorOp, ABC):
         return (self.in_tiles(b, cut, props, (*w[:SPATIAL], *cut.kernel)),)
 
     @abstractmethod
-    def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
+    def in_tiles(self, b: "OpBuilder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
         """The result, computed on the windows; `kernel` is the shape of their weight."""
 
 
@@ -243,13 +243,13 @@ class ConvOp(Convolving):
             out += np.einsum("ngc...,goc->ngo...", xs[under], ws[tap])
         return out.reshape(shape)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (
             self.like(b, ConvTransposeOp, dy, self.weight, self.x),
             self.like(b, ConvWeightOp, self.x, dy, self.weight),
         )
 
-    def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
+    def in_tiles(self, b: "OpBuilder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
         weight = b.reshape(self.weight, kernel)
         return cut.to_y(b, b.value(ConvOp, cut.of_x(b, self.x), weight, props=props))
 
@@ -284,13 +284,13 @@ class ConvTransposeOp(Convolving):
         inside = tuple(slice(s.low, s.low + n) for s, n in zip(found, shape[SPATIAL:], strict=True))
         return out[(..., *inside)].reshape(shape)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (
             self.like(b, ConvOp, dy, self.weight),
             self.like(b, ConvWeightOp, dy, self.y, self.weight),
         )
 
-    def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
+    def in_tiles(self, b: "OpBuilder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
         weight = b.reshape(self.weight, kernel)
         shape = tensor(unsharded_type(self.out).element_type, tuple(cut.x))
         made = b.value(ConvTransposeOp, cut.of_y(b, self.y), weight, props=props, result=shape)
@@ -326,10 +326,10 @@ class ConvWeightOp(Convolving):
             out[tap] += np.einsum("ngcs,ngos->goc", _flat(xs[under]), _flat(ys))
         return out.reshape(shape)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return self.like(b, ConvTransposeOp, self.y, dy, self.x), self.like(b, ConvOp, self.x, dy)
 
-    def in_tiles(self, b: "Builder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
+    def in_tiles(self, b: "OpBuilder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
         shape = tensor(unsharded_type(self.out).element_type, kernel)
         operands = cut.of_x(b, self.x), cut.of_y(b, self.y)
         made = b.value(ConvWeightOp, *operands, props=props, result=shape)

@@ -22,7 +22,7 @@ from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import arithmetic_element
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 def dense_values(attr: DenseIntOrFPElementsAttr[Any]) -> Array:
@@ -84,7 +84,7 @@ class ConstantOp(TensorOp):
         part = tuple(slice(a, a + n) for a, n in zip(starts, shape, strict=True))
         return dense_values(self.value)[part]
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return ()
 
 
@@ -120,5 +120,5 @@ class IotaOp(TensorOp):
         column[dim] = shape[dim]
         return np.broadcast_to(np.arange(start, start + shape[dim]).reshape(column), shape)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return ()

@@ -37,7 +37,7 @@ from shardir.dialects.nn.softmax import shifted_exp, softmax
 from shardir.dialects.nn.types import float_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.losses import Loss
 
 # ---- one loss per label ----
@@ -63,14 +63,14 @@ class _OfLabels(TensorOp, ABC):
         return letters(len(operands[1].get_shape()))
 
 
-def counted(b: "Builder", labels: SSAValue, ignore: int | None) -> SSAValue | None:
+def counted(b: "OpBuilder", labels: SSAValue, ignore: int | None) -> SSAValue | None:
     """The i1 mask of the labels that count; None where all do."""
     if ignore is None:
         return None
     return b.compare("ne", labels, b.scalar(ignore, labels))
 
 
-def where(b: "Builder", condition: SSAValue | None, x: SSAValue) -> SSAValue:
+def where(b: "OpBuilder", condition: SSAValue | None, x: SSAValue) -> SSAValue:
     """x where the condition holds, else 0; x without a condition."""
     if condition is None:
         return x
@@ -151,7 +151,7 @@ class CrossEntropyGradOp(_CrossEntropy):
         out = (softmax(logits, -1) - target) * dy[..., None]
         return np.where(counts[..., None], out, 0).astype(logits.dtype)
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         t = unsharded_type(self.logits)
         rows, classes = t.get_shape()[:-1], t.get_shape()[-1]
         ignore, share = self.options()
@@ -200,11 +200,11 @@ class CrossEntropyOp(_CrossEntropy):
             target = (1 - share) * target + share * z.mean(axis=-1)
         return np.where(counts, np.log(np.exp(z).sum(axis=-1)) - target, 0)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         props = options_of(self.properties)
         return b.value(CrossEntropyGradOp, self.logits, self.labels, dy, props=props), None
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         shape = unsharded_type(self.logits).get_shape()
         last = len(shape) - 1
         ignore, share = self.options()
@@ -241,10 +241,10 @@ class CrossEntropyLossOp(_LabelLoss, _CrossEntropy):
     labels = operand_def(TensorType)
     assembly_format = f"$reduction $logits `,` $labels {_OPTIONS} {STRATEGY}"
 
-    def losses(self, b: "Builder") -> SSAValue:
+    def losses(self, b: "OpBuilder") -> SSAValue:
         return b.value(CrossEntropyOp, self.logits, self.labels, props=options_of(self.properties))
 
-    def counts(self, b: "Builder") -> SSAValue | None:
+    def counts(self, b: "OpBuilder") -> SSAValue | None:
         return counted(b, self.labels, self.options()[0])
 
 
@@ -258,11 +258,11 @@ class NllLossOp(_LabelLoss):
     ignore = opt_prop_def(IntegerAttr.constr(type=i64))
     assembly_format = f"$reduction $x `,` $labels (`ignore` $ignore^)? {STRATEGY}"
 
-    def losses(self, b: "Builder") -> SSAValue:
+    def losses(self, b: "OpBuilder") -> SSAValue:
         counts = self.counts(b)
         picked = b.value(PickOp, self.x, where(b, counts, self.labels))
         return b.neg(where(b, counts, picked))
 
-    def counts(self, b: "Builder") -> SSAValue | None:
+    def counts(self, b: "OpBuilder") -> SSAValue | None:
         ignore = self.ignore.value.data if self.ignore is not None else None
         return counted(b, self.labels, ignore)

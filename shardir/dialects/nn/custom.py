@@ -47,7 +47,7 @@ from shardir.dialects.nn.signatures import forget_signatures
 from shardir.dialects.nn.types import unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 Value = int | float | str | tuple["Value", ...]
 Dims = tuple[tuple[str, ...], ...]
@@ -309,7 +309,7 @@ class CustomOp(TensorOp):
             raise ShardirError(coded("T11", message, use="correct the function or the types"))
         return found
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         if self.custom.gradient is None:
             name = self.callee.data
             found = f'expected a gradient of the custom op "{name}", got none'

@@ -14,7 +14,7 @@ from shardir.dialects.nn.elementwise import Arithmetic, Binary, Float, FloatUnar
 from shardir.dialects.nn.logic import AndOp
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 LN_2 = math.log(2)
@@ -28,7 +28,7 @@ class PowOp(Float, Binary):
     PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.power
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """y x^(y - 1), which is 0 for y = 0 whatever x is; and x^y ln(x), which is 0 for x = 0 and
         y >= 0."""
         x, y, zero = self.lhs, self.rhs, b.scalar(0.0, dy)
@@ -58,7 +58,7 @@ class ExpOp(FloatUnary):
     PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.exp
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.mul(dy, self.out),)
 
 
@@ -70,7 +70,7 @@ class LogOp(FloatUnary):
     PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.log
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.div(dy, self.x),)
 
 
@@ -81,7 +81,7 @@ class SqrtOp(FloatUnary):
     name = "nn.sqrt"
     NUMPY: ClassVar[Function] = np.sqrt
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.scale(b.div(dy, self.out), 0.5),)
 
 
@@ -93,7 +93,7 @@ class RsqrtOp(FloatUnary):
     PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = lambda x: 1 / np.sqrt(x)
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         cube = b.mul(self.out, b.value(SquareOp, self.out))
         return (b.scale(b.mul(dy, cube), -0.5),)
 
@@ -106,7 +106,7 @@ class ReciprocalOp(FloatUnary):
     PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.reciprocal
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.neg(b.mul(dy, b.value(SquareOp, self.out))),)
 
 
@@ -117,7 +117,7 @@ class SquareOp(Arithmetic, Unary):
     name = "nn.square"
     NUMPY: ClassVar[Function] = np.square
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.mul(dy, b.scale(self.x, 2.0)),)
 
 
@@ -129,7 +129,7 @@ class Exp2Op(FloatUnary):
     PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.exp2
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.scale(b.mul(dy, self.out), LN_2),)
 
 
@@ -141,7 +141,7 @@ class Expm1Op(FloatUnary):
     PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.expm1
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.mul(dy, b.add(self.out, b.scalar(1.0, self.out))),)
 
 
@@ -153,7 +153,7 @@ class Log1pOp(FloatUnary):
     PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.log1p
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.div(dy, b.add(self.x, b.scalar(1.0, self.x))),)
 
 
@@ -165,7 +165,7 @@ class Log2Op(FloatUnary):
     PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.log2
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.div(dy, b.scale(self.x, LN_2)),)
 
 
@@ -176,7 +176,7 @@ class SinOp(FloatUnary):
     name = "nn.sin"
     NUMPY: ClassVar[Function] = np.sin
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.mul(dy, b.value(CosOp, self.x)),)
 
 
@@ -187,7 +187,7 @@ class CosOp(FloatUnary):
     name = "nn.cos"
     NUMPY: ClassVar[Function] = np.cos
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.neg(b.mul(dy, b.value(SinOp, self.x))),)
 
 
@@ -199,7 +199,7 @@ class TanOp(FloatUnary):
     PRECISION: ClassVar[str] = "wide"
     NUMPY: ClassVar[Function] = np.tan
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.add(dy, b.mul(dy, b.value(SquareOp, self.out))),)
 
 
@@ -210,7 +210,7 @@ class AtanOp(FloatUnary):
     name = "nn.atan"
     NUMPY: ClassVar[Function] = np.arctan
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         squared = b.value(SquareOp, self.x)
         return (b.div(dy, b.add(squared, b.scalar(1.0, squared))),)
 
@@ -230,6 +230,6 @@ class ErfOp(FloatUnary):
     name = "nn.erf"
     NUMPY: ClassVar[Function] = erf
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         bell = b.value(ExpOp, b.neg(b.value(SquareOp, self.x)))
         return (b.scale(b.mul(dy, bell), 2 / math.sqrt(math.pi)),)

@@ -20,7 +20,7 @@ from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, T
 from shardir.dialects.nn.types import arithmetic_element, float_element, same_element
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 Function = Callable[..., Any]
 """Arrays in, an array out."""
@@ -79,7 +79,7 @@ class Elementwise(TensorOp, ABC):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return type(self).NUMPY(*arrays)
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """The operands' cotangents, before they are summed to the operands' shapes.
 
         Raises:
@@ -87,7 +87,7 @@ class Elementwise(TensorOp, ABC):
         """
         raise self.no_gradient()
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         found = zip(self.partials(b, dy), self.operands, strict=True)
         return [None if d is None else b.sum_to(d, v) for d, v in found]
 
@@ -124,5 +124,5 @@ class Arithmetic(Elementwise, ABC):
 class PiecewiseConstant(Elementwise, ABC):
     """Constant between jumps: no cotangent goes through."""
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return [None] * len(self.operands)

@@ -25,7 +25,7 @@ from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import arithmetic_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 # ---- the index of the maximum or minimum ----
@@ -65,10 +65,10 @@ class _ArgExtreme(TensorOp, ABC):
         axis = axis_of(self.properties, "axis", arrays[0].ndim)
         return type(self).NUMPY(arrays[0], axis=axis, keepdims=self.keep is not None)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         """The extreme, then the smallest index at which it occurs; NaN counts as maximum and
         minimum."""
         t = unsharded_type(self.x)

@@ -25,7 +25,7 @@ from shardir.dialects.nn.selection import SelectOp
 from shardir.dialects.nn.types import arithmetic_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 def check_indices(t: TensorType) -> None:
@@ -108,7 +108,7 @@ class GatherGradOp(TensorOp):
             np.add.at(np.moveaxis(out, axis, 0), here[inside], rows[inside])
         return out
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return None, b.value(GatherOp, dy, self.ids, props={"axis": self.axis})
 
 
@@ -158,7 +158,7 @@ class GatherOp(Taking):
         mask = inside.reshape((1,) * axis + ids.shape + (1,) * (table.ndim - axis - 1))
         return np.where(mask, rows, np.zeros((), table.dtype))
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         if self.padding is not None:
             ids, shape = unsharded_type(self.ids), unsharded_type(self.table).get_shape()
             axis = axis_of(self.properties, "axis", len(shape))
@@ -211,7 +211,7 @@ class PickGradOp(TensorOp):
             np.put_along_axis(out, here[..., None], value[..., None], axis=-1)
         return out
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return None, b.value(PickOp, dy, self.ids)
 
 
@@ -249,7 +249,7 @@ class PickOp(Taking):
         taken = np.take_along_axis(x, here[..., None], axis=-1)[..., 0]
         return np.where(inside, taken, np.zeros((), x.dtype))
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         d = b.value(PickGradOp, self.ids, dy, result=unsharded_type(self.x), like=self.x)
         return d, None
 
@@ -283,5 +283,5 @@ class OneHotOp(TensorOp):
         here, inside = local_indices(device, self.out, ids.ndim, ids)
         return inside[..., None] & (here[..., None] == np.arange(device.shape(self.out)[ids.ndim]))
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)

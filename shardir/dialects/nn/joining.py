@@ -26,7 +26,7 @@ from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import same_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 class _Joining(Movement, ABC):
@@ -70,7 +70,7 @@ class ConcatOp(_Joining):
         axis = axis_of(self.properties, "axis", arrays[0].ndim)
         return _part(device, np.concatenate(arrays, axis=axis), self.out, axis)
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         """The operands among zeros, added."""
         shape = unsharded_type(self.out).get_shape()
         axis, before = axis_of(self.properties, "axis", len(shape)), 0
@@ -83,7 +83,7 @@ class ConcatOp(_Joining):
         assert out is not None
         return (out,)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         axis = axis_of(self.properties, "axis", len(unsharded_type(self.out).get_shape()))
         return b.split(dy, [unsharded_type(x).get_shape()[axis] for x in self.xs], axis)
 
@@ -120,7 +120,7 @@ class StackOp(_Joining):
         axis = axis_of(self.properties, "axis", arrays[0].ndim + 1)
         return _part(device, np.stack(arrays, axis=axis), self.out, axis)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         shape = unsharded_type(self.xs[0]).get_shape()
         axis = axis_of(self.properties, "axis", len(shape) + 1)
         return [b.reshape(d, shape) for d in b.split(dy, [1] * len(self.xs), axis)]
@@ -172,13 +172,13 @@ class SplitOp(Movement):
             _part(device, piece, out, axis) for piece, out in zip(full, self.outs, strict=True)
         )
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         axis = axis_of(self.properties, "axis", len(unsharded_type(self.x).get_shape()))
         sizes = self.pieces(self.properties)
         starts = np.cumsum((0, *sizes)).tolist()
         return [rows_from(b, self.x, axis, s, n) for s, n in zip(starts, sizes, strict=False)]
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         """An unused piece has a cotangent of zeros."""
         given = [
             b.zeros(unsharded_type(out), like=out) if d is None else d

@@ -18,7 +18,7 @@ from shardir.dialects.nn.properties import float_of
 from shardir.dialects.nn.types import float_element, same_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 # ---- layer norm ----
@@ -34,7 +34,7 @@ def check_norm(x: Shape, weight: Shape) -> None:
 
 
 def normed(
-    b: "Builder", x: SSAValue, weight: SSAValue, eps: float
+    b: "OpBuilder", x: SSAValue, weight: SSAValue, eps: float
 ) -> tuple[SSAValue, SSAValue, range]:
     """(x - mean) / sqrt(var + eps), that root, and the dimensions, those that the weight has."""
     t = unsharded_type(x)
@@ -92,7 +92,7 @@ class LayerNormGradOp(TensorOp):
         dx = r * (g - g.mean(axis=dims, keepdims=True) - h * (g * h).mean(axis=dims, keepdims=True))
         return dx.astype(x.dtype), (dy * h).sum(axis=lead), dy.sum(axis=lead)
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         h, root, dims = normed(b, self.x, self.weight, float_of(self, "eps"))
         g = b.mul(self.dy, self.weight)
         # Complete before either is used: so both go together.
@@ -145,10 +145,10 @@ class LayerNormOp(TensorOp):
         var = (c * c).mean(axis=dims, keepdims=True)
         return (c / np.sqrt(var + float_of(self, "eps")) * weight + bias).astype(x.dtype)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         op = b.op(LayerNormGradOp, self.x, self.weight, dy, props={"eps": self.eps})
         return op.results
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         h, _, _ = normed(b, self.x, self.weight, float_of(self, "eps"))
         return (b.add(b.mul(h, self.weight), self.bias),)

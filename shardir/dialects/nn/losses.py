@@ -47,7 +47,7 @@ from shardir.dialects.nn.types import float_element, unsharded_type
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 # ---- one loss per element ----
@@ -72,7 +72,7 @@ class BinaryCrossEntropyOp(_PerElement):
         x, y = arrays
         return (y - 1) * np.maximum(np.log(1 - x), -100) - y * np.maximum(np.log(x), -100)
 
-    def partials(self, b: "Builder", dy: SSAValue) -> tuple[SSAValue, SSAValue]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> tuple[SSAValue, SSAValue]:
         x, y = self.lhs, self.rhs
         rest = b.sub(b.scalar(1.0, x), x)
         # 1e-12 is what torch has; f16 has nothing as small
@@ -92,7 +92,7 @@ class BinaryCrossEntropyWithLogitsOp(_PerElement):
         x, y = arrays
         return np.logaddexp(x, np.zeros((), x.dtype)) - x * y
 
-    def partials(self, b: "Builder", dy: SSAValue) -> tuple[SSAValue, SSAValue]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> tuple[SSAValue, SSAValue]:
         dx = b.sub(b.value(SigmoidOp, self.lhs), self.rhs)
         return b.mul(dy, dx), b.neg(b.mul(dy, self.lhs))
 
@@ -120,14 +120,14 @@ class Loss(Composite, ABC):
     out = result_def(TensorType)
 
     @abstractmethod
-    def losses(self, b: "Builder") -> SSAValue:
+    def losses(self, b: "OpBuilder") -> SSAValue:
         """One loss per element or label."""
 
-    def counts(self, b: "Builder") -> SSAValue | None:
+    def counts(self, b: "OpBuilder") -> SSAValue | None:
         """The i1 mask of the losses that a mean counts; None where all do."""
         return None
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         losses, how = self.losses(b), self.reduction.data
         t = unsharded_type(losses)
         dims = range(len(t.get_shape()))
@@ -176,7 +176,7 @@ class _ElementLoss(Loss, ABC):
         n = letters(len(shapes[0]))
         return Factors.of([n, n], [n if shapes[2] == shapes[0] else []], shapes)
 
-    def distance(self, b: "Builder") -> SSAValue:
+    def distance(self, b: "OpBuilder") -> SSAValue:
         """|x - y|"""
         return b.value(AbsOp, b.sub(self.x, self.y))
 
@@ -187,7 +187,7 @@ class MseLossOp(_ElementLoss):
 
     name = "nn.mse_loss"
 
-    def losses(self, b: "Builder") -> SSAValue:
+    def losses(self, b: "OpBuilder") -> SSAValue:
         return b.value(SquareOp, b.sub(self.x, self.y))
 
 
@@ -197,7 +197,7 @@ class L1LossOp(_ElementLoss):
 
     name = "nn.l1_loss"
 
-    def losses(self, b: "Builder") -> SSAValue:
+    def losses(self, b: "OpBuilder") -> SSAValue:
         return self.distance(b)
 
 
@@ -211,7 +211,7 @@ class _Huber(_ElementLoss, ABC):
                 raise ShardirError(coded("T10", found))
         return super().infer(operands, props)
 
-    def huber(self, b: "Builder", limit: float) -> SSAValue:
+    def huber(self, b: "OpBuilder", limit: float) -> SSAValue:
         """m (d - m / 2), where d = |x - y| and m is d or the limit, the lesser of the two."""
         d = self.distance(b)
         m = b.value(MinOp, d, b.scalar(limit, d))
@@ -226,7 +226,7 @@ class HuberLossOp(_Huber):
     delta = prop_def(FloatAttr.constr(type=f64))
     assembly_format = f"$reduction $x `,` $y `delta` $delta {STRATEGY}"
 
-    def losses(self, b: "Builder") -> SSAValue:
+    def losses(self, b: "OpBuilder") -> SSAValue:
         return self.huber(b, float_of(self, "delta"))
 
 
@@ -238,7 +238,7 @@ class SmoothL1LossOp(_Huber):
     beta = prop_def(FloatAttr.constr(type=f64))
     assembly_format = f"$reduction $x `,` $y `beta` $beta {STRATEGY}"
 
-    def losses(self, b: "Builder") -> SSAValue:
+    def losses(self, b: "OpBuilder") -> SSAValue:
         beta = float_of(self, "beta")
         return b.scale(self.huber(b, beta), 1 / beta)
 
@@ -249,7 +249,7 @@ class BceLossOp(_ElementLoss):
 
     name = "nn.bce_loss"
 
-    def losses(self, b: "Builder") -> SSAValue:
+    def losses(self, b: "OpBuilder") -> SSAValue:
         return b.value(BinaryCrossEntropyOp, self.x, self.y)
 
 
@@ -259,7 +259,7 @@ class BceWithLogitsLossOp(_ElementLoss):
 
     name = "nn.bce_with_logits_loss"
 
-    def losses(self, b: "Builder") -> SSAValue:
+    def losses(self, b: "OpBuilder") -> SSAValue:
         return b.value(BinaryCrossEntropyWithLogitsOp, self.x, self.y)
 
 
@@ -269,7 +269,7 @@ class SoftMarginLossOp(_ElementLoss):
 
     name = "nn.soft_margin_loss"
 
-    def losses(self, b: "Builder") -> SSAValue:
+    def losses(self, b: "OpBuilder") -> SSAValue:
         return b.value(SoftplusOp, b.neg(b.mul(self.x, self.y)))
 
 
@@ -281,7 +281,7 @@ class KlDivLossOp(_ElementLoss):
     log_target = opt_prop_def(UnitAttr)
     assembly_format = f"$reduction $x `,` $y (`log_target` $log_target^)? {STRATEGY}"
 
-    def losses(self, b: "Builder") -> SSAValue:
+    def losses(self, b: "OpBuilder") -> SSAValue:
         x, y = self.x, self.y
         if self.log_target is not None:
             return b.mul(b.value(ExpOp, y), b.sub(y, x))

@@ -34,7 +34,7 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import IntsAttr
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 Rows = Mapping[int, Array]
@@ -75,13 +75,13 @@ class Movement(TensorOp, ABC):
     GLOBAL_TYPES: ClassVar[bool] = True
 
 
-def split_dims(b: "Builder", x: SSAValue, dims: Sequence[int]) -> list[int]:
+def split_dims(b: "OpBuilder", x: SSAValue, dims: Sequence[int]) -> list[int]:
     """The dimensions among `dims` that are split."""
     return [d for d in dims if b.mesh is not None and b.layout(x).dims[d]]
 
 
 def rows_from(
-    b: "Builder", x: SSAValue, dim: int, start: int, count: int, step: int = 1
+    b: "OpBuilder", x: SSAValue, dim: int, start: int, count: int, step: int = 1
 ) -> SSAValue:
     """Elements start, start + step, ... along a dimension; zeros past its ends."""
     shape = unsharded_type(x).get_shape()
@@ -89,7 +89,7 @@ def rows_from(
     return b.reshape(rows, (*shape[:dim], count, *shape[dim + 1 :]))
 
 
-def both(b: "Builder", x: SSAValue, y: SSAValue) -> SSAValue:
+def both(b: "OpBuilder", x: SSAValue, y: SSAValue) -> SSAValue:
     """The union of two values of which one is zero, or false, wherever the other is not."""
     return b.value(OrOp, x, y) if unsharded_type(x).element_type == i1 else b.add(x, y)
 
@@ -166,7 +166,7 @@ class FlipOp(RowMap):
     def rows(cls, shape: Shape, props: Props) -> Rows:
         return {d: np.arange(shape[d])[::-1] for d in dims_of(props, "dims", len(shape))}
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.value(FlipOp, dy, props={"dims": self.dims}),)
 
 
@@ -188,7 +188,7 @@ class RollOp(RowMap):
             if n and k % n
         }
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         shape, shifts, out = unsharded_type(self.x).get_shape(), list(self.shifts.data), self.x
         for d in split_dims(b, out, list(self.rows(shape, self.properties))):
             n, k = shape[d], shifts[d] % shape[d]
@@ -198,7 +198,7 @@ class RollOp(RowMap):
             out = b.value(RollOp, out, props={"shifts": IntsPerDimAttr(tuple(shifts))})
         return (out,)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         back = IntsPerDimAttr(tuple(-k for k in self.shifts.data))
         return (b.value(RollOp, dy, props={"shifts": back}),)
 
@@ -222,7 +222,7 @@ class TileOp(RowMap):
             if k != 1
         }
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         shape = unsharded_type(self.x).get_shape()
         pairs = [n for pair in zip(self.repeats.data, shape, strict=True) for n in pair]
         copies = b.reshape(dy, tuple(pairs))
@@ -271,7 +271,7 @@ class RepeatInterleaveOp(Movement):
         first = device.start(self.out, axis) - device.start(self.x, axis) * repeats
         return np.take(copies, np.arange(first, first + shape[axis]), axis=axis)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         shape = unsharded_type(self.x).get_shape()
         axis = axis_of(self.properties, "axis", len(shape))
         repeats = int_of(self.properties, "repeats")

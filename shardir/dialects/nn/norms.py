@@ -34,7 +34,7 @@ from shardir.dialects.nn.properties import float_of, int_of
 from shardir.dialects.nn.types import float_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 Number = FloatAttr.constr(type=f64)
 
@@ -45,17 +45,17 @@ class _Norm(Composite, ABC):
     PRECISION: ClassVar[str] = "wide"
     eps = prop_def(Number)
 
-    def wide(self, b: "Builder", *values: SSAValue) -> list[SSAValue]:
+    def wide(self, b: "OpBuilder", *values: SSAValue) -> list[SSAValue]:
         """The values in a type in which sums of squares do not overflow."""
         short = isinstance(unsharded_type(values[0]).element_type, BFloat16Type | Float16Type)
         return [b.convert(v, f32) if short else v for v in values]
 
-    def scaled(self, b: "Builder", centred: SSAValue, var: SSAValue) -> SSAValue:
+    def scaled(self, b: "OpBuilder", centred: SSAValue, var: SSAValue) -> SSAValue:
         eps = b.constant(float_of(self, "eps"), unsharded_type(var).element_type)
         return b.mul(centred, b.value(RsqrtOp, b.add(var, eps)))
 
 
-def _of_channels(b: "Builder", v: SSAValue, rank: int) -> SSAValue:
+def _of_channels(b: "OpBuilder", v: SSAValue, rank: int) -> SSAValue:
     """One value for each channel, in a shape that broadcasts with [batch, channels, ...]."""
     return b.reshape(v, (unsharded_type(v).get_shape()[0], *[1] * (rank - 2)))
 
@@ -129,7 +129,7 @@ class BatchNormOp(_ChannelNorm):
             )
         return [tensor(element, x), tensor(element, x[1:2]), tensor(element, x[1:2])]
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         t = unsharded_type(self.x)
         shape, element = t.get_shape(), t.element_type
         x, weight, bias, old_mean, old_var = self.wide(b, *self.operands)
@@ -165,7 +165,7 @@ class BatchNormInferenceOp(_ChannelNorm):
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         return [tensor(cls.check(operands), operands[0].get_shape())]
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         rank = len(unsharded_type(self.x).get_shape())
         x, *rest = self.wide(b, *self.operands)
         weight, bias, mean, var = (_of_channels(b, v, rank) for v in rest)
@@ -202,7 +202,7 @@ class GroupNormOp(_ChannelNorm):
             raise ShardirError(coded("T8", f"expected elements to average, got {list(x)}"))
         return [tensor(element, x)]
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         t, groups = unsharded_type(self.x), self.groups.value.data
         shape = t.get_shape()
         x, weight, bias = self.wide(b, *self.operands)
@@ -246,7 +246,7 @@ class RmsNormOp(_Norm):
         names = letters(len(x))
         return Factors.of([names, names[len(x) - len(w) :]], [names], [x, w, x])
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         t = unsharded_type(self.x)
         x, weight = self.wide(b, *self.operands)
         rank, norm = len(t.get_shape()), len(unsharded_type(weight).get_shape())

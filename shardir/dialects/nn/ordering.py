@@ -22,7 +22,7 @@ from shardir.dialects.nn.properties import axis_of, int_attr, int_of
 from shardir.dialects.nn.types import arithmetic_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 class _Along(TensorOp, ABC):
@@ -77,13 +77,13 @@ class CumsumOp(_Along):
             return np.cumsum(x, axis, dtype=x.dtype)
         return np.flip(np.cumsum(np.flip(x, axis), axis, dtype=x.dtype), axis)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         props: dict[str, Attribute] = {"axis": self.axis}
         if self.reverse is None:
             props["reverse"] = UnitAttr()
         return (b.value(CumsumOp, dy, props=props),)
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         """The running sums of each shard, plus the totals of the shards before it."""
         props: dict[str, Attribute] = {"axis": self.axis}
         if self.reverse is not None:
@@ -119,7 +119,7 @@ class _Ordered(_Along, ABC):
     values = result_def(TensorType)
     indices = result_def(TensorType)
 
-    def gradient(self, b: "Builder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+    def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         if cotangents[0] is None:
             return (None,)
         d = b.value(
@@ -165,7 +165,7 @@ class ArgsortOp(_Along):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return order(arrays[0], self.at(), self.descending is not None)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
 
 
@@ -199,7 +199,7 @@ class TopkOp(_Ordered):
         indices = np.take(indices, range(self.k.value.data), self.at())
         return np.take_along_axis(arrays[0], indices, self.at()), indices
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         """The k largest of the k largest elements of each shard."""
         axis, k = self.at(), self.k.value.data
         props: dict[str, Attribute] = {n: p for n, p in self.properties.items() if n != "strategy"}

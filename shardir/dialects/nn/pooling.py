@@ -46,7 +46,7 @@ from shardir.dialects.nn.windows import (
 )
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 def numbers(props: Props, name: str) -> tuple[int, ...]:
@@ -113,7 +113,7 @@ class _MaxPooling(_WindowPool, ABC):
         ends = [names] * len(operands), [names] * len(results)
         return Factors.of(*ends, shapes, replicate=under, sliding=under)
 
-    def tiles(self, b: "Builder", y: SSAValue) -> tuple[Tiles, Props]:
+    def tiles(self, b: "OpBuilder", y: SSAValue) -> tuple[Tiles, Props]:
         """The tiles, and the properties of the pool of each."""
         x = self.operands[0]
         shapes = unsharded_type(x).get_shape(), unsharded_type(y).get_shape()
@@ -158,7 +158,7 @@ class MaxPoolGradOp(_MaxPooling):
         ends = zip(found, x.shape[SPATIAL:], strict=True)
         return out[(..., *(slice(s.low, s.low + n) for s, n in ends))]
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         cut, props = self.tiles(b, self.dy)
         x, dy = cut.of_x(b, self.x, lowest=True), cut.of_y(b, self.dy)
         return (cut.to_x(b, b.value(MaxPoolGradOp, x, dy, props=props)),)
@@ -177,11 +177,11 @@ class MaxPoolOp(_MaxPooling):
         found = self.slides()
         return _maximum(padded(arrays[0], found, -np.inf), found, device.shape(self.out))
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         props = {n: p for n, p in self.properties.items() if n != "strategy"}
         return (b.value(MaxPoolGradOp, self.x, dy, props=props),)
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         cut, props = self.tiles(b, self.out)
         return (cut.to_y(b, b.value(MaxPoolOp, cut.of_x(b, self.x, lowest=True), props=props)),)
 
@@ -207,7 +207,7 @@ class AvgPoolOp(Composite, _WindowPool):
         f"(`exclude` $exclude^)? {STRATEGY}"
     )
 
-    def windows(self, b: "Builder", x: SSAValue) -> SSAValue:
+    def windows(self, b: "OpBuilder", x: SSAValue) -> SSAValue:
         """x with two dimensions for each spatial one: the positions, and the elements at each."""
         rows, positions = (unsharded_type(v).get_shape()[SPATIAL:] for v in (x, self.results[0]))
         ends = list(zip(self.slides(), rows, positions, strict=True))
@@ -215,7 +215,7 @@ class AvgPoolOp(Composite, _WindowPool):
             x = b.unfold(x, SPATIAL + i, Windows(n, p, s.kernel, s.stride, -s.low))
         return x
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         found, t = self.slides(), unsharded_type(self.x)
         under = [SPATIAL + 2 * i + 1 for i in range(len(found))]
         mean = b.reduce(self.windows(b, self.x), "mean", under)
@@ -265,7 +265,7 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
             [names], [[*names[:SPATIAL], *kept]], shapes, sliding=[f for f in kept if f]
         )
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue]:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         x, t = self.x, unsharded_type(self.x)
         names = "abcdefgh"[: len(t.get_shape())]
         for d, (rows, n) in enumerate(
@@ -284,7 +284,7 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
         return (x,)
 
 
-def _constant(b: "Builder", values: np.ndarray, like: TensorType) -> SSAValue:
+def _constant(b: "OpBuilder", values: np.ndarray, like: TensorType) -> SSAValue:
     type = tensor(like.element_type, values.shape)
     return b.value(
         ConstantOp, props={"value": dense_attr(type, values.flatten().tolist())}, result=type

@@ -36,7 +36,7 @@ from shardir.dialects.nn.types import float_element
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 @irdl_attr_definition
@@ -125,7 +125,7 @@ class RotaryOp(TensorOp):
         a, b = np.moveaxis(x.reshape(pairs), axis, 0)
         return np.stack([a * cos - b * sin, b * cos + a * sin], axis=axis).reshape(x.shape)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """The transpose of a rotation is the rotation by the negative angle."""
         props: dict[str, Any] = {"pairing": self.pairing, "base": self.base}
         if self.reverse is None:
@@ -177,5 +177,5 @@ class SinusoidOp(TensorOp):
         turn = angles(arrays[0], pair, d, float_of(self, "base"), dtype)
         return np.where(second, np.cos(turn), np.sin(turn))
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)

@@ -43,7 +43,7 @@ from shardir.dialects.random import DRAWN, check_range, fill, positions, seed_at
 from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 @irdl_attr_definition
@@ -124,7 +124,7 @@ class RandomOp(_Drawn):
         part = part_of(device, self.out)
         return fill(how.kind, how.values, shape, part, self.seed(arrays[0]), dtype)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
 
 
@@ -163,6 +163,6 @@ class DropoutOp(_Drawn):
         kept = uniform(self.seed(key), index) >= p
         return x * kept * x.dtype.type(1 / (1 - p))
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """The same positions are drawn again: nothing is saved."""
         return b.value(DropoutOp, dy, self.key, props={"p": self.p, "stream": self.stream}), None

@@ -30,7 +30,7 @@ from shardir.dialects.nn.types import arithmetic_element, float_element, unshard
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 @irdl_attr_definition
@@ -104,7 +104,7 @@ class OverDims(TensorOp, ABC):
         dims = dims_of(self.properties, "dims", len(t.get_shape()))
         return dims, prod(t.get_shape()[d] for d in dims)
 
-    def spread(self, b: "Builder", v: SSAValue) -> SSAValue:
+    def spread(self, b: "OpBuilder", v: SSAValue) -> SSAValue:
         """A value like the result, repeated along the dimensions."""
         shape = unsharded_type(self.x).get_shape()
         dims, _ = self.where()
@@ -112,11 +112,11 @@ class OverDims(TensorOp, ABC):
         flat = b.reshape(v, tuple(shape[d] for d in left))
         return b.broadcast(flat, left, shape, like=self.x)
 
-    def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+    def partial(self, b: "OpBuilder", dy: SSAValue) -> SSAValue | None:
         """The cotangent of x."""
         raise self.no_gradient()
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (self.partial(b, dy),)
 
 
@@ -184,7 +184,7 @@ class ReduceOp(OverDims):
                     total = total / prod(device.global_shape(self.x)[d] for d in dims)
                 return np.asarray(total, dtype=x.dtype)
 
-    def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+    def partial(self, b: "OpBuilder", dy: SSAValue) -> SSAValue | None:
         dims, count = self.where()
         match self.kind.data:
             case "sum":
@@ -198,7 +198,7 @@ class ReduceOp(OverDims):
         ties = b.reduce(chosen, "sum", dims, self.keep is not None)
         return b.mul(chosen, self.spread(b, b.div(dy, ties)))
 
-    def others(self, b: "Builder") -> SSAValue:
+    def others(self, b: "OpBuilder") -> SSAValue:
         """For each element the product of the others. With p the product of all nonzero ones, it
         is p / x where no element is 0, and p at a single 0. Elsewhere it is 0, but written with the
         sum of the zeros, whose slope is that of the remaining one, so that the second derivative is
@@ -221,7 +221,7 @@ class ReduceOp(OverDims):
             is_zero, here, b.select(none, rest, b.select(single, b.mul(lefts, rest), zero))
         )
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         """The product of each shard, then the product of those, which are gathered for it."""
         x = self.x
         dims, _ = self.where()

@@ -30,7 +30,7 @@ from shardir.dialects.nn.properties import float_of, int_of
 from shardir.dialects.nn.types import float_element, same_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 @irdl_op_definition
@@ -53,7 +53,7 @@ class SelectOp(Elementwise):
             )
         return same_element(operands[1:])
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         zero = b.scalar(0.0, dy)
         return None, b.select(self.condition, dy, zero), b.select(self.condition, zero, dy)
 
@@ -77,7 +77,7 @@ class ClampOp(FloatUnary):
         low, high = (None if p is None else p.value.data for p in (self.min, self.max))
         return np.clip(arrays[0], low, high)
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         for how, end in (("ge", self.min), ("le", self.max)):
             if end is not None:
                 inside = b.compare(how, self.x, b.scalar(end.value.data, self.x))
@@ -99,7 +99,7 @@ class NanToNumOp(FloatUnary):
         nan, posinf, neginf = (float_of(self, n) for n in ("nan", "posinf", "neginf"))
         return np.nan_to_num(arrays[0], nan=nan, posinf=posinf, neginf=neginf)
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.select(b.value(IsfiniteOp, self.x), dy, b.scalar(0.0, dy)),)
 
 
@@ -131,7 +131,7 @@ class Triangle(Unary, ABC):
         above = columns - rows[:, None] - int_of(self.properties, "diagonal")
         return np.where(type(self).NUMPY(above, 0), x, np.zeros((), x.dtype))
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.value(type(self), dy, props={"diagonal": self.diagonal}),)
 
 
@@ -193,7 +193,7 @@ class ConvertOp(Unary):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return arrays[0]  # the interpreter converts every result to its type
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         element = unsharded_type(self.x).element_type
         if isinstance(element, IntegerType):
             return (None,)
@@ -213,5 +213,5 @@ class StopGradientOp(Unary):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return arrays[0]
 
-    def partials(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)

@@ -18,7 +18,7 @@ from shardir.dialects.nn.properties import DimsAttr, dims_of
 from shardir.dialects.nn.types import unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
@@ -96,7 +96,7 @@ class ReshapeOp(TensorOp):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return arrays[0].reshape(device.shape(self.out))
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.reshape(dy, unsharded_type(self.x).get_shape(), like=self.x),)
 
 
@@ -178,7 +178,7 @@ class TransposeOp(TensorOp):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return np.transpose(arrays[0], dims_of(self.properties, "perm", arrays[0].ndim))
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         perm = dims_of(self.properties, "perm", len(unsharded_type(self.x).get_shape()))
         return (b.transpose(dy, [perm.index(d) for d in range(len(perm))]),)
 
@@ -238,7 +238,7 @@ class BroadcastOp(TensorOp):
             view[dims[i]] = arrays[0].shape[i]
         return np.broadcast_to(x.reshape(view), shape)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         old, new = unsharded_type(self.x).get_shape(), unsharded_type(self.out).get_shape()
         dims = dims_of(self.properties, "dims", len(new))
         kept = [d for i, d in enumerate(dims) if old[i] == new[d]]

@@ -19,7 +19,7 @@ from shardir.dialects.nn.selection import SelectOp
 from shardir.dialects.nn.types import unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.movement import (
     IntsPerDimAttr,
     RowMap,
@@ -74,7 +74,7 @@ class SliceOp(RowMap):
             if (start, limit, stride) != (0, shape[d], 1)
         }
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         shape, new = unsharded_type(self.x).get_shape(), unsharded_type(self.out).get_shape()
         bounds, out = self.bounds(shape, self.properties), self.x
         most = [d for d in self.rows(shape, self.properties) if 2 * new[d] >= shape[d]]
@@ -85,7 +85,7 @@ class SliceOp(RowMap):
         starts, limits, strides = zip(*bounds, strict=True)
         return (b.slice(out, starts, limits, strides),)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """The cotangent, padded with zeros: between its elements for a stride, before the first and
         after the last for start and limit."""
         shape, taken = unsharded_type(self.x).get_shape(), unsharded_type(self.out).get_shape()
@@ -136,7 +136,7 @@ class PadOp(RowMap):
                 found[d] = np.where(rows < n, rows, -1)
         return found
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         shape, new, out = (
             unsharded_type(self.x).get_shape(),
             unsharded_type(self.out).get_shape(),
@@ -153,6 +153,6 @@ class PadOp(RowMap):
             low[d] = high[d] = 0
         return (b.pad(out, low, high, value),)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         low, high = ([-k for k in sides.data] for sides in (self.low, self.high))
         return (b.pad(dy, low, high, like=self.x),)

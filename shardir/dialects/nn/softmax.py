@@ -22,7 +22,7 @@ from shardir.dialects.nn.selection import StopGradientOp
 from shardir.dialects.nn.types import float_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 
 class _RowOp(TensorOp, ABC):
@@ -64,33 +64,35 @@ class _RowGrad(_RowOp, ABC):
     out = result_def(TensorType)
     assembly_format = f"$y `,` $dy `axis` $axis {STRATEGY}"
 
-    def sum(self, b: "Builder", x: SSAValue) -> SSAValue:
+    def sum(self, b: "OpBuilder", x: SSAValue) -> SSAValue:
         """The sum along the axis."""
         axis = axis_of(self.properties, "axis", len(unsharded_type(x).get_shape()))
         return b.reduce(x, "sum", [axis], keep=True)
 
 
-class _RowMap(_RowOp, ABC):
+class _SoftmaxForm(_RowOp, ABC):
     x = operand_def(TensorType)
     out = result_def(TensorType)
     assembly_format = f"$x `axis` $axis {STRATEGY}"
     PRECISION: ClassVar[str] = "wide"
     GRAD: ClassVar[type[_RowGrad]]
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.value(self.GRAD, self.out, dy, props={"axis": self.axis}),)
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         axis = axis_of(self.properties, "axis", len(unsharded_type(self.x).get_shape()))
         shifted, exps, total = shifted_exp(b, self.x, axis)
         return (self.finish(b, shifted, exps, total),)
 
     @abstractmethod
-    def finish(self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue) -> SSAValue:
+    def finish(
+        self, b: "OpBuilder", shifted: SSAValue, exps: SSAValue, total: SSAValue
+    ) -> SSAValue:
         """The result, from x - max, its exponential, and the sum of that."""
 
 
-def shifted_exp(b: "Builder", x: SSAValue, axis: int) -> tuple[SSAValue, SSAValue, SSAValue]:
+def shifted_exp(b: "OpBuilder", x: SSAValue, axis: int) -> tuple[SSAValue, SSAValue, SSAValue]:
     """x - max, e to that, and its sum, along `axis`.
 
     The maximum is subtracted only against overflow: the results do not depend on it, so no
@@ -119,19 +121,19 @@ class SoftmaxGradOp(_RowGrad):
         axis = axis_of(self.properties, "axis", y.ndim)
         return (dy - (y * dy).sum(axis=axis, keepdims=True)) * y
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         # out = y d - y sum(y d), where d is self.dy
         d_y = b.sub(b.mul(dy, self.dy), b.mul(dy, self.sum(b, b.mul(self.y, self.dy))))
         d_y = b.sub(d_y, b.mul(self.dy, self.sum(b, b.mul(dy, self.y))))
         return d_y, b.value(SoftmaxGradOp, self.y, dy, props={"axis": self.axis})
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         total = self.sum(b, b.mul(self.y, self.dy))
         return (b.mul(b.sub(self.dy, total), self.y),)
 
 
 @irdl_op_definition
-class SoftmaxOp(_RowMap):
+class SoftmaxOp(_SoftmaxForm):
     """e^x over its sum along `axis`"""
 
     name = "nn.softmax"
@@ -140,7 +142,9 @@ class SoftmaxOp(_RowMap):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return softmax(arrays[0], axis_of(self.properties, "axis", arrays[0].ndim))
 
-    def finish(self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue) -> SSAValue:
+    def finish(
+        self, b: "OpBuilder", shifted: SSAValue, exps: SSAValue, total: SSAValue
+    ) -> SSAValue:
         return b.div(exps, total)
 
 
@@ -155,12 +159,12 @@ class LogSoftmaxGradOp(_RowGrad):
         axis = axis_of(self.properties, "axis", y.ndim)
         return dy - np.exp(y) * dy.sum(axis=axis, keepdims=True)
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         return (b.sub(self.dy, b.mul(b.value(ExpOp, self.y), self.sum(b, self.dy))),)
 
 
 @irdl_op_definition
-class LogSoftmaxOp(_RowMap):
+class LogSoftmaxOp(_SoftmaxForm):
     """The logarithm of softmax"""
 
     name = "nn.log_softmax"
@@ -172,5 +176,7 @@ class LogSoftmaxOp(_RowMap):
         z = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
         return z - np.log(np.exp(z).sum(axis=axis, keepdims=True))
 
-    def finish(self, b: "Builder", shifted: SSAValue, exps: SSAValue, total: SSAValue) -> SSAValue:
+    def finish(
+        self, b: "OpBuilder", shifted: SSAValue, exps: SSAValue, total: SSAValue
+    ) -> SSAValue:
         return b.sub(shifted, b.value(LogOp, total))

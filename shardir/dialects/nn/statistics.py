@@ -26,7 +26,7 @@ from shardir.dialects.nn.selection import StopGradientOp
 from shardir.dialects.nn.types import unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.reduction import OverDims
 
 # ---- statistics ----
@@ -46,11 +46,11 @@ class LogsumexpOp(OverDims):
         total = np.log(np.sum(np.exp(x - top), axis=dims, keepdims=True)) + top
         return total if self.keep is not None else np.squeeze(total, dims)
 
-    def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+    def partial(self, b: "OpBuilder", dy: SSAValue) -> SSAValue | None:
         share = b.value(ExpOp, b.sub(self.x, self.spread(b, self.out)))
         return b.mul(self.spread(b, dy), share)
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         """The maximum is subtracted only against overflow, and not where it is infinite."""
         dims, _ = self.where()
         top = b.value(StopGradientOp, b.reduce(self.x, "max", dims, keep=True))
@@ -83,10 +83,10 @@ class _Variance(OverDims, ABC):
         total = np.sum(centred * centred, axis=dims, keepdims=self.keep is not None)
         return np.asarray(total * self.divisor())
 
-    def centred(self, b: "Builder") -> SSAValue:
+    def centred(self, b: "OpBuilder") -> SSAValue:
         return b.sub(self.x, b.reduce(self.x, "mean", self.where()[0], keep=True))
 
-    def sum_of_squares(self, b: "Builder") -> SSAValue:
+    def sum_of_squares(self, b: "OpBuilder") -> SSAValue:
         squares = b.value(SquareOp, self.centred(b))
         total = b.reduce(squares, "sum", self.where()[0], self.keep is not None)
         return b.scale(total, self.divisor())
@@ -102,10 +102,10 @@ class VarOp(_Variance):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return self.variance(arrays[0])
 
-    def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+    def partial(self, b: "OpBuilder", dy: SSAValue) -> SSAValue | None:
         return b.mul(self.spread(b, b.scale(dy, 2 * self.divisor())), self.centred(b))
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         return (self.sum_of_squares(b),)
 
 
@@ -118,13 +118,13 @@ class StdOp(_Variance):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return np.sqrt(self.variance(arrays[0]))
 
-    def partial(self, b: "Builder", dy: SSAValue) -> SSAValue | None:
+    def partial(self, b: "OpBuilder", dy: SSAValue) -> SSAValue | None:
         zero = b.scalar(0.0, dy)
         slope = b.div(b.scale(dy, self.divisor()), self.out)
         slope = b.select(b.compare("eq", self.out, zero), zero, slope)
         return b.mul(self.spread(b, slope), self.centred(b))
 
-    def decompose(self, b: "Builder") -> Sequence[SSAValue] | None:
+    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         """0 is replaced by 1 under the root, where its slope is infinite."""
         var = self.sum_of_squares(b)
         zero, one = b.scalar(0.0, var), b.scalar(1.0, var)

@@ -38,7 +38,7 @@ from shardir.dialects.nn.properties import axis_of, int_attr, int_of
 from shardir.dialects.nn.types import arithmetic_element, same_element, unsharded_type
 
 if TYPE_CHECKING:
-    from shardir.dialects.builder import Builder
+    from shardir.dialects.builder import OpBuilder
 
 Int = IntegerAttr.constr(type=i64)
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class _WindowsOp(TensorOp, ABC):
     """A dimension on one side; on the other its windows, and the elements of each. The number of
     windows is that of the result's type."""
 
-    COLLECTIVE: ClassVar[type[dist.WindowsOp]]
+    COLLECTIVE: ClassVar[type[dist.HaloOp]]
     GLOBAL_TYPES: ClassVar[bool] = True
     INFERRED: ClassVar[bool] = False
     dim = prop_def(Int)
@@ -134,7 +134,7 @@ class UnfoldOp(_WindowsOp):
 
     name = "nn.unfold"
     FLOPS: ClassVar[int] = 0
-    COLLECTIVE: ClassVar[type[dist.WindowsOp]] = dist.HaloUnfoldOp
+    COLLECTIVE: ClassVar[type[dist.HaloOp]] = dist.HaloUnfoldOp
     LINEAR: ClassVar[str] = "any"
     lowest = opt_prop_def(UnitAttr)
     assembly_format = f"$x `dim` $dim `step` $step `offset` $offset (`lowest` $lowest^)? {STRATEGY}"
@@ -154,7 +154,7 @@ class UnfoldOp(_WindowsOp):
         lowest = self.lowest is not None
         return unfold(arrays[0], d, count, size, self.step.value.data, self.start(device), lowest)
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.fold(dy, self.at, self.windows()),)
 
 
@@ -163,7 +163,7 @@ class FoldOp(_WindowsOp):
     """The sum of windows, each added where `nn.unfold` takes it from: the transpose of it."""
 
     name = "nn.fold"
-    COLLECTIVE: ClassVar[type[dist.WindowsOp]] = dist.HaloFoldOp
+    COLLECTIVE: ClassVar[type[dist.HaloOp]] = dist.HaloFoldOp
     LINEAR: ClassVar[str] = "sum"
     assembly_format = f"$x `dim` $dim `step` $step `offset` $offset {STRATEGY}"
 
@@ -180,7 +180,7 @@ class FoldOp(_WindowsOp):
         rows = device.shape(self.out)[self.at]
         return fold(arrays[0], self.at, rows, self.step.value.data, self.start(device))
 
-    def pullback(self, b: "Builder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.unfold(dy, self.at, self.windows()),)
 
 
@@ -355,25 +355,25 @@ class Tiles:
             self.x += [count, size]
             self.y += [count, each]
 
-    def of_x(self, b: "Builder", x: SSAValue, lowest: bool = False) -> SSAValue:
+    def of_x(self, b: "OpBuilder", x: SSAValue, lowest: bool = False) -> SSAValue:
         """The windows of x."""
         for dim, windows, _ in reversed(self.cut):
             x = b.unfold(x, dim, windows, lowest)
         return x
 
-    def of_y(self, b: "Builder", y: SSAValue) -> SSAValue:
+    def of_y(self, b: "OpBuilder", y: SSAValue) -> SSAValue:
         """The positions of each window."""
         for dim, _, windows in reversed(self.cut):
             y = b.unfold(y, dim, windows)
         return y
 
-    def to_x(self, b: "Builder", x: SSAValue) -> SSAValue:
+    def to_x(self, b: "OpBuilder", x: SSAValue) -> SSAValue:
         """The sum of windows, of the shape of x."""
         for dim, windows, _ in self.cut:
             x = b.fold(x, dim, windows)
         return x
 
-    def to_y(self, b: "Builder", y: SSAValue) -> SSAValue:
+    def to_y(self, b: "OpBuilder", y: SSAValue) -> SSAValue:
         """The positions of all windows."""
         for dim, _, windows in self.cut:
             y = b.fold(y, dim, windows)
@@ -384,7 +384,7 @@ class Tiles:
         return tuple(s.kernel for s in self.slides)
 
 
-def tiles(b: "Builder", found: Sequence[Slide], x: Shape, y: Shape, *values: SSAValue) -> Tiles:
+def tiles(b: "OpBuilder", found: Sequence[Slide], x: Shape, y: Shape, *values: SSAValue) -> Tiles:
     """The tiles for the layouts of these values, of shape x or y."""
     assert b.mesh is not None
     mesh = b.mesh

@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import BFloat16Type, Float16Type, f32, f64
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
-from shardir.dialects.builder import Builder
+from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.properties import float_attr
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import OptionsAttr, OptionSpec
@@ -42,7 +42,7 @@ class StepScalars:
     `counted` adds the number of steps done, a state of the step.
     """
 
-    def __init__(self, b: Builder, optimizer: OptionsAttr, counted: Callable[[], SSAValue]):
+    def __init__(self, b: OpBuilder, optimizer: OptionsAttr, counted: Callable[[], SSAValue]):
         self.b, self.optimizer, self.counted = b, optimizer, counted
         self._created: dict[tuple[str, float], SSAValue] = {}
 
@@ -107,7 +107,7 @@ class StepScalars:
 class ParameterStep:
     """The update of one parameter in a step."""
 
-    b: Builder
+    b: OpBuilder
     scalars: StepScalars
     w: SSAValue
     g: SSAValue
@@ -157,13 +157,13 @@ class ParameterStep:
         return self.b.mul(x, self.b.convert(scalar, unsharded_type(x).element_type))
 
 
-def wide(b: Builder, x: SSAValue) -> SSAValue:
+def wide(b: OpBuilder, x: SSAValue) -> SSAValue:
     """x in an element type wide enough for sums of its squares."""
     narrow = isinstance(unsharded_type(x).element_type, BFloat16Type | Float16Type)
     return b.convert(x, f32) if narrow else x
 
 
-def sum_of_squares(b: Builder, x: SSAValue) -> SSAValue:
+def sum_of_squares(b: OpBuilder, x: SSAValue) -> SSAValue:
     """The sum of the squares of all elements: a partial sum where x is sharded."""
     x = wide(b, x)
     return b.reduce(b.mul(x, x), "sum", range(len(unsharded_type(x).get_shape())))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from xdsl.dialects.builtin import AnyFloat, TensorType
 from xdsl.ir import Operation, SSAValue
 
-from shardir.algebra.collectives import State
+from shardir.algebra.collectives import AxisState
 from shardir.dialects.dist import SAME_VALUE, CollectiveOp, RecvOp, SendOp, WaitOp, mail
 from shardir.dialects.nn import StopGradientOp
 
@@ -67,8 +67,10 @@ def relocates(op: Operation) -> bool:
     if isinstance(op, CollectiveOp):
         record = op.record
         return (
-            record.planned and record.start is not State.ROOT and record.end is not State.PARTIAL
-        )  # fmt: skip
+            record.planned
+            and record.start is not AxisState.ROOT
+            and record.end is not AxisState.PARTIAL
+        )
     return isinstance(op, (*SAME_VALUE, WaitOp))
 
 

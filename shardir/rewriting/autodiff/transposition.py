@@ -14,10 +14,10 @@ from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects.dist import (
     CollectiveOp,
+    HaloOp,
     PermuteOp,
     PropagationBarrierOp,
     RecvOp,
-    WindowsOp,
 )
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
@@ -112,7 +112,7 @@ class Transposition:
         """The transposed collective of a cotangent, where the global value is another after it."""
         if isinstance(op, PermuteOp):
             return self.reversed(op, v, out)
-        assert isinstance(op, WindowsOp)
+        assert isinstance(op, HaloOp)
         cotangent, b = self.cotangents.sum(out), self.builder
         assert cotangent is not None
         transpose = b.fold if op.record.transposed == "halo_fold" else b.unfold

@@ -24,7 +24,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.imports import import_lines, modules_of, shorthand_lines
 from shardir.backend.torch.emit.names import Names, comment, docstring, joined
-from shardir.backend.torch.emit.scope import Program, Scope, foreign_names
+from shardir.backend.torch.emit.scope import EmissionScope, Program, foreign_names
 from shardir.backend.torch.ops import TORCH
 from shardir.backend.torch.ops.dist import TORCH_DIST
 from shardir.diagnostics import Failure
@@ -124,7 +124,7 @@ def emitted(module: ModuleOp, rank: int | None = None, single: bool = False) -> 
         raise Failure("there is no function to emit: a program needs a public one with a body")
     called = function_names(functions)
     program = Program(mesh, rank, TABLE)
-    bodies = [Scope(program, f, called[f]).text() for f in functions]
+    bodies = [EmissionScope(program, f, called[f]).text() for f in functions]
     lines = [_docstring(module, mesh, rank, single, sorted(program.foreign)), ""]
     lines += import_lines(program.used)
     if program.foreign:

@@ -56,7 +56,7 @@ class Variable:
         self.name, self.values = name, [value]
 
 
-class Scope(LocalTypes):
+class EmissionScope(LocalTypes):
     """The emission of one function: names, lines, and the queries of the ops' entries."""
 
     def __init__(self, program: Program, f: FuncOp, name: str):

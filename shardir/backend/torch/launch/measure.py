@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardir.backend.interface import LaunchError, Options, RunError, Times
+from shardir.backend.interface import LaunchError, MeasuredTimes, Options, RunError
 from shardir.backend.torch.launch.ranks import Ranks
 from shardir.backend.torch.launch.start import read_plan
 from shardir.backend.torch.runtime import FOLDER, MEASURING, RUNTIME_FILES
@@ -23,7 +23,7 @@ def times(
     seconds: float,
     options: Options,
     on_round: Callable[[int], object] | None = None,
-) -> Times:
+) -> MeasuredTimes:
     """Calls every function of the programs for about so many seconds in each round.
 
     Args:
@@ -37,7 +37,7 @@ def times(
     sizes = {plan.size for plan in plans}
     if len(sizes) != 1:
         raise LaunchError(f"programs for {sorted(sizes)} ranks cannot be measured together")
-    found: Times = [{} for _ in plans]
+    found: MeasuredTimes = [{} for _ in plans]
     done = False
 
     def take(event: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardir.backend.interface import LaunchError, Options, Report
 from shardir.backend.torch.launch.start import run
-from shardir.backend.torch.runtime.runtime_plan import Plan
+from shardir.backend.torch.runtime.runtime_plan import ProgramPlan
 
 COMPARED_STEPS = 20
 # How far two runs may differ, relatively, where the sums are added up in another order.
@@ -117,7 +117,7 @@ class Difference:
 
 
 def run_and_check(
-    plan: Plan, options: Options, progress: Progress
+    plan: ProgramPlan, options: Options, progress: Progress
 ) -> tuple[Report, list[Difference]]:
     """Runs on all ranks and on one device, and compares losses and results."""
     if plan.single is None:
@@ -136,7 +136,7 @@ def run_and_check(
             return report, compare(plan, dict(ours), dict(theirs), options.steps)
 
 
-def compare(plan: Plan, ours: dict, theirs: dict, steps: int) -> list[Difference]:
+def compare(plan: ProgramPlan, ours: dict, theirs: dict, steps: int) -> list[Difference]:
     """The differences of the first losses of each step, and of the results of each function.
 
     Results come after all the steps, and rounding errors grow with them: so does what is allowed.

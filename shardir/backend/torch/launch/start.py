@@ -6,10 +6,10 @@ from typing import Any
 
 from shardir.backend.interface import LaunchError, OnEvent, Options, Report, RunError
 from shardir.backend.torch.launch.ranks import Ranks
-from shardir.backend.torch.runtime.runtime_plan import Plan, PlanError, load_plan
+from shardir.backend.torch.runtime.runtime_plan import PlanError, ProgramPlan, load_plan
 
 
-def read_plan(directory: str | Path, nproc: int | None = None) -> Plan:
+def read_plan(directory: str | Path, nproc: int | None = None) -> ProgramPlan:
     """Return the checked plan of a directory.
 
     Args:

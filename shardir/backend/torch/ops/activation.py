@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.common import method
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import float_of
 
 
-def _function(call: str, *options: str) -> Callable[[Scope, Operation], Text]:
+def _function(call: str, *options: str) -> Callable[[EmissionScope, Operation], Text]:
     """A call of torch.nn.functional, with the numbers of these properties."""
 
-    def entry(s: Scope, op: Operation) -> Text:
+    def entry(s: EmissionScope, op: Operation) -> Text:
         s.use("F")
         given = [s.operand(op.operands[0]), *(repr(float_of(op, n)) for n in options)]
         return f"F.{call}({', '.join(given)})"
@@ -21,8 +21,8 @@ def _function(call: str, *options: str) -> Callable[[Scope, Operation], Text]:
     return entry
 
 
-def _grad(call: str, last: str = "") -> Callable[[Scope, Operation], Text]:
-    def entry(s: Scope, op: Operation) -> Text:
+def _grad(call: str, last: str = "") -> Callable[[EmissionScope, Operation], Text]:
+    def entry(s: EmissionScope, op: Operation) -> Text:
         s.use("aten")
         saved, dy = op.operands
         return f"aten.{call}({s.operand(dy)}, {s.operand(saved)}{last})"
@@ -30,13 +30,13 @@ def _grad(call: str, last: str = "") -> Callable[[Scope, Operation], Text]:
     return entry
 
 
-def _gelu(s: Scope, op: nn.GeluOp) -> Text:
+def _gelu(s: EmissionScope, op: nn.GeluOp) -> Text:
     s.use("F")
     form = "" if op.exact is not None else ', approximate="tanh"'
     return f"F.gelu({s.operand(op.x)}{form})"
 
 
-def _gelu_grad(s: Scope, op: nn.GeluGradOp) -> Text:
+def _gelu_grad(s: EmissionScope, op: nn.GeluGradOp) -> Text:
     form = "" if op.exact is not None else ', approximate="tanh"'
     return _grad("gelu_backward", form)(s, op)
 

@@ -2,20 +2,20 @@
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.indexing import rows
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import axis_of
 
 
-def _take_along_axis(s: Scope, op: nn.TakeAlongAxisOp) -> Text:
+def _take_along_axis(s: EmissionScope, op: nn.TakeAlongAxisOp) -> Text:
     s.use("ops")
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.x)))
     where = f"{axis}, {rows(s, op.x, axis)}"
     return f"ops.take_along_axis({s.operand(op.x)}, {s.operand(op.ids)}, {where})"
 
 
-def _scatter_add(s: Scope, op: nn.ScatterAddOp) -> Text:
+def _scatter_add(s: EmissionScope, op: nn.ScatterAddOp) -> Text:
     s.use("ops")
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.out)))
     where = f"{axis}, {s.size(op.out, axis)}, {rows(s, op.out, axis)}"

@@ -6,12 +6,12 @@ from math import isnan
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.literals import number_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.common import infix, method
 from shardir.dialects import nn
 
 
-def _mul(s: Scope, op: nn.MulOp) -> Text:
+def _mul(s: EmissionScope, op: nn.MulOp) -> Text:
     """A scalar is written after the tensor."""
     x, y = op.operands
     if s.scalar(x) is not None and s.scalar(y) is None:
@@ -21,15 +21,15 @@ def _mul(s: Scope, op: nn.MulOp) -> Text:
     return f"{s.operand(x)} * {s.scalar(y) or s.operand(y)}"
 
 
-def _div(s: Scope, op: nn.DivOp) -> Text:
+def _div(s: EmissionScope, op: nn.DivOp) -> Text:
     """torch reads `number / x` as number times the reciprocal, which rounds twice."""
     if s.scalar(op.lhs) == "1.0":
         return f"{s.operand(op.rhs)}.reciprocal()"
     return f"{s.operand(op.lhs)} / {s.scalar(op.rhs) or s.operand(op.rhs)}"
 
 
-def _extreme(call: str, bound: str) -> Callable[[Scope, Operation], Text]:
-    def entry(s: Scope, op: Operation) -> Text:
+def _extreme(call: str, bound: str) -> Callable[[EmissionScope, Operation], Text]:
+    def entry(s: EmissionScope, op: Operation) -> Text:
         lhs, rhs = op.operands
         for x, y in ((lhs, rhs), (rhs, lhs)):
             number = s.number(y)
@@ -40,12 +40,12 @@ def _extreme(call: str, bound: str) -> Callable[[Scope, Operation], Text]:
     return entry
 
 
-def _lerp(s: Scope, op: nn.LerpOp) -> Text:
+def _lerp(s: EmissionScope, op: nn.LerpOp) -> Text:
     weight = s.scalar(op.weight) or s.operand(op.weight)
     return f"torch.lerp({s.operand(op.lhs)}, {s.operand(op.rhs)}, {weight})"
 
 
-def _neg(s: Scope, op: nn.NegOp) -> Text:
+def _neg(s: EmissionScope, op: nn.NegOp) -> Text:
     return f"-{s.operand(op.x)}"
 
 

@@ -2,12 +2,12 @@
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import float_of
 
 
-def _options(s: Scope, op: nn.AttentionOp | nn.AttentionGradOp) -> list[str]:
+def _options(s: EmissionScope, op: nn.AttentionOp | nn.AttentionGradOp) -> list[str]:
     """The arguments of torch's call. It knows causal attention of all rows, without a mask."""
     masks = [s.operand(op.mask)] if op.mask is not None else []
     out = []
@@ -28,13 +28,13 @@ def _options(s: Scope, op: nn.AttentionOp | nn.AttentionGradOp) -> list[str]:
     return out
 
 
-def _attention(s: Scope, op: nn.AttentionOp) -> Text:
+def _attention(s: EmissionScope, op: nn.AttentionOp) -> Text:
     s.use("F")
     given = [s.operand(v) for v in (op.q, op.k, op.v)]
     return f"F.scaled_dot_product_attention({', '.join([*given, *_options(s, op)])})"
 
 
-def _attention_grad(s: Scope, op: nn.AttentionGradOp) -> Text:
+def _attention_grad(s: EmissionScope, op: nn.AttentionGradOp) -> Text:
     s.use("ops_attention")
     given = [s.operand(v) for v in (op.q, op.k, op.v, op.dy)]
     return f"ops_attention.backward({', '.join([*given, *_options(s, op)])})"

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.names import tuple_text
-from shardir.backend.torch.emit.scope import Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Text
 
 
-def infix(sign: str) -> Callable[[Scope, Operation], Text]:
-    def entry(s: Scope, op: Operation) -> Text:
+def infix(sign: str) -> Callable[[EmissionScope, Operation], Text]:
+    def entry(s: EmissionScope, op: Operation) -> Text:
         x, y = op.operands
         if (number := s.scalar(y)) is not None:
             return f"{s.operand(x)} {sign} {number}"
@@ -20,7 +20,7 @@ def infix(sign: str) -> Callable[[Scope, Operation], Text]:
     return entry
 
 
-def method(name: str) -> Callable[[Scope, Operation], Text]:
+def method(name: str) -> Callable[[EmissionScope, Operation], Text]:
     return lambda s, op: f"{s.operand(op.operands[0])}.{name}()"
 
 
@@ -28,7 +28,7 @@ def ints(values: Sequence[int]) -> str:
     return tuple_text(list(map(str, values)))
 
 
-def narrow(s: Scope, text: str, out: SSAValue, dims: Sequence[int]) -> str:
+def narrow(s: EmissionScope, text: str, out: SSAValue, dims: Sequence[int]) -> str:
     """This rank's shard of a result that is unsharded along `dims`."""
     for d in dims:
         if s.parts(out, d) > 1:

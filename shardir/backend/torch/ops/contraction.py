@@ -3,11 +3,11 @@
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.einsum import contraction
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 
 
-def _contraction(s: Scope, op: nn.Contraction) -> Text:
+def _contraction(s: EmissionScope, op: nn.Contraction) -> Text:
     x, y, z = op.letters
     sizes = {c: s.size(op.out, d) for d, c in enumerate(z)}
     made = s.operand(op.lhs), s.operand(op.rhs)

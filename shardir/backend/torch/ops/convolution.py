@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.names import tuple_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.convolution import Convolving, groups_of
 from shardir.dialects.nn.windows import SPATIAL, Slide
@@ -31,7 +31,7 @@ def slide_texts(found: Sequence[Slide]) -> list[str]:
     ]
 
 
-def is_direct_call(s: Scope, found: Sequence[Slide], *values: SSAValue) -> bool:
+def is_direct_call(s: EmissionScope, found: Sequence[Slide], *values: SSAValue) -> bool:
     """Whether torch's own call computes it: padding is equal on both sides, no shard is empty, and
     no dimension is one of windows."""
     rows = s.shape_of(values[0])[SPATIAL:]
@@ -58,7 +58,7 @@ def options(found: Sequence[Slide], groups: str = "1") -> str:
     return "".join(f", {t}" for t in [*texts, *([f"groups={groups}"] if groups != "1" else [])])
 
 
-def _groups(s: Scope, op: Convolving) -> str:
+def _groups(s: EmissionScope, op: Convolving) -> str:
     """The groups of which this rank has channels."""
     x, w, _ = op.ends(op.operands, op.results)
     if groups_of(s.global_shape(x), s.global_shape(w)) == 1:
@@ -68,7 +68,7 @@ def _groups(s: Scope, op: Convolving) -> str:
     return str(s.shape_of(x)[1] // s.shape_of(w)[1])
 
 
-def _conv(s: Scope, op: nn.ConvOp) -> Text:
+def _conv(s: EmissionScope, op: nn.ConvOp) -> Text:
     found, groups = op.slides(), _groups(s, op)
     operands = f"{s.operand(op.x)}, {s.operand(op.weight)}"
     if is_direct_call(s, found, op.x, op.weight):
@@ -78,8 +78,8 @@ def _conv(s: Scope, op: nn.ConvOp) -> Text:
     return f"sliding.conv({operands}, {', '.join(slide_texts(found))}, {groups})"
 
 
-def _helper(name: str) -> Callable[[Scope, Convolving], Text]:
-    def entry(s: Scope, op: Convolving) -> Text:
+def _helper(name: str) -> Callable[[EmissionScope, Convolving], Text]:
+    def entry(s: EmissionScope, op: Convolving) -> Text:
         s.use("sliding")
         given = [*(s.operand(v) for v in op.operands), tuple_text(s.sizes(op.results[0]))]
         given += [*slide_texts(op.slides()), _groups(s, op)]

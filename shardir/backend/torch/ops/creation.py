@@ -4,13 +4,13 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.literals import number_text
 from shardir.backend.torch.emit.names import axes_text, tuple_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.creation import dense_values
 from shardir.dialects.nn.properties import axis_of
 
 
-def _constant(s: Scope, op: nn.ConstantOp) -> Text:
+def _constant(s: EmissionScope, op: nn.ConstantOp) -> Text:
     values = dense_values(op.value)
     element, flat = s.element(op.out), values.reshape(-1)
     if not flat.size:
@@ -31,7 +31,7 @@ def _constant(s: Scope, op: nn.ConstantOp) -> Text:
     return f"ops.constant({given}, {part_text(s, op.out)})"
 
 
-def _iota(s: Scope, op: nn.IotaOp) -> Text:
+def _iota(s: EmissionScope, op: nn.IotaOp) -> Text:
     """Counted in one dimension; the others only repeat it."""
     sizes = s.sizes(op.out)
     dim = axis_of(op.properties, "dim", len(sizes))
@@ -47,7 +47,7 @@ def _iota(s: Scope, op: nn.IotaOp) -> Text:
     return f"{text}.view({tuple_text(column)}).expand({tuple_text(sizes)})"
 
 
-def part_text(s: Scope, v: SSAValue) -> str:
+def part_text(s: EmissionScope, v: SSAValue) -> str:
     """The rows [start, stop) of each dimension of a value that this rank holds."""
     bounds = []
     for d, n in enumerate(s.global_shape(v)):

@@ -2,11 +2,11 @@
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 
 
-def _cross_entropy(s: Scope, op: nn.CrossEntropyOp) -> Text:
+def _cross_entropy(s: EmissionScope, op: nn.CrossEntropyOp) -> Text:
     s.use("F")
     s.use("ops")
     logits, labels = s.operand(op.logits), s.operand(op.labels)
@@ -23,7 +23,7 @@ def _cross_entropy(s: Scope, op: nn.CrossEntropyOp) -> Text:
     return f"F.cross_entropy({flat}{options}).view({labels}.shape)"
 
 
-def _cross_entropy_grad(s: Scope, op: nn.CrossEntropyGradOp) -> Text:
+def _cross_entropy_grad(s: EmissionScope, op: nn.CrossEntropyGradOp) -> Text:
     s.use("ops")
     given = ", ".join(s.operand(v) for v in op.operands)
     ignore, share = op.options()

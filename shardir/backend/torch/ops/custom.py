@@ -9,7 +9,7 @@ from math import isfinite
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.names import RESERVED, literal, tuple_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.runtime import RUNTIME_FILES
 from shardir.diagnostics import Failure
 from shardir.dialects import nn
@@ -28,7 +28,7 @@ def value_text(value: Value) -> str:
     return repr(value) if isfinite(value) else f'float("{value}")'
 
 
-def _custom(s: Scope, op: nn.CustomOp) -> Text:
+def _custom(s: EmissionScope, op: nn.CustomOp) -> Text:
     if (found := op.custom.function) is None:
         raise Failure.at(op, str(op.lacks("function in torch", 'torch="module:function"')))
     module, function = found

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import axis_of
 
 
-def _arg(call: str) -> Callable[[Scope, Operation], Text]:
-    def entry(s: Scope, op: Operation) -> Text:
+def _arg(call: str) -> Callable[[EmissionScope, Operation], Text]:
+    def entry(s: EmissionScope, op: Operation) -> Text:
         (x,) = op.operands
         axis = axis_of(op.properties, "axis", len(s.shape_of(x)))
         keep = ", keepdim=True" if "keep" in op.properties else ""

@@ -3,17 +3,17 @@
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.names import tuple_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import axis_of
 
 
-def rows(s: Scope, v: SSAValue, dim: int) -> str:
+def rows(s: EmissionScope, v: SSAValue, dim: int) -> str:
     """The first row of a dimension here, and how many it has in all."""
     return f"{s.start(v, dim)}, {s.global_shape(v)[dim]}"
 
 
-def _gather(s: Scope, op: nn.GatherOp) -> Text:
+def _gather(s: EmissionScope, op: nn.GatherOp) -> Text:
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.table)))
     table, ids = s.operand(op.table), s.operand(op.ids)
     total = s.global_shape(op.table)[axis]
@@ -24,7 +24,7 @@ def _gather(s: Scope, op: nn.GatherOp) -> Text:
     return f"ops.take({table}, {ids}, {axis}, {rows(s, op.table, axis)})"
 
 
-def _gather_grad(s: Scope, op: nn.GatherGradOp) -> Text:
+def _gather_grad(s: EmissionScope, op: nn.GatherGradOp) -> Text:
     s.use("ops")
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.out)))
     shape = tuple_text(s.sizes(op.out))
@@ -34,20 +34,20 @@ def _gather_grad(s: Scope, op: nn.GatherGradOp) -> Text:
     )
 
 
-def _pick(s: Scope, op: nn.PickOp) -> Text:
+def _pick(s: EmissionScope, op: nn.PickOp) -> Text:
     s.use("ops")
     last = len(s.shape_of(op.x)) - 1
     return f"ops.pick({s.operand(op.x)}, {s.operand(op.ids)}, {rows(s, op.x, last)})"
 
 
-def _pick_grad(s: Scope, op: nn.PickGradOp) -> Text:
+def _pick_grad(s: EmissionScope, op: nn.PickGradOp) -> Text:
     s.use("ops")
     last = len(s.shape_of(op.out)) - 1
     where = f"{s.size(op.out, last)}, {rows(s, op.out, last)}"
     return f"ops.pick_grad({s.operand(op.ids)}, {s.operand(op.dy)}, {where})"
 
 
-def _one_hot(s: Scope, op: nn.OneHotOp) -> Text:
+def _one_hot(s: EmissionScope, op: nn.OneHotOp) -> Text:
     s.use("ops")
     last = len(s.shape_of(op.out)) - 1
     where = f"{s.size(op.out, last)}, {rows(s, op.out, last)}"

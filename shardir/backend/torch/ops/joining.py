@@ -5,14 +5,14 @@ from collections.abc import Callable
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.names import tuple_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.common import ints, narrow
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import axis_of
 
 
-def _joined(call: str) -> Callable[[Scope, nn.ConcatOp | nn.StackOp], Text]:
-    def entry(s: Scope, op: nn.ConcatOp | nn.StackOp) -> Text:
+def _joined(call: str) -> Callable[[EmissionScope, nn.ConcatOp | nn.StackOp], Text]:
+    def entry(s: EmissionScope, op: nn.ConcatOp | nn.StackOp) -> Text:
         axis = axis_of(op.properties, "axis", len(s.shape_of(op.out)))
         given = ", ".join(s.operand(x) for x in op.xs)
         return narrow(s, f"torch.{call}(({given},), {axis})", op.out, [axis])
@@ -20,7 +20,7 @@ def _joined(call: str) -> Callable[[Scope, nn.ConcatOp | nn.StackOp], Text]:
     return entry
 
 
-def _split(s: Scope, op: nn.SplitOp) -> Text:
+def _split(s: EmissionScope, op: nn.SplitOp) -> Text:
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.x)))
     text = f"{s.operand(op.x)}.split({ints(op.sizes.data)}, {axis})"
     if all(s.parts(out, axis) == 1 for out in op.outs):

@@ -2,18 +2,18 @@
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.common import infix, method
 from shardir.dialects import nn
 
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
-def _compare(s: Scope, op: nn.CompareOp) -> Text:
+def _compare(s: EmissionScope, op: nn.CompareOp) -> Text:
     return infix(_SIGNS[op.how.data])(s, op)
 
 
-def _not(s: Scope, op: nn.NotOp) -> Text:
+def _not(s: EmissionScope, op: nn.NotOp) -> Text:
     return f"~{s.operand(op.x)}"
 
 

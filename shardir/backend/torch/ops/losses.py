@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 
 
-def _per_element(call: str) -> Callable[[Scope, Operation], Text]:
-    def entry(s: Scope, op: Operation) -> Text:
+def _per_element(call: str) -> Callable[[EmissionScope, Operation], Text]:
+    def entry(s: EmissionScope, op: Operation) -> Text:
         s.use("F")
         x, y = (s.operand(v) for v in op.operands)
         if s.shape_of(op.operands[1]) != s.shape_of(op.results[0]):  # torch wants one shape

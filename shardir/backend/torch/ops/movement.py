@@ -6,18 +6,18 @@ rank's shard.
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.common import ints, narrow
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import axis_of, dims_of
 
 
-def _flip(s: Scope, op: nn.FlipOp) -> Text:
+def _flip(s: EmissionScope, op: nn.FlipOp) -> Text:
     dims = dims_of(op.properties, "dims", len(s.shape_of(op.x)))
     return narrow(s, f"{s.operand(op.x)}.flip({ints(dims)})", op.out, dims)
 
 
-def _roll(s: Scope, op: nn.RollOp) -> Text:
+def _roll(s: EmissionScope, op: nn.RollOp) -> Text:
     dims = list(op.rows(s.global_shape(op.x), op.properties))
     shifts = [op.shifts.data[d] for d in dims]
     if not dims:
@@ -26,12 +26,12 @@ def _roll(s: Scope, op: nn.RollOp) -> Text:
     return narrow(s, text, op.out, dims)
 
 
-def _tile(s: Scope, op: nn.TileOp) -> Text:
+def _tile(s: EmissionScope, op: nn.TileOp) -> Text:
     text = f"{s.operand(op.x)}.repeat({ints(op.repeats.data)})"
     return narrow(s, text, op.out, list(op.rows(s.global_shape(op.x), op.properties)))
 
 
-def _repeat_interleave(s: Scope, op: nn.RepeatInterleaveOp) -> Text:
+def _repeat_interleave(s: EmissionScope, op: nn.RepeatInterleaveOp) -> Text:
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.x)))
     repeats = op.repeats.value.data
     text = f"{s.operand(op.x)}.repeat_interleave({repeats}, {axis})"

@@ -2,7 +2,7 @@
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.convolution import (
     is_direct_call,
     numbers,
@@ -12,7 +12,7 @@ from shardir.backend.torch.ops.convolution import (
 from shardir.dialects import nn
 
 
-def _max_pool(s: Scope, op: nn.MaxPoolOp) -> Text:
+def _max_pool(s: EmissionScope, op: nn.MaxPoolOp) -> Text:
     found, x = op.slides(), s.operand(op.x)
     kernel, (stride, padding, _) = numbers(op.window.data), slide_texts(found)
     if is_direct_call(s, found, op.x):
@@ -26,7 +26,7 @@ def _max_pool(s: Scope, op: nn.MaxPoolOp) -> Text:
     return f"sliding.max_pool({x}, {kernel}, {stride}, {padding})"
 
 
-def _max_pool_grad(s: Scope, op: nn.MaxPoolGradOp) -> Text:
+def _max_pool_grad(s: EmissionScope, op: nn.MaxPoolGradOp) -> Text:
     s.use("sliding")
     stride, padding, _ = slide_texts(op.slides())
     given = [*(s.operand(v) for v in op.operands), numbers(op.window.data), stride, padding]

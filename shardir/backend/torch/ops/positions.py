@@ -2,12 +2,12 @@
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import float_of
 
 
-def _rotary(s: Scope, op: nn.RotaryOp) -> Text:
+def _rotary(s: EmissionScope, op: nn.RotaryOp) -> Text:
     s.use("ops_positions")
     given = [s.operand(op.x), s.operand(op.positions), repr(float_of(op, "base"))]
     given += ["interleaved=True"] if op.pairing.data == "interleaved" else []
@@ -15,7 +15,7 @@ def _rotary(s: Scope, op: nn.RotaryOp) -> Text:
     return f"ops_positions.rotary({', '.join(given)})"
 
 
-def _sinusoid(s: Scope, op: nn.SinusoidOp) -> Text:
+def _sinusoid(s: EmissionScope, op: nn.SinusoidOp) -> Text:
     s.use("ops_positions")
     last = len(s.shape_of(op.out)) - 1
     given = [s.operand(op.positions), s.start(op.out, last), s.size(op.out, last)]

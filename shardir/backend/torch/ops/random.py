@@ -3,13 +3,13 @@
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.names import literal, tuple_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.creation import part_text
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import float_of, int_of
 
 
-def _random(s: Scope, op: nn.RandomOp) -> Text:
+def _random(s: EmissionScope, op: nn.RandomOp) -> Text:
     s.use("ops_random")
     how = op.distribution
     params = ", ".join(f"{literal(n)}: {x!r}" for n, x in how.values.items())
@@ -20,7 +20,7 @@ def _random(s: Scope, op: nn.RandomOp) -> Text:
     )
 
 
-def _dropout(s: Scope, op: nn.DropoutOp) -> Text:
+def _dropout(s: EmissionScope, op: nn.DropoutOp) -> Text:
     p = float_of(op, "p")
     if p == 0:
         return op.x

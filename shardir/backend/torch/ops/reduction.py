@@ -5,12 +5,12 @@ from math import prod
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.names import tuple_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import dims_of
 
 
-def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
+def _reduce(s: EmissionScope, op: nn.ReduceOp) -> Text:
     """A mean over a split dimension is a partial sum, divided by the number of all elements."""
     dims = dims_of(op.properties, "dims", len(s.shape_of(op.x)))
     if not dims:
@@ -44,7 +44,7 @@ def _reduce(s: Scope, op: nn.ReduceOp) -> Text:
     return f"{x}.sum({at}{''.join(tail)}) / {total}"
 
 
-def _prod(s: Scope, op: nn.ReduceOp, dims: tuple[int, ...]) -> str:
+def _prod(s: EmissionScope, op: nn.ReduceOp, dims: tuple[int, ...]) -> str:
     """torch multiplies along one dimension, or all: the last comes first, so that the numbers of
     the others stay."""
     typed = [] if s.is_float(op.x) else [f"dtype={s.dtype(op.x)}"]

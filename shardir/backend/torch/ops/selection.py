@@ -5,30 +5,30 @@ from collections.abc import Callable
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.literals import number_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import float_of, int_of
 
 
-def _clamp(s: Scope, op: nn.ClampOp) -> Text:
+def _clamp(s: EmissionScope, op: nn.ClampOp) -> Text:
     ends = [f"{n}={_number(s, op, n)}" for n in ("min", "max") if n in op.properties]
     return f"{s.operand(op.x)}.clamp({', '.join(ends)})"
 
 
-def _nan_to_num(s: Scope, op: nn.NanToNumOp) -> Text:
+def _nan_to_num(s: EmissionScope, op: nn.NanToNumOp) -> Text:
     given = ", ".join(f"{n}={_number(s, op, n)}" for n in ("nan", "posinf", "neginf"))
     return f"{s.operand(op.x)}.nan_to_num({given})"
 
 
-def _number(s: Scope, op: Operation, name: str) -> str:
+def _number(s: EmissionScope, op: Operation, name: str) -> str:
     """A number that is a property, as the result's type holds it."""
     return number_text(float_of(op, name), s.element(op.results[0]))
 
 
-def _triangle(call: str) -> Callable[[Scope, nn.Triangle], Text]:
+def _triangle(call: str) -> Callable[[EmissionScope, nn.Triangle], Text]:
     """The diagonal of a shard is that of the global matrix, from its first row and column."""
 
-    def entry(s: Scope, op: nn.Triangle) -> Text:
+    def entry(s: EmissionScope, op: nn.Triangle) -> Text:
         rank = len(s.shape_of(op.x))
         text = str(int_of(op.properties, "diagonal"))
         if (row := s.start(op.x, rank - 2)) != "0":
@@ -40,7 +40,7 @@ def _triangle(call: str) -> Callable[[Scope, nn.Triangle], Text]:
     return entry
 
 
-def _select(s: Scope, op: nn.SelectOp) -> Text:
+def _select(s: EmissionScope, op: nn.SelectOp) -> Text:
     """One of the two may be a literal: its type is then that of the other. A selection that retains
     a parameter or state is written into its memory."""
     condition = s.operand(op.condition)
@@ -53,13 +53,13 @@ def _select(s: Scope, op: nn.SelectOp) -> Text:
     return f"torch.where({condition}, {x or s.operand(op.lhs)}, {y or s.operand(op.rhs)})"
 
 
-def _convert(s: Scope, op: nn.ConvertOp) -> Text:
+def _convert(s: EmissionScope, op: nn.ConvertOp) -> Text:
     if s.dtype(op.x) == s.dtype(op.out):
         return op.x
     return f"{s.operand(op.x)}.to({s.dtype(op.out)})"
 
 
-def _stop_gradient(s: Scope, op: nn.StopGradientOp) -> Text:
+def _stop_gradient(s: EmissionScope, op: nn.StopGradientOp) -> Text:
     return op.x
 
 

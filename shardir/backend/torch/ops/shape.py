@@ -3,12 +3,12 @@
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.names import tuple_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import dims_of
 
 
-def _reshape(s: Scope, op: nn.ReshapeOp) -> Text:
+def _reshape(s: EmissionScope, op: nn.ReshapeOp) -> Text:
     if s.shape_of(op.x) == s.shape_of(op.out) and s.global_shape(op.x) == s.global_shape(op.out):
         return op.x
     x = s.operand(op.x)
@@ -20,7 +20,7 @@ def _reshape(s: Scope, op: nn.ReshapeOp) -> Text:
     return f"{x}.reshape({tuple_text(sizes)})" if sizes else f"{x}.reshape(())"
 
 
-def _transpose(s: Scope, op: nn.TransposeOp) -> Text:
+def _transpose(s: EmissionScope, op: nn.TransposeOp) -> Text:
     rank = len(s.shape_of(op.x))
     perm = dims_of(op.properties, "perm", rank)
     moved = [d for d in range(rank) if perm[d] != d]
@@ -34,7 +34,7 @@ def _transpose(s: Scope, op: nn.TransposeOp) -> Text:
     return f"{x}.permute({tuple_text(list(map(str, perm)))})"
 
 
-def _broadcast(s: Scope, op: nn.BroadcastOp) -> Text:
+def _broadcast(s: EmissionScope, op: nn.BroadcastOp) -> Text:
     rank = len(s.shape_of(op.out))
     dims = dims_of(op.properties, "dims", rank)
     sizes = s.sizes(op.out)

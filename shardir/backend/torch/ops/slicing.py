@@ -3,12 +3,12 @@
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.literals import number_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.common import ints, narrow
 from shardir.dialects import nn
 
 
-def _slice(s: Scope, op: nn.SliceOp) -> Text:
+def _slice(s: EmissionScope, op: nn.SliceOp) -> Text:
     bounds = op.bounds(s.global_shape(op.x), op.properties)
     changed = list(op.rows(s.global_shape(op.x), op.properties))
     if not changed:
@@ -31,7 +31,7 @@ def _slice(s: Scope, op: nn.SliceOp) -> Text:
     return narrow(s, text, op.out, changed)
 
 
-def _pad(s: Scope, op: nn.PadOp) -> Text:
+def _pad(s: EmissionScope, op: nn.PadOp) -> Text:
     changed = list(op.rows(s.global_shape(op.x), op.properties))
     if not changed:
         return op.x

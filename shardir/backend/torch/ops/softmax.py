@@ -4,21 +4,21 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import axis_of
 
 
-def _row(call: str) -> Callable[[Scope, Operation], Text]:
-    def entry(s: Scope, op: Operation) -> Text:
+def _row(call: str) -> Callable[[EmissionScope, Operation], Text]:
+    def entry(s: EmissionScope, op: Operation) -> Text:
         (x,) = op.operands
         return f"{s.operand(x)}.{call}({axis_of(op.properties, 'axis', len(s.shape_of(x)))})"
 
     return entry
 
 
-def _row_grad(call: str) -> Callable[[Scope, Operation], Text]:
-    def entry(s: Scope, op: Operation) -> Text:
+def _row_grad(call: str) -> Callable[[EmissionScope, Operation], Text]:
+    def entry(s: EmissionScope, op: Operation) -> Text:
         s.use("aten")
         y, dy = op.operands
         axis = axis_of(op.properties, "axis", len(s.shape_of(y)))

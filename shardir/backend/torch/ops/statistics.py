@@ -5,13 +5,13 @@ from collections.abc import Callable
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.names import tuple_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import int_of
 
 
-def _spread(call: str) -> Callable[[Scope, nn.OverDims], Text]:
-    def entry(s: Scope, op: nn.OverDims) -> Text:
+def _spread(call: str) -> Callable[[EmissionScope, nn.OverDims], Text]:
+    def entry(s: EmissionScope, op: nn.OverDims) -> Text:
         if not any(s.may_be_empty(op.x, d) for d in range(len(s.shape_of(op.x)))):
             return _statistic(call)(s, op)
         s.use("ops")
@@ -23,8 +23,8 @@ def _spread(call: str) -> Callable[[Scope, nn.OverDims], Text]:
     return entry
 
 
-def _statistic(call: str) -> Callable[[Scope, nn.OverDims], Text]:
-    def entry(s: Scope, op: nn.OverDims) -> Text:
+def _statistic(call: str) -> Callable[[EmissionScope, nn.OverDims], Text]:
+    def entry(s: EmissionScope, op: nn.OverDims) -> Text:
         dims, _ = op.where()
         given = [str(dims[0]) if len(dims) == 1 else tuple_text(list(map(str, dims)))]
         if "correction" in op.properties:

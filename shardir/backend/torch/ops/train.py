@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import train
 from shardir.dialects.nn.properties import float_of
 
 
-def _mark(text: str) -> Callable[[Scope, Operation], Text]:
+def _mark(text: str) -> Callable[[EmissionScope, Operation], Text]:
     return lambda s, op: s.head(text)
 
 
-def _own(s: Scope, op: Operation, new: OpResult, old: SSAValue) -> str:
+def _own(s: EmissionScope, op: Operation, new: OpResult, old: SSAValue) -> str:
     """The variable of a parameter or state, which becomes the new one."""
     name = s.operand(old)
     if s.may_update(old, op):
@@ -29,14 +29,14 @@ def _own(s: Scope, op: Operation, new: OpResult, old: SSAValue) -> str:
     return made
 
 
-def _decayed(s: Scope, op: train.Update) -> str:
+def _decayed(s: EmissionScope, op: train.Update) -> str:
     """The gradient and the decay of the weight."""
     w, g = map(s.operand, op.operands[:2])
     decay = float_of(op, "weight_decay")
     return f"{g}.add({w}, alpha={decay!r})" if decay else g
 
 
-def _number(s: Scope, number: SSAValue, beside: SSAValue) -> str:
+def _number(s: EmissionScope, number: SSAValue, beside: SSAValue) -> str:
     """A number in double precision beside a tensor, whose type the result is to have: torch gives
     it that type unless the tensor is a scalar too."""
     if (text := s.scalar(number)) is not None:
@@ -45,7 +45,7 @@ def _number(s: Scope, number: SSAValue, beside: SSAValue) -> str:
     return s.operand(number) if typed else f"{s.operand(number)}.to({s.dtype(beside)})"
 
 
-def _less(s: Scope, w: str, op: train.SgdOp | train.WithVelocity, step: str) -> None:
+def _less(s: EmissionScope, w: str, op: train.SgdOp | train.WithVelocity, step: str) -> None:
     """w -= lr step"""
     if (rate := s.scalar(op.lr)) is not None:
         s.line(f"{w}.sub_({step}, alpha={rate})")
@@ -53,13 +53,13 @@ def _less(s: Scope, w: str, op: train.SgdOp | train.WithVelocity, step: str) -> 
         s.line(f"{w}.sub_({_number(s, op.lr, op.w)} * {step})")
 
 
-def _sgd(s: Scope, op: train.SgdOp) -> Text:
+def _sgd(s: EmissionScope, op: train.SgdOp) -> Text:
     g = _decayed(s, op)
     _less(s, _own(s, op, op.new_w, op.w), op, g)
     return None
 
 
-def _momentum(s: Scope, op: train.MomentumOp) -> Text:
+def _momentum(s: EmissionScope, op: train.MomentumOp) -> Text:
     factor, decay = float_of(op, "momentum"), float_of(op, "weight_decay")
     tail = f".add_({s.operand(op.w)}, alpha={decay!r})" if decay else ""
     v, w = _own(s, op, op.new_v, op.v), _own(s, op, op.new_w, op.w)
@@ -68,7 +68,7 @@ def _momentum(s: Scope, op: train.MomentumOp) -> Text:
     return None
 
 
-def _nesterov(s: Scope, op: train.NesterovOp) -> Text:
+def _nesterov(s: EmissionScope, op: train.NesterovOp) -> Text:
     factor = float_of(op, "momentum")
     g, temporary = _held(s, op)
     v, w = _own(s, op, op.new_v, op.v), _own(s, op, op.new_w, op.w)
@@ -77,7 +77,7 @@ def _nesterov(s: Scope, op: train.NesterovOp) -> Text:
     return _released(s, temporary)
 
 
-def _lars(s: Scope, op: train.LarsOp) -> Text:
+def _lars(s: EmissionScope, op: train.LarsOp) -> Text:
     g = _decayed(s, op)
     v, w = _own(s, op, op.new_v, op.v), _own(s, op, op.new_w, op.w)
     s.line(f"{v}.mul_({float_of(op, 'momentum')!r}).add_({_number(s, op.lr, op.w)} * {g})")
@@ -85,7 +85,7 @@ def _lars(s: Scope, op: train.LarsOp) -> Text:
     return None
 
 
-def _moments(s: Scope, op: train.Adams | train.LambDirectionOp, g: str) -> tuple[str, str]:
+def _moments(s: EmissionScope, op: train.Adams | train.LambDirectionOp, g: str) -> tuple[str, str]:
     """The variables of the new moments, brought up to date."""
     beta1, beta2 = float_of(op, "beta1"), float_of(op, "beta2")
     m, v = _own(s, op, op.new_m, op.m), _own(s, op, op.new_v, op.v)
@@ -94,19 +94,19 @@ def _moments(s: Scope, op: train.Adams | train.LambDirectionOp, g: str) -> tuple
     return m, v
 
 
-def _root(s: Scope, op: train.Adams | train.LambDirectionOp, v: str) -> str:
+def _root(s: EmissionScope, op: train.Adams | train.LambDirectionOp, v: str) -> str:
     correction = _number(s, op.correction2, op.w)
     return f"({v} / {correction}).sqrt_().add_({float_of(op, 'eps')!r})"
 
 
-def _adam(s: Scope, op: train.AdamOp) -> Text:
+def _adam(s: EmissionScope, op: train.AdamOp) -> Text:
     g, temporary = _held(s, op)
     m, v = _moments(s, op, g)
     _step(s, op, _own(s, op, op.new_w, op.w), m, v)
     return _released(s, temporary)
 
 
-def _adamw(s: Scope, op: train.AdamWOp) -> Text:
+def _adamw(s: EmissionScope, op: train.AdamWOp) -> Text:
     w, decay = _own(s, op, op.new_w, op.w), float_of(op, "weight_decay")
     if decay:
         s.line(f"{w}.mul_(1 - {decay!r} * {_number(s, op.lr, op.w)})")
@@ -115,7 +115,7 @@ def _adamw(s: Scope, op: train.AdamWOp) -> Text:
     return None
 
 
-def _step(s: Scope, op: train.AdamOp | train.AdamWOp, w: str, m: str, v: str) -> None:
+def _step(s: EmissionScope, op: train.AdamOp | train.AdamWOp, w: str, m: str, v: str) -> None:
     """w -= lr m / (correction1 root)"""
     correction, rate = (_number(s, x, op.w) for x in (op.correction1, op.lr))
     if s.scalar(op.lr) is not None:
@@ -125,7 +125,7 @@ def _step(s: Scope, op: train.AdamOp | train.AdamWOp, w: str, m: str, v: str) ->
     s.line(f"{w}.addcdiv_({m}, {_root(s, op, v)}.mul_({divisor}), value={factor})")
 
 
-def _lamb_direction(s: Scope, op: train.LambDirectionOp) -> Text:
+def _lamb_direction(s: EmissionScope, op: train.LambDirectionOp) -> Text:
     decay = float_of(op, "weight_decay")
     m, v = _moments(s, op, s.operand(op.g))
     made = s.define(op.new_w, op.new_w.name_hint or "direction").name
@@ -136,7 +136,7 @@ def _lamb_direction(s: Scope, op: train.LambDirectionOp) -> Text:
     return None
 
 
-def _held(s: Scope, op: train.Update) -> tuple[str, str | None]:
+def _held(s: EmissionScope, op: train.Update) -> tuple[str, str | None]:
     """The gradient and the decay of the weight, in a variable; that variable if it is new."""
     g = _decayed(s, op)
     if g == s.operand(op.operands[1]):
@@ -146,7 +146,7 @@ def _held(s: Scope, op: train.Update) -> tuple[str, str | None]:
     return name, name
 
 
-def _released(s: Scope, temporary: str | None) -> None:
+def _released(s: EmissionScope, temporary: str | None) -> None:
     if temporary is not None:
         s.line(f"del {temporary}")
 
@@ -154,23 +154,23 @@ def _released(s: Scope, temporary: str | None) -> None:
 # ---- numbers that all parameters share ----
 
 
-def _learning_rate(s: Scope, op: train.LearningRateOp) -> Text:
+def _learning_rate(s: EmissionScope, op: train.LearningRateOp) -> Text:
     s.use("ops")
     numbers = "".join(f", {n}={x!r}" for n, x in op.schedule.values.items())
     return f'ops.learning_rate({s.operand(op.done)}, "{op.schedule.kind}"{numbers})'
 
 
-def _bias_correction(s: Scope, op: train.BiasCorrectionOp) -> Text:
+def _bias_correction(s: EmissionScope, op: train.BiasCorrectionOp) -> Text:
     return f"1 - {float_of(op, 'beta')!r} ** {s.operand(op.step)}.double()"
 
 
-def _trust_ratio(s: Scope, op: train.TrustRatioOp) -> Text:
+def _trust_ratio(s: EmissionScope, op: train.TrustRatioOp) -> Text:
     s.use("ops")
     numbers = f"{float_of(op, 'coefficient')!r}, {float_of(op, 'weight_decay')!r}"
     return f"ops.trust_ratio({s.operand(op.w)}, {s.operand(op.u)}, {numbers})"
 
 
-def _next_loss_scale(s: Scope, op: train.NextLossScaleOp) -> Text:
+def _next_loss_scale(s: EmissionScope, op: train.NextLossScaleOp) -> Text:
     s.use("ops")
     given = ", ".join(map(s.operand, op.operands))
     numbers = f"growth={float_of(op, 'growth')!r}, backoff={float_of(op, 'backoff')!r}"

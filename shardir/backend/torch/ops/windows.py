@@ -2,11 +2,11 @@
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 
 
-def _start(s: Scope, op: nn.UnfoldOp | nn.FoldOp) -> str:
+def _start(s: EmissionScope, op: nn.UnfoldOp | nn.FoldOp) -> str:
     """The row, of those that are here, at which the first window that is here begins."""
     rows, windows = op.ends(op.operands, op.results)
     offset = op.offset.value.data
@@ -15,7 +15,7 @@ def _start(s: Scope, op: nn.UnfoldOp | nn.FoldOp) -> str:
     return f"{s.start(windows, op.at)} * {op.step.value.data} + {offset} - ({s.start(rows, op.at)})"
 
 
-def _unfold(s: Scope, op: nn.UnfoldOp) -> Text:
+def _unfold(s: EmissionScope, op: nn.UnfoldOp) -> Text:
     s.use("windows")
     count, start = s.size(op.out, op.at), _start(s, op)
     lowest = ", lowest=True" if op.lowest is not None else ""
@@ -23,7 +23,7 @@ def _unfold(s: Scope, op: nn.UnfoldOp) -> Text:
     return f"windows.unfold({s.operand(op.x)}, {numbers}{lowest})"
 
 
-def _fold(s: Scope, op: nn.FoldOp) -> Text:
+def _fold(s: EmissionScope, op: nn.FoldOp) -> Text:
     s.use("windows")
     numbers = f"{op.at}, {s.size(op.out, op.at)}, {op.step.value.data}, {_start(s, op)}"
     return f"windows.fold({s.operand(op.x)}, {numbers})"

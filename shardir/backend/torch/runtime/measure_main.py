@@ -26,7 +26,7 @@ import runtime as rt
 import torch
 import torch.distributed as dist
 from runtime_main import Events, Runner, as_rank, start
-from runtime_plan import Function, load_plan
+from runtime_plan import PlanFunction, load_plan
 
 HERE = Path(__file__).parent
 MOST_CALLS = 2000
@@ -36,7 +36,7 @@ TRIES = 3
 class Timed:
     """A function, and how many calls of it make a turn."""
 
-    def __init__(self, program: int, runner: Runner, function: Function, seconds: float):
+    def __init__(self, program: int, runner: Runner, function: PlanFunction, seconds: float):
         self.program, self.runner, self.function = program, runner, function
         self.seconds: list[float] = []
         runner.call(function, 0, check=True)

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 Numbers = Sequence[int]
 
 
-class Slide:
+class SlidingKernel:
     """A kernel that slides over spatial dimensions, without those that are part of the batch."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Slide:
 def conv(
     x: Tensor, weight: Tensor, stride: Numbers, padding: Numbers, dilation: Numbers, groups: int
 ) -> Tensor:
-    s = Slide(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    s = SlidingKernel(x.shape[2:], weight.shape[2:], stride, padding, dilation)
     folded = s.fold(x)
     places = s.places(folded)
     if folded.numel() and weight.numel():
@@ -88,7 +88,7 @@ def conv_transpose(
     """The x-like of `shape`."""
     if not (y.numel() and weight.numel()):
         return y.new_zeros(tuple(shape))
-    s = Slide(y.shape[2:], weight.shape[2:], stride, padding, dilation)
+    s = SlidingKernel(y.shape[2:], weight.shape[2:], stride, padding, dilation)
     folded, kernel = s.fold(y), weight.squeeze(s.still)
     rows = [n for d, n in enumerate(shape) if d >= 2 and d not in s.still]
     bounds = zip(folded.shape[2:], s.stride, s.span, strict=True)
@@ -112,7 +112,7 @@ def conv_weight(
     """The weight-like of `shape`."""
     if not (x.numel() and y.numel()):
         return x.new_zeros(tuple(shape))
-    s = Slide(x.shape[2:], shape[2:], stride, padding, dilation)
+    s = SlidingKernel(x.shape[2:], shape[2:], stride, padding, dilation)
     padded, left = s.padded(s.fold(x))
     kernel = x.new_empty(1).expand((*shape[:2], *s.kernel))  # only its shape is read
     given = s.stride, left, s.dilation, False, [0] * len(left), groups
@@ -126,7 +126,7 @@ def conv_weight(
 
 
 def max_pool(x: Tensor, kernel: Numbers, stride: Numbers, padding: Numbers) -> Tensor:
-    s = Slide(x.shape[2:], kernel, stride, padding, [1] * len(kernel))
+    s = SlidingKernel(x.shape[2:], kernel, stride, padding, [1] * len(kernel))
     folded = s.fold(x)
     if folded.numel():
         padded, left = s.padded(folded, -torch.inf)

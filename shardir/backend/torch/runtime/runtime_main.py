@@ -33,11 +33,11 @@ from runtime_events import Events
 from runtime_files import open_npy, save_npz
 from runtime_plan import (
     START_SECONDS,
-    Argument,
-    Function,
-    Plan,
+    PlanArgument,
     PlanError,
-    Value,
+    PlanFunction,
+    PlanValue,
+    ProgramPlan,
     load_plan,
 )
 from torch import Tensor
@@ -129,7 +129,7 @@ def _behave(options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads or 1)
 
 
-def start(plan: Plan, options: argparse.Namespace) -> rt.Mesh:
+def start(plan: ProgramPlan, options: argparse.Namespace) -> rt.Mesh:
     """Joins the other ranks and makes the process groups, in the same order on all of them."""
     given = os.environ.get("WORLD_SIZE")
     rank = int(os.environ.get("RANK", "0"))
@@ -179,12 +179,12 @@ class Runner:
     """The states of one rank, and the functions that use and change them."""
 
     def __init__(
-        self, plan: Plan, mesh: rt.Mesh, functions: dict, seed: int, events: Events
+        self, plan: ProgramPlan, mesh: rt.Mesh, functions: dict, seed: int, events: Events
     ):  # fmt: skip
         self.plan, self.mesh, self.functions, self.seed = plan, mesh, functions, seed
         self.events = events
         self.states: dict[str, Tensor] = {}
-        self.types: dict[str, Value] = {}  # of the states: how each is split now
+        self.types: dict[str, PlanValue] = {}  # of the states: how each is split now
         self.inputs: dict[tuple, Callable[[int], Tensor]] = {}
         for function in plan.functions:
             for arg in function.args:
@@ -213,7 +213,7 @@ class Runner:
             if self.mesh.rank == 0:
                 save_npz(Path(options.dump), dump)
 
-    def train(self, function: Function, steps: int) -> tuple[list[float], list[Tensor] | None]:
+    def train(self, function: PlanFunction, steps: int) -> tuple[list[float], list[Tensor] | None]:
         """The losses of so many steps, and what the last one returned."""
         place, loss = next(
             (i, r) for i, r in enumerate(function.results) if not r.updates and not r.shape
@@ -241,7 +241,7 @@ class Runner:
         )  # fmt: skip
         return losses, outputs
 
-    def call(self, function: Function, step: int, check: bool) -> list[Tensor]:
+    def call(self, function: PlanFunction, step: int, check: bool) -> list[Tensor]:
         """Runs the program's function on this rank and keeps the states that it returns."""
         args = [
             self.inputs[function.name, arg.name](step) if arg.role == "input" else self._state(arg)
@@ -257,7 +257,7 @@ class Runner:
         self.mesh.wait()
         return outputs
 
-    def _check(self, function: Function, outputs: list[Tensor]) -> None:
+    def _check(self, function: PlanFunction, outputs: list[Tensor]) -> None:
         """Raise PlanError unless the results have the types of the plan: a later error would be
         hard to trace."""
         if len(outputs) != len(function.results):
@@ -274,7 +274,7 @@ class Runner:
                 )
 
     def _results(
-        self, function: Function, outputs: list[Tensor], dump: dict, dumping: Any, report: bool
+        self, function: PlanFunction, outputs: list[Tensor], dump: dict, dumping: Any, report: bool
     ) -> None:
         """Puts results together, where they are small or wanted in a file."""
         for i, (result, output) in enumerate(zip(function.results, outputs, strict=True)):
@@ -293,13 +293,13 @@ class Runner:
 
     # ---- values ----
 
-    def _bounds(self, value: Value) -> list[tuple[int, int]]:
+    def _bounds(self, value: PlanValue) -> list[tuple[int, int]]:
         return rt.local_bounds(self.mesh, value.shape, value.dims)
 
-    def _gathered(self, x: Tensor, value: Value, partial: Any = None) -> Tensor:
+    def _gathered(self, x: Tensor, value: PlanValue, partial: Any = None) -> Tensor:
         return rt.gather_global(self.mesh, x, value.dims, partial, value.shape)
 
-    def _state(self, arg: Argument) -> Tensor:
+    def _state(self, arg: PlanArgument) -> Tensor:
         """The state as this function wants it split; usually it is so already."""
         have = self.types[arg.key]
         if have.dims == arg.dims:
@@ -307,7 +307,7 @@ class Runner:
         full = self._gathered(self.states[arg.key], have)
         return _part(full, self._bounds(arg)).contiguous()
 
-    def _filled(self, arg: Argument) -> Tensor:
+    def _filled(self, arg: PlanArgument) -> Tensor:
         """This rank's part of an initial value: the same numbers on any mesh."""
         kind, bounds = arg.init["kind"], self._bounds(arg)
         if kind == "file":
@@ -317,7 +317,7 @@ class Runner:
         filled = runtime_random.fill(kind, arg.init, arg.shape, bounds, key, DTYPES[arg.dtype])
         return filled.to(self.mesh.device)
 
-    def _input(self, function: Function, arg: Argument) -> Callable[[int], Tensor]:
+    def _input(self, function: PlanFunction, arg: PlanArgument) -> Callable[[int], Tensor]:
         """Makes an input at each step: rows of a file, or the same random numbers each time."""
         if arg.init["kind"] != "file" or function.kind != "step":
             same = self._filled(arg)

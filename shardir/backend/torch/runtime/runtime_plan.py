@@ -74,7 +74,7 @@ class PlanError(Exception):
 
 
 @dataclass(frozen=True)
-class Value:
+class PlanValue:
     """The type of an argument or result: its global shape and what splits it."""
 
     name: str
@@ -84,7 +84,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Argument(Value):
+class PlanArgument(PlanValue):
     """role: input, parameter or state; key: which state, or what an input's numbers hang on."""
 
     role: str
@@ -93,7 +93,7 @@ class Argument(Value):
 
 
 @dataclass(frozen=True)
-class Result(Value):
+class PlanResult(PlanValue):
     """partial: (op, axes) where a reduction is still due; updates: the state that it becomes."""
 
     partial: tuple[str, Axes] | None
@@ -101,7 +101,7 @@ class Result(Value):
 
 
 @dataclass(frozen=True)
-class Function:
+class PlanFunction:
     """A function of the program: python: its name there; kind: `step` or `function`; narrowest:
     the element type of the lowest precision in it."""
 
@@ -109,19 +109,19 @@ class Function:
     python: str
     kind: str
     narrowest: str
-    args: tuple[Argument, ...]
-    results: tuple[Result, ...]
+    args: tuple[PlanArgument, ...]
+    results: tuple[PlanResult, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProgramPlan:
     """The content of plan.json."""
 
     directory: Path
     mesh_name: str
     axes: tuple[tuple[str, int], ...]
     groups: tuple[Axes, ...]
-    functions: tuple[Function, ...]
+    functions: tuple[PlanFunction, ...]
     single: str | None
 
     @property
@@ -134,7 +134,7 @@ class Plan:
         axes = ", ".join(f"{name} = {size}" for name, size in self.axes)
         return f"mesh @{self.mesh_name} <{axes}>"
 
-    def unsplit(self) -> "Plan":
+    def unsplit(self) -> "ProgramPlan":
         """The plan of the same program on one device."""
         functions = tuple(
             replace(
@@ -149,7 +149,7 @@ class Plan:
         return replace(self, axes=(), groups=(), functions=functions)
 
 
-def load_plan(directory: str | Path) -> Plan:
+def load_plan(directory: str | Path) -> ProgramPlan:
     """Reads and checks DIRECTORY/plan.json; PlanError says what is wrong and where."""
     directory = Path(directory)
     if not directory.is_dir():
@@ -220,7 +220,7 @@ def _names(kinds: tuple) -> str:
     return " or ".join(names.get(kind, str(kind)) for kind in kinds)
 
 
-def _plan(top: _Place, directory: Path) -> Plan:
+def _plan(top: _Place, directory: Path) -> ProgramPlan:
     version = top.get("version").value
     if version != 1:
         raise top.fail(f"expected version 1, got {_show(version)}")
@@ -241,7 +241,7 @@ def _plan(top: _Place, directory: Path) -> Plan:
     single = top.get("single", (str, type(None)), default=None)
     if single.value is not None and not (directory / single.value).is_file():
         raise single.fail(f"there is no file {single.value!r}")
-    return Plan(
+    return ProgramPlan(
         directory=directory,
         mesh_name=mesh.get("name", str).value,
         axes=tuple(sizes.items()),
@@ -280,14 +280,16 @@ def _split(place: _Place, sizes: dict[str, int]) -> Axes:
     return Sized(_axes(place.get("axes"), sizes), place.get("sizes").ints(0))
 
 
-def _function(name: str, place: _Place, sizes: dict[str, int], directory: Path) -> Function:
+def _function(name: str, place: _Place, sizes: dict[str, int], directory: Path) -> PlanFunction:
     kind = place.get("kind").one_of(("step", "function"))
     args = []
     for item in place.get("args").items():
         value = _value(item, sizes)
         role = item.get("role").one_of(("input", "parameter", "state"))
         key = item.get("key", str, **({"default": value["name"]} if role == "input" else {}))
-        argument = Argument(**value, role=role, key=key.value, init=item.get("init", dict).value)
+        argument = PlanArgument(
+            **value, role=role, key=key.value, init=item.get("init", dict).value
+        )
         _check_init(item.get("init"), argument, kind, directory)
         args.append(argument)
     results = []
@@ -302,12 +304,12 @@ def _function(name: str, place: _Place, sizes: dict[str, int], directory: Path) 
             raise updates.fail(f"no argument of the function has the state {updates.value!r}")
         if updates.value and due:
             raise partial.fail("a state cannot be partial")
-        results.append(Result(**_value(item, sizes), partial=due, updates=updates.value))
+        results.append(PlanResult(**_value(item, sizes), partial=due, updates=updates.value))
     if kind == "step" and all(r.updates or r.shape for r in results):
         raise place.fail("a step needs a loss: a scalar result without 'updates'")
     narrowest = place.get("narrowest", default="f64").one_of(DTYPES)
     python = place.get("python", str, default=name).value
-    return Function(name, python, kind, narrowest, tuple(args), tuple(results))
+    return PlanFunction(name, python, kind, narrowest, tuple(args), tuple(results))
 
 
 def _value(place: _Place, sizes: dict[str, int]) -> dict[str, Any]:
@@ -326,7 +328,7 @@ def _value(place: _Place, sizes: dict[str, int]) -> dict[str, Any]:
     return {"name": place.get("name", str).value, "shape": shape, "dtype": dtype, "dims": dims}
 
 
-def _check_states(functions: tuple[Function, ...]) -> None:
+def _check_states(functions: tuple[PlanFunction, ...]) -> None:
     """A state has one shape and type, and comes from one initial value, wherever it is used."""
     seen: dict[str, tuple] = {}
     for function in functions:
@@ -342,7 +344,7 @@ def _check_states(functions: tuple[Function, ...]) -> None:
 # ---- initial values --------------------------------------------------------------------------
 
 
-def _check_init(place: _Place, arg: Argument, kind: str, directory: Path) -> None:
+def _check_init(place: _Place, arg: PlanArgument, kind: str, directory: Path) -> None:
     for name, types in _INITS[place.get("kind").one_of(_INITS)].items():
         place.get(name, types)
     init = place.value

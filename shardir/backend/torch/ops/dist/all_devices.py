@@ -3,7 +3,7 @@
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.names import axes_text, joined, literal, tuple_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.dist.comments import (
     explain,
     made_by,
@@ -17,7 +17,7 @@ from shardir.backend.torch.ops.dist.text import call, is_trivial, write_each, wr
 from shardir.dialects import dist
 
 
-def _all_reduce(s: Scope, op: dist.AllReduceOp) -> Text:
+def _all_reduce(s: EmissionScope, op: dist.AllReduceOp) -> Text:
     if is_trivial(s, op):
         return None
     kind = op.reduction.data
@@ -32,7 +32,7 @@ def _all_reduce(s: Scope, op: dist.AllReduceOp) -> Text:
     return None
 
 
-def _reduce_scatter(s: Scope, op: dist.ReduceScatterOp) -> Text:
+def _reduce_scatter(s: EmissionScope, op: dist.ReduceScatterOp) -> Text:
     if is_trivial(s, op):
         return None
     kind, dim = op.reduction.data, op.dim.value.data
@@ -44,7 +44,7 @@ def _reduce_scatter(s: Scope, op: dist.ReduceScatterOp) -> Text:
     return None
 
 
-def _all_gather(s: Scope, op: dist.AllGatherOp) -> Text:
+def _all_gather(s: EmissionScope, op: dist.AllGatherOp) -> Text:
     if is_trivial(s, op):
         return None
     dim = op.dim.value.data
@@ -54,7 +54,7 @@ def _all_gather(s: Scope, op: dist.AllGatherOp) -> Text:
     return None
 
 
-def _slice(s: Scope, op: dist.AllSliceOp) -> Text:
+def _slice(s: EmissionScope, op: dist.AllSliceOp) -> Text:
     if is_trivial(s, op):
         return None
     dim = op.dim.value.data
@@ -67,7 +67,7 @@ def _slice(s: Scope, op: dist.AllSliceOp) -> Text:
     return None
 
 
-def _all_to_all(s: Scope, op: dist.AllToAllOp) -> Text:
+def _all_to_all(s: EmissionScope, op: dist.AllToAllOp) -> Text:
     if is_trivial(s, op):
         return None
     split, concat = op.split.value.data, op.concat.value.data
@@ -80,7 +80,7 @@ def _all_to_all(s: Scope, op: dist.AllToAllOp) -> Text:
     return None
 
 
-def _exchange(s: Scope, op: dist.ExchangeOp) -> Text:
+def _exchange(s: EmissionScope, op: dist.ExchangeOp) -> Text:
     assert s.mesh is not None
     s.use("moves")
     explain(s, op, "exchange", f"{needed_by(op)} {names_of(op)} split otherwise")
@@ -97,7 +97,7 @@ def _exchange(s: Scope, op: dist.ExchangeOp) -> Text:
     return None
 
 
-def _replicated_to_partial(s: Scope, op: dist.ReplicatedToPartialOp) -> Text:
+def _replicated_to_partial(s: EmissionScope, op: dist.ReplicatedToPartialOp) -> Text:
     if is_trivial(s, op):
         return None
     if op.reduction.data != "sum":
@@ -114,7 +114,7 @@ def _replicated_to_partial(s: Scope, op: dist.ReplicatedToPartialOp) -> Text:
     return None
 
 
-def _sharded_to_partial(s: Scope, op: dist.ShardedToPartialOp) -> Text:
+def _sharded_to_partial(s: EmissionScope, op: dist.ShardedToPartialOp) -> Text:
     if is_trivial(s, op):
         return None
     dim = op.dim.value.data
@@ -132,7 +132,7 @@ def _sharded_to_partial(s: Scope, op: dist.ShardedToPartialOp) -> Text:
     return None
 
 
-def _wait(s: Scope, op: dist.WaitOp) -> Text:
+def _wait(s: EmissionScope, op: dist.WaitOp) -> Text:
     assert s.mesh is not None
     if s.mesh.extent(op.started.axes.data) == 1:
         for v, out in zip(op.values, op.outs, strict=True):

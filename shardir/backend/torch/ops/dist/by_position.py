@@ -6,7 +6,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.names import axes_text, size_text, tuple_text
 from shardir.backend.torch.emit.origins import origin
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.dist.comments import (
     explain,
     listed_names,
@@ -23,7 +23,7 @@ from shardir.diagnostics import Failure, coded
 from shardir.dialects import dist
 
 
-def _broadcast(s: Scope, op: dist.BroadcastFromRootOp) -> Text:
+def _broadcast(s: EmissionScope, op: dist.BroadcastFromRootOp) -> Text:
     if is_trivial(s, op):
         return None
     root = op.root.value.data
@@ -32,7 +32,7 @@ def _broadcast(s: Scope, op: dist.BroadcastFromRootOp) -> Text:
     return None
 
 
-def _gather(s: Scope, op: dist.GatherToRootOp) -> Text:
+def _gather(s: EmissionScope, op: dist.GatherToRootOp) -> Text:
     if is_trivial(s, op):
         return None
     dim, root = op.dim.value.data, op.root.value.data
@@ -47,7 +47,7 @@ def _gather(s: Scope, op: dist.GatherToRootOp) -> Text:
     return None
 
 
-def _scatter(s: Scope, op: dist.ScatterFromRootOp) -> Text:
+def _scatter(s: EmissionScope, op: dist.ScatterFromRootOp) -> Text:
     if is_trivial(s, op):
         return None
     dim, root = op.dim.value.data, op.root.value.data
@@ -60,7 +60,7 @@ def _scatter(s: Scope, op: dist.ScatterFromRootOp) -> Text:
     return None
 
 
-def _permute(s: Scope, op: dist.PermuteOp) -> Text:
+def _permute(s: EmissionScope, op: dist.PermuteOp) -> Text:
     ends = zip(op.pairs.data[::2], op.pairs.data[1::2], strict=True)
     pairs = tuple_text([f"({a}, {b})" for a, b in ends])
     explain(s, op, "permute", f"{needed_by(op)} what another rank has")
@@ -74,11 +74,11 @@ def _permute(s: Scope, op: dist.PermuteOp) -> Text:
     return None
 
 
-def _ends(s: Scope, op: dist.SendOp | dist.RecvOp) -> str:
+def _ends(s: EmissionScope, op: dist.SendOp | dist.RecvOp) -> str:
     return f"{op.source.value.data}, {op.target.value.data}, {axes_text(op.axes.data)}"
 
 
-def _send(s: Scope, op: dist.SendOp) -> Text:
+def _send(s: EmissionScope, op: dist.SendOp) -> Text:
     s.pending_sends.setdefault(_ends(s, op), deque()).append(op)
     number = size_text(size_of(op.value))
     ends = f"from position {op.source.value.data} to {op.target.value.data}"
@@ -89,7 +89,7 @@ def _send(s: Scope, op: dist.SendOp) -> Text:
     return None
 
 
-def _recv(s: Scope, op: dist.RecvOp) -> Text:
+def _recv(s: EmissionScope, op: dist.RecvOp) -> Text:
     waiting = s.pending_sends.get(_ends(s, op))
     if not waiting:
         raise Failure.at(

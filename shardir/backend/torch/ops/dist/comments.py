@@ -7,12 +7,12 @@ from xdsl.ir import OpResult, SSAValue
 from shardir.algebra.mesh import Axes
 from shardir.backend.torch.emit.names import size_text
 from shardir.backend.torch.emit.origins import origin
-from shardir.backend.torch.emit.scope import Scope
+from shardir.backend.torch.emit.scope import EmissionScope
 from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
 
 
-def explain(s: Scope, op: dist.CollectiveOp, what: str, reason: str) -> None:
+def explain(s: EmissionScope, op: dist.CollectiveOp, what: str, reason: str) -> None:
     """Write the comment: the collective, its group, the bytes of its message (of the larger of the
     operands and the results on a device), and the reason."""
     pairs = zip(op.values, op.outs, strict=True)
@@ -23,7 +23,7 @@ def explain(s: Scope, op: dist.CollectiveOp, what: str, reason: str) -> None:
     s.left(op)
 
 
-def over(s: Scope, axes: Axes) -> str:
+def over(s: EmissionScope, axes: Axes) -> str:
     assert s.mesh is not None
     names = ", ".join(map(str, axes))
     if s.rank is not None:

@@ -3,13 +3,13 @@
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.names import axes_text
-from shardir.backend.torch.emit.scope import Entry, Scope, Text
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.dist.comments import explain, needed_by
 from shardir.backend.torch.ops.dist.text import write_each
 from shardir.dialects import dist
 
 
-def _windows(s: Scope, op: dist.WindowsOp) -> Text:
+def _windows(s: EmissionScope, op: dist.HaloOp) -> Text:
     assert s.mesh is not None
     s.use("windows")
     away, dim, mesh = isinstance(op, dist.HaloFoldOp), op.dim.value.data, s.mesh

@@ -5,7 +5,7 @@ from functools import lru_cache
 from xdsl.ir import SSAValue
 
 from shardir.algebra.mesh import shard_bounds
-from shardir.backend.torch.emit.scope import Scope
+from shardir.backend.torch.emit.scope import EmissionScope
 from shardir.diagnostics import Failure
 from shardir.dialects import dist
 
@@ -24,7 +24,9 @@ def _nests(total: int, outer: int, inner: int) -> bool:
     return True
 
 
-def check_nesting(s: Scope, op: dist.CollectiveOp, v: SSAValue, dim: int, minor: int) -> None:
+def check_nesting(
+    s: EmissionScope, op: dist.CollectiveOp, v: SSAValue, dim: int, minor: int
+) -> None:
     """Raise Failure where a dimension is split twice and its shards are not nested.
 
     `v` is the value with the finer split; `minor` how many of its axes the collective is over.
@@ -43,14 +45,14 @@ def check_nesting(s: Scope, op: dist.CollectiveOp, v: SSAValue, dim: int, minor:
 
 
 def gathered_size(
-    s: Scope, op: dist.CollectiveOp, v: SSAValue, out: SSAValue, dim: int
+    s: EmissionScope, op: dist.CollectiveOp, v: SSAValue, out: SSAValue, dim: int
 ) -> str | None:
     """The size of a dimension after gathering, where that is not n times the size before."""
     check_nesting(s, op, v, dim, len(op.axes.data))
     return None if s.is_even(v, dim) else s.rows(s.global_shape(out)[dim], s.axes(out, dim))
 
 
-def gathered_sizes(s: Scope, op: dist.CollectiveOp, dim: int) -> str:
+def gathered_sizes(s: EmissionScope, op: dist.CollectiveOp, dim: int) -> str:
     """`, total=...` where a size of the dimension after gathering is not n times that before."""
     totals = [gathered_size(s, op, v, o, dim) for v, o in zip(op.values, op.outs, strict=True)]
     if not any(totals):

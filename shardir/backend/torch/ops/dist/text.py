@@ -5,11 +5,11 @@ from collections.abc import Callable
 from xdsl.ir import SSAValue
 
 from shardir.backend.torch.emit.names import joined, listed
-from shardir.backend.torch.emit.scope import Scope
+from shardir.backend.torch.emit.scope import EmissionScope
 from shardir.dialects import dist
 
 
-def write_fused(s: Scope, op: dist.CollectiveOp, call: str, tail: str) -> None:
+def write_fused(s: EmissionScope, op: dist.CollectiveOp, call: str, tail: str) -> None:
     """`a, b = rt.call(mesh, [a, b], tail)`, over several lines where that is long. One that is
     started returns one object, for which `dist.wait` waits."""
     given = [s.operand(v) for v in op.values]
@@ -36,7 +36,9 @@ def write_fused(s: Scope, op: dist.CollectiveOp, call: str, tail: str) -> None:
     s.lines += [*listed(given, 8), f"    ], {tail})"]
 
 
-def write_each(s: Scope, op: dist.CollectiveOp, text: Callable[[SSAValue, SSAValue], str]) -> None:
+def write_each(
+    s: EmissionScope, op: dist.CollectiveOp, text: Callable[[SSAValue, SSAValue], str]
+) -> None:
     """Write one line per value, for collectives without a common buffer."""
     for v, out in zip(op.values, op.outs, strict=True):
         expression = text(v, out)
@@ -44,7 +46,7 @@ def write_each(s: Scope, op: dist.CollectiveOp, text: Callable[[SSAValue, SSAVal
         s.line(f"{left} = {expression}")
 
 
-def is_trivial(s: Scope, op: dist.CollectiveOp) -> bool:
+def is_trivial(s: EmissionScope, op: dist.CollectiveOp) -> bool:
     """Whether a collective is over one rank; its results then share the operands' variables."""
     if s.mesh is not None and s.mesh.extent(op.axes.data) > 1:
         return False
@@ -54,5 +56,5 @@ def is_trivial(s: Scope, op: dist.CollectiveOp) -> bool:
     return True
 
 
-def call(s: Scope, name: str, v: SSAValue, tail: str) -> str:
+def call(s: EmissionScope, name: str, v: SSAValue, tail: str) -> str:
     return f"rt.{name}(mesh, {s.operand(v)}, {tail})"
