@@ -1,17 +1,19 @@
-"""fuse-communication: small collectives of a kind become one on a flat buffer.
+"""fuse-communication: small collectives of a kind become one on a bucket, a flat buffer.
 
     %a1 = dist.all_reduce <sum> %a over <dp>
     %b1 = dist.all_reduce <sum> %b over <dp>
  -> %a1, %b1 = dist.all_reduce <sum> %a, %b over <dp>
 
-1. Only collectives of one kind, over the same axes, of one element type, go together.
-2. The fused one stands where the last of them stood, and before the first use of any result.
-3. Collectives with a `fusion` index go with those of the same index, whatever their size; the
-   others fill buffers of `max_bytes` (0: none of them are fused).
-4. A cast of what a collective gives waits for its own first use, so that the collective can wait.
-5. One that is `async` stays as it is.
-6. Reductions that stand between updates, each in front of its own, go before the first of them,
-   and so do slices, of which some lead to them.
+1. Only collectives of one kind and one reduction, over the same axes, of one element type, are
+   fused.
+2. The fused collective is where the last of them was, and before the first use of any result.
+3. Collectives with a `fusion` index are fused with those of the same index, whatever their size;
+   the others fill buckets of `max_bytes` (0: none of them is fused).
+4. A cast of the result of a collective moves to its own first use, so that the first use of the
+   collective is later.
+5. A collective that is `async` stays as it is.
+6. Reductions between updates, each before its own, move before the first update, and so do
+   collectives without communication (slices), since some of them lead to reductions.
 """
 
 from dataclasses import dataclass
@@ -24,16 +26,16 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.options import Bytes
-from shardir.rewriting.rewriter import erase
+from shardir.rewriting.rewriter import Rewriter, erase
 
 
 @dataclass(frozen=True)
 class FuseCommunication(LocalPass):
-    """Puts collectives of a kind into one flat buffer, by index and by size."""
+    """Fuses collectives of a kind into one on a flat buffer, by index and by size."""
 
     name = "fuse-communication"
     max_bytes: Bytes = 1 << 26
-    """How large a buffer grows, in bytes on one device; 0 fuses by index alone."""
+    """The maximum size of a bucket, in bytes on one device; 0 fuses by index alone."""
 
     def rewrite(self, f: Function) -> None:
         _sink_casts(f.block)
@@ -42,6 +44,7 @@ class FuseCommunication(LocalPass):
 
 
 def _sink_casts(block: Block) -> None:
+    """Move casts of the results of collectives to their first uses."""
     at = {op: i for i, op in enumerate(block.ops)}
     for op in list(block.ops):
         if isinstance(op, nn.ConvertOp) and isinstance(op.x.owner, dist.FusibleOp):
@@ -52,6 +55,7 @@ def _sink_casts(block: Block) -> None:
 
 
 def _reduce_before_updates(block: Block) -> None:
+    """Move reductions and slices that read no result of an update before the first update."""
     ops = list(block.ops)
     first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
     later = {v for op in ops[first:] for v in op.results}
@@ -67,12 +71,15 @@ def _reduce_before_updates(block: Block) -> None:
 
 @dataclass
 class _Bucket:
+    """Collectives that are fused; the first use of a result, as an index into the block."""
+
     ops: list[dist.CollectiveOp]
     first_use: int
     bytes: int
 
 
 def _fuse(block: Block, max_bytes: int) -> None:
+    """Fill buckets in the order of the block, and fuse the collectives of each."""
     at = {op: i for i, op in enumerate(block.ops)}
     buckets: dict[tuple[object, ...], _Bucket] = {}
     done: list[_Bucket] = []
@@ -99,21 +106,18 @@ def _fuse(block: Block, max_bytes: int) -> None:
             bucket.bytes += size
     for bucket in (*done, *buckets.values()):
         if len(bucket.ops) > 1:
-            _merge(block, bucket.ops)
+            _merge(bucket.ops)
 
 
-def _merge(block: Block, ops: list[dist.CollectiveOp]) -> None:
+def _merge(ops: list[dist.CollectiveOp]) -> None:
+    """Replace collectives by one on all of their operands, where the last of them is."""
     last = ops[-1]
     results = [v for op in ops for v in op.results]
-    new = type(last).create(
-        operands=[v for op in ops for v in op.values],
-        result_types=[v.type for v in results],
-        properties=dict(last.properties),
-        location=last.location,
-    )
-    block.insert_op_before(new, last)
+    operands, types = [v for op in ops for v in op.values], [v.type for v in results]
+    new = Rewriter().before(last).create(
+        type(last), operands, types, last.properties, names=results
+    )  # fmt: skip
     for old, out in zip(results, new.results, strict=True):
-        out.name_hint = old.name_hint
         old.replace_all_uses_with(out)
     for op in ops:
         erase(op)

@@ -1,13 +1,17 @@
 """Planted errors, each of which the tests of its package must catch: `make mutants`.
 
-A file of this folder has the mutants of the package of its name, in a list MUTANTS.
+A file of this folder has the mutants of the package of its name, in a list MUTANTS. caught.json has
+the test that caught each one in its last run.
 """
 
+import json
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+CAUGHT = Path(__file__).with_name("caught.json")
 
 
 class Mutant(NamedTuple):
@@ -49,3 +53,14 @@ TOOLS = ("__init__", "run")
 def mutants() -> list[Mutant]:
     """Return all mutants, by package."""
     return [m for p in packages() for m in import_module(f"mutants.{p}").MUTANTS]
+
+
+def caught() -> dict[str, str]:
+    """Return the recorded tests by the names of the mutants that they caught."""
+    return json.loads(CAUGHT.read_text(encoding="utf-8"))
+
+
+def record(tests: Mapping[str, str | None]) -> None:
+    """Write the test that caught each mutant, without those that no test caught."""
+    known = {m.name: test for m in mutants() if (test := tests.get(m.name)) is not None}
+    CAUGHT.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")

@@ -1,7 +1,8 @@
 """make mutants: plant one error at a time, and expect the tests of its package to fail.
 
-Works on copies of the tree, one for each job. A mutant is caught where a test fails; it survives
-where all pass. Before that each selection of tests must pass without a mutant.
+Works on copies of the tree, one for each job. A mutant is caught if a test fails, and survives if
+all pass. Each selection of tests must also pass without a mutant. The test that catches a mutant
+goes into caught.json, from which docs/testing.md is generated.
 """
 
 import argparse
@@ -23,12 +24,13 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from mutants import ROOT, Mutant, mutants
+from mutants import ROOT, Mutant, caught, mutants, record
 
 SECONDS = 300
-"""The maximum time of one run of tests, in seconds; a busy machine needs more than an idle one."""
+"""The default of the maximum time of one run of tests, in seconds."""
 
 FAILED, PASSED = 1, 0
 """The exit codes of pytest that tell about tests; the others say that it could not run them."""
@@ -38,7 +40,7 @@ class Outcome(NamedTuple):
     """The result of the tests of a mutant, or of a selection without one."""
 
     code: int | None
-    """The exit code of pytest; None where it was ended after SECONDS."""
+    """The exit code of pytest; None if it was ended at the limit of time."""
     first: str
     """The test that failed first, or the end of the output where there is none."""
     seconds: float
@@ -53,8 +55,8 @@ class Outcome(NamedTuple):
 class Tree:
     """A copy of the tree in which mutants are planted."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, limit: float):
+        self.folder, self.limit = folder, limit
         self.running: subprocess.Popen[str] | None = None
         self.ticks = count(int(folder.stat().st_mtime) + 1)
         listed = subprocess.run(
@@ -93,11 +95,11 @@ class Tree:
             start_new_session=True,
         )  # fmt: skip
         try:
-            output, _ = self.running.communicate(timeout=SECONDS)
+            output, _ = self.running.communicate(timeout=self.limit)
             code = self.running.returncode
         except subprocess.TimeoutExpired:
             self.end()
-            output, code = f"no result in {SECONDS} s", None
+            output, code = f"no result in {self.limit:g} s; use --seconds", None
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
         first = failed[1] if failed else (output.strip().splitlines() or [""])[-1]
         return Outcome(code, first, monotonic() - start)
@@ -112,11 +114,11 @@ class Tree:
 class Trees:
     """The copies of the tree, one for each job; each run takes one that is free."""
 
-    def __init__(self, folder: Path, jobs: int):
+    def __init__(self, folder: Path, jobs: int, limit: float):
         self.all, self.free = [], queue.SimpleQueue[Tree]()
         for job in range(jobs):
-            (place := folder / str(job)).mkdir()
-            self.all.append(tree := Tree(place))
+            (copy := folder / str(job)).mkdir()
+            self.all.append(tree := Tree(copy, limit))
             self.free.put(tree)
 
     def __call__(self, run: Callable[[Tree], Outcome]) -> Outcome:
@@ -131,8 +133,13 @@ class Trees:
             tree.end()
 
 
-def run(chosen: Sequence[Mutant], jobs: int, console: Console) -> dict[str | Mutant, Outcome]:
-    """Return the outcomes of each selection of tests without a mutant, and of each mutant."""
+def run(
+    chosen: Sequence[Mutant], jobs: int, limit: float, console: Console
+) -> dict[str | Mutant, Outcome]:
+    """Return the outcomes of each selection of tests without a mutant, and of each mutant.
+
+    Record the test that catches a mutant as soon as it is known.
+    """
     found: dict[str | Mutant, Outcome] = {}
     work = list[str | Mutant]([*dict.fromkeys(m.tests for m in chosen), *chosen])
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
@@ -142,7 +149,7 @@ def run(chosen: Sequence[Mutant], jobs: int, console: Console) -> dict[str | Mut
         ThreadPoolExecutor(jobs) as pool,
         progress,
     ):
-        trees = Trees(Path(folder), jobs)
+        trees = Trees(Path(folder), jobs, limit)
         task = progress.add_task("mutants", total=len(work))
 
         def one(item: str | Mutant) -> Outcome:
@@ -157,6 +164,8 @@ def run(chosen: Sequence[Mutant], jobs: int, console: Console) -> dict[str | Mut
                 found[item] = outcome = future.result()
                 progress.advance(task)
                 if isinstance(item, Mutant):
+                    test = outcome.first if outcome.verdict == "caught" else None
+                    record({**caught(), item.name: test})
                     progress.console.print(f"{outcome.verdict:10} {item.package}: {item.name}")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -193,25 +202,19 @@ def show(found: dict[str | Mutant, Outcome], console: Console) -> None:
     table.add_column("s", justify="right")
     for m, outcome in by_package(found):
         first = outcome.first if outcome.verdict == "caught" else outcome.verdict
-        table.add_row(m.package, m.name, first, f"{outcome.seconds:.1f}")
+        table.add_row(m.package, m.name, Text(first), f"{outcome.seconds:.1f}")
     console.print(table)
 
 
-def markdown(found: dict[str | Mutant, Outcome]) -> str:
-    """Return the table of `show` as Markdown."""
-    lines = ["| package | mutant | caught by | s |", "| --- | --- | --- | ---: |"]
-    for m, outcome in by_package(found):
-        first = f"`{outcome.first}`" if outcome.verdict == "caught" else outcome.verdict
-        lines.append(f"| {m.package} | {m.name} | {first} | {outcome.seconds:.1f} |")
-    return "\n".join(lines)
-
-
 def main() -> int:
-    """Exit codes: 0 all are caught, 1 one survived or was not tested, 2 no such mutant."""
+    """Return 0 if all are caught, 1 if one survived or was not tested, 2 if a name is unknown."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a mutant or a package")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to a file")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, metavar="S",
+        help="the maximum time of one run of tests (default: %(default)s)",
+    )  # fmt: skip
     options = parser.parse_args()
     names = {n for m in mutants() for n in (m.name, m.package)}
     if unknown := sorted({*options.names} - names):
@@ -219,14 +222,12 @@ def main() -> int:
     wanted = {*options.names} or names
     chosen = [m for m in mutants() if {m.name, m.package} & wanted]
     console = Console(width=None if sys.stdout.isatty() else 160)
-    found = run(chosen, max(1, options.jobs), console)
+    found = run(chosen, max(1, options.jobs), options.seconds, console)
     show(found, console)
-    if options.markdown is not None:
-        options.markdown.write_text(markdown(found) + "\n", encoding="utf-8")
     for line in (wrong := failures(found)):
         console.print(line, style="red", markup=False)
-    caught = sum(isinstance(i, Mutant) and o.verdict == "caught" for i, o in found.items())
-    console.print(f"{caught} of {len(chosen)} mutants are caught")
+    count = sum(isinstance(i, Mutant) and o.verdict == "caught" for i, o in found.items())
+    console.print(f"{count} of {len(chosen)} mutants are caught")
     return 1 if wrong else 0
 
 

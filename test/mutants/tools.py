@@ -44,11 +44,11 @@ MUTANTS = [
         "test/tools/test_opt.py::test_announced_errors",
     ),
     Mutant(
-        "groups that do not divide the ranks",
-        "shard-calibrate measures groups that leave ranks over.",
+        "no group has all ranks",
+        "shard-calibrate does not measure collectives between all ranks.",
         "tools/probes.py",
-        "if ranks % n == 0]",
-        "]",
+        "range(2, ranks + 1) if",
+        "range(2, ranks) if",
         "test/cost/test_calibrate.py::test_groups_and_sizes",
     ),
     Mutant(

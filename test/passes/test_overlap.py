@@ -1,5 +1,5 @@
-"""Collectives under way beside calculation: the schedule by hand, the parts of a buffer against all
-ways to cut it, memory, and updates in place."""
+"""Collectives in flight beside computation: the schedule by hand, the parts of a bucket against all
+cuts of it, memory, and updates in place."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,8 +30,8 @@ TYPES = """
 
 
 def cost(body: str, latency: float = 0.0, interference: float = 0.0) -> FunctionCost:
-    """Of a function of %x [2, 4], a part over b, %u [2, 4], a part over a, and %w [4, 4]. A product
-    of 4 x 4 takes 0.128 s. To gather %x takes a latency and 0.032 s, as does %u."""
+    """Return the cost of a function of %x [2, 4], sharded over b, %u [2, 4], sharded over a, and %w
+    [4, 4]. A product of 4 x 4 costs 0.128 s, to gather %x or %u a latency and 0.032 s."""
     links = f"{{bandwidth = 1e3, latency = {latency}}}"
     levels = ", ".join(f"{name} = 2 {links}" for name in ("pair", "shelf"))
     text = (
@@ -50,10 +50,10 @@ W = "tensor<4x4xf32, #replicated>"
 PRODUCT = f"nn.matmul %w, %w : ({W}, {W}) -> {W}"
 
 
-def start(name: str, what: str = "x") -> str:
-    axis, t = ("b", "#rows") if what == "x" else ("a", "#apart")
+def start(name: str, value: str = "x") -> str:
+    axis, t = ("b", "#rows") if value == "x" else ("a", "#apart")
     types = f"(tensor<2x4xf32, {t}>) -> {W}"
-    return f"%{name} = dist.all_gather %{what} dim 0 over <{axis}> async : {types}"
+    return f"%{name} = dist.all_gather %{value} dim 0 over <{axis}> async : {types}"
 
 
 def wait(name: str) -> str:
@@ -68,15 +68,15 @@ def wait(name: str) -> str:
         ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.2, 0.0, 0.232),  # it hides the product
         ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.01, 0.5, 0.144),  # half of its bytes' time
         ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.01, 1.0, 0.16),  # all but its latency
-        # over the same links one behind the other
+        # over the same links one after the other
         ([start("g"), start("h"), wait("g"), wait("h")], 0.01, 0.0, 0.084),
         # over others at once
         ([start("g"), start("h", "u"), wait("g"), wait("h")], 0.01, 0.0, 0.042),
-        # what is not waited for by then goes on to the end
+        # the function ends when the last collective ends
         ([f"%p = {PRODUCT}", start("g"), wait("g")], 0.0, 0.0, 0.16),
     ],
 )  # fmt: skip
-def test_what_overlaps(
+def test_times_of_overlap(
     lines: list[str], latency: float, interference: float, seconds: float
 ) -> None:
     found = cost("\n".join(lines), latency, interference)
@@ -84,41 +84,41 @@ def test_what_overlaps(
     assert found.overlapped == pytest.approx(sum(c.seconds for c in found.ops) - seconds)
 
 
-def test_in_groups_of_one_device_nothing_is_under_way() -> None:
+def test_in_groups_of_one_device_nothing_is_in_flight() -> None:
     """Neither in the model nor in the program."""
-    part, whole = (f"tensor<4x4xf32, #dist.local<@m, [{{{a}}}, {{}}]>>" for a in ("a", ""))
+    shard, full = (f"tensor<4x4xf32, #dist.local<@m, [{{{a}}}, {{}}]>>" for a in ("a", ""))
     text = (
-        f"dist.mesh @m <a = 1>\nfunc.func @f(%x: {part}) -> {whole} {{\n"
-        f"  %g = dist.all_gather %x dim 0 over <a> async : ({part}) -> {whole}\n"
-        f"  %y = dist.wait %g : ({whole}) -> {whole}\n  func.return %y : {whole}\n}}"
+        f"dist.mesh @m <a = 1>\nfunc.func @f(%x: {shard}) -> {full} {{\n"
+        f"  %g = dist.all_gather %x dim 0 over <a> async : ({shard}) -> {full}\n"
+        f"  %y = dist.wait %g : ({full}) -> {full}\n  func.return %y : {full}\n}}"
     )
     compiled = shardir.compile(text, "")
     assert report(compiled.module)[0].seconds == 0.0
     assert "return x" in compiled.program
 
 
-def test_a_collective_that_waits_queues_behind_what_is_under_way() -> None:
-    plain = start("h").replace(" async", "")
-    assert cost("\n".join([start("g"), plain, wait("g")])).seconds == pytest.approx(0.064)
+def test_a_blocking_collective_queues_after_one_in_flight() -> None:
+    blocking = start("h").replace(" async", "")
+    assert cost("\n".join([start("g"), blocking, wait("g")])).seconds == pytest.approx(0.064)
 
 
-# ---- the parts of a buffer ----
+# ---- the parts of a bucket ----
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_cuts_of_a_buffer_are_the_best_of_all(seed: int) -> None:
+def test_the_cuts_of_a_bucket_are_the_best_of_all(seed: int) -> None:
     rng = Random(seed)
     count, latency, overhead = rng.randint(1, 8), rng.choice([0.0, 0.01, 0.1]), 1e-3
     interference = rng.choice([0.0, 0.5, 1.0])
     sending = [rng.choice([0.01, 0.02, 0.05, 0.4]) for _ in range(count)]
     ready = sorted(rng.uniform(0, 0.5) for _ in range(count))
 
-    def end(behind: Sequence[int]) -> float:
+    def end(ends: Sequence[int]) -> float:
         free = late = 0.0
-        for i, j in pairwise((0, *behind)):
+        for i, j in pairwise((0, *ends)):
             free = max(free, ready[j - 1] + late) + latency + sum(sending[i:j])
             late += interference * sum(sending[i:j])
-        return free + overhead * (len(behind) - 1)
+        return free + overhead * (len(ends) - 1)
 
     every = [(*c, count) for k in range(count) for c in combinations(range(1, count), k)]
     on = Cluster((PAIR,), overhead=overhead, interference=interference)
@@ -127,7 +127,7 @@ def test_the_cuts_of_a_buffer_are_the_best_of_all(seed: int) -> None:
 
 # ---- memory ----
 
-KEPT = """dist.mesh @m <a = 2>
+RETAINED = """dist.mesh @m <a = 2>
 #half = #dist.local<@m, [{a}, {}]>
 #replicated = #dist.local<@m, [{}, {}]>
 #sums = #dist.local<@m, [{}, {}], partial sum {a}>
@@ -144,19 +144,76 @@ func.func @step(
 """  # noqa: E501
 
 
-def test_what_is_under_way_is_not_overwritten() -> None:
-    """The update stands between the start and the wait of what reads the parameter: it makes
-    another one. Behind the wait it may overwrite it."""
-    lines = KEPT.splitlines()
+def test_operands_in_flight_are_not_overwritten() -> None:
+    """An update between the start and the wait of a gather of the parameter makes a new one; after
+    the wait it may overwrite it."""
+    lines = RETAINED.splitlines()
     update = next(line for line in lines if "train.sgd" in line)
     wait = next(line for line in lines if "dist.wait" in line)
-    behind = KEPT.replace(f"{update}\n{wait}", f"{wait}\n{update}")
-    texts = [shardir.compile(t, "").program for t in (KEPT, behind)]
+    waited = RETAINED.replace(f"{update}\n{wait}", f"{wait}\n{update}")
+    texts = [shardir.compile(t, "").program for t in (RETAINED, waited)]
     assert [" w.sub_(" in text for text in texts] == [False, True]
-    between, after = (report(shardir.compile(t, "").module)[0].memory.peak for t in (KEPT, behind))
+    between, after = (
+        report(shardir.compile(t, "").module)[0].memory.peak for t in (RETAINED, waited)
+    )
     part, lr = 8 * 16 * 4, 8
     assert between == 3 * part + 2 * part + 2 * part + lr  # w, g, new; all; copies to send
     assert after == between - part
+
+
+NUMBER = "tensor<f32, #dist.local<@m, []>>"
+
+
+def gathers(rows: Sequence[int], memory: int | None) -> str:
+    """Return a function that sums a matrix product, and then shards of `rows` x 4, each gathered
+    over two devices of `memory` bytes. To start the gathers early means to hold their results
+    beside those of the product."""
+    limit = "" if memory is None else f", memory = {memory} {{bandwidth = 1e9}}"
+    square = "tensor<8x8xf32, #replicated>"
+    lines = [
+        f"%p = nn.matmul %w, %w : ({square}, {square}) -> {square}",
+        f"%q = nn.matmul %p, %p : ({square}, {square}) -> {square}",
+        f"%s0 = nn.reduce <sum> %q dims <0, 1> : ({square}) -> {NUMBER}",
+    ]
+    for i, n in enumerate(rows):
+        full = f"tensor<{2 * n}x4xf32, #replicated>"
+        lines += [
+            f"%g{i} = dist.all_gather %x{i} dim 0 over <a> : (tensor<{n}x4xf32, #half>) -> {full}",
+            f"%h{i} = nn.reduce <sum> %g{i} dims <0, 1> : ({full}) -> {NUMBER}",
+            f"%s{i + 1} = nn.add %s{i}, %h{i} : ({NUMBER}, {NUMBER}) -> {NUMBER}",
+        ]
+    arguments = ", ".join(f"%x{i}: tensor<{n}x4xf32, #half>" for i, n in enumerate(rows))
+    return (
+        f"dist.cluster @c <levels [pair = 2 {{bandwidth = 1e3, latency = 0}}]{limit}, "
+        "flops {f32 = 1e3}>\ndist.mesh @m <a = 2> on @c\n"
+        "#replicated = #dist.local<@m, [{}, {}]>\n#half = #dist.local<@m, [{a}, {}]>\n"
+        f"func.func @f({arguments}, %w: {square}) -> {NUMBER} {{\n"
+        + "".join(f"  {line}\n" for line in lines)
+        + f"  func.return %s{len(rows)} : {NUMBER}\n}}"
+    )
+
+
+@pytest.mark.parametrize("rows", [(2, 3), (4, 2, 1), (2, 2, 2, 2)])
+def test_overlap_is_within_the_memory_of_a_device_and_uses_it(rows: Sequence[int]) -> None:
+    """To the byte: one byte less than all started gathers need, and fewer are started."""
+
+    def overlapped(memory: int | None, pipeline: str = "overlap-communication") -> FunctionCost:
+        (found,) = report(shardir.compile(gathers(rows, memory), pipeline).module)
+        return found
+
+    def started(f: FunctionCost) -> int:
+        return sum(dist.is_started(c.op) for c in f.ops)
+
+    before, unlimited = overlapped(None, ""), overlapped(1 << 30)
+    smallest, largest = before.memory.peak, unlimited.memory.peak
+    assert started(unlimited) == len(rows) and smallest < largest
+    limits = [None, smallest - 1, (smallest + largest) // 2, largest - 1, largest]
+    found = [overlapped(limit) for limit in limits]
+    for limit, f in zip(limits, found, strict=True):
+        assert f.memory.peak <= max(smallest, limit or 0)
+    for fewer, more in pairwise(found):
+        assert started(fewer) <= started(more) and fewer.seconds >= more.seconds
+    assert started(found[-2]) < started(found[-1]) == len(rows)
 
 
 # ---- steps ----
@@ -164,9 +221,8 @@ def test_what_is_under_way_is_not_overwritten() -> None:
 
 @pytest.mark.parametrize("cluster", ["gloo", "h200"])
 @pytest.mark.parametrize("plan", ["annotated", "data", "zero-3", "2d"])
-def test_a_step_takes_less_and_needs_no_more(plan: str, cluster: str) -> None:
-    """No less than calculation takes, and no longer than without overlap; on a cluster that says
-    nothing of memory it needs no more of it."""
+def test_a_step_is_no_slower_and_needs_no_more_memory(plan: str, cluster: str) -> None:
+    """It costs at least its computation. Peak memory is limited where the cluster has no memory."""
     on = clusters.load(cluster).part(8)
     for memory in (None, on.memory):
         text = programs.gpt(layers=2, batch=8, seq=32, hidden=64, heads=4, vocab=96, mesh=(2, 4))
@@ -193,7 +249,7 @@ func.func @f(%x: tensor<4x4xf32, #sum>, %w: tensor<4x4xf32, #replicated>) -> (te
 """  # noqa: E501
 
 
-def test_what_gains_nothing_stays_as_it_is() -> None:
-    """To cut the buffer would cost a latency, and the product is too short to hide it."""
-    plain, passed = (shardir.compile(SLOWER, p).module for p in ("", "overlap-communication"))
-    assert str(passed) == str(plain)
+def test_a_function_that_gains_nothing_stays_as_it_is() -> None:
+    """To cut the bucket would cost a latency, and the product is too short to hide it."""
+    before, after = (shardir.compile(SLOWER, p).module for p in ("", "overlap-communication"))
+    assert str(after) == str(before)

@@ -9,7 +9,6 @@ REMAINING = (
     "docs/language.md",
     "docs/passes.md",
     "docs/testing.md",
-    "passes/overlap_communication.py",
     "passes/search_mesh.py",
     "passes/search_strategies.py",
     "passes/simplify_communication.py",

@@ -20,12 +20,12 @@ from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.target import Target
 
 from shardir import pipelines
-from shardir.diagnostics import Failure
+from shardir.diagnostics import Diagnostic, Failure
 from shardir.rewriting.options import Bytes, PassOptions, UsageError, parse_options
 from shardir.syntax.parser import parse
 from shardir.syntax.source import warn
 from shardir.tools import opt
-from shardir.tools.expected import announced
+from shardir.tools.expected import announced, compare
 
 PROGRAM = "func.func @f() {\n  func.return\n}\n"
 
@@ -345,6 +345,17 @@ def test_announced_errors() -> None:
         text="// expected-error@unknown {{no such thing}}\n" + PROGRAM,
     )  # fmt: skip
     assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("line", [0, 1, 2, 3])
+@pytest.mark.parametrize("severity", ["error", "warning"])
+@pytest.mark.parametrize("message", ["type i33x is unknown", "no type"])
+def test_an_announced_error_has_its_line_severity_and_text(
+    line: int, severity: str, message: str
+) -> None:
+    found = Diagnostic(message, line=line, severity=severity)
+    fits = (line, severity, message) == (2, "error", "type i33x is unknown")
+    assert len(compare("x.ir", "\n// expected-error {{i33x}}\n", [found])) == (0 if fits else 2)
 
 
 def test_places_of_announced_errors() -> None:

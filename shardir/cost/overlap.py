@@ -1,0 +1,176 @@
+"""The time of starts: between which ops computation hides a collective.
+
+Computation keeps its order, so a time is that at which an op begins if computation waits for no
+collective. A collective can start when its operands are available, and must end before the first
+op that needs its result.
+"""
+
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+from typing import TypeGuard
+
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.cost.schedule import elapsed, level_of
+from shardir.cost.seconds import OpCost, cost_of, size_of
+from shardir.diagnostics import ShardirError
+from shardir.dialects import dist
+
+MINIMUM_HIDDEN = 0.05
+"""The part of a collective's time that computation must hide for it to be started."""
+
+
+def computes(op: Operation) -> bool:
+    """Whether the op is no communication."""
+    return not isinstance(op, dist.CollectiveOp | dist.WaitOp)
+
+
+def cost_or_zero(op: Operation, mesh: Mesh) -> OpCost:
+    """Return the cost of an op; one without (such as a call) hides nothing."""
+    try:
+        cost = cost_of(op, mesh)
+    except ShardirError:
+        cost = None
+    return cost or OpCost(op, 0, 0, 0.0)
+
+
+def block_seconds(block: Block, computation: list[OpCost], mesh: Mesh) -> float:
+    """Return the time of a block, from the costs of its computation, in order."""
+    costs = iter(computation)
+    return elapsed(
+        (next(costs) if computes(op) else cost_or_zero(op, mesh) for op in block.ops), mesh
+    )
+
+
+def can_start(op: Operation, mesh: Mesh) -> TypeGuard[dist.FusibleOp]:
+    """Whether the op is a collective between devices, not started, with a result that is used."""
+    return (
+        isinstance(op, dist.FusibleOp)
+        and not dist.is_started(op)
+        and mesh.extent(op.axes.data) > 1
+        and any(v.first_use is not None for v in op.results)
+    )
+
+
+def grows(op: dist.FusibleOp) -> bool:
+    """Whether the results are larger than the operands, as those of an all-gather."""
+    return sum(map(size_of, op.outs)) > sum(map(size_of, op.values))
+
+
+def users(op: Operation) -> set[Operation]:
+    """Return the ops that use a result of an op."""
+    return {use.operation for v in op.results for use in v.uses}
+
+
+class Timeline:
+    """The time of each op of a block and of each value, if computation waits for no collective."""
+
+    def __init__(self, block: Block, computation: list[OpCost], mesh: Mesh):
+        self.mesh = mesh
+        ops = list(block.ops)
+        costs = zip((op for op in ops if computes(op)), computation, strict=True)
+        self.seconds = {op: cost.seconds for op, cost in costs}
+        self.begins = self.begins_of(ops)
+        self._arrivals: dict[Operation, float] = {}
+
+    def begins_of(self, ops: list[Operation]) -> dict[Operation, float]:
+        """Return the time at which each op begins, in this order."""
+        spent = accumulate((self.seconds.get(op, 0.0) for op in ops), initial=0.0)
+        return dict(zip(ops, spent, strict=False))
+
+    def available(self, v: SSAValue) -> float:
+        """Return the time at which a value is available, if collectives start at once."""
+        op = v.owner
+        if not isinstance(op, Operation):
+            return 0.0
+        if can_start(op, self.mesh):
+            if op not in self._arrivals:
+                begin = max(map(self.available, op.operands))
+                self._arrivals[op] = begin + cost_or_zero(op, self.mesh).seconds
+            return self._arrivals[op]
+        return self.begins[op] + self.seconds.get(op, 0.0)
+
+
+def hideable(block: Block, timeline: Timeline) -> dict[dist.FusibleOp, OpCost]:
+    """Return the collectives of which computation between operands and users can hide enough.
+
+    Operands and users are those of a chain of collectives.
+    """
+    begins = timeline.begins_of(list(block.ops))
+    candidates = [op for op in block.ops if can_start(op, timeline.mesh)]
+    earliest: dict[Operation, float] = {}
+    for op in candidates:
+        owners = [v.owner for v in op.operands if isinstance(v.owner, Operation)]
+        ends = (earliest.get(o, begins[o] + timeline.seconds.get(o, 0.0)) for o in owners)
+        earliest[op] = max(ends, default=0.0)
+    latest: dict[Operation, float] = {}
+    for op in reversed(candidates):
+        latest[op] = min(latest.get(u, begins[u]) for u in users(op))
+    costs = ((op, cost_or_zero(op, timeline.mesh)) for op in candidates)
+    return {
+        op: cost for op, cost in costs
+        if latest[op] - earliest[op] > MINIMUM_HIDDEN * cost.seconds
+    }  # fmt: skip
+
+
+class StartSchedule:
+    """The starts of the collectives of a block that computation can hide.
+
+    A position is the index of an op among the others, before which a collective starts or by which
+    it has ended.
+    """
+
+    def __init__(self, block: Block, timeline: Timeline, chosen: set[dist.FusibleOp]):
+        self.mesh = timeline.mesh
+        self.costs = {op: c for op, c in hideable(block, timeline).items() if op in chosen}
+        self.others = [op for op in block.ops if op not in self.costs]
+        self.at = {op: i for i, op in enumerate(self.others)}
+        self.begins = list(timeline.begins_of(self.others).values())
+        self.latest: dict[Operation, int] = {}
+        """The first use of the result, through other collectives too."""
+        for op in reversed(self.costs):
+            self.latest[op] = min(self.at[u] if u in self.at else self.latest[u] for u in users(op))
+        self.starts: dict[Operation, int] = {}
+        self.ends: dict[Operation, int] = {}
+        for op in self.costs:
+            self._start_early(op)
+        free: dict[str, float] = {}
+        for op in reversed(self.costs):
+            if grows(op):
+                self._start_late(op, free)
+
+    def _start_early(self, op: dist.FusibleOp) -> None:
+        """Start when the operands are available."""
+        ready = 0
+        for v in op.values:
+            if isinstance(v.owner, Operation):
+                end = self.ends.get(v.owner)
+                ready = max(ready, self.at[v.owner] + 1 if end is None else end)
+        done = bisect_left(self.begins, self.begins[ready] + self.costs[op].seconds, lo=ready)
+        self.starts[op] = ready
+        self.ends[op] = min(done, self.latest[op])
+
+    def _start_late(self, op: dist.FusibleOp, free: dict[str, float]) -> None:
+        """Start as late as the computation before the first use hides it.
+
+        `free` has the time at which a later collective needs the links of a level.
+        """
+        name, use, cost = level_of(self.mesh, op.axes.data), self.first_use(op), self.costs[op]
+        begin = min(self.begins[use], free.get(name, self.begins[use])) - cost.seconds
+        hidden = bisect_right(self.begins, begin, hi=use + 1) - 1
+        start = self.starts[op] = max(self.starts[op], hidden)
+        free[name] = max(begin, self.begins[start])
+
+    def first_use(self, op: Operation) -> int:
+        """Return the position of the first op that uses a result."""
+        return min(self.at[u] if u in self.at else self.starts[u] for u in users(op))
+
+    def in_order(self) -> list[dist.FusibleOp]:
+        """Return the collectives in the order of their starts."""
+        return sorted(self.costs, key=self.starts.__getitem__)
+
+    def hides(self, op: dist.FusibleOp) -> bool:
+        """Whether enough of a collective is hidden between its start and its first use."""
+        beside = self.begins[self.first_use(op)] - self.begins[self.starts[op]]
+        return beside > MINIMUM_HIDDEN * self.costs[op].seconds
