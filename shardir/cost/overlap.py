@@ -44,7 +44,7 @@ def block_seconds(block: Block, computation: list[OpCost], mesh: Mesh) -> float:
 
 
 def can_start(op: Operation, mesh: Mesh) -> TypeGuard[dist.FusibleOp]:
-    """Whether the op is a collective between devices, not started, with a result that is used."""
+    """Tell whether an op is a collective between devices, not started, whose result is used."""
     return (
         isinstance(op, dist.FusibleOp)
         and not dist.is_started(op)
