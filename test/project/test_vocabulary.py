@@ -26,7 +26,6 @@ REMAINING = (
     "test/mutants",
     "test/passes",
     "test/project",
-    "test/run",
     "test/search",
     "test/syntax",
     "test/tools",

@@ -1,4 +1,4 @@
-"""One rank of test_runtime.py: every collective against numpy slicing on the whole array.
+"""One rank of test_runtime.py: every collective against numpy slices of the global array.
 
 python collectives_rank.py MESH STORE RANK: MESH as `dp=2,tp=2`. It prints the cases that failed.
 """
@@ -30,7 +30,7 @@ REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "mean": np.mean}
 
 
 def members_by_reshape(mesh_axes, axes, rank):
-    """The group of `rank`, by viewing all ranks as an array of all sub-axes and transposing it."""
+    """Return the group of `rank`: view all ranks as an array of all sub-axes, and transpose it."""
     cuts = {name: {1, size} for name, size in mesh_axes}
     spans = []
     for axis in axes:
@@ -59,8 +59,8 @@ def shards(array, dim, count):
     return np.split(array, cuts, axis=dim)
 
 
-def numbers(seed, shape, dtype="float32"):
-    """Small whole numbers: their sums are exact in every type."""
+def integers(seed, shape, dtype="float32"):
+    """Small integers, whose sums are exact in every type."""
     high = 2 if dtype == "bool" else 8
     return np.random.default_rng(seed).integers(0, high, shape).astype(np.int64)
 
@@ -86,10 +86,10 @@ class Cases:
         self.seed = min(self.ranks)
 
     def each(self, shape, dtype="float32"):
-        return [numbers([self.seed, r], shape, dtype) for r in self.ranks]
+        return [integers([self.seed, r], shape, dtype) for r in self.ranks]
 
-    def whole(self, shape, dtype="float32"):
-        return numbers([self.seed, 99], shape, dtype)
+    def unsharded(self, shape, dtype="float32"):
+        return integers([self.seed, 99], shape, dtype)
 
     def group(self):
         group = self.mesh.group(self.axes)
@@ -132,32 +132,32 @@ class Cases:
         for dtype, size, dim in itertools.product(["float32", "bool"], [8, 10, 2, 1, 0], [0, 1, 2]):
             shape = [2, 3, 2]
             shape[dim] = size
-            whole = self.whole(shape, dtype)
-            x = tensor(shards(whole, dim, self.n)[self.me], dtype)
+            full = self.unsharded(shape, dtype)
+            x = tensor(shards(full, dim, self.n)[self.me], dtype)
             out = self.rt.all_gather(self.mesh, x, dim, self.axes, total=size)
-            check(out, whole, dtype)
-        whole = self.whole((self.n, 70_000))  # above the size of small ones
-        x = tensor(whole[self.me : self.me + 1])
-        check(self.rt.all_gather(self.mesh, x, 0, self.axes), whole)
-        x = tensor(self.whole((8, 2)))[:2].t()  # not contiguous
+            check(out, full, dtype)
+        full = self.unsharded((self.n, 70_000))  # above the size of small ones
+        x = tensor(full[self.me : self.me + 1])
+        check(self.rt.all_gather(self.mesh, x, 0, self.axes), full)
+        x = tensor(self.unsharded((8, 2)))[:2].t()  # not contiguous
         check(self.rt.all_gather(self.mesh, x, 1, self.axes), np.tile(x.numpy(), (1, self.n)))
         for dtype in DTYPES:
-            whole = self.whole((self.n, 3), dtype)
-            x = tensor(whole[self.me : self.me + 1], dtype)
-            check(self.rt.all_gather(self.mesh, x, 0, self.axes), whole, dtype)
+            full = self.unsharded((self.n, 3), dtype)
+            x = tensor(full[self.me : self.me + 1], dtype)
+            check(self.rt.all_gather(self.mesh, x, 0, self.axes), full, dtype)
 
     def all_gather_fused(self):
         given = [((6, 3), 0, "float32"), ((2, 10), 1, "float32"), ((0, 2), 0, "float32"),
                  ((3, 8), 1, "int32")]  # fmt: skip
-        wholes = [self.whole(shape, dtype) for shape, _, dtype in given]
+        values = [self.unsharded(shape, dtype) for shape, _, dtype in given]
         xs = [
             tensor(shards(w, dim, self.n)[self.me], dtype)
-            for w, (_, dim, dtype) in zip(wholes, given, strict=True)
+            for w, (_, dim, dtype) in zip(values, given, strict=True)
         ]
         dims, totals = [g[1] for g in given], [g[0][g[1]] for g in given]
         outs = self.rt.all_gather(self.mesh, xs, dims, self.axes, totals)
-        for out, whole, (_, _, dtype) in zip(outs, wholes, given, strict=True):
-            check(out, whole, dtype)
+        for out, full, (_, _, dtype) in zip(outs, values, given, strict=True):
+            check(out, full, dtype)
 
     def reduce_scatter(self):
         for op, size, dim in itertools.product(REDUCE, [8, 10, 2, 0], [0, 1]):
@@ -187,32 +187,32 @@ class Cases:
             for split_size, concat_size in few:
                 shape = [3, 3, 3]
                 shape[split], shape[concat] = split_size, concat_size
-                whole = self.whole(shape)
-                x = tensor(shards(whole, concat, self.n)[self.me])
+                full = self.unsharded(shape)
+                x = tensor(shards(full, concat, self.n)[self.me])
                 out = self.rt.all_to_all(self.mesh, x, split, concat, self.axes, concat_size)
-                check(out, shards(whole, split, self.n)[self.me])
+                check(out, shards(full, split, self.n)[self.me])
         for dtype in DTYPES:
-            whole = self.whole((2 * self.n, self.n), dtype)
-            x = tensor(shards(whole, 1, self.n)[self.me], dtype)
+            full = self.unsharded((2 * self.n, self.n), dtype)
+            x = tensor(shards(full, 1, self.n)[self.me], dtype)
             out = self.rt.all_to_all(self.mesh, x, 0, 1, self.axes)
-            check(out, shards(whole, 0, self.n)[self.me], dtype)
+            check(out, shards(full, 0, self.n)[self.me], dtype)
 
     def all_to_all_fused(self):
         given = [((8, 10), "float32"), ((10, 3), "float32"), ((5, 8), "int32")]
-        wholes = [self.whole(shape, dtype) for shape, dtype in given]
+        values = [self.unsharded(shape, dtype) for shape, dtype in given]
         xs = [
             tensor(shards(w, 1, self.n)[self.me], dtype)
-            for w, (_, dtype) in zip(wholes, given, strict=True)
+            for w, (_, dtype) in zip(values, given, strict=True)
         ]
-        outs = self.rt.all_to_all(self.mesh, xs, 0, 1, self.axes, [w.shape[1] for w in wholes])
-        for out, whole, (_, dtype) in zip(outs, wholes, given, strict=True):
-            check(out, shards(whole, 0, self.n)[self.me], dtype)
+        outs = self.rt.all_to_all(self.mesh, xs, 0, 1, self.axes, [w.shape[1] for w in values])
+        for out, full, (_, dtype) in zip(outs, values, given, strict=True):
+            check(out, shards(full, 0, self.n)[self.me], dtype)
 
     def slice(self):
         for size, dim in itertools.product([8, 10, 2, 0], [0, 1]):
-            whole = self.whole((size, 3) if dim == 0 else (3, size))
-            out = self.rt.slice(self.mesh, tensor(whole), dim, self.axes)
-            check(out, shards(whole, dim, self.n)[self.me])
+            full = self.unsharded((size, 3) if dim == 0 else (3, size))
+            out = self.rt.slice(self.mesh, tensor(full), dim, self.axes)
+            check(out, shards(full, dim, self.n)[self.me])
 
     def broadcast(self):
         for dtype, root in itertools.product(DTYPES, {0, self.n - 1}):
@@ -223,10 +223,10 @@ class Cases:
 
     def gather(self):
         for root, size, dim in itertools.product({0, self.n - 1}, [8, 10, 1, 0], [0, 1]):
-            whole = self.whole((size, 3) if dim == 0 else (3, size))
-            x = tensor(shards(whole, dim, self.n)[self.me])
+            full = self.unsharded((size, 3) if dim == 0 else (3, size))
+            x = tensor(shards(full, dim, self.n)[self.me])
             out = self.rt.gather(self.mesh, x, dim, root, self.axes, total=size)
-            check(out, whole if self.me == root else np.zeros_like(whole))
+            check(out, full if self.me == root else np.zeros_like(full))
 
     def scatter(self):
         for dtype, root, size, dim in itertools.product(
@@ -246,7 +246,7 @@ class Cases:
                 out = self.rt.permute(self.mesh, tensor(each[self.me], dtype), pairs, self.axes)
                 source = {t: s for s, t in pairs}.get(self.me)
                 check(out, np.zeros((2, 3)) if source is None else each[source], dtype)
-        pieces = shards(self.whole((5, 2)), 0, self.n)  # uneven: the shape changes hands too
+        pieces = shards(self.unsharded((5, 2)), 0, self.n)  # uneven: the shape changes hands too
         mine, theirs = pieces[self.me], pieces[(self.me - 1) % self.n]
         out = self.rt.permute(self.mesh, tensor(mine), ring, self.axes, shape=theirs.shape)
         check(out, theirs)
@@ -267,9 +267,9 @@ class Cases:
 
     def gather_global(self):
         for size in [8, 10, 1]:
-            whole = self.whole((size, 3))
-            x = tensor(shards(whole, 0, self.n)[self.me])
-            check(self.rt.gather_global(self.mesh, x, [self.axes, ()], None, [size, 3]), whole)
+            full = self.unsharded((size, 3))
+            x = tensor(shards(full, 0, self.n)[self.me])
+            check(self.rt.gather_global(self.mesh, x, [self.axes, ()], None, [size, 3]), full)
         each = self.each((2, 3))
         out = self.rt.gather_global(
             self.mesh, tensor(each[self.me]), [(), ()], ("sum", self.axes), [2, 3]
@@ -280,8 +280,8 @@ class Cases:
 NAMES = [
     name for name, value in vars(Cases).items() if not name.startswith("_") and callable(value)
 ]
-NAMES = [name for name in NAMES if name not in ("each", "whole")]
-# What depends on how the members of a group lie among all ranks.
+NAMES = [name for name in NAMES if name not in ("each", "unsharded")]
+# Cases that depend on the ranks of the members of a group.
 FEWER = [name for name in NAMES if name.endswith("_fused")]
 FEWER += ["group", "slice", "all_to_all", "gather", "scatter", "permute", "gather_global"]
 
@@ -311,14 +311,14 @@ def main(mesh_text, rank, store):
             except Exception:  # all failures are wanted, not only the first
                 failures.append(f"rank {rank}, {axes}, {name}: {traceback.format_exc(limit=-2)}")
     two_axes(mesh, mesh_axes, failures)
-    under_way(mesh, mesh_axes, failures)
+    in_flight(mesh, mesh_axes, failures)
     print("\n".join(failures) or f"rank {rank}: all passed")
     dist.barrier()
     dist.destroy_process_group()
 
 
 def choices(mesh_axes):
-    """Groups worth a try: one axis, several, in both orders, and sub-axes."""
+    """Return the groups that are tried: one axis, several, in both orders, and sub-axes."""
     return {
         "d=2": [("d",)],
         "dp=2,tp=2": [("dp",), ("dp", "tp"), ("tp", "dp")],
@@ -328,22 +328,22 @@ def choices(mesh_axes):
 
 
 def two_axes(mesh, mesh_axes, failures):
-    """A value split over two dimensions, uneven in both, is put together again."""
+    """A value that is split along two dimensions, unevenly along both, is gathered again."""
     if len(mesh_axes) != 2:
         return
     (a, _), (b, _) = mesh_axes
-    whole = numbers([7], (5, 7))
+    full = integers([7], (5, 7))
     for dims in [((a,), (b,)), ((b,), (a,)), ((a, b), ()), ((b, a), ())]:
-        local = [mesh.bounds(s, axes) for s, axes in zip(whole.shape, dims, strict=True)]
-        x = tensor(whole[tuple(np.s_[s:t] for s, t in local)])
+        local = [mesh.bounds(s, axes) for s, axes in zip(full.shape, dims, strict=True)]
+        x = tensor(full[tuple(np.s_[s:t] for s, t in local)])
         try:
-            check(rt.gather_global(mesh, x, dims, None, whole.shape), whole)
+            check(rt.gather_global(mesh, x, dims, None, full.shape), full)
         except Exception:
             failures.append(f"rank {mesh.rank}, {dims}: {traceback.format_exc(limit=-2)}")
 
 
 class Started:
-    """The runtime, where what can be started is started, and waited for at once."""
+    """The runtime with each collective that can be started started, and waited for at once."""
 
     def __getattr__(self, name):
         call = getattr(rt, name)
@@ -352,9 +352,9 @@ class Started:
         return lambda *given, **options: call(*given, **options, wait=False).wait()
 
 
-def under_way(mesh, mesh_axes, failures):
-    """What is started gives the same; and several are under way at once, over the same and other
-    groups, and are waited for in another order."""
+def in_flight(mesh, mesh_axes, failures):
+    """Collectives that are started have the same results, also where several are in flight, over
+    the same and other groups, and are waited for in another order."""
     if mesh.size > 4:
         return
     cases = Cases(mesh, mesh_axes, choices(mesh_axes)[-1], Started())
@@ -369,11 +369,11 @@ def under_way(mesh, mesh_axes, failures):
     for size in (1, 3, 50_000):
         pending = []
         for c in groups:
-            each, whole = c.each((size, 2 * c.n)), c.whole((size * c.n, 2))
-            x, part = tensor(each[c.me]), tensor(shards(whole, 0, c.n)[c.me])
+            each, full = c.each((size, 2 * c.n)), c.unsharded((size * c.n, 2))
+            x, part = tensor(each[c.me]), tensor(shards(full, 0, c.n)[c.me])
             pending += [
                 (rt.all_reduce(mesh, x, "sum", c.axes, wait=False), sum(each)),
-                (rt.all_gather(mesh, part, 0, c.axes, wait=False), whole),
+                (rt.all_gather(mesh, part, 0, c.axes, wait=False), full),
                 (rt.reduce_scatter(mesh, x, "sum", 1, c.axes, wait=False),
                  shards(sum(each), 1, c.n)[c.me]),
             ]  # fmt: skip
@@ -382,7 +382,7 @@ def under_way(mesh, mesh_axes, failures):
             try:
                 check(one.wait(), want)
             except Exception:
-                failures.append(f"rank {mesh.rank}, under way: {traceback.format_exc(limit=-2)}")
+                failures.append(f"rank {mesh.rank}, in flight: {traceback.format_exc(limit=-2)}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Ranks that are forked, as `subprocess.Popen` starts them: see server.py.
 
-`Forked` stands for a process in what the launcher asks of one; `run_ranks` runs a script of the
-tests on several ranks.
+`Forked` has the part of the interface of `Popen` that the launcher uses; `run_ranks` runs a script
+of the tests on several ranks.
 """
 
 import atexit
@@ -20,7 +20,7 @@ POLL_SECONDS, ANSWER_SECONDS = 0.01, 60
 
 
 class Server:
-    """The server of this process, and how its ranks ended."""
+    """The server of this process, and the exit codes of its ranks."""
 
     def __init__(self) -> None:
         self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -40,7 +40,7 @@ class Server:
         return answer["pid"]
 
     def answer(self, seconds: float) -> dict[str, int]:
-        """The next message, where one comes within so many seconds."""
+        """Return the next message; raise TimeoutError where none arrives within `seconds`."""
         self.socket.settimeout(seconds)
         answer = json.loads(self.socket.recv(1 << 16))
         if "code" in answer:
@@ -48,7 +48,7 @@ class Server:
         return answer
 
     def code(self, pid: int) -> int | None:
-        """How a rank ended; None while it runs."""
+        """Return the exit code of a rank; None while it runs."""
         while True:
             try:
                 self.answer(0)
@@ -64,7 +64,7 @@ server = cache(Server)
 
 
 class Forked:
-    """A rank, with what is used of a `subprocess.Popen`."""
+    """A rank, as a `subprocess.Popen`."""
 
     def __init__(self, argv: list[Any], env: dict[str, str], stdout: Any, pass_fds=(), **_: object):
         python, *argv = map(str, argv)
@@ -91,8 +91,9 @@ class Forked:
 
 
 def run_ranks(script: Path, count: int, arguments: list[Any], seconds: float) -> list[str]:
-    """What each of so many ranks of a script prints: `script *arguments RANK`. Within that time all
-    have ended, or are killed."""
+    """Run `script *arguments RANK` for `count` ranks; return the output of each.
+
+    Ranks that have not ended after `seconds` are killed."""
     env = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "GLOO_SOCKET_IFNAME": "lo"}
     logs = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115 - read below
     ranks = [

@@ -1,4 +1,4 @@
-"""One rank of test_ops_on_ranks.py: runs emitted functions on its parts of their arguments.
+"""One rank of test_ops_on_ranks.py: it runs emitted functions on its shards of their arguments.
 
 python ops_rank.py DIRECTORY RANK: DIRECTORY has jobs.json, a list of [name, function, types of the
 arguments], and for each name its program and an .npz with the arguments `NUMBER_RANK`.
@@ -52,7 +52,7 @@ def main(directory: Path, rank: int) -> None:
         try:
             with torch.no_grad():
                 results = space[function](mesh, *arguments)
-        except Exception:  # all failures are wanted; a rank that stops alone ends by the timeout
+        except Exception:  # report all failures; a rank that fails alone ends by the timeout
             failures.append(f"{name}: {traceback.format_exc(limit=-3)}")
             continue
         for i, x in enumerate(results if isinstance(results, tuple) else (results,)):

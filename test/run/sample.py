@@ -1,4 +1,4 @@
-"""An emitted directory, written by hand: a two-layer network on dp2 x tp2, uneven everywhere.
+"""An emitted directory, written by hand: a two-layer network on dp = 2, tp = 2, uneven shards.
 
 The hidden layer of 9 is split over tp (5 and 4), the batch of 15 over dp (8 and 7), and the result
 of `predict` over both axes.
@@ -111,7 +111,7 @@ def plan():
 
 
 def write(directory: Path, program: str = PROGRAM, **changes) -> Path:
-    """The directory as shard-opt would write it."""
+    """Write the directory as shard-opt would."""
     (directory / "data").mkdir(parents=True)
     for name in RUNTIME_FILES:
         shutil.copy(FOLDER / name, directory / name)
@@ -137,10 +137,10 @@ calls = 0
 
 
 def step(rt_mesh, x):
-    """Fails on rank 1, in the third step, as FAULT says; leaves its process id where it runs."""
+    """Write the rank's process id to PIDS; fail on rank 1, in the third step, by ERROR."""
     global calls
     calls += 1
-    if calls == 1:  # once: whoever reads it in a later step finds it whole
+    if calls == 1:  # once, so that a reader in a later step finds a complete file
         with open(f"{os.environ['PIDS']}/{rt_mesh.rank}", "w") as file:
             file.write(str(os.getpid()))
     if calls == 3 and rt_mesh.rank == 1:
@@ -153,8 +153,8 @@ def step(rt_mesh, x):
             "exit": "os._exit(7)",
             "hang": "time.sleep(1000)",
             "": "",
-        }[os.environ["FAULT"]])
-    if os.environ["FAULT"] == "":
+        }[os.environ["ERROR"]])
+    if os.environ["ERROR"] == "":
         time.sleep(0.05)
     return rt.all_reduce(rt_mesh, x, "sum", ("dp",))
 

@@ -1,12 +1,12 @@
 """A process that has imported torch and forks ranks: `python server.py FD`, started by forked.py.
 
 A rank that is forked starts in milliseconds; one that is started imports torch first, which takes
-longer than all that most tests do. Each rank is a process of its own with a session of its own, so
-nothing of a job stays for the next one, and one that dies harms no other.
+longer than most tests. Each rank is a process of its own with a session of its own, so nothing of a
+job remains for the next one, and one that dies does not affect the others.
 
-The socket FD has a request a message: {"argv", "env", "cwd", "fds"}, with the files that the rank
-is to have as its output and under the numbers `fds`. The answers are {"pid"}, and when the rank
-has ended {"pid", "code"}. It ends with whoever holds the other end.
+Each message on the socket FD is a request, {"argv", "env", "cwd", "fds"}, with the files that
+become the rank's output and its file descriptors `fds`. The answers are {"pid"} and, when the rank
+has ended, {"pid", "code"}. The process ends when the other end of the socket is closed.
 """
 
 import ctypes

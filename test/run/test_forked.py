@@ -1,4 +1,4 @@
-"""Ranks that are forked: how one ends is known, and none is left."""
+"""Ranks that are forked: their exit codes are reported, and none is left running."""
 
 import os
 from pathlib import Path
@@ -31,7 +31,7 @@ def ran(folder: Path, line: str, seconds: float = 60) -> list[str]:
         ("os.abort()", "(ended with -6)"),
     ],
 )
-def test_how_a_rank_ends_is_known(tmp_path: Path, line: str, wanted: str) -> None:
+def test_the_exit_code_of_a_rank_is_reported(tmp_path: Path, line: str, wanted: str) -> None:
     for rank, out in enumerate(ran(tmp_path, line)):
         assert f"rank {rank} {os.getcwd()} lo" in out or "abort" in line
         assert out.endswith(wanted)
@@ -47,7 +47,7 @@ def test_a_rank_that_hangs_is_killed(tmp_path: Path) -> None:
             os.kill(pid, 0)
 
 
-def test_what_a_rank_changes_is_its_own(tmp_path: Path) -> None:
+def test_changes_of_a_rank_are_its_own(tmp_path: Path) -> None:
     """The next one has its own modules and environment; the server lives on."""
     pid = server().process.pid
     ran(tmp_path, "import torch; torch.mine = 1; os.environ['MINE'] = '1'")

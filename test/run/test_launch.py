@@ -1,4 +1,4 @@
-"""shard-run on real ranks: what it computes, and how it ends when something goes wrong."""
+"""shard-run on real ranks: its results, and its exit after errors of ranks and plans."""
 
 import json
 import os
@@ -28,7 +28,7 @@ ENVIRONMENT = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
 def shard_run(*arguments, **environment):
-    # A shell's background job ignores SIGINT, and so do children of who ignores it.
+    # A shell's background job ignores SIGINT, and so do its children.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return subprocess.Popen(
@@ -43,7 +43,7 @@ def shard_run(*arguments, **environment):
 
 
 def in_numpy(directory, steps, seed):
-    """The same training by hand: losses, states, predictions."""
+    """Return losses, states and predictions of the same training in numpy."""
     x_all, t_all = np.load(directory / "data/x.npy"), np.load(directory / "data/t.npy")
     states = {
         key: fill("normal", sample.NORMAL, shape, None, f"{seed}/{key}", np.float64)
@@ -96,7 +96,7 @@ def test_torchrun_starts_it_too(tmp_path):
     assert "predict: y = f32 [16, 3]" in ran.stdout
 
 
-def test_alone_it_says_how_many_ranks_it_needs(tmp_path):
+def test_alone_it_reports_how_many_ranks_it_needs(tmp_path):
     directory = sample.write(tmp_path / "dir")
     ran = subprocess.run(
         [sys.executable, directory / "program.py"],
@@ -116,7 +116,7 @@ def test_an_ir_file_is_compiled_and_run():
     assert out.count(": agree") == 2
 
 
-def test_errors_of_an_ir_file_have_their_places(tmp_path, capsys):
+def test_errors_of_an_ir_file_have_their_locations(tmp_path, capsys):
     path = tmp_path / "bad.ir"
     path.write_text("func.func @f(%x: tensor<2xf32>) {\n  %y = nn.ex %x : tensor<2xf32>\n}\n")
     assert tool.main([str(path)]) == 2
@@ -178,7 +178,7 @@ def wait_until_gone(folder, seconds):
 def test_a_failing_rank_ends_the_run(tmp_path, monkeypatch, error, timeout, message):
     directory = sample.write(tmp_path / "dir", sample.COUNTDOWN, **sample.countdown_plan())
     monkeypatch.setenv("PIDS", str(tmp_path))
-    monkeypatch.setenv("FAULT", error)
+    monkeypatch.setenv("ERROR", error)
     monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", raising=False)
     with pytest.raises(RunError) as caught:
         launch.run(directory, Options(steps=10, timeout=timeout))
@@ -187,14 +187,14 @@ def test_a_failing_rank_ends_the_run(tmp_path, monkeypatch, error, timeout, mess
     assert str(caught.value).startswith(message), caught.value
     assert ended - float((tmp_path / "error").read_text()) < (5 if timeout == 60 else timeout + 5)
     if error == "raise":
-        assert "program.py" in str(caught.value)  # the place in the program
+        assert "program.py" in str(caught.value)  # the location in the program
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143),
                                               (signal.SIGKILL, -9)])  # fmt: skip
 def test_no_rank_outlives_the_launcher(tmp_path, number, code):
     directory = sample.write(tmp_path / "dir", sample.COUNTDOWN, **sample.countdown_plan())
-    process = shard_run(directory, "--steps", 10_000, PIDS=str(tmp_path), FAULT="")
+    process = shard_run(directory, "--steps", 10_000, PIDS=str(tmp_path), ERROR="")
     until = time.time() + 40
     while not (tmp_path / "error").exists():
         assert process.poll() is None, process.communicate()[0]
@@ -211,7 +211,7 @@ def test_no_rank_outlives_the_launcher(tmp_path, number, code):
 
 
 def broken(tmp_path, change):
-    """A directory of which `change` breaks the plan."""
+    """Return a directory whose plan is changed by `change`."""
     directory = sample.write(tmp_path / "dir")
     plan = json.loads((directory / "plan.json").read_text())
     change(plan)
@@ -300,21 +300,21 @@ def test_torch_is_asked_for(tmp_path, monkeypatch, capsys):
 
 
 def test_mutated_plans_never_show_a_traceback(tmp_path):
-    """Every value replaced in turn by things of other kinds: a plan is read, or a PlanError."""
+    """Values are deleted or replaced by others of other types: a plan is read, or a PlanError."""
     directory, chance = sample.write(tmp_path / "dir"), random.Random(0)
     text = json.dumps(sample.plan())
     for _ in range(400):
         plan = json.loads(text)
         holder = plan
         while True:
-            places = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-            place = chance.choice(places)
-            below = holder[place]
+            keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+            key = chance.choice(keys)
+            below = holder[key]
             if not isinstance(below, dict | list) or not below or chance.random() < 0.2:
                 break
             holder = below
         if chance.random() < 0.2:
-            del holder[place]
+            del holder[key]
         else:
             choices = [
                 None,
@@ -330,7 +330,7 @@ def test_mutated_plans_never_show_a_traceback(tmp_path):
                 [[]],
                 {"kind": "x"},
             ]
-            holder[place] = chance.choice(choices)
+            holder[key] = chance.choice(choices)
         (directory / "plan.json").write_text(json.dumps(plan))
         try:
             load_plan(directory)
@@ -344,7 +344,7 @@ def test_mutated_plans_never_show_a_traceback(tmp_path):
 def test_comparison(tmp_path):
     plan = read_plan(sample.write(tmp_path / "dir"))
     curve = np.linspace(2, 1, 30)
-    late = np.where(np.arange(30) < 20, curve, 7)  # after the steps that count
+    late = np.where(np.arange(30) < 20, curve, 7)  # after the steps that are compared
 
     def losses(ours, theirs):
         return report.compare(plan, {"losses/step": ours}, {"losses/step": theirs}, 30)[0]

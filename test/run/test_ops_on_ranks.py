@@ -1,5 +1,6 @@
 """The law of ops on real ranks: of every op the layouts that communicate most, forward and
-gradient, emitted and run on four Gloo ranks in one go; the answer is torch's on one device."""
+gradient, emitted and run on four Gloo ranks in one program start; expected is torch's result on one
+device."""
 
 import json
 import random
@@ -55,7 +56,7 @@ class Job:
 
 
 def job(name: str, p: Problem, draw: random.Random) -> Job:
-    """Of some layouts of the operands and results, the ones that communicate most."""
+    """Return the case with those of some random layouts that communicate most."""
     found = []
     block = function(p.module, "f").body.block
     assert block.last_op is not None
@@ -69,7 +70,7 @@ def job(name: str, p: Problem, draw: random.Random) -> Job:
 
 
 def jobs() -> list[Job]:
-    """For each op one of its cases and one of its types, and a few more of those with two."""
+    """Return two of the cases of each op (one where it has no gradient), each in one type."""
     by_op: dict[type, list[Case]] = {}
     for case in CASES:
         by_op.setdefault(case.op, []).append(case)
@@ -84,7 +85,7 @@ def jobs() -> list[Job]:
 
 
 def two_matmuls() -> Job:
-    """Sub-programs of more than an op run too: a matrix product into a split softmax."""
+    """Return a program of two ops: a matrix product into a split softmax."""
     from harness import Arg
 
     from shardir.dialects import nn
@@ -101,7 +102,7 @@ def two_matmuls() -> Job:
 
 
 def split_images() -> list[Job]:
-    """Convolutions over images whose rows and columns are split, evenly and not: halo exchanges."""
+    """Return convolutions over images whose rows and columns are split, evenly and not: halos."""
     from harness import Arg, layout
 
     from shardir.dialects import nn
@@ -153,7 +154,7 @@ def test_ops_on_real_ranks(tmp_path: Path):
 
 
 def error(j: Job, results: list[dict[str, np.ndarray]]) -> str:
-    """How the whole of what the ranks have differs from torch's answer."""
+    """Return the difference of the global value on the ranks from torch's, or ""."""
     _, types = j.types
     for i, (t, wanted, e) in enumerate(
         zip(types, j.problem.wanted, j.problem.elements, strict=True)

@@ -1,5 +1,5 @@
-"""Every optimizer, clipping, loss scaling and microbatches on four Gloo ranks, in one start; the
-answer is torch's on one device."""
+"""Every optimizer, clipping, loss scaling and microbatches on four Gloo ranks, in one program;
+expected are torch's results on one device."""
 # ruff: noqa: E402
 
 import numpy as np
@@ -39,7 +39,7 @@ O, S = torch.optim, torch.optim.lr_scheduler
 
 
 def layerwise(kind, p):
-    """LAMB and LARS, written out."""
+    """Return a step of LAMB or LARS in torch."""
     m, v, t = [torch.zeros_like(w) for w in p], [torch.zeros_like(w) for w in p], [0]
 
     def step():
@@ -101,7 +101,7 @@ CASES = {  # name: (options of the step, its microbatches, torch's)
 
 
 def trained(name, count, make):
-    """The losses and parameters that torch comes to."""
+    """Return the losses and parameters of torch."""
     p = []
     for key, shape in (("w", (4, 6)), ("b", (6,))):
         first = fill("normal", NORMAL, shape, None, f"0/{name}_{key}", np.float32)

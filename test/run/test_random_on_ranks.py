@@ -1,5 +1,5 @@
-"""Random numbers on real ranks: the same bits on any mesh as numpy has them, in the forward part
-and when they are drawn again in the backward part, and others at each step."""
+"""Random values on real ranks: on any mesh the bits of numpy, in the forward part and when they are
+drawn again in the backward part, and different ones at each step."""
 
 import numpy as np
 import pytest
@@ -35,19 +35,19 @@ func.func @drawn(%key: tensor<i64> {train.state = "key"}) -> (tensor<9x6xf32, #x
   func.return %n, %b : tensor<9x6xf32, #x>, tensor<9x6xi1>
 }
 """  # noqa: E501
-WHOLE, STEPS = (9, 6), 2
-PLACES = positions(WHOLE, [(0, n) for n in WHOLE])
+SHAPE, STEPS = (9, 6), 2
+POSITIONS = positions(SHAPE, [(0, n) for n in SHAPE])
 
 
-def kept(key: int) -> np.ndarray:
-    return uniform(seed_at(key, 1), PLACES) >= 0.25
+def retained(key: int) -> np.ndarray:
+    return uniform(seed_at(key, 1), POSITIONS) >= 0.25
 
 
 def after(w: np.ndarray, key: int) -> np.ndarray:
     """One step, elementwise and in single precision: the loss is sum((mask w / (1 - p) - w)^2)."""
     scale = np.float32(1 / 0.75)
-    dl = 2 * ((w * kept(key)) * scale - w)
-    return w - np.float32(0.25) * ((dl * kept(key)) * scale - dl)
+    dl = 2 * ((w * retained(key)) * scale - w)
+    return w - np.float32(0.25) * ((dl * retained(key)) * scale - dl)
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_any_mesh_draws_the_same(mesh, layout, tmp_path):
     run(tmp_path / "out", Options(timeout=60, steps=STEPS, dump=dump))
     found = np.load(dump)
     key = int(fill("integers", {"low": 0, "high": 10**15}, (), None, "0/key", np.int64))
-    w = fill("normal", {}, WHOLE, None, "0/w", np.float32)
+    w = fill("normal", {}, SHAPE, None, "0/w", np.float32)
     for step in range(STEPS):
         w = after(w, key + step)
     assert found["states/w"].tobytes() == w.tobytes()
     assert found["states/key"] == key + STEPS
-    normal = fill("normal", {"mean": 1.0, "std": 2.0}, WHOLE, None, seed_at(key + STEPS, 2))
+    normal = fill("normal", {"mean": 1.0, "std": 2.0}, SHAPE, None, seed_at(key + STEPS, 2))
     assert found["results/drawn/0"].tobytes() == normal.tobytes()
-    bits = fill("bernoulli", {"p": 0.5}, WHOLE, None, seed_at(key + STEPS, 3), bool)
+    bits = fill("bernoulli", {"p": 0.5}, SHAPE, None, seed_at(key + STEPS, 3), bool)
     assert (found["results/drawn/1"].astype(bool) == bits).all()
-    assert (kept(key) != kept(key + 1)).any()
+    assert (retained(key) != retained(key + 1)).any()

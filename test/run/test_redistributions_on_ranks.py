@@ -1,8 +1,7 @@
 """Redistributions on real ranks: the value after each is the value before, bit for bit.
 
-300 random pairs of layouts on 8 ranks, sub-axes and uneven shards included; and, where the start or
-the end is partial, a complete value on either side of it. Integers, so that no order of summing
-shows.
+300 random pairs of layouts on 8 ranks, with sub-axes and uneven shards, some of them through a
+partial value. Values are integers, so that the order of a sum does not matter.
 """
 # ruff: noqa: E402
 
@@ -23,7 +22,7 @@ from shardir.backend.torch.launch import run
 from shardir.dialects.random import fill
 
 MESH = Mesh("m", (("a", 2), ("b", 4)))
-DIGITS = [
+AXES = [
     [Axis("a"), Axis("b")],
     [Axis("a"), Axis("b", 1, 2), Axis("b", 2, 2)],
 ]
@@ -32,26 +31,26 @@ PAIRS, PARTIAL = 300, 60
 
 
 def layout(draw: random.Random, rank: int, partial: bool = False) -> Layout:
-    """Some axes to some dimensions, in any order; with `partial`, one axis at least is partial."""
-    digits = draw.choice(DIGITS)
-    axes = draw.sample(digits, len(digits))
-    kept = [axes.pop()] if partial else []
+    """Return a random layout of `rank` dimensions; with `partial`, it is partial over one axis."""
+    candidates = draw.choice(AXES)
+    axes = draw.sample(candidates, len(candidates))
+    reduced = [axes.pop()] if partial else []
     dims: list[tuple[Axis, ...]] = [()] * rank
     for a in axes[: draw.randint(0, len(axes))]:
         d = draw.randrange(rank)
         dims[d] = (*dims[d], a)
-    return Layout("m", tuple(dims)).with_partial(tuple(kept)).simplified(MESH)
+    return Layout("m", tuple(dims)).with_partial(tuple(reduced)).simplified(MESH)
 
 
 def program(draw: random.Random) -> tuple[str, dict[str, tuple[int, ...]]]:
-    """A function per pair, from its first layout to its last."""
+    """Return a program with a function per pair of layouts, and the shapes of their values."""
     lines, shapes = [f"dist.mesh {MESH}"], {}
     for i in range(PAIRS):
         shape = draw.choice(SHAPES)
-        way = [layout(draw, len(shape)), layout(draw, len(shape))]
+        chain = [layout(draw, len(shape)), layout(draw, len(shape))]
         if i < PARTIAL:
-            way.insert(1, layout(draw, len(shape), partial=True))
-        types = [f"tensor<{'x'.join(map(str, shape))}xi32, #dist.layout<{x}>>" for x in way]
+            chain.insert(1, layout(draw, len(shape), partial=True))
+        types = [f"tensor<{'x'.join(map(str, shape))}xi32, #dist.layout<{x}>>" for x in chain]
         name = f"f{i}"
         shapes[name] = shape
         init = "{train.input = #train.init<integers, low = -1000, high = 1000>}"

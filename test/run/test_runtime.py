@@ -15,7 +15,7 @@ from shardir.dialects import random as numpy_random
 
 
 @pytest.mark.parametrize("mesh", ["d=2", "dp=2,tp=2", "d=3", "d=8"])
-def test_collectives_equal_slices_of_the_whole(mesh, tmp_path):
+def test_collectives_equal_slices_of_the_global_array(mesh, tmp_path):
     """Every collective, type, uneven and empty shard, order of axes and sub-axis in one run."""
     world = np.prod([int(axis.split("=")[1]) for axis in mesh.split(",")])
     program = Path(__file__).parent / "collectives_rank.py"
@@ -78,21 +78,21 @@ KINDS = {
 def test_any_part_has_the_same_bits_in_torch_and_numpy(name):
     kind, params, dtype = KINDS[name]
     shape, of_torch, of_numpy = (30, 70, 11), getattr(torch, dtype), np.dtype(dtype)
-    whole = numpy_random.fill(kind, params, shape, None, "0/w", of_numpy)
-    assert whole.dtype == of_numpy
+    full = numpy_random.fill(kind, params, shape, None, "0/w", of_numpy)
+    assert full.dtype == of_numpy
     for slices in [
         [(0, 30), (0, 70), (0, 11)],
         [(7, 30), (33, 69), (2, 11)],
         [(3, 3), (0, 70), (1, 2)],
     ]:
-        want = whole[tuple(np.s_[a:b] for a, b in slices)]
+        want = full[tuple(np.s_[a:b] for a, b in slices)]
         ours = runtime_random.fill(kind, params, shape, slices, "0/w", of_torch)
         assert ours.numpy().tobytes() == want.tobytes()
         again = numpy_random.fill(kind, params, shape, slices, "0/w", of_numpy)
         assert again.tobytes() == want.tobytes()
 
 
-def test_the_numbers_are_what_they_are_called():
+def test_samples_have_their_distributions():
     normal = numpy_random.fill("normal", {"mean": 0, "std": 1}, (200_000,), None, "k", np.float64)
     moments = [(normal**power).mean() for power in (1, 2, 3, 4)]
     np.testing.assert_allclose(moments, [0, 1, 0, 3], atol=0.05)
