@@ -2,10 +2,12 @@
 
     module = parse(text, "digits.ir")        # raises ParseErrors with all errors
 
-    mlir.lark    statements              builder.py   their reductions, names, scopes
-    leaves.lark  types and attributes    leaves.py    their reductions, cached by spelling
-    lexer.py     terminals, the loop     formats.py   one rule for each assembly_format
-                                         recovery.py  what happens after a syntax error
+    mlir.lark     statements             builder.py          their reductions (functions.py those
+                                                             of functions), names.py their names
+    leaves.lark   types and attributes   leaf_reductions.py  their reductions, which leaves.py runs
+                                                             once per spelling; aliases.py
+    lexer.py      terminals, the loop    formats.py          one rule for each assembly_format
+                                         recovery.py         resumption after a syntax error
 
 An error does not stop the parser. A wrong leaf or operand drops its op only; a syntax error skips
 to the next line that starts a statement, and the body of an op with an error in its head is still
@@ -28,7 +30,8 @@ from xdsl.ir import Dialect
 from xdsl.irdl import IRDLOperation
 
 from shardir.diagnostics import ParseErrors
-from shardir.syntax.builder import ModuleBuilder, StopError
+from shardir.syntax.builder import ModuleBuilder
+from shardir.syntax.errors import StopError
 from shardir.syntax.formats import OpFormat, Rules
 from shardir.syntax.leaves import Leaves
 from shardir.syntax.lexer import TERMINALS, Machine, lark_regexes
@@ -120,14 +123,14 @@ class IRParser:
         module: ModuleOp | None = None
         with no_gc():
             try:
-                for start, end, message in self.leaves.twice:
-                    builder.report(start, end, message)
+                for start, end, message in self.leaves.aliases.redefined:
+                    builder.log.report(start, end, message)
                 module = self.machine.run(source.text, "module", recover=self.recovery.recover)
             except StopError:
                 pass
-            errors, broken = builder.errors, builder.incomplete
+            errors, incomplete = builder.log.errors, builder.log.incomplete
             if module is not None and (verify or errors):
-                errors = errors + verify_all(module, source, broken if errors else None)
+                errors = errors + verify_all(module, source, incomplete if errors else None)
         builder.begin(Source(""))
         if errors:
             errors.sort(key=lambda d: (d.line or 1 << 30, d.column))

@@ -6,7 +6,8 @@ from typing import Any
 from xdsl.ir import Region
 
 from shardir.diagnostics import did_you_mean, one_of
-from shardir.syntax.builder import ModuleBuilder, StopError
+from shardir.syntax.builder import ModuleBuilder
+from shardir.syntax.errors import StopError
 from shardir.syntax.lexer import Machine, Row, Token, UnexpectedError
 
 BLANK = r"[^\S\n]*+"
@@ -92,7 +93,7 @@ class Recovery:
 
     def same_line(self, text: str, start: int) -> bool:
         """Whether `start` is in the middle of a line with a reported error."""
-        errors = self.builder.errors
+        errors = self.builder.log.errors
         line = text.rfind("\n", 0, start) + 1
         number = self.builder.source.line_column(start)[0]
         return bool(errors) and errors[-1].line == number and bool(text[line:start].strip())
@@ -100,21 +101,21 @@ class Recovery:
     def lose(self, text: str, start: int, end: int) -> None:
         """Drop a statement: uses of what it may have defined are not reported."""
         builder = self.builder
-        builder.scope.lost = True
+        builder.names.scope.lost = True
         head = text[start:end]
         if m := RESULTS.match(head):
-            builder.poison(re.findall(r"%[\w$.-]+", m[0]))
+            builder.names.lose(re.findall(r"%[\w$.-]+", m[0]))
         if head.startswith("^"):
-            builder.poison(ARGUMENT.findall(head))
+            builder.names.lose(ARGUMENT.findall(head))
         if m := DEFINED_SYMBOL.match(head):
-            builder.incomplete.symbols.add(m[1].strip('"'))
+            builder.log.incomplete.symbols.add(m[1].strip('"'))
         if "{" not in head[-2:] and head.startswith(("func.func", "builtin.module")):
-            builder.scope.lenient = True  # the `{` is missing: its body follows
+            builder.names.scope.lenient = True  # the `{` is missing: its body follows
             self.unopened += 1
 
     # ---- messages ----
     def report(self, e: UnexpectedError, text: str, start: int, following: int) -> None:
-        report = self.builder.report
+        report = self.builder.log.report
         if not e.got:
             self.report_end(e, text)
             return
@@ -137,10 +138,12 @@ class Recovery:
     def report_end(self, e: UnexpectedError, text: str) -> None:
         end = max(e.after, 1)
         notes = []
-        if (opened := self.builder.scope.opened) is not None:
+        if (opened := self.builder.names.scope.opened) is not None:
             line = self.builder.source.line_column(opened.start)[0]
             notes.append(f"the '{{' on line {line} is not closed")
-        self.builder.report(end - 1, end, f"{self.expected(e)}, got the end of the file", *notes)
+        self.builder.log.report(
+            end - 1, end, f"{self.expected(e)}, got the end of the file", *notes
+        )
 
     def expected(self, e: UnexpectedError) -> str:
         names = {self.human(k) for k in e.expected} - {""}

@@ -1,0 +1,255 @@
+"""The reductions of leaves.lark: attributes, types and locations.
+
+Builtin syntax that training programs do not use (`vector`, `memref`, `dense`, `affine_map`, ...)
+goes to xDSL's own attribute parser, whose errors get their source location.
+"""
+
+import re
+from difflib import get_close_matches
+from typing import Any
+
+from lark import Transformer
+from xdsl.context import Context
+from xdsl.dialects import builtin
+from xdsl.dialects.builtin import (
+    UNKNOWN_LOC,
+    ArrayAttr,
+    BytesAttr,
+    DictionaryAttr,
+    FileLineColLoc,
+    FloatAttr,
+    FunctionType,
+    IntAttr,
+    IntegerAttr,
+    IntegerType,
+    NoneAttr,
+    Signedness,
+    StringAttr,
+    SymbolRefAttr,
+    TensorType,
+    TupleType,
+    UnitAttr,
+)
+from xdsl.ir import Attribute, TypeAttribute
+from xdsl.parser import Parser
+from xdsl.utils.exceptions import ParseError, VerifyException
+from xdsl.utils.mlir_lexer import MLIRTokenKind
+
+from shardir.diagnostics import did_you_mean
+from shardir.dialects.text import TextAttr
+from shardir.syntax.aliases import Aliases
+from shardir.syntax.lexer import Token
+from shardir.syntax.spelling import LeafError, decimal, located, string_bytes, text_of
+
+FLOAT_NAMES = (
+    "bf16 f16 f32 f64 f80 f128 tf32 f8E5M2 f8E4M3 f8E4M3FN f8E5M2FNUZ f8E4M3FNUZ f8E4M3B11FNUZ "
+    "f8E3M4 f8E8M0FNU f6E2M3FN f6E3M2FN f4E2M1FN"
+)
+FLOATS: dict[str, Attribute] = {name: getattr(builtin, name) for name in FLOAT_NAMES.split()}
+SCALARS = FLOATS | {"index": builtin.IndexType(), "none": builtin.NoneType()}
+SIGNS = {"i": Signedness.SIGNLESS, "si": Signedness.SIGNED, "ui": Signedness.UNSIGNED}
+
+
+class LeafReductions(Transformer[Any, Any]):
+    """The reductions of leaves.lark; `c` is the list of a rule's children."""
+
+    def __init__(self, ctx: Context):
+        super().__init__(visit_tokens=False)
+        self.ctx = ctx
+        self.aliases: Aliases
+        """Those of the current text."""
+
+    # ---- attributes ----
+    def int_attr(self, c: list[Any]) -> Attribute:
+        type = builtin.i64 if c[1] is None else c[1]
+        value = decimal(c[0].value, c[0])
+        if isinstance(type, IntegerType | builtin.IndexType):
+            return located(c[0].start, c[0].end, lambda: IntegerAttr(value, type))
+        if type in FLOATS.values():
+            return FloatAttr(float(value), type)
+        raise LeafError(c[0].start, c[0].end, f"an integer cannot have type {type}")
+
+    def float_attr(self, c: list[Any]) -> Attribute:
+        type = builtin.f64 if c[1] is None else c[1]
+        if type not in FLOATS.values():
+            raise LeafError(c[0].start, c[0].end, f"a float cannot have type {type}")
+        return FloatAttr(float(c[0].value), type)
+
+    def hex_attr(self, c: list[Any]) -> Attribute:
+        """Return a hexadecimal number as an integer, or as the bits of a float."""
+        if c[1] is not None and c[1] in FLOATS.values():
+            return float_bits(c[0], c[1])
+        return self.int_attr(c)
+
+    def string_attr(self, c: list[Token]) -> Attribute:
+        raw = string_bytes(c[0])
+        try:
+            return StringAttr(raw.decode())
+        except UnicodeDecodeError:
+            return BytesAttr(raw)
+
+    def true_attr(self, c: list[Any]) -> Attribute:
+        return IntegerAttr.from_bool(True)
+
+    def false_attr(self, c: list[Any]) -> Attribute:
+        return IntegerAttr.from_bool(False)
+
+    def unit_attr(self, c: list[Any]) -> Attribute:
+        return UnitAttr()
+
+    def symbol_attr(self, c: list[Token]) -> Attribute:
+        root, *nested = map(text_of, c)
+        return SymbolRefAttr(root, nested)
+
+    def array_attr(self, c: list[Any]) -> Attribute:
+        return ArrayAttr(c)
+
+    def dict_attr(self, c: list[Any]) -> Attribute:
+        return DictionaryAttr(c[0])
+
+    def entries(self, c: list[Any]) -> dict[str, Attribute]:
+        found: dict[str, Attribute] = {}
+        for key, name, value in c:
+            if name in found:
+                raise LeafError(
+                    key.start, key.end, f"{name} occurs twice in this dictionary; drop one of them"
+                )
+            found[name] = value
+        return found
+
+    def entry(self, c: list[Any]) -> tuple[Token, str, Attribute]:
+        key, value = c
+        return key, text_of(key), UnitAttr() if value is None else value
+
+    def props(self, c: list[Any]) -> dict[str, Attribute]:
+        return c[0]
+
+    # ---- types ----
+    def scalar_type(self, c: list[Token]) -> Attribute:
+        word = c[0].value
+        if (found := SCALARS.get(word)) is not None:
+            return found
+        if m := re.fullmatch(r"(i|si|ui)(\d{1,8})", word):
+            found = located(c[0].start, c[0].end, lambda: IntegerType(int(m[2]), SIGNS[m[1]]))
+            SCALARS[word] = found
+            return found
+        near = get_close_matches(word, [*SCALARS, "tensor", "i1", "i32", "i64"], 1, 0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise LeafError(c[0].start, c[0].end, f"unknown type {word}{hint}")
+
+    def tensor_type(self, c: list[Any]) -> Attribute:
+        dims, element, encoding = c
+        return TensorType(element, dims, NoneAttr() if encoding is None else encoding)
+
+    def dims(self, c: list[Token]) -> list[int]:
+        return [builtin.DYNAMIC_INDEX if t.value == "?x" else decimal(t.value[:-1], t) for t in c]
+
+    def tuple_type(self, c: list[Any]) -> Attribute:
+        return TupleType(ArrayAttr(tuple(c[0] or ())))
+
+    def types(self, c: list[Any]) -> list[Attribute]:
+        return c
+
+    def fn_type(self, c: list[Any]) -> FunctionType:
+        return FunctionType.from_lists(c[0] or (), c[1])
+
+    def fn_results(self, c: list[Any]) -> list[Attribute]:
+        return c
+
+    def fn_result_list(self, c: list[Any]) -> list[Attribute]:
+        return c[0] or []
+
+    # ---- locations ----
+    def unknown_loc(self, c: list[Any]) -> Attribute:
+        return UNKNOWN_LOC
+
+    def file_loc(self, c: list[Token]) -> Attribute:
+        line, column = (IntAttr(decimal(t.value, t)) for t in c[1:])
+        return FileLineColLoc(StringAttr(text_of(c[0])), line, column)
+
+    def name_loc(self, c: list[Any]) -> Attribute:
+        return builtin.NameLoc(StringAttr(text_of(c[0])), NoneAttr() if c[1] is None else c[1])
+
+    def call_loc(self, c: list[Any]) -> Attribute:
+        return builtin.CallSiteLoc(*c)
+
+    def fused_loc(self, c: list[Any]) -> Attribute:
+        metadata, *inner = c
+        return builtin.FusedLoc(tuple(inner), NoneAttr() if metadata is None else metadata)
+
+    # ---- aliases, and attributes of dialects ----
+    def alias(self, c: list[Token]) -> Attribute:
+        return self.aliases.value(c[0].value, c[0])
+
+    def dialect_attr(self, c: list[Token]) -> Attribute:
+        t = c[0]
+        name, angle, rest = t.value[1:].partition("<")
+        is_type = t.value[0] == "!"
+        base: type[Attribute] | None = (
+            self.ctx.get_optional_type(name) if is_type else self.ctx.get_optional_attr(name)
+        )
+        if base is None:
+            known = [
+                a.name
+                for d in self.ctx.loaded_dialects
+                for a in d.attributes
+                if issubclass(a, TypeAttribute) == is_type
+            ]
+            hint = did_you_mean(name, known)
+            end = t.start + len(name) + 1
+            what = "type" if is_type else "attribute"
+            raise LeafError(t.start, end, f"{what} {t.value[0]}{name} is not registered{hint}")
+        if issubclass(base, TextAttr):
+            start = t.start + len(name) + 2
+            if not angle:
+                raise LeafError(t.end, t.end + 1, f"expected '<' after #{name}")
+            return located(start, t.end, lambda: base.read(rest[:-1]))
+        return self.by_xdsl(t.value, t)
+
+    def opaque(self, c: list[Token]) -> Attribute:
+        return self.by_xdsl(c[0].value, c[0])
+
+    def by_xdsl(self, text: str, t: Token, shift: int = 0) -> Attribute:
+        """Return the attribute that xDSL's parser reads in a text: the token's, after `shift`
+        characters that are not in the source."""
+        parser = Parser(self.ctx, text)
+        for name in self.aliases.used_in(text):
+            parser.attribute_aliases[name] = self.aliases.value(name, t)
+        try:
+            found = parser.parse_attribute()
+            if parser._current_token.kind != MLIRTokenKind.EOF:
+                parser.raise_error("unexpected text after it")
+            return found
+        except ParseError as e:
+            at = min(max(t.start, t.start + e.span.start - shift), t.end - 1)
+            raise LeafError(at, min(at + max(1, len(e.span)), t.end), e.msg) from None
+        except (VerifyException, ValueError, OverflowError, TypeError, AssertionError) as e:
+            message = (
+                str(e).split("\n")[0] or f"this is not a valid {text.split('<', maxsplit=1)[0]}"
+            )
+            raise LeafError(t.start, t.end, message) from None
+
+
+def number(type: Any, t: Token) -> Attribute:
+    """Return the number or boolean that a token spells, as an attribute of a type."""
+    if isinstance(type, IntegerType | builtin.IndexType):
+        if t.value in ("true", "false"):
+            if type != builtin.i1:
+                raise LeafError(t.start, t.end, f"expected an integer, got {t.value}")
+            return IntegerAttr(int(t.value == "true"), type)
+        if "." in t.value:
+            raise LeafError(t.start, t.end, f"expected an integer, got {t.value}")
+        return IntegerAttr(decimal(t.value, t), type)
+    if t.value in ("true", "false"):
+        raise LeafError(t.start, t.end, f"expected a number, got {t.value}")
+    if "x" in t.value:
+        return float_bits(t, type)
+    return FloatAttr(float(t.value), type)
+
+
+def float_bits(t: Token, type: Any) -> Attribute:
+    """Return the float of a type whose bits a token spells."""
+    bits, size = decimal(t.value, t), type.size
+    if not 0 <= bits < 1 << 8 * size:
+        raise LeafError(t.start, t.end, f"{t.value} has more bits than {type}")
+    return FloatAttr(type.unpack(bits.to_bytes(size, "little"), 1)[0], type)

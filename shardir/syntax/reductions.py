@@ -1,0 +1,83 @@
+"""The base of the reductions of mlir.lark: the state of one text, and values of leaf tokens."""
+
+from collections.abc import Callable
+from typing import Any
+
+from lark import Transformer
+from xdsl.context import Context
+from xdsl.dialects.builtin import LocationAttr
+from xdsl.ir import Attribute, Block
+
+from shardir.syntax.errors import ErrorLog
+from shardir.syntax.leaves import Leaves
+from shardir.syntax.lexer import Token
+from shardir.syntax.names import ScopedNames
+from shardir.syntax.source import Source
+from shardir.syntax.spelling import LeafError, SilentError, text_of
+
+BlockArgs = list[tuple[Token, Attribute | None, LocationAttr | None]]
+"""Arguments of a block: name, type, which is None where it has an error, and location."""
+
+
+class Reductions(Transformer[Any, Any]):
+    """The state of the text that is being parsed. An error does not stop it: the current op is
+    parsed to its end, and then dropped."""
+
+    def __init__(self, ctx: Context, leaves: Leaves):
+        super().__init__(visit_tokens=False)
+        self.ctx, self.leaves = ctx, leaves
+        self.begin(Source(""))
+
+    def begin(self, source: Source) -> None:
+        """Start a text."""
+        self.source = source
+        self.leaves.begin(source.text)
+        self.log = ErrorLog(source)
+        self.names = ScopedNames(self.log)
+        self.arguments: BlockArgs | None = None
+        """The arguments of the next region's first block, where a function's head has them."""
+        self.lenient = False
+        """Whether the next region belongs to an op whose head has an error."""
+        self.bad = False
+        """Whether a leaf of the current statement has an error."""
+        self.head_lost = False
+        """Whether an argument of the current function's head has an error."""
+
+    def leaf(self, kind: str) -> Callable[[str, int, int], Any]:
+        """Return the function from a leaf token to its value; None, and a bad op, where it has an
+        error."""
+        leaves = self.leaves
+
+        def convert(value: str, start: int, end: int) -> Any:
+            if (found := leaves.cache.get((kind, value))) is not None:
+                return found
+            return self.guarded(lambda: leaves.read(kind, value, start, end))
+
+        return convert
+
+    def guarded(self, make: Callable[[], Any]) -> Any:
+        """Return the result of `make`; None, and a bad op, where a leaf has an error."""
+        try:
+            return make()
+        except LeafError as e:
+            self.bad = True
+            self.log.report(e.start, e.end, e.message)
+        except SilentError:
+            self.bad = True
+        return None
+
+    # ---- the interface of formats.py ----
+    def body(self, base: type[Attribute], t: Token) -> Any:
+        return self.guarded(lambda: self.leaves.body(base, t))
+
+    def typed(self, base: type[Any], type: Attribute, t: Token) -> Any:
+        return self.guarded(lambda: self.leaves.typed(base, type, t))
+
+    def array(self, element: Any, t: Token) -> Any:
+        return self.guarded(lambda: self.leaves.array(element, t))
+
+    def symbol(self, t: Token) -> Any:
+        return self.guarded(lambda: text_of(t)) or ""
+
+    def block_named(self, t: Token) -> Block:
+        return self.names.successor(t)

@@ -1,0 +1,82 @@
+"""The values that tokens spell: strings, symbols and integers; and the errors of leaves."""
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from xdsl.utils.exceptions import ParseError, VerifyException
+
+from shardir.diagnostics import NotationError, ShardirError
+from shardir.syntax.lexer import Token
+
+T = TypeVar("T")
+
+ESCAPE = re.compile(r"\\(?:([0-9a-fA-F]{2})|(.))", re.S)
+KNOWN_ESCAPES = {"n": b"\n", "t": b"\t", "\\": b"\\", '"': b'"'}
+
+
+class LeafError(Exception):
+    """An error within a leaf, with its range in the source text."""
+
+    def __init__(self, start: int, end: int, message: str):
+        super().__init__(message)
+        self.start, self.end, self.message = start, end, message
+
+
+class SilentError(Exception):
+    """A use of a definition whose error has been reported."""
+
+
+def string_bytes(t: Token) -> bytes:
+    """Return the bytes that the quoted part of a token spells."""
+    text = t.value[t.value.index('"') + 1 : -1]
+    if "\\" not in text:
+        return text.encode()
+    out, last = bytearray(), 0
+    for m in ESCAPE.finditer(text):
+        out += text[last : m.start()].encode()
+        if m[1]:
+            out.append(int(m[1], 16))
+        elif m[2] in KNOWN_ESCAPES:
+            out += KNOWN_ESCAPES[m[2]]
+        else:
+            at = t.start + t.value.index('"') + 1 + m.start()
+            raise LeafError(at, at + 2, f"unknown escape {m[0]!r} in a string")
+        last = m.end()
+    return bytes(out + text[last:].encode())
+
+
+def text_of(t: Token) -> str:
+    """Return the text that a string, a symbol or a bare word spells."""
+    value = t.value.removeprefix("@")
+    if not value.startswith('"'):
+        return value
+    try:
+        return string_bytes(t).decode()
+    except UnicodeDecodeError:
+        raise LeafError(t.start, t.end, "this string is not UTF-8 text") from None
+
+
+def decimal(text: str, t: Token) -> int:
+    """Return an integer, decimal or hexadecimal; `t` is the token of an error."""
+    try:
+        return int(text, 0) if "x" in text else int(text)
+    except ValueError:  # Python reads no more than 4300 digits
+        raise LeafError(t.start, t.end, "this number is too long") from None
+
+
+def located(start: int, end: int, make: Callable[[], T]) -> T:
+    """Return the result of `make`, whose errors become those of the leaf in [start, end)."""
+    try:
+        return make()
+    except (LeafError, SilentError):
+        raise
+    except NotationError as e:
+        at = min(start + e.offset, end - 1)
+        raise LeafError(at, at + 1, e.message) from None
+    except ParseError as e:
+        raise LeafError(start, end, e.msg) from None
+    except (VerifyException, ShardirError, ValueError, OverflowError, TypeError) as e:
+        raise LeafError(start, end, str(e).split("\n")[0]) from None
+    except RecursionError:
+        raise LeafError(start, end, "this nests too deeply") from None
