@@ -1,22 +1,22 @@
 """make mutants: plant one error at a time, and expect the tests of its package to fail.
 
-Works on copies of the tree, one for each job. A mutant is caught if a test fails, and survives if
-all pass. Each selection of tests must also pass without a mutant. The test that catches a mutant
-goes into caught.json, from which docs/testing.md is generated.
+Works on copies of the tree, one for each job. A mutant is caught if a test fails that passes
+without it, and survives if all pass. The test that catches a mutant goes into caught.json, from
+which docs/testing.md is generated.
 """
 
 import argparse
+import json
 import os
 import queue
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
@@ -32,24 +32,31 @@ from mutants import ROOT, Mutant, caught, mutants, record
 SECONDS = 300
 """The default of the maximum time of one run of tests, in seconds."""
 
-FAILED, PASSED = 1, 0
+PASSED, FAILED = 0, 1
 """The exit codes of pytest that tell about tests; the others say that it could not run them."""
 
+FAILURES = ".pytest_cache/v/cache/lastfailed"
+"""The file to which pytest writes the tests that failed."""
 
-class Outcome(NamedTuple):
-    """The result of the tests of a mutant, or of a selection without one."""
+
+class TestRun(NamedTuple):
+    """The result of a run of tests."""
 
     code: int | None
     """The exit code of pytest; None if it was ended at the limit of time."""
-    first: str
-    """The test that failed first, or the end of the output where there is none."""
-    seconds: float
+    failed: list[str]
+    last: str
+    """The last line of the output."""
 
-    @property
-    def verdict(self) -> str:
-        if self.code == FAILED:
-            return "caught"
-        return "survived" if self.code == PASSED else "not tested"
+
+class Outcome(NamedTuple):
+    """The result of the tests of a mutant."""
+
+    verdict: str
+    """caught, survived, or not tested."""
+    test: str
+    """The test that failed first, or the last line of the output if there is none."""
+    seconds: float
 
 
 class Tree:
@@ -75,44 +82,48 @@ class Tree:
         tick = next(self.ticks)
         os.utime(path, (tick, tick))
 
-    def run(self, mutant: Mutant) -> Outcome:
+    def plant(self, mutant: Mutant) -> Outcome:
+        """Run the tests of a mutant, up to the first that fails."""
+        start = monotonic()
         text = (self.folder / mutant.file).read_text(encoding="utf-8")
         self.write(mutant.file, mutant.apply(text))
         try:
-            return self.test(mutant.tests)
+            found = self.test(["-x", *mutant.tests.split()])
         finally:
             self.write(mutant.file, text)
+        seconds = monotonic() - start
+        if found.code == FAILED:
+            return Outcome("caught", found.failed[0], seconds)
+        return Outcome("survived" if found.code == PASSED else "not tested", found.last, seconds)
 
-    def test(self, tests: str) -> Outcome:
-        """Run tests one after another up to the first that fails."""
-        start = monotonic()
-        variables = {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    def test(self, arguments: Sequence[str]) -> TestRun:
+        """Run tests, one after another."""
+        (self.folder / FAILURES).unlink(missing_ok=True)
+        variables = {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
         self.running = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--tb=no", "-rfE",
-             "-p", "no:cacheprovider", *tests.split()],
+            [sys.executable, "-m", "pytest", "-q", "-n", "0", "--tb=no", *arguments],
             cwd=self.folder, env=os.environ | variables, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
         try:
             output, _ = self.running.communicate(timeout=self.limit)
-            code = self.running.returncode
         except subprocess.TimeoutExpired:
             self.end()
-            output, code = f"no result in {self.limit:g} s; use --seconds", None
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
-        first = failed[1] if failed else (output.strip().splitlines() or [""])[-1]
-        return Outcome(code, first, monotonic() - start)
+            return TestRun(None, [], f"no result in {self.limit:g} s; use --seconds")
+        failures = self.folder / FAILURES
+        failed = list(json.loads(failures.read_text())) if failures.exists() else []
+        return TestRun(self.running.returncode, failed, (output.split("\n") or [""])[-1])
 
     def end(self) -> None:
-        """End the tests that run here, and what they have started."""
+        """End the tests that run here, and all processes that they have started."""
         if self.running is not None and self.running.poll() is None:
             os.killpg(self.running.pid, signal.SIGKILL)
             self.running.wait()
 
 
 class Trees:
-    """The copies of the tree, one for each job; each run takes one that is free."""
+    """The copies of the tree, one for each job; each mutant is planted in one that is free."""
 
     def __init__(self, folder: Path, jobs: int, limit: float):
         self.all, self.free = [], queue.SimpleQueue[Tree]()
@@ -121,12 +132,24 @@ class Trees:
             self.all.append(tree := Tree(copy, limit))
             self.free.put(tree)
 
-    def __call__(self, run: Callable[[Tree], Outcome]) -> Outcome:
+    def plant(self, mutant: Mutant) -> Outcome:
         tree = self.free.get()
         try:
-            return run(tree)
+            return tree.plant(mutant)
         finally:
             self.free.put(tree)
+
+    def confirm(self, found: dict[Mutant, Outcome]) -> dict[Mutant, Outcome]:
+        """Return the outcomes; a test that also fails without a mutant does not catch it."""
+        if not (tests := sorted({o.test for o in found.values() if o.verdict == "caught"})):
+            return found
+        without = self.all[0].test(tests)
+        failed = {PASSED: [], FAILED: without.failed}.get(without.code or PASSED, tests)
+        return {
+            m: Outcome("not tested", f"{o.test} also fails without it", o.seconds)
+            if o.verdict == "caught" and o.test in failed else o
+            for m, o in found.items()
+        }  # fmt: skip
 
     def end(self) -> None:
         for tree in self.all:
@@ -135,13 +158,9 @@ class Trees:
 
 def run(
     chosen: Sequence[Mutant], jobs: int, limit: float, console: Console
-) -> dict[str | Mutant, Outcome]:
-    """Return the outcomes of each selection of tests without a mutant, and of each mutant.
-
-    Record the test that catches a mutant as soon as it is known.
-    """
-    found: dict[str | Mutant, Outcome] = {}
-    work = list[str | Mutant]([*dict.fromkeys(m.tests for m in chosen), *chosen])
+) -> dict[Mutant, Outcome]:
+    """Plant mutants, package by package, and record the tests that catch them."""
+    found: dict[Mutant, Outcome] = {}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     progress = Progress(*columns, TimeElapsedColumn(), console=console)
     with (
@@ -150,23 +169,20 @@ def run(
         progress,
     ):
         trees = Trees(Path(folder), jobs, limit)
-        task = progress.add_task("mutants", total=len(work))
-
-        def one(item: str | Mutant) -> Outcome:
-            if isinstance(item, Mutant):
-                return trees(lambda tree: tree.run(item))
-            return trees(lambda tree: tree.test(item))
-
-        futures = {pool.submit(one, item): item for item in work}
+        task = progress.add_task("mutants", total=len(chosen))
         try:
-            for future in as_completed(futures):
-                item = futures[future]
-                found[item] = outcome = future.result()
-                progress.advance(task)
-                if isinstance(item, Mutant):
-                    test = outcome.first if outcome.verdict == "caught" else None
-                    record({**caught(), item.name: test})
-                    progress.console.print(f"{outcome.verdict:10} {item.package}: {item.name}")
+            for _, package in groupby(chosen, key=lambda m: m.package):
+                futures = {pool.submit(trees.plant, m): m for m in package}
+                planted = dict[Mutant, Outcome]()
+                for future in as_completed(futures):
+                    planted[futures[future]] = future.result()
+                    progress.advance(task)
+                for mutant, outcome in trees.confirm(planted).items():
+                    found[mutant] = outcome
+                    test = outcome.test if outcome.verdict == "caught" else None
+                    record({**caught(), mutant.name: test})
+                    line = f"{outcome.verdict:10} {mutant.package}: {mutant.name}"
+                    progress.console.print(line, markup=False)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             trees.end()
@@ -174,35 +190,24 @@ def run(
     return found
 
 
-def failures(found: dict[str | Mutant, Outcome]) -> list[str]:
-    """Return what is wrong: tests that fail without a mutant, and mutants that are not caught."""
-    lines = []
-    for item, outcome in found.items():
-        if isinstance(item, str) and outcome.code != PASSED:
-            lines.append(f"without a mutant: expected {item} to pass, got {outcome.first}")
-        elif isinstance(item, Mutant) and outcome.verdict != "caught":
-            lines.append(
-                f"{outcome.verdict}: {item.name} ({item.file}): {item.breaks} "
-                f"Expected one of {item.tests} to fail, got: {outcome.first}"
-            )
-    return lines
+def failures(found: dict[Mutant, Outcome]) -> list[str]:
+    """Return a line for each mutant that is not caught."""
+    return [
+        f"{outcome.verdict}: {m.name} ({m.file}): {m.breaks} "
+        f"Expected one of {m.tests} to fail, got: {outcome.test}"
+        for m, outcome in found.items() if outcome.verdict != "caught"
+    ]  # fmt: skip
 
 
-def by_package(found: dict[str | Mutant, Outcome]) -> list[tuple[Mutant, Outcome]]:
-    """Return the mutants with their outcomes, in the order of the packages."""
-    tried = [(m, o) for m, o in found.items() if isinstance(m, Mutant)]
-    return sorted(tried, key=lambda t: (t[0].package, t[0].name))
-
-
-def show(found: dict[str | Mutant, Outcome], console: Console) -> None:
+def show(found: dict[Mutant, Outcome], console: Console) -> None:
     """Print each mutant with the test that caught it."""
     table = Table()
     for column in ("package", "mutant", "caught by"):
         table.add_column(column, overflow="fold")
     table.add_column("s", justify="right")
-    for m, outcome in by_package(found):
-        first = outcome.first if outcome.verdict == "caught" else outcome.verdict
-        table.add_row(m.package, m.name, Text(first), f"{outcome.seconds:.1f}")
+    for m, outcome in found.items():
+        test = outcome.test if outcome.verdict == "caught" else outcome.verdict
+        table.add_row(m.package, m.name, Text(test), f"{outcome.seconds:.1f}")
     console.print(table)
 
 
@@ -226,8 +231,7 @@ def main() -> int:
     show(found, console)
     for line in (wrong := failures(found)):
         console.print(line, style="red", markup=False)
-    count = sum(isinstance(i, Mutant) and o.verdict == "caught" for i, o in found.items())
-    console.print(f"{count} of {len(chosen)} mutants are caught")
+    console.print(f"{len(chosen) - len(wrong)} of {len(chosen)} mutants are caught")
     return 1 if wrong else 0
 
 
