@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from emitted import functions_of
 from extent import extent
 from harness import (
     MESH,
@@ -28,9 +29,12 @@ from reference import to_torch, torch_forward
 from xdsl.dialects.builtin import FloatAttr, ModuleOp, f64
 from xdsl.ir import Attribute
 
+from shardir.backend.torch.emit.program import program_text
+from shardir.backend.torch.runtime.runtime import Mesh
 from shardir.dialects import dist, nn, train
 from shardir.dialects.builder import OpBuilder
 from shardir.interpret import run
+from shardir.syntax.parser import parse
 
 Tensors = list[torch.Tensor]
 
@@ -242,6 +246,26 @@ def test_layerwise_rates_are_their_formulas(
     lr = 0.1 if reference is Lamb else 10.0
     ours = Ours(compiled(module_of(optimizer, texts), check=texts[0] is not None), values)
     compare(ours, parameters, by_torch(reference(parameters, lr), parameters), steps_of(texts))
+
+
+TRUST = """func.func @f(%w: tensor<f64>, %u: tensor<f64>) -> tensor<f64> {{
+  %r = train.trust_ratio %w, %u coefficient 0.5 weight_decay {decay} : (tensor<f64>, tensor<f64>) -> tensor<f64>
+  func.return %r : tensor<f64>
+}}"""  # noqa: E501
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.25])
+@pytest.mark.parametrize("w", [0.0, 9.0])
+@pytest.mark.parametrize("u", [0.0, 4.0])
+def test_a_trust_ratio_is_one_if_a_norm_is_zero(w: float, u: float, decay: float):
+    """As in the authors' implementation of LAMB: a parameter that is zero gets its first step. The
+    op has the squares of the norms."""
+    module = parse(TRUST.format(decay=decay), verify=True)
+    squares = [np.array(w), np.array(u)]
+    (computed,) = run(module, "f", squares)
+    emitted = functions_of(program_text(module))["f"](Mesh((), 0), *map(to_torch, squares))
+    expected = 0.5 * 3.0 / (2.0 + decay * 3.0) if w and u else 1.0
+    assert float(computed) == float(emitted) == pytest.approx(expected)
 
 
 class PublishedAdafactor:
