@@ -29,7 +29,8 @@ from shardir.algebra.steps import (
     step_received,
     step_seconds,
 )
-from shardir.diagnostics import ShardirError
+from shardir.algebra.transitions import check_reachable
+from shardir.diagnostics import ShardirError, coded
 
 MAX_EXPANDED = 400
 """How many layouts a search goes on from at most, and on many devices a tenth of them: then the
@@ -115,12 +116,10 @@ def plan_redistribution(
     mesh.check_cluster()
     for layout in (source, target):
         if layout.mesh != mesh.name:
-            raise ShardirError(f"[R3] the layout [{layout}] is of another mesh than @{mesh.name}")
+            found = f"expected a layout of mesh @{mesh.name}, got [{layout}]"
+            raise ShardirError(coded("R3", found))
         layout.check(mesh, shape)
-    if target.reduction == "any" and (source.reduction, source.partial) != ("any", target.partial):
-        raise ShardirError(
-            "[L4] no value becomes a partial any, which is of different values; say sum"
-        )
+    check_reachable(source, target)
     source, target = source.simplified(mesh), target.simplified(mesh)
     steps = plan(shape, mesh, source, target, BYTES[dtype], memory)
     return Redistribution(shape, dtype, mesh, source, target, steps)

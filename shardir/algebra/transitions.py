@@ -5,72 +5,84 @@
     without_partial over dp               [{}, {}], partial sum {dp}  ->  [{}, {}]
     more_partial over dp                  [{}, {}]          ->  [{}, {}], partial sum {dp}
 
-Each returns a layout or raises a ShardirError that names the invariant of docs/invariants.md. Axes
-keep the spelling that they have in the layout.
+Each returns a layout, or raises a ShardirError with the code of the violated invariant. Axes keep
+the spelling that they have in the layout.
 """
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh, axes_text, sizes_of
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 
 
 def check_dim(layout: Layout, dim: int) -> None:
-    """Raises ShardirError when there is no such dimension."""
+    """Raise ShardirError when there is no such dimension."""
     if not 0 <= dim < len(layout.dims):
-        raise ShardirError(f"[C6] no dimension {dim} in a tensor of {len(layout.dims)}")
+        found = f"expected a dimension of a tensor of rank {len(layout.dims)}, got {dim}"
+        raise ShardirError(coded("C6", found))
 
 
 def check_no_sizes(layout: Layout, dim: int) -> None:
-    """Raises ShardirError where a dimension is split into shards of stated sizes."""
+    """Raise ShardirError where a dimension is split into shards of explicit sizes."""
     if sizes_of(layout.dims[dim]):
-        raise ShardirError(
-            f"[C13] dimension {dim} is split as {axes_text(layout.dims[dim])}; only a "
-            "dist.exchange moves shards of stated sizes"
+        found = (
+            f"expected shards of usual sizes in dimension {dim}, got {axes_text(layout.dims[dim])}"
         )
+        raise ShardirError(coded("C13", found))
 
 
 def check_unused(layout: Layout, axes: Axes, mesh: Mesh) -> None:
-    """Raises ShardirError where the value is split or partial over one of the axes."""
+    """Raise ShardirError where the value is split or partial over one of the axes."""
     for a in axes:
         if any(mesh.overlap(a, b) for b in layout.used):
-            raise ShardirError(f"[C8] axis {a} is in use in the layout [{layout}]")
+            found = f"expected an axis over which the value is replicated, got {a} of [{layout}]"
+            raise ShardirError(coded("C8", found))
+
+
+def check_kind(layout: Layout, reduction: str) -> None:
+    """Raise ShardirError where the value is partial with another reduction."""
+    if layout.partial and layout.reduction != reduction:
+        found = (
+            f"expected a complete value or a partial {reduction}, got a partial {layout.reduction}"
+        )
+        raise ShardirError(coded("C5", found, use="reduce it first"))
+
+
+def check_reachable(source: Layout, target: Layout) -> None:
+    """Raise ShardirError where the target is a `partial any` that the source is not."""
+    if target.reduction == "any" and (source.reduction, source.partial) != ("any", target.partial):
+        found = f"expected a target that a redistribution can make, got [{target}]"
+        raise ShardirError(coded("L4", found))
 
 
 def without_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> Layout:
-    """The layout after the partial values over these axes are reduced."""
-    kept = _removed(layout.partial, axes, mesh)
-    if kept is None:
-        raise ShardirError(
-            f"[C5] the value is partial over {axes_text(layout.partial)}, "
-            f"not over {axes_text(axes)}: there is nothing to reduce"
-        )
+    """Return the layout after the partial values over these axes are reduced."""
+    rest = _removed(layout.partial, axes, mesh)
+    if rest is None:
+        found = f"expected a value that is partial over {axes_text(axes)}, got [{layout}]"
+        raise ShardirError(coded("C5", found))
     if layout.reduction != reduction:
-        raise ShardirError(
-            f"[C5] the value is a partial {layout.reduction}, the collective takes the {reduction}"
-        )
-    return layout.with_partial(kept, layout.reduction)
+        found = f"expected a partial {reduction}, got a partial {layout.reduction}"
+        raise ShardirError(coded("C5", found, use=f"use the reduction {layout.reduction}"))
+    return layout.with_partial(rest, layout.reduction)
 
 
 def of_root(layout: Layout, axes: Axes, mesh: Mesh) -> Layout:
-    """The layout of what one device of a group holds: no longer partial over `axes`, if it was."""
-    kept = _removed(layout.partial, axes, mesh)
-    return layout if kept is None else layout.with_partial(kept, layout.reduction)
+    """Return the layout of the value that one device of a group holds: no longer partial over
+    `axes`, if it was."""
+    rest = _removed(layout.partial, axes, mesh)
+    return layout if rest is None else layout.with_partial(rest, layout.reduction)
 
 
 def more_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> Layout:
-    """The layout, partial over these axes too."""
+    """Return the layout, partial over these axes too."""
     check_unused(layout, axes, mesh)
-    if layout.partial and layout.reduction != reduction:
-        raise ShardirError(
-            f"[C5] the value is a partial {layout.reduction} already, it can't be a partial "
-            f"{reduction} as well; reduce it first"
-        )
+    check_kind(layout, reduction)
     partial = sorted((*layout.partial, *axes), key=mesh.order)
     return layout.with_partial(tuple(partial), reduction)
 
 
 def gathered_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
-    """The layout, its dimension no longer split over these axes, which are the minor ones."""
+    """Return the layout, its dimension no longer split over these axes, its minor ones."""
     check_dim(layout, dim)
     check_no_sizes(layout, dim)
     have = layout.dims[dim]
@@ -78,15 +90,13 @@ def gathered_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
         return layout.with_dim(dim, have[: -len(axes)])
     rest = mesh.without_minor(have, axes) if axes else None
     if rest is None:
-        raise ShardirError(
-            f"[C7] dimension {dim} is split over {axes_text(have)}, "
-            f"whose minor end is not {axes_text(axes)}"
-        )
+        found = f"expected minor axes of {axes_text(have)}, dimension {dim}, got {axes_text(axes)}"
+        raise ShardirError(coded("C7", found))
     return layout.with_dim(dim, rest)
 
 
 def split_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
-    """The layout, its dimension split over these axes too, on the minor side."""
+    """Return the layout, its dimension split over these axes too, on the minor side."""
     check_dim(layout, dim)
     check_no_sizes(layout, dim)
     check_unused(layout, axes, mesh)
@@ -94,7 +104,7 @@ def split_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
 
 
 def _removed(partial: Axes, axes: Axes, mesh: Mesh) -> Axes | None:
-    """The partial axes less some of them; None where these are not among them."""
+    """Return the partial axes without some of them; None where these are not among them."""
     if len(set(axes)) == len(axes) and set(axes) <= set(partial):
         return tuple(a for a in partial if a not in axes)
     return mesh.without(partial, axes)

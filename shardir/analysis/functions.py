@@ -7,8 +7,14 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.diagnostics import Failure, coded
-from shardir.dialects.dist import is_local, layout_of, meshes_of, sharding_of
+from shardir.diagnostics import Failure
+from shardir.dialects.dist import (
+    is_local,
+    layout_of,
+    meshes_of,
+    sharding_of,
+    undeclared_mesh,
+)
 from shardir.dialects.nn.base import TensorOp
 
 
@@ -53,10 +59,7 @@ def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
         raise Failure([(f, message)])
     for name, op in named.items():
         if name not in meshes:
-            declare = f"declare it: dist.mesh @{name} <dp = 2>"
-            raise Failure(
-                [(op, coded("M2", f"expected a declared mesh, got @{name}", use=declare))]
-            )
+            raise Failure.at(op, undeclared_mesh(name))
         return meshes[name]
     return next(iter(meshes.values())) if len(meshes) == 1 else None
 

@@ -92,7 +92,7 @@ SECTIONS: dict[str, dict[str, Code]] = {
         "C4": Code(
             "A collective keeps the global shape and the element type, and no shard replaces one "
             "of another size.",
-            "a collective moves and reduces only",
+            "use nn.reshape or nn.convert for another shape or element type",
         ),
         "C5": Code(
             "A reduction is over axes over which the value is partial, of the same kind; a value "
@@ -101,10 +101,11 @@ SECTIONS: dict[str, dict[str, Code]] = {
         ),
         "C6": Code(
             "A collective names existing dimensions; an all-to-all names two.",
-            "use 0 to rank - 1, and two different ones in an all-to-all",
+            "use dimensions of the tensor, and two different ones in an all-to-all",
         ),
         "C7": Code(
-            "An all-gather is over the minor axes of its dimension.", "gather the minor axes first"
+            "An all-gather is over the minor axes of its dimension.",
+            "use axes that split the dimension, minor ones first",
         ),
         "C8": Code(
             "A slice, a scatter and a new partial value use axes over which the value is "

@@ -192,7 +192,7 @@ class _AllRanks:
         ranks = range(self.mesh.size)
         devices = [RankView(self.meshes, r) for r in ranks]
         env: dict[SSAValue, list[Array]] = dict(zip(f.body.block.args, arguments, strict=True))
-        mail: dict[tuple[Any, ...], list[list[Array]]] = {}
+        sends = dist.matching_sends(f.body.block.ops)
         for op in f.body.block.ops:
             inputs = [env[v] for v in op.operands]
             outs: list[list[Array]]
@@ -206,15 +206,12 @@ class _AllRanks:
                 outs = run_collective(op, inputs, self.mesh)
             elif isinstance(op, dist.WaitOp):
                 outs = inputs
-            elif isinstance(op, dist.SendOp):
-                mail.setdefault(_line(op), []).append(inputs[0])
-                continue
             elif isinstance(op, dist.RecvOp):
-                outs = [self._receive(op, mail, devices)]
+                outs = [self._receive(op, env[sends[op].value], devices)]
             elif isinstance(op, CallOp):
                 callee = function(self.module, op.callee.root_reference.data)
                 outs = self.call_parts(callee, inputs)
-            elif isinstance(op, train.Mark):
+            elif isinstance(op, train.Mark | dist.SendOp):
                 continue
             else:
                 raise ShardirError(f"the interpreter of the local view has no {op.name}")
@@ -229,19 +226,8 @@ class _AllRanks:
                         )
         raise ShardirError(f"@{f.sym_name.data} does not return")
 
-    def _receive(
-        self, op: dist.RecvOp, mail: dict[tuple[Any, ...], list[list[Array]]],
-        devices: list[RankView],
-    ) -> list[Array]:  # fmt: skip
-        waiting = mail.get(_line(op))
-        if not waiting:
-            raise ShardirError("[C11] a dist.recv without a dist.send before it: a deadlock")
-        sent = waiting.pop(0)
+    def _receive(self, op: dist.RecvOp, sent: list[Array], devices: list[RankView]) -> list[Array]:
         out = [np.zeros(p.shape(op.out), sent[0].dtype) for p in devices]
         for group in self.mesh.groups(op.axes.data):
             out[group[op.target.value.data]] = sent[group[op.source.value.data]]
         return out
-
-
-def _line(op: dist.SendOp | dist.RecvOp) -> tuple[Any, ...]:
-    return op.source.value.data, op.target.value.data, op.axes.data

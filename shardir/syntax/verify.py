@@ -20,7 +20,7 @@ from shardir.dialects.dist import check_type
 from shardir.syntax.dominance import check_dominance
 from shardir.syntax.source import Source
 
-MISSING = re.compile(r"\bno (?:mesh|function|symbol) @")
+MISSING = re.compile(r"expected a (?:declared mesh, got|function) @")
 
 
 @dataclass

@@ -75,11 +75,8 @@ MUTANTS = [
         "a reduce-scatter takes any partial value",
         "Reducing a value that is not partial is legal.",
         "shardir/algebra/transitions.py",
-        '    if kept is None:\n        raise ShardirError(\n            f"[C5]',
-        (
-            "    if kept is None:\n        return layout\n        raise ShardirError(\n            "
-            'f"[C5]'
-        ),
+        '    if rest is None:\n        found = f"expected a value',
+        '    if rest is None:\n        return layout\n        found = f"expected a value',
         "test/filecheck/verify/collectives.ir",
     ),
     Mutant(

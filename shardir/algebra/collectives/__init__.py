@@ -16,13 +16,25 @@ from shardir.algebra.collectives.base import (
     Collective,
     CollectiveStep,
     Transfer,
+    check_position,
 )
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 
 __all__ = [
-    "COLLECTIVES", "PRICED", "AxisState", "Cases", "Collective", "CollectiveStep", "Transfer",
-    "all_devices", "between", "by_position", "halo", "move",
+    "COLLECTIVES",
+    "PRICED",
+    "AxisState",
+    "Cases",
+    "Collective",
+    "CollectiveStep",
+    "Transfer",
+    "all_devices",
+    "between",
+    "by_position",
+    "check_position",
+    "halo",
+    "move",
 ]  # fmt: skip
 
 PRICED = (*(name for name, c in COLLECTIVES.items() if c.communicates), "recv")

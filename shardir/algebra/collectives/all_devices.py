@@ -13,7 +13,7 @@ from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh, axes_text
 from shardir.algebra.traffic import fetched, sent, within
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 
 MAX_COPIED_GATHER = 1 << 16
 """Up to so many elements the runtime gathers by an all-to-all, for which it copies."""
@@ -118,7 +118,8 @@ class AllToAll(Pairwise):
 
     def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         if step.dim == step.concat:
-            raise ShardirError("[C6] an all-to-all moves the split to another dimension")
+            found = f"expected two dimensions in an all-to-all, got {step.dim} twice"
+            raise ShardirError(coded("C6", found))
         return super().after(mesh, before, step)
 
     def received_by_level(self, t: Transfer) -> Cases:
@@ -176,15 +177,15 @@ class Exchange(Pairwise):
     def check(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> None:
         have, want = before.simplified(mesh), step.layout.simplified(mesh)
         if (have.partial, have.reduction) != (want.partial, want.reduction):
-            raise ShardirError(
-                f"[C3] the result's layout is partial as [{before}] is, not [{step.layout}]"
-            )
+            found = f"expected a result that is partial as [{before}], got [{step.layout}]"
+            raise ShardirError(coded("C3", found))
         axes = exchange_axes(have, want)
         if mesh.without(axes, step.axes) != ():
-            raise ShardirError(
-                f"[C12] this exchange goes over {axes_text(axes)}, which split what changes, "
-                f"not over {axes_text(step.axes)}"
+            found = (
+                f"expected {axes_text(axes)}, the axes that split the dimensions which change, got "
+                f"{axes_text(step.axes)}"
             )
+            raise ShardirError(coded("C12", found))
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
         out = sent(t.mesh, t.shape, t.before.complete, t.step.layout.complete)

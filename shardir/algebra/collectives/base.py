@@ -19,7 +19,7 @@ from shardir.algebra.transitions import (
     without_partial,
 )
 from shardir.algebra.windows import Windows
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 
 
 class AxisState(Enum):
@@ -177,10 +177,11 @@ class Collective(ABC):
         return rest
 
     def check(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> None:
-        """Raises ShardirError when the step's layout does not follow from that before it."""
+        """Raise ShardirError when the step's layout does not follow from that before it."""
         expected = self.after(mesh, before, step)
         if step.layout.simplified(mesh) != expected.simplified(mesh):
-            raise ShardirError(f"[C3] the result's layout is [{expected}], not [{step.layout}]")
+            found = f"expected a result with layout [{expected}], got [{step.layout}]"
+            raise ShardirError(coded("C3", found))
 
     def passes(self, step: CollectiveStep, n: int) -> Iterator[tuple[int, int]]:
         """Which positions of a group of n pass their shard on as it is to which others."""
@@ -228,6 +229,7 @@ def record(kind: type[Collective]) -> type[Collective]:
 
 
 def check_position(position: int, n: int) -> None:
-    """Raises ShardirError when a group of n devices has no such position."""
+    """Raise ShardirError when a group of n devices has no such position."""
     if not 0 <= position < n:
-        raise ShardirError(f"[C9] no position {position} in a group of {n} devices")
+        found = f"expected a position in a group of {n} devices, got {position}"
+        raise ShardirError(coded("C9", found, use=f"use 0 to {n - 1}"))

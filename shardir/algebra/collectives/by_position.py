@@ -13,7 +13,7 @@ from shardir.algebra.collectives.base import (
 )
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh, axes_text
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 
 
 @record
@@ -88,17 +88,20 @@ class Permute(Collective):
     def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         pairs, n = step.pairs, mesh.extent(step.axes)
         if len(pairs) % 2 or any(not 0 <= p < n for p in pairs):
-            raise ShardirError(f"[C9] pairs of positions from 0 to {n - 1} are wanted")
-        for side, verb in ((pairs[::2], "sends"), (pairs[1::2], "receives")):
+            found = f"expected pairs of positions from 0 to {n - 1}, got {list(pairs)}"
+            raise ShardirError(coded("C9", found))
+        for side, verb in ((pairs[::2], "send"), (pairs[1::2], "receive")):
             if len(set(side)) != len(side):
-                raise ShardirError(f"[C10] a position {verb} twice")
+                found = f"expected each position to {verb} at most once, got {list(side)}"
+                raise ShardirError(coded("C10", found))
         same = [a for a in step.axes if not any(mesh.overlap(a, b) for b in before.used)]
         zeros = sorted(set(range(n)) - set(pairs[1::2]))
         if zeros and mesh.extent(tuple(same)) > 1:
-            raise ShardirError(
-                f"[C3] the value is the same over {axes_text(tuple(same))}, afterwards it is not: "
-                f"position {zeros[0]} receives nothing and has zeros; let each receive something"
+            found = (
+                f"expected each position to receive a value that is replicated over "
+                f"{axes_text(tuple(same))}, got none for position {zeros[0]}"
             )
+            raise ShardirError(coded("C3", found, use="write a pair for each position"))
         return before
 
     def passes(self, step: CollectiveStep, n: int) -> Iterator[tuple[int, int]]:

@@ -7,8 +7,8 @@ from shardir.algebra import forms
 from shardir.algebra.collectives.base import Collective, CollectiveStep, Transfer, record
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh, axes_text
-from shardir.algebra.transitions import check_dim, check_no_sizes
-from shardir.diagnostics import ShardirError
+from shardir.algebra.transitions import check_dim, check_kind, check_no_sizes
+from shardir.diagnostics import ShardirError, coded
 
 
 class Halo(Collective):
@@ -25,10 +25,9 @@ class Halo(Collective):
         check_dim(before, step.dim)
         check_no_sizes(before, step.dim)
         if mesh.simplify(before.dims[step.dim]) != mesh.simplify(step.axes):
-            raise ShardirError(
-                f"[C12] this exchange goes over {axes_text(before.dims[step.dim])}, which split "
-                f"dimension {step.dim}, not over {axes_text(step.axes)}"
-            )
+            have = axes_text(before.dims[step.dim])
+            found = f"expected the axes of dimension {step.dim}, {have}, got {axes_text(step.axes)}"
+            raise ShardirError(coded("C12", found))
         return before
 
     def received(self, t: Transfer) -> int:
@@ -75,8 +74,11 @@ class HaloFold(Halo):
         d = step.dim
         check_dim(before, d + 1)
         if before.dims[d + 1]:
-            raise ShardirError(f"[C3] dimension {d + 1}, the rows of a window, must be whole")
-        if before.partial and before.reduction != "sum":
-            raise ShardirError("[C5] a fold adds: a partial sum or a complete value is wanted")
+            found = (
+                f"expected dimension {d + 1}, the elements of a window, unsharded, got "
+                f"{axes_text(before.dims[d + 1])}"
+            )
+            raise ShardirError(coded("C3", found, use="gather it first"))
+        check_kind(before, "sum")
         dims = (*before.dims[: d + 1], *before.dims[d + 2 :])
         return Layout(before.mesh, dims, before.partial, before.reduction)

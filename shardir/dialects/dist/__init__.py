@@ -7,7 +7,7 @@
                                             -> tensor<8x8xf32, #dist.local<@m, [{}, {}]>>
 
 A global value has the global shape and a `#dist.layout`; a local one has the shape of a device's
-shard and a `#dist.local`, which keeps over which axes it is split, replicated or partial.
+shard and a `#dist.local`, with the axes over which it is split, replicated or partial.
 """
 
 from xdsl.ir import Dialect

@@ -1,14 +1,14 @@
-"""The collectives of the local view: what the devices of a group do together.
+"""The base of the collectives of the local view.
 
     %b = dist.all_gather %a dim 0 over <dp> : (tensor<4x8xf32, #dist.local<@m, [{dp}, {}]>>)
                                             -> tensor<8x8xf32, #dist.local<@m, [{}, {}]>>
 
-An op `dist.<name>` is bound to the record of that name (shardir/algebra/collectives.py). The layout
-of its result follows from that of its operand by the record, and the verifier holds the type
-against it.
+An op `dist.<name>` has the record of that name (shardir/algebra/collectives/), by which the layout
+of its result follows from that of its operand. The verifier compares the type with it.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from xdsl.dialects.builtin import IntegerAttr, TensorType, UnitAttr, i64
@@ -28,8 +28,8 @@ from xdsl.utils.exceptions import VerifyException
 from shardir.algebra import collectives
 from shardir.algebra.collectives import COLLECTIVES, CollectiveStep
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh, axes_text
-from shardir.diagnostics import ShardirError
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist.types import (
     AxesAttr,
     PairsAttr,
@@ -38,7 +38,9 @@ from shardir.dialects.dist.types import (
     find_mesh,
     global_shape,
     is_local,
+    type_change,
     type_layout,
+    verification,
 )
 from shardir.dialects.text import word
 
@@ -52,7 +54,7 @@ PARAMETERS = {
 
 
 class CollectiveOp(IRDLOperation, ABC):
-    """What the devices of each group of `axes` do together, or one does for itself.
+    """A collective of the devices of each group over `axes`, or a local op on the value's layout.
 
     Several values in one collective travel in one flat buffer.
     """
@@ -67,7 +69,7 @@ class CollectiveOp(IRDLOperation, ABC):
         return COLLECTIVES[self.name.removeprefix(PREFIX)]
 
     def as_step(self, out: SSAValue) -> CollectiveStep:
-        """What the op does to a value, of which `out` is the result."""
+        """Return the step of the op for the value of which `out` is the result."""
         layout = type_layout(out.type)
         assert layout is not None
         given = {PARAMETERS[n]: _value(p) for n, p in self.properties.items() if n in PARAMETERS}
@@ -77,50 +79,39 @@ class CollectiveOp(IRDLOperation, ABC):
         """Whether the global value is the same afterwards, and its cotangent that of the result.
 
         Raises:
-            ShardirError: the result depends on what single devices hold of the value, so that the
-                cotangents of what they hold differ.
+            ShardirError: the result selects from different values of the devices, so that their
+                cotangents would differ.
         """
         return self.record.keeps_value
 
     def verify_(self) -> None:
         check_types(self)
         if len(self.values) != len(self.outs) or not self.values:
-            raise VerifyException("[C1] a collective has a result for each value, and one at least")
+            found = (
+                f"expected values, and a result for each, got {len(self.values)} values and "
+                f"{len(self.outs)} results"
+            )
+            raise VerifyException(coded("C1", found))
         for value, out in zip(self.values, self.outs, strict=True):
             self._verify_one(value, out)
 
     def _verify_one(self, value: SSAValue, out: SSAValue) -> None:
         have, want = value.type, out.type
         assert isinstance(have, TensorType) and isinstance(want, TensorType)
-        if not (is_local(have) and is_local(want)):
-            raise VerifyException(
-                "[C2] a collective works on local values; give them a #dist.local layout"
-            )
-        layout, got = type_layout(have), type_layout(want)
-        assert layout is not None and got is not None
-        mesh = find_mesh(self, layout.mesh)
-        step = self.as_step(out)
-        try:
-            for a in step.axes:
-                mesh.check_axis(a)
+        mesh = mesh_of_collective(self, self.axes.data, have, want)
+        layout, step = type_layout(have), self.as_step(out)
+        assert layout is not None
+        with verification():
             self.record.check(mesh, layout, step)
             self.check_shapes(value, out, mesh)
-        except ShardirError as e:
-            raise VerifyException(str(e)) from None
         shape = global_shape(have, mesh)
         if not layout.even(mesh, shape):
             self._check_shards(step, layout, mesh, shape)
 
     def check_shapes(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
-        """Raises ShardirError when the global value is not what it was."""
-        have, want = value.type, out.type
-        assert isinstance(have, TensorType) and isinstance(want, TensorType)
-        shapes = global_shape(have, mesh), global_shape(want, mesh)
-        if shapes[0] != shapes[1] or have.element_type != want.element_type:
-            raise ShardirError(
-                f"[C4] the whole value is {list(shapes[0])} of {have.element_type} before, "
-                f"{list(shapes[1])} of {want.element_type} after"
-            )
+        """Raise ShardirError when the shape or element type of the global value changes."""
+        if found := type_change(value, out, mesh):
+            raise ShardirError(coded("C4", found))
 
     def _check_shards(self, step: CollectiveStep, layout: Layout, mesh: Mesh, shape: Shape) -> None:
         passes = tuple(self.record.passes(step, mesh.extent(step.axes)))
@@ -129,11 +120,30 @@ class CollectiveOp(IRDLOperation, ABC):
             sizes = [[s.stop - s.start for s in shard] for shard in shards]
             for source, target in passes:
                 if sizes[source] != sizes[target]:
-                    raise VerifyException(
-                        f"[C4] rank {group[source]} holds {sizes[source]} of {list(shape)}, "
-                        f"rank {group[target]} {sizes[target]}: the one does not take the "
-                        "other's place"
+                    found = (
+                        f"expected rank {group[source]} to send a shard of {sizes[target]}, as "
+                        f"rank {group[target]} has of {list(shape)}, got {sizes[source]}"
                     )
+                    raise VerifyException(coded("C4", found, use="use shards of one size"))
+
+
+def mesh_of_collective(op: Operation, axes: Axes, *types: Attribute) -> Mesh:
+    """Return the mesh of the types of a collective's values.
+
+    Raises:
+        VerifyException: a type is not of the local view, or the mesh does not have the axes.
+    """
+    for type in types:
+        if not is_local(type):
+            found = f"expected values with a #dist.local, got {type}"
+            raise VerifyException(coded("C2", found))
+    layout = type_layout(types[0])
+    assert layout is not None
+    mesh = find_mesh(op, layout.mesh)
+    with verification():
+        for a in axes:
+            mesh.check_axis(a)
+    return mesh
 
 
 class HeldByOne(IRDLOperation, ABC):
@@ -146,8 +156,8 @@ class HeldByOne(IRDLOperation, ABC):
 
 
 def check_holder(op: str, value: SSAValue, position: int, axes: Axes, mesh: Mesh) -> None:
-    """Raises ShardirError unless what the device at `position` of each group holds is the value:
-    all hold it, or it alone holds something else than zeros."""
+    """Raise ShardirError unless the device at `position` of each group holds the value: all of them
+    hold it, or the others hold zeros."""
     layout = type_layout(value.type)
     assert layout is not None
     if not any(mesh.overlap(a, b) for a in axes for b in layout.used):
@@ -157,15 +167,15 @@ def check_holder(op: str, value: SSAValue, position: int, axes: Axes, mesh: Mesh
             return
         if layout.reduction == "any" and position == 0:
             return
-    raise ShardirError(
-        f"[G8] {op} passes on what position {position} holds, of a value that is [{layout}]; the "
-        f"cotangents of the others would differ over {axes_text(axes)}, which no layout says; "
-        "reduce or gather the value first"
+    found = (
+        f"expected {op} of a value that all devices of a group hold, got position {position} of "
+        f"[{layout}]: the cotangents of the others would differ"
     )
+    raise ShardirError(coded("G8", found, use="reduce or gather the value first"))
 
 
 def _value(attr: Attribute) -> Any:
-    """The plain value of a parameter."""
+    """Return the Python value of a parameter."""
     if isinstance(attr, IntegerAttr):
         return attr.value.data
     assert isinstance(attr, Data)
@@ -173,7 +183,7 @@ def _value(attr: Attribute) -> Any:
 
 
 def parameter(name: str, step: CollectiveStep) -> Attribute:
-    """The property `name` of an op, from the step that it is."""
+    """Return the property `name` of the op of a step."""
     value = getattr(step, PARAMETERS[name])
     match name:
         case "axes":
@@ -187,21 +197,25 @@ def parameter(name: str, step: CollectiveStep) -> Attribute:
 
 
 class FusibleOp(CollectiveOp, ABC):
-    """A collective whose values travel in one flat buffer. `fusion` asks for one buffer of all that
-    have the same index. An `async` one is started, and under way while its device goes on: what it
-    gives is there behind the `dist.wait` that takes it."""
+    """A collective whose values travel in one flat buffer; those with the same `fusion` index share
+    one. An `async` one is in flight while its device goes on, until the `dist.wait` that takes its
+    results."""
 
     fusion = opt_prop_def(IntegerAttr.constr(type=i64))
     started = opt_prop_def(UnitAttr)
 
     def verify_(self) -> None:
         super().verify_()
+        if self.started is None:
+            return
         users = {u.operation for v in self.outs for u in v.uses}
-        if self.started is not None and not (len(users) == 1 and _waits_for(users.pop(), self)):
-            raise VerifyException(
-                f"[C14] what an async {self.name} gives is not there yet: one dist.wait takes all "
-                "of its results, in their order, and nothing else uses them"
+        if len(users) != 1 or not all(_waits_for(u, self) for u in users):
+            uses = ", ".join(sorted(u.name for u in users)) or "no use"
+            found = (
+                f"expected one dist.wait that takes all results of an async {self.name}, in their "
+                f"order, and no other use of them, got {uses}"
             )
+            raise VerifyException(coded("C14", found))
 
 
 def _waits_for(op: Operation, started: FusibleOp) -> bool:
@@ -210,7 +224,7 @@ def _waits_for(op: Operation, started: FusibleOp) -> bool:
 
 @irdl_op_definition
 class WaitOp(IRDLOperation):
-    """What an `async` collective gives, once it is there."""
+    """The results of an `async` collective, once it has ended."""
 
     name = "dist.wait"
     values = var_operand_def(TensorType)
@@ -227,17 +241,23 @@ class WaitOp(IRDLOperation):
 
     def verify_(self) -> None:
         if not self.values:
-            raise VerifyException("[C15] a dist.wait takes what an async collective gives")
+            found = "expected the results of an async collective, got none"
+            raise VerifyException(coded("C15", found, use="drop the wait"))
         for v in self.values:
-            if not (isinstance(v.owner, FusibleOp) and v.owner.started is not None):
-                raise VerifyException(
-                    "[C15] a dist.wait takes what an async collective gives; leave it out, or say "
-                    "`async` behind the collective's axes"
-                )
-        if [v.type for v in self.values] != [v.type for v in self.outs]:
-            raise VerifyException("[C15] what a dist.wait gives has the types of what it takes")
+            if not (isinstance(v.owner, Operation) and is_started(v.owner)):
+                got = f"one of {v.owner.name}" if isinstance(v.owner, Operation) else "an argument"
+                found = f"expected a result of an async collective, got {got}"
+                raise VerifyException(coded("C15", found))
+        have, want = ([v.type for v in end] for end in (self.values, self.outs))
+        if have != want:
+            found = f"expected results of types {_listed(have)}, got {_listed(want)}"
+            raise VerifyException(coded("C15", found, use="write the types of the operands"))
+
+
+def _listed(types: Sequence[Attribute]) -> str:
+    return ", ".join(map(str, types))
 
 
 def is_started(op: Operation) -> bool:
-    """Whether an op is a collective that somebody waits for."""
+    """Whether an op is an `async` collective."""
     return isinstance(op, FusibleOp) and op.started is not None

@@ -1,5 +1,5 @@
-"""The op of each collective: its properties and its text. All else is in its record
-(shardir/algebra/collectives.py).
+"""The op of each collective: its properties and its text. Its layouts, costs and memory are in its
+record (shardir/algebra/collectives/).
 """
 
 from abc import ABC
@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, prop_def
 
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist.base import CollectiveOp, FusibleOp, HeldByOne, check_holder
 from shardir.dialects.dist.types import PairsAttr, ReductionAttr, layout_of
 
@@ -19,12 +19,12 @@ _END = "attr-dict `:` functional-type(operands, results)"
 _OVER = f"`over` $axes {_END}"
 _FUSIBLE = f"`over` $axes (`fusion` $fusion^)? (`async` $started^)? {_END}"
 
-# ---- all devices of a group do the same ----
+# ---- every device of a group has the same part ----
 
 
 @irdl_op_definition
 class AllReduceOp(FusibleOp):
-    """Contributions become the value, on every device."""
+    """Partial values become the value, on every device."""
 
     name = "dist.all_reduce"
     reduction = prop_def(ReductionAttr)
@@ -33,7 +33,7 @@ class AllReduceOp(FusibleOp):
 
 @irdl_op_definition
 class ReduceScatterOp(FusibleOp):
-    """Contributions become the value, each device getting its part along `dim`."""
+    """Partial values become the value, of which each device gets its shard along `dim`."""
 
     name = "dist.reduce_scatter"
     reduction = prop_def(ReductionAttr)
@@ -43,7 +43,7 @@ class ReduceScatterOp(FusibleOp):
 
 @irdl_op_definition
 class AllGatherOp(FusibleOp):
-    """Every device gets the parts along `dim` of all devices."""
+    """Every device gets the shards along `dim` of all devices."""
 
     name = "dist.all_gather"
     dim = prop_def(Int)
@@ -52,7 +52,7 @@ class AllGatherOp(FusibleOp):
 
 @irdl_op_definition
 class AllSliceOp(CollectiveOp):
-    """Each device keeps its part along `dim` of a value that it holds whole. No communication."""
+    """Each device keeps its shard along `dim` of a replicated value. No communication."""
 
     name = "dist.all_slice"
     dim = prop_def(Int)
@@ -61,7 +61,7 @@ class AllSliceOp(CollectiveOp):
 
 @irdl_op_definition
 class AllToAllOp(FusibleOp):
-    """The split moves from `concat` to `split`: each device sends a part to each other one."""
+    """The split moves from `concat` to `split`: each device sends a block to each other one."""
 
     name = "dist.all_to_all"
     split = prop_def(Int)
@@ -71,8 +71,8 @@ class AllToAllOp(FusibleOp):
 
 @irdl_op_definition
 class ExchangeOp(CollectiveOp):
-    """From any split to any other: each device fetches exactly what it lacks, in one exchange with
-    the devices of its group. The axes are those that split, before it, what changes."""
+    """From any split to any other: each device fetches exactly the elements that it lacks, in one
+    irregular all-to-all. The axes are those that split the dimensions which change, before it."""
 
     name = "dist.exchange"
     assembly_format = f"$values {_OVER}"
@@ -80,8 +80,8 @@ class ExchangeOp(CollectiveOp):
 
 @irdl_op_definition
 class ReplicatedToPartialOp(CollectiveOp):
-    """A complete value becomes partial: the first device of each group keeps it, the others
-    contribute nothing (sum) or the same (max, min, mean). No communication."""
+    """A replicated value becomes partial: the first device of each group keeps it, the others hold
+    zeros (sum) or the same (max, min, mean). No communication."""
 
     name = "dist.replicated_to_partial"
     reduction = prop_def(ReductionAttr)
@@ -90,8 +90,7 @@ class ReplicatedToPartialOp(CollectiveOp):
 
 @irdl_op_definition
 class ShardedToPartialOp(CollectiveOp):
-    """Each device puts its part along `dim` where it belongs among zeros: a partial sum. No
-    communication."""
+    """Each device places its shard along `dim` among zeros: a partial sum. No communication."""
 
     name = "dist.sharded_to_partial"
     dim = prop_def(Int)
@@ -102,7 +101,7 @@ class ShardedToPartialOp(CollectiveOp):
 
 
 class _FromRoot(CollectiveOp, ABC):
-    """A collective of which only what the root holds counts."""
+    """A collective whose result depends on the root's value only."""
 
     root = prop_def(Int)
 
@@ -121,7 +120,7 @@ class BroadcastFromRootOp(_FromRoot):
 
 @irdl_op_definition
 class GatherToRootOp(CollectiveOp, HeldByOne):
-    """The root gets all parts along `dim`, the other devices zeros: a partial sum."""
+    """The root gets all shards along `dim`, the other devices zeros: a partial sum."""
 
     name = "dist.gather"
     root = prop_def(Int)
@@ -135,7 +134,7 @@ class GatherToRootOp(CollectiveOp, HeldByOne):
 
 @irdl_op_definition
 class ScatterFromRootOp(_FromRoot):
-    """Each device gets its part along `dim` of the root's value."""
+    """Each device gets its shard along `dim` of the root's value."""
 
     name = "dist.scatter"
     dim = prop_def(Int)
@@ -144,7 +143,7 @@ class ScatterFromRootOp(_FromRoot):
 
 @irdl_op_definition
 class PermuteOp(CollectiveOp):
-    """Position `pairs[2 i]` of each group sends to position `pairs[2 i + 1]`; who receives
+    """Position `pairs[2 i]` of each group sends to position `pairs[2 i + 1]`; one that receives
     nothing gets zeros."""
 
     name = "dist.permute"
@@ -161,14 +160,14 @@ class PermuteOp(CollectiveOp):
         everywhere = len(self.pairs.data) == 2 * mesh.extent(axes)
         if everywhere and mesh.without(layout.partial, axes) is not None:
             return True
-        raise ShardirError(
-            f"[G8] {self.name} takes contributions of a value that is [{layout}] to other devices, "
-            "and leaves some out; the cotangents of the contributions would differ, which no "
-            "layout says; reduce the value first"
+        found = (
+            f"expected {self.name} of all partial values of [{layout}], got some left out: their "
+            "cotangents would differ"
         )
+        raise ShardirError(coded("G8", found, use="reduce the value first"))
 
     def reversed(self, value: SSAValue) -> "PermuteOp":
-        """The permute of a value back to where the operands of this one were."""
+        """Return the permute of a value from the receivers of this one to its senders."""
         sources, targets = self.pairs.data[::2], self.pairs.data[1::2]
         pairs = tuple(n for ends in zip(targets, sources, strict=True) for n in ends)
         return PermuteOp.create(

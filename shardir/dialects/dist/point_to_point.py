@@ -1,5 +1,5 @@
-"""Messages from one device of each group to another, by their positions in it (row-major over
-`axes`): send and recv.
+"""send and recv: from one device of each group to another, by their positions in it (row-major over
+`axes`).
 """
 
 from abc import ABC
@@ -12,45 +12,42 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import IRDLOperation, irdl_op_definition, operand_def, prop_def, result_def
 from xdsl.utils.exceptions import VerifyException
 
+from shardir.algebra.collectives import check_position
 from shardir.algebra.mesh import Axes, Mesh, axes_text
-from shardir.diagnostics import ShardirError
-from shardir.dialects.dist.base import HeldByOne, check_holder
+from shardir.diagnostics import Failure, coded
+from shardir.dialects.dist.base import HeldByOne, check_holder, mesh_of_collective
 from shardir.dialects.dist.types import (
     AxesAttr,
     check_types,
     find_mesh,
     is_local,
     layout_of,
-    type_layout,
+    verification,
 )
 
 
 class _PointToPoint(IRDLOperation, ABC):
-    """One position of each group sends to another; the other devices take no part."""
+    """One position of each group sends to another; the other devices do nothing."""
 
     source = prop_def(Int.constr(type=i64))
     target = prop_def(Int.constr(type=i64))
     axes = prop_def(AxesAttr)
 
+    @property
+    def ends(self) -> tuple[int, int, Axes]:
+        """The positions of sender and receiver, and the axes of their group."""
+        return self.source.value.data, self.target.value.data, self.axes.data
+
     def check_ends(self, type: Attribute) -> None:
         check_types(self)
-        layout = type_layout(type)
-        if layout is None or not is_local(type):
-            raise VerifyException(
-                "[C2] a collective works on local values; give them a #dist.local layout"
-            )
-        mesh = find_mesh(self, layout.mesh)
-        try:
-            for a in self.axes.data:
-                mesh.check_axis(a)
-        except ShardirError as e:
-            raise VerifyException(str(e)) from None
-        n = mesh.extent(self.axes.data)
-        for p in (self.source.value.data, self.target.value.data):
-            if not 0 <= p < n:
-                raise VerifyException(f"[C9] no position {p} in a group of {n} devices")
-        if self.source.value.data == self.target.value.data:
-            raise VerifyException("[C9] a device does not send to itself")
+        source, target, axes = self.ends
+        n = mesh_of_collective(self, axes, type).extent(axes)
+        with verification():
+            check_position(source, n)
+            check_position(target, n)
+        if source == target:
+            found = f"expected two different positions, got {source} twice"
+            raise VerifyException(coded("C9", found, use="send to another device"))
 
 
 @irdl_op_definition
@@ -78,32 +75,43 @@ class RecvOp(_PointToPoint, HeldByOne):
         self.check_ends(self.out.type)
         layout = layout_of(self.out)
         assert layout is not None
-        found = find_mesh(self, layout.mesh).without(layout.partial, self.axes.data)
-        if found is None or layout.reduction not in ("sum", "any"):
-            raise VerifyException(
-                f"[C3] what is received differs over {axes_text(self.axes.data)}: "
-                f"its layout is partial sum (or any) over them"
-            )
+        rest = find_mesh(self, layout.mesh).without(layout.partial, self.axes.data)
+        if rest is None or layout.reduction not in ("sum", "any"):
+            want = f"a result that is partial sum (or any) over {axes_text(self.axes.data)}"
+            raise VerifyException(coded("C3", f"expected {want}, got [{layout}]"))
 
     @property
     def holder(self) -> tuple[Axes, int]:
         return self.axes.data, self.target.value.data
 
     def check_keeps(self, sent: SSAValue, mesh: Mesh) -> None:
-        """Raises ShardirError unless the whole value that arrives is that which was sent."""
+        """Raise ShardirError unless the global value that arrives is the one that was sent."""
         check_holder("dist.send", sent, self.source.value.data, self.axes.data, mesh)
 
 
-def mail(ops: Iterable[Operation]) -> dict[RecvOp, SendOp]:
-    """The send of each recv: those between the same two devices match in order."""
-    waiting: dict[tuple[int, int, Axes], deque[SendOp]] = {}
-    found: dict[RecvOp, SendOp] = {}
+def matching_sends(ops: Iterable[Operation]) -> dict[RecvOp, SendOp]:
+    """Return the send of each recv: those between the same two devices match in order.
+
+    Raises:
+        Failure: a send or a recv has no match, or one with another local type.
+    """
+    pending: dict[tuple[int, int, Axes], deque[SendOp]] = {}
+    matched: dict[RecvOp, SendOp] = {}
     for op in ops:
-        if isinstance(op, SendOp | RecvOp):
-            ends = op.source.value.data, op.target.value.data, op.axes.data
-            queue = waiting.setdefault(ends, deque())
-            if isinstance(op, SendOp):
-                queue.append(op)
-            elif queue:
-                found[op] = queue.popleft()
-    return found
+        if isinstance(op, SendOp):
+            pending.setdefault(op.ends, deque()).append(op)
+        elif isinstance(op, RecvOp):
+            if not (queue := pending.get(op.ends)):
+                found = "expected a dist.send before each dist.recv, got none: a deadlock"
+                raise Failure.at(op, coded("C11", found))
+            matched[op] = sent = queue.popleft()
+            have, want = sent.value.type, op.out.type
+            assert isinstance(have, TensorType) and isinstance(want, TensorType)
+            same = (have.get_shape(), have.element_type) == (want.get_shape(), want.element_type)
+            if is_local(have) and not same:
+                raise Failure.at(op, coded("C11", f"expected a dist.recv of {have}, got {want}"))
+    for queue in pending.values():
+        for op in queue:
+            found = "expected a dist.recv after each dist.send, got none"
+            raise Failure.at(op, coded("C11", found))
+    return matched

@@ -1,5 +1,5 @@
-"""What a program says about the spreading of layouts: which values are to lie alike, and where
-layouts stop. Both have had their effect when every value has a layout, and calculate nothing."""
+"""Sharding groups, whose values get one layout, and propagation barriers. Neither computes: both
+have had their effect when every value has a layout."""
 
 from xdsl.dialects.builtin import IntegerAttr as Int
 from xdsl.dialects.builtin import TensorType, i64
@@ -17,8 +17,9 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.factors import Factors
+from shardir.diagnostics import coded
 from shardir.dialects.dist.redistribute import RedistributeOp
-from shardir.dialects.dist.types import check_types, is_local
+from shardir.dialects.dist.types import check_types, is_local, type_change
 from shardir.dialects.text import WordAttr, word
 
 
@@ -34,21 +35,18 @@ class DirectionAttr(WordAttr):
 
 
 class _OfGlobalValues(IRDLOperation):
-    """An op that is about the layouts of values of the global view."""
+    """An op on values of the global view, which affects their layouts only."""
 
     def verify_(self) -> None:
         check_types(self)
         if any(is_local(v.type) for v in (*self.operands, *self.results)):
-            raise VerifyException(
-                f"[P1] {self.name} of a value of the local view, whose layout is decided: leave "
-                "it out"
-            )
+            found = f"expected a value of the global view in {self.name}, got one of the local view"
+            raise VerifyException(coded("P1", found))
 
 
 @irdl_op_definition
 class ShardingGroupOp(_OfGlobalValues):
-    """The value lies as all others of this group of the function do: what propagation or search
-    finds out of one holds for all."""
+    """The values of a group of a function get one layout, by propagation or search."""
 
     name = "dist.sharding_group"
     value = operand_def(TensorType)
@@ -58,8 +56,9 @@ class ShardingGroupOp(_OfGlobalValues):
 
 @irdl_op_definition
 class PropagationBarrierOp(_OfGlobalValues):
-    """The same value, behind which layouts may be others: they spread in the direction that is
-    said, from operand to result (`forward`), from result to operand, or not at all."""
+    """The same value, whose layout may differ after it: layouts propagate in the given direction,
+    from operand to result (`forward`), from result to operand (`backward`), or not at all
+    (`none`)."""
 
     name = "dist.propagation_barrier"
     allowed = prop_def(DirectionAttr)
@@ -70,13 +69,11 @@ class PropagationBarrierOp(_OfGlobalValues):
 
     def verify_(self) -> None:
         super().verify_()
-        have, want = self.value.type, self.out.type
-        assert isinstance(have, TensorType) and isinstance(want, TensorType)
-        if have.get_shape() != want.get_shape() or have.element_type != want.element_type:
-            raise VerifyException("[R2] a propagation barrier keeps the shape and the element type")
+        if found := type_change(self.value, self.out):
+            raise VerifyException(coded("R2", found))
 
     def reversed(self, cotangent: SSAValue) -> "PropagationBarrierOp":
-        """The barrier of the result's cotangent, which goes the other way."""
+        """Return the barrier of the result's cotangent, in the other direction."""
         other = {"forward": "backward", "backward": "forward"}.get(self.allowed.data, "none")
         return PropagationBarrierOp.create(
             operands=[cotangent], result_types=[cotangent.type],
@@ -84,7 +81,7 @@ class PropagationBarrierOp(_OfGlobalValues):
         )  # fmt: skip
 
     def factors(self) -> Factors:
-        """Each dimension of the result is the operand's."""
+        """Return one factor for each dimension, of operand and result."""
         assert isinstance(self.value.type, TensorType)
         shape = self.value.type.get_shape()
         names = [f"d{i}" for i in range(len(shape))]
@@ -92,4 +89,4 @@ class PropagationBarrierOp(_OfGlobalValues):
 
 
 SAME_VALUE = (RedistributeOp, PropagationBarrierOp)
-"""The ops of the global view that hand a value on as it is, and change its layout at most."""
+"""The ops of the global view whose result is the operand, perhaps in another layout."""

@@ -1,4 +1,4 @@
-"""The global view's one op of its own: the same value in another layout."""
+"""The redistribution of the global view: the same value in another layout."""
 
 from xdsl.dialects.builtin import IntegerAttr as Int
 from xdsl.dialects.builtin import TensorType, i64
@@ -13,13 +13,21 @@ from xdsl.irdl import (
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.dialects.dist.types import check_types, is_local, layout_of
+from shardir.algebra.transitions import check_reachable
+from shardir.diagnostics import coded
+from shardir.dialects.dist.types import (
+    check_types,
+    is_local,
+    layout_of,
+    type_change,
+    verification,
+)
 
 
 @irdl_op_definition
 class RedistributeOp(IRDLOperation):
-    """The same value in another layout. What it needs to communicate travels with all else that
-    has the same `fusion` index."""
+    """The same value in another layout. Redistributions that have the same `fusion` index
+    communicate in one buffer."""
 
     name = "dist.redistribute"
     value = operand_def(TensorType)
@@ -31,15 +39,14 @@ class RedistributeOp(IRDLOperation):
     def verify_(self) -> None:
         check_types(self)
         have, want = self.value.type, self.out.type
-        assert isinstance(have, TensorType) and isinstance(want, TensorType)
         a, b = layout_of(self.value), layout_of(self.out)
         if a is None or b is None or is_local(have) or is_local(want):
-            raise VerifyException("[R1] a redistribution goes from one #dist.layout to another")
-        if have.get_shape() != want.get_shape() or have.element_type != want.element_type:
-            raise VerifyException("[R2] a redistribution keeps the shape and the element type")
+            found = f"expected types with a #dist.layout, got {have} and {want}"
+            raise VerifyException(coded("R1", found))
+        if found := type_change(self.value, self.out):
+            raise VerifyException(coded("R2", found))
         if a.mesh != b.mesh:
-            raise VerifyException(f"[R3] from mesh @{a.mesh} to mesh @{b.mesh}: one mesh only")
-        if b.reduction == "any" and (a.reduction != "any" or a.partial != b.partial):
-            raise VerifyException(
-                "[L4] no value becomes a partial any, which is of different values; say sum"
-            )
+            found = f"expected a result on mesh @{a.mesh}, as the operand is, got @{b.mesh}"
+            raise VerifyException(coded("R3", found))
+        with verification():
+            check_reachable(a, b)

@@ -20,11 +20,11 @@ OPS = {
 
 
 LOCAL = tuple(kind for name, kind in OPS.items() if not COLLECTIVES[name].communicates)
-"""The collectives that communicate nothing."""
+"""The ops whose records do not communicate."""
 
 
 def step_of(op: CollectiveOp, value: SSAValue, out: SSAValue, mesh: Mesh) -> CollectiveStep:
-    """What an op does to one of its values."""
+    """Return the step of an op for one of its values."""
     step = op.as_step(out)
     if isinstance(op, windows.HaloOp):
         return replace(step, windows=op.windows(value, out, mesh))
@@ -32,7 +32,7 @@ def step_of(op: CollectiveOp, value: SSAValue, out: SSAValue, mesh: Mesh) -> Col
 
 
 def step_op(step: CollectiveStep, value: SSAValue, out: Attribute) -> CollectiveOp:
-    """The op of one step of a redistribution."""
+    """Return the op of one step of a redistribution."""
     kind = OPS[step.kind]
     wanted = kind.get_irdl_definition().properties
     return kind.create(

@@ -1,9 +1,11 @@
-"""Meshes, and the attributes that say where a value lies; what can be asked of a value's type.
+"""Meshes, the attributes of layouts, and queries about a value's type.
 
 A global value has the global shape and a `#dist.layout`; a local one has the shape of a device's
-shard and a `#dist.local`, which keeps over which axes it is split, replicated or partial.
+shard and a `#dist.local`, with the axes over which it is split, replicated or partial.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 from xdsl.dialects.builtin import (
@@ -39,7 +41,7 @@ from shardir.algebra.notation import (
 )
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.text import IntsAttr, TextAttr, WordAttr
 
 # ---- attributes ----
@@ -62,8 +64,8 @@ class MeshAttr(TextAttr[tuple[tuple[str, int], ...]]):
 
 @irdl_attr_definition
 class ClusterAttr(TextAttr[Cluster]):
-    """`<levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000>`: what
-    devices and the links between them can do."""
+    """`<levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000>`: the
+    capabilities of devices and of the links between them."""
 
     name = "dist.devices"
 
@@ -85,8 +87,8 @@ class LayoutAttr(TextAttr[Layout]):
 
 @irdl_attr_definition
 class ShardingAttr(TextAttr[Sharding]):
-    """`<@m, [{dp, ?}, {?}p1], replicated {tp}>`: what is stated of a global value's layout, to
-    which propagate-strategies may add; no other pass sees one."""
+    """`<@m, [{dp, ?}, {?}p1], replicated {tp}>`: the annotated part of a global value's layout, to
+    which propagate-strategies may add axes; no other pass sees one."""
 
     name = "dist.sharding"
 
@@ -97,7 +99,7 @@ class ShardingAttr(TextAttr[Sharding]):
 
 @irdl_attr_definition
 class LocalAttr(TextAttr[LocalLayout]):
-    """`<@m, [{dp}, {tp}], of [10, 16]>`: the layout of a local value; `of` gives the global shape
+    """`<@m, [{dp}, {tp}], of [10, 16]>`: the layout of a local value; `of` is the global shape,
     where shards are uneven."""
 
     name = "dist.local"
@@ -109,7 +111,7 @@ class LocalAttr(TextAttr[LocalLayout]):
 
 @irdl_attr_definition
 class AxesAttr(TextAttr[Axes]):
-    """`<dp, tp:(1)2>`: the axes over which a collective goes, major to minor."""
+    """`<dp, tp:(1)2>`: the axes of a collective's groups, major to minor."""
 
     name = "dist.axes"
 
@@ -124,7 +126,7 @@ class AxesAttr(TextAttr[Axes]):
 
 @irdl_attr_definition
 class StrategyAttr(TextAttr[Strategy]):
-    """`<((2, 4), (4, 1))>`: how often each dimension of an op's operands is cut."""
+    """`<((2, 4), (4, 1))>`: the number of slices of each dimension of an op's operands."""
 
     name = "dist.strategy"
 
@@ -154,12 +156,13 @@ class PairsAttr(IntsAttr):
 # ---- meshes, and the layouts of values ----
 
 MAX_DEVICES = 1 << 20
+"""The devices of the largest mesh: the verifier and the interpreter enumerate ranks."""
 
 
 @irdl_op_definition
 class ClusterOp(IRDLOperation):
-    """What a device holds and calculates, and how fast devices of a unit communicate; levels,
-    innermost to outermost. Meshes that are `on` it have their redistributions planned by it."""
+    """The memory and speed of a device, and the bandwidth and latency within each level,
+    innermost to outermost. Redistributions on a mesh that is `on` it are planned by it."""
 
     name = "dist.cluster"
     sym_name = prop_def(SymbolNameConstraint())
@@ -195,27 +198,28 @@ class MeshOp(IRDLOperation):
 
     def verify_(self) -> None:
         if not self.axes.data:
-            raise VerifyException("[M1] a mesh has at least one axis: <dp = 2>")
+            raise VerifyException(
+                coded("M1", f"expected an axis in mesh @{self.sym_name.data}, got none")
+            )
         try:
             parse_layout(f"@{self.sym_name.data}, []")
         except ShardirError:
+            found = f"expected a mesh name that a layout can spell, got {self.sym_name}"
             raise VerifyException(
-                f'[M2] no layout can name the mesh @"{self.sym_name.data}"; its name is made of '
-                "letters, digits, _, $ and ."
+                coded("M2", found, use="use letters, digits, _, $ and . in it")
             ) from None
         if self.mesh.size > MAX_DEVICES:
-            raise VerifyException(
-                f"[M3] a mesh has at most {MAX_DEVICES} devices; who holds what is counted singly"
-            )
+            found = f"expected at most {MAX_DEVICES} devices, got {self.mesh.size}"
+            raise VerifyException(coded("M3", found))
         if self.cluster is not None and self.mesh.cluster is None:
-            raise VerifyException(
-                f"[M4] no cluster {self.cluster}; declare it: dist.cluster {self.cluster} "
+            declare = (
+                f"declare it: dist.cluster {self.cluster} "
                 "<levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}]>"
             )
-        try:
+            found = f"expected a declared cluster, got {self.cluster}"
+            raise VerifyException(coded("M4", found, use=declare))
+        with verification():
             self.mesh.check_cluster()
-        except ShardirError as e:
-            raise VerifyException(str(e)) from None
 
 
 @lru_cache(maxsize=1024)
@@ -224,21 +228,21 @@ def _mesh(name: str, axes: tuple[tuple[str, int], ...], cluster: Cluster | None)
 
 
 def module_of(op: Operation) -> Operation:
-    """The outermost op around `op`."""
+    """Return the outermost op around `op`."""
     while (parent := op.parent_op()) is not None:
         op = parent
     return op
 
 
 def meshes_of(module: Operation) -> dict[str, Mesh]:
-    """The meshes that a module declares, by name."""
+    """Return the meshes that a module declares, by name."""
     if not isinstance(module, ModuleOp):
         return {}
     return {op.sym_name.data: op.mesh for op in module.body.ops if isinstance(op, MeshOp)}
 
 
 def find_mesh(op: Operation, name: str) -> Mesh:
-    """The mesh `name` as seen from `op`.
+    """Return the mesh `name` of the module around `op`.
 
     Raises:
         VerifyException: the module declares no such mesh.
@@ -248,11 +252,17 @@ def find_mesh(op: Operation, name: str) -> Mesh:
         for other in module.body.ops:
             if isinstance(other, MeshOp) and other.sym_name.data == name:
                 return other.mesh
-    raise VerifyException(f"[M2] no mesh @{name}; declare it: dist.mesh @{name} <dp = 2>")
+    raise VerifyException(undeclared_mesh(name))
+
+
+def undeclared_mesh(name: str) -> str:
+    """Return the message about a mesh that the module does not declare."""
+    declare = f"declare it: dist.mesh @{name} <dp = 2>"
+    return coded("M2", f"expected a declared mesh, got @{name}", use=declare)
 
 
 def layout_of(value: SSAValue) -> Layout | None:
-    """The layout of a value in either view; None when it has none."""
+    """Return the layout of a value in either view, or None."""
     return type_layout(value.type)
 
 
@@ -266,7 +276,7 @@ def type_layout(type: Attribute) -> Layout | None:
 
 
 def sharding_of(value: SSAValue) -> Sharding | None:
-    """What the text states of a global value: a layout, or one that may be added to."""
+    """Return the annotation of a global value: a layout, or one to which axes may be added."""
     encoding = value.type.encoding if isinstance(value.type, TensorType) else None
     if isinstance(encoding, ShardingAttr):
         return encoding.data
@@ -279,7 +289,7 @@ def is_local(type: Attribute) -> bool:
 
 
 def global_shape(type: Attribute, mesh: Mesh | None) -> Shape:
-    """The shape of the whole value, of a tensor type in either view."""
+    """Return the global shape of a tensor type in either view."""
     assert isinstance(type, TensorType)
     if isinstance(type.encoding, LocalAttr):
         assert mesh is not None
@@ -287,34 +297,40 @@ def global_shape(type: Attribute, mesh: Mesh | None) -> Shape:
     return type.get_shape()
 
 
+def global_type(type: Attribute, mesh: Mesh | None) -> TensorType:
+    """Return the type of the global value without a layout, from a type of either view."""
+    assert isinstance(type, TensorType)
+    return tensor(type.element_type, global_shape(type, mesh))
+
+
 @lru_cache(maxsize=65536)
 def tensor(element: Attribute, shape: Shape) -> TensorType:
-    """A tensor type without a layout, made once."""
+    """Return a tensor type without a layout, made once."""
     return TensorType(element, shape)
 
 
 @lru_cache(maxsize=65536)
 def laid_out(element: Attribute, shape: Shape, layout: Layout) -> TensorType:
-    """The global view's type, made once."""
+    """Return the global view's type, made once."""
     return TensorType(element, shape, LayoutAttr(layout))
 
 
 @lru_cache(maxsize=65536)
 def local(element: Attribute, shape: Shape, layout: Layout, mesh: Mesh) -> TensorType:
-    """The local view's type of a value of global `shape`, made once."""
+    """Return the local view's type of a value of global `shape`, made once."""
     here = layout.local_shape(mesh, shape)
     return TensorType(element, here, LocalAttr(LocalLayout.of(layout, mesh, shape)))
 
 
 def with_layout(type: TensorType, layout: Layout | None) -> TensorType:
-    """A global type with another layout, or with none."""
+    """Return a global type with another layout, or with none."""
     if layout is None:
         return tensor(type.element_type, type.get_shape())
     return laid_out(type.element_type, type.get_shape(), layout)
 
 
 def check_type(op: Operation, type: Attribute, what: str) -> None:
-    """Raises VerifyException when the layout in a type breaks an invariant (docs/invariants.md)."""
+    """Raise VerifyException when the layout of a type violates an invariant, after `what`."""
     layout = type_layout(type)
     if isinstance(type, TensorType) and isinstance(type.encoding, ShardingAttr):
         layout = type.encoding.data.layout
@@ -339,27 +355,42 @@ def _check(mesh: Mesh, encoding: LayoutAttr | ShardingAttr | LocalAttr, shape: S
         return
     here = encoding.data
     if here.shape is not None and len(here.shape) != len(shape):
-        raise ShardirError(
-            f"[L1] `of` has {len(here.shape)} dimensions, the tensor has {len(shape)}"
+        found = (
+            f"expected `of` with {len(shape)} dimensions, as the tensor has, got {len(here.shape)}"
         )
-    whole = here.global_shape(mesh, shape)
-    here.layout.check(mesh, whole)
-    expected = here.layout.local_shape(mesh, whole)
+        raise ShardirError(coded("L1", found, use="write the global shape"))
+    unsharded = here.global_shape(mesh, shape)
+    here.layout.check(mesh, unsharded)
+    expected = here.layout.local_shape(mesh, unsharded)
     if expected != shape:
-        raise ShardirError(
-            f"[L5] the largest shard of {list(whole)} is {list(expected)}, "
-            f"the type says {list(shape)}"
+        found = (
+            f"expected the shape {list(expected)} of the largest shard of {list(unsharded)}, got "
+            f"{list(shape)}"
         )
+        raise ShardirError(coded("L5", found))
+
+
+def type_change(value: SSAValue, out: SSAValue, mesh: Mesh | None = None) -> str:
+    """Return the message for two values of different global types; empty if they have one."""
+    have, want = global_type(value.type, mesh), global_type(out.type, mesh)
+    return "" if have == want else f"expected a result of global type {have}, got {want}"
+
+
+@contextmanager
+def verification() -> Iterator[None]:
+    """Raise the algebra's ShardirError as the VerifyException that xDSL expects."""
+    try:
+        yield
+    except ShardirError as e:
+        raise VerifyException(str(e)) from None
 
 
 def check_types(op: Operation) -> None:
-    """Every layout of an op's operands and results names a mesh and axes that exist."""
-    for i, v in enumerate(op.operands):
-        if isinstance(v.type, TensorType) and not isinstance(v.type.encoding, NoneAttr):
-            check_type(op, v.type, f"operand {i}")
-    for i, v in enumerate(op.results):
-        if isinstance(v.type, TensorType) and not isinstance(v.type.encoding, NoneAttr):
-            check_type(op, v.type, f"result {i}")
+    """Raise VerifyException when the layout of an operand or result violates an invariant."""
+    for what, values in (("operand", op.operands), ("result", op.results)):
+        for i, v in enumerate(values):
+            if isinstance(v.type, TensorType) and not isinstance(v.type.encoding, NoneAttr):
+                check_type(op, v.type, f"{what} {i}")
 
 
 ATTRS = [

@@ -1,5 +1,5 @@
-"""Windows of a split dimension, in the local view: each device gets the rows of its windows that
-others hold, and no more (a halo exchange); and back, added to whose they are.
+"""Halo exchanges: each device gets the elements of its windows that others hold, and no more; and
+the transpose, which adds the windows back onto their elements.
 
     %w = dist.halo_unfold %x dim 0 step 2 offset -1 over <d>
            : (tensor<4x6xf32, #dist.local<@m, [{d}, {}]>>)
@@ -9,20 +9,20 @@ others hold, and no more (a halo exchange); and back, added to whose they are.
 from abc import ABC, abstractmethod
 
 from xdsl.dialects.builtin import IntegerAttr as Int
-from xdsl.dialects.builtin import TensorType, UnitAttr, i64
+from xdsl.dialects.builtin import UnitAttr, i64
 from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, opt_prop_def, prop_def
 
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.windows import Windows
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist.base import CollectiveOp
-from shardir.dialects.dist.types import global_shape
+from shardir.dialects.dist.types import global_shape, global_type
 
 
 class HaloOp(CollectiveOp, ABC):
-    """A dimension of rows on one side; on the other `dim`, the windows, and `dim` + 1, the rows of
-    each. Rows and windows are split over the same axes."""
+    """On one side a dimension `dim`; on the other `dim`, its windows, and `dim` + 1, the elements
+    of each. The dimension and its windows are split over the same axes."""
 
     dim = prop_def(Int.constr(type=i64))
     step = prop_def(Int.constr(type=i64))
@@ -30,30 +30,31 @@ class HaloOp(CollectiveOp, ABC):
 
     @abstractmethod
     def ends(self, value: SSAValue, out: SSAValue) -> tuple[SSAValue, SSAValue]:
-        """Which of the two has the rows, and which the windows."""
+        """Return the value with the dimension, then the value with its windows."""
 
     def windows(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> Windows:
-        rows, cut = (global_shape(_tensor(v), mesh) for v in self.ends(value, out))
+        x, cut = (global_shape(v.type, mesh) for v in self.ends(value, out))
         d = self.dim.value.data
-        return Windows(rows[d], cut[d], cut[d + 1], self.step.value.data, self.offset.value.data)
+        return Windows(x[d], cut[d], cut[d + 1], self.step.value.data, self.offset.value.data)
 
     def check_shapes(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
-        d = self.dim.value.data
-        rows, cut = (global_shape(_tensor(v), mesh) for v in self.ends(value, out))
-        if self.step.value.data < 1:
-            raise ShardirError("[T10] a step of windows is at least 1")
-        alike = _tensor(value).element_type == _tensor(out).element_type
-        if not alike or rows[:d] + rows[d + 1 :] != cut[:d] + cut[d + 2 :]:
-            raise ShardirError(
-                f"[C4] the whole values are {list(rows)} and {list(cut)}: windows of dimension {d} "
-                "keep the other dimensions and the element type"
+        d, step = self.dim.value.data, self.step.value.data
+        x, cut = (global_type(v.type, mesh) for v in self.ends(value, out))
+        if step < 1:
+            raise ShardirError(coded("T10", f"expected a step of at least 1, got {step}"))
+        have, want = x.get_shape(), cut.get_shape()
+        others = have[:d] + have[d + 1 :], want[:d] + want[d + 2 :]
+        if x.element_type != cut.element_type or others[0] != others[1]:
+            found = (
+                f"expected windows of {x} with two dimensions instead of dimension {d}, got {cut}"
             )
+            raise ShardirError(coded("C4", found))
 
 
 @irdl_op_definition
 class HaloUnfoldOp(HaloOp):
-    """The windows of a split dimension: each device fetches the rows of its windows that it lacks.
-    Rows outside of the dimension are zeros, or the `lowest` number."""
+    """The windows of a split dimension: each device fetches the elements of its windows that it
+    lacks. Elements outside of the dimension are zeros, or the `lowest` number."""
 
     name = "dist.halo_unfold"
     lowest = opt_prop_def(UnitAttr)
@@ -68,8 +69,8 @@ class HaloUnfoldOp(HaloOp):
 
 @irdl_op_definition
 class HaloFoldOp(HaloOp):
-    """Windows laid where their rows are, and added: each device sends the rows of its windows that
-    others hold. Rows outside of the dimension are dropped."""
+    """Windows added onto their elements: each device sends the elements of its windows that others
+    hold. Elements outside of the dimension are dropped."""
 
     name = "dist.halo_fold"
     assembly_format = (
@@ -79,8 +80,3 @@ class HaloFoldOp(HaloOp):
 
     def ends(self, value: SSAValue, out: SSAValue) -> tuple[SSAValue, SSAValue]:
         return out, value
-
-
-def _tensor(v: SSAValue) -> TensorType:
-    assert isinstance(v.type, TensorType)
-    return v.type

@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import AnyFloat, TensorType
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.collectives import AxisState
-from shardir.dialects.dist import SAME_VALUE, CollectiveOp, RecvOp, SendOp, WaitOp, mail
+from shardir.dialects.dist import SAME_VALUE, CollectiveOp, RecvOp, SendOp, WaitOp, matching_sends
 from shardir.dialects.nn import StopGradientOp
 
 
@@ -23,7 +23,7 @@ class Activity:
 
     def match(self, ops: Iterable[Operation]) -> None:
         """Match sends and receives."""
-        self.sends |= mail(ops)
+        self.sends |= matching_sends(ops)
 
     def mark(self, ops: Iterable[Operation]) -> None:
         """Mark the results of ops, which stand in order."""

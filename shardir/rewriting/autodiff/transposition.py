@@ -11,7 +11,7 @@ from math import prod
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.diagnostics import Failure, ShardirError
+from shardir.diagnostics import Failure, ShardirError, coded
 from shardir.dialects.dist import (
     CollectiveOp,
     HaloOp,
@@ -62,7 +62,9 @@ class Transposition:
                 elif isinstance(op, TensorOp):
                     self.tensor_op(op)
                 else:
-                    raise ShardirError(f"[G8] {op.name} can't be differentiated")
+                    raise ShardirError(
+                        coded("G8", f"expected an op with a gradient, got {op.name}")
+                    )
             except ShardirError as e:
                 errors.append((op, str(e)))
         if errors:

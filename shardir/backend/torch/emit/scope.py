@@ -1,7 +1,6 @@
 """The emission of one function: its variables and lines, and the queries of the ops' entries."""
 
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from xdsl.dialects.func import FuncOp, ReturnOp
@@ -16,7 +15,7 @@ from shardir.backend.torch.emit.literals import Number, fold, number_text
 from shardir.backend.torch.emit.names import Names, comment, joined, tuple_text
 from shardir.backend.torch.emit.origins import source_line
 from shardir.backend.torch.emit.types import LocalTypes
-from shardir.diagnostics import Failure, coded
+from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn, train
 
 Text = str | SSAValue | None
@@ -67,6 +66,7 @@ class EmissionScope(LocalTypes):
             raise Failure.at(f, "the torch backend emits functions of one block")
         self.block: Block = f.body.block
         self.retained = retained_arguments(f)
+        dist.matching_sends(self.block.ops)
         self.ops = live_ops(list(self.block.ops))
         self.storages = Storages(self.block.args, self.ops)
         for op in self.ops:
@@ -74,7 +74,6 @@ class EmissionScope(LocalTypes):
                 self.storages.join(result, operand)
         self.variables: dict[SSAValue, Variable] = {}
         self.numbers: dict[SSAValue, Number] = {}
-        self.pending_sends: dict[str, deque[dist.SendOp]] = {}  # without a dist.recv so far
         self.lines: list[str] = []
         self.source_line: str | None = None
         self.backward = False
@@ -117,10 +116,6 @@ class EmissionScope(LocalTypes):
         self.let(op, made)
 
     def finish(self, op: ReturnOp) -> None:
-        for sent in (o for waiting in self.pending_sends.values() for o in waiting):
-            raise Failure.at(
-                sent, coded("C11", "expected a dist.recv after each dist.send, got none")
-            )
         returned: set[SSAValue] = set()
         out = []
         for v, updated in zip(op.operands, train.updated_keys(self.f), strict=True):

@@ -11,7 +11,7 @@ from xdsl.ir import Operation
 from shardir.backend.torch.emit.names import RESERVED, literal, tuple_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.runtime import RUNTIME_FILES
-from shardir.diagnostics import Failure
+from shardir.diagnostics import Failure, coded
 from shardir.dialects import nn
 from shardir.dialects.nn.custom import Value
 
@@ -33,10 +33,11 @@ def _custom(s: EmissionScope, op: nn.CustomOp) -> Text:
         raise Failure.at(op, str(op.lacks("function in torch", 'torch="module:function"')))
     module, function = found
     if module.split(".")[0] in TAKEN:
-        raise Failure.at(
-            op, f"[T11] programs have another {module.split('.')[0]} than the module of "
-            f'"{op.callee.data}": give that another name'
-        )  # fmt: skip
+        found = (
+            f'expected the function of "{op.callee.data}" in a module whose name programs do not '
+            f"use, got {module}"
+        )
+        raise Failure.at(op, coded("T11", found, use="rename the module"))
     s.program.foreign.add(module)
     options = [f"{name}={value_text(v)}" for name, v in op.values.items()]
     return f"{module}.{function}({', '.join([*map(s.operand, op.operands), *options])})"

@@ -1,7 +1,5 @@
 """Collectives from or to one position of a group, and transfers between two."""
 
-from collections import deque
-
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.names import axes_text, size_text, tuple_text
@@ -19,7 +17,6 @@ from shardir.backend.torch.ops.dist.comments import (
 from shardir.backend.torch.ops.dist.shards import check_nesting, gathered_size
 from shardir.backend.torch.ops.dist.text import call, is_trivial, write_each
 from shardir.cost.seconds import size_of
-from shardir.diagnostics import Failure, coded
 from shardir.dialects import dist
 
 
@@ -79,7 +76,6 @@ def _ends(s: EmissionScope, op: dist.SendOp | dist.RecvOp) -> str:
 
 
 def _send(s: EmissionScope, op: dist.SendOp) -> Text:
-    s.pending_sends.setdefault(_ends(s, op), deque()).append(op)
     number = size_text(size_of(op.value))
     ends = f"from position {op.source.value.data} to {op.target.value.data}"
     cause = origin(producer(op.value))
@@ -90,16 +86,6 @@ def _send(s: EmissionScope, op: dist.SendOp) -> Text:
 
 
 def _recv(s: EmissionScope, op: dist.RecvOp) -> Text:
-    waiting = s.pending_sends.get(_ends(s, op))
-    if not waiting:
-        raise Failure.at(
-            op, coded("C11", "expected a dist.send before each dist.recv, got none: a deadlock")
-        )
-    sent = waiting.popleft().value
-    if s.shape_of(sent) != s.shape_of(op.out) or s.element(sent) != s.element(op.out):
-        raise Failure.at(
-            op, coded("C11", f"expected a dist.recv of {sent.type}, got {op.out.type}")
-        )
     number = size_text(size_of(op.out))
     users = listed_names(list(dict.fromkeys(readers(op.out))) or ["no op"], 2)
     s.note(f"receive at position {op.target.value.data} from {op.source.value.data} "
