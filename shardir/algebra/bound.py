@@ -98,7 +98,7 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
     kinds = PARTIAL if source.partial or target.partial else COMPLETE
     factor = min(cluster.times[c.name] for c in kinds)
     moving = factor * max(apart, one * itemsize / best[0])
-    return moving + _latency(mesh, source, target)
+    return moving + latency_bound(mesh, source, target)
 
 
 PARTIAL = [c for c in COLLECTIVES.values() if c.planned and c.communicates]
@@ -106,8 +106,12 @@ COMPLETE = [c for c in PARTIAL if c.start in (AxisState.SHARDED, None)]
 """The collectives of a redistribution in which nothing is partial, and of any other."""
 
 
-def _latency(mesh: Mesh, source: Layout, target: Layout) -> float:
-    """The latencies that no plan between two refined layouts can do without."""
+@lru_cache(maxsize=65536)
+def latency_bound(mesh: Mesh, source: Layout, target: Layout) -> float:
+    """The latencies that no plan between two refined layouts can do without: the part of the
+    `seconds_bound` that is cheap to compute."""
+    if crossing(mesh, source, target):
+        return 0.0
     total = 0.0
     for sub_axis, times in _in_collectives(mesh, source, target):
         levels = mesh.cluster_or_default.levels[mesh.level((sub_axis,)) :]

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import prod
 
-from shardir.algebra.bound import MAX_COUNTED_DEVICES, bound, seconds_bound
+from shardir.algebra.bound import MAX_COUNTED_DEVICES, bound, latency_bound, seconds_bound
 from shardir.algebra.cluster import BYTES, Cluster
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.layout import Layout, Shape
@@ -246,16 +246,20 @@ class Search:
                 return
             if so_far > seen[layout, held]:
                 continue
+            best = float("inf") if self.best is None else self.best[0] * IMPROVEMENT
             for step in p.moves(layout):
+                started = so_far + self.latency(step)
+                if started >= best - latency_bound(p.mesh, step.layout, p.target):
+                    continue
                 rest = bounds.get(step.layout)
                 if rest is None:
                     rest = bounds[step.layout] = seconds_bound(
                         p.mesh, p.shape, step.layout, p.target, self.itemsize
                     )
-                limit = float("inf") if self.best is None else self.best[0] * IMPROVEMENT - rest
+                limit = best - rest
                 if self.memory is None:  # then nothing is held, and no path but the best is of use
                     limit = min(limit, seen.get((step.layout, held), limit))
-                if so_far + self.latency(step) >= limit:
+                if started >= limit:
                     continue
                 found = self.after(layout, step, held)
                 if found is None:

@@ -7,7 +7,6 @@ share are enumerated.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, pairwise, product
 from typing import Any
@@ -82,12 +81,24 @@ def _components(mesh: Mesh, source: Layout, target: Layout) -> list[tuple[set[st
     return found
 
 
-def _cases(counts: Indices) -> Iterator[tuple[Counts, int]]:
-    """Yield the distinct columns, each with its number of occurrences."""
+@lru_cache(maxsize=65536)
+def _cases(
+    mesh: Mesh,
+    names: tuple[str, ...],
+    dims: tuple[tuple[int, Axes, Axes], ...],
+    free: tuple[frozenset[Axis], ...],
+) -> tuple[tuple[Counts, int], ...]:
+    """Return the `shares` of the dimensions (size, source, target) alone, whose full axes are
+    `names`: the distinct tuples, each with the number of its positions."""
+    counts: Indices = np.ones((1, 1), dtype=np.int64)
+    for n, have, want in dims:
+        new = np.diff(_edges(mesh, n, want))[_indices(mesh, names, want)]
+        held = [_held(mesh, names, n, have, want, f) for f in free]
+        counts = counts * np.stack([new, *held])
     columns = counts[:, np.lexsort(counts)]
     changes = np.flatnonzero((columns[:, 1:] != columns[:, :-1]).any(axis=0)) + 1
-    for start, end in pairwise([0, *changes.tolist(), columns.shape[1]]):
-        yield tuple(columns[:, start].tolist()), end - start
+    ends = pairwise([0, *changes.tolist(), columns.shape[1]])
+    return tuple((tuple(columns[:, start].tolist()), end - start) for start, end in ends)
 
 
 @lru_cache(maxsize=65536)
@@ -100,14 +111,9 @@ def shares(
     out: Counter[Counts] = Counter({(1,) * (len(free) + 1): 1})
     for axes, dims in _components(mesh, source, target):
         names = tuple(n for n, _ in mesh.axes if n in axes)
-        here: Indices = np.ones((1, 1), dtype=np.int64)
-        for d in dims:
-            n, have, want = shape[d], source.dims[d], target.dims[d]
-            new = np.diff(_edges(mesh, n, want))[_indices(mesh, names, want)]
-            held = [_held(mesh, names, n, have, want, f) for f in free]
-            here = here * np.stack([new, *held])
+        here = tuple((shape[d], source.dims[d], target.dims[d]) for d in dims)
         both: Counter[Counts] = Counter()
-        for (a, n), (b, m) in product(out.items(), _cases(here)):
+        for (a, n), (b, m) in product(out.items(), _cases(mesh, names, here, free)):
             both[tuple(x * y for x, y in zip(a, b, strict=True))] += n * m
         out = both
     return out
