@@ -1,13 +1,12 @@
-"""Random programs of any ops: cases of the laws of ops, chained, with layouts and strategies at
-random.
+"""Random programs of any ops: chained cases of the laws of ops.
 
-An op is drawn as one of its cases (`op_cases`), whose operands are values that the program has,
-brought to the case's shapes, or new arguments. So an op that has a case occurs. What is kept is
-smooth: an op is left out where torch itself gives another answer, or slope, when the operands
-change by a billionth (kinks, ties, an order about to change).
+An op is drawn as one of its cases (`op_cases`), whose operands are values of the program, reshaped
+to the case's shapes, or new arguments. So every op that has a case occurs. Programs are smooth: an
+op is dropped where torch's result or gradient changes when the operands change by a billionth
+(kinks, ties, elements about to change their order).
 
-Everything follows from the seed, so that a failure names the program that shows it; a program of
-fewer ops is the beginning of one of more.
+A program is a function of its seed, so that a failure names the program; a program of fewer ops is
+the beginning of one of more. random_layouts.py adds a mesh, layouts and strategies.
 """
 
 import random
@@ -21,8 +20,6 @@ from harness import (
     Arg,
     Array,
     Problem,
-    function,
-    laid_out,
     module_of,
     numbers,
     posed,
@@ -30,37 +27,25 @@ from harness import (
 )
 from op_cases import CASES, REFERENCES, Case
 from reference import shape_of, to_torch
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType, i64
-from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardir.algebra.factors import FactorAxes, try_op_sharding
-from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.algebra.notation import mesh_of
-from shardir.algebra.sharding import Sharding
-from shardir.algebra.strategy import Strategy
+from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.text import word
-from shardir.rewriting.functions import update_signature
-from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.rewriting.rewriter import Rewriter
 
-MESHES = [
-    mesh_of("m", t)
-    for t in ("a = 2, b = 2", "a = 4", "a = 2, b = 3", "a = 2, b = 4", "a = 2, b = 2, c = 2")
-]
-ELEMENTS_AT_MOST = 512
-NOISE, STEADY, GREATEST = 1e-9, 1e-5, 1e3
-"""Operands change by NOISE of themselves; of a result's greatest element (or of 1) its change is to
-be below STEADY; no element is to be above GREATEST. So rounding stays below 1e-11."""
+MAX_ELEMENTS = 512
+NOISE, MAX_CHANGE, MAX_VALUE = 1e-9, 1e-5, 1e3
+"""Operands change by the fraction NOISE. A result may change by MAX_CHANGE of its largest element
+(at least of 1), and no element is above MAX_VALUE. So rounding errors stay below 1e-11."""
 
 
 @cache
 def usable() -> dict[type[Operation], list[tuple[Case, str]]]:
-    """Per op its cases and the element types in which a program can have them: its floats are f64,
-    as torch's answer is."""
+    """Return the cases of each op with the element types in which a program can have them: floats
+    are f64, as torch's results are."""
     out: dict[type[Operation], list[tuple[Case, str]]] = {}
     for case in CASES:
         for element in case.elements:
@@ -72,7 +57,7 @@ def usable() -> dict[type[Operation], list[tuple[Case, str]]]:
 
 
 class Writer:
-    """Writes one program into a block, and calculates it as it does."""
+    """Writes one program into a block, and computes its values at the same time."""
 
     def __init__(self, seed: int):
         self.draw, self.rng = random.Random(seed), np.random.default_rng(seed)
@@ -82,7 +67,7 @@ class Writer:
         self.b.insert = self._add
         self.arguments: list[Array] = []
         self.known: dict[SSAValue, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Of each value the numbers, and those after some noise in the operands of every op."""
+        """The elements of each value, and those after some noise in the operands of every op."""
 
     def _add(self, op: Operation) -> None:
         self.block.add_op(op)
@@ -114,8 +99,8 @@ class Writer:
         return [v for v in self.known if element_of(v) == element]
 
     def operand(self, arg: Arg, kind: str, first: SSAValue | None = None) -> SSAValue:
-        """A value for an operand: one that there is, rather of its shape and rather a late one,
-        or a new argument. `first` is to be it if possible."""
+        """Return a value for an operand: `first`, else one of the program, preferably one of its
+        shape and a late one, or a new argument."""
         if arg.element != "f64":
             same = [v for v in self.values(arg.element) if shape_of(v) == arg.shape]
             if kind not in ("normal", "ties") or not same or self.draw.random() < 0.2:
@@ -140,7 +125,7 @@ class Writer:
         return v
 
     def shaped(self, v: SSAValue, shape: Shape) -> SSAValue:
-        """The numbers of a value as another shape; sums of them where there are more or fewer."""
+        """Return a value reshaped, after a matmul where the numbers of elements differ."""
         have, want = int(np.prod(shape_of(v))), int(np.prod(shape))
         if shape_of(v) == shape:
             return v
@@ -151,8 +136,8 @@ class Writer:
         return v if shape_of(v) == shape else self.b.reshape(v, shape)
 
     def resized(self, case: Case, args: list[Arg], like: SSAValue) -> list[Arg]:
-        """The operands with other sizes: the first is `like`, the others follow it where they had
-        the same sizes. Those of the case where that is no operand of the op."""
+        """Return the operands in other sizes: the first is `like`, and equal sizes of the others
+        change with it. Where the op has no such operands, return those of the case."""
         old, new = args[0].shape, shape_of(like)
         sizes = dict(zip(old, new, strict=False))
         if (
@@ -171,7 +156,7 @@ class Writer:
         return out
 
     def grow(self, op: type[TensorOp] | None = None) -> bool:
-        """One more op (this one, or any), if it is smooth where it stands."""
+        """Add an op (this one, or any) if it is smooth here; return whether it is."""
         self.added = []
         args_before = len(self.block.args)
         case, element = self.draw.choice(usable()[op or self.draw.choice(list(usable()))])
@@ -204,10 +189,10 @@ class Writer:
         return False
 
     def smooth(self, op: Operation) -> bool:
-        """Whether neither what torch gives for an op nor its slope changes with a little noise; and
-        is not too large."""
+        """Whether the results and gradients of an op change little with a little noise, and are not
+        too large."""
         for v in op.results:
-            if self.known[v][0].numel() > ELEMENTS_AT_MOST:
+            if self.known[v][0].numel() > MAX_ELEMENTS:
                 return False
             if element_of(v) not in ("f64", "i32", "i64", "i1") or not steady(*self.known[v]):
                 return False
@@ -216,18 +201,19 @@ class Writer:
         return steady_slope(op, *([self.known[v][i] for v in op.operands] for i in (0, 1)))
 
     def finish(self) -> Problem | None:
-        """The program, which returns what it has not used; None if its gradient is not smooth."""
+        """Return the program, whose results are its unused values; None if it is not smooth."""
         ends = [v for v in self.known if not list(v.uses) and v not in self.block.args]
         floats = [v for v in ends if element_of(v) == "f64"]
         scalar = self.draw.random() < 0.5
-        kept = [v for v in ends if v not in floats] + ([] if scalar else floats[-2:])
+        results = [v for v in ends if v not in floats] + ([] if scalar else floats[-2:])
         total: SSAValue | None = None
         for v in floats if scalar else floats[:-2]:
             shape = shape_of(v)
             one = self.b.reduce(v, "mean" if 0 not in shape else "sum", range(len(shape)))
             total = one if total is None else self.b.add(total, one)
         wrt = [i for i, v in enumerate(self.block.args) if element_of(v) == "f64"]
-        results = kept if total is None else [*kept, total]
+        if total is not None:
+            results.append(total)
         if not results or not wrt:
             return None
         p = posed(module_of(self.block, results, wrt), wrt, self.arguments, self.rng)
@@ -240,18 +226,18 @@ class Writer:
 
 
 def steady(x: torch.Tensor, near: torch.Tensor) -> bool:
-    """Whether numbers have stayed about the same, finite and not large."""
+    """Whether two tensors are about equal, finite and not large."""
     x, near = x.detach(), near.detach()
     if not x.dtype.is_floating_point:
         return torch.equal(x, near)
     if not x.numel():
         return True
     top = float(x.abs().max())
-    return top < GREATEST and float((x - near).abs().max()) <= STEADY * max(1.0, top)
+    return top < MAX_VALUE and float((x - near).abs().max()) <= MAX_CHANGE * max(1.0, top)
 
 
 def steady_slope(op: Operation, x: list[torch.Tensor], near: list[torch.Tensor]) -> bool:
-    """Whether the cotangents of an op's float operands are about the same at two places."""
+    """Whether the cotangents of an op's float operands are about equal at two points."""
 
     def slopes(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         leaves = [t.detach().clone().requires_grad_(t.dtype.is_floating_point) for t in inputs]
@@ -275,7 +261,7 @@ def element_of(v: SSAValue) -> str:
 
 
 def random_problem(seed: int, ops: int | None = None) -> Problem:
-    """The program of this seed: of about so many ops, or five to twenty."""
+    """Return the program of a seed: with about `ops` ops, or five to twenty."""
     for attempt in range(100):
         w = Writer(seed * 100 + attempt)
         size = w.draw.randint(5, 20) if ops is None else ops
@@ -285,137 +271,3 @@ def random_problem(seed: int, ops: int | None = None) -> Problem:
         if p is not None:
             return p
     raise AssertionError(f"no smooth program of seed {seed}")
-
-
-def pieces(draw: random.Random, mesh: Mesh) -> list[Axis]:
-    """The mesh's axes, some of them cut in two, shuffled."""
-    out = []
-    for a in mesh.names:
-        n = mesh.extent((a,))
-        if n == 4 and draw.random() < 0.3:
-            out += mesh.split(a, 2)
-        else:
-            out.append(a)
-    draw.shuffle(out)
-    return out
-
-
-def random_layout(draw: random.Random, mesh: Mesh, rank: int, partial: bool = False) -> Layout:
-    """A layout at random; where `partial`, perhaps a partial sum."""
-    hands: list[Axes] = [()] * rank
-    left = []
-    for a in pieces(draw, mesh):
-        d = draw.randint(0, rank)
-        if d < rank:
-            hands[d] += (a,)
-        else:
-            left.append(a)
-    kept = tuple(a for a in left if partial and draw.random() < 0.3)
-    dims = tuple(map(mesh.simplify, hands))
-    return Layout(mesh.name, dims).with_partial(mesh.simplify(tuple(sorted(kept, key=mesh.order))))
-
-
-def random_strategy(draw: random.Random, mesh: Mesh, op: TensorOp) -> Strategy | None:
-    """Axes for some factors of an op, as its strategy; None where they make none."""
-    factors = op.factors()
-    chosen: FactorAxes = {}
-    names = [f for f, _ in factors.sizes]
-    for a in pieces(draw, mesh):
-        f = draw.choice([*names, ""]) if names else ""
-        whole = type(op).decompose is TensorOp.decompose and f in factors.replicate
-        if f and not whole:
-            chosen[f] = (*chosen.get(f, ()), a)
-    found = [[factors.compose(d, chosen, mesh) for d in dims] for dims in factors.operands]
-    if (
-        any(axes is None for dims in found for axes in dims)
-        or try_op_sharding(factors, chosen, mesh) is None
-    ):
-        return None
-    operands = tuple(tuple(axes or () for axes in dims) for dims in found)
-    return Strategy(None, operands)
-
-
-def random_form(p: Problem, seed: int) -> tuple[ModuleOp, Mesh]:
-    """The program with a mesh, and layouts and strategies on some of its values and ops."""
-    draw = random.Random(seed)
-    mesh = draw.choice(MESHES)
-    block = function(p.module, "f").body.block
-    given = [
-        random_layout(draw, mesh, len(shape_of(v)), is_sum(v)) if draw.random() < 0.6 else None
-        for v in block.args
-    ]
-    module = laid_out(p.module, mesh, given)
-    for op in function(module, "f").body.block.ops:
-        if not isinstance(op, TensorOp) or isinstance(op.next_op, ReturnOp):
-            continue
-        if draw.random() < 0.25 and op.operands:
-            strategy = random_strategy(draw, mesh, op)
-            if strategy is not None and any(c for cuts in strategy.operands for c in cuts):
-                op.properties["strategy"] = dist.StrategyAttr(strategy)
-        elif draw.random() < 0.15:
-            t = op.results[0].type
-            assert isinstance(t, TensorType)
-            pinned = random_layout(draw, mesh, len(t.get_shape()))
-            set_type(op.results[0], dist.with_layout(t, pinned))
-    say(function(module, "f"), mesh, random.Random(-seed - 1))
-    return module, mesh
-
-
-def say(f: FuncOp, mesh: Mesh, draw: random.Random) -> None:
-    """Puts in what is said about propagation: layouts that may be added to, barriers, and groups of
-    values, of which one at most has a layout or a strategy."""
-    block = f.body.block
-    free: dict[Shape, list[SSAValue]] = {}
-    for v in [*block.args, *(v for op in block.ops for v in op.results)]:
-        if not isinstance(v.type, TensorType):
-            continue
-        if not is_stated(v) and draw.random() < 0.15:
-            t = v.type
-            set_type(v, TensorType(t.element_type, t.get_shape(), sharding(draw, mesh, v)))
-        members = free.setdefault(shape_of(v), [])
-        if draw.random() < 0.3 and not (is_stated(v) and any(map(is_stated, members))):
-            members.append(v)
-        if draw.random() < 0.1 and not isinstance(v.owner, Block):
-            allowed = word(dist.DirectionAttr, draw.choice(dist.DirectionAttr.words()))
-            barrier = dist.PropagationBarrierOp.create(
-                operands=[v], result_types=[dist.with_layout(v.type, None)],
-                properties={"allowed": allowed},
-            )  # fmt: skip
-            v.replace_uses_with_if(barrier.out, lambda use: not isinstance(use.operation, ReturnOp))
-            barrier.operands[0] = v
-            block.insert_op_after(barrier, v.owner)
-    end = block.last_op
-    assert end is not None
-    for i, members in enumerate(m for m in free.values() if len(m) > 1):
-        for v in members:
-            group = dist.ShardingGroupOp.create(
-                operands=[v], properties={"group": IntegerAttr(i, i64)}
-            )
-            block.insert_op_before(group, end)
-    update_signature(f)
-
-
-def is_stated(v: SSAValue) -> bool:
-    """Whether something says how a value lies."""
-    strategy = isinstance(v.owner, TensorOp) and v.owner.strategy is not None
-    return strategy or dist.sharding_of(v) is not None
-
-
-def sharding(draw: random.Random, mesh: Mesh, v: SSAValue) -> dist.ShardingAttr:
-    """What may be added to: some axes in some dimensions, some of these open, of two priorities;
-    what splits nothing perhaps to stay replicated."""
-    rank = len(shape_of(v))
-    layout = random_layout(draw, mesh, rank)
-    unused = tuple(a for a in mesh.names if not any(mesh.overlap(a, b) for b in layout.used))
-    found = Sharding(
-        layout,
-        frozenset(d for d in range(rank) if draw.random() < 0.7),
-        tuple(draw.randint(0, 1) for _ in range(rank)),
-        tuple(a for a in unused if draw.random() < 0.3),
-    )
-    return dist.ShardingAttr(found.simplified(mesh))
-
-
-def is_sum(v: SSAValue) -> bool:
-    """Whether a value can be a partial sum."""
-    return isinstance(v.type, TensorType) and v.type.element_type == ELEMENTS["f64"]

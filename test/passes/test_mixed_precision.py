@@ -1,4 +1,4 @@
-"""mixed-precision: right for every op, and narrow where narrow is worth it."""
+"""mixed-precision: every op has operands of the type that it needs."""
 
 from collections.abc import Sequence
 
@@ -17,8 +17,8 @@ FIRST = {c.op: c for c in reversed(CASES) if "f32" in c.elements and c.op.name.s
 
 
 @pytest.mark.parametrize("case", FIRST.values(), ids=str)
-def test_every_op_takes_the_types_that_it_is_given(case: Case) -> None:
-    """Its operands come from products, narrow; the program is well-typed and means the same."""
+def test_every_op_has_operands_of_its_precision(case: Case) -> None:
+    """Its operands are results of products, which are narrow; the program stays equivalent."""
     args = case.args("f32")
 
     def body(b: OpBuilder, *operands: SSAValue) -> Sequence[SSAValue]:

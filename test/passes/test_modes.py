@@ -1,4 +1,4 @@
-"""--mode and `mode=`: each mode is its pipeline, and what the text and the options say twice."""
+"""--mode and `mode=`: each mode is its pipeline, with the options of its passes."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_a_mode_is_its_pipeline(mode: str) -> None:
     assert (code, err) == (0, "")
     assert text == opt("-p", MODES[mode].pipeline)[1]
     assert text == shardir.compile(TEXT, mode=mode).text
-    # all but that of one device end in the local view
+    # all but stand_alone end in the local view
     assert ("#dist.local" in text) == (mode != "stand_alone") and "#dist.layout" not in text
 
 
@@ -38,15 +38,15 @@ def test_a_mode_is_its_pipeline(mode: str) -> None:
         ("auto_parallel", "auto"),
     ],
 )
-def test_the_documents_names_are_modes(spelling: str, mode: str) -> None:
+def test_mindspores_names_are_modes(spelling: str, mode: str) -> None:
     assert opt("--mode", spelling) == opt("--mode", mode)
 
 
-def test_manual_takes_what_propagation_stated() -> None:
-    """A program with every layout written out gives what it gave when they were found."""
-    stated = shardir.compile(TEXT, "inline-calls,propagate-strategies").text
-    assert "#dist.layout" in stated
-    assert shardir.compile(stated, mode="manual").text == shardir.compile(stated).text
+def test_manual_accepts_inferred_layouts() -> None:
+    """A program with all inferred layouts annotated compiles to the same as without annotations."""
+    annotated = shardir.compile(TEXT, "inline-calls,propagate-strategies").text
+    assert "#dist.layout" in annotated
+    assert shardir.compile(annotated, mode="manual").text == shardir.compile(annotated).text
     with pytest.raises(
         ShardirError, match=r"\[A4\] expected layouts of %x, %y, %up, %down in @loss, got none"
     ):

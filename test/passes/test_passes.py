@@ -1,5 +1,4 @@
-"""The laws of the passes, on random programs. What each pass makes of a program is shown case by
-case in test/filecheck."""
+"""The laws of the passes, on random programs. test/filecheck has the cases of each pass."""
 
 import random
 from collections.abc import Iterator
@@ -21,7 +20,8 @@ from harness import (
     program,
     traffic,
 )
-from random_programs import random_form, random_problem
+from random_layouts import random_form
+from random_programs import random_problem
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
@@ -44,13 +44,13 @@ SEEDS = range(200, 200 + extent(9, 25))
 
 
 def upto(name: str) -> tuple[str, ...]:
-    """The passes of the pipeline before this one."""
+    """Return the passes of the pipeline before this one."""
     return PIPELINE[: PIPELINE.index(name)]
 
 
 @cache
 def made(seed: int, before: str) -> tuple[ModuleOp, Mesh, Problem]:
-    """A random program as it reaches a pass. Not to be changed: clone it."""
+    """Return a random program as it reaches a pass. Callers clone it before they change it."""
     p = random_problem(seed)
     module, mesh = random_form(p, seed)
     return compiled(module, upto(before), verify=False), mesh, p
@@ -100,19 +100,19 @@ def test_the_check_of_equivalence_notices_a_change():
 # ---- propagate-strategies ----
 
 
-def test_stated_layouts_stay():
+def test_annotated_layouts_stay():
     for seed in SEEDS:
         module, mesh = random_form(random_problem(seed), seed)
-        stated = [layout_of(v) for v in every_value(module)]
+        annotated = [layout_of(v) for v in every_value(module)]
         compiled(module, ("propagate-strategies",))
-        for before, after in zip(stated, every_value(module), strict=True):
+        for before, after in zip(annotated, every_value(module), strict=True):
             found = layout_of(after)
             assert found is not None
             assert before is None or found == before.simplified(mesh)
 
 
 def shuffled(ops: list[Operation], rng: random.Random) -> list[Operation]:
-    """The ops in another order in which each value is made before it is used."""
+    """Return the ops in another order in which values are defined before their uses."""
     left, done, out = list(ops), set(), []
     while left:
         ready = [
@@ -191,7 +191,7 @@ def test_every_value_is_local_afterwards():
         assert not any(isinstance(op, dist.RedistributeOp) for op in module.walk())
 
 
-def test_what_is_not_computable_is_said_for_each_op():
+def test_each_op_that_is_not_computable_is_an_error():
     def body(b, x, y):
         return [b.add(x, y), b.neg(x), b.mul(x, y)]
 
@@ -223,7 +223,7 @@ def test_simplifying_never_communicates_more():
 
 @pytest.mark.parametrize("kind, count", [("sum", 1), ("mean", 1), ("max", 2), ("min", 2)])
 def test_only_sums_are_reduced_after_they_are_added(kind: str, count: int):
-    """The greatest of a sum is not the sum of the greatest."""
+    """The maximum of a sum is not the sum of the maxima."""
     p = problem(
         [Arg("f64", (4, 4))] * 2,
         lambda b, x, y: b.add(b.reduce(x, kind, [0]), b.reduce(y, kind, [0])),
@@ -238,9 +238,9 @@ def test_fusing_moves_the_same_bytes_in_fewer_collectives():
     fewer = 0
     for module, mesh, p in forms("fuse-communication"):
         counts = []
-        for most in (0, 64, 1 << 20):
+        for max_bytes in (0, 64, 1 << 20):
             fused = module.clone()
-            FuseCommunication(max_bytes=most).apply(Context(), fused)
+            FuseCommunication(max_bytes=max_bytes).apply(Context(), fused)
             fused.verify()
             count, received = traffic(fused, p.name, mesh)
             assert received == pytest.approx(traffic(module, p.name, mesh)[1])
@@ -261,8 +261,6 @@ def test_stripping_layouts_leaves_the_single_device_program():
         compiled(module, ("strip-layouts", "distributed-autodiff"))
         assert not p.errors(module, 100)
         assert all(layout_of(v) is None for v in every_value(module))
-        unsharded_type = compiled(p.module.clone(), ("distributed-autodiff",))
-        for x, y in zip(
-            *(run(m, p.name, p.arguments) for m in (module, unsharded_type)), strict=True
-        ):
+        other = compiled(p.module.clone(), ("distributed-autodiff",))
+        for x, y in zip(*(run(m, p.name, p.arguments) for m in (module, other)), strict=True):
             assert (x == y).all()

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from harness import MESH, PIPELINE, apply, collectives, compiled, function, layouts, parts
-from random_programs import random_form, random_layout, random_problem
+from random_layouts import random_form, random_layout
+from random_programs import random_problem
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue

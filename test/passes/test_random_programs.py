@@ -11,7 +11,8 @@ from harness import PIPELINE, apply
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from laws import OPS
-from random_programs import Writer, random_form, random_problem, usable
+from random_layouts import random_form
+from random_programs import Writer, random_problem, usable
 
 from shardir.dialects import train
 from shardir.dialects.nn.base import TensorOp
@@ -19,7 +20,7 @@ from shardir.dialects.nn.base import TensorOp
 PARTS = 4
 COUNT = int(os.environ.get("PROGRAMS", extent(32, 4000))) // PARTS
 FACTOR = 100
-"""Of the tolerance of one op."""
+"""The tolerance of a program, as a multiple of that of one op."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -36,8 +37,8 @@ def test_random_programs(part: int):
     def check(seed: int, ops: int) -> None:
         p = random_problem(seed, ops)
         note(str(p.module))
-        plain = apply(p.module.clone(), "distributed-autodiff")
-        assert not p.errors(plain, FACTOR), "one device"
+        single = apply(p.module.clone(), "distributed-autodiff")
+        assert not p.errors(single, FACTOR), "one device"
         module, mesh = random_form(p, seed)
         note(str(module))
         for name in PIPELINE:
@@ -47,7 +48,7 @@ def test_random_programs(part: int):
 
 
 def test_every_op_is_drawn_from():
-    """All but what has no form in double precision."""
+    """All but one, which has no form in double precision."""
     assert set(OPS) - set(usable()) == {train.NextLossScaleOp}
 
 

@@ -1,4 +1,4 @@
-"""--save-strategies and --load-strategies: the same program again, byte for byte."""
+"""--save-strategies and --load-strategies: the loaded program has the same text."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ SEARCHED = ["matmul_rows_then_columns", "operator_parallel_trained", "modes", "l
 
 
 def refuse(*_: object) -> None:
-    raise AssertionError("what is loaded is not to be decided again")
+    raise AssertionError("loaded strategies are decided again")
 
 
 @pytest.mark.parametrize("name", PROPAGATED)
@@ -55,8 +55,8 @@ def test_searched_strategies_come_back(
     assert (tmp_path / "b").read_text() == file.read_text()
 
 
-def test_a_search_takes_composites_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a gradient nothing else does before: the file is of the parts."""
+def test_a_search_decomposes_composites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no pass before has decomposed them, the file has their parts."""
     text = """
 dist.mesh @m <d = 2>
 func.func @f(%x: tensor<8x4xf32>, %y: tensor<8x4xf32>) -> tensor<f32> {
@@ -69,13 +69,13 @@ func.func @f(%x: tensor<8x4xf32>, %y: tensor<8x4xf32>) -> tensor<f32> {
     assert "nn.mse_loss" not in file.read_text()
     monkeypatch.setattr(search_strategies, "Graph", refuse)
     assert shardir.compile(text, mode="auto", load_strategies=file).text == made
-    whole = tmp_path / "whole.txt"
-    made = shardir.compile(text, save_strategies=whole).text
-    assert "nn.mse_loss" in whole.read_text()
-    assert shardir.compile(text, load_strategies=whole).text == made
+    composite = tmp_path / "composite.txt"
+    made = shardir.compile(text, save_strategies=composite).text
+    assert "nn.mse_loss" in composite.read_text()
+    assert shardir.compile(text, load_strategies=composite).text == made
 
 
-def test_a_search_takes_barriers_out(tmp_path: Path) -> None:
+def test_a_search_removes_barriers(tmp_path: Path) -> None:
     text = """
 dist.mesh @m <d = 2>
 func.func @f(%x: tensor<8x4xf32>, %y: tensor<8x4xf32>) -> tensor<8x4xf32> {
@@ -102,7 +102,7 @@ func.func @net(
 
 
 def test_a_line_is_edited_by_hand(tmp_path: Path) -> None:
-    """The file is a way in: another layout in it is another program."""
+    """Another layout in the file is another program."""
     file = tmp_path / "plan.txt"
     shardir.compile(NET, save_strategies=file)
     rows = file.read_text()
@@ -126,7 +126,7 @@ def test_a_plan_serves_another_batch(tmp_path: Path) -> None:
     assert shardir.compile(larger, load_strategies=file).text == shardir.compile(larger).text
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "plan.txt"
     file.write_text("mine")
     with pytest.raises(ShardirError, match="expected a function with layouts to save, got none"):
@@ -134,7 +134,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert file.read_text() == "mine" and list(tmp_path.iterdir()) == [file]
     with pytest.raises(
         ShardirError, match="expected a function with layouts to save, got none"
-    ):  # all is in the local view
+    ):  # the program is in the local view
         shardir.compile_file(EXAMPLES / "mlp_by_hand.ir", save_strategies=file)
     with pytest.raises(ShardirError, match=r"cannot write .*: Is a directory"):
         shardir.compile(NET, save_strategies=tmp_path)
@@ -150,15 +150,15 @@ def test_all_that_does_not_fit_is_one_error(tmp_path: Path) -> None:
     path.write_text(other)
     words = ["shard-run", str(path), "--load-strategies", str(file)]
     code, _, err = run_tool(words, b"")
-    places = [line.split(": error: ")[0] for line in err.splitlines() if ": error: " in line]
+    locations = [line.split(": error: ")[0] for line in err.splitlines() if ": error: " in line]
     assert code == 2
-    assert places == [f"{file}:{n}:1" for n in (1, 3, 4, 6)], err
+    assert locations == [f"{file}:{n}:1" for n in (1, 3, 4, 6)], err
     code, _, err = run_tool(["shard-run", str(tmp_path), "--save-strategies=x"], b"")
     assert code == 2 and "--save-strategies is for an .ir file" in err
 
 
-def test_places_are_on_one_line(tmp_path: Path) -> None:
-    """The name of a file may be anything; it is for people, and never read."""
+def test_locations_are_on_one_line(tmp_path: Path) -> None:
+    """The name of a file may have any characters; it is shown, and never parsed."""
     named = NET.replace(
         ": (tensor<8x6xf32>) -> tensor<8x6xf32>",
         r': (tensor<8x6xf32>) -> tensor<8x6xf32> loc("a/b\0A@net\22\01.ir":7:1)',

@@ -1,0 +1,68 @@
+"""distributed-autodiff at other positions in a pipeline, on random programs."""
+
+from collections.abc import Sequence
+
+import pytest
+from harness import (
+    apply,
+    compiled,
+    function,
+    parts,
+)
+from random_layouts import random_form
+from random_programs import random_problem
+from xdsl.ir import Operation
+
+ORDERS = {
+    "before the layouts": (
+        "distributed-autodiff",
+        "propagate-strategies",
+        "insert-redistributions",
+    ),
+    "before redistribution": (
+        "propagate-strategies",
+        "distributed-autodiff",
+        "insert-redistributions",
+    ),
+    "in the local view": (
+        "propagate-strategies",
+        "insert-redistributions",
+        "lower-to-spmd",
+        "distributed-autodiff",
+    ),
+    "last": (
+        "propagate-strategies",
+        "insert-redistributions",
+        "lower-to-spmd",
+        "simplify-communication",
+        "fuse-communication",
+        "distributed-autodiff",
+    ),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_differentiation_at_other_positions(order: str):
+    """It can be run before and after propagation, and in the local view."""
+    for seed in range(1000, 1020):
+        p = random_problem(seed)
+        module, mesh = random_form(p, seed)
+        compiled(module, (*ORDERS[order], "lower-to-spmd"))
+        assert not p.errors(module, 100), f"seed {seed} on {mesh}"
+
+
+def test_collectives_of_the_local_view_stay():
+    """The forward part is the function as it was written: ops, properties, types."""
+
+    def shown(ops: Sequence[Operation]) -> list[tuple[str, str, str]]:
+        return [(o.name, str(o.properties), str([v.type for v in o.results])) for o in ops]
+
+    seen: set[str] = set()
+    for seed in range(1000, 1020):
+        module, _ = random_form(random_problem(seed), seed)
+        compiled(module, ORDERS["last"][:-1])
+        before = shown(list(function(module, "f").body.block.ops)[:-1])
+        apply(module, "distributed-autodiff")
+        assert shown(parts(module, "g")[0]) == before, seed
+        seen |= {name for name, _, _ in before}
+    assert {"dist.all_reduce", "dist.all_gather", "dist.all_slice"} <= seen
