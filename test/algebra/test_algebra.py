@@ -503,6 +503,15 @@ def test_a_placement_is_legal_and_splits_what_is_agreed_on(name: str, data: Any)
     passes_on = found.axes == agreed and any(o.partial for o in found.operands)
     least_cost = cost(mesh, shapes, operands, hints, least)
     assert passes_on or cost(mesh, shapes, operands, hints, found) <= least_cost
+    used = {a for axes in found.axes.values() for a in axes}
+    used |= {a for o in found.operands for a in o.partial}
+    for result in found.results:  # each axis splits a dimension, or leaves the result partial
+        mine = {a for axes in (*result.dims, result.partial) for a in axes}
+        assert in_order(mesh, mine) == in_order(mesh, used)
+
+
+def in_order(mesh: Mesh, axes: set[Axis]) -> Axes:
+    return mesh.simplify(tuple(sorted(axes, key=mesh.order)))
 
 
 def agreed_on(

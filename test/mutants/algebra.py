@@ -104,7 +104,7 @@ MUTANTS = [
         "shardir/algebra/collectives/all_devices.py",
         "return -(-2 * t.have * (t.n - 1) // t.n)",
         "return -(-t.have * (t.n - 1) // t.n)",
-        "test/cost/test_cost.py::test_rings_are_their_messages",
+        "test/algebra/test_plan_redistribution.py::test_rings_reach_the_bound",
     ),
     Mutant(
         "a tree halves the bytes",

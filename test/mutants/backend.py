@@ -91,4 +91,12 @@ MUTANTS = [
         "self.storages.last.get(x, -1) <= at + 1 for x in var.values",
         "test/backend/test_emit_text.py",
     ),
+    Mutant(
+        "a parameter of norm zero does not move",
+        "Emitted programs compute a trust ratio of 0, and not 1, for a parameter that is zero.",
+        "shardir/backend/torch/runtime/ops_runtime.py",
+        "return torch.where((w > 0) & (u > 0), ratio, 1.0)",
+        "return torch.where(u > 0, ratio, 1.0)",
+        "test/dialects/test_optimizers.py -k trust",
+    ),
 ]

@@ -62,4 +62,20 @@ MUTANTS = [
         ") * y)",
         "test/cost/test_calibrate.py -k coefficients",
     ),
+    Mutant(
+        "gathers start early",
+        "An all-gather starts when its operand is available, not as late as computation hides it.",
+        "shardir/cost/overlap.py",
+        "            if grows(op):",
+        "            if False:",
+        "test/filecheck/overlap-communication",
+    ),
+    Mutant(
+        "a collective is started for nothing",
+        "A collective is started though almost none of it would be hidden.",
+        "shardir/cost/overlap.py",
+        "MINIMUM_HIDDEN = 0.05",
+        "MINIMUM_HIDDEN = 0.0",
+        "test/passes/test_overlap.py -k twentieth",
+    ),
 ]

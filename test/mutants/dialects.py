@@ -83,4 +83,12 @@ MUTANTS = [
         "grown",
         "test/dialects/test_optimizers.py::test_a_dynamic_loss_scale_is_torchs",
     ),
+    Mutant(
+        "an update of norm zero has a trust ratio",
+        "The trust ratio of LAMB and LARS is not 1 for an update that is zero.",
+        "shardir/dialects/train/updates.py",
+        "return np.where((w > 0) & (u > 0), ratio, 1.0)",
+        "return np.where(w > 0, ratio, 1.0)",
+        "test/dialects/test_optimizers.py -k trust",
+    ),
 ]

@@ -134,4 +134,20 @@ MUTANTS = [
         '"wide": self.narrow}',
         "test/filecheck/mixed-precision",
     ),
+    Mutant(
+        "buckets are never cut",
+        "overlap-communication starts a bucket only when its last value is available.",
+        "passes/overlap_communication.py",
+        "for cutting in (False, True):",
+        "for cutting in (False,):",
+        "test/passes/test_overlap.py -k bucket_is_cut",
+    ),
+    Mutant(
+        "slower functions are accepted",
+        "overlap-communication does not compare the time with that before.",
+        "passes/overlap_communication.py",
+        "if seconds < fastest * ROUNDING:",
+        "if True:",
+        "test/passes/test_overlap.py -k gains",
+    ),
 ]

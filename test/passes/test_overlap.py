@@ -13,6 +13,7 @@ from shardir.algebra.cluster import Cluster, Level
 from shardir.cost import clusters, report
 from shardir.cost.report import FunctionCost
 from shardir.cost.schedule import cuts
+from shardir.cost.seconds import OpCost
 from shardir.dialects import dist
 from shardir.syntax.parser import parse
 from shardir.tools import bench
@@ -125,6 +126,63 @@ def test_the_cuts_of_a_bucket_are_the_best_of_all(seed: int) -> None:
     assert end(cuts(sending, ready, latency, on)) == pytest.approx(min(map(end, every)))
 
 
+COLUMNS = "tensor<4x8xf32, #dist.local<@m, [{}, {a}]>>"
+ROWS = "tensor<8x4xf32, #dist.local<@m, [{a}, {}]>>"
+PARTIAL = "tensor<4x4xf32, #dist.local<@m, [{}, {}], partial sum {a}>>"
+REDUCED = "tensor<4x4xf32, #dist.local<@m, [{}, {}]>>"
+
+
+def reductions(ends: Sequence[int], fusion: str, latency: float, interference: float) -> str:
+    """Return a function of products, one after the other, that are then reduced in buckets, each of
+    which ends before one of `ends`."""
+    lines = [
+        f"%p{i} = nn.matmul %x, %y : ({COLUMNS}, {ROWS}) -> {PARTIAL}" for i in range(ends[-1])
+    ]
+    for start, end in pairwise((0, *ends)):
+        n = end - start
+        values, results = (", ".join(f"%{name}{i}" for i in range(start, end)) for name in "pr")
+        types = f"({', '.join([PARTIAL] * n)}) -> ({', '.join([REDUCED] * n)})"
+        lines.append(f"{results} = dist.all_reduce <sum> {values} over <a>{fusion} : {types}")
+    results, types = ", ".join(f"%r{i}" for i in range(ends[-1])), ", ".join([REDUCED] * ends[-1])
+    return (
+        f"dist.cluster @c <levels [pair = 2 {{bandwidth = 1e3, latency = {latency}}}], "
+        f"flops {{f32 = 1e3}}, interference = {interference}>\ndist.mesh @m <a = 2> on @c\n"
+        f"func.func @f(%x: {COLUMNS}, %y: {ROWS}) -> ({types}) {{\n"
+        + "".join(f"  {line}\n" for line in lines)
+        + f"  func.return {results} : {types}\n}}"
+    )
+
+
+@pytest.mark.parametrize("interference", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("latency", [0.01, 0.1, 0.3])
+def test_a_bucket_is_cut_as_is_best(latency: float, interference: float) -> None:
+    """As in the best of all programs whose buckets, with a `fusion` index, stay as they are."""
+
+    def overlapped(ends: Sequence[int], fusion: str = "") -> FunctionCost:
+        text = reductions(ends, fusion, latency, interference)
+        (found,) = report(shardir.compile(text, "overlap-communication").module)
+        return found
+
+    n = 4
+    every = [(*c, n) for k in range(n) for c in combinations(range(1, n), k)]
+    seconds = [overlapped(ends, " fusion 1").seconds for ends in every]
+    assert overlapped((n,)).seconds == pytest.approx(min(seconds))
+    assert min(seconds) < seconds[0] or interference == 1.0
+
+
+@pytest.mark.parametrize("part", [0.04, 0.049, 0.051, 0.1])
+def test_a_collective_is_started_if_a_twentieth_of_it_is_hidden(part: float) -> None:
+    def ops(latency: float, pipeline: str) -> Sequence[OpCost]:
+        (found,) = report(shardir.compile(gathers((2,), None, latency), pipeline).module)
+        return found.ops
+
+    before = ops(0.0, "")
+    at = next(i for i, c in enumerate(before) if c.communicates)
+    latency = sum(c.seconds for c in before[:at]) / part - before[at].seconds
+    after = ops(latency, "overlap-communication")
+    assert any(dist.is_started(c.op) for c in after) == (part > 0.05)
+
+
 # ---- memory ----
 
 RETAINED = """dist.mesh @m <a = 2>
@@ -164,7 +222,7 @@ def test_operands_in_flight_are_not_overwritten() -> None:
 NUMBER = "tensor<f32, #dist.local<@m, []>>"
 
 
-def gathers(rows: Sequence[int], memory: int | None) -> str:
+def gathers(rows: Sequence[int], memory: int | None, latency: float = 0.0) -> str:
     """Return a function that sums a matrix product, and then shards of `rows` x 4, each gathered
     over two devices of `memory` bytes. To start the gathers early means to hold their results
     beside those of the product."""
@@ -184,7 +242,7 @@ def gathers(rows: Sequence[int], memory: int | None) -> str:
         ]
     arguments = ", ".join(f"%x{i}: tensor<{n}x4xf32, #half>" for i, n in enumerate(rows))
     return (
-        f"dist.cluster @c <levels [pair = 2 {{bandwidth = 1e3, latency = 0}}]{limit}, "
+        f"dist.cluster @c <levels [pair = 2 {{bandwidth = 1e3, latency = {latency}}}]{limit}, "
         "flops {f32 = 1e3}>\ndist.mesh @m <a = 2> on @c\n"
         "#replicated = #dist.local<@m, [{}, {}]>\n#half = #dist.local<@m, [{a}, {}]>\n"
         f"func.func @f({arguments}, %w: {square}) -> {NUMBER} {{\n"
