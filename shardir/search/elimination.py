@@ -18,7 +18,7 @@ The tables of layers that repeat are the same arrays, and so are the sums of the
 eliminated is not calculated again, and the time hardly grows with the number of layers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from heapq import heapify, heappop, heappush
@@ -27,8 +27,8 @@ from operator import itemgetter
 
 import numpy as np
 
-from shardir.search.problem import CostProblem, Table, improve, same
-from shardir.search.relaxation import Relaxation
+from shardir.search.problem import CostProblem, Table, identities, improve, same
+from shardir.search.relaxation import Margins, Relaxation
 
 Scope = tuple[int, ...]
 
@@ -75,7 +75,7 @@ class Solution:
         return 0.0 if self.objective == self.bound else 1 - self.bound / self.objective
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class _Factor:
     scope: Scope
     table: Table
@@ -120,14 +120,15 @@ def narrowed(problem: CostProblem, cap: int, gap: float, say: Say) -> Solution:
         left.run(ROUNDS)
         rough = eliminate(left.moved(), min(cap, MAX_FILTER_ENTRIES))
         left.found(rough.choice)
-        part = refine(left, 2 * part, min(cap, MAX_FILTER_ENTRIES))
-        bound = max(bound, left.bound(), rough.bound)
+        margins = left.margins()
+        part = refine(left, margins, 2 * part, min(cap, MAX_FILTER_ENTRIES))
+        bound = max(bound, margins.bound, rough.bound)
         say(left.objective, bound)
         gaps.append(left.objective - bound)
         stalled = len(gaps) > STALLED_ROUNDS and gaps[-1] > MIN_PROGRESS * gaps[-1 - STALLED_ROUNDS]
         if stalled or gaps[-1] <= gap * abs(left.objective):
             break
-        keep = left.allowed()
+        keep = left.allowed(margins)
         allowed = [a[k] for a, k in zip(allowed, keep, strict=True)]
         left = left.only(keep)
         if fits(left.problem, cap):
@@ -136,17 +137,16 @@ def narrowed(problem: CostProblem, cap: int, gap: float, say: Say) -> Solution:
     return _of(problem, allowed, left.choice, bound)
 
 
-def refine(left: Relaxation, part: float, cap: int) -> float:
+def refine(left: Relaxation, margins: Margins, part: float, cap: int) -> float:
     """Looks for a better solution among the values that are within a part of the gap of the bound,
     each by itself, and those of the best: of the first part that fits of this, its half, and so on.
     Returns that part."""
     while True:
-        keep = left.allowed(part)
-        rest = left.problem.only(keep)
-        if part < MIN_GAP_PART or fits(rest, cap):
+        keep = left.allowed(margins, part)
+        if part < MIN_GAP_PART or _fits([len(k) for k in keep], left.problem.pairs, cap):
             break
         part /= 2
-    found = eliminate(rest, cap)
+    found = eliminate(left.problem.only(keep), cap)
     left.found([int(k[x]) for k, x in zip(keep, found.choice, strict=True)])
     return part
 
@@ -162,9 +162,12 @@ def _of(
 
 def fits(problem: CostProblem, cap: int) -> bool:
     """Whether bucket elimination makes no table of more than `cap` entries."""
-    sizes = [len(u) for u in problem.unary]
+    return _fits([len(u) for u in problem.unary], problem.pairs, cap)
+
+
+def _fits(sizes: Sequence[int], pairs: Iterable[tuple[int, int]], cap: int) -> bool:
     near: list[set[int]] = [set() for _ in sizes]
-    for i, j in problem.pairs:
+    for i, j in pairs:
         if sizes[i] > 1 and sizes[j] > 1:
             near[i].add(j)
             near[j].add(i)
@@ -193,7 +196,7 @@ def eliminate(problem: CostProblem, cap: int) -> Solution:
     going.run(cap)
     choice = going.choice({})
     if not going.whole:
-        improve(problem, choice)
+        improve(problem, problem.near(), choice)
     objective = problem.cost(choice)
     return Solution(choice, objective, objective if going.whole else min(going.bound, objective))
 
@@ -209,12 +212,13 @@ class Elimination:
         self.gone: dict[int, list[_Factor]] = {}
         self.bound, self.whole = 0.0, True
         self.numbers: dict[tuple, int] = {}
+        names = identities([*problem.unary, *problem.pairs.values()])
+        numbers = {i: self.numbers.setdefault(key, len(self.numbers)) for i, key in names.items()}
         for i, costs in enumerate(problem.unary):
-            self.put(_Factor((i,), costs, self.number(costs)))
-        numbers = {k: self.number(t) for k, t in {id(t): t for t in problem.pairs.values()}.items()}
+            self.put(_Factor((i,), costs, numbers[id(costs)]))
         for ends, table in problem.pairs.items():
             scope = tuple([u for u in ends if sizes[u] > 1]) or ends[:1]
-            costs = table.reshape([sizes[u] for u in scope])
+            costs = table if len(scope) == 2 else table.reshape([sizes[u] for u in scope])
             self.put(_Factor(scope, costs, numbers[id(table)]))
 
     def number(self, table: Table) -> int:
@@ -289,7 +293,7 @@ class Elimination:
         return choice
 
 
-def _entries(scope: set[int], sizes: list[int]) -> int:
+def _entries(scope: set[int], sizes: Sequence[int]) -> int:
     return prod(sizes[u] for u in scope)
 
 

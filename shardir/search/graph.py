@@ -333,13 +333,13 @@ class Graph:
     ) -> Table:
         """What each choice costs, of an op that uses a value at these operands, in each place."""
         needs = [tuple(needed(c, at)) for c in choices]
-        every = list(dict.fromkeys(l for n in needs for l in n))
-        moves = self.offers.all_moving(t, [p[0] for p in places], every, parts)
+        every = {l: i for i, l in enumerate(dict.fromkeys(l for n in needs for l in n))}
+        moves = self.offers.all_moving(t, [p[0] for p in places], [*every], parts)
         if shares:
             for i, (_, shared) in enumerate(places):
                 if shared is not None and shared in every:
-                    moves[i, every.index(shared)] = 0.0
-        columns = {n: sum(moves[:, every.index(l)] for l in n) for n in dict.fromkeys(needs)}
+                    moves[i, every[shared]] = 0.0
+        columns = {n: sum(moves[:, every[l]] for l in n) for n in dict.fromkeys(needs)}
         return np.stack([columns[n] for n in needs], axis=1) * times(choices)
 
     # ---- memory ----

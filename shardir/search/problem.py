@@ -6,7 +6,7 @@ Repeated blocks, the layers of a network, have the same arrays again and again: 
 same objects. Everything that solves a problem does once what concerns the same arrays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,18 @@ import numpy as np
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
 
+Ends = list[tuple[int, Table]]
+"""The variables that share tables with one, each with the table, the one's own values first."""
+
+
 def same(table: Table) -> tuple:
     """Alike for views of the same numbers, as long as they live."""
     return table.__array_interface__["data"][0], table.shape, table.strides
+
+
+def identities(tables: Iterable[Table]) -> dict[int, tuple]:
+    """Return the identity of each array, by its id: computed once for each object."""
+    return {i: same(t) for i, t in {id(t): t for t in tables}.items()}
 
 
 @dataclass
@@ -55,11 +64,15 @@ class CostProblem:
         """The same with these values of each variable alone."""
         known: dict[tuple, Table] = {}
         keys = [k.tobytes() for k in allowed]
+        names = identities([*self.unary, *self.pairs.values()])
         left = CostProblem()
-        for u, k, key in zip(self.unary, allowed, keys, strict=True):
-            left.unary.append(known.setdefault((same(u), key), u[k]))
+        for u, k, values in zip(self.unary, allowed, keys, strict=True):
+            key = names[id(u)], values
+            if key not in known:
+                known[key] = u[k]
+            left.unary.append(known[key])
         for (i, j), t in self.pairs.items():
-            key = same(t), keys[i], keys[j]
+            key = names[id(t)], keys[i], keys[j]
             if key not in known:
                 known[key] = t[np.ix_(allowed[i], allowed[j])]
             left.pairs[i, j] = known[key]
@@ -70,7 +83,7 @@ class CostProblem:
         total = sum(float(u[x]) for u, x in zip(self.unary, choice, strict=True))
         return total + sum(float(t[choice[i], choice[j]]) for (i, j), t in self.pairs.items())
 
-    def near(self) -> list[list[tuple[int, Table]]]:
+    def near(self) -> "list[Ends]":
         """Of each variable those that it shares tables with, its own values first in each."""
         found: list[list[tuple[int, Table]]] = [[] for _ in self.unary]
         turned: dict[int, Table] = {}
@@ -82,11 +95,10 @@ class CostProblem:
         return found
 
 
-def alike(problem: CostProblem, rounds: int) -> list[list[int]]:
+def alike(problem: CostProblem, ends_of: Sequence[Ends], rounds: int) -> list[list[int]]:
     """After each round a number for each variable, the same for those that look the same: by their
     own costs and tables, then by what is at the other ends too, and so on (color refinement)."""
-    ends_of = problem.near()
-    names = {k: same(t) for k, t in {id(t): t for ends in ends_of for _, t in ends}.items()}
+    names = identities(t for ends in ends_of for _, t in ends)
     near = [[(u, names[id(t)]) for u, t in ends] for ends in ends_of]
     colors: list[Any] = [same(u) for u in problem.unary]
     found: list[list[int]] = []
@@ -101,9 +113,12 @@ def alike(problem: CostProblem, rounds: int) -> list[list[int]]:
     return found
 
 
-def improve(problem: CostProblem, choice: list[int]) -> None:
-    """Changes one variable at a time for the better, until that does not help."""
-    near = problem.near()
+def improve(problem: CostProblem, near: Sequence[Ends], choice: list[int]) -> None:
+    """Changes one variable at a time for the better, until that does not help.
+
+    Args:
+        near: the problem's, which several improvements share.
+    """
     changed = set(range(len(choice)))
     while changed:
         for v in sorted(changed):

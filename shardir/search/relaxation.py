@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 
-from shardir.search.problem import CostProblem, Table, alike, improve, same
+from shardir.search.problem import CostProblem, Table, alike, identities, improve, same
 
 ROUNDING = 1 + 1e-9
 """What is above by rounding alone is not above."""
@@ -34,11 +35,20 @@ class _Slot:
     given: Table
     other: int
     tables: list[tuple[Table, "_Slot"]] = field(default_factory=list)
+    _seen: list[Table] = field(default_factory=list)
+    _least: Table = field(default_factory=lambda: np.zeros(0))
+
+    def leasts(self) -> list[Table]:
+        """For each value of the variable, the least of each table, other gifts aside."""
+        return [(t - slot.given).min(axis=1) for t, slot in self.tables]
 
     def least(self) -> Table:
-        """For each value of the variable, the least of the tables, other gifts aside."""
-        least = [(t - slot.given).min(axis=1) for t, slot in self.tables]
-        return reduce(np.minimum, least)
+        """For each value of the variable, the least of the tables, other gifts aside. It is
+        computed again only after a gift from the other end."""
+        seen = [slot.given for _, slot in self.tables]
+        if [*map(id, seen)] != [*map(id, self._seen)]:
+            self._seen, self._least = seen, reduce(np.minimum, self.leasts())
+        return self._least
 
 
 @dataclass(eq=False)
@@ -58,22 +68,33 @@ Kind = tuple[Table, _Slot, _Slot]
 """A table between two groups, and the slots of its ends."""
 
 
+class Margins(NamedTuple):
+    """A bound, and for each value of each group's variables the least by which a solution with it
+    is above."""
+
+    bound: float
+    above: list[Table]
+
+
 class Relaxation:
     """The bound of a problem, and the best solution that is known."""
 
     def __init__(self, problem: CostProblem, choice: Sequence[int]):
         self.problem = problem
         self.choice, self.objective = list(choice), problem.cost(choice)
-        *_, blurred, of = alike(problem, COLOR_ROUNDS)
+        self.near = problem.near()
+        *_, blurred, of = alike(problem, self.near, COLOR_ROUNDS)
         members: dict[int, list[int]] = {}
         for v, n in enumerate(of):
             members.setdefault(n, []).append(v)
-        near, slots = problem.near(), []
+        slots, names = [], identities(t for ends in self.near for _, t in ends)
         for v, *_ in members.values():
             mine: dict[tuple, _Slot] = {}
-            for u, t in near[v]:
-                slot = mine.setdefault((same(t), blurred[u]), _Slot(0, np.zeros(len(t)), of[u]))
-                slot.count += 1
+            for u, t in self.near[v]:
+                key = names[id(t)], blurred[u]
+                if key not in mine:
+                    mine[key] = _Slot(0, np.zeros(len(t)), of[u])
+                mine[key].count += 1
             slots.append(mine)
         self.groups = [
             _EqualVariables(problem.unary[vs[0]], list(mine.values()), vs)
@@ -82,9 +103,10 @@ class Relaxation:
         known: dict[tuple, Kind] = {}
         self.kinds: dict[tuple[int, int], Kind] = {}
         for (i, j), t in problem.pairs.items():
-            key = same(t), of[i], of[j]
+            key = names[id(t)], of[i], of[j]
             if key not in known:
-                one, two = slots[of[i]][same(t), blurred[j]], slots[of[j]][same(t.T), blurred[i]]
+                one = slots[of[i]][names[id(t)], blurred[j]]
+                two = slots[of[j]][same(t.T), blurred[i]]
                 one.tables.append((t, two))
                 two.tables.append((np.ascontiguousarray(t.T), one))
                 known[key] = t, one, two
@@ -105,6 +127,8 @@ class Relaxation:
         for slot in group.slots:
             slot.given = slot.least()
         later = [slot for slot in group.slots if (slot.other - n) * ahead > 0]
+        if not later:
+            return
         before, after = (sum(slot.count for slot in slots) for slots in (group.slots, later))
         share = group.own() / max(after, before - after, 1)
         for slot in later:
@@ -112,7 +136,7 @@ class Relaxation:
 
     def found(self, choice: list[int]) -> None:
         """Keeps a solution, made as good as it gets by single changes, if it is the best so far."""
-        improve(self.problem, choice)
+        improve(self.problem, self.near, choice)
         if (cost := self.problem.cost(choice)) < self.objective:
             self.choice, self.objective = choice, cost
 
@@ -126,21 +150,25 @@ class Relaxation:
         total = sum(self.counts[id(k)] * float(self.left(k).min()) for k in self.known)
         return total + sum(len(g.members) * float(g.own().min()) for g in self.groups)
 
-    def allowed(self, part: float = 1) -> list[np.ndarray]:
-        """For each variable the values with which a better solution may exist, and its own; with a
-        `part` of the gap, a solution that is better by all but this part."""
-        bound = self.bound()
-        limit = bound + part * (self.objective * ROUNDING - bound)
-        found: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(self.choice)
+    def margins(self) -> Margins:
+        """The bound, and by how much solutions are above it."""
+        found = []
         for group in self.groups:
             more = group.own()
             more -= more.min()
             for slot in group.slots:
-                least = reduce(np.minimum, [
-                    (rest := (t - other.given).min(axis=1) - slot.given) - rest.min()
-                    for t, other in slot.tables
-                ])  # fmt: skip
-                more += slot.count * least
+                rests = [least - slot.given for least in slot.leasts()]
+                more += slot.count * reduce(np.minimum, [rest - rest.min() for rest in rests])
+            found.append(more)
+        return Margins(self.bound(), found)
+
+    def allowed(self, margins: Margins, part: float = 1) -> list[np.ndarray]:
+        """For each variable the values with which a better solution may exist, and its own; with a
+        `part` of the gap, a solution that is better by all but this part."""
+        bound, above = margins
+        limit = bound + part * (self.objective * ROUNDING - bound)
+        found: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(self.choice)
+        for group, more in zip(self.groups, above, strict=True):
             keep = bound + more <= limit
             keep[[self.choice[v] for v in group.members]] = True
             for v in group.members:

@@ -67,7 +67,7 @@ def test_a_relaxation_rules_out_nothing_that_is_better(seed: int):
         bounds.append(relaxation.bound())
         moved = relaxation.moved()
         assert isclose(moved.cost(relaxation.choice), relaxation.objective, abs_tol=1e-9)
-        allowed = relaxation.allowed()
+        allowed = relaxation.allowed(relaxation.margins())
         assert isclose(least(problem.only(allowed)), least(problem), abs_tol=1e-9)
         assert all(x in a for x, a in zip(relaxation.choice, allowed, strict=True))
     assert bounds[-1] <= least(problem) + 1e-9
@@ -102,11 +102,11 @@ def test_near_the_bound_solutions_are_no_worse_and_within_the_gap_the_least(seed
     relaxation = Relaxation(problem, [0] * 7)
     relaxation.run(3)
     before = relaxation.objective
-    assert refine(relaxation, 0.25, MAX_TABLE_ENTRIES) == 0.25
+    assert refine(relaxation, relaxation.margins(), 0.25, MAX_TABLE_ENTRIES) == 0.25
     assert least(problem) <= relaxation.objective <= before
-    assert refine(relaxation, 1, MAX_TABLE_ENTRIES) == 1
+    assert refine(relaxation, relaxation.margins(), 1, MAX_TABLE_ENTRIES) == 1
     assert isclose(relaxation.objective, least(problem), abs_tol=1e-9)
-    assert refine(relaxation, 1, 0) < 1e-6
+    assert refine(relaxation, relaxation.margins(), 1, 0) < 1e-6
 
 
 def test_values_are_ruled_out_until_tables_fit():
@@ -251,7 +251,7 @@ def test_a_relaxation_of_layers_rules_out_nothing_that_is_better(seed: int):
         relaxation.run(4)
         assert relaxation.bound() <= best.objective + 1e-9
         assert isclose(relaxation.moved().cost(relaxation.choice), best.objective)
-        relaxation = relaxation.only(relaxation.allowed())
+        relaxation = relaxation.only(relaxation.allowed(relaxation.margins()))
         assert isclose(
             eliminate(copied(relaxation.problem), MAX_TABLE_ENTRIES).objective, best.objective
         )
