@@ -33,7 +33,7 @@ MUTANTS = [
         "shardir/diagnostics/wording.py",
         "cutoff=0.7",
         "cutoff=0.0",
-        "test/syntax/test_syntax.py::test_errors",
+        "test/syntax/test_syntax_errors.py::test_errors",
     ),
     Mutant(
         "progress outlives its listener",

@@ -9,7 +9,7 @@ MUTANTS = [
         "shardir/syntax/source.py",
         "self._int(pos - starts[line] + 1))",
         "self._int(pos - starts[line]))",
-        "test/syntax/test_syntax.py::test_locations",
+        "test/syntax/test_parser.py::test_locations",
     ),
     Mutant(
         "names of values are lost",
@@ -17,7 +17,7 @@ MUTANTS = [
         "shardir/syntax/printer.py",
         "self.new_name(value.name_hint)",
         "self.new_name(None)",
-        "test/syntax/test_syntax.py::test_names_are_kept",
+        "test/syntax/test_parser.py::test_names_are_kept",
     ),
     Mutant(
         "a missing mesh is reported at each use",
@@ -33,7 +33,7 @@ MUTANTS = [
         "shardir/syntax/dominance.py",
         "if id(operand) not in seen:",
         "if False:",
-        "test/syntax/test_syntax.py::test_dominance",
+        "test/syntax/test_syntax_errors.py::test_dominance",
     ),
     Mutant(
         "errors are in the order of ops",
@@ -41,7 +41,7 @@ MUTANTS = [
         "shardir/syntax/verify.py",
         "return sorted(found, key=lambda d: (d.line, d.column))",
         "return found[::-1]",
-        "test/syntax/test_syntax.py::test_errors",
+        "test/syntax/test_syntax_errors.py::test_errors",
     ),
     Mutant(
         "each encoding is an alias",

@@ -27,7 +27,6 @@ REMAINING = (
     "test/passes/test_propagation.py",
     "test/project",
     "test/search",
-    "test/syntax",
     "test/tools",
     "test/harness.py",
 )

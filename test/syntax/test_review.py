@@ -1,4 +1,7 @@
-"""Errors that a reader from outside found, each held by one small program."""
+"""Errors that an external review found, each with one small program.
+
+The docstring of a test is the wrong behaviour before.
+"""
 
 import json
 from pathlib import Path
@@ -23,7 +26,7 @@ from shardir.tools import run as shard_run
 
 
 def test_alias_may_be_indented() -> None:
-    """It was said not to be defined."""
+    """It was reported as undefined."""
     text = """
         dist.mesh @m <a = 2>
         #rows = #dist.layout<@m, [{a}]>
@@ -35,7 +38,7 @@ def test_alias_may_be_indented() -> None:
 
 
 def constant(numbers: str, type: str) -> Any:
-    """What an emitted program makes of a constant."""
+    """Return the value of a constant in an emitted program."""
     text = f"""
         func.func @f() -> {type} {{
           %c = nn.constant dense<{numbers}> : {type} -> {type}
@@ -47,11 +50,11 @@ def constant(numbers: str, type: str) -> Any:
 
 
 @pytest.mark.parametrize("type", ["tensor<f32>", "tensor<3xf32>"])
-def test_greatest_f32_is_a_constant(type: str) -> None:
-    """Masks are made of it. Its shortest text is a double beyond f32, which torch refuses."""
-    greatest = torch.finfo(torch.float32).max
-    assert (constant("3.4028235e+38", type) == greatest).all()
-    assert (constant("-3.4028235e+38", type) == -greatest).all()
+def test_largest_f32_is_a_constant(type: str) -> None:
+    """Masks contain it. Its shortest literal is a double beyond f32, which torch refuses."""
+    largest = torch.finfo(torch.float32).max
+    assert (constant("3.4028235e+38", type) == largest).all()
+    assert (constant("-3.4028235e+38", type) == -largest).all()
 
 
 @pytest.mark.parametrize(("type", "shape"), [("0x3xf32", (0, 3)), ("2x0xf32", (2, 0))])
@@ -59,7 +62,7 @@ def test_constant_without_elements(type: str, shape: tuple[int, ...]) -> None:
     assert constant("1.0", f"tensor<{type}>").shape == shape
 
 
-# ---- what is run ----
+# ---- programs and their data ----
 
 
 @pytest.mark.parametrize(
@@ -81,10 +84,10 @@ def test_constant_without_elements(type: str, shape: tuple[int, ...]) -> None:
         ('#train.init<file, path = "data.npz", array = "x">', '"x"', 'has no train.input = .* "x"'),
     ],
 )
-def test_numbers_that_nobody_can_draw_are_refused(
+def test_distributions_without_values_are_refused(
     old: str, new: str, message: str, tmp_path: Path
 ) -> None:
-    """Some were drawn otherwise than said, or ended a run; what is no init was as none at all."""
+    """Some were drawn differently, or ended a run; an attribute that is no init was ignored."""
     np.savez(tmp_path / "data.npz", x=np.zeros(4, np.float32), y=np.zeros(4, np.float32))
     text = STEP.replace("BATCH", "4")
     assert old in text
@@ -110,7 +113,7 @@ STEP = """
 
 @pytest.mark.parametrize(("rows", "batch"), [(5, 4), (9, 2)])
 def test_inputs_and_labels_stay_together(rows: int, batch: int, tmp_path: Path) -> None:
-    """Rows are drawn in an order that follows from their number: others went with other labels."""
+    """The order of rows depends on their number: other rows were drawn for the labels."""
     np.savez(tmp_path / "data.npz", x=np.zeros(9, np.float32), y=np.zeros(rows, np.float32))
     text = STEP.replace("BATCH", str(batch))
     with pytest.raises(ShardirError, match="expected equal numbers"):
@@ -123,7 +126,7 @@ def test_step_that_is_not_differentiated_is_named() -> None:
 
 
 def test_no_passes_are_no_passes(tmp_path: Path) -> None:
-    """An empty pipeline was taken for none given."""
+    """An empty pipeline was replaced by the default one."""
     path = tmp_path / "f.ir"
     path.write_text(STEP.replace("BATCH", "4"))
     assert "train.step @step" in shardir.compile_file(path, "").text
@@ -160,12 +163,12 @@ def test_file_of_another_kind_is_named_as_a_file(
     assert "f.txt: is a file, not a compiled directory" in capsys.readouterr().err
 
 
-# ---- what compares ----
+# ---- comparisons ----
 
 
 @pytest.mark.parametrize("wrong", [0.0, 2e-5, -1e-5])
 def test_small_results_are_compared_by_their_size(wrong: float) -> None:
-    """The gradients of a mean are small; they were all within 1e-4 of each other."""
+    """The gradients of a mean are small, and all differences were below 1e-4."""
     right = np.full(4, 1e-5, np.float32)
     compare("f", 0, right, right + np.float32(1e-7), "f32")
     with pytest.raises(ShardirError, match="differs"):
@@ -187,17 +190,17 @@ def test_inputs_that_differ_in_a_number_are_drawn_apart(tmp_path: Path) -> None:
 
 CONV = "(tensor<2x4x5xf64>, tensor<4x1x2xf64>) -> tensor<2x4x4xf64>"
 LAID_OUT = {
-    "stated sizes before a concat": (
+    "explicit sizes before a concat": (
         "%x: tensor<5x3xf64, #dist.layout<@m, [{}, {b} sizes [1, 0, 2]]>>, %y: tensor<5x1xf64>",
         "nn.concat %x, %y axis 1 : (tensor<5x3xf64, #dist.layout<@m, [{}, {b} sizes [1, 0, 2]]>>, "
         "tensor<5x1xf64>) -> tensor<5x4xf64>",
     ),
-    "stated sizes before a slice": (
+    "explicit sizes before a slice": (
         "%x: tensor<4x3xf64, #dist.layout<@m, [{a} sizes [1, 3], {}]>>, %y: tensor<f64>",
         "nn.slice %x starts <1, 0> limits <4, 3> strides <1, 1> : (tensor<4x3xf64, "
         "#dist.layout<@m, [{a} sizes [1, 3], {}]>>) -> tensor<3x3xf64>",
     ),
-    "stated sizes before no repeats": (
+    "explicit sizes before no repeats": (
         "%x: tensor<5x3xf64, #dist.layout<@m, [{a} sizes [4, 1], {}]>>, %y: tensor<f64>",
         "nn.repeat_interleave %x repeats 0 axis 0 : (tensor<5x3xf64, "
         "#dist.layout<@m, [{a} sizes [4, 1], {}]>>) -> tensor<0x3xf64>",
@@ -213,8 +216,8 @@ LAID_OUT = {
 
 @pytest.mark.parametrize("name", LAID_OUT)
 def test_laid_out_ops_keep_their_meaning(name: str) -> None:
-    """Stated sizes were taken over by dimensions of another size; groups of channels were counted
-    where there are none: four over three devices are 2, 2 and 0."""
+    """Explicit sizes were copied to dimensions of another size; groups of channels were counted on
+    devices without channels: four over three devices are 2, 2 and 0."""
     arguments, op = LAID_OUT[name]
     result = op.rsplit("-> ", 1)[1]
     module = shardir.parse(f"""
@@ -236,7 +239,7 @@ def test_laid_out_ops_keep_their_meaning(name: str) -> None:
     ],
 )
 def test_halo_exchanges_are_differentiated_in_the_local_view(op: str, result: str) -> None:
-    """The cotangent of the windows was taken for that of the rows."""
+    """The cotangent of the windows was used as that of the rows."""
     halo = "[{}, {}, {b}]" if "fold" not in op else "[{}, {b}, {}]"
     shape = "2x1x7xf64" if "fold" not in op else "2x4x1xf64"
     x = f"tensor<{shape}, #dist.layout<@m, {halo}>>"
@@ -253,7 +256,7 @@ def test_halo_exchanges_are_differentiated_in_the_local_view(op: str, result: st
 
 
 def test_axis_of_size_1_splits_no_input() -> None:
-    """It does not overlap with itself, so that an op could get it for two dimensions."""
+    """It does not overlap with itself, so that two dimensions of an op could have it."""
     text = """
         dist.mesh @m <a = 1, b = 1>
         func.func @f(
@@ -268,10 +271,10 @@ def test_axis_of_size_1_splits_no_input() -> None:
 
 
 def test_redistribution_of_another_mesh_is_refused() -> None:
-    """It was planned as if both were one, with a step between two meshes."""
+    """A step between two meshes was planned."""
     mesh = mesh_of("m", "a = 2")
     layouts = [parse_layout(f"@{name}, [{{a}}, {{}}]") for name in "km"]
-    with pytest.raises(ShardirError, match=r"\[R3\] the layout \[@k"):
+    with pytest.raises(ShardirError, match=r"\[R3\] expected a layout of mesh @m, got \[@k"):
         shardir.plan_redistribution((4, 4), "f32", mesh, layouts[0], layouts[1])
 
 
@@ -279,8 +282,8 @@ def test_redistribution_of_another_mesh_is_refused() -> None:
 
 
 @pytest.mark.parametrize("pipeline", ["train", "single-device"])
-def test_what_the_text_redistributes_may_be_narrow(pipeline: str) -> None:
-    """It stayed f32, of a product in bf16."""
+def test_a_redistribution_of_the_source_may_be_narrow(pipeline: str) -> None:
+    """It stayed f32 after a product in bf16."""
     text = """
         dist.mesh @m <a = 2>
         func.func @f(%x: tensor<4x4xf32, #dist.layout<@m, [{a}, {}]>>) -> tensor<4x4xf32> {
@@ -302,7 +305,7 @@ def test_what_the_text_redistributes_may_be_narrow(pipeline: str) -> None:
 
 
 def test_casts_keep_their_order() -> None:
-    """Two that wait for the same op changed places each time that collectives were fused."""
+    """Two casts that use results of the same op were exchanged by each run of the fusion."""
     text = """
         dist.mesh @m <a = 2>
         #sum = #dist.local<@m, [{}], partial sum {a}>
@@ -319,7 +322,7 @@ def test_casts_keep_their_order() -> None:
     assert shardir.compile(once.module, "fuse-communication").text == once.text
 
 
-def test_a_strategy_that_is_lost_is_said() -> None:
+def test_a_strategy_that_is_lost_is_a_warning() -> None:
     text = """
     dist.mesh @m <a = 2>
     func.func private @f(%x: tensor<4x8xf32>, %w: tensor<8xf32> {train.parameter = "w", train.init = #train.init<normal>}) -> tensor<f32> {
@@ -337,7 +340,7 @@ def test_a_strategy_that_is_lost_is_said() -> None:
     assert not late
 
 
-def test_stated_sizes_in_a_plan_make_up_the_dimension(tmp_path: Path) -> None:
+def test_explicit_sizes_in_a_plan_sum_to_the_dimension(tmp_path: Path) -> None:
     text = """
     dist.mesh @m <a = 2>
     func.func @f(%x: tensor<5xf32, #dist.layout<@m, [{a} sizes [1, 4]]>>) -> tensor<f32> {
@@ -355,12 +358,12 @@ def test_stated_sizes_in_a_plan_make_up_the_dimension(tmp_path: Path) -> None:
             load_plan(directory)
 
 
-def test_no_sizes_are_no_sizes() -> None:
+def test_empty_sizes_are_refused() -> None:
     with pytest.raises(ShardirError, match="got '\\]'"):
         parse_layout("@m, [{a} sizes []]")
 
 
-def test_a_cluster_is_a_cluster() -> None:
+def test_a_cluster_is_not_a_name() -> None:
     mesh, layout = Mesh("m", (("a", 2),)), parse_layout("@m, [{a}]")
     name: Any = "h200"
     with pytest.raises(ShardirError, match=r"the cluster is a Cluster, such as .* not 'h200'"):

@@ -1,0 +1,128 @@
+"""The errors of the parser and the verifier: messages and locations."""
+
+# ruff: noqa: E501 (texts of programs)
+
+import pytest
+from parsers import messages, with_test
+
+from shardir.diagnostics import ParseErrors
+from shardir.syntax.parser import parse
+
+WRONG = {
+    "%x = nn.relu %y : (i32) -> i32": ["1:14 %y is used, but not defined"],
+    "nn.rellu": ["1:1 operation nn.rellu is not registered; did you mean nn.relu?"],
+    "zz.frob": ["1:1 operation zz.frob is not registered: there is no dialect zz"],
+    '"nn.rellu"() : () -> ()': ["1:1 operation nn.rellu is not registered; did you mean nn.relu?"],
+    "arith.addi": [
+        '1:1 arith.addi is not an op of shardir; use the generic form "arith.addi"(...)'
+    ],
+    "func.func @f(%x: tensor<4xf32) {\n  func.return\n}": [
+        "1:24 this '<' is never closed, or nests too deeply"
+    ],
+    "func.func @f() attributes {a = 1 {\n  func.return\n}": [
+        "1:27 this '{' is never closed, or nests too deeply"
+    ],
+    'func.func @f() attributes {a = "x} {\n  func.return\n}': [
+        "1:27 a string after this '{' is never closed"
+    ],
+    "func.func @f(%x: i32, %x: i32) {\n  func.return\n}": ["1:23 %x is already defined"],
+    "func.func @f() {\n  func.return\n}\nfunc.func @f() {\n  func.return\n}": [
+        "4:1 @f is already defined"
+    ],
+    "func.func @f() {\n  func.return\n": [
+        "2:13 expected a block name, an operation or '}', got the end of the file"
+    ],
+    "func.func @f() {": [
+        "1:16 expected a block name, an operation or '}', got the end of the file"
+    ],
+    "func.func @f(%x: #a) {\n  func.return\n}": ["1:18 expected a type, got '#a'"],
+    "dist.mesh @m <dp = 2, dp = 4>": ["1:23 expected axis dp once in the mesh, got it twice"],
+    "dist.mesh @m <dp 2>": ["1:18 "],
+    "dist.mesh m <dp = 2>": ["1:11 expected a symbol, got 'm'"],
+    "#a = #dist.layot<@m, []>": [
+        "1:6 attribute #dist.layot is not registered; did you mean dist.layout?"
+    ],
+    "#a = 1\n#a = 2": ["2:1 #a is already defined"],
+    "func.func @f(%x: tensor<4xf32, #lay>) {\n  func.return\n}\n#lay1 = unit": [
+        "1:32 #lay is not defined; did you mean #lay1?"
+    ],
+    "builtin.module attributes {a = 1, a = 2} {\n}": [
+        "1:35 a occurs twice in this dictionary; drop one of them"
+    ],
+    "builtin.module attributes {a = 300 : i8} {\n}": ["1:32 "],
+    "builtin.module attributes {a = 1.5 : i8} {\n}": ["1:32 a float cannot have type i8"],
+    "builtin.module attributes {a = tensor<4xf33>} {\n}": [
+        "1:41 unknown type f33; did you mean f32?"
+    ],
+    "builtin.module attributes {a = vector<4xq>} {\n}": ["1:41 "],
+    'builtin.module attributes {a = "\\z"} {\n}': ["1:33 unknown escape '\\\\z' in a string"],
+    "}": ["1:1 expected an operation or the end of the file, got '}'"],
+    "func.func @f() {\n}": ["1:1 the body of func.func is empty; it must end with a terminator"],
+    'func.func @f() {\n  "test.termop"()[^a] : () -> ()\n}': [
+        "2:19 ^a is not a block of this region"
+    ],
+    'fmt.either a "x" b': ["1:18 "],
+    "fmt.attributes gren": ["1:16 expected 'green' or 'red', got 'gren'; did you mean green?"],
+    "fmt.in_dict -> (i32)": ["1:1 "],
+    '%a = "test.op"() : () -> i32\n"test.op"(%a#1) : (i32) -> ()': [
+        "2:11 %a has 1 results, so there is no %a#1"
+    ],
+    '%a:2 = "test.op"() : () -> i32': ["1:1 test.op has 1 results, but 2 are named"],
+    '"test.op"(%a) : () -> ()': ["1:1 1 operands, but 0 operand types"],
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_errors(text: str) -> None:
+    found = messages(text, with_test())
+    assert len(found) == len(WRONG[text]), found
+    for have, want in zip(found, WRONG[text], strict=True):
+        assert have.startswith(want), found
+
+
+def test_dominance() -> None:
+    """A use before the definition, and one in another branch, are errors; xDSL accepts both."""
+    before = (
+        "func.func @f() {\n"
+        '  "test.op"(%a) : (i32) -> ()\n  %a = "test.op"() : () -> i32\n  func.return\n}'
+    )
+    assert messages(before, with_test()) == ["2:3 %a is used before it is defined"]
+    beside = (
+        '"test.op"() ({\n  "test.termop"()[^l, ^r] : () -> ()\n^l:\n'
+        '  %a = "test.op"() : () -> i32\n  "test.termop"()[^j] : () -> ()\n^r:\n'
+        '  "test.termop"()[^j] : () -> ()\n^j:\n  "test.termop"(%a) : (i32) -> ()\n}) : () -> ()'
+    )
+    assert messages(beside, with_test()) == [
+        "9:3 %a is used where its definition does not dominate it"
+    ]
+    through = beside.replace("^l, ^r", "^l").replace("^r:\n", "^r(%z: i32):\n")
+    with_test().parse(through, verify=True)
+    isolated = (
+        '%a = "test.op"() : () -> i32\nfunc.func @f() {\n  "test.op"(%a) : (i32) -> ()\n'
+        "  func.return\n}"
+    )
+    assert messages(isolated, with_test()) == ["3:13 %a is used, but not defined"]
+
+
+def test_every_op_is_verified() -> None:
+    text = (
+        "func.func @f(%x: tensor<2x3xf32>) {\n"
+        + "".join(
+            "  %a = nn.matmul %x, %x : (tensor<2x3xf32>, tensor<2x3xf32>) -> tensor<2x3xf32>\n".replace(
+                "%a", f"%a{i}"
+            )
+            for i in range(3)
+        )
+        + "  func.return\n}"
+    )
+    found = messages(text)
+    assert [f.split()[0] for f in found] == ["2:9", "3:9", "4:9"]
+
+
+def test_caret() -> None:
+    with pytest.raises(ParseErrors) as e:
+        parse("func.func @f(%x: i32) {\n\t%y = nn.relu %x :: (i32) -> i32\n}", "a.ir")
+    assert str(e.value) == (
+        "a.ir:2:19: error: expected a function type, got ':'\n"
+        "  \t%y = nn.relu %x :: (i32) -> i32\n  \t                 ^"
+    )
