@@ -232,6 +232,7 @@ class Emitted:
         import program as emitted  # type: ignore[import-not-found]
         import runtime as rt  # type: ignore[import-not-found]
         import runtime_main  # type: ignore[import-not-found]
+        from runtime_events import Events  # type: ignore[import-not-found]
         from runtime_plan import load_plan  # type: ignore[import-not-found]
 
         plan = load_plan(program)
@@ -239,7 +240,7 @@ class Emitted:
         self.mesh = rt.Mesh(plan.axes, self.rank, "cpu")
         for axes in plan.groups:
             self.mesh.group(axes)
-        events = runtime_main.Events(self.rank)
+        events = Events(self.rank)
         functions = {f.name: getattr(emitted, f.name) for f in plan.functions}
         self.runner = runtime_main.Runner(plan, self.mesh, functions, 0, events)
         self.function = plan.functions[0]

@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant(
         "a mean is a sum",
         "The runtime does not divide a mean by the size of the group.",
-        "shardir/backend/torch/runtime/runtime.py",
+        "shardir/backend/torch/runtime/runtime_reductions.py",
         'lambda: x.div_(group.size) if op == "mean" else x',
         "lambda: x",
         "test/run/test_runtime.py::test_collectives_equal_slices_of_the_global_array",

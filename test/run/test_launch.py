@@ -227,7 +227,7 @@ CHANGES = {
     "'version' is missing": lambda p: p.pop("version"),
     "expected version 1, got 2": lambda p: p.update(version=2),
     "mesh.axes[0][1]: expected an integer, got": lambda p: p["mesh"]["axes"][0].__setitem__(1, "2"),
-    "mesh.axes[1][0]: the axis 'dp' stands there twice": lambda p: p["mesh"]["axes"][1].__setitem__(
+    "mesh.axes[1][0]: the axis 'dp' occurs twice": lambda p: p["mesh"]["axes"][1].__setitem__(
         0, "dp"
     ),
     "step.args[0].dtype: expected one of f32, f64, bf16, f16, i64, i32, i1, got": lambda p: (

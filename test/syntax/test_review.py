@@ -354,7 +354,7 @@ def test_explicit_sizes_in_a_plan_sum_to_the_dimension(tmp_path: Path) -> None:
     for sizes in ([1, 3], [1, 4, 0]):
         plan["functions"]["f"]["args"][0]["dims"][0]["sizes"] = sizes
         path.write_text(json.dumps(plan))
-        with pytest.raises(PlanError, match=r"dimension 0: .* are not the shards of 5 rows"):
+        with pytest.raises(PlanError, match=r"dimension 0: .* are not the shards of 5 elements"):
             load_plan(directory)
 
 

@@ -1,7 +1,7 @@
 """The processes of a run on this machine: started, watched, and ended.
 
 1. Every rank is a process group of its own; whatever happens, none is left when `run` returns.
-   If the launcher itself is killed, Linux kills the ranks (they ask for it: runtime_main.py).
+   If the launcher itself is killed, Linux kills the ranks (they ask for it: runtime_process.py).
 2. The first rank that fails ends the run at once; the error names the rank that is the cause, not
    the ones that lost their connection to it.
 3. No wait is unbounded: a rank that stops or hangs ends the run after the time-out.
@@ -30,7 +30,7 @@ TAIL_LINES, TAIL_BYTES = 15, 1 << 14
 
 
 def arguments(options: Options) -> list[str]:
-    """The options as the command line of runtime_main.py."""
+    """The options as the command line of runtime_process.py."""
     named = ("steps", "backend", "seed", "timeout", "threads")
     words = [word for name in named for word in (f"--{name}", str(getattr(options, name)))]
     return words + (["--dump", str(options.dump.resolve())] if options.dump else [])

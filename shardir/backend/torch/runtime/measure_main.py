@@ -1,10 +1,10 @@
-"""Times functions of emitted programs on one rank: all programs in one start, in turns.
+"""The times of functions of emitted programs, on one rank: all programs in one start, in turns.
 
 Started by measure.py, which puts it beside the runtime's files, with turns.json:
 
     {"programs": ["/where/one", "/where/other"], "rounds": 5, "seconds": 0.02}
 
-Programs are emitted directories. In each round each function has a turn of about so many seconds:
+Programs are emitted directories. In each round each function has a turn of about `seconds`:
 as many calls as fit, at least one, in sequence. Rank 0 reports, beside what runtime_main.py
 does,
 
@@ -25,16 +25,21 @@ from types import ModuleType
 import runtime as rt
 import torch
 import torch.distributed as dist
-from runtime_main import Events, Runner, as_rank, start
+from runtime_events import Events
+from runtime_main import Runner
 from runtime_plan import PlanFunction, load_plan
+from runtime_process import as_rank, join_ranks
 
 HERE = Path(__file__).parent
-MOST_CALLS = 2000
+MAX_CALLS = 2000
+"""The number of calls in a turn, at most."""
+
 TRIES = 3
+"""The number of single calls whose minimum time decides the number of calls in a turn."""
 
 
 class Timed:
-    """A function, and how many calls of it make a turn."""
+    """A function, and the number of its calls in a turn."""
 
     def __init__(self, program: int, runner: Runner, function: PlanFunction, seconds: float):
         self.program, self.runner, self.function = program, runner, function
@@ -43,10 +48,10 @@ class Timed:
         self.calls = 1
         once = min(self.alone() for _ in range(TRIES))
         most = _most(runner.mesh, [once])[0]
-        self.calls = max(1, min(MOST_CALLS, math.ceil(seconds / most)))
+        self.calls = max(1, min(MAX_CALLS, math.ceil(seconds / most)))
 
     def alone(self) -> float:
-        """The seconds of a turn, on this rank."""
+        """Return the time of a turn on this rank, in seconds."""
         begun = time.perf_counter()
         for _ in range(self.calls):
             self.runner.call(self.function, 0, check=False)
@@ -54,8 +59,8 @@ class Timed:
         return time.perf_counter() - begun
 
     def turn(self) -> float:
-        """The mean seconds of a call, from the first rank that begins to the last that ends: where
-        ranks share cores, one may begin when another has ended."""
+        """Return the mean time of a call, from the first rank that begins to the last that ends, in
+        seconds: where ranks share cores, one may begin when another has ended."""
         mesh = self.runner.mesh
         _finish(mesh)
         if mesh.size > 1:
@@ -71,7 +76,7 @@ def _finish(mesh: rt.Mesh) -> None:
 
 
 def _most(mesh: rt.Mesh, numbers: list[float]) -> list[float]:
-    """The largest of each on any rank."""
+    """Return the maximum of each over all ranks."""
     found = torch.tensor(numbers, dtype=torch.float64, device=mesh.device)
     if mesh.size > 1:
         dist.all_reduce(found, dist.ReduceOp.MAX)
@@ -79,7 +84,8 @@ def _most(mesh: rt.Mesh, numbers: list[float]) -> list[float]:
 
 
 def _module(directory: Path) -> ModuleType:
-    """program.py of a directory, under a name of its own; the runtime is the one beside this."""
+    """Return program.py of a directory, under a name of its own, with the runtime beside this
+    file."""
     spec = util.spec_from_file_location(f"program_{directory.name}", directory / "program.py")
     assert spec is not None and spec.loader is not None
     module = util.module_from_spec(spec)
@@ -88,14 +94,14 @@ def _module(directory: Path) -> ModuleType:
 
 
 def work(options: argparse.Namespace, events: Events) -> None:
-    """All programs on this rank; those on meshes of the same axes share their process groups."""
+    """Measure all programs; those on meshes of the same axes share their process groups."""
     turns = json.loads((HERE / "turns.json").read_text())
     meshes: dict[tuple, rt.Mesh] = {}
     timed = []
     for number, name in enumerate(turns["programs"]):
         plan = load_plan(name)
         if not meshes:
-            first = meshes[plan.axes] = start(plan, options)
+            first = meshes[plan.axes] = join_ranks(plan, options)
         mesh = meshes.setdefault(plan.axes, rt.Mesh(plan.axes, first.rank, first.device))
         for axes in plan.groups:
             mesh.group(axes)

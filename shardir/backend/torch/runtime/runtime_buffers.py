@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def in_transport_dtype(x: Tensor) -> Tensor:
-    """A view of x in a dtype that gloo and NCCL transport: they have no booleans."""
+    """Return a view of x in a dtype that gloo and NCCL transport: they have no booleans."""
     return x.view(torch.uint8) if x.dtype == torch.bool else x
 
 
@@ -23,7 +23,7 @@ def with_size(shape: Sequence[int], dim: int, size: int) -> list[int]:
 
 
 def padded(x: Tensor, dim: int, size: int) -> Tensor:
-    """x, contiguous, followed by zeros up to `size`."""
+    """Return x, contiguous, padded with zeros to `size`."""
     if x.shape[dim] == size:
         return x.contiguous()
     out = x.new_zeros(with_size(x.shape, dim, size))
@@ -40,11 +40,11 @@ class Pending:
     """A collective in progress. `wait` returns its result, once: a tensor, or a list of them."""
 
     def __init__(self, work: Any, finish: Callable[[], Any]):
-        self._work, self._finish = work, finish  # no work: it is done, or there was none
+        self._work, self._finish = work, finish  # no work: it has ended, or there was none
 
     def wait(self) -> Any:
         work, finish = self._work, self._finish
-        del self._work, self._finish  # with them goes what the collective needed
+        del self._work, self._finish  # which frees the buffers of the collective
         if work is not None:
             work.wait()
             del work
@@ -52,12 +52,12 @@ class Pending:
 
 
 def per_dtype(tensors: Sequence[Tensor], start: Callable[[list[int]], Pending]) -> Pending:
-    """One fused collective for each dtype; `start` gets the indices in the list."""
+    """Start a fused collective for each dtype; `start` gets indices in the list."""
     dtypes = dict.fromkeys(t.dtype for t in tensors)
     all_places = [[i for i, t in enumerate(tensors) if t.dtype == dtype] for dtype in dtypes]
     started = [(places, start(places)) for places in all_places]
 
-    count = len(tensors)  # and not the tensors: those that are in a buffer may be freed
+    count = len(tensors)  # not the tensors, which may be freed once they are in a buffer
 
     def finish() -> list[Tensor]:
         results: dict[int, Tensor] = {}
@@ -73,23 +73,23 @@ def result(pending: Pending, wait: bool) -> Any:
 
 
 def for_each(value: Any, tensors: Sequence[Tensor]) -> list:
-    """One value for each tensor of a list: a list as it is, a single one repeated."""
+    """Return one value for each tensor of a list: a list as it is, a single one repeated."""
     return list(value) if isinstance(value, list | tuple) else [value] * len(tensors)
 
 
 def only(pending: Pending) -> Pending:
-    """The only tensor of a list."""
+    """Return the only tensor of a list."""
     return Pending(None, lambda: pending.wait()[0])
 
 
 def joined(blocks: list[Tensor], dim: int, total: int) -> Tensor:
-    """The blocks, without their padding, as one tensor."""
+    """Return the blocks, without their padding, as one tensor."""
     spans = [bounds(total, len(blocks), k) for k in range(len(blocks))]
     return torch.cat([b.narrow(dim, 0, t - s) for b, (s, t) in zip(blocks, spans)], dim)
 
 
 def parts(total: int, count: int) -> list[tuple[int, int]]:
-    """The start and the size of each part."""
+    """Return the start and the size of each part."""
     return [(start, stop - start) for start, stop in all_bounds(total, count)]
 
 
@@ -98,7 +98,7 @@ def all_bounds(total: int, count: int) -> list[tuple[int, int]]:
 
 
 def to_torch_order(group: Group, items: list) -> list:
-    """One item for each member, from the order of the axes to torch's."""
+    """Return the items, one for each member, in torch's order in place of that of the axes."""
     ordered = list(items)
     for item, place in zip(items, group.order):
         ordered[place] = item

@@ -20,7 +20,7 @@ class Events:
             self.fd = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def send(self, always: bool = False, **event: Any) -> None:
-        """One event; only rank 0's count, but for errors."""
+        """Send an event of rank 0; `always`: of any rank."""
         if self.rank and not always:
             return
         if self.fd is None:

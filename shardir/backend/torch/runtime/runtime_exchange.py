@@ -36,7 +36,7 @@ _transfers: dict[tuple, _Transfers] = {}
 def exchange(
     mesh: rt.Mesh, x: Tensor, shape: tuple[int, ...], source: Dims, target: Dims
 ) -> Tensor:
-    """This rank's shard after the exchange.
+    """Return this rank's shard after the exchange.
 
     shape: the global shape. source, target: the axes that split each dimension before and after.
     """
@@ -96,7 +96,7 @@ def _transfers_of(mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: D
 def _pieces(
     mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: Dims, rank: int
 ) -> list[tuple[int, Region]]:
-    """The rank that holds each piece of a rank's new shard, and the piece, in global indices."""
+    """Return the pieces of a rank's new shard, in global indices, each with its holder."""
     cells = []
     for n, axes, (low, high) in zip(shape, source, _bounds(mesh, shape, target, rank), strict=True):
         shards = [mesh.bounds(n, axes, member) for member in mesh.members(axes, rank)]
@@ -112,7 +112,7 @@ def _pieces(
 
 
 def _bounds(mesh: rt.Mesh, shape: tuple[int, ...], dims: Dims, rank: int) -> Region:
-    """The region of the global tensor that a rank holds."""
+    """Return the region of the global tensor that a rank holds."""
     return tuple(mesh.bounds(n, axes, rank) for n, axes in zip(shape, dims, strict=True))
 
 

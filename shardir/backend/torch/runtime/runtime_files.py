@@ -24,7 +24,7 @@ NPY_DTYPES = {
 
 
 def open_npy(path: Path) -> Tensor:
-    """An .npy file as a tensor that reads from disk what is touched."""
+    """Return an .npy file as a tensor, which is read from disk where it is accessed."""
     header = npy_header(path)
     dtype = NPY_DTYPES[header.dtype]
     if 0 in header.shape:
@@ -39,7 +39,7 @@ def open_npy(path: Path) -> Tensor:
 
 
 def save_npz(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Writes an .npz as numpy would (bf16 as f32), which this program may have to do without."""
+    """Write an .npz as numpy does (bf16 as f32), without numpy."""
     names = {dtype: name for name, dtype in NPY_DTYPES.items()}
     partly = path.with_name(path.name + ".part")
     with zipfile.ZipFile(partly, "w") as file:

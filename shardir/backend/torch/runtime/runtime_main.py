@@ -1,8 +1,8 @@
-"""Runs an emitted program on one rank: makes the mesh, fills the states, trains, reports.
+"""The run of an emitted program on one rank: states are filled, steps are run, results reported.
 
-Started by torchrun or by shard-run, or with plain python where the mesh has one rank. Rank 0
-reports: to people on stdout, or as JSON lines to the launcher that is named by SHARDIR_EVENTS
-(`fd:N`, or a path):
+Ranks are started by torchrun or shard-run, or by plain python where the mesh has one rank. Rank 0
+reports: to people on stdout, or as JSON lines to the launcher that SHARDIR_EVENTS names (`fd:N`, or
+a path):
 
     {"event": "start", "ranks": 4, "backend": "gloo"}
     {"event": "steps", "function": "step", "first": 1, "losses": [2.3, 2.1]}
@@ -14,25 +14,18 @@ and from any rank {"event": "error", "rank": 2, "kind": "plan" | "peer" | "progr
 """
 
 import argparse
-import ctypes
-import os
-import signal
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import runtime as rt
 import runtime_random
 import torch
-import torch.distributed as dist
 from runtime_events import Events
 from runtime_files import open_npy, save_npz
 from runtime_plan import (
-    START_SECONDS,
     PlanArgument,
     PlanError,
     PlanFunction,
@@ -40,6 +33,7 @@ from runtime_plan import (
     ProgramPlan,
     load_plan,
 )
+from runtime_process import as_rank, join_ranks
 from torch import Tensor
 
 DTYPES = {
@@ -52,127 +46,42 @@ DTYPES = {
     "i1": torch.bool,
 }
 REPORTED_ELEMENTS = 4096
+"""The size of the largest result whose values are reported."""
+
 REPORT_SECONDS = 0.1
-# What torch says when it is another rank that has failed.
-PEER_WORDS = ("closed by peer", "reset by peer", "timed out", "timeout", "broken pipe", "refused")
+"""The minimum time between two reports of losses, in seconds."""
 
 
 def main(functions: dict[str, Callable], single: bool = False) -> None:
-    """Runs all functions of plan.json beside this file and ends the process."""
+    """Run all functions of the plan.json beside this file, and end the process."""
 
     def work(options: argparse.Namespace, events: Events) -> None:
         plan = load_plan(Path(__file__).parent)
-        plan = plan.unsplit() if single else plan
+        plan = _unsplit(plan) if single else plan
         for function in plan.functions:
             if function.name not in functions:
-                raise PlanError(f"plan.json names {function.name!r}, which the program has not")
-        mesh = start(plan, options)
+                raise PlanError(
+                    f"plan.json names {function.name!r}, which the program does not have"
+                )
+        mesh = join_ranks(plan, options)
         Runner(plan, mesh, functions, options.seed, events).run(options)
 
     as_rank(work)
 
 
-def as_rank(work: Callable[[argparse.Namespace, Events], None]) -> None:
-    """Does the work of one rank, without gradients, and ends the process: how it ended is the last
-    event."""
-    options = _options()
-    events = Events(int(os.environ.get("RANK", "0")))
-    try:
-        _behave(options)
-        with torch.no_grad():
-            work(options, events)
-        events.send(event="done")
-        if dist.is_initialized():
-            dist.barrier()
-            dist.destroy_process_group()
-    except PlanError as error:
-        events.send(always=True, event="error", kind="plan", message=str(error))
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(2)  # at once: leaving in good order would wait for the other ranks
-    except Exception as error:
-        message = f"{type(error).__name__}: {error}".splitlines()[0][:1000]
-        peer = isinstance(error, RuntimeError) and any(w in str(error).lower() for w in PEER_WORDS)
-        kind = "peer" if peer else "program"
-        events.send(always=True, event="error", kind=kind, message=message)
-        traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+def _unsplit(plan: ProgramPlan) -> ProgramPlan:
+    """Return the plan of the same program on one device."""
 
+    def one(value: Any, **other: Any) -> Any:
+        return replace(value, dims=((),) * len(value.shape), **other)
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Runs one rank of a compiled program.")
-    parser.add_argument("--steps", type=int, default=100, help="training steps (100)")
-    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches (0)")
-    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
-    parser.add_argument("--threads", type=int, default=0, help="threads a rank (gloo: 1)")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for a rank")
-    parser.add_argument("--dump", metavar="FILE", help="write all states and results to an .npz")
-    return parser.parse_args()
-
-
-# ---- starting --------------------------------------------------------------------------------
-
-
-def _behave(options: argparse.Namespace) -> None:
-    """Dies with the launcher, and shares few cores well."""
-    launcher = os.environ.get("SHARDIR_LAUNCHER")
-    if launcher and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != int(launcher):
-            sys.exit("the launcher is gone")
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if hasattr(os, "SCHED_BATCH") and local > len(os.sched_getaffinity(0)):
-        # Longer turns on a core: five times faster small collectives where ranks share cores.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    if options.backend == "gloo" or options.threads:
-        torch.set_num_threads(options.threads or 1)
-
-
-def start(plan: ProgramPlan, options: argparse.Namespace) -> rt.Mesh:
-    """Joins the other ranks and makes the process groups, in the same order on all of them."""
-    given = os.environ.get("WORLD_SIZE")
-    rank = int(os.environ.get("RANK", "0"))
-    if int(given or "1") != plan.size:
-        raise PlanError(
-            f"the program is compiled for {plan.size} ranks ({plan.mesh_text()}), but was started"
-            f" on {given or '1'}: use `torchrun --nproc-per-node {plan.size} program.py`"
-            f" or `shard-run {plan.directory}`"
+    functions = tuple(
+        replace(
+            f, args=tuple(map(one, f.args)), results=tuple(one(r, partial=None) for r in f.results)
         )
-    device = "cpu"
-    if options.backend == "nccl":
-        local, seen = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local >= seen:
-            raise PlanError(f"rank {rank} needs GPU {local}, but there are {seen}: try gloo")
-        device = f"cuda:{local}"
-        torch.cuda.set_device(local)
-    if plan.size > 1:
-        timeout = timedelta(seconds=options.timeout)
-        dist.init_process_group(
-            options.backend, rank=rank, world_size=plan.size, timeout=timeout,
-            store=_launchers_store(rank, plan.size),
-        )  # fmt: skip
-    mesh = rt.Mesh(plan.axes, rank, device)
-    for axes in plan.groups:
-        mesh.group(axes)
-    return mesh
-
-
-def _launchers_store(rank: int, size: int) -> Any:
-    """The store in which all ranks meet, however late the last one is. Rank 0 serves it on the
-    socket that the launcher opened, so that the port cannot be taken."""
-    socket = os.environ.get("SHARDIR_STORE_FD")
-    if socket is None:
-        return None  # torchrun: from the environment
-    store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-    timeout = timedelta(seconds=START_SECONDS)
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if rank == 0:
-        return store(host, port, size, True, timeout, master_listen_fd=int(socket))
-    return store(host, port, size, False, timeout)
-
-
-# ---- running ---------------------------------------------------------------------------------
+        for f in plan.functions
+    )
+    return replace(plan, axes=(), groups=(), functions=functions)
 
 
 class Runner:
@@ -184,7 +93,7 @@ class Runner:
         self.plan, self.mesh, self.functions, self.seed = plan, mesh, functions, seed
         self.events = events
         self.states: dict[str, Tensor] = {}
-        self.types: dict[str, PlanValue] = {}  # of the states: how each is split now
+        self.types: dict[str, PlanValue] = {}  # of the states, with their current layouts
         self.inputs: dict[tuple, Callable[[int], Tensor]] = {}
         for function in plan.functions:
             for arg in function.args:
@@ -194,7 +103,7 @@ class Runner:
                     self.inputs[function.name, arg.name] = self._input(function, arg)
 
     def run(self, options: argparse.Namespace) -> None:
-        """Trains all steps, then evaluates all other functions, and reports both."""
+        """Run all training steps, then all other functions, and report both."""
         self.events.send(event="start", ranks=self.mesh.size, backend=options.backend)
         dump: dict[str, Tensor] = {}
         for function in self.plan.functions:
@@ -214,7 +123,7 @@ class Runner:
                 save_npz(Path(options.dump), dump)
 
     def train(self, function: PlanFunction, steps: int) -> tuple[list[float], list[Tensor] | None]:
-        """The losses of so many steps, and what the last one returned."""
+        """Run a number of steps; return their losses and the results of the last one."""
         place, loss = next(
             (i, r) for i, r in enumerate(function.results) if not r.updates and not r.shape
         )
@@ -242,7 +151,7 @@ class Runner:
         return losses, outputs
 
     def call(self, function: PlanFunction, step: int, check: bool) -> list[Tensor]:
-        """Runs the program's function on this rank and keeps the states that it returns."""
+        """Run a function of the program on this rank, and retain the states that it returns."""
         args = [
             self.inputs[function.name, arg.name](step) if arg.role == "input" else self._state(arg)
             for arg in function.args
@@ -269,14 +178,14 @@ class Runner:
             if list(output.shape) != shape or output.dtype != DTYPES[result.dtype]:
                 raise PlanError(
                     f"{function.name} returns {list(output.shape)} {output.dtype} as"
-                    f" {result.name!r} on rank {self.mesh.rank}; plan.json says {shape}"
+                    f" {result.name!r} on rank {self.mesh.rank}; expected {shape} by plan.json"
                     f" {DTYPES[result.dtype]} (of {list(result.shape)})"
                 )
 
     def _results(
         self, function: PlanFunction, outputs: list[Tensor], dump: dict, dumping: Any, report: bool
     ) -> None:
-        """Puts results together, where they are small or wanted in a file."""
+        """Gather the results that are small, or wanted in a file."""
         for i, (result, output) in enumerate(zip(function.results, outputs, strict=True)):
             count = torch.Size(result.shape).numel()
             small = report and count <= REPORTED_ELEMENTS
@@ -300,7 +209,7 @@ class Runner:
         return rt.gather_global(self.mesh, x, value.dims, partial, value.shape)
 
     def _state(self, arg: PlanArgument) -> Tensor:
-        """The state as this function wants it split; usually it is so already."""
+        """Return a state with the layout that a function expects; usually it has it already."""
         have = self.types[arg.key]
         if have.dims == arg.dims:
             return self.states[arg.key]
@@ -308,7 +217,7 @@ class Runner:
         return _part(full, self._bounds(arg)).contiguous()
 
     def _filled(self, arg: PlanArgument) -> Tensor:
-        """This rank's part of an initial value: the same numbers on any mesh."""
+        """Return this rank's shard of an initial value, which is the same on any mesh."""
         kind, bounds = arg.init["kind"], self._bounds(arg)
         if kind == "file":
             full = open_npy(self.plan.directory / arg.init["file"])
@@ -318,7 +227,7 @@ class Runner:
         return filled.to(self.mesh.device)
 
     def _input(self, function: PlanFunction, arg: PlanArgument) -> Callable[[int], Tensor]:
-        """Makes an input at each step: rows of a file, or the same random numbers each time."""
+        """Return the function from a step to an input: rows of a file, or random values."""
         if arg.init["kind"] != "file" or function.kind != "step":
             same = self._filled(arg)
             return lambda step: same

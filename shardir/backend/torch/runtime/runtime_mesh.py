@@ -22,12 +22,12 @@ Axes = tuple[Axis, ...]
 
 
 def shard_size(total: int, count: int) -> int:
-    """The size of the largest shard, which is that of all but the last ones."""
+    """Return the size of the largest shard, which is that of all but the last ones."""
     return -(-total // count)
 
 
 def bounds(total: int, count: int, index: int) -> tuple[int, int]:
-    """Rows [start, stop) of shard `index` where `total` rows are split into `count` shards."""
+    """Return the range [start, stop) of shard `index` of `total` elements in `count` shards."""
     size = shard_size(total, count)
     return min(index * size, total), min((index + 1) * size, total)
 
@@ -43,7 +43,7 @@ class Group:
         self.size = len(self.ranks)
         self.index = self.ranks.index(rank)
         self.process_group = process_group
-        # torch orders the ranks of a group by number: order[i] is the place of our member i.
+        # torch orders the ranks of a group by number: order[i] is the index of our member i.
         by_number = sorted(self.ranks)
         self.order = tuple(by_number.index(r) for r in self.ranks)
         self.in_order = by_number == list(self.ranks)
@@ -57,13 +57,13 @@ class Mesh:
         self.size = math.prod(self.axes.values())
         self.rank = rank
         self.device = torch.device(device)
-        self._step = {}  # how far in rank one step along an axis is
+        self._step = {}  # by axis: the difference in rank of neighbours along it
         step = self.size
         for name, size in self.axes.items():
             step //= size
             self._step[name] = step
         self._groups: dict[Axes, Group] = {}
-        self._process_groups: dict[tuple, Any] = {}  # by how they divide all ranks
+        self._process_groups: dict[tuple, Any] = {}  # by the partition of all ranks
         self._peers: Any = None
         self._sends: deque = deque()  # unfinished sends: the work, and the tensor it reads
         self._to_self: dict[tuple, deque] = {}  # what this rank has sent to itself
@@ -73,19 +73,19 @@ class Mesh:
         return size, self._step[name] * (self.axes[name] // (pre * size))
 
     def count(self, axes: Axes) -> int:
-        """Number of ranks in a group over these axes."""
+        """Return the number of ranks in a group over these axes."""
         return math.prod(self._size_and_step(axis)[0] for axis in axes)
 
     def index(self, axes: Axes) -> int:
-        """This rank's position in its group over these axes."""
+        """Return this rank's position in its group over these axes."""
         position = 0
         for size, step in map(self._size_and_step, axes):
             position = position * size + self.rank // step % size
         return position
 
     def bounds(self, total: int, axes: Axes, rank: int | None = None) -> tuple[int, int]:
-        """The rows of a dimension of size `total` that these axes split: this rank's, or those of
-        another rank."""
+        """Return the range that a rank, by default this one, holds of a dimension of size `total`
+        that these axes split."""
         index = self.index(axes) if rank is None else self.members(axes, rank).index(rank)
         if isinstance(axes, Sized):
             start = sum(axes.sizes[:index])
@@ -93,14 +93,15 @@ class Mesh:
         return bounds(total, self.count(axes), index)
 
     def members(self, axes: Axes, rank: int) -> list[int]:
-        """The ranks that differ from `rank` only in these axes, in the axes' order."""
+        """Return the ranks that differ from `rank` only in these axes, in the axes' order."""
         sizes_steps = [self._size_and_step(axis) for axis in axes]
         base = rank - sum(rank // step % size * step for size, step in sizes_steps)
         offsets = ([k * step for k in range(size)] for size, step in sizes_steps)
         return [base + sum(offset) for offset in itertools.product(*offsets)]
 
     def group(self, axes: Axes) -> Group:
-        """This rank's group. All ranks must ask for a new one at the same time: main() does."""
+        """Return this rank's group. All ranks must ask for a new one at the same time, as main()
+        does."""
         found = self._groups.get(axes)
         if found is None:
             ranks = self.members(axes, self.rank)
@@ -109,7 +110,8 @@ class Mesh:
         return found
 
     def _process_group(self, axes: Axes) -> Any:
-        """Every rank makes all groups over these axes, in one order: torch wants it so."""
+        """Return the process group over these axes. Each rank creates all of them, in one order,
+        as torch requires."""
         partition = tuple(sorted({tuple(sorted(self.members(axes, r))) for r in range(self.size)}))
         if len(partition) == 1:
             return dist.group.WORLD
@@ -120,13 +122,13 @@ class Mesh:
         return self._process_groups[partition]
 
     def _connected(self, process_group: Any) -> Any:
-        """NCCL connects a group in its first collective: better now, where all ranks are."""
+        """Run a first collective, in which NCCL connects the group, while all ranks are here."""
         if self.device.type == "cuda":
             dist.all_reduce(torch.zeros(1, device=self.device), group=process_group)
         return process_group
 
     def peers(self) -> Any:
-        """The process group of all point-to-point transfers; all ranks must ask at the same time.
+        """Return the process group of all point-to-point transfers; all ranks must ask together.
 
         A group of its own, since torch counts a transfer as a collective of its group: ranks that
         take no part would count fewer, which TORCH_DISTRIBUTED_DEBUG=DETAIL reports as an error.
@@ -136,6 +138,6 @@ class Mesh:
         return self._peers
 
     def wait(self) -> None:
-        """Waits until everything that this rank sent has left it."""
+        """Wait until all that this rank sent has left it."""
         while self._sends:
             self._sends.popleft()[0].wait()

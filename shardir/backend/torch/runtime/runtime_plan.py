@@ -1,4 +1,4 @@
-"""plan.json: what an emitted directory runs, read and checked before anything starts.
+"""plan.json: the functions of an emitted directory, read and checked before anything starts.
 
     {"version": 1, "mesh": {"name": "m", "axes": [["dp", 2], ["tp", 2]]},
      "groups": [["dp"], ["dp", "tp"], [["d", 2, 4]]],           process groups to make at the start
@@ -17,9 +17,11 @@ other result is the loss. A `function` is run once after training. `init` is one
 normal (mean, std), uniform (low, high), integers (low, high), constant (value), values (data),
 and file (file: an .npy, as a path in the directory; shuffle: true unless it is false there).
 A file input of a step is a batch of the file's rows at each step; of a function, its first rows.
-With `microbatch` and `microbatches` (0 and 1) a step reads so many batches, this input the one with
-its number.
-This file needs neither torch nor numpy.
+With `microbatch` and `microbatches` (0 and 1) a step reads several batches, and this input is from
+the one of its index.
+
+This is one file, which imports only Python: the launcher imports it as a module of shardir, and a
+program from beside it.
 """
 
 import ast
@@ -27,7 +29,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ DTYPES = ("f32", "f64", "bf16", "f16", "i64", "i32", "i1")
 NPY_TYPES = ("<f4", "<f8", "<f2", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")
 START_SECONDS = 60.0  # beside the time-out: to import torch and to meet, on a busy machine
 _NUMBER = (int, float)
-# What each kind of initial value must say, and of which type.
+# The fields of each kind of initial value, with their types.
 _INITS: dict[str, dict[str, Any]] = {
     "normal": {"mean": _NUMBER, "std": _NUMBER},
     "uniform": {"low": _NUMBER, "high": _NUMBER},
@@ -44,7 +46,6 @@ _INITS: dict[str, dict[str, Any]] = {
     "values": {"data": list},
     "file": {"file": str},
 }
-_MICROBATCH = {"microbatch": 0, "microbatches": 1}
 
 Axes = tuple  # of names and (name, pre, size)
 
@@ -70,12 +71,12 @@ class Sized(tuple):
 
 
 class PlanError(Exception):
-    """The reason why a directory or its plan is not valid: one message for users."""
+    """An error of a directory or its plan, for users."""
 
 
 @dataclass(frozen=True)
 class PlanValue:
-    """The type of an argument or result: its global shape and what splits it."""
+    """The type of an argument or result: its global shape, and the axes that split it."""
 
     name: str
     shape: tuple[int, ...]
@@ -85,7 +86,8 @@ class PlanValue:
 
 @dataclass(frozen=True)
 class PlanArgument(PlanValue):
-    """role: input, parameter or state; key: which state, or what an input's numbers hang on."""
+    """An argument. role: input, parameter or state; key: the name of the state, or the seed of an
+    input's random values."""
 
     role: str
     key: str
@@ -94,7 +96,8 @@ class PlanArgument(PlanValue):
 
 @dataclass(frozen=True)
 class PlanResult(PlanValue):
-    """partial: (op, axes) where a reduction is still due; updates: the state that it becomes."""
+    """A result. partial: (op, axes) of a reduction that is still due; updates: the state that it
+    becomes."""
 
     partial: tuple[str, Axes] | None
     updates: str | None
@@ -102,8 +105,8 @@ class PlanResult(PlanValue):
 
 @dataclass(frozen=True)
 class PlanFunction:
-    """A function of the program: python: its name there; kind: `step` or `function`; narrowest:
-    the element type of the lowest precision in it."""
+    """A function. python: its name in the program; kind: `step` or `function`; narrowest: the
+    element type of the lowest precision in it."""
 
     name: str
     python: str
@@ -126,31 +129,17 @@ class ProgramPlan:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return math.prod(size for _, size in self.axes)
 
     def mesh_text(self) -> str:
-        """The mesh, as the IR writes it."""
+        """Return the mesh in the syntax of the IR."""
         axes = ", ".join(f"{name} = {size}" for name, size in self.axes)
         return f"mesh @{self.mesh_name} <{axes}>"
 
-    def unsplit(self) -> "ProgramPlan":
-        """The plan of the same program on one device."""
-        functions = tuple(
-            replace(
-                function,
-                args=tuple(replace(a, dims=((),) * len(a.shape)) for a in function.args),
-                results=tuple(
-                    replace(r, dims=((),) * len(r.shape), partial=None) for r in function.results
-                ),
-            )
-            for function in self.functions
-        )
-        return replace(self, axes=(), groups=(), functions=functions)
-
 
 def load_plan(directory: str | Path) -> ProgramPlan:
-    """Reads and checks DIRECTORY/plan.json; PlanError says what is wrong and where."""
+    """Return the checked plan of a directory. Raises PlanError."""
     directory = Path(directory)
     if not directory.is_dir():
         what = "is a file, not a compiled directory" if directory.exists() else "no such directory"
@@ -163,13 +152,13 @@ def load_plan(directory: str | Path) -> ProgramPlan:
     except (OSError, ValueError, RecursionError) as error:
         raise PlanError(f"{path} cannot be read: {error}") from None
     try:
-        return _plan(_Place(data, ""), directory)
+        return _plan(_Field(data, ""), directory)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
 
 
-class _Place:
-    """A value in plan.json that knows where it stands."""
+class _Field:
+    """A value in plan.json, with its path for messages."""
 
     def __init__(self, value: Any, path: str):
         self.value, self.path = value, path
@@ -177,16 +166,16 @@ class _Place:
     def fail(self, message: str) -> PlanError:
         return PlanError(f"{self.path}: {message}" if self.path else message)
 
-    def get(self, name: str, kind: Any = object, **default: Any) -> "_Place":
-        """A field of this object; without it, the `default` if there is one."""
+    def get(self, name: str, kind: Any = object, **default: Any) -> "_Field":
+        """Return a field of this object; where it is missing, the `default`, if there is one."""
         if not isinstance(self.value, dict):
             raise self.fail(f"expected an object, got {_show(self.value)}")
         path = f"{self.path}.{name}" if self.path else name
         if name not in self.value and not default:
             raise self.fail(f"the field {name!r} is missing")
-        return _Place(self.value.get(name, default.get("default")), path).of(kind)
+        return _Field(self.value.get(name, default.get("default")), path).of(kind)
 
-    def of(self, kind: Any) -> "_Place":
+    def of(self, kind: Any) -> "_Field":
         kinds = kind if isinstance(kind, tuple) else (kind,)
         right = isinstance(self.value, kinds)
         if not right or (isinstance(self.value, bool) and not {bool, object} & {*kinds}):
@@ -198,9 +187,9 @@ class _Place:
             raise self.fail(f"expected one of {', '.join(choices)}, got {_show(self.value)}")
         return self.value
 
-    def items(self) -> "list[_Place]":
+    def items(self) -> "list[_Field]":
         self.of(list)
-        return [_Place(item, f"{self.path}[{i}]") for i, item in enumerate(self.value)]
+        return [_Field(item, f"{self.path}[{i}]") for i, item in enumerate(self.value)]
 
     def ints(self, minimum: int) -> tuple[int, ...]:
         for item in self.items():
@@ -220,7 +209,7 @@ def _names(kinds: tuple) -> str:
     return " or ".join(names.get(kind, str(kind)) for kind in kinds)
 
 
-def _plan(top: _Place, directory: Path) -> ProgramPlan:
+def _plan(top: _Field, directory: Path) -> ProgramPlan:
     version = top.get("version").value
     if version != 1:
         raise top.fail(f"expected version 1, got {_show(version)}")
@@ -231,10 +220,10 @@ def _plan(top: _Place, directory: Path) -> ProgramPlan:
             raise pair.fail(f"expected [name, size], got {_show(pair.value)}")
         name, size = pair.items()
         if name.of(str).value in sizes:
-            raise name.fail(f"the axis {name.value!r} stands there twice")
-        sizes[name.value] = _Place([size.of(int).value], pair.path).ints(1)[0]
+            raise name.fail(f"the axis {name.value!r} occurs twice")
+        sizes[name.value] = _Field([size.of(int).value], pair.path).ints(1)[0]
     functions = tuple(
-        _function(name, _Place(value, f"functions.{name}"), sizes, directory)
+        _function(name, _Field(value, f"functions.{name}"), sizes, directory)
         for name, value in top.get("functions", dict).value.items()
     )
     _check_states(functions)
@@ -251,16 +240,16 @@ def _plan(top: _Place, directory: Path) -> ProgramPlan:
     )
 
 
-def _axes(place: _Place, sizes: dict[str, int]) -> Axes:
-    """Axes of one dimension or group; each a name of the mesh or [name, pre, size]."""
+def _axes(field: _Field, sizes: dict[str, int]) -> Axes:
+    """Return the axes of a dimension or group; each is a name of the mesh or [name, pre, size]."""
     axes = []
-    for item in place.items():
+    for item in field.items():
         if isinstance(item.value, str):
             name, pre, size = item.value, 1, sizes.get(item.value, 1)
         elif isinstance(item.value, list) and len(item.value) == 3:
             parts = item.items()
             name = parts[0].of(str).value
-            pre, size = _Place(item.value[1:], item.path).ints(1)
+            pre, size = _Field(item.value[1:], item.path).ints(1)
         else:
             raise item.fail(f"expected an axis or [axis, pre, size], got {_show(item.value)}")
         if name not in sizes:
@@ -273,17 +262,17 @@ def _axes(place: _Place, sizes: dict[str, int]) -> Axes:
     return tuple(axes)
 
 
-def _split(place: _Place, sizes: dict[str, int]) -> Axes:
-    """The axes of one dimension, perhaps with the sizes of its shards."""
-    if not isinstance(place.value, dict):
-        return _axes(place, sizes)
-    return Sized(_axes(place.get("axes"), sizes), place.get("sizes").ints(0))
+def _split(field: _Field, sizes: dict[str, int]) -> Axes:
+    """Return the axes of a dimension, perhaps with the sizes of its shards."""
+    if not isinstance(field.value, dict):
+        return _axes(field, sizes)
+    return Sized(_axes(field.get("axes"), sizes), field.get("sizes").ints(0))
 
 
-def _function(name: str, place: _Place, sizes: dict[str, int], directory: Path) -> PlanFunction:
-    kind = place.get("kind").one_of(("step", "function"))
+def _function(name: str, field: _Field, sizes: dict[str, int], directory: Path) -> PlanFunction:
+    kind = field.get("kind").one_of(("step", "function"))
     args = []
-    for item in place.get("args").items():
+    for item in field.get("args").items():
         value = _value(item, sizes)
         role = item.get("role").one_of(("input", "parameter", "state"))
         key = item.get("key", str, **({"default": value["name"]} if role == "input" else {}))
@@ -293,7 +282,7 @@ def _function(name: str, place: _Place, sizes: dict[str, int], directory: Path) 
         _check_init(item.get("init"), argument, kind, directory)
         args.append(argument)
     results = []
-    for item in place.get("results").items():
+    for item in field.get("results").items():
         partial = item.get("partial", (dict, list, type(None)), default=None)
         due = None
         if partial.value:
@@ -306,30 +295,30 @@ def _function(name: str, place: _Place, sizes: dict[str, int], directory: Path) 
             raise partial.fail("a state cannot be partial")
         results.append(PlanResult(**_value(item, sizes), partial=due, updates=updates.value))
     if kind == "step" and all(r.updates or r.shape for r in results):
-        raise place.fail("a step needs a loss: a scalar result without 'updates'")
-    narrowest = place.get("narrowest", default="f64").one_of(DTYPES)
-    python = place.get("python", str, default=name).value
+        raise field.fail("a step needs a loss: a scalar result without 'updates'")
+    narrowest = field.get("narrowest", default="f64").one_of(DTYPES)
+    python = field.get("python", str, default=name).value
     return PlanFunction(name, python, kind, narrowest, tuple(args), tuple(results))
 
 
-def _value(place: _Place, sizes: dict[str, int]) -> dict[str, Any]:
-    shape = place.get("shape").ints(0)
-    dims = tuple(_split(dim, sizes) for dim in place.get("dims").items())
+def _value(field: _Field, sizes: dict[str, int]) -> dict[str, Any]:
+    shape = field.get("shape").ints(0)
+    dims = tuple(_split(dim, sizes) for dim in field.get("dims").items())
     if len(dims) != len(shape):
-        message = f"{len(dims)} entries for a shape of {len(shape)} dimensions"
-        raise place.get("dims").fail(message)
+        raise field.get("dims").fail(f"{len(dims)} entries for a shape of {len(shape)} dimensions")
     for d, (rows, axes) in enumerate(zip(shape, dims, strict=True)):
         if isinstance(axes, Sized) and (len(axes.sizes), sum(axes.sizes)) != (
             math.prod(sizes[a] if isinstance(a, str) else a[2] for a in axes), rows,
         ):  # fmt: skip
-            message = f"dimension {d}: {list(axes.sizes)} are not the shards of {rows} rows"
-            raise place.get("dims").fail(message)
-    dtype = place.get("dtype").one_of(DTYPES)
-    return {"name": place.get("name", str).value, "shape": shape, "dtype": dtype, "dims": dims}
+            raise field.get("dims").fail(
+                f"dimension {d}: {list(axes.sizes)} are not the shards of {rows} elements"
+            )
+    dtype = field.get("dtype").one_of(DTYPES)
+    return {"name": field.get("name", str).value, "shape": shape, "dtype": dtype, "dims": dims}
 
 
 def _check_states(functions: tuple[PlanFunction, ...]) -> None:
-    """A state has one shape and type, and comes from one initial value, wherever it is used."""
+    """Check that each state has one shape, type and initial value in all functions."""
     seen: dict[str, tuple] = {}
     for function in functions:
         for arg in (a for a in function.args if a.role != "input"):
@@ -344,35 +333,36 @@ def _check_states(functions: tuple[PlanFunction, ...]) -> None:
 # ---- initial values --------------------------------------------------------------------------
 
 
-def _check_init(place: _Place, arg: PlanArgument, kind: str, directory: Path) -> None:
-    for name, types in _INITS[place.get("kind").one_of(_INITS)].items():
-        place.get(name, types)
-    init = place.value
+def _check_init(field: _Field, arg: PlanArgument, kind: str, directory: Path) -> None:
+    for name, types in _INITS[field.get("kind").one_of(_INITS)].items():
+        field.get(name, types)
+    init = field.value
     if init["kind"] == "integers" and init["low"] >= init["high"]:
-        raise place.fail("low must be below high")
+        raise field.fail("low must be below high")
     if init["kind"] == "values" and _count(init["data"]) != math.prod(arg.shape):
-        raise place.fail(f"{_count(init['data'])} values for the shape {list(arg.shape)}")
+        raise field.fail(f"{_count(init['data'])} values for the shape {list(arg.shape)}")
     if init["kind"] == "file":
-        shape = npy_header(file_of(directory, place)).shape
+        shape = npy_header(file_of(directory, field)).shape
         want = list(arg.shape)
         if arg.role != "input":
             right = list(shape) == want
         else:  # a batch of rows, or the first ones
             minimum = 1 if kind == "step" else want[0] if want else 0
             right = bool(want) and list(shape[1:]) == want[1:] and shape[0] >= minimum
-        number, count = (place.get(n, int, default=d).value for n, d in _MICROBATCH.items())
+        number = field.get("microbatch", int, default=0).value
+        count = field.get("microbatches", int, default=1).value
         if not 0 <= number < count:
-            raise place.fail(f"there is no microbatch {number} of {count}")
+            raise field.fail(f"there is no microbatch {number} of {count}")
         if not right:
-            raise place.fail(f"the file's shape {list(shape)} does not fit the shape {want}")
+            raise field.fail(f"the file's shape {list(shape)} does not fit the shape {want}")
 
 
 def _count(data: Any) -> int:
     return sum(map(_count, data)) if isinstance(data, list) else 1
 
 
-def file_of(directory: Path, init: _Place) -> Path:
-    """The path of a file init; nothing outside the directory."""
+def file_of(directory: Path, init: _Field) -> Path:
+    """Return the path of an initial value's file, which is in the directory."""
     path = (directory / init.get("file", str).value).resolve()
     if not path.is_relative_to(directory.resolve()):
         raise init.fail(f"{init.value['file']!r} is outside the directory")
@@ -391,7 +381,7 @@ class NpyHeader:
 
 
 def npy_header(path: Path) -> NpyHeader:
-    """Reads the header of an .npy file, without numpy."""
+    """Return the header of an .npy file. Raises PlanError."""
     try:
         with path.open("rb") as file:
             start = file.read(8)
@@ -404,8 +394,7 @@ def npy_header(path: Path) -> NpyHeader:
             if header["fortran_order"]:
                 raise ValueError("the array is in Fortran's order; save it in C's")
             if found.dtype not in NPY_TYPES:
-                known = ", ".join(NPY_TYPES)
-                raise ValueError(f"its type {found.dtype!r} is not one of {known}")
+                raise ValueError(f"expected a type of {NPY_TYPES}, got {found.dtype!r}")
             return found
     except (OSError, ValueError, SyntaxError, KeyError, TypeError, struct.error) as error:
         raise PlanError(f"{path}: {error}") from None

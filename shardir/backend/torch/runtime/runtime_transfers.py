@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def broadcast(mesh: Mesh, x: Tensor, root: int, axes: Axes) -> Tensor:
-    """The root's x on each rank of the group."""
+    """Return the root's x, on each rank of the group."""
     group = mesh.group(axes)
     if group.size == 1:
         return x
@@ -26,7 +26,8 @@ def broadcast(mesh: Mesh, x: Tensor, root: int, axes: Axes) -> Tensor:
 def gather(
     mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes, total: int | None = None
 ) -> Tensor:
-    """The group's shards, concatenated along `dim`, on the root; zeros of that shape elsewhere."""
+    """Return the group's shards, concatenated along `dim`, on the root; zeros of that shape
+    elsewhere."""
     group = mesh.group(axes)
     if group.size == 1:
         return x
@@ -45,7 +46,8 @@ def gather(
 
 
 def scatter(mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes) -> Tensor:
-    """This rank's shard, along `dim`, of the root's x; elsewhere only the shape of x counts."""
+    """Return this rank's shard, along `dim`, of the root's x; of other ranks only the shape of x
+    counts."""
     group = mesh.group(axes)
     if group.size == 1:
         return x
@@ -70,7 +72,7 @@ def permute(
     mesh: Mesh, x: Tensor, pairs: Sequence[tuple[int, int]], axes: Axes,
     shape: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """x of the rank that is paired as source with this one as target; zeros where there is none.
+    """Return x of the rank that is paired as source with this one as target; zeros without one.
 
     shape: of what this rank receives, where that differs from x (uneven shards).
     """
@@ -100,7 +102,7 @@ def permute(
 
 
 def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
-    """Sends x from one rank of the group to another; nothing on all others.
+    """Send x from one rank of the group to another; do nothing on all others.
 
     It does not wait for the receiver, so two ranks may send to each other first and receive then.
     """
@@ -122,7 +124,7 @@ def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
 def recv(
     mesh: Mesh, shape: Sequence[int], dtype: torch.dtype, source: int, target: int, axes: Axes
 ) -> Tensor:
-    """The value that `source` sent, on the target; zeros on all other ranks."""
+    """Return the value that `source` sent, on the target; zeros on all other ranks."""
     group = mesh.group(axes)
     peers = None if source == target else mesh.peers()
     if group.index != target:

@@ -1,0 +1,156 @@
+# ruff: noqa: B905
+"""Collectives that move shards within a group: all-gather and all-to-all, of a tensor or a list of
+them.
+
+A part of the runtime (runtime.py defines axes, groups and shards); needs only torch.
+"""
+
+import math
+from typing import Any
+
+import runtime_buffers as buffers
+import torch
+import torch.distributed as dist
+from runtime_mesh import Axes, Group, Mesh, shard_size
+from torch import Tensor
+
+# torch 2.13 has a new name for it; 2.11 has only the old one.
+_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+# Gloo gathers in a ring; up to this many elements, sending to all at once takes half the time.
+_SMALL = 1 << 16
+
+
+def all_gather(
+    mesh: Mesh, x: Any, dim: Any, axes: Axes, total: Any = None, wait: bool = True
+) -> Any:  # fmt: skip
+    """Return the group's shards, concatenated along `dim`, on each of its ranks.
+
+    total: size of `dim` after gathering, needed where shards are uneven. A list of tensors (dim and
+    total: one, or a list of them) is gathered as one flat buffer.
+    """
+    group = mesh.group(axes)
+    if group.size == 1:
+        return buffers.result(buffers.Pending(None, lambda: x), wait)
+    if isinstance(x, Tensor):
+        return buffers.result(buffers.only(_all_gather(group, [x], [dim], [total], wait)), wait)
+    dims, totals = buffers.for_each(dim, x), buffers.for_each(total, x)
+    pending = buffers.per_dtype(
+        x,
+        lambda at: _all_gather(
+            group, [x[i] for i in at], [dims[i] for i in at], [totals[i] for i in at], wait
+        ),
+    )
+    return buffers.result(pending, wait)
+
+
+def _all_gather(
+    group: Group, xs: list[Tensor], dims: list[int], totals: list, wait: bool
+) -> buffers.Pending:  # fmt: skip
+    n = group.size
+    totals = [n * x.shape[d] if t is None else t for x, d, t in zip(xs, dims, totals)]
+    xs = [buffers.padded(x, dim, shard_size(total, n)) for x, dim, total in zip(xs, dims, totals)]
+    sizes = [x.numel() for x in xs]
+    flat = xs[0].view(-1) if len(xs) == 1 else torch.cat([x.view(-1) for x in xs])
+    blocks, work = flat.new_empty(n, flat.numel()), None
+    how: dict[str, Any] = {"group": group.process_group, "async_op": not wait}
+    if 0 < flat.numel() * n <= _SMALL and flat.device.type == "cpu":
+        copies = flat.expand(n, -1).contiguous()
+        work = dist.all_to_all_single(
+            buffers.in_transport_dtype(blocks), buffers.in_transport_dtype(copies), **how
+        )
+    elif flat.numel():
+        work = _gather_into(
+            buffers.in_transport_dtype(blocks).view(-1), buffers.in_transport_dtype(flat), **how
+        )
+    shapes, major = [x.shape for x in xs], buffers.is_major(xs[0], dims[0])
+
+    def finish() -> list[Tensor]:
+        if len(shapes) == 1 and group.in_order and major:
+            shape, dim, total = shapes[0], dims[0], totals[0]
+            return [
+                blocks.view(buffers.with_size(shape, dim, n * shape[dim])).narrow(dim, 0, total)
+            ]
+        columns = blocks.split(sizes, dim=1)
+        return [
+            buffers.joined([column[k].view(shape) for k in group.order], dim, total)
+            for shape, dim, total, column in zip(shapes, dims, totals, columns)
+        ]
+
+    return buffers.Pending(work, finish)
+
+
+def all_to_all(
+    mesh: Mesh, x: Any, split_dim: int, concat_dim: int, axes: Axes, total: Any = None,
+    wait: bool = True,
+) -> Any:  # fmt: skip
+    """Split `split_dim` over the group, and concatenate `concat_dim`.
+
+    total: size of `concat_dim` afterwards, needed where its shards are uneven. A list of tensors
+    (total: one, or a list of them) is moved as one flat buffer.
+    """
+    group = mesh.group(axes)
+    if group.size == 1:
+        return buffers.result(buffers.Pending(None, lambda: x), wait)
+    if isinstance(x, Tensor):
+        return buffers.result(
+            buffers.only(_all_to_all(group, [x], split_dim, concat_dim, [total], wait)), wait
+        )
+    totals = buffers.for_each(total, x)
+    pending = buffers.per_dtype(
+        x,
+        lambda at: _all_to_all(
+            group, [x[i] for i in at], split_dim, concat_dim, [totals[i] for i in at], wait
+        ),
+    )
+    return buffers.result(pending, wait)
+
+
+def _all_to_all(
+    group: Group, xs: list[Tensor], split_dim: int, concat_dim: int, totals: list, wait: bool
+) -> buffers.Pending:
+    n, first = group.size, xs[0]
+    totals = [n * x.shape[concat_dim] if t is None else t for x, t in zip(xs, totals)]
+    even = all(x.shape[split_dim] % n == 0 and t % n == 0 for x, t in zip(xs, totals))
+    if len(xs) == 1 and even and group.in_order and buffers.is_major(first, split_dim):
+        flat = first.view(-1)
+        sends = None
+    else:
+        pieces = [
+            [x.narrow(split_dim, *p) for p in buffers.parts(x.shape[split_dim], n)] for x in xs
+        ]
+        rows = list(zip(*(buffers.to_torch_order(group, of_one) for of_one in pieces)))
+        flat = torch.cat([piece.reshape(-1) for row in rows for piece in row])
+        sends = None if even else [sum(piece.numel() for piece in row) for row in rows]
+    shapes = []
+    for x, total in zip(xs, totals):
+        own = buffers.with_size(
+            x.shape, split_dim, buffers.parts(x.shape[split_dim], n)[group.index][1]
+        )
+        shapes.append(
+            [buffers.with_size(own, concat_dim, size) for _, size in buffers.parts(total, n)]
+        )
+    rows = list(zip(*(buffers.to_torch_order(group, of_one) for of_one in shapes)))
+    sizes = [math.prod(shape) for row in rows for shape in row]
+    receives = None if even else [sum(map(math.prod, row)) for row in rows]
+    out = flat.new_empty(sum(sizes))
+    work = dist.all_to_all_single(
+        buffers.in_transport_dtype(out),
+        buffers.in_transport_dtype(flat),
+        receives,
+        sends,
+        group=group.process_group,
+        async_op=not wait,
+    )
+
+    def finish() -> list[Tensor]:
+        count = len(totals)
+        if count == 1 and group.in_order and math.prod(shapes[0][0][:concat_dim]) == 1:
+            return [out.view(buffers.with_size(shapes[0][0], concat_dim, totals[0]))]
+        parts = out.split(sizes)
+        return [
+            torch.cat([parts[p * count + i].view(rows[p][i]) for p in group.order], concat_dim)
+            for i in range(count)
+        ]
+
+    return buffers.Pending(work, finish)

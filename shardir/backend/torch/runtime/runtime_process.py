@@ -1,0 +1,125 @@
+"""The process of one rank: its options, its process groups, and its end.
+
+A part of the runtime; needs only torch.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import runtime as rt
+import torch
+import torch.distributed as dist
+from runtime_events import Events
+from runtime_plan import START_SECONDS, PlanError, ProgramPlan
+
+_PEER_FAILED = ("closed by peer", "reset by peer", "timed out", "timeout", "broken pipe", "refused")
+"""Parts of torch's messages about the failure of another rank."""
+
+
+def as_rank(work: Callable[[argparse.Namespace, Events], None]) -> None:
+    """Do the work of one rank, without gradients, and end the process. The last event is how it
+    ended."""
+    options = _options()
+    events = Events(int(os.environ.get("RANK", "0")))
+    try:
+        _behave(options)
+        with torch.no_grad():
+            work(options, events)
+        events.send(event="done")
+        if dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+    except PlanError as error:
+        events.send(always=True, event="error", kind="plan", message=str(error))
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)  # at once: leaving in good order would wait for the other ranks
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}".splitlines()[0][:1000]
+        peer = isinstance(error, RuntimeError) and any(
+            w in str(error).lower() for w in _PEER_FAILED
+        )
+        kind = "peer" if peer else "program"
+        events.send(always=True, event="error", kind=kind, message=message)
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Runs one rank of a compiled program.")
+    parser.add_argument("--steps", type=int, default=100, help="training steps (100)")
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches (0)")
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
+    parser.add_argument("--threads", type=int, default=0, help="threads a rank (gloo: 1)")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for a rank")
+    parser.add_argument("--dump", metavar="FILE", help="write all states and results to an .npz")
+    return parser.parse_args()
+
+
+# ---- starting --------------------------------------------------------------------------------
+
+
+def _behave(options: argparse.Namespace) -> None:
+    """End with the launcher, and share few cores well."""
+    launcher = os.environ.get("SHARDIR_LAUNCHER")
+    if launcher and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != int(launcher):
+            sys.exit("the launcher is gone")
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if hasattr(os, "SCHED_BATCH") and local > len(os.sched_getaffinity(0)):
+        # Longer turns on a core make small collectives five times faster where ranks share cores.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if options.backend == "gloo" or options.threads:
+        torch.set_num_threads(options.threads or 1)
+
+
+def join_ranks(plan: ProgramPlan, options: argparse.Namespace) -> rt.Mesh:
+    """Join the other ranks and make the process groups, in the same order on all of them."""
+    given = os.environ.get("WORLD_SIZE")
+    rank = int(os.environ.get("RANK", "0"))
+    if int(given or "1") != plan.size:
+        raise PlanError(
+            f"the program is compiled for {plan.size} ranks ({plan.mesh_text()}), but was started"
+            f" on {given or '1'}: use `torchrun --nproc-per-node {plan.size} program.py`"
+            f" or `shard-run {plan.directory}`"
+        )
+    device = "cpu"
+    if options.backend == "nccl":
+        local, seen = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if local >= seen:
+            raise PlanError(f"rank {rank} needs GPU {local}, but there are {seen}: try gloo")
+        device = f"cuda:{local}"
+        torch.cuda.set_device(local)
+    if plan.size > 1:
+        timeout = timedelta(seconds=options.timeout)
+        dist.init_process_group(
+            options.backend, rank=rank, world_size=plan.size, timeout=timeout,
+            store=_launchers_store(rank, plan.size),
+        )  # fmt: skip
+    mesh = rt.Mesh(plan.axes, rank, device)
+    for axes in plan.groups:
+        mesh.group(axes)
+    return mesh
+
+
+def _launchers_store(rank: int, size: int) -> Any:
+    """Return the store in which all ranks meet, however late the last one is; None for torchrun's.
+    Rank 0 serves it on the socket that the launcher opened, so that the port cannot be taken."""
+    socket = os.environ.get("SHARDIR_STORE_FD")
+    if socket is None:
+        return None
+    store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    timeout = timedelta(seconds=START_SECONDS)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == 0:
+        return store(host, port, size, True, timeout, master_listen_fd=int(socket))
+    return store(host, port, size, False, timeout)
