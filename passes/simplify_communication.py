@@ -3,14 +3,13 @@
     %y = dist.all_reduce <sum> %x over <a>
     %z = dist.all_slice %y dim 0 over <a>     ->    %z = dist.reduce_scatter <sum> %x dim 0 over <a>
 
-PATTERNS is the table of what is done, each with the IR before `->` after.
+PATTERNS is the table of the rewrites, each with the IR before `->` after.
 
 1. Never more bytes and never more collectives.
 2. Running it twice changes nothing the second time.
 3. A collective that is `async` stays as it is.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -25,6 +24,7 @@ from shardir.dialects.nn.properties import axis_of, dims_of, int_attr
 from shardir.dialects.text import word
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import RECOMPUTE
+from shardir.rewriting.patterns import Pattern, apply_patterns, at_each_op
 from shardir.rewriting.rewriter import Rewriter, erase, set_type
 
 
@@ -35,20 +35,7 @@ class SimplifyCommunication(LocalPass):
     name = "simplify-communication"
 
     def rewrite(self, f: Function) -> None:
-        while any([pattern(f.block) for pattern in PATTERNS]):
-            pass
-
-
-Pattern = Callable[[Block], bool]
-"""Rewrites a block where it applies, and returns whether it did."""
-
-
-def _at_each_op(pattern: Callable[[Operation], bool]) -> Pattern:
-    def at_each(block: Block) -> bool:
-        return any([op.parent is block and pattern(op) for op in list(block.ops)])
-
-    at_each.__name__, at_each.__doc__ = pattern.__name__, pattern.__doc__
-    return at_each
+        apply_patterns(PATTERNS, f.block)
 
 
 def unused(block: Block) -> bool:
@@ -67,7 +54,7 @@ def unused(block: Block) -> bool:
 def equal(block: Block) -> bool:
     """%y = dist.all_gather %x; %z = dist.all_gather %x    ->    %y = dist.all_gather %x
 
-    Not where `recompute` has made the second one on purpose.
+    Collectives that `recompute` made stay: they repeat others so that memory is freed.
     """
     seen: dict[tuple[object, ...], dist.CollectiveOp] = {}
     changed = False
@@ -87,7 +74,7 @@ def equal(block: Block) -> bool:
     return changed
 
 
-@_at_each_op
+@at_each_op
 def gathered_and_sliced(op: Operation) -> bool:
     """%y = dist.all_gather %x dim d; %z = dist.all_slice %y dim d    ->    %x"""
     first = _one_before(op)
@@ -101,7 +88,7 @@ def gathered_and_sliced(op: Operation) -> bool:
     return True
 
 
-@_at_each_op
+@at_each_op
 def reduced_and_sliced(op: Operation) -> bool:
     """%y = dist.all_reduce %x; %z = dist.all_slice %y dim d    ->
     %z = dist.reduce_scatter %x dim d"""
@@ -110,7 +97,6 @@ def reduced_and_sliced(op: Operation) -> bool:
         return False
     if first.outs[0].get_user_of_unique_use() is not op:
         return False
-    kind = dist.OPS[between(AxisState.PARTIAL, AxisState.SHARDED).name]
     kind = dist.OPS[between(AxisState.PARTIAL, AxisState.SHARDED).name]
     new = Rewriter().before(op).create(
         kind, first.values, [op.outs[0].type], {**first.properties, "dim": op.dim}
@@ -122,8 +108,7 @@ def reduced_and_sliced(op: Operation) -> bool:
 
 
 def _one_before(op: Operation) -> dist.CollectiveOp | None:
-    """The collective that makes the only operand of another one over the same axes, and makes
-    nothing else."""
+    """Return the collective over the same axes whose only result is the only operand of `op`."""
     if not isinstance(op, dist.CollectiveOp) or len(op.values) != 1:
         return None
     first = op.values[0].owner
@@ -132,11 +117,11 @@ def _one_before(op: Operation) -> dist.CollectiveOp | None:
     return first if first.axes == op.axes else None
 
 
-@_at_each_op
+@at_each_op
 def sum_of_reduced(op: Operation) -> bool:
     """%p = dist.all_reduce <sum> %x; %q = dist.all_reduce <sum> %y; %z = nn.add %p, %q
     ->  %s = nn.add %x, %y; %z = dist.all_reduce <sum> %s"""
-    if not isinstance(op, nn.AddOp) or not _go_together(op.lhs, op.rhs):
+    if not isinstance(op, nn.AddOp) or not _are_equal_sums(op.lhs, op.rhs):
         return False
     a, b, after = op.lhs.owner, op.rhs.owner, op.out.type
     assert isinstance(a, dist.CollectiveOp) and isinstance(b, dist.CollectiveOp)
@@ -151,9 +136,9 @@ def sum_of_reduced(op: Operation) -> bool:
     return True
 
 
-@_at_each_op
+@at_each_op
 def reduced_next_to_each_other(op: Operation) -> bool:
-    """(%z + %p) + %q    ->    (%p + %q) + %z, where %p and %q are reduced over the same devices"""
+    """(%z + %p) + %q    ->    (%p + %q) + %z, where %p and %q are reduced over the same axes"""
     if not isinstance(op, nn.AddOp):
         return False
     for sum, y in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
@@ -161,7 +146,7 @@ def reduced_next_to_each_other(op: Operation) -> bool:
         if not isinstance(inner, nn.AddOp) or sum.get_user_of_unique_use() is not op:
             continue
         for x, z in ((inner.lhs, inner.rhs), (inner.rhs, inner.lhs)):
-            if _go_together(x, y) and x.type == z.type == sum.type == op.out.type:
+            if _are_equal_sums(x, y) and x.type == z.type == sum.type == op.out.type:
                 Rewriter().before(op).move(inner)
                 inner.operands[0], inner.operands[1] = x, y
                 op.operands[0], op.operands[1] = sum, z
@@ -169,32 +154,32 @@ def reduced_next_to_each_other(op: Operation) -> bool:
     return False
 
 
-def _go_together(x: SSAValue, y: SSAValue) -> bool:
-    """Whether both are sums over the same devices, each for one user."""
+def _are_equal_sums(x: SSAValue, y: SSAValue) -> bool:
+    """Whether both values are the results of equal reductions of sums, and each is used once."""
     a, b = x.owner, y.owner
-    if a is b or not (_is_reduced(a) and _is_reduced(b)):
+    if a is b or not (_reduces_sum(a) and _reduces_sum(b)):
         return False
-    alike = type(a) is type(b) and a.properties == b.properties
-    if not alike or len(a.values) != 1 or len(b.values) != 1:
+    if type(a) is not type(b) or a.properties != b.properties:
         return False
-    alone = x.get_user_of_unique_use() is not None and y.get_user_of_unique_use() is not None
-    return alone and a.values[0].type == b.values[0].type
+    if len(a.values) != 1 or len(b.values) != 1 or a.values[0].type != b.values[0].type:
+        return False
+    return x.get_user_of_unique_use() is not None and y.get_user_of_unique_use() is not None
 
 
-def _is_reduced(op: Operation | Block) -> TypeGuard[dist.CollectiveOp]:
-    """Whether a collective adds up partial sums."""
+def _reduces_sum(op: Operation | Block) -> TypeGuard[dist.CollectiveOp]:
+    """Whether an op is a collective that adds partial sums."""
     if not isinstance(op, dist.CollectiveOp) or not op.record.reduces:
         return False
     return op.properties["reduction"] == word(dist.ReductionAttr, "sum")
 
 
-@_at_each_op
+@at_each_op
 def moved_after_reduced(op: Operation) -> bool:
     """%y = dist.all_reduce %x; %t = nn.transpose %y    ->    %y = nn.transpose %x;
     %t = dist.all_reduce %y
 
-    So for all that only moves elements, where it leads to a sum or a slice that the reduction can
-    then meet.
+    The same for any op that only moves elements, where the reduction then precedes a sum or a
+    slice with which another pattern merges it.
     """
     x = _mover(op)
     reduce = x.owner if x is not None else None
@@ -210,7 +195,7 @@ def moved_after_reduced(op: Operation) -> bool:
     assert before is not None and out is not None and isinstance(y.type, TensorType)
     mesh = dist.find_mesh(op, out.mesh)
     if any(mesh.overlap(a, b) for a in before.partial for b in out.used):
-        return False  # the devices that have addends hold different parts afterwards
+        return False  # the devices with partial values hold different shards afterwards
     new = reduce.clone()
     set_type(new.results[0], y.type)
     new.results[0].name_hint = y.name_hint
@@ -225,8 +210,8 @@ def moved_after_reduced(op: Operation) -> bool:
 
 
 def _mover(op: Operation) -> SSAValue | None:
-    """The operand of an op that only moves its elements, which nothing else uses, and makes no more
-    of them."""
+    """Return the operand of an op that only moves elements, where nothing else uses the operand and
+    the result has no more elements; else None."""
     if not isinstance(op, TensorOp) or len(op.operands) != 1 or len(op.results) != 1:
         return None
     x, layout = op.operands[0], dist.layout_of(op.results[0])
@@ -236,15 +221,15 @@ def _mover(op: Operation) -> SSAValue | None:
     return x if alone and size_of(op.results[0]) <= size_of(x) else None
 
 
-@_at_each_op
+@at_each_op
 def moved_before_repeated(op: Operation) -> bool:
     """%y = nn.broadcast %x; %z = dist.all_gather %y    ->    %y = dist.all_gather %x;
     %z = nn.broadcast %y
 
-    So for all that moves shards, where that is less; nothing is communicated where the dimension is
-    one along which %x is repeated.
+    The same for any collective that only moves shards, where %x is smaller. Nothing is communicated
+    where the moved dimension is one along which %x is repeated.
     """
-    if not _moves_shards(op) or len(op.values) != 1 or dist.is_started(op):
+    if not _only_moves_shards(op) or len(op.values) != 1 or dist.is_started(op):
         return False
     maker = op.values[0].owner
     if not isinstance(maker, nn.BroadcastOp):
@@ -256,8 +241,8 @@ def moved_before_repeated(op: Operation) -> bool:
     rank = len(target.dims)
     dims = dims_of(maker.properties, "dims", rank)
     moved = {d for d in range(rank) if source.dims[d] != target.dims[d]}
-    less = size_of(x) < size_of(maker.out)
-    if given.partial or not less or not (moved <= {*dims} or moved.isdisjoint(dims)):
+    smaller = size_of(x) < size_of(maker.out)
+    if given.partial or not smaller or not (moved <= {*dims} or moved.isdisjoint(dims)):
         return False
     rewriter = Rewriter().before(op)
     if moved & {*dims}:
@@ -285,8 +270,8 @@ ALONG = ("dim", "split", "concat")
 """The properties of collectives that are dimensions."""
 
 
-def _moves_shards(op: Operation) -> TypeGuard[dist.CollectiveOp]:
-    """Whether a collective communicates shards of a value that is the same afterwards."""
+def _only_moves_shards(op: Operation) -> TypeGuard[dist.CollectiveOp]:
+    """Whether an op is a collective that communicates shards and keeps the global value."""
     if not isinstance(op, dist.CollectiveOp):
         return False
     record = op.record

@@ -128,6 +128,7 @@ def occurrences(path: Path) -> Iterator[Found]:
             yield Found(str(path.relative_to(ROOT)), line, m[0], text.strip())
 
 
+BOOLEAN = re.compile(r"bool|TypeGuard")
 TITLE = re.compile(r"(?:What|How|Where|When|Which|Who|Why)\b")
 
 
@@ -141,7 +142,9 @@ def titles(path: Path) -> Iterator[Found]:
         text = ast.get_docstring(node) or ""
         returns = node.returns if isinstance(node, ast.FunctionDef) else None
         result = "" if returns is None else ast.unparse(returns)
-        if TITLE.match(text) or (text.startswith("Whether") and result and "bool" not in result):
+        if TITLE.match(text) or (
+            text.startswith("Whether") and result and not BOOLEAN.search(result)
+        ):
             line = node.body[0].lineno
             name = str(path.relative_to(ROOT))
             yield Found(name, line, text.split()[0], text.splitlines()[0])

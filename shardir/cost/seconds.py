@@ -214,6 +214,6 @@ def _steps(
         yield (
             dist.global_shape(value.type, mesh),
             have,
-            dist.step_of(op, value, out, mesh),
+            op.step_for(value, out, mesh),
             itemsize(value.type),
         )

@@ -1,4 +1,4 @@
-"""Floor 3: the numpy interpreters. What a program means, in both views."""
+"""The numpy interpreters of both views, which define what a program computes."""
 
 from shardir.interpret.equivalence import check_pass, random_arguments
 from shardir.interpret.evaluator import run

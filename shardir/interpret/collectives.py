@@ -1,7 +1,7 @@
-"""The collectives of the local view, in numpy, on all ranks at once.
+"""The collectives of the local view in numpy, on all ranks at once.
 
-Each function maps the parts of all ranks to the parts of all ranks; `group` at a time, in
-row-major order of the axes. This is the meaning that the emitted programs are tested against.
+Each function maps the shards (or partial values) of the ranks of a group, in row-major order of the
+axes, to those after the collective. Emitted programs are tested against these functions.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from shardir.dialects.nn.windows import at_dim, fold, span, unfold
 from shardir.interpret.values import Array, reduce_parts
 
 Parts = list[Array]
+"""The shard or partial value of each rank, of all ranks or of those of a group."""
 
 
 def _shard(x: Array, dim: int, parts: int, k: int) -> Array:
@@ -74,8 +75,8 @@ def _broadcast(op: dist.BroadcastFromRootOp, group: Parts) -> Parts:
 
 
 def _gather(op: dist.GatherToRootOp, group: Parts) -> Parts:
-    whole = np.concatenate(group, axis=op.dim.value.data)
-    return [whole if k == op.root.value.data else np.zeros_like(whole) for k in range(len(group))]
+    value = np.concatenate(group, axis=op.dim.value.data)
+    return [value if k == op.root.value.data else np.zeros_like(value) for k in range(len(group))]
 
 
 def _scatter(op: dist.ScatterFromRootOp, group: Parts) -> Parts:
@@ -93,7 +94,7 @@ def _permute(op: dist.PermuteOp, group: Parts) -> Parts:
 def _exchange(
     op: dist.ExchangeOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh
 ) -> Parts:
-    """Every rank puts its new shard together from the pieces that others hold."""
+    """Assemble the new shard of each rank from the pieces that others hold."""
     source, target = dist.layout_of(value), dist.layout_of(out)
     assert source is not None and target is not None and isinstance(value.type, TensorType)
     shape = dist.global_shape(value.type, mesh)
@@ -111,7 +112,7 @@ def _exchange(
 def _halo_unfold(
     op: dist.HaloUnfoldOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh
 ) -> Parts:
-    """Every rank puts the rows of its windows together."""
+    """Assemble the elements of each rank's windows, then cut the windows."""
     w, dim, axes = op.windows(value, out, mesh), op.dim.value.data, op.axes.data
     n = mesh.extent(axes)
     new = []
@@ -119,22 +120,22 @@ def _halo_unfold(
         k = mesh.index(rank, axes)
         start, stop = w.span(n, k)
         none = parts[rank][at_dim(dim, 0, 0)]
-        rows = span(none, dim, 0, stop - start, op.lowest is not None)
+        needed = span(none, dim, 0, stop - start, op.lowest is not None)
         for holder, low, high in w.needed(n, k):
             first = shard_bounds(w.rows, n, holder)[0]
             theirs = parts[mesh.moved(rank, axes, holder)]
-            rows[at_dim(dim, low - start, high - start)] = theirs[
+            needed[at_dim(dim, low - start, high - start)] = theirs[
                 at_dim(dim, low - first, high - first)
             ]
         first, last = shard_bounds(w.count, n, k)
-        new.append(unfold(rows, dim, last - first, w.size, w.step, 0))
+        new.append(unfold(needed, dim, last - first, w.size, w.step, 0))
     return new
 
 
 def _halo_fold(
     op: dist.HaloFoldOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh
 ) -> Parts:
-    """Every rank adds the rows of its windows to whose they are."""
+    """Add the elements of each rank's windows to the shards that hold them."""
     w, dim, axes = op.windows(value, out, mesh), op.dim.value.data, op.axes.data
     n = mesh.extent(axes)
     new = []
@@ -144,17 +145,17 @@ def _halo_fold(
     for rank, x in enumerate(parts):
         k = mesh.index(rank, axes)
         start, stop = w.span(n, k)
-        rows = fold(x, dim, stop - start, w.step, 0)
+        added = fold(x, dim, stop - start, w.step, 0)
         for holder, low, high in w.needed(n, k):
             first = shard_bounds(w.rows, n, holder)[0]
-            new[mesh.moved(rank, axes, holder)][at_dim(dim, low - first, high - first)] += rows[
+            new[mesh.moved(rank, axes, holder)][at_dim(dim, low - first, high - first)] += added[
                 at_dim(dim, low - start, high - start)
             ]
     return new
 
 
 def _in_groups(apply: Callable[[Any, Parts], Parts]) -> Callable[..., Parts]:
-    """For all ranks what `apply` does with the parts of one group."""
+    """Return the function that applies `apply` to each group of ranks."""
 
     def on_all(op: dist.CollectiveOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh):
         new = list(parts)
@@ -182,7 +183,7 @@ NUMPY: dict[str, Callable[..., Parts]] = {
     "halo_unfold": _halo_unfold,
     "halo_fold": _halo_fold,
 }
-"""What each collective does with the parts of one value on all ranks, by its record's name."""
+"""The function of each collective, by the name of its record."""
 
 
 def run_collective(op: dist.CollectiveOp, values: list[Parts], mesh: Mesh) -> list[Parts]:

@@ -1,8 +1,8 @@
-"""`--check-equivalence`: a function means the same before and after a pass.
+"""`--check-equivalence`: a function has the same results before and after a pass.
 
-Each function that both modules have, with the same global types, is run on the same random inputs
-by the interpreters of both views, and the results are compared. A function that the pass made by
-differentiation is held against difference quotients of the one that it was made of.
+Each function that both modules have is run on the same random inputs, and the results are compared.
+A function that the pass made by differentiation is compared with difference quotients of its
+source.
 """
 
 from typing import Any
@@ -18,12 +18,12 @@ from shardir.interpret.evaluator import global_type, run
 from shardir.interpret.values import Array, for_differences, rounded
 
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 4e-2}
-"""By the coarsest float type on the way, relative to the largest element of the result; sums are
-taken in another order on more ranks."""
+"""The difference that is allowed, by the narrowest float type of a function, relative to the
+largest element of the result: several ranks add in another order."""
 
-LEAST = 1e-2
-"""What counts as the largest element where all are smaller: sums of numbers of about 1 that cancel
-have no better precision than those."""
+MIN_SCALE = 1e-2
+"""The size that differences are relative to where all elements are smaller: sums of values of about
+1 that cancel have the rounding errors of those values."""
 
 
 class NotEquivalentError(ShardirError):
@@ -31,15 +31,15 @@ class NotEquivalentError(ShardirError):
 
 
 def random_arguments(f: FuncOp, module: ModuleOp, seed: int = 0) -> list[Array]:
-    """Random values for a function's arguments: standard normal; integers within what
-    `train.input` says, else 0 or 1; states positive, as means of squares are."""
+    """Return random values for a function's arguments: standard normal; integers within the range
+    of `train.input`, else 0 or 1; states positive, as means of squares are."""
     rng = np.random.default_rng(seed)
     meshes = dist.meshes_of(module)
     out = []
     for t, argument in zip(f.function_type.inputs, arguments(f), strict=True):
-        whole = global_type(t, meshes)
-        shape = whole.get_shape()
-        if isinstance(whole.element_type, IntegerType):
+        type = global_type(t, meshes)
+        shape = type.get_shape()
+        if isinstance(type.element_type, IntegerType):
             low, high = 0, 2
             init = argument.init
             if isinstance(init, InitAttr) and init.kind == "integers":
@@ -49,51 +49,48 @@ def random_arguments(f: FuncOp, module: ModuleOp, seed: int = 0) -> list[Array]:
             value = rng.standard_normal(shape)
         if argument.role is Role.STATE:
             value = np.abs(value)
-        out.append(rounded(value, whole.element_type))
+        out.append(rounded(value, type.element_type))
     return out
 
 
 def functions(module: ModuleOp) -> dict[str, FuncOp]:
-    """The functions with a body, by name."""
+    """Return the functions with a body, by name."""
     return {
         op.sym_name.data: op for op in module.body.ops if isinstance(op, FuncOp) and op.body.blocks
     }
 
 
 def signature(f: FuncOp, module: ModuleOp) -> list[TensorType]:
-    """The global types of a function's arguments and results."""
+    """Return the global types of a function's arguments and results."""
     types = (*f.function_type.inputs, *f.function_type.outputs)
     return [global_type(t, dist.meshes_of(module)) for t in types]
 
 
 def compare(name: str, i: int, before: Array, after: Array, element: str) -> None:
-    """Raises NotEquivalentError when two results differ by more than their type's precision."""
+    """Raise NotEquivalentError when two results differ by more than their type's precision."""
     if before.shape != after.shape:
         raise NotEquivalentError(
-            f"result {i} of @{name} has shape {list(after.shape)}, before {list(before.shape)}"
+            f"expected result {i} of @{name} of shape {list(before.shape)}, got {list(after.shape)}"
         )
-    if before.dtype.kind != "f":
-        if not np.array_equal(before, after):
-            raise NotEquivalentError(f"result {i} of @{name} differs")
-        return
-    scale = max(LEAST, float(np.max(np.abs(before), initial=0, where=np.isfinite(before))))
-    close = np.isclose(
-        before, after, rtol=0, atol=TOLERANCE.get(element, 1e-4) * scale, equal_nan=True
-    )
+    if before.dtype.kind == "f":
+        scale = max(MIN_SCALE, float(np.max(np.abs(before), initial=0, where=np.isfinite(before))))
+        limit = TOLERANCE.get(element, 1e-4) * scale
+        close = np.isclose(before, after, rtol=0, atol=limit, equal_nan=True)
+    else:
+        close = before == after
     if not close.all():
         at = tuple(int(k) for k in np.argwhere(~close)[0])
         raise NotEquivalentError(
-            f"result {i} of @{name} differs at {list(at)}: "
-            f"{before[at]:.6g} before, {after[at]:.6g} after"
+            f"expected {before[at]:.6g} in result {i} of @{name} at {list(at)}, got {after[at]:.6g}"
         )
 
 
 def check_pass(before: ModuleOp, after: ModuleOp, name: str) -> None:
-    """Checks that the pass `name` kept what each function computes, and that the gradients that it
-    made are gradients.
+    """Check that functions have the same results after the pass `name`, and that the gradients that
+    it made are right.
 
     Raises:
-        NotEquivalentError: it did not.
+        NotEquivalentError: a result or a gradient differs.
     """
     old, new = functions(before), functions(after)
     try:
@@ -111,36 +108,40 @@ def _check_function(old: FuncOp, new: FuncOp, before: ModuleOp, after: ModuleOp)
     f = old.sym_name.data
     types = signature(old, before)
     if types != signature(new, after):
-        raise NotEquivalentError(f"@{f} has another signature afterwards")
+        raise NotEquivalentError(f"expected @{f} with its types, got another signature")
     arguments = random_arguments(old, before)
     a, b = run(before, f, arguments), run(after, f, arguments)
     outs = types[len(arguments) :]
-    within = {*_elements(old), *_elements(new)}
+    narrow = {*_narrow_elements(old), *_narrow_elements(new)}
     for i, (x, y, t) in enumerate(zip(a, b, outs, strict=True)):
-        on_the_way = {*within, str(t.element_type)}
-        compare(f, i, x, y, next(e for e in reversed(TOLERANCE) if e in on_the_way or e == "f64"))
+        elements = {*narrow, str(t.element_type)}
+        compare(f, i, x, y, next(e for e in reversed(TOLERANCE) if e in elements or e == "f64"))
 
 
-def _elements(f: FuncOp) -> set[str]:
-    """The element types of a function's values that are narrower than f32."""
+def _narrow_elements(f: FuncOp) -> set[str]:
+    """Return the element types of a function's values that are narrower than f32."""
     types = (v.type for op in f.body.block.ops for v in op.results)
     names = {str(t.element_type) for t in types if isinstance(t, TensorType)}
     return names & {"f16", "bf16"}
 
 
-STEP, AGREEMENT = 1e-5, 1e-4
-"""Of difference quotients in double precision; relative to the sizes of what is added up."""
+STEP = 1e-5
+"""The step of difference quotients, in double precision."""
+
+SLOPE_TOLERANCE = 1e-4
+"""The difference that is allowed between a slope and its difference quotient, relative to the sum
+of the sizes of its terms."""
 
 
 def _check_gradient(
     request: StepOp | GradientOp, new: FuncOp, before: ModuleOp, after: ModuleOp
 ) -> None:
-    """What was made of a function returns its results; and its slope in a random direction, by
-    central differences, is what the gradients say."""
+    """Check that the made function returns the results of its source, and that its gradients have
+    the slope of the source in a random direction, by central differences."""
     if isinstance(request, StepOp) and request.microbatches > 1:
-        return  # it runs the function several times, on inputs that the function does not have
+        return  # it runs its source several times, on inputs that the source does not have
     name, made = request.function.root_reference.data, new.sym_name.data
-    if name not in functions(before):  # itself a gradient, which the pass made too
+    if name not in functions(before):  # the pass has made the source too: it is a gradient
         before = after
     f = functions(before)[name]
     with for_differences():
@@ -164,20 +165,20 @@ def _check_gradient(
             return sum(float(np.sum(y * c)) for y, c in pairs if c is not None)
 
         slope = (value(STEP) - value(-STEP)) / (2 * STEP)
-    said = sum(float(np.sum(g * direction[i])) for i, g in gradients.items())
+    predicted = sum(float(np.sum(g * direction[i])) for i, g in gradients.items())
     size = sum(float(np.sum(np.abs(g * direction[i]))) for i, g in gradients.items())
-    if not abs(said - slope) <= AGREEMENT * max(size, abs(slope), LEAST):
+    if not abs(predicted - slope) <= SLOPE_TOLERANCE * max(size, abs(slope), MIN_SCALE):
         raise NotEquivalentError(
-            f"the gradients of @{made} say that @{name} changes by {said:.6g} in a random "
-            f"direction; it changes by {slope:.6g}"
+            f"expected gradients of @{made} with the slope {slope:.6g} of @{name} in a random "
+            f"direction, got {predicted:.6g}"
         )
 
 
 def _cotangents(
     request: StepOp | GradientOp, f: FuncOp, results: list[Array], given: list[Array]
 ) -> list[Array | None]:
-    """What each result of `f` is weighted with: 1 where it is a scalar, what is given otherwise.
-    What a step updates is no part of its loss."""
+    """Return the cotangent of each result of `f`: 1 for a scalar, a given one otherwise, None for
+    one that has none or that a step does not differentiate, since it updates a state."""
     rest = iter(given)
     out: list[Array | None] = []
     for y, updated in zip(results, updated_keys(f), strict=True):
@@ -191,22 +192,22 @@ def _cotangents(
 
 FIRST_MOMENTS = {"momentum": "momentum", "nesterov": "momentum", "adam": "exp_avg",
                  "adamw": "exp_avg", "lamb": "exp_avg"}  # fmt: skip
-"""The state of an optimizer that a gradient is added to."""
+"""The state of each optimizer to which the gradient is added."""
 
 
 def _gradients(
     request: StepOp | GradientOp, new: FuncOp, given: list[Array], found: list[Array], results: int
 ) -> dict[int, Array] | None:
-    """The gradient of each argument, by its number; a step's from what it made of parameters and
-    states. None where they do not say."""
+    """Return the gradient of each argument, by its index; those of a step follow from its new
+    parameters and states. None where they do not determine it."""
     if isinstance(request, GradientOp):
         return dict(zip(request.wrt.data, found[results:], strict=True))
     args = arguments(new)
     updated = dict(zip(updated_keys(new), found, strict=True))
     kind, numbers = request.optimizer.kind, request.optimizer.values
     moment = FIRST_MOMENTS.get(kind)
-    unsharded_type = kind == "sgd" and isinstance(numbers["lr"], float)
-    if request.clip is not None or not (unsharded_type or moment):
+    constant_rate = kind == "sgd" and isinstance(numbers["lr"], float)
+    if request.clip is not None or not (constant_rate or moment):
         return None
     out = {}
     for i, a in enumerate(args):
@@ -224,8 +225,8 @@ def _gradients(
             out[i] = np.zeros_like(w)
         else:
             mean = "beta1" in numbers
-            kept = numbers["beta1"] if mean else numbers["momentum"]
-            total = updated[state] - kept * given[[b.key for b in args].index(state)]
-            total = total / (1 - kept) if mean else total
+            factor = numbers["beta1"] if mean else numbers["momentum"]
+            total = updated[state] - factor * given[[b.key for b in args].index(state)]
+            total = total / (1 - factor) if mean else total
             out[i] = total - (0.0 if kind in ("adamw", "lamb") else decay) * w
     return out

@@ -1,10 +1,9 @@
-"""Runs functions of a module in numpy: the global view, and the local view on all ranks at once.
+"""The evaluation of a module's functions in numpy, in either view.
 
-    run(module, "loss", {"x": ..., ...})         one value per argument -> one per result
-    run_local(module, "step", [...])              global values in, global values out;
-                                                  in between, every rank of the mesh
+    run(module, "loss", [x, w])       global arguments -> global results
 
-Both views are told apart by the types: a function with a `#dist.local` type anywhere is local.
+A function that has a `#dist.local` type is of the local view, and runs on all ranks of its mesh in
+one process: its arguments are split, its results assembled.
 """
 
 from collections.abc import Sequence
@@ -22,16 +21,16 @@ from shardir.dialects import dist, train
 from shardir.dialects.nn import StopGradientOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.interpret.collectives import run_collective
-from shardir.interpret.values import Array, assemble, held, rounded, split, tensor_type
+from shardir.interpret.values import Array, assemble, rounded, split, stopped, tensor_type
 from shardir.rewriting.composites import expanded
 
 
 def function(module: ModuleOp, name: str) -> FuncOp:
-    """The function `name`. Raises ShardirError when there is none with a body."""
+    """Return the function `name`. Raises ShardirError when there is none with a body."""
     for op in module.body.ops:
         if isinstance(op, FuncOp) and op.sym_name.data == name and op.body.blocks:
             return op
-    raise ShardirError(f"no function @{name} with a body")
+    raise ShardirError(f"expected a function @{name} with a body, got none; write it")
 
 
 def is_local_function(f: FuncOp) -> bool:
@@ -42,15 +41,13 @@ def is_local_function(f: FuncOp) -> bool:
 
 
 def global_type(t: Attribute, meshes: dict[str, Mesh]) -> TensorType:
-    """The type of the whole value, without its layout."""
-    t = tensor_type(t)
+    """Return the type of the global value, without its layout."""
     layout = dist.type_layout(t)
-    mesh = meshes[layout.mesh] if layout is not None else None
-    return dist.tensor(t.element_type, dist.global_shape(t, mesh))
+    return dist.global_type(t, meshes[layout.mesh] if layout is not None else None)
 
 
 class GlobalView:
-    """The global view: one device that holds everything."""
+    """The global view: one device, which holds all values."""
 
     def start(self, value: SSAValue, dim: int) -> int:
         return 0
@@ -85,32 +82,32 @@ class RankView:
 
 
 def check_arguments(f: FuncOp, given: Sequence[Any], meshes: dict[str, Mesh]) -> list[Array]:
-    """The arguments as arrays of the function's (global) types.
+    """Return the arguments as arrays of the function's global types.
 
     Raises:
         ShardirError: their number or a shape is wrong.
     """
-    inputs = f.function_type.inputs.data
+    name, inputs = f.sym_name.data, f.function_type.inputs.data
     if len(given) != len(inputs):
-        raise ShardirError(f"@{f.sym_name.data} takes {len(inputs)} arguments, not {len(given)}")
+        raise ShardirError(f"expected {len(inputs)} arguments of @{name}, got {len(given)}")
     out = []
     for i, (value, t) in enumerate(zip(given, inputs, strict=True)):
         want = global_type(t, meshes)
         array = rounded(value, want.element_type)
         if array.shape != want.get_shape():
             raise ShardirError(
-                f"argument {i} of @{f.sym_name.data} has shape {list(array.shape)}, "
-                f"its type has {list(want.get_shape())}"
+                f"expected argument {i} of @{name} of shape {list(want.get_shape())}, as its type "
+                f"has, got {list(array.shape)}"
             )
         out.append(array)
     return out
 
 
 def run(module: ModuleOp, name: str, arguments: Sequence[Any]) -> list[Array]:
-    """The results of a function, all values whole, whichever the view.
+    """Return the results of a function of either view; arguments and results are global values.
 
     Raises:
-        ShardirError: the function, its arguments, or an op of it can't be evaluated.
+        ShardirError: the function, its arguments, or an op of it cannot be evaluated.
     """
     module = expanded(module)
     f = function(module, name)
@@ -118,12 +115,12 @@ def run(module: ModuleOp, name: str, arguments: Sequence[Any]) -> list[Array]:
     arrays = check_arguments(f, arguments, meshes)
     with np.errstate(all="ignore"):
         if is_local_function(f):
-            return _AllRanks(module, meshes).call(f, arrays)
-        return _Whole(module).call(f, arrays)
+            return _LocalEvaluator(module, meshes).call(f, arrays)
+        return _GlobalEvaluator(module).call(f, arrays)
 
 
-class _Whole:
-    """The global view: one array per value."""
+class _GlobalEvaluator:
+    """The global view: one array for each value."""
 
     def __init__(self, module: ModuleOp):
         self.module, self.device = module, GlobalView()
@@ -137,7 +134,7 @@ class _Whole:
             inputs = [env[v] for v in op.operands]
             if isinstance(op, TensorOp):
                 out = op.evaluate(self.device, *inputs)
-                first = held.get()
+                first = stopped.get()
                 if isinstance(op, StopGradientOp) and first is not None:
                     out = first.setdefault((f.sym_name.data, self.stops), np.asarray(out))
                     self.stops += 1
@@ -149,9 +146,9 @@ class _Whole:
             elif isinstance(op, train.Mark | dist.ShardingGroupOp):
                 continue
             else:
-                raise ShardirError(f"the interpreter has no {op.name}")
+                raise ShardirError(f"expected an op of the global view, got {op.name}")
             store(env, op, out if isinstance(out, tuple) else (out,))
-        raise ShardirError(f"@{f.sym_name.data} does not return")
+        raise ShardirError(f"expected a func.return in @{f.sym_name.data}, got none")
 
 
 def store(env: dict[SSAValue, Array], op: Operation, results: tuple[Array, ...]) -> None:
@@ -159,8 +156,8 @@ def store(env: dict[SSAValue, Array], op: Operation, results: tuple[Array, ...])
         env[v] = rounded(array, tensor_type(v.type).element_type)
 
 
-class _AllRanks:
-    """The local view: for each value, one array per rank."""
+class _LocalEvaluator:
+    """The local view: for each value one array per rank."""
 
     def __init__(self, module: ModuleOp, meshes: dict[str, Mesh]):
         self.module, self.meshes = module, meshes
@@ -168,8 +165,8 @@ class _AllRanks:
     def call(self, f: FuncOp, arguments: list[Array]) -> list[Array]:
         self.mesh = self._mesh(f)
         args = [
-            split(a, self._layout(v.type), self.mesh)
-            for a, v in zip(arguments, f.body.block.args, strict=True)
+            split(a, self._layout(v.type), self.mesh, holder=i)
+            for i, (a, v) in enumerate(zip(arguments, f.body.block.args, strict=True))
         ]
         results = self.call_parts(f, args)
         return [
@@ -182,7 +179,7 @@ class _AllRanks:
             for v in (*op.results, *(a for r in op.regions for b in r.blocks for a in b.args)):
                 if (layout := dist.layout_of(v)) is not None:
                     return self.meshes[layout.mesh]
-        raise ShardirError(f"@{f.sym_name.data} has no layout, so no mesh")
+        raise ShardirError(f"expected a layout in @{f.sym_name.data}, got none")
 
     def _layout(self, t: Attribute) -> Layout:
         rank = len(tensor_type(t).get_shape())
@@ -214,17 +211,17 @@ class _AllRanks:
             elif isinstance(op, train.Mark | dist.SendOp):
                 continue
             else:
-                raise ShardirError(f"the interpreter of the local view has no {op.name}")
+                raise ShardirError(f"expected an op of the local view, got {op.name}")
             for v, parts in zip(op.results, outs, strict=True):
                 element = tensor_type(v.type).element_type
                 env[v] = [rounded(p, element) for p in parts]
                 for device, part in zip(devices, env[v], strict=True):
                     if part.shape != device.shape(v):
                         raise ShardirError(
-                            f"{op.name}: rank {device.rank} has shape {list(part.shape)}, "
-                            f"its type says {list(device.shape(v))}"
+                            f"{op.name}: expected shape {list(device.shape(v))} on rank "
+                            f"{device.rank}, as its type has, got {list(part.shape)}"
                         )
-        raise ShardirError(f"@{f.sym_name.data} does not return")
+        raise ShardirError(f"expected a func.return in @{f.sym_name.data}, got none")
 
     def _receive(self, op: dist.RecvOp, sent: list[Array], devices: list[RankView]) -> list[Array]:
         out = [np.zeros(p.shape(op.out), sent[0].dtype) for p in devices]

@@ -1,4 +1,4 @@
-"""A planned redistribution, done in numpy on the parts of all ranks."""
+"""A planned redistribution in numpy, on the shards of all ranks."""
 
 from xdsl.dialects.builtin import f64
 from xdsl.ir import Block
@@ -10,9 +10,9 @@ from shardir.interpret.values import Array
 
 
 def redistribute(plan: Redistribution, parts: list[Array]) -> list[Array]:
-    """What each rank holds afterwards, from what each holds before, step by step.
+    """Return the shards of all ranks after the plan's steps, from those before.
 
-    The element type of the arrays is theirs; only the layouts and the shape come from the plan.
+    Arrays may have any element type; the plan has the layouts and the shape.
     """
     layout = plan.source
     for step in plan.steps:

@@ -1,7 +1,7 @@
-"""Numbers of the interpreters: element types in numpy, parts of a value on each rank.
+"""Values of the interpreters: element types in numpy, and the shards and partial values of ranks.
 
-numpy has no bf16, and few machines calculate in f16: values of both are held as float32, rounded
-to what the type can hold after each op.
+numpy has no bf16, and few machines compute in f16: values of both are stored as float32, and
+rounded to the type's precision after each op.
 """
 
 from collections.abc import Iterator
@@ -31,24 +31,25 @@ Array = np.ndarray[Any, Any]
 _exact: ContextVar[bool] = ContextVar("exact", default=False)
 
 
-held: ContextVar[dict[Any, Array] | None] = ContextVar("held", default=None)
-"""What each nn.stop_gradient of a function gave first, by their order, where it is to stay so."""
+stopped: ContextVar[dict[Any, Array] | None] = ContextVar("stopped", default=None)
+"""The first result of each nn.stop_gradient of a function, by their order, where later runs are to
+use it again; else None."""
 
 
 @contextmanager
 def for_differences() -> Iterator[None]:
-    """Within it programs can be run for difference quotients: all floats are double precision,
-    whatever their type says, and what stops gradients keeps the value of the first run."""
-    tokens = _exact.set(True), held.set({})
+    """Run programs for difference quotients within the block: all floats in double precision,
+    whatever their type, and each nn.stop_gradient with the value of the first run."""
+    tokens = _exact.set(True), stopped.set({})
     try:
         yield
     finally:
         _exact.reset(tokens[0])
-        held.reset(tokens[1])
+        stopped.reset(tokens[1])
 
 
 def storage(element: Attribute) -> type:
-    """The numpy type that holds an element type."""
+    """Return the numpy type that stores an element type."""
     if isinstance(element, Float64Type):
         return np.float64
     if isinstance(element, Float32Type | BFloat16Type | Float16Type):
@@ -57,11 +58,14 @@ def storage(element: Attribute) -> type:
         kinds: dict[int, type] = {1: np.bool_, 32: np.int32, 64: np.int64}
         if element.width.data in kinds:
             return kinds[element.width.data]
-    raise ShardirError(f"no tensor of {element}; there are f64, f32, bf16, f16, i64, i32 and i1")
+    raise ShardirError(
+        f"expected an element type of f64, f32, bf16, f16, i64, i32 or i1, got {element}; use "
+        "nn.convert"
+    )
 
 
 def rounded(array: Any, element: Attribute) -> Array:
-    """The array in the storage type, with no more precision than the element type has."""
+    """Return the array in the storage type, rounded to the precision of the element type."""
     kind = storage(element)
     out = np.asarray(array)
     if _exact.get() and isinstance(element, AnyFloat):
@@ -80,23 +84,28 @@ def rounded(array: Any, element: Attribute) -> Array:
     return out
 
 
-def split(array: Array, layout: Layout, mesh: Mesh) -> list[Array]:
-    """What each rank holds of a value: its part, or over partial axes a contribution to it."""
+def split(array: Array, layout: Layout, mesh: Mesh, holder: int = 0) -> list[Array]:
+    """Return the shard of each rank, or its partial value where the layout is partial.
+
+    `holder`: which of the devices with partial values has the maximum or minimum, modulo their
+    number. With different ones for two operands an op that passes maxima on where it must not
+    gets a wrong result.
+    """
     n = mesh.extent(layout.partial)
     return [
-        contribution(
+        partial_value(
             array[layout.slices(mesh, array.shape, rank)],
-            layout.reduction, n, mesh.index(rank, layout.partial),
+            layout.reduction, n, mesh.index(rank, layout.partial), holder % n,
         )
         for rank in range(mesh.size)
     ]  # fmt: skip
 
 
-def contribution(x: Array, reduction: str, n: int, k: int) -> Array:
-    """Number `k` of `n` contributions whose reduction is `x`, without rounding.
+def partial_value(x: Array, reduction: str, n: int, k: int, holder: int) -> Array:
+    """Return partial value `k` of `n`, whose reduction is `x`, without rounding.
 
     They differ from each other and from `x`, so that an op that takes one for the value, or
-    applies to each what holds for their sum only, does not go unnoticed.
+    applies to each what holds for their sum only, gets a wrong result.
     """
     if n == 1:
         return x
@@ -107,7 +116,7 @@ def contribution(x: Array, reduction: str, n: int, k: int) -> Array:
             return first if k == 0 else -x if k % 2 else x
         case "mean":
             return x if n % 2 and k == n - 1 else np.zeros_like(x) if k % 2 else 2 * x
-        case "max" | "min" if k > 0:
+        case "max" | "min" if k != holder:
             worse = -1 if reduction == "max" else 1
             if boolean:
                 return np.full_like(x, worse > 0)
@@ -117,10 +126,10 @@ def contribution(x: Array, reduction: str, n: int, k: int) -> Array:
 
 
 def assemble(parts: list[Array], layout: Layout, mesh: Mesh, shape: Shape) -> Array:
-    """The value of which each rank holds a part: contributions reduced, shards put together.
+    """Return the value whose shards or partial values the ranks hold.
 
     Raises:
-        ShardirError: ranks that should hold the same part hold different ones.
+        ShardirError: replicas differ.
     """
     out = np.zeros(shape, parts[0].dtype)
     seen: dict[tuple[tuple[int, int], ...], Array] = {}
@@ -132,21 +141,21 @@ def assemble(parts: list[Array], layout: Layout, mesh: Mesh, shape: Shape) -> Ar
             if not np.array_equal(seen[key], total, equal_nan=total.dtype.kind == "f"):
                 far = np.max(np.abs(seen[key].astype(float) - total.astype(float)))
                 raise ShardirError(
-                    f"ranks {group} hold a replica that differs from the others' by {far:.3g}"
+                    f"expected equal replicas, got one on ranks {group} that differs by {far:.3g}"
                 )
         else:
             seen[key] = total
             if out[where].shape != total.shape:
                 raise ShardirError(
-                    f"rank {group[0]} holds shape {list(total.shape)}, "
-                    f"its part is {list(out[where].shape)}"
+                    f"expected a shard of shape {list(out[where].shape)} on rank {group[0]}, got "
+                    f"{list(total.shape)}"
                 )
             out[where] = total
     return out
 
 
 def reduce_parts(parts: list[Array], reduction: str) -> Array:
-    """Contributions -> value."""
+    """Return the reduction of partial values."""
     match reduction:
         case "sum" if parts[0].dtype == bool:
             return np.logical_or.reduce(parts)

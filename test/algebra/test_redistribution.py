@@ -200,5 +200,5 @@ def test_replicas_are_equal_to_the_bit():
     parts = [np.ones(3, np.float32) for _ in range(MESH.size)]
     assert (assemble(parts, whole, MESH, (3,)) == 1).all()
     parts[2] = np.nextafter(parts[2], np.float32(2))
-    with pytest.raises(ShardirError, match="a replica that differs"):
+    with pytest.raises(ShardirError, match="expected equal replicas"):
         assemble(parts, whole, MESH, (3,))

@@ -34,16 +34,16 @@ def test_each_change_of_states_is_of_one_planned_collective() -> None:
     assert between(AxisState.PARTIAL, AxisState.SHARDED).name == "reduce_scatter"
 
 
-def step_of(record: Collective, back: bool = False) -> tuple[Layout, CollectiveStep]:
-    """A step over AXES, with the layout before it; `back`: the one that goes the other way."""
+def step_of(record: Collective) -> tuple[Layout, CollectiveStep]:
+    """A step over AXES, with the layout before it."""
     plain, both = replicated("m", 2), record.start is record.end is AxisState.SHARDED
-    dim, concat = (1, 0) if both and back else (0, 1) if both else (0, -1)
+    dim, concat = (0, 1) if both else (0, -1)
     before = plain
     if record.start is AxisState.SHARDED or record.start is None:
         before = plain.with_dim(concat if both else 0, AXES)
     elif record.start is AxisState.PARTIAL:
         before = plain.with_partial(AXES)
-    pairs = (PAIRS[::-1] if back else PAIRS) if record.name == "permute" else ()
+    pairs = PAIRS if record.name == "permute" else ()
     step = CollectiveStep(record.name, AXES, plain.with_dim(1, AXES), dim, concat, "sum", 1, pairs)
     layout = record.after(MESH, before, step)
     return before, CollectiveStep(record.name, AXES, layout, dim, concat, "sum", 1, pairs)
@@ -79,13 +79,15 @@ def test_the_transposed_one_is_the_adjoint(record: Collective) -> None:
     """<f(x), y> = <x, g(y)>, over what all ranks hold."""
     other = COLLECTIVES[record.transposed]
     assert other.transposed == record.name
-    (before, step), (after, reverse) = step_of(record), step_of(other, back=True)
+    before, step = step_of(record)
+    back = record.transpose(step, before)
+    assert back.record is other
     rng = np.random.default_rng(0)
     x, y = (
         [rng.standard_normal(layout.local_shape(MESH, EVEN)) for _ in range(MESH.size)]
         for layout in (before, step.layout)
     )
-    fx, gy = run(step, before, EVEN, x), run(reverse, after, EVEN, y)
+    fx, gy = run(step, before, EVEN, x), run(back, step.layout, EVEN, y)
     left, right = (
         sum(float((a * b).sum()) for a, b in zip(u, v, strict=True)) for u, v in ((fx, y), (x, gy))
     )

@@ -28,6 +28,14 @@ MUTANTS = [
         "test/dialects/test_ops.py::test_all_ranks_are_one_device -k reduce",
     ),
     Mutant(
+        "sums pass partial maxima on",
+        "The sum of two partial maxima is a partial maximum.",
+        "shardir/dialects/nn/arithmetic.py",
+        '    """x + y"""\n\n    name = "nn.add"\n    LINEAR: ClassVar[str] = "sum"',
+        '    """x + y"""\n\n    name = "nn.add"\n    LINEAR: ClassVar[str] = "any"',
+        "test/dialects/test_ops.py::test_partial_operands -k nn.add",
+    ),
+    Mutant(
         "a softmax's row may be split",
         "A softmax is computed shard by shard of its row.",
         "shardir/dialects/nn/softmax.py",

@@ -31,7 +31,7 @@ MUTANTS = [
         "gradients are not compared",
         "The check of equivalence accepts any gradient.",
         "shardir/interpret/equivalence.py",
-        "AGREEMENT * max(size, abs(slope), LEAST)",
+        "SLOPE_TOLERANCE * max(size, abs(slope), MIN_SCALE)",
         "np.inf",
         "test/interpret/test_equivalence.py::test_a_wrong_gradient_is_found",
     ),

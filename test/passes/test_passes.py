@@ -92,7 +92,7 @@ def test_the_check_of_equivalence_notices_a_change():
     for change in (lambda b, x: b.scale(x, -1.001), lambda b, x: b.reshape(x, (16,))):
         other = program([Arg("f32", (4, 4))], change)
         with pytest.raises(
-            NotEquivalentError, match=r"after some-pass: (result 0|.*another signature)"
+            NotEquivalentError, match=r"after some-pass: .*(result 0|another signature)"
         ):
             check_pass(p.module, other, "some-pass")
 

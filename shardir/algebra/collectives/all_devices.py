@@ -1,5 +1,7 @@
 """Collectives in which all devices of a group do the same."""
 
+from dataclasses import replace
+
 from shardir.algebra import forms
 from shardir.algebra.collectives.base import (
     AxisState,
@@ -121,6 +123,10 @@ class AllToAll(Pairwise):
             found = f"expected two dimensions in an all-to-all, got {step.dim} twice"
             raise ShardirError(coded("C6", found))
         return super().after(mesh, before, step)
+
+    def transpose(self, step: CollectiveStep, before: Layout) -> CollectiveStep:
+        back = super().transpose(step, before)
+        return replace(back, dim=step.concat, concat=step.dim)
 
     def received_by_level(self, t: Transfer) -> Cases:
         if not (t.before.even(t.mesh, t.shape) and t.step.layout.even(t.mesh, t.shape)):

@@ -2,7 +2,7 @@
 
 from abc import ABC
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from math import prod
@@ -182,6 +182,11 @@ class Collective(ABC):
         if step.layout.simplified(mesh) != expected.simplified(mesh):
             found = f"expected a result with layout [{expected}], got [{step.layout}]"
             raise ShardirError(coded("C3", found))
+
+    def transpose(self, step: CollectiveStep, before: Layout) -> CollectiveStep:
+        """Return the transpose of a step: from the cotangent of its result to that of its operand,
+        which has the layout `before`."""
+        return replace(step, kind=self.transposed, layout=before)
 
     def passes(self, step: CollectiveStep, n: int) -> Iterator[tuple[int, int]]:
         """Which positions of a group of n pass their shard on as it is to which others."""

@@ -1,6 +1,7 @@
 """Collectives that name single devices of a group, by their positions in it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from shardir.algebra import forms
 from shardir.algebra.collectives.base import (
@@ -103,6 +104,10 @@ class Permute(Collective):
             )
             raise ShardirError(coded("C3", found, use="write a pair for each position"))
         return before
+
+    def transpose(self, step: CollectiveStep, before: Layout) -> CollectiveStep:
+        pairs = tuple(p for source, target in self.passes(step, 0) for p in (target, source))
+        return replace(super().transpose(step, before), pairs=pairs)
 
     def passes(self, step: CollectiveStep, n: int) -> Iterator[tuple[int, int]]:
         return zip(step.pairs[::2], step.pairs[1::2], strict=True)

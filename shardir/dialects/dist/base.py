@@ -75,6 +75,16 @@ class CollectiveOp(IRDLOperation, ABC):
         given = {PARAMETERS[n]: _value(p) for n, p in self.properties.items() if n in PARAMETERS}
         return CollectiveStep(self.record.name, layout=layout, **given)
 
+    def step_for(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> CollectiveStep:
+        """Return the step of the op for one of its values, with all that its cost depends on."""
+        return self.as_step(out)
+
+    @classmethod
+    def properties_of(cls, step: CollectiveStep) -> dict[str, Attribute]:
+        """Return the properties of the op of a step."""
+        names = cls.get_irdl_definition().properties
+        return {n: parameter(n, step) for n in names if n in PARAMETERS}
+
     def keeps(self, value: SSAValue, mesh: Mesh) -> bool:
         """Whether the global value is the same afterwards, and its cotangent that of the result.
 

@@ -165,12 +165,3 @@ class PermuteOp(CollectiveOp):
             "cotangents would differ"
         )
         raise ShardirError(coded("G8", found, use="reduce the value first"))
-
-    def reversed(self, value: SSAValue) -> "PermuteOp":
-        """Return the permute of a value from the receivers of this one to its senders."""
-        sources, targets = self.pairs.data[::2], self.pairs.data[1::2]
-        pairs = tuple(n for ends in zip(targets, sources, strict=True) for n in ends)
-        return PermuteOp.create(
-            operands=[value], result_types=[value.type],
-            properties={"axes": self.axes, "pairs": PairsAttr(pairs)}, location=self.location,
-        )  # fmt: skip

@@ -7,12 +7,14 @@ the transpose, which adds the windows back onto their elements.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 from xdsl.dialects.builtin import IntegerAttr as Int
 from xdsl.dialects.builtin import UnitAttr, i64
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import irdl_op_definition, opt_prop_def, prop_def
 
+from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError, coded
@@ -36,6 +38,16 @@ class HaloOp(CollectiveOp, ABC):
         x, cut = (global_shape(v.type, mesh) for v in self.ends(value, out))
         d = self.dim.value.data
         return Windows(x[d], cut[d], cut[d + 1], self.step.value.data, self.offset.value.data)
+
+    def step_for(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> CollectiveStep:
+        return replace(self.as_step(out), windows=self.windows(value, out, mesh))
+
+    @classmethod
+    def properties_of(cls, step: CollectiveStep) -> dict[str, Attribute]:
+        w = step.windows
+        assert w is not None
+        given = {"step": Int(w.step, i64), "offset": Int(w.offset, i64)}
+        return {**super().properties_of(step), **given}
 
     def check_shapes(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
         d, step = self.dim.value.data, self.step.value.data

@@ -1,11 +1,11 @@
-"""Reverse-mode differentiation of functions, laid out or not, in the global view.
+"""Reverse-mode differentiation of functions of the global view, with layouts or without.
 
 function.py        a request -> a function with its forward part, backward part and results
-activity.py        which values depend on what is differentiated
+activity.py        the values that depend on differentiated arguments
 transposition.py   the backward part: each op of the forward part transposed, last first
-cotangents.py      the cotangents of values, and in which layout their addends are added
+cotangents.py      the cotangents of values, and the layout in which their addends are added
 microbatches.py    forward and backward part once for each microbatch
 step.py            a training step around its gradients: states, optimizers' updates
-gradients.py       gradients for the optimizer: without the loss scale, clipped
+gradients.py       gradients for the optimizer: unscaled and clipped
 arguments.py       the arguments that all of these add
 """

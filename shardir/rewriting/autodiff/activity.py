@@ -1,7 +1,7 @@
-"""Activity: which values depend on those that are differentiated.
+"""Activity: the values that depend on differentiated arguments.
 
-A value is active if it is of floats and an op computes it from an active one. What is received is
-computed from what was sent.
+A float value is active if an op computes it from an active value. A received value is computed from
+the value that was sent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from shardir.dialects.nn import StopGradientOp
 
 
 class Activity:
-    """The active values of the ops that are marked so far."""
+    """The active values among the marked ops."""
 
     def __init__(self, active: Iterable[SSAValue]):
         self.active = set(active)
@@ -26,7 +26,7 @@ class Activity:
         self.sends |= matching_sends(ops)
 
     def mark(self, ops: Iterable[Operation]) -> None:
-        """Mark the results of ops, which stand in order."""
+        """Mark the active results of ops, in program order."""
         for op in ops:
             if isinstance(op, StopGradientOp):
                 continue
@@ -34,13 +34,13 @@ class Activity:
                 self.active.update(v for v in op.results if is_float(v))
 
     def operands(self, op: Operation) -> Sequence[SSAValue]:
-        """The values that an op computes with."""
+        """Return the values that an op reads; those of a recv are the send's."""
         if isinstance(op, RecvOp) and op in self.sends:
             return [self.sends[op].value]
         return op.operands
 
     def communicated(self, op: Operation) -> list[tuple[SSAValue, SSAValue]] | None:
-        """Each value that communication moves, with its result; None of any other op."""
+        """Return each value that an op communicates, with its result; None for any other op."""
         if isinstance(op, SAME_VALUE):
             return [(op.value, op.out)]
         if isinstance(op, CollectiveOp | WaitOp):
@@ -52,7 +52,7 @@ class Activity:
     def dependent(
         self, ops: Iterable[Operation], values: Iterable[SSAValue]
     ) -> list[Operation]:  # fmt: skip
-        """The ops that compute with any of these values."""
+        """Return the ops that depend on any of these values."""
         reached, found = set(values), []
         for op in ops:
             if any(v in reached for v in self.operands(op)):
@@ -62,8 +62,8 @@ class Activity:
 
 
 def relocates(op: Operation) -> bool:
-    """Whether an op gives its value another layout, whatever single devices hold of it: it needs no
-    root, and brings no addends about."""
+    """Whether an op only changes the layout of its value: it has no root, and makes no partial
+    value."""
     if isinstance(op, CollectiveOp):
         record = op.record
         return (

@@ -1,4 +1,4 @@
-"""The arguments of a function that is being made, with their attributes."""
+"""The arguments of a function under construction, with their attributes."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ Attributes = dict[str, Attribute]
 
 
 class Arguments:
-    """The arguments of a block; `attributes` are theirs."""
+    """The arguments of a block, with the attributes of each."""
 
     def __init__(self, block: Block, attributes: list[Attributes]):
         self.block, self.attributes = block, attributes
@@ -24,31 +24,31 @@ class Arguments:
         return self.block.args[i]
 
     def annotation(self, i: int) -> Argument:
-        """The role of argument i, and what else its attributes specify."""
+        """Return the role of argument i, and the other annotations of its attributes."""
         return Argument.of(self.attributes[i])
 
     def add(self, type: Attribute, name: str, attributes: Attributes) -> SSAValue:
-        """A new argument."""
+        """Add an argument."""
         arg = self.block.insert_arg(type, len(self.block.args))
         arg.name_hint = name if SSAValue.is_valid_name(name) else None
         self.attributes.append(attributes)
         return arg
 
     def add_state(self, type: TensorType, key: str, name: str, first: float = 0.0) -> SSAValue:
-        """A new state, whose elements are `first` before the first step."""
+        """Add a state, whose elements are `first` before the first step."""
         init = InitAttr(("constant", (("value", first),)))
         return self.add(type, name, state_attrs(key, init))
 
     def add_scalar_state(
         self, b: Rewriter, key: str, element: Attribute, first: float = 0.0
     ) -> SSAValue:
-        """A new scalar state, the same on all devices; its name is the end of `key`."""
+        """Add a replicated scalar state; its name is the end of `key`."""
         layout = replicated(b.mesh.name, 0) if b.mesh is not None else None
         type = laid_out(element, (), layout) if layout is not None else tensor(element, ())
         return self.add_state(type, key, key.rpartition(".")[2], first)
 
     def add_state_of(self, w: SSAValue, key: str, name: str, dims: Sequence[int]) -> SSAValue:
-        """A new state of a parameter, with some of its dimensions, split as they are."""
+        """Add a state of a parameter, which has some of its dimensions, split as they are."""
         t, layout = unsharded_type(w), layout_of(w)
         shape = tuple(t.get_shape()[d] for d in dims)
         type = tensor(t.element_type, shape)

@@ -24,7 +24,7 @@ from shardir.rewriting.rewriter import Rewriter
 
 
 class BackwardPart:
-    """Adds the backward part of forward parts to the end of a block."""
+    """Adds the backward parts of forward parts to the end of a block."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class BackwardPart:
         differentiated: Sequence[int],
         updated: Sequence[int | None],
     ):
-        """`differentiated`: the indices of arguments; `updated`: per returned value, the index of
-        the state that it is the new value of."""
+        """`differentiated`: the indices of arguments; `updated`: for each returned value the index
+        of the state that it updates, or None."""
         self.request, self.arguments, self.builder = request, arguments, builder
         self.updated = updated
         self.activity = Activity(arguments[i] for i in differentiated)
@@ -56,8 +56,8 @@ class BackwardPart:
         self.transposition.run(forward)
 
     def seed(self, v: SSAValue) -> None:
-        """Set the cotangent of what is returned: 1 for a scalar, or what the step has it be; an
-        argument for any other."""
+        """Set the cotangent of a returned value: for a scalar 1, or that of the step; for any
+        other a new argument."""
         t = unsharded_type(v)
         if t.get_shape() == ():
             if v in self.activity.active:

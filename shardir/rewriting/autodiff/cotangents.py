@@ -18,7 +18,7 @@ from shardir.rewriting.rewriter import Rewriter
 
 
 class Cotangents:
-    """The addends of each value's cotangent, from the ops that are transposed so far."""
+    """The addends of each value's cotangent, from the ops transposed so far."""
 
     def __init__(self, builder: Rewriter):
         self.builder = builder
@@ -46,6 +46,12 @@ class Cotangents:
         if may_be_partial and self.builder.layout(total).complete == layout.complete:
             return total
         return self.builder.redistribute(total, layout.complete)
+
+    def value(self, v: SSAValue) -> SSAValue:
+        """Return the cotangent of a value that has an addend, in the layout of the value."""
+        total = self.sum(v)
+        assert total is not None
+        return total
 
     def accumulate(self, values: Collection[SSAValue]) -> None:
         """Add up the addends of these values, so that one of each layout is alive."""
@@ -77,8 +83,8 @@ class Cotangents:
         return list(found.values())
 
     def _common_layout(self, v: SSAValue, addends: Sequence[SSAValue]) -> Layout:
-        """The layout in which addends of several layouts are added: that of the value or of one of
-        them, for which redistributions cost the least until the sum has that of the value."""
+        """Return the layout in which addends of several layouts are added: that of the value or of
+        an addend, whichever needs the cheapest redistributions, to it and on to the value's."""
         b, end, shape = self.builder, self.builder.layout(v).complete, unsharded_type(v).get_shape()
         assert b.mesh is not None
         mesh = b.mesh

@@ -1,4 +1,4 @@
-"""The request for a step or a gradient -> the body that it asks for.
+"""The request for a step or a gradient -> the body of its function.
 
    train.step @step of @loss <sgd, lr = 0.1>
 -> (%x, %w) {
@@ -40,23 +40,24 @@ from shardir.rewriting.autodiff.step import TrainStep
 from shardir.rewriting.rewriter import Rewriter
 
 Gradients = dict[int, SSAValue | None]
-"""By the index of the argument; None where nothing depends on it."""
+"""By the index of the argument; None where no result depends on it."""
 
 
 class Differentiation:
-    """The differentiation of a function, of which `block` is the body, and stays so."""
+    """The differentiation of a function with the body `block`, in place."""
 
     def __init__(
         self, request: StepOp | GradientOp, source: FuncOp, block: Block, mesh: Mesh | None
     ):
-        """`mesh`: of a body that is laid out."""
+        """`mesh`: that of a body with layouts, else None."""
         self.request, self.source, self.block = request, source, block
         self.arguments = Arguments(block, arg_attrs(source))
         self.result_attributes: list[Attributes] = result_attrs(source)
         is_step = isinstance(request, StepOp)
         updated = updated_arguments(source)
         self.updated = updated if is_step else [None] * len(updated)
-        """Per result, the state that it is the new value of: no part of a step's loss."""
+        """For each result the argument of the state that it updates; no such result has a
+        cotangent."""
         self.differentiated = self.differentiated_arguments()
         self.builder = Rewriter(mesh, block)
         self.builder.location = request.location
@@ -65,10 +66,10 @@ class Differentiation:
         )
 
     def differentiated_arguments(self) -> list[int]:
-        """The indices of the arguments with respect to which the function is differentiated.
+        """Return the indices of the arguments with respect to which the function is differentiated.
 
         Raises:
-            Failure: one of them is no float tensor.
+            Failure: one of them is not a float tensor.
         """
         if isinstance(self.request, GradientOp):
             found = list(self.request.wrt.data)
@@ -78,12 +79,14 @@ class Differentiation:
         for i in found:
             t = self.arguments[i].type
             if not (isinstance(t, TensorType) and isinstance(t.element_type, AnyFloat)):
-                message = f"argument {i} of @{name_of(self.source)} is {t}"
-                raise Failure([(self.request, f"{message}: only float tensors have a gradient")])
+                message = (
+                    f"expected argument {i} of @{name_of(self.source)} of a float type, got {t}"
+                )
+                raise Failure.at(self.request, f"{message}; differentiate with respect to others")
         return found
 
     def run(self) -> None:
-        """Add the backward part, and return what the request asks for."""
+        """Add the backward part, and return the requested results."""
         last = self.block.last_op
         assert isinstance(last, ReturnOp)
         returned = list(last.operands)
@@ -116,7 +119,7 @@ class Differentiation:
         return gradient
 
     def or_zeros(self, i: int, gradient: SSAValue | None) -> SSAValue:
-        """The gradient of argument i; zeros where nothing depends on it."""
+        """Return the gradient of argument i; zeros where no result depends on it."""
         if gradient is not None:
             return gradient
         arg = self.arguments[i]
@@ -127,7 +130,7 @@ class Differentiation:
     def step_results(
         self, step: TrainStep, batches: list[list[SSAValue]], gradients: Gradients
     ) -> list[SSAValue]:
-        """The results of a step; `batches`: what each microbatch returns."""
+        """Return the results of a step; `batches`: the returned values of each microbatch."""
         returned = list(batches[-1])
         if len(batches) > 1:
             loss = self.updated.index(None)
@@ -142,8 +145,7 @@ class Differentiation:
         return [*results, *(v for v, _ in updates)]
 
     def erase_unused(self) -> None:
-        """Erase the ops of the backward part whose results nothing uses, such as the cotangents of
-        inputs."""
+        """Erase the ops of the backward part without uses, such as the cotangents of inputs."""
         op = self.block.last_op
         first = next(op for op in self.block.ops if isinstance(op, BackwardOp))
         while op is not None and op is not first:
@@ -153,7 +155,7 @@ class Differentiation:
             op = before
 
     def function(self) -> FuncOp:
-        """The function of which the block is the body now."""
+        """Return the function with the block as its body."""
         end = self.block.last_op
         assert isinstance(end, ReturnOp)
         types = [a.type for a in self.block.args], [v.type for v in end.operands]

@@ -1,7 +1,8 @@
 """Gradients for the optimizer: without the loss scale, clipped.
 
-Sums over all gradients (of their squares, and that which is 0 where all are finite) are partial
-over the axes that split a gradient; what is replicated counts once. They are reduced together.
+Two sums over all gradients, of their squares and of x - x (0 where all elements are finite), are
+partial over the axes that split a gradient; replicated elements count once. They are reduced
+together.
 """
 
 from xdsl.dialects.builtin import f32, f64
@@ -15,7 +16,7 @@ from shardir.dialects.train import StepOp, sum_of_squares
 from shardir.rewriting.rewriter import Rewriter
 
 CLIP_EPS = 1e-6
-"""The number that torch.nn.utils.clip_grad_norm_ adds to the norm before it divides by it."""
+"""The constant that torch.nn.utils.clip_grad_norm_ adds to the norm before it divides by it."""
 
 Gradients = dict[int, SSAValue]
 
@@ -23,14 +24,14 @@ Gradients = dict[int, SSAValue]
 def prepare(
     b: Rewriter, request: StepOp, scale: SSAValue | None, gradients: Gradients
 ) -> tuple[Gradients, SSAValue | None]:
-    """The gradients for the optimizer, and whether all are finite, where losses are scaled;
-    `scale`: the loss scale, where it is a state."""
+    """Return the gradients for the optimizer, and a scalar that tells whether all are finite, where
+    losses are scaled; `scale` is the loss scale, where it is a state."""
     clip, scaling = request.clip, request.loss_scale
     by_norm = clip is not None and clip.kind == "norm"
     elements = {unsharded_type(g).element_type for g in gradients.values()}
     common = f64 if f64 in elements else f32
     values = [b.convert(g, common) for g in gradients.values()] if scaling or by_norm else []
-    # Both sums stand side by side, so that they are communicated together.
+    # Both sums are adjacent, so that they are communicated together.
     zero = b.total([_zero_if_finite(b, x) for x in values]) if scaling is not None else None
     squares = b.total([sum_of_squares(b, x) for x in values]) if by_norm else None
     factor = finite = None
@@ -55,7 +56,7 @@ def prepare(
 
 
 def _unscale(b: Rewriter, request: StepOp, scale: SSAValue | None) -> SSAValue:
-    """One over the loss scale."""
+    """Return the reciprocal of the loss scale."""
     one = b.constant(1.0, f64)
     if scale is not None:
         return b.div(one, b.convert(scale, f64))
@@ -66,8 +67,8 @@ def _unscale(b: Rewriter, request: StepOp, scale: SSAValue | None) -> SSAValue:
 def _clip_factor(
     b: Rewriter, squares: SSAValue, unscale: SSAValue | None, maximum: float
 ) -> SSAValue:
-    """The factor that brings the gradients' global norm to `maximum` where it is greater, and takes
-    the loss scale away."""
+    """Return the factor that reduces the gradients' global norm to `maximum` where it is greater,
+    and removes the loss scale."""
     norm = b.value(nn.SqrtOp, squares)
     if unscale is not None:
         norm = b.mul(norm, unscale)
@@ -82,5 +83,6 @@ def _element(v: SSAValue) -> Attribute:
 
 
 def _zero_if_finite(b: Rewriter, x: SSAValue) -> SSAValue:
-    """The sum of x - x: 0 where all elements are finite, else NaN; partial where x is split."""
+    """Return the sum of x - x: 0 where all elements are finite, else NaN; partial where x is
+    split."""
     return b.reduce(b.sub(x, x), "sum", range(len(unsharded_type(x).get_shape())))

@@ -5,9 +5,9 @@
     second inputs            own ops, train.backward, transposed own ops
     transposed shared ops, with the sums of all microbatches' cotangents
 
-An op is a microbatch's own where an input, or a state that the function updates, decides it; shared
-ops are computed once. The addends of all microbatches to one cotangent are added before they are
-reduced.
+An op is a microbatch's own if it depends on an input, or on a state that the function updates; the
+others are shared and computed once. The addends of a cotangent of all microbatches are added before
+they are reduced.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from shardir.rewriting.autodiff.backward import BackwardPart
 def add_microbatches(
     backward: BackwardPart, forward: Sequence[Operation], returned: Sequence[SSAValue], count: int
 ) -> list[list[SSAValue]]:
-    """Add the backward part of a forward part, which is the first microbatch's, then the others;
-    the returned values of each."""
+    """Add the backward part of a forward part, the first microbatch's, then the parts of the
+    others. Return the returned values of each."""
     arguments, activity, step = backward.arguments, backward.activity, backward.step
     assert step is not None
     block = arguments.block
@@ -58,7 +58,7 @@ def add_microbatches(
 
 
 def _input(backward: BackwardPart, i: int, k: int) -> SSAValue:
-    """Input i of microbatch k."""
+    """Add input i of microbatch k."""
     arguments = backward.arguments
     first = arguments[i]
     name = f"{first.name_hint or 'input'}_batch{k}"  # xDSL drops a mere _1

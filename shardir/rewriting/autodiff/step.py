@@ -1,9 +1,9 @@
 """A training step around its gradients.
 
-forward and backward part, seeded with the loss scale
-gradients -> without the loss scale, clipped
-optimizers' updates, of all parameters side by side
-where a gradient was not finite, everything as it was
+1. the forward and the backward part, seeded with the loss scale
+2. the gradients without the loss scale, clipped
+3. the optimizer's updates of all parameters, step by step side by side
+4. where a gradient is not finite, the old parameters and states
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from shardir.rewriting.rewriter import Rewriter
 
 
 class TrainStep:
-    """What a `train.step` adds to a function."""
+    """The ops that a `train.step` adds to a function."""
 
     def __init__(self, request: train.StepOp, builder: Rewriter, arguments: Arguments):
         self.request, self.b, self.arguments = request, builder, arguments
@@ -34,7 +34,7 @@ class TrainStep:
             self.scale = arguments.add_scalar_state(builder, key, f32, scaling.values["initial"])
 
     def seed(self, element: Attribute) -> SSAValue:
-        """The cotangent of a microbatch's loss."""
+        """Return the cotangent of a microbatch's loss."""
         part = 1.0
         if (several := self.request.accumulate) is not None and several.kind == "mean":
             part = 1 / self.microbatches
@@ -46,7 +46,7 @@ class TrainStep:
         return self.b.constant(part, element)
 
     def loss(self, losses: Sequence[SSAValue]) -> SSAValue:
-        """The loss of all microbatches."""
+        """Return the loss of all microbatches."""
         total = losses[0]
         for x in losses[1:]:
             total = self.b.add(total, x)
@@ -57,8 +57,8 @@ class TrainStep:
         return total
 
     def update(self, gradients: dict[int, SSAValue | None]) -> list[tuple[SSAValue, str]]:
-        """The new values of parameters and states, each with its key; from the gradients of
-        parameters, by their arguments' indices."""
+        """Return the new values of parameters and states, each with its key. `gradients`: those of
+        parameters, by the indices of their arguments."""
         found = {i: g for i, g in gradients.items() if g is not None}
         if found:
             found, self.finite = prepare(self.b, self.request, self.scale, found)
@@ -87,8 +87,8 @@ class TrainStep:
         return results
 
     def becomes(self, before: SSAValue, after: SSAValue) -> SSAValue:
-        """The new value of a parameter or state, in its layout; the old one where a gradient is not
-        finite."""
+        """Return the new value of a parameter or state, in its layout; the old one where a gradient
+        is not finite."""
         if (layout := layout_of(before)) is not None:
             after = self.b.redistribute(after, layout)
         if self.finite is not None and after is not before:
@@ -99,7 +99,8 @@ class TrainStep:
     def optimizer(
         self, i: int, g: SSAValue, scalars: train.StepScalars, old: list[tuple[SSAValue, str]]
     ) -> train.Updated:
-        """The optimizer's steps for parameter i; the states that it asks for go to `old`."""
+        """Return the optimizer's steps for parameter i; append the states that it requests to
+        `old`."""
         w, key, parameter = self.arguments[i], old[0][1], self.arguments.annotation(i)
 
         def state(name: str, dims: Sequence[int]) -> SSAValue:
@@ -114,7 +115,7 @@ class TrainStep:
         return train.OPTIMIZERS[self.request.optimizer.kind].update(target)
 
     def next_scale(self, scale: SSAValue, finite: SSAValue) -> list[tuple[SSAValue, str]]:
-        """The new loss scale, and for how many steps gradients were finite."""
+        """Return the new loss scale, and the number of steps since a gradient was not finite."""
         assert self.request.loss_scale is not None
         numbers = self.request.loss_scale.values
         count = f"{self.name}.good_steps"

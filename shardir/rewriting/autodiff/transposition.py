@@ -2,7 +2,7 @@
 
 %y = nn.matmul %x, %w           %d_x = d_y w^T, %d_w = x^T d_y, partial over the batch's axes
 %z = dist.redistribute %y       d_z is d_y: it is redistributed when an op needs it to be
-%z = dist.permute %y            the permute with its pairs reversed
+%z = dist.permute %y            its transposed collective: the permute with its pairs reversed
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,13 @@ from math import prod
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Failure, ShardirError, coded
 from shardir.dialects.dist import (
     CollectiveOp,
-    HaloOp,
-    PermuteOp,
     PropagationBarrierOp,
     RecvOp,
+    step_op,
+    with_layout,
 )
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
@@ -36,7 +35,8 @@ class Transposition:
         self.activity, self.cotangents = activity, cotangents
 
     def mark(self, forward: Sequence[Operation]) -> None:
-        """Mark the active values of a forward part; its redistributions need not be made again."""
+        """Mark the active values of a forward part, and record its redistributions, which are not
+        made again."""
         self.activity.mark(forward)
         for op in forward:
             if self.builder.mesh is not None and relocates(op):
@@ -47,7 +47,7 @@ class Transposition:
         """Transpose a forward part.
 
         Raises:
-            Failure: of some ops there is no transpose.
+            Failure: an op has no transpose.
         """
         errors: list[tuple[Operation | None, str]] = []
         for op in reversed(forward):
@@ -83,8 +83,8 @@ class Transposition:
 
     def passes_partial(self, op: TensorOp) -> bool:
         """Whether an op's transpose takes a partial cotangent: the op is linear, one operand is
-        active, and its cotangent is no larger than that of the result. So what comes back through
-        several reshapes of one value is added before it is reduced."""
+        active, and its cotangent is no larger than that of the result. So the cotangents of
+        several reshapes of one value are added before they are reduced."""
         active = [v for v in op.operands if v in self.activity.active]
         return (
             len(active) == 1
@@ -94,39 +94,26 @@ class Transposition:
         )
 
     def communication(self, op: Operation, v: SSAValue, out: SSAValue) -> list[SSAValue]:
-        """The addends of the cotangent of `v`, of which communication makes `out`. They are those
-        of `out`, in whatever layout they are, where both have one global value.
+        """Return the addends of the cotangent of `v`, from those of `out`, its value after
+        communication. They are the same, in any layouts, where both have one global value.
 
         Raises:
             ShardirError: no layout expresses the cotangent.
         """
-        mesh = self.builder.mesh
+        mesh, new = self.builder.mesh, None
         if mesh is None:  # layouts are still to be decided
             if isinstance(op, PropagationBarrierOp):
-                return [self.reversed(op, v, out)]
+                new = op.reversed(self.cotangents.value(out))
         elif isinstance(op, RecvOp):
             op.check_keeps(v, mesh)
         elif isinstance(op, CollectiveOp) and not op.keeps(v, mesh):
-            return [self.transposed(op, v, out, mesh)]
-        return self.cotangents.take(out)
-
-    def transposed(self, op: CollectiveOp, v: SSAValue, out: SSAValue, mesh: Mesh) -> SSAValue:
-        """The transposed collective of a cotangent, where the global value is another after it."""
-        if isinstance(op, PermuteOp):
-            return self.reversed(op, v, out)
-        assert isinstance(op, HaloOp)
-        cotangent, b = self.cotangents.sum(out), self.builder
-        assert cotangent is not None
-        transpose = b.fold if op.record.transposed == "halo_fold" else b.unfold
-        return transpose(cotangent, op.dim.value.data, op.windows(v, out, mesh))
-
-    def reversed(
-        self, op: PermuteOp | PropagationBarrierOp, v: SSAValue, out: SSAValue
-    ) -> SSAValue:
-        """The cotangent that goes back through an op with a reverse."""
-        cotangent = self.cotangents.sum(out)
-        assert cotangent is not None
-        new = op.reversed(cotangent)
+            before = self.builder.layout(v).complete
+            step = op.record.transpose(op.step_for(v, out, mesh), before)
+            type = with_layout(unsharded_type(v), before)
+            new = step_op(step, self.cotangents.value(out), type)
+        if new is None:
+            return self.cotangents.take(out)
+        new.location = op.location
         new.results[0].name_hint = cotangent_name(v)
         self.block.add_op(new)
-        return new.results[0]
+        return [new.results[0]]
