@@ -154,7 +154,6 @@ def _optional(op: type[IRDLOperation], keyword: str, name: str) -> str:
 
 KINDS: dict[type[Attribute], str] = {
     IntegerAttr: "N", FloatAttr: "X", StringAttr: '"..."', DenseIntOrFPElementsAttr: "dense<...>",
-    SymbolRefAttr: "@function",
 }  # fmt: skip
 """The placeholder of a value of each kind."""
 
@@ -166,6 +165,8 @@ def _variable(op: type[IRDLOperation], name: str) -> str:
     if name == "sym_name":
         return "@name"
     bases = definition.properties[name].constr.get_bases() or ()
+    if SymbolRefAttr in bases:
+        return f"@{name}"
     if any(issubclass(b, TextAttr) for b in bases):
         return f"<{name}>"
     return next((shown for kind, shown in KINDS.items() if kind in bases), name)
