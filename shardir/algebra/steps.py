@@ -3,6 +3,7 @@
 Bytes and seconds are those of the device that has most of them.
 """
 
+from functools import lru_cache
 from math import prod
 
 from shardir.algebra.collectives import Cases, CollectiveStep, Transfer
@@ -27,6 +28,7 @@ def step_received(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep
     return max(sum(case) for case in received_by_level(mesh, shape, before, step))
 
 
+@lru_cache(maxsize=65536)
 def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> Forms:
     """The forms in which a step can be done, by the bytes of the global tensor; with what is packed
     before it and unpacked after. They are the same for all tensors that both layouts split evenly

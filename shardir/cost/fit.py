@@ -18,7 +18,7 @@ from shardir.algebra.cluster import Cluster
 from shardir.algebra.collectives import COLLECTIVES
 from shardir.cost.functions import functions, on_cluster
 from shardir.cost.schedule import elapsed
-from shardir.cost.seconds import OpCost, cost_of
+from shardir.cost.seconds import OpCost, Work, cost_of, work_of
 from shardir.cost.terms import Coefficients, Terms
 
 Array = np.ndarray
@@ -113,13 +113,21 @@ def _term(cost: OpCost, everywhere: bool) -> int:
 
 def of_functions(module: ModuleOp) -> Predict:
     """Return the model of the functions of a module in the local view, in their order."""
-    found = [(list(f.body.block.ops), mesh) for f, mesh in functions(module)]
+    found = list(functions(module))
+    meshes = {mesh for _, mesh in found}
+    counted: dict[tuple[int, ...], list[list[Work]]] = {}
+    """The work of each function, by the units of the cluster: it depends on nothing else of it."""
 
     def predict(cluster: Cluster) -> list[float]:
-        meshes = [on_cluster(mesh, cluster) for _, mesh in found]
+        on = {mesh: on_cluster(mesh, cluster) for mesh in meshes}
+        if cluster.units not in counted:
+            counted[cluster.units] = [
+                [w for op in f.body.block.ops if (w := work_of(op, on[mesh])) is not None]
+                for f, mesh in found
+            ]
         return [
-            elapsed((c for op in ops if (c := cost_of(op, mesh)) is not None), mesh)
-            for (ops, _), mesh in zip(found, meshes, strict=True)
+            elapsed((w.cost(on[mesh]) for w in works), on[mesh])
+            for works, (_, mesh) in zip(counted[cluster.units], found, strict=True)
         ]
 
     return predict

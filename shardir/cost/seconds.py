@@ -6,7 +6,8 @@
 rate has the lowest rate of the cluster. Views cost nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -107,8 +108,82 @@ def size_of(v: SSAValue) -> int:
     return prod(v.type.get_shape()) * itemsize(v.type)
 
 
+class Work(ABC):
+    """The work of an op on the device that has most of it, as far as it does not depend on the
+    speed of devices and links."""
+
+    @abstractmethod
+    def cost(self, mesh: Mesh) -> OpCost:
+        """Return the cost on a mesh whose cluster has the same levels, of any speed."""
+
+
+@dataclass(frozen=True)
+class Computation(Work):
+    """The flops in an element type, and the bytes read and written."""
+
+    op: Operation
+    element: str
+    flops: int
+    bytes: int
+
+    def cost(self, mesh: Mesh) -> OpCost:
+        seconds = computation_seconds(mesh.cluster_or_default, self.element, self.flops, self.bytes)
+        return OpCost(self.op, self.flops, self.bytes, seconds)
+
+
+@dataclass(frozen=True)
+class Communication(Work):
+    """The transfers of a collective, which moves all its values together, in one form."""
+
+    op: dist.CollectiveOp
+    transfers: tuple["ValueTransfer", ...]
+    received: int
+
+    def cost(self, mesh: Mesh) -> OpCost:
+        forms = _forms(self.transfers, mesh)
+        form, each = min(forms, key=lambda choice: choice[0].latency + sum(choice[1]))
+        seconds = form.latency + sum(each) + _joining(self.op, mesh)
+        return OpCost(
+            self.op, 0, self.received, seconds, self.op.axes.data, form.name, form.latency
+        )
+
+
+@dataclass(frozen=True)
+class Receipt(Work):
+    """The bytes that one device receives from another."""
+
+    op: dist.RecvOp
+    bytes: int
+
+    def cost(self, mesh: Mesh) -> OpCost:
+        axes = self.op.axes.data
+        form = quickest(forms_of("recv", direct, mesh, axes), self.bytes)
+        seconds = form.seconds(self.bytes)
+        return OpCost(self.op, 0, self.bytes, seconds, axes, form.name, form.latency)
+
+
+@dataclass(frozen=True)
+class NoWork(Work):
+    """An op that costs nothing."""
+
+    op: Operation
+
+    def cost(self, mesh: Mesh) -> OpCost:
+        return OpCost(self.op, 0, 0, 0.0)
+
+
 def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
     """Return the cost of an op of the local view; None for a mark.
+
+    Raises:
+        ShardirError: the op has no cost.
+    """
+    found = work_of(op, mesh)
+    return found and found.cost(mesh)
+
+
+def work_of(op: Operation, mesh: Mesh) -> Work | None:
+    """Return the work of an op of the local view; None for a mark.
 
     Raises:
         ShardirError: the op has no cost.
@@ -121,25 +196,22 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
         case dist.CollectiveOp():
             return _communication(op, mesh)
         case dist.SendOp() | dist.WaitOp():
-            return OpCost(op, 0, 0, 0.0)
+            return NoWork(op)
         case dist.RecvOp():
-            size = size_of(op.out)
-            form = quickest(forms_of("recv", direct, mesh, op.axes.data), size)
-            seconds = form.seconds(size)
-            return OpCost(op, 0, size, seconds, op.axes.data, form.name, form.latency)
+            return Receipt(op, size_of(op.out))
         case _:
             raise ShardirError(
                 f"expected an op with a cost, got {op.name}; use ops of nn, dist and train"
             )
 
 
-def _computation(op: TensorOp, mesh: Mesh) -> OpCost:
+def _computation(op: TensorOp, mesh: Mesh) -> Work:
     if (
         isinstance(op, FREE)
         or moves_nothing(op, mesh)
         or is_number(type(op), unsharded_type(op.results[0]))
     ):
-        return OpCost(op, 0, 0, 0.0)
+        return NoWork(op)
     values = (*op.operands, *op.results)
     types = [v.type for v in values if isinstance(v.type, TensorType)]
     layouts = [l for v in values if (l := dist.layout_of(v)) is not None]
@@ -147,10 +219,7 @@ def _computation(op: TensorOp, mesh: Mesh) -> OpCost:
     chosen = factors.axes_of(layouts, mesh) if layouts else {}
     shapes = [t.get_shape() for t in types]
     flops, touched = work(type(op), factors, chosen, mesh, shapes, types)
-    seconds = computation_seconds(
-        mesh.cluster_or_default, element_name(types[0].element_type), flops, touched
-    )
-    return OpCost(op, flops, touched, seconds)
+    return Computation(op, element_name(types[0].element_type), flops, touched)
 
 
 def is_number(kind: type[TensorOp], t: TensorType) -> bool:
@@ -158,26 +227,26 @@ def is_number(kind: type[TensorOp], t: TensorType) -> bool:
     return issubclass(kind, nn.ConstantOp) and not t.get_shape()
 
 
-def _communication(op: dist.CollectiveOp, mesh: Mesh) -> OpCost:
-    """Return the cost of a collective: all values are moved together, in one form."""
-    axes = op.axes.data
-    if not op.record.communicates or mesh.extent(axes) == 1:
-        return OpCost(op, 0, 0, 0.0)
+def _communication(op: dist.CollectiveOp, mesh: Mesh) -> Work:
+    if not op.record.communicates or mesh.extent(op.axes.data) == 1:
+        return NoWork(op)
+    transfers = tuple(_transfers(op, mesh))
     received = sum(
-        step_received(mesh, shape, before, step) * size
-        for shape, before, step, size in _steps(op, mesh)
+        step_received(mesh, shape, before, step) * size for shape, before, step, size in transfers
     )
-    form, each = min(together(op, mesh), key=lambda choice: choice[0].latency + sum(choice[1]))
-    seconds = form.latency + sum(each) + _joining(op, mesh)
-    return OpCost(op, 0, received, seconds, axes, form.name, form.latency)
+    return Communication(op, transfers, received)
 
 
 def together(op: dist.CollectiveOp, mesh: Mesh) -> list[tuple[Form, list[float]]]:
     """Return the forms of a collective, each with the seconds of the bytes of each value, without
     the common latency."""
+    return _forms(_transfers(op, mesh), mesh)
+
+
+def _forms(transfers: Iterable["ValueTransfer"], mesh: Mesh) -> list[tuple[Form, list[float]]]:
     forms = [
-        [(form, form.rate * prod(shape) * size) for form in step_forms(mesh, shape, have, step)]
-        for shape, have, step, size in _steps(op, mesh)
+        [(form, form.rate * prod(shape) * size) for form in step_forms(mesh, shape, before, step)]
+        for shape, before, step, size in transfers
     ]
     return [(each[0][0], [s for _, s in each]) for each in zip(*forms, strict=True)]
 
@@ -199,15 +268,17 @@ def buffers(op: Operation, mesh: Mesh) -> int:
     alone = len(op.values) == 1
     return sum(
         step_buffers(mesh, shape, have, step, alone) * size
-        for shape, have, step, size in _steps(op, mesh)
+        for shape, have, step, size in _transfers(op, mesh)
     )
 
 
-def _steps(
-    op: dist.CollectiveOp, mesh: Mesh
-) -> Iterator[tuple[Shape, Layout, CollectiveStep, int]]:
-    """Yield for each value of a collective the global shape, the layout before, the step, and the
-    bytes of an element."""
+ValueTransfer = tuple[Shape, Layout, CollectiveStep, int]
+"""Of a value of a collective the global shape, the layout before, the step, and the bytes of an
+element."""
+
+
+def _transfers(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[ValueTransfer]:
+    """Yield the transfer of each value of a collective."""
     for value, out in zip(op.values, op.outs, strict=True):
         have = dist.layout_of(value)
         assert have is not None and isinstance(value.type, TensorType)

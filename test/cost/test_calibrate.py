@@ -1,4 +1,4 @@
-"""Calibration: known numbers come back from what the model says of them; the file reads back."""
+"""Calibration: known parameters are found again from modelled times; the file reads back."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,9 +31,10 @@ PROBES = probes(4, 1 << 22)
 COMPILED = shardir.compile(module(PROBES, 4), "")
 START = calibrate.unmeasured(4, 10**9)
 PAIRS = against(PROBES)
+PREDICT = of_functions(COMPILED.module)
 
 ONCE = pytest.mark.xdist_group("calibration")
-"""Of tests that look at the same one."""
+"""Of tests that share one calibration."""
 
 
 def numbers(c: Cluster) -> list[float]:
@@ -45,23 +46,27 @@ def numbers(c: Cluster) -> list[float]:
 
 
 def seconds_on(cluster: Cluster) -> np.ndarray:
-    """What the report says of each probe."""
-    return np.array([f.seconds for f in report(COMPILED.module, cluster)])
+    """The modelled seconds of each probe."""
+    return np.array(PREDICT(cluster))
 
 
 # ---- the fit ----
 
 
-def test_what_is_asked_is_what_the_report_says() -> None:
-    found = of_functions(COMPILED.module)(KNOWN)
-    assert found == pytest.approx(seconds_on(KNOWN))
+TWO_LEVELS = (Level("node", 2, 2e9, 1e-5), Level("pod", 2, 1e9, 1e-4))
+
+
+@pytest.mark.parametrize("known", [KNOWN, replace(KNOWN, levels=TWO_LEVELS, interference=0.5)])
+def test_the_model_of_a_fit_is_that_of_reports(known: Cluster) -> None:
+    reported = [f.seconds for f in report(COMPILED.module, known)]
+    assert seconds_on(known) == pytest.approx(reported)
 
 
 @pytest.mark.parametrize("interference", extent([0.3], [0.0, 0.3, 0.9, 1.0]))
 def test_known_numbers_are_found_again(interference: float) -> None:
-    """Each number that the probes show, from what the model says of it, and what a call costs."""
+    """Each parameter that the probes show, and the seconds of a call."""
     call, known = 3e-5, replace(KNOWN, interference=interference)
-    found = fit(of_functions(COMPILED.module), seconds_on(known) + call, START, PAIRS)
+    found = fit(PREDICT, seconds_on(known) + call, START, PAIRS)
     assert numbers(found.cluster) == pytest.approx(numbers(known), rel=1e-3)
     assert found.cluster.interference == pytest.approx(interference, abs=1e-2)
     assert found.call == pytest.approx(call, rel=1e-3)
@@ -69,12 +74,12 @@ def test_known_numbers_are_found_again(interference: float) -> None:
 
 
 OTHERS = [(0.4, 0.8), (0.0, 1.3), (0.8, 1.3)]
-"""An interference, and how much slower products beside gathers are than the other products."""
+"""An interference, and the ratio of the seconds of products beside gathers to those of others."""
 
 
 @pytest.mark.parametrize(("interference", "slower"), OTHERS[: extent(1, 3)])
 def test_only_the_gain_of_overlap_shows_interference(interference: float, slower: float) -> None:
-    """Products beside gathers take a fifth less or a third more than the other products say."""
+    """Products beside gathers are a fifth faster or a third slower than the other products."""
     check_interference(interference, slower, 0.0, 0.25)
 
 
@@ -84,7 +89,7 @@ def test_what_a_call_costs_is_no_interference(call: float) -> None:
 
 
 def check_interference(interference: float, slower: float, call: float, off: float) -> None:
-    """It is found again where products beside gathers are `slower`, and calls cost something."""
+    """It is found again where products beside gathers are `slower`, and a call costs `call` s."""
     known = replace(KNOWN, interference=interference)
     rates = tuple((name, rate / slower) for name, rate in known.flops)
     usual, here = seconds_on(known), seconds_on(replace(known, flops=rates))
@@ -99,30 +104,29 @@ def check_interference(interference: float, slower: float, call: float, off: flo
 
 @pytest.mark.parametrize("seed", range(extent(1, 3)))
 def test_noise_averages_out(seed: int) -> None:
-    """Each measurement up to 20% off: so are numbers that few of them show; those of the links,
+    """With measurements up to 20% off, so are parameters that few of them show; those of the links,
     which most of them show, are found within 10%."""
     noise = np.random.default_rng(seed).uniform(-0.2, 0.2, len(PROBES))
-    found = fit(of_functions(COMPILED.module), seconds_on(KNOWN) * np.exp(noise), START, PAIRS)
+    found = fit(PREDICT, seconds_on(KNOWN) * np.exp(noise), START, PAIRS)
     assert numbers(found.cluster) == pytest.approx(numbers(KNOWN), rel=0.2)
     assert numbers(found.cluster)[:2] == pytest.approx(numbers(KNOWN)[:2], rel=0.1)
 
 
 def test_no_numbers_near_are_better() -> None:
-    """Of measurements that no numbers explain: what is found has the least error of all clusters
-    that differ from it in one number or in two, by a little or by much."""
+    """For measurements that no parameters explain, the result has the minimum error of all clusters
+    that differ from it in one parameter or in two, by a little or by much."""
     rng = np.random.default_rng(7)
     measured = seconds_on(KNOWN) * np.exp(rng.normal(0, 0.7, len(PROBES)))
-    predict = of_functions(COMPILED.module)
-    found = fit(predict, measured, START, PAIRS)
+    found = fit(PREDICT, measured, START, PAIRS)
     alone = [i for i in range(len(PROBES)) if i not in {*PAIRS, *PAIRS.values()}]
 
     def error(c: Cluster) -> float:
-        p = np.array(predict(c)) + found.call
+        p = seconds_on(c) + found.call
         return float(np.sum(np.log(p / measured)[alone] ** 2))
 
-    least = error(found.cluster)
+    minimum = error(found.cluster)
     for moved in neighbours(found.cluster, extent((0.97, 1.03), (0.5, 0.97, 1.03, 2.0))):
-        assert error(moved) >= least * (1 - 1e-4)
+        assert error(moved) >= minimum * (1 - 1e-4)
 
 
 def neighbours(c: Cluster, factors: Sequence[float]) -> list[Cluster]:
@@ -144,13 +148,13 @@ def neighbours(c: Cluster, factors: Sequence[float]) -> list[Cluster]:
 
 
 def test_half_and_twice_are_as_far_off() -> None:
-    """One number for two unlike things, 1 s and 4 s: the one between is 2 s, not 1.2 s."""
+    """One parameter for two measurements, 1 s and 4 s, becomes 2 s, not 1.2 s."""
     found = fit(lambda c: [c.overhead] * 2, [1.0, 4.0], Cluster(START.levels, overhead=1.0))
     assert found.cluster.overhead + found.call == pytest.approx(2.0, rel=1e-3)
 
 
 def test_coefficients_of_the_relative_model_are_found_again() -> None:
-    """Seconds that are so many for a byte of each term, counted here from what ops receive."""
+    """Seconds that are proportional to the bytes of each term, counted here from the ops."""
     known = Coefficients(2e-10, 3e-9, 5e-9, 4e-9)
     measured = []
     for f in report(COMPILED.module, KNOWN):
@@ -221,16 +225,16 @@ def test_rates_that_nothing_shows_are_named() -> None:
 
 @ONCE
 def test_the_largest_probes_give_the_relative_model() -> None:
-    """A byte of a collective costs what the link takes for it, by its kind, and some more for
-    latencies and copies; one of calculation what memory takes for it, or flops in its place."""
+    """A byte of a collective costs the time of the link, by its kind, and some more for latencies
+    and copies; a byte of a computation costs the time of memory, or of its flops."""
     c, times = calibration().relative, KNOWN.times
     (link,) = KNOWN.levels
     between = [k for k in times if "reduce" not in k]
     for beta, kinds in (
         (c.beta1, ["all_reduce", "reduce_scatter"]), (c.beta2, between), (c.gamma, ["all_reduce"])
     ):  # fmt: skip
-        least, most = (each(times[k] for k in kinds) for each in (min, max))
-        assert least / link.bandwidth < beta < 2 * most / link.bandwidth
+        low, high = (each(times[k] for k in kinds) for each in (min, max))
+        assert low / link.bandwidth < beta < 2 * high / link.bandwidth
     assert KNOWN.memory_bandwidth is not None
     assert 1 / KNOWN.memory_bandwidth < c.alpha < 5 / KNOWN.memory_bandwidth
 
