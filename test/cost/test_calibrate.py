@@ -13,7 +13,7 @@ from extent import extent
 import shardir
 from shardir.algebra.cluster import Cluster, Level
 from shardir.cost import Coefficients, clusters, report
-from shardir.cost.fit import fit, fit_relative, of_functions, terms_of
+from shardir.cost.fit import Predict, fit, fit_relative, of_functions, terms_of
 from shardir.dialects import dist
 from shardir.tools import calibrate
 from shardir.tools.probes import against, groups, module, probes, sizes
@@ -28,13 +28,11 @@ KNOWN = Cluster(
     collectives=tuple(zip(FITTED, (0.6, 1.2, 0.9, 1.1, 0.8), strict=True)),
 )
 PROBES = probes(4, 1 << 22)
-COMPILED = shardir.compile(module(PROBES, 4), "")
 START = calibrate.unmeasured(4, 10**9)
 PAIRS = against(PROBES)
-PREDICT = of_functions(COMPILED.module)
 
-ONCE = pytest.mark.xdist_group("calibration")
-"""Of tests that share one calibration."""
+pytestmark = pytest.mark.xdist_group("calibration")
+"""All tests use one compilation of the probes."""
 
 
 def numbers(c: Cluster) -> list[float]:
@@ -45,9 +43,19 @@ def numbers(c: Cluster) -> list[float]:
     return [level.bandwidth, level.latency, *times, *rates, c.memory_bandwidth, c.overhead]
 
 
+@cache
+def compiled() -> shardir.Compiled:
+    return shardir.compile(module(PROBES, 4), "")
+
+
+@cache
+def model() -> Predict:
+    return of_functions(compiled().module)
+
+
 def seconds_on(cluster: Cluster) -> np.ndarray:
     """The modelled seconds of each probe."""
-    return np.array(PREDICT(cluster))
+    return np.array(model()(cluster))
 
 
 # ---- the fit ----
@@ -58,7 +66,7 @@ TWO_LEVELS = (Level("node", 2, 2e9, 1e-5), Level("pod", 2, 1e9, 1e-4))
 
 @pytest.mark.parametrize("known", [KNOWN, replace(KNOWN, levels=TWO_LEVELS, interference=0.5)])
 def test_the_model_of_a_fit_is_that_of_reports(known: Cluster) -> None:
-    reported = [f.seconds for f in report(COMPILED.module, known)]
+    reported = [f.seconds for f in report(compiled().module, known)]
     assert seconds_on(known) == pytest.approx(reported)
 
 
@@ -66,7 +74,7 @@ def test_the_model_of_a_fit_is_that_of_reports(known: Cluster) -> None:
 def test_known_numbers_are_found_again(interference: float) -> None:
     """Each parameter that the probes show, and the seconds of a call."""
     call, known = 3e-5, replace(KNOWN, interference=interference)
-    found = fit(PREDICT, seconds_on(known) + call, START, PAIRS)
+    found = fit(model(), seconds_on(known) + call, START, PAIRS)
     assert numbers(found.cluster) == pytest.approx(numbers(known), rel=1e-3)
     assert found.cluster.interference == pytest.approx(interference, abs=1e-2)
     assert found.call == pytest.approx(call, rel=1e-3)
@@ -97,7 +105,7 @@ def check_interference(interference: float, slower: float, call: float, off: flo
         p.name: call + float(h if p.name.startswith(("apart", "beside")) else u)
         for p, u, h in zip(PROBES, usual, here, strict=True)
     }
-    found = calibrate.fitted(PROBES, COMPILED, times, START).cluster
+    found = calibrate.fitted(PROBES, compiled(), times, START).cluster
     assert found.interference == pytest.approx(interference, abs=off)
     assert numbers(found) == pytest.approx(numbers(known), rel=0.05)
 
@@ -107,7 +115,7 @@ def test_noise_averages_out(seed: int) -> None:
     """With measurements up to 20% off, so are parameters that few of them show; those of the links,
     which most of them show, are found within 10%."""
     noise = np.random.default_rng(seed).uniform(-0.2, 0.2, len(PROBES))
-    found = fit(PREDICT, seconds_on(KNOWN) * np.exp(noise), START, PAIRS)
+    found = fit(model(), seconds_on(KNOWN) * np.exp(noise), START, PAIRS)
     assert numbers(found.cluster) == pytest.approx(numbers(KNOWN), rel=0.2)
     assert numbers(found.cluster)[:2] == pytest.approx(numbers(KNOWN)[:2], rel=0.1)
 
@@ -117,7 +125,7 @@ def test_no_numbers_near_are_better() -> None:
     that differ from it in one parameter or in two, by a little or by much."""
     rng = np.random.default_rng(7)
     measured = seconds_on(KNOWN) * np.exp(rng.normal(0, 0.7, len(PROBES)))
-    found = fit(PREDICT, measured, START, PAIRS)
+    found = fit(model(), measured, START, PAIRS)
     alone = [i for i in range(len(PROBES)) if i not in {*PAIRS, *PAIRS.values()}]
 
     def error(c: Cluster) -> float:
@@ -157,7 +165,7 @@ def test_coefficients_of_the_relative_model_are_found_again() -> None:
     """Seconds that are proportional to the bytes of each term, counted here from the ops."""
     known = Coefficients(2e-10, 3e-9, 5e-9, 4e-9)
     measured = []
-    for f in report(COMPILED.module, KNOWN):
+    for f in report(compiled().module, KNOWN):
         total = 0.0
         for c in f.ops:
             sums = isinstance(c.op, dist.AllReduceOp | dist.ReduceScatterOp)
@@ -167,7 +175,7 @@ def test_coefficients_of_the_relative_model_are_found_again() -> None:
                 known.gamma if everywhere else byte if c.communicates else known.alpha
             )
         measured.append(total)
-    found = fit_relative(terms_of(COMPILED.module), measured)
+    found = fit_relative(terms_of(compiled().module), measured)
     for name in ("alpha", "beta1", "beta2", "gamma"):
         assert getattr(found, name) == pytest.approx(getattr(known, name), rel=1e-3)
 
@@ -196,10 +204,9 @@ def test_probes_are_programs_on_any_number_of_ranks(ranks: int) -> None:
 @cache
 def calibration() -> calibrate.Calibration:
     times = dict(zip((p.name for p in PROBES), seconds_on(KNOWN), strict=True))
-    return calibrate.fitted(PROBES, COMPILED, times, START)
+    return calibrate.fitted(PROBES, compiled(), times, START)
 
 
-@ONCE
 def test_the_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "here.ir"
     path.write_text(calibrate.text("here", calibration(), ["of a test"]))
@@ -214,7 +221,6 @@ def test_the_file_reads_back(tmp_path: Path) -> None:
     assert any("alpha = " in l and "gamma = " in l for l in comments)
 
 
-@ONCE
 def test_rates_that_nothing_shows_are_named() -> None:
     seen = calibration()
     assert "Too fast" not in calibrate.text("here", seen, [])
@@ -223,7 +229,6 @@ def test_rates_that_nothing_shows_are_named() -> None:
     assert "Too fast to be measured: f64;" in told
 
 
-@ONCE
 def test_the_largest_probes_give_the_relative_model() -> None:
     """A byte of a collective costs the time of the link, by its kind, and some more for latencies
     and copies; a byte of a computation costs the time of memory, or of its flops."""
