@@ -25,7 +25,7 @@ MUTANTS = [
         "tools/opt_files.py",
         'chunks.append([""] * (number + 1))',
         "chunks.append([])",
-        "test/tools/test_opt.py::test_split_input",
+        "test/tools/test_announced_errors.py::test_split_input",
     ),
     Mutant(
         "announced errors may be on any line",
@@ -33,7 +33,7 @@ MUTANTS = [
         "tools/expected.py",
         "d.line == self.line and",
         "",
-        "test/tools/test_opt.py::test_announced_errors",
+        "test/tools/test_announced_errors.py::test_announced_errors",
     ),
     Mutant(
         "unexpected errors are fine",
@@ -41,7 +41,7 @@ MUTANTS = [
         "tools/expected.py",
         "return unexpected + [",
         "return [",
-        "test/tools/test_opt.py::test_announced_errors",
+        "test/tools/test_announced_errors.py::test_announced_errors",
     ),
     Mutant(
         "no group has all ranks",

@@ -1,4 +1,4 @@
-"""`--explain-redistributions` against what the documents say of their own examples."""
+"""`--explain-redistributions` of examples, against MindSpore's descriptions of them."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ def placed(name: str, passes: str = PLACED) -> ModuleOp:
 
 
 def test_rows_then_columns() -> None:
-    """Between the products Y [8, 8] f32 lies by rows and is wanted whole: one all-gather of 4, in
-    which a device with 2 rows receives the other 6, of 32 B each; small as it is it goes out in 4
-    copies, so that 64 + 256 + 256 B live. Backward one reduce-scatter
-    of 4, and the all-reduce of W's gradient [6, 8]: by rings 2 * 3 / 4 of its 192 B."""
+    """Between the products Y [8, 8] f32 is split by rows and needed replicated: one all-gather,
+    in which a device with 2 rows receives the other 6, of 32 B each. As a small one it sends a
+    buffer of 4 copies, so that 64 + 256 + 256 B are live. Backward one reduce-scatter of 4, and the
+    all-reduce of W's gradient [6, 8]: by rings 2 * 3 / 4 of its 192 B."""
     path = EXAMPLES / "matmul_rows_then_columns.ir"
     source = path.read_text().splitlines()
     y, z = (next(i for i, l in enumerate(source, 1) if l.startswith(f"  %{n} = nn")) for n in "yz")
@@ -52,6 +52,6 @@ def test_in_groups() -> None:
     assert "device matrix [2, 2], tensor map [1, -1]" in only
 
 
-def test_nothing_is_left_of_the_local_view() -> None:
+def test_the_local_view_has_no_redistributions() -> None:
     assert explain(placed("matmul_rows_then_columns.ir", "train")) == []
     assert explain(placed("matmul_rows_then_columns.ir", "single-device")) == []

@@ -1,151 +1,22 @@
-"""`shard-opt`: the command line, several programs in a file, announced errors, and bad passes."""
+"""`shard-opt`: the command line, pipelines with options, errors of passes, and outputs."""
 
 import io
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import pytest
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
-from xdsl.dialects.func import FuncOp
-from xdsl.passes import ModulePass
-from xdsl.utils.exceptions import VerifyException
-from xdsl.utils.target import Target
+from driver import PROGRAM, Rename, run
 
 from shardir import pipelines
-from shardir.diagnostics import Diagnostic, Failure
-from shardir.rewriting.options import Bytes, PassOptions, UsageError, parse_options
+from shardir.rewriting.options import UsageError, parse_options
 from shardir.syntax.parser import parse
-from shardir.syntax.source import warn
 from shardir.tools import opt
-from shardir.tools.expected import announced, compare
 
-PROGRAM = "func.func @f() {\n  func.return\n}\n"
-
-
-@dataclass(frozen=True)
-class Rename(PassOptions):
-    """Gives every function another name.
-
-    More about it.
-    """
-
-    name = "rename"
-    to: str = "g"
-    times: int = 1
-    loud: bool = False
-    only: tuple[str, ...] | None = None
-    size: Bytes = 0
-
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for f in op.ops:
-            if isinstance(f, FuncOp):
-                f.sym_name = StringAttr(self.to * self.times)
-
-
-@dataclass(frozen=True)
-class Complain(ModulePass):
-    """Finds every function wrong."""
-
-    name = "complain"
-
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for f in op.ops:
-            warn(f, "this will not do")
-        raise Failure(
-            [(f, f"@{f.sym_name.data} is wrong") for f in op.ops if isinstance(f, FuncOp)]
-        )
-
-
-@dataclass(frozen=True)
-class Crash(ModulePass):
-    """Has an error of its own."""
-
-    name = "crash"
-
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        raise KeyError("oops")
-
-
-@dataclass(frozen=True)
-class Break(ModulePass):
-    """Leaves a module that does not verify."""
-
-    name = "break"
-
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for f in op.ops:
-            if isinstance(f, FuncOp):
-                end = f.body.block.last_op
-                assert end is not None
-                f.body.block.erase_op(end)
-
-
-@dataclass(frozen=True)
-class Refuse(ModulePass):
-    """Raises what xDSL's passes raise."""
-
-    name = "refuse"
-
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        raise VerifyException("no such thing\nand a module of notes")
-
-
-@dataclass(frozen=True)
-class Folder(Target):
-    """Writes a directory, or fails half way."""
-
-    name = "folder"
-    fail: bool = False
-
-    def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
-        print("text", file=output)
-
-    def emit_directory(self, ctx: Context, module: ModuleOp, original: ModuleOp, out: Path) -> None:
-        for name, m in (("now", module), ("before", original)):
-            (f,) = (f for f in m.ops if isinstance(f, FuncOp))
-            (out / name).write_text(f.sym_name.data)
-            if self.fail:
-                raise Failure("this cannot be emitted")
-
-
-NAMED = pipelines.PIPELINES | {
-    "twice": "rename{to=a},rename{to=b}",
-    "all": "twice,cse",
-    "renames": "cse,rename{to=a},rename{only=f}",
-}
-
-
-@pytest.fixture(autouse=True)
-def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    made = {p.name: (lambda p=p: p) for p in (Rename, Complain, Crash, Break, Refuse)}
-    universe = opt.multiverse()
-    with monkeypatch.context() as m:
-        m.setattr(universe, "all_passes", universe.all_passes | made)
-        m.setattr(universe, "all_targets", universe.all_targets | {"folder": lambda: Folder})
-        m.setattr(pipelines, "PIPELINES", NAMED)
-        m.setattr(pipelines, "PASSES", universe.all_passes)
-        yield
-
-
-def run(*args: str, text: str = PROGRAM, tmp: Path | None = None) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
-    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as m:
-        m.setattr("sys.stdin", stdin)
-        try:
-            code = opt.main(args)
-        except SystemExit as e:
-            code = int(e.code or 0)
-    assert "Traceback" not in err.getvalue()
-    return code, out.getvalue(), err.getvalue()
+pytestmark = pytest.mark.usefixtures("sample_passes")
 
 
 def test_prints_the_module() -> None:
@@ -155,8 +26,8 @@ def test_prints_the_module() -> None:
     assert parse(out).is_structurally_equivalent(parse(PROGRAM))
     _, generic, _ = run("--print-op-generic")
     assert '"func.func"' in generic and parse(generic).is_structurally_equivalent(parse(PROGRAM))
-    _, places, _ = run("--print-debuginfo")
-    assert 'func.return loc("<stdin>":2:3)' in places
+    _, located, _ = run("--print-debuginfo")
+    assert 'func.return loc("<stdin>":2:3)' in located
 
 
 @pytest.mark.parametrize(
@@ -231,10 +102,10 @@ def test_sizes_have_units(text: str, size: int) -> None:
     (p,) = pipelines.build(f"rename{{size={text}}}", pipelines.PASSES)
     assert isinstance(p, Rename) and p.size == size
     spec = parse_options(f"rename{{size={text}}}", "pass")
-    assert Rename.from_spec(spec).size == size  # what stock xDSL calls
+    assert Rename.from_spec(spec).size == size  # xDSL calls it
 
 
-def test_pipelines_that_name_themselves_end() -> None:
+def test_the_expansion_of_recursive_pipelines_ends() -> None:
     made = {"a": lambda: Rename, "b": lambda: Rename}
     with pytest.raises(UsageError, match="pipeline a has no option x"):
         list(pipelines.expand("a{x=1}", made, {"a": "a"}))
@@ -286,87 +157,13 @@ def test_dumps_and_times() -> None:
 
 def test_list_passes() -> None:
     _, out, _ = run("--list-passes")
-    assert "rename\n    Gives every function another name.\n      to: str = g" in out
+    assert "rename\n    Give every function another name.\n      to: str = g" in out
     assert (
         "      loud: bool = false" in out
         and "      size: bytes = 0" in out
         and "More about it" not in out
     )
     assert "  twice = rename{to=a},rename{to=b}" in out
-
-
-# ---- several programs, announced errors ----
-
-SPLIT = """func.func @f() {
-  func.return
-}
-// -----
-func.func @g(%x: i33x) { // expected-error {{unknown type i33x}}
-  func.return
-}
-// -----
-// expected-error@+1 {{operation func.fun is not registered}}
-func.fun @h() {
-// -----
-func.func @i() {
-  func.return
-}
-"""
-
-
-def test_split_input() -> None:
-    code, out, err = run("--split-input-file", text=SPLIT)
-    assert code == 1
-    assert re.findall(r"<stdin>:(\d+):(\d+): error", err) == [("5", "18"), ("10", "1")]
-    code, out, err = run("--split-input-file", "--verify-diagnostics", text=SPLIT)
-    assert (code, err) == (0, "")
-    assert re.findall(r"@\w", out) == ["@f", "@i"]
-    assert out.count("// -----\n") == 1
-
-
-def test_announced_errors() -> None:
-    text = SPLIT.replace("i33x}}", "i34x}}").replace("func.fun is", "func.funny is")
-    code, _, err = run("--split-input-file", "--verify-diagnostics", text=text)
-    assert code == 1
-    assert [line for line in err.splitlines() if line.startswith(("unexpected", "<stdin>"))] == [
-        "unexpected error: <stdin>:5:18: error: unknown type i33x; did you mean i32?",
-        "<stdin>:5: expected error was not produced: unknown type i34x",
-        "unexpected error: <stdin>:10:1: error: operation func.fun is not registered; "
-        "did you mean func.func?",
-        "<stdin>:9: expected error was not produced: operation func.funny is not registered",
-    ]
-    code, _, err = run("--verify-diagnostics", text=PROGRAM + "// expected-error@-1 {{x}}")
-    assert (code, err) == (1, "<stdin>:4: expected error was not produced: x\n")
-    text = "func.func @f() { // expected-error {{@f is wrong}} expected-warning {{will not}}\n"
-    code, _, err = run("-p", "complain", "--verify-diagnostics", text=text + "  func.return\n}")
-    assert (code, err) == (0, "")
-    code, _, err = run(
-        "-p", "refuse", "--verify-diagnostics",
-        text="// expected-error@unknown {{no such thing}}\n" + PROGRAM,
-    )  # fmt: skip
-    assert (code, err) == (0, "")
-
-
-@pytest.mark.parametrize("line", [0, 1, 2, 3])
-@pytest.mark.parametrize("severity", ["error", "warning"])
-@pytest.mark.parametrize("message", ["type i33x is unknown", "no type"])
-def test_an_announced_error_has_its_line_severity_and_text(
-    line: int, severity: str, message: str
-) -> None:
-    found = Diagnostic(message, line=line, severity=severity)
-    fits = (line, severity, message) == (2, "error", "type i33x is unknown")
-    assert len(compare("x.ir", "\n// expected-error {{i33x}}\n", [found])) == (0 if fits else 2)
-
-
-def test_places_of_announced_errors() -> None:
-    text = (
-        "x // expected-error {{a}}\n// expected-warning@+1 {{b}}\n\n// expected-error@above {{c}}\n"
-        "// expected-error @ below {{d}} expected-error@unknown {{e}}\nexpected-error {{no}}"
-    )
-    assert [(e.severity, e.line, e.text) for e in announced(text)] == [
-        ("error", 1, "a"), ("warning", 3, "b"), ("error", 3, "c"), ("error", 6, "d"),
-        ("error", 0, "e"),
-    ]  # fmt: skip
 
 
 # ---- output ----
@@ -400,12 +197,6 @@ def test_directories(tmp_path: Path) -> None:
     assert run("-t", "folder") == (0, "text\n", "")
     code, _, err = run("-t", "folder", "-o", str(out / "now"))
     assert code == 2 and "expected a directory for -o with -t folder, got the file" in err
-
-
-def test_verify_diagnostics_writes_nothing_unexpected(tmp_path: Path) -> None:
-    path = tmp_path / "out.ir"
-    text = "x.y // expected-error {{not registered}}"
-    assert run("-o", str(path), "--verify-diagnostics", text=text)[0] == 0
 
 
 def test_frontends() -> None:

@@ -1,12 +1,12 @@
-"""Long passes say how far they have come to the tool around them."""
+"""Long passes report their progress to the tool that runs them."""
 
 from shardir.diagnostics import progress_to, report_progress
 
 
-def test_what_a_pass_says_goes_to_the_innermost_listener():
+def test_progress_goes_to_the_innermost_listener():
     outer: list[str] = []
     inner: list[str] = []
-    report_progress("nobody listens")
+    report_progress("without a listener")
     with progress_to(outer.append):
         report_progress("a")
         with progress_to(inner.append):
