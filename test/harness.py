@@ -1,8 +1,8 @@
-"""What the tests build programs with, run them by, and hold their results against.
+"""Programs of the tests: their construction, compilation, execution and expected results.
 
-A program is built once as a plain single-device module; `laid_out` gives its arguments layouts on
-a mesh, `compiled` takes it through the passes, `run` is the interpreters'. The independent
-answer is torch's (reference.py).
+A program is built once as a single-device module without layouts; `laid_out` adds a mesh and
+layouts of arguments, `compiled` runs passes, `run` is that of the interpreter. Expected results are
+torch's (reference.py).
 """
 
 from collections import Counter
@@ -40,7 +40,8 @@ ELEMENTS: dict[str, Any] = {
 FLOATS = ("f64", "f32", "bf16", "f16")
 INTEGERS = ("i32", "i64")
 TOLERANCE = {"f64": 1e-12, "f32": 1e-5, "bf16": 2.0**-4, "f16": 2.0**-7}
-"""Of the greatest element, or of 1: a few roundings of numbers that are up to 8 on the way."""
+"""The tolerance relative to the largest element, or to 1: some rounding errors of intermediate
+values up to 8."""
 
 MESH = mesh_of("m", "a = 2, b = 2")
 PIPELINE = (
@@ -52,13 +53,13 @@ PIPELINE = (
 
 
 def layout(text: str, mesh: Mesh = MESH) -> Layout:
-    """A layout from the text after the mesh's name."""
+    """Return the layout of a text without the mesh's name."""
     return parse_layout(f"@{mesh.name}, {text}")
 
 
 @cache
 def layouts(rank: int, mesh: Mesh = MESH) -> tuple[Layout, ...]:
-    """Every layout of whole axes: each dimension over any axes in any order, none used twice."""
+    """Return every layout over full axes: each dimension over any axes in any order."""
 
     def fill(dims: int, left: Axes) -> Iterator[tuple[Axes, ...]]:
         if not dims:
@@ -73,7 +74,7 @@ def layouts(rank: int, mesh: Mesh = MESH) -> tuple[Layout, ...]:
 
 
 def ordered_subsets(axes: Sequence[Axis]) -> Iterator[Axes]:
-    """() , (a), (b), (a, b), (b, a) of (a, b)."""
+    """Yield (), (a), (b), (a, b), (b, a) for (a, b)."""
     yield ()
     for i, a in enumerate(axes):
         for rest in ordered_subsets([*axes[:i], *axes[i + 1 :]]):
@@ -96,8 +97,8 @@ Body = Callable[..., SSAValue | Sequence[SSAValue]]
 
 
 def program(args: Sequence[Arg], body: Body, wrt: Sequence[int] | None = None) -> ModuleOp:
-    """A plain module: @f, built by `body(builder, *arguments)`, and a request for its gradient @g
-    with respect to the arguments `wrt` (None: no request)."""
+    """Return a module with @f, built by `body(builder, *arguments)`, and a request for its gradient
+    @g with respect to the arguments `wrt` (None: no request)."""
     types = [dist.tensor(ELEMENTS[a.element], a.shape) for a in args]
     block = Block(arg_types=types)
     for i, v in enumerate(block.args):
@@ -118,7 +119,7 @@ def program(args: Sequence[Arg], body: Body, wrt: Sequence[int] | None = None) -
 def module_of(
     block: Block, results: Sequence[SSAValue], wrt: Sequence[int] | None = None
 ) -> ModuleOp:
-    """A plain module: @f of this block, which is to return `results`, and a request for @g."""
+    """Return a module with @f of a block, with the results `results`, and a request for @g."""
     block.add_op(ReturnOp(*results))
     signature = FunctionType.from_lists(block.arg_types, [r.type for r in results])
     module = ModuleOp([FuncOp("f", signature, Region(block))])
@@ -130,7 +131,7 @@ def module_of(
 
 
 def add_step(module: ModuleOp, optimizer: str) -> ModuleOp:
-    """The module with a request for a training step @step of @f."""
+    """Add a request for a training step @step of @f, in place."""
     module.body.block.add_op(train.StepOp.create(properties={
         "sym_name": StringAttr("step"), "function": SymbolRefAttr("f"),
         "optimizer": train.OptimizerAttr.read(optimizer),
@@ -143,7 +144,7 @@ def function(module: ModuleOp, name: str) -> FuncOp:
 
 
 def defined(module: ModuleOp) -> set[str]:
-    """The names of the functions that there are."""
+    """Return the names of the functions of a module."""
     return {op.sym_name.data for op in module.body.ops if isinstance(op, FuncOp)}
 
 
@@ -153,7 +154,7 @@ def laid_out(
     given: Sequence[Layout | None],
     results: Sequence[Layout | None] = (),
 ) -> ModuleOp:
-    """A copy of the module with a mesh, and layouts on the arguments of @f and its results."""
+    """Return a copy of the module with a mesh, and layouts on arguments and results of @f."""
     module = module.clone()
     declaration = dist.MeshOp.create(properties={
         "sym_name": StringAttr(mesh.name), "axes": dist.MeshAttr(mesh.axes),
@@ -178,7 +179,7 @@ def laid_out(
 def compiled(
     module: ModuleOp, passes: Sequence[str] = PIPELINE, check: bool = False, verify: bool = True
 ) -> ModuleOp:
-    """The module after the passes (in place). `check`: compare its meaning after each of them."""
+    """Run the passes, in place. `check`: compare the module with that before, after each pass."""
     for name in passes:
         before = module.clone() if check else None
         PASSES[name]()().apply(Context(), module)
@@ -194,7 +195,7 @@ def apply(module: ModuleOp, *passes: str) -> ModuleOp:
     return compiled(module, passes)
 
 
-# ---- what was made of a program ----
+# ---- properties of a compiled program ----
 
 COMMUNICATION: dict[type[Operation], str] = {
     kind: name for name, kind in dist.OPS.items() if kind not in dist.LOCAL
@@ -203,14 +204,14 @@ COMMUNICATION: dict[type[Operation], str] = {
 
 
 def parts(module: ModuleOp, name: str) -> tuple[list[Operation], list[Operation]]:
-    """The ops of a function's forward and backward parts."""
+    """Return the ops of a function's forward and backward parts."""
     ops = list(function(module, name).body.block.ops)
     at = next((i for i, op in enumerate(ops) if isinstance(op, train.BackwardOp)), len(ops))
     return ops[:at], ops[at:]
 
 
 def collectives(ops: Iterable[Operation]) -> dict[str, int]:
-    """How many collectives of each kind move data."""
+    """Return the number of collectives that move data, by kind."""
     return dict(Counter(COMMUNICATION[type(op)] for op in ops if type(op) in COMMUNICATION))
 
 
@@ -219,7 +220,7 @@ def names(ops: Sequence[Operation]) -> list[str]:
 
 
 def traffic(module: ModuleOp, name: str, mesh: Mesh) -> tuple[int, float]:
-    """The collectives of a function and the bytes that a device receives, by ring algorithms."""
+    """Return the number of collectives and the bytes that a device receives, by rings."""
     count, total = 0, 0.0
     for op in function(module, name).body.block.ops:
         kind = COMMUNICATION.get(type(op))
@@ -234,12 +235,12 @@ def traffic(module: ModuleOp, name: str, mesh: Mesh) -> tuple[int, float]:
     return count, total
 
 
-# ---- numbers ----
+# ---- arrays ----
 
 
 def numbers(rng: np.random.Generator, element: str, shape: Shape, kind: str = "normal") -> Array:
-    """Random numbers of a type: `normal`, `positive` (0.5 to 2), `share` (0.1 to 0.9), `ties` (few
-    different ones), `halves` (-2.5 to 2.5), or `below:n`, indices."""
+    """Return a random array of a type: `normal`, `positive` (0.5 to 2), `share` (0.1 to 0.9),
+    `ties` (few different values), `halves` (-2.5 to 2.5), or `below:n`, indices."""
     if kind.startswith("below:"):
         values: Any = rng.integers(0, int(kind[6:]), shape)
     elif element == "i1":
@@ -260,7 +261,7 @@ def numbers(rng: np.random.Generator, element: str, shape: Shape, kind: str = "n
 
 
 def differs(found: Array, wanted: Array, element: str, factor: float = 1.0) -> str:
-    """What is different in two arrays beyond the precision of the type; empty when nothing is."""
+    """Return the difference of two arrays beyond the tolerance of the type, or ""."""
     if found.shape != wanted.shape:
         return f"shape {found.shape}, not {wanted.shape}"
     if element not in FLOATS:
@@ -282,8 +283,8 @@ def differs(found: Array, wanted: Array, element: str, factor: float = 1.0) -> s
 def torch_gradient(
     module: ModuleOp, arguments: Sequence[Array], wrt: Sequence[int], cotangents: Sequence[Array]
 ) -> list[Array]:
-    """The results of a plain @f and its gradients with respect to `wrt`; `cotangents` of the float
-    results that are no scalars, whose cotangent is 1."""
+    """Return torch's results of @f and its gradients with respect to `wrt`. `cotangents` are those
+    of the float results, except of scalars, whose cotangent is 1."""
     leaves = [to_torch(a) for a in arguments]
     for i in wrt:
         leaves[i].requires_grad_()
@@ -309,14 +310,14 @@ def tensors(types: Iterable[Attribute]) -> list[builtin.TensorType]:
 
 
 def elements_of(types: Iterable[Attribute]) -> list[str]:
-    """The names of the element types of tensor types."""
+    """Return the names of the element types of tensor types."""
     return [str(t.element_type) for t in tensors(types)]
 
 
 @dataclass
 class Problem:
-    """A plain program @f with arguments and, for its gradient @g, random cotangents; and torch's
-    results of both."""
+    """A program @f with arguments and, for its gradient @g, random cotangents; and torch's results
+    of both."""
 
     module: ModuleOp
     wrt: tuple[int, ...]
@@ -329,8 +330,9 @@ class Problem:
         return "g" if self.wrt else "f"
 
     def errors(self, module: ModuleOp, factor: float = 1.0) -> str:
-        """How the results of a form of the program differ from torch's; empty when they agree.
-        Before differentiation those are the results of @f alone."""
+        """Return the difference of the results of a compiled form from torch's, or "".
+
+        Before differentiation the results are those of @f alone."""
         name = self.name if self.name in defined(module) else "f"
         inputs = function(module, name).function_type.inputs.data
         found = run(module, name, self.arguments[: len(inputs)])
@@ -349,7 +351,7 @@ def problem(
     kinds: Sequence[str] = (),
     seed: int = 0,
 ) -> Problem:
-    """The program, random arguments for it (of the `kinds` of `numbers`), and torch's answer."""
+    """Return a program with random arguments, of the `kinds` of `numbers`."""
     rng = np.random.default_rng(seed)
     module = program(args, body, wrt if wrt else None)
     kinds = [*kinds, *["normal"] * (len(args) - len(kinds))]
@@ -360,7 +362,7 @@ def problem(
 def posed(
     module: ModuleOp, wrt: Sequence[int], arguments: list[Array], rng: np.random.Generator
 ) -> Problem:
-    """The program with these arguments, random cotangents, and torch's answer."""
+    """Return a program with these arguments and random cotangents."""
     outs = tensors(function(module, "f").function_type.outputs)
     elements = elements_of(outs)
     cotangents = []

@@ -1,10 +1,10 @@
-"""The mode auto against plans that are written down: modelled and measured steps, on 4 ranks.
+"""The mode auto against hand-written plans: modelled and measured steps, on 4 ranks.
 
-The models are those of `cost-model`, and so are most of the at least 12 plans of each that are
-written down. The time model is fitted to the probes of shard-calibrate first, and the search gets
-the program without any annotation, and that cluster. Then the steps of all plans run in one start
-of 4 Gloo ranks, in turns, and the median of its turns counts for each. `ratio` is the searched
-plan's time by the quickest of the others': modelled by the report of the lowered programs, and
+The models are those of `cost-model`, and so are most of the hand-written plans, at least 12 of each
+model. The time model is first fitted to the probes of shard-calibrate, and the search has the
+program without annotations, on that cluster. Then the steps of all plans run in one start of 4 Gloo
+ranks, in turns, and each figure is the median of its turns. `ratio` is the searched plan's time
+divided by the fastest of the others': modelled by the report of the lowered programs, and
 measured.
 """
 
@@ -40,25 +40,25 @@ MORE: dict[str, dict[str, tuple[Mesh, dict[str, str]]]] = {
 }
 
 ROUNDS, TURN = 51, 0.05
-"""Of the same program on a busy machine single turns differ by a sixth: so many give its median to
-within 3%."""
+"""The numbers of turns, and the seconds of each. On a busy machine single turns of a program differ
+by a sixth: with that many its median is within 3%."""
 
 PROBING = 17, 0.01
 
 
 def calibrated() -> Cluster:
-    """The ranks of this machine, by the probes."""
+    """Return the cluster of this machine's ranks, fitted to the probes."""
     given = probes(RANKS, MOST)
     probing = compile(module(given, RANKS), "")
     with tempfile.TemporaryDirectory() as folder:
-        place = probing.save(Path(folder) / "probes")
-        (measured,) = times([place], *PROBING, Options(timeout=TIMEOUT))
+        folder_of_probes = probing.save(Path(folder) / "probes")
+        (measured,) = times([folder_of_probes], *PROBING, Options(timeout=TIMEOUT))
     seconds = {name: median(each) for name, each in measured.items()}
     return fitted(given, probing, seconds, unmeasured(RANKS, MEMORY)).cluster
 
 
 def on(cluster: Cluster, program: str) -> str:
-    """The program with its mesh on the cluster."""
+    """Return the program with its mesh on the cluster."""
     mesh = re.sub(r"(dist\.mesh @m <[^>]*>)", r"\1 on @here", program, count=1)
     return f"dist.cluster @here <{cluster}>\n{mesh}"
 
@@ -76,10 +76,10 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
             program = on(cluster, text(model, mesh, layouts, "zero" in name))
             found.append((model, name, compile(program)))
     with tempfile.TemporaryDirectory() as folder:
-        places = [c.save(Path(folder) / str(i)) for i, (*_, c) in enumerate(found)]
+        folders = [c.save(Path(folder) / str(i)) for i, (*_, c) in enumerate(found)]
         log(f"{len(found)} programs compiled")
         steps = times(
-            places, ROUNDS, TURN, Options(timeout=TIMEOUT),
+            folders, ROUNDS, TURN, Options(timeout=TIMEOUT),
             lambda done: log(f"round {done}/{ROUNDS}"),
         )  # fmt: skip
     out: list[dict[str, Any]] = [

@@ -1,40 +1,40 @@
-"""What a training step communicates: bytes against the formulas of hand-written plans, and XLA.
+"""The communication of a training step: bytes against formulas of hand-written plans, and XLA.
 
 Programs are those of `programs` and docs/examples/make_resnet.py, f32. Only the weights and the
-batch have layouts; propagation and differentiation do the rest. Counted, for each collective that
-a device takes part in during one step: the bytes of the larger of what it gives and what it gets.
-That is the convention of the peers' figures, and of the formulas, which are of numbers of 4 bytes:
+batch have layouts; the rest is inferred and derived. Counted are, for each collective of one step,
+the bytes on one device of the larger of its operand and its result. That is the convention of the
+other systems' figures, and of the formulas, which count elements of 4 bytes:
 
 Transformers of L layers, width d, B samples of S tokens, a table of V rows, which is the head too,
 on dp x tp (Megatron: Shoeybi et al., 2019; Narayanan et al., 2021, for the split table):
 
     activation     A = B / dp * S * d
-    over tp        forward behind the lookup in the split table, and in each layer behind the
-                   products that are split by rows, of attention and MLP; backward in front of those
-                   that are split by columns, of the head too:           (4 L + 2) A
-                   of the loss over split classes the greatest, the sum of exponentials and the
-                   label's logit, one number a token each:               3 B / dp * S
+    over tp        forward after the lookup in the split table, and in each layer after the
+                   products that are split by rows, of attention and MLP; backward before those
+                   that are split by columns, also of the head:          (4 L + 2) A
+                   of the loss over split classes the maximum, the sum of exponentials and the
+                   label's logit, one scalar per token each:             3 B / dp * S
     over dp        the gradient of each parameter, as it is split over tp, and the loss; of BERT
-                   how many places are masked besides (i64)
+                   also the number of masked positions (i64)
 
 ZeRO-3 (Rajbhandari et al., 2020): each parameter that has a dimension that tp does not split is
-split over dp too. It is gathered once, and its gradient scattered where Megatron's is reduced, in
-as many bytes: as much more as there are such parameters on a device. Without tp that is 2 P and the
-loss, of P parameters.
+split over dp too. It is gathered once, and its gradient is scattered where Megatron's is reduced,
+with the same bytes: the addition is the bytes of such parameters on a device. Without tp the sum is
+2 P and the loss, of P parameters.
 
 MLP of L layers: Megatron's, (2 L - 1) A over tp, since the first layer's input is data.
 
-DLRM (Naumov et al., 2019; Mudigere et al., 2022): T lookups of e numbers for each of B samples on n
-devices, the batch split. The MLPs' P parameters are reduced, and the loss. Tables that are split
+DLRM (Naumov et al., 2019; Mudigere et al., 2022): T lookups of e elements for each of B samples on
+n devices, the batch split. The MLPs' P parameters are reduced, and the loss. Tables that are split
 
     by tables      each device looks up all samples in its tables: an all-to-all of the indices and
-                   one of what is found, backward one of its gradient:   B T / n + 2 B T e / n
+                   one of the rows, backward one of their gradients:     B T / n + 2 B T e / n
     by columns     every device needs all indices, gathered:             B T + 2 B T e / n
-    by rows        what is found is a sum over devices, scattered to the samples' devices; backward
-                   its gradient is gathered:                             B T + 2 B T e
+    by rows        the rows are partial sums, scattered to the samples' devices; backward their
+                   gradients are gathered:                               B T + 2 B T e
 
-ResNet (He et al., 2015), data parallel with batch norms over the whole batch (Peng et al., 2018):
-the P parameters' gradients, and of each of the C normalised channels the mean and the variance, and
+ResNet (He et al., 2015), data parallel with batch norms over the global batch (Peng et al., 2018):
+the P parameters' gradients, the mean and the variance of each of the C normalised channels, and
 backward the two sums of their gradients:                               P + 4 C + 1
 """
 
@@ -56,17 +56,17 @@ from shardir.syntax.parser import parse
 F32, I64 = 4, 8
 LAYERS = (2, 4, 8, 16)
 XLA = {2: 7_488_516, 4: 13_263_876, 8: 24_814_596, 16: 47_916_036}
-"""What XLA's partitioner (Shardy, jax 0.10.2) makes of the same step of GPT with the same
-annotations."""
+"""The bytes of XLA's partitioner (Shardy, jax 0.10.2) for the same step of GPT with the same
+annotations, by the number of layers."""
 XLA_FSDP = 23_300_000
-"""Of 2 layers, parameters split over dp too."""
+"""Its bytes for 2 layers with parameters split over dp too."""
 
 
-# ---- what is counted ----
+# ---- the bytes of a module ----
 
 
 def size(v: SSAValue) -> int:
-    """Bytes on one device."""
+    """Return the bytes on one device."""
     assert isinstance(v.type, TensorType)
     element = v.type.element_type
     assert isinstance(element, FixedBitwidthType)
@@ -74,7 +74,7 @@ def size(v: SSAValue) -> int:
 
 
 def communicated(module: ModuleOp) -> tuple[int, int]:
-    """Of a module in the local view: its collectives, and their bytes on one device."""
+    """Return the number of collectives of a local module, and their bytes on one device."""
     count = total = 0
     for op in module.walk():
         if isinstance(op, dist.CollectiveOp) and not isinstance(op, dist.LOCAL):
@@ -84,7 +84,7 @@ def communicated(module: ModuleOp) -> tuple[int, int]:
 
 
 def compiled(text: str) -> ModuleOp:
-    """The step, taken through the pipeline `train`."""
+    """Return the step after the pipeline `train`."""
     module = parse(text)
     for p in build("train"):
         p.apply(Context(), module)
@@ -96,7 +96,7 @@ def compiled(text: str) -> ModuleOp:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a transformer."""
+    """The sizes of a transformer."""
 
     layers: int
     batch: int = 8
@@ -108,18 +108,19 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Of how many numbers a transformer's parameters are, all layers together: those that tp splits
-    and that have a whole dimension besides, those that it splits and that have none, the others."""
+    """Numbers of elements of a transformer's parameters, over all layers: of those that tp splits
+    and that have an unsharded dimension, of those that it splits along their only one, and of the
+    others."""
 
     matrices: int
     vectors: int
-    whole: int
+    replicated: int
     counts: int = 0
-    """How many counts (i64) go into the loss."""
+    """The number of counts (i64) that the loss is divided by."""
 
 
 def gpt_parameters(s: Sizes) -> Parameters:
-    """Attention has no biases, norms have a scale only."""
+    """Return the elements of GPT: attention has no biases, norms have a scale only."""
     d = s.hidden
     return Parameters(
         12 * d * d * s.layers + s.vocab * d, 4 * d * s.layers, 3 * d * s.layers + d + s.seq * d
@@ -127,22 +128,22 @@ def gpt_parameters(s: Sizes) -> Parameters:
 
 
 def bert_parameters(s: Sizes) -> Parameters:
-    """Biases everywhere; embeddings of segments and positions with a norm; the head's product, norm
-    and bias."""
+    """Return the elements of BERT: biases everywhere; embeddings of segments and positions with a
+    norm; the head's product, norm and bias."""
     d = s.hidden
-    whole = 6 * d * s.layers + (2 + s.seq) * d + 2 * d + d * d + d + 2 * d
-    return Parameters(12 * d * d * s.layers + s.vocab * d, 7 * d * s.layers + s.vocab, whole, 1)
+    others = 6 * d * s.layers + (2 + s.seq) * d + 2 * d + d * d + d + 2 * d
+    return Parameters(12 * d * d * s.layers + s.vocab * d, 7 * d * s.layers + s.vocab, others, 1)
 
 
 def megatron_bytes(s: Sizes, p: Parameters, dp: int, tp: int) -> int:
     tokens = s.batch // dp * s.seq
     over_tp = (4 * s.layers + 2) * tokens * s.hidden + 3 * tokens if tp > 1 else 0
-    over_dp = (p.matrices + p.vectors) // tp + p.whole + 1 if dp > 1 else 0
+    over_dp = (p.matrices + p.vectors) // tp + p.replicated + 1 if dp > 1 else 0
     return (over_tp + over_dp) * F32 + (p.counts * I64 if dp > 1 else 0)
 
 
 def zero3_bytes(s: Sizes, p: Parameters, dp: int, tp: int) -> int:
-    gathered = (p.matrices + (p.vectors if tp == 1 else 0)) // tp + p.whole
+    gathered = (p.matrices + (p.vectors if tp == 1 else 0)) // tp + p.replicated
     return megatron_bytes(s, p, dp, tp) + gathered * F32
 
 
@@ -164,8 +165,8 @@ def dlrm_bytes(
 
 
 def resnet_bytes(blocks: tuple[int, ...], width: int, classes: int) -> int:
-    """Of bottleneck blocks: 1x1 to `width` channels, twice as many in each stage, 3x3, and 1x1 to
-    four times as many; a 1x1 besides where a stage begins."""
+    """Return the bytes of bottleneck blocks: 1x1 to `width` channels (doubled in each stage), 3x3,
+    and 1x1 to four times as many; and a 1x1 at the beginning of a stage."""
     weights, channels, depth = 3 * width * 7 * 7, width, width
     for i, count in enumerate(blocks):
         w = width << i
@@ -184,7 +185,7 @@ def resnet_bytes(blocks: tuple[int, ...], width: int, classes: int) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """A step, and what the formula of a hand-written plan says of it."""
+    """A step, and the bytes by the formula of its hand-written plan."""
 
     model: str
     mesh: str
@@ -240,7 +241,7 @@ def rows() -> Iterator[Row]:
 
 def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
     """One record per model, depth and plan: model, mesh, plan, collectives, bytes, formula_bytes,
-    xla_bytes (what is known)."""
+    xla_bytes (where measured)."""
     out: list[dict[str, Any]] = []
     for row in rows():
         count, total = communicated(compiled(row.text))

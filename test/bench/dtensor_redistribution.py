@@ -1,11 +1,11 @@
-"""What DTensor's `redistribute` receives, for redistribution.py: run in a process of its own.
+"""The bytes that DTensor's `redistribute` receives; redistribution.py runs it as a process.
 
     python dtensor_redistribution.py 2x4 64x64
 
 prints JSON: a list of [source, target, bytes that rank 0 receives]; placements are R, S0, S1.
-A fake process group stands for the other ranks: nothing travels, but every collective is issued,
-and its bytes follow from its operands. On CPU devices these are all-gathers: DTensor has no other
-way from one split dimension to another there. Shards are even, so all ranks receive alike.
+With a fake process group nothing is communicated, but every collective is issued, and its bytes
+follow from its operands. On CPU devices these are all-gathers: DTensor has no other path from one
+split dimension to another there. Shards are even, so all ranks receive equal numbers of bytes.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""A step with collectives under way beside calculation, against one without, on 4 ranks.
+"""A step with collectives that overlap with computation, against one without, on 4 ranks.
 
 Three models by three plans, lowered by `train` with `overlap-communication` and without it. Their
-steps run in one start of 4 Gloo ranks, in turns, and the median of its turns counts for each;
-`ratio` is with / without, measured and modelled, on the ready-made cluster `gloo` as it is. Where
-nothing is started both programs are the same: what their ratio is off 1 is noise.
+steps run in one start of 4 Gloo ranks, in turns, and each figure is the median of its turns;
+`ratio` is with / without, measured and modelled, on the ready-made cluster `gloo`. Where no
+collective is started both programs are the same, and the difference of their ratio from 1 is noise.
 """
 
 import tempfile
@@ -33,7 +33,7 @@ ROUNDS, TURN, TIMEOUT = 7, 1.0, 300
 
 
 def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
-    """One record per model and plan: model, plan, started (how many collectives), without_ms,
+    """One record per model and plan: model, plan, started (number of collectives), without_ms,
     with_ms, ratio, predicted_ratio."""
     found = []
     for model, text in MODELS.items():
@@ -42,10 +42,10 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
             found.append((model, plan, compile(module, alone("train")), compile(module, "train")))
     programs = [c for *_, without, beside in found for c in (without, beside)]
     with tempfile.TemporaryDirectory() as folder:
-        places = [c.save(Path(folder) / str(i)) for i, c in enumerate(programs)]
+        folders = [c.save(Path(folder) / str(i)) for i, c in enumerate(programs)]
         log(f"{len(programs)} programs compiled")
         steps = times(
-            places, ROUNDS, TURN, Options(timeout=TIMEOUT),
+            folders, ROUNDS, TURN, Options(timeout=TIMEOUT),
             lambda done: log(f"round {done}/{ROUNDS}"),
         )  # fmt: skip
     measured = [median(step["step"]) * 1e3 for step in steps]

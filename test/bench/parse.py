@@ -1,7 +1,7 @@
 """Parsing: shardir's parser beside xDSL's own, on one text of 20,000 ops.
 
-CPU seconds, the least of three turns, the parsers one after the other in each turn, garbage
-collection off for both. Both make the same module; the text is what our printer prints.
+CPU seconds, the minimum of three turns, the parsers one after the other in each turn, garbage
+collection off for both. Both make the same module.
 """
 
 import gc

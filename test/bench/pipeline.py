@@ -1,7 +1,7 @@
 """Compiling: each pass of the train pipeline, on a transformer of 5,000, 10,000 and 20,000 ops.
 
-CPU seconds of one run each; `ops` counts what the pass left. The growth from one size to the next
-shows whether a pass is linear.
+CPU seconds of one run each; `ops` is the number of ops after the pass. The growth from one size to
+the next shows whether a pass is linear.
 """
 
 import gc

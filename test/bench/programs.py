@@ -1,8 +1,8 @@
-"""Programs that the benchmarks compile, of any size, as text: transformers, MLPs, DLRM, and those
-that docs/examples writes.
+"""Programs of the benchmarks, of any size, as text: transformers, MLPs, DLRM, and those of the
+scripts in docs/examples.
 
-Weights and batch are annotated, and nothing else; transformers as Megatron splits them. PanGu-alpha
-has no annotation.
+Only weights and the batch are annotated, those of transformers as Megatron splits them. PanGu-alpha
+has no annotations.
 """
 
 import sys
@@ -20,10 +20,11 @@ pangu, PANGU = (getattr(import_module("make_pangu"), name) for name in ("pangu",
 
 @dataclass
 class Text:
-    """Lines of IR, with the types of the values remembered. Axes of size 1 are left out of layouts.
-    `fsdp`: parameters are split over dp as well, along the first whole dimension that divides.
-    `layouts`: the axes of arguments in the place of their own, by patterns of names, the first that
-    fits."""
+    """Lines of IR, and the types of their values.
+
+    Axes of size 1 are left out of layouts. `fsdp`: parameters are split over dp as well, along the
+    first unsharded dimension that dp divides. `layouts` replaces the axes of arguments, by patterns
+    of names, of which the first that matches counts."""
 
     mesh: dict[str, int]
     fsdp: bool = False
@@ -43,7 +44,7 @@ class Text:
         return name
 
     def splitting(self, axes: str) -> str:
-        """Of what each dimension is split over, the axes that have a size."""
+        """Return the axes of each dimension without those of size 1."""
         for axis, n in self.mesh.items():
             axes = axes.replace(f"{{{axis}}}", "{}") if n == 1 else axes
         return axes
@@ -58,10 +59,10 @@ class Text:
     def parameter(self, name: str, shape: list[int], axes: str, init: str) -> str:
         entries = self.splitting(axes).split(", ")
         if self.fsdp:
-            whole = [
+            unsharded = [
                 d for d, e in enumerate(entries) if e == "{}" and shape[d] % self.mesh["dp"] == 0
             ]
-            for d in whole[:1]:
+            for d in unsharded[:1]:
                 entries[d] = "{dp}"
         axes = ", ".join(entries)
         return self.argument(name, shape, axes, f'train.parameter = "{name}", train.init = {init}')
@@ -71,14 +72,14 @@ class Text:
         return self.argument(name, shape, axes, attrs, "i32")
 
     def squared_error(self, y: str, shape: list[int]) -> str:
-        """The loss mean((y - target)^2)."""
+        """Add the loss mean((y - target)^2)."""
         e = self.op("error", f"nn.sub %{y}, %target", [y, "target"], tensor(shape))
         e = self.op("squared", f"nn.mul %{e}, %{e}", [e, e], tensor(shape))
         dims = ", ".join(map(str, range(len(shape))))
         return self.op("loss", f"nn.reduce <mean> %{e} dims <{dims}>", [e], "tensor<f32>")
 
     def step(self, lr: float) -> str:
-        """The module: the mesh, a function that returns %loss, and its step."""
+        """Return the module: the mesh, a function that returns %loss, and its step."""
         arguments = ",\n    ".join(self.arguments)
         mesh = ", ".join(f"{axis} = {n}" for axis, n in self.mesh.items())
         return (
@@ -100,8 +101,8 @@ ONES, ZEROS = (f"#train.init<constant, value = {v}>" for v in ("1.0", "0.0"))
 
 @dataclass(frozen=True)
 class Block:
-    """The sizes of a transformer's blocks: attention, then an MLP of 4 `hidden` with
-    gelu and biases; weights are split over tp. `biases`: the attention's products have some too."""
+    """The sizes of a transformer's blocks: attention, then an MLP of 4 * `hidden` with gelu and
+    biases; weights are split over tp. `biases`: the attention's products have biases too."""
 
     layers: int
     batch: int
@@ -118,7 +119,7 @@ class Block:
         self, t: Text, name: str, x: str, weight: str, sizes: list[int], axes: str, *,
         scale: float = 1.0, bias: str | None = None, named: str = "",
     ) -> str:  # fmt: skip
-        """x @ weight, and a bias of that name."""
+        """Add x @ weight, and the bias of a name."""
         w = t.parameter(weight, sizes, axes, NORMAL.format(self.hidden**-0.5 * scale))
         type = tensor([self.batch, self.seq, sizes[1]])
         y = t.op(name, f"nn.matmul %{x}, %{w}", [x, w], type)
@@ -139,7 +140,7 @@ class Block:
         return t.op("causal", "nn.compare <ge> %row, %column", ["row", "column"], type)
 
     def attention(self, t: Text, i: int, x: str, counts: str) -> str:
-        """Of layer i; `counts` says which keys do."""
+        """Add the attention of layer i; `counts` is the mask of its keys."""
         batch, seq, hidden, heads = self.batch, self.seq, self.hidden, self.heads
         split = tensor([batch, seq, heads, hidden // heads])
         turned = tensor([batch, heads, seq, hidden // heads])
@@ -173,8 +174,8 @@ class Block:
         )
 
     def pre_norm(self, t: Text, h: str, norm: "Norm") -> str:
-        """The layers behind the value `h`, each part behind a norm and added to what it was of; the
-        name of the last value, [batch, seq, hidden]."""
+        """Add the layers after the value `h`, each half after a norm and with a residual edge;
+        return the name of the last value, [batch, seq, hidden]."""
         counts = self.causal(t)
         self.constants(t)
         for i in range(self.layers):
@@ -185,7 +186,7 @@ class Block:
         return h
 
     def post_norm(self, t: Text, h: str, norm: "Norm", counts: str) -> str:
-        """The same with the norms behind the sums."""
+        """Add the same with the norms after the sums."""
         self.constants(t)
         for i in range(self.layers):
             o = self.attention(t, i, h, counts)
@@ -196,11 +197,11 @@ class Block:
 
 
 Norm = Callable[[str, str], str]
-"""Writes a norm of that name of a value; the name of the result."""
+"""Adds a norm of a name of a value; returns the name of the result."""
 
 
 def layer_norm(t: Text, type: str, hidden: int) -> Norm:
-    """Norms with a scale and a bias."""
+    """Return norms with a scale and a bias."""
 
     def norm(name: str, x: str) -> str:
         w = t.parameter(f"{name}_w", [hidden], "{}", ONES)
@@ -294,9 +295,9 @@ def bert(
     fsdp: bool = False,
 ) -> str:
     """A train step of BERT (Devlin et al., 2019) on masked tokens: the sum of the embeddings of
-    tokens, segments and positions, a norm, `layers` Post-LN blocks in which keys behind a sample's
-    end do not count, and the head, a product, gelu, a norm and the tokens' table with a bias; the
-    mean cross entropy over the places that are masked, SGD.
+    tokens, segments and positions, a norm, `layers` Post-LN blocks in which keys after a sample's
+    end are masked out, and the head, a product, gelu, a norm and the tokens' table with a bias; the
+    mean cross entropy over the masked positions, SGD.
 
     Tokens, segments, labels and lengths are split over dp; the table [vocab, hidden] and the head's
     bias over tp, the blocks as Megatron does. `fsdp`: each parameter is also split over dp.
@@ -384,9 +385,8 @@ def dlrm(
     each of `tables` tables [rows, width]; an MLP on dense features; the products of each pair of
     these vectors beside the dense one, and an MLP on them to one logit; binary cross entropy, SGD.
 
-    The batch is split over d, the MLPs are whole. The tables are split over d as `split` says, by
-    whole "tables", or by "columns" or "rows", where all of them are one table, and a category's
-    index says of which it is.
+    The batch is split over d, the MLPs are replicated. `split` is how the tables are split over d:
+    by "tables", or by "columns" or "rows" of one table that has the rows of all.
     """
     t = Text({"d": devices})
     t.argument("dense", [batch, dense], "{d}, {}", "train.input = " + NORMAL.format(1))
@@ -433,4 +433,4 @@ def dlrm(
 
 
 OPS_PER_LAYER = 26
-"""Of the block above, norms and parameters included; a little more with its neighbours."""
+"""Ops of a block of `transformer`, norms included."""

@@ -1,10 +1,10 @@
-"""Redistribution: bytes received against the least that can be, for all ordered pairs of layouts.
+"""Redistribution: bytes received against the lower bound, for all ordered pairs of layouts.
 
-Bytes are those of plans on links without latency, on which nothing else counts.
-The bound is what the device that lacks most lacks. `shardir` is the planner; `collectives` is its
-fixed order of named collectives alone, as other compilers have it. `dtensor` is DTensor on CPU
-devices, where torch is there: for the pairs that its placements can say, beside the planner's
-figures for the same. Where links differ, the ratios are those of modelled seconds to the recipe's.
+Plans are for links without latency, so that they minimise bytes. The bound is the largest number of
+elements that a device lacks. `shardir` is the planner; `collectives` is its fixed order of named
+collectives alone, as in other compilers. `dtensor` is DTensor on CPU devices, if torch is
+installed: for the pairs that its placements can express, next to the planner's figures for the
+same. Where links differ, the ratios are those of modelled times to those of the fixed order.
 """
 
 import json
@@ -34,7 +34,7 @@ MESHES = {
 """Sizes of the axes, and the tensor's shape; on 4x3 no shard over three is even."""
 
 DTENSOR = ("2x2", "2x4")
-"""Where DTensor is measured beside."""
+"""The meshes on which DTensor is measured too."""
 
 PUBLISHED = (
     ("2x4", 110, "shardy (published)", 84, 1.170, 2.14, 1.090),
@@ -42,12 +42,12 @@ PUBLISHED = (
     ("2x4", 110, "gspmd (published)", 80, 1.378, 4.0, 1.270),
     ("2x2x2", 2352, "shardy (published)", 1488, 1.247, 2.33, 1.169),
 )
-"""Others' figures for the same pairs, taken over, not measured in this run: mesh, pairs, engine,
-pairs at the bound, mean, max, total."""
+"""Published figures for the same pairs, not measured in this run: mesh, pairs, engine, pairs at the
+bound, mean, max, total."""
 
 
 def layouts(mesh: Mesh, rank: int) -> list[Layout]:
-    """Every split of a tensor over whole axes, in every order."""
+    """Return every split of a tensor over full axes, in every order."""
     names = [n for n, _ in mesh.axes]
     found = set()
     for k in range(len(names) + 1):
@@ -93,7 +93,7 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
                 out.append({"mesh": name, "pairs": n, "engine": engine, **figures,
                             "planning_ms": None})  # fmt: skip
         log(f"{name}: {len(pairs)} pairs")
-    out.append(_wired(log))
+    out.append(_links(log))
     return out
 
 
@@ -138,13 +138,13 @@ def _dtensor(name: str, mesh: Mesh, shape: tuple[int, ...]) -> list[dict[str, An
 
 
 def _placed(mesh: Mesh, placements: list[str]) -> Layout:
-    """The layout of a matrix that DTensor's placements say."""
+    """Return the layout of a matrix by DTensor's placements."""
     at = list(zip(mesh.names, placements, strict=True))
     return Layout(mesh.name, tuple(tuple(a for a, p in at if p == f"S{d}") for d in (0, 1)))
 
 
-def _wired(log: Callable[[str], object]) -> dict[str, Any]:
-    """Modelled seconds, ours to the recipe's, on two nodes of four devices."""
+def _links(log: Callable[[str], object]) -> dict[str, Any]:
+    """Return the modelled times relative to the fixed order's, on two nodes of four devices."""
     node, pod = Level("node", 4, 4.5e11, 3e-6), Level("pod", 2, 5e10, 2e-5)
     mesh, shape = _mesh((2, 2, 2), Cluster((node, pod))), (4096, 4096)
     all_of_them = layouts(mesh, len(shape))

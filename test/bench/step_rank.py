@@ -26,7 +26,7 @@ COLLECTIVES = GATHERING | {
 
 Tensors = dict[str, torch.Tensor]
 Variant = tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], float]]
-"""A step that returns its loss, and what makes a number of that."""
+"""A step that returns its loss, and the conversion of that to a float."""
 
 
 class Count(TorchDispatchMode):
@@ -40,7 +40,7 @@ class Count(TorchDispatchMode):
         from torch.distributed.tensor import DTensor
 
         if any(t is DTensor for t in types):
-            return NotImplemented  # it comes again, as plain ops
+            return NotImplemented  # it is dispatched again, as ops on tensors
         name = func._schema.name.split("::")[1]
         if func.namespace in ("c10d", "_c10d_functional") and name in COLLECTIVES:
             out = func(*args, **(kwargs or {}))
@@ -61,7 +61,7 @@ def _bytes(x: Any) -> int:
     return 0
 
 
-# ---- the program in plain PyTorch, for one device and for the hand-written ranks ----
+# ---- the program in PyTorch, for one device and for the hand-written ranks ----
 
 
 class Forward:
@@ -128,7 +128,7 @@ def _update(parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> No
 
 
 def single(w: Tensors, x: torch.Tensor, y: torch.Tensor) -> Variant:
-    """The whole batch in one process: what every loss is compared with."""
+    """The global batch in one process: the reference of every loss."""
     parameters = [p.requires_grad_() for p in w.values()]
     forward = Forward(w, _same, _same)
 
@@ -141,7 +141,7 @@ def single(w: Tensors, x: torch.Tensor, y: torch.Tensor) -> Variant:
 
 
 def hand(w: Tensors, x: torch.Tensor, y: torch.Tensor, mesh: Any) -> Variant:
-    """Megatron by hand: two all-reduces a layer each way, one flat gradient all-reduce over dp."""
+    """Megatron by hand: two all-reduces per layer forward and backward, one of all gradients."""
     dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
     parameters = [p.requires_grad_() for p in w.values()]
     split = tp.size() > 1
@@ -170,7 +170,7 @@ def hand(w: Tensors, x: torch.Tensor, y: torch.Tensor, mesh: Any) -> Variant:
 
 
 def dtensor(w: Tensors, x: torch.Tensor, y: torch.Tensor, mesh: Any, plan: Any) -> Variant:
-    """Every parameter and input a DTensor, eager; placements as the program annotates them."""
+    """Every parameter and input is a DTensor, placed as annotated in the program; eager."""
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
     def spread(t: torch.Tensor, dims: list[Any]) -> torch.Tensor:
@@ -182,9 +182,9 @@ def dtensor(w: Tensors, x: torch.Tensor, y: torch.Tensor, mesh: Any, plan: Any) 
         return distribute_tensor(t, mesh, placements, src_data_rank=None)
 
     args = {a["key"] if a["role"] != "input" else a["name"]: a for a in plan}
-    whole = {k: spread(v, args[k]["dims"]).detach().requires_grad_() for k, v in w.items()}
+    weights = {k: spread(v, args[k]["dims"]).detach().requires_grad_() for k, v in w.items()}
     xs, ys = spread(x, args["x"]["dims"]), spread(y, args["target"]["dims"])
-    parameters = list(whole.values())
+    parameters = list(weights.values())
     everywhere: list[Any] = [Replicate(), Replicate()]
     mask = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
     low = DTensor.from_local(
@@ -195,17 +195,17 @@ def dtensor(w: Tensors, x: torch.Tensor, y: torch.Tensor, mesh: Any, plan: Any) 
         hidden = x.shape[-1]
         for i in range(LAYERS):
             p = partial("l{}_{}".format, i)
-            n = F.layer_norm(x, (hidden,), whole[p("ln1_w")], whole[p("ln1_b")])
+            n = F.layer_norm(x, (hidden,), weights[p("ln1_w")], weights[p("ln1_b")])
             q, k, v = (
-                (n @ whole[p(f"w{c}")]).view(BATCH, SEQ, HEADS, -1).transpose(1, 2) for c in "qkv"
+                (n @ weights[p(f"w{c}")]).view(BATCH, SEQ, HEADS, -1).transpose(1, 2) for c in "qkv"
             )
             s = q @ k.transpose(-1, -2) * (hidden // HEADS) ** -0.5 + low
             a = (s.softmax(-1) @ v).transpose(1, 2).flatten(2)
-            x = x + a @ whole[p("wo")]
-            n = F.layer_norm(x, (hidden,), whole[p("ln2_w")], whole[p("ln2_b")])
-            h = F.gelu(n @ whole[p("fc1")] + whole[p("b1")], approximate="tanh")
-            x = x + h @ whole[p("fc2")] + whole[p("b2")]
-        return F.layer_norm(x, (hidden,), whole["lnf_w"], whole["lnf_b"])
+            x = x + a @ weights[p("wo")]
+            n = F.layer_norm(x, (hidden,), weights[p("ln2_w")], weights[p("ln2_b")])
+            h = F.gelu(n @ weights[p("fc1")] + weights[p("b1")], approximate="tanh")
+            x = x + h @ weights[p("fc2")] + weights[p("b2")]
+        return F.layer_norm(x, (hidden,), weights["lnf_w"], weights["lnf_b"])
 
     def step() -> torch.Tensor:
         loss = ((forward(xs) - ys) ** 2).mean()
@@ -225,7 +225,7 @@ def dtensor(w: Tensors, x: torch.Tensor, y: torch.Tensor, mesh: Any, plan: Any) 
 
 
 class Emitted:
-    """The compiled program, run by the runtime that was written beside it."""
+    """The emitted program, run by the runtime beside it."""
 
     def __init__(self, program: Path):
         sys.path.insert(0, str(program))
@@ -245,8 +245,8 @@ class Emitted:
         self.runner = runtime_main.Runner(plan, self.mesh, functions, 0, events)
         self.function = plan.functions[0]
 
-    def whole(self) -> tuple[Tensors, Tensors, Tensors]:
-        """Copies: parameters whole, parameters of this rank, inputs of this rank."""
+    def copies(self) -> tuple[Tensors, Tensors, Tensors]:
+        """Return copies of global parameters, of this rank's parameters and of its inputs."""
         runner = self.runner
         states = {k: v.clone() for k, v in runner.states.items()}
         everywhere = {
@@ -266,7 +266,7 @@ class Emitted:
 
 def main() -> None:
     program, out, dp, tp, hidden = sys.argv[1:]
-    logging.getLogger("torch").setLevel(logging.ERROR)  # DTensor warns of what it falls back to
+    logging.getLogger("torch").setLevel(logging.ERROR)  # DTensor warns of its fallbacks
     torch.set_num_threads(1)
     if hasattr(os, "SCHED_BATCH"):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -275,7 +275,7 @@ def main() -> None:
 
     mesh = init_device_mesh("cpu", (int(dp), int(tp)), mesh_dim_names=("dp", "tp"))
     emitted = Emitted(Path(program))
-    whole, mine, inputs = emitted.whole()
+    weights, mine, inputs = emitted.copies()
     plan = json.loads((Path(program) / "plan.json").read_text())
     args = plan["functions"]["step"]["args"]
     full = {
@@ -291,12 +291,12 @@ def main() -> None:
 
     assert all(v.shape[-1] == int(hidden) for v in full.values())
     x, y = full["x"], full["target"]
-    reference, number = single(copies(whole), x, y)
+    reference, number = single(copies(weights), x, y)
     expected = [number(reference()) for _ in range(3)]
     variants: dict[str, Variant] = {
         "hand": hand(copies(mine), inputs["x"], inputs["target"], mesh),
         "shardir": emitted.variant(),
-        "dtensor": dtensor(copies(whole), x, y, mesh, args),
+        "dtensor": dtensor(copies(weights), x, y, mesh, args),
     }
     found: dict[str, Any] = {}
     for name, (step, number) in variants.items():

@@ -13,7 +13,7 @@ SIZES = [(3, 3, 3, 3), (2, 3, 4, 5), (7, 1, 6), (11, 11, 11), (1, 1), (5,), (9, 
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_every_pair_stands_in_a_row(sizes: tuple[int, ...]):
+def test_every_pair_is_in_a_row(sizes: tuple[int, ...]):
     columns = [range(n) for n in sizes]
     rows = covering(columns, random.Random(0))
     for i, j in combinations(range(len(sizes)), 2):
@@ -39,7 +39,7 @@ def test_an_equivalent_row_counts():
         assert {(r[i], r[j]) for r in both} == {*product(signs, repeat=2)}
 
 
-# ---- what the laws of ops try by them ----
+# ---- the covering arrays of the laws of ops ----
 
 
 def of_kin(cases: list[str], mesh: object) -> list[tuple]:

@@ -126,7 +126,7 @@ def test_shell_line_names_what_exists(line: str) -> None:
             assert tool in OTHER_TOOLS, f"no tool {tool}"
 
 
-# ---- what commands print ----
+# ---- outputs of commands ----
 
 
 def _between(text: str, words: list[str]) -> str:
@@ -138,7 +138,7 @@ def _between(text: str, words: list[str]) -> str:
 
 
 def printed(command: str) -> str:
-    """What a pipeline of our tools prints, errors included."""
+    """Return the output of a pipeline of our tools, errors included."""
     text = ""
     for part in command.split(" | "):
         tool, *words = shlex.split(part)

@@ -1,4 +1,4 @@
-"""The layers hold: a package imports from lower layers and from itself, and nothing from above.
+"""Each package imports from lower layers and from itself only.
 
 Layers, and what counts as an import, are in test/layers.py.
 """
@@ -35,8 +35,7 @@ LIBRARIES = {
     "api": {"xdsl"},
     "universe": {"xdsl"},
 }
-"""What else the packages below the backend and the tools may import, beside Python's own library.
-"""
+"""The libraries that each package below the backend and the tools may import."""
 
 KNOWN = {
     "lark",
@@ -70,11 +69,11 @@ def test_imports_run_downwards(package: str, path: Path) -> None:
                 f"{name} (layer {LAYERS[other]})"
             )
         elif first in KNOWN and package in LIBRARIES:
-            assert first in LIBRARIES[package], f"{path}:{line}: {package} does without {first}"
+            assert first in LIBRARIES[package], f"{path}:{line}: {package} must not import {first}"
 
 
 @pytest.mark.parametrize("name", RUNTIME_FILES)
-def test_what_is_copied_beside_programs_needs_torch_only(name: str) -> None:
+def test_files_beside_programs_import_torch_only(name: str) -> None:
     path = FOLDER / name
     for line, imported in imports(path):
         first = imported.split(".")[0]
@@ -99,10 +98,10 @@ def test_no_pass_imports_a_pass() -> None:
         assert not others, f"{module} imports {', '.join(others)}; move what it needs to rewriting/"
 
 
-def test_modules_import_each_other_in_no_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     assert not cycle(imported_modules())
 
 
-def test_a_circle_is_found() -> None:
+def test_a_cycle_is_found() -> None:
     assert cycle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
     assert {*cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})} == {"b", "c"}

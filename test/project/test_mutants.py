@@ -1,4 +1,4 @@
-"""The table of mutants names texts that are there, and tests that are there."""
+"""The texts and the tests that mutants name exist."""
 
 import ast
 from collections import Counter
@@ -9,7 +9,7 @@ from layers import LAYERS
 from mutants import ROOT, Mutant, mutants, packages
 
 WITHOUT = {"__init__", "api", "universe"}
-"""Modules that do no more than name others."""
+"""Modules that only name others."""
 
 
 @pytest.mark.parametrize("m", mutants(), ids=lambda m: m.name.replace(" ", "-"))

@@ -28,16 +28,16 @@ def loss(module: ModuleOp) -> FuncOp:
 
 
 def published(layers: int, d: int) -> int:
-    """Of a layer four products of attention, two of the MLP with biases, two norms; words,
-    positions, the positions that ask; the norm below the query layer."""
+    """Return the number of parameters: per layer four products of the attention, two of the MLP
+    with biases, two norms; words, positions, queries; the norm before the query layer."""
     layer = 4 * d * d + 2 * d * 4 * d + 4 * d + d + 2 * 2 * d
     return layers * layer + 40_000 * d + 2 * 1024 * d + 2 * d
 
 
 @pytest.mark.parametrize(
     ("size", "billions", "within"),
-    # 40 layers of 5,120 are 12.8, whatever belongs to the paper's 13.1: the query layer beside them
-    # would make that, and 2.7 of 2.6, and 210 of 207.
+    # 40 layers of 5,120 have 12.8 billion parameters; with the query layer as one more they would
+    # have 13.1, as published, but the others 2.7 and 210, not 2.6 and 207.
     [("2.6B", 2.6, 0.01), ("13.1B", 13.1, 0.025), ("207B", 207.0, 0.001)],
 )
 def test_parameters_are_those_published(size: str, billions: float, within: float):
@@ -52,7 +52,7 @@ def test_parameters_are_those_published(size: str, billions: float, within: floa
 
 
 def test_in_small_it_is_the_example():
-    """Op by op, from the same values; the example's layouts aside."""
+    """Op by op, except the example's layouts."""
     example = parse((EXAMPLES / "pangu_alpha.ir").read_text())
     PASSES["strip-layouts"]()().apply(Context(), example)
     made = parse(pangu(layers=2, width=8, heads=2, seq=6, vocab=12, batch=4))
