@@ -25,7 +25,7 @@ from shardir.rewriting.options import (
     option_types,
     parse_options,
 )
-from shardir.search.drawing import form_of
+from shardir.search.drawing import writer_of
 
 Loaders = Mapping[str, Callable[[], type[ModulePass]]]
 """The function that loads each pass, by name."""
@@ -181,7 +181,7 @@ def with_strategies(
     graph: str | Path | None = None,
 ) -> list[ModulePass]:
     """Return the passes with load-strategies for the last one that decides on layouts, or with
-    save-strategies after it; and with a search that writes its graph of costs.
+    save-strategies after it; and with a search that writes its cost graph.
 
     Raises:
         UsageError: there is no such pass, or the graph's file has no known ending.
@@ -203,7 +203,7 @@ def with_strategies(
         if at is None:
             raise UsageError(f"--cost-graph: no pass searches; run {SEARCH}, or --mode=auto")
         try:
-            form_of(Path(graph))
+            writer_of(Path(graph))
         except ShardirError as e:
             raise UsageError(f"--cost-graph: {e}") from None
         found[at] = dataclasses.replace(found[at], graph=str(graph))  # type: ignore[call-arg]

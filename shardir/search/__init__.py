@@ -1,1 +1,1 @@
-"""Floor 3: the search for layouts: least cost over a graph of choices, and the choices of an op."""
+"""The search: candidates of ops, the cost graph of a function, its minimum and its bound."""

@@ -1,93 +1,94 @@
-"""What moves together pays a latency once: the plan of least cost where buckets have a price.
+"""Buckets: the fastest plan, where collectives in one buffer cost one latency.
 
     d_w1, d_w2, d_b2    all-reduced over dp: one bucket
     loss                all-reduced over dp and tp: another
 
-A bucket costs its latency however many tensors are in it: a fixed charge, which no sum over pairs
-says. What such a sum can say is a part of it for each tensor. Where the parts of all that might be
-in a bucket are no more than one, it is a bound for every plan. Where they are those of the tensors
-that a plan has in it, it is what that plan costs, and makes it hard for those that would need other
-buckets. So plans follow each other as long as the next one is better: by the buckets of the one
-before (slope scaling; Kim and Pardalos, 1999), or by these without one of them. How far the last
-one may be from the least, its gap says.
+A bucket costs its latency however many tensors are in it: a fixed charge, which is not a sum over
+pairs. A sum over pairs can have a share of it for each tensor. If the shares of all tensors that
+might be in a bucket add up to one at most, the minimum is a bound for every plan. If they are those
+of the tensors that a plan has in it, the sum is the plan's cost, and other buckets are expensive.
+So the search repeats with the shares of the best plan so far, or with these less one bucket, as
+long as a plan is better (slope scaling; Kim and Pardalos, 1999). The gap bounds the distance of the
+last one from the minimum.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
 
-from xdsl.dialects.builtin import TensorType
-
-from shardir.algebra.layout import Layout
 from shardir.search.elimination import Solution
-from shardir.search.memory import Solve
 from shardir.search.problem import CostProblem
-from shardir.search.ways import Bucket, LatencyShares
+from shardir.search.transfer_costs import Bucket, LatencyShares, Transfer
 
 MAX_SCALINGS = 8
-"""How often parts are set by how many tensors are in the buckets: of a plan, and of several."""
+"""How many times shares are set by the number of tensors in each bucket: of one plan until they
+agree with it, and of plans one after another."""
 
 MAX_UNPRICED = 2e-3
-"""What part of its cost the first plan's parts may leave unsaid."""
+"""The part of its cost that the first plan's shares may leave out; above it, further plans are
+looked for."""
 
-Move = tuple[TensorType, Layout, Layout]
-"""A redistribution of a tensor, from one layout to another."""
+Solve = Callable[[CostProblem], Solution]
 
-MovePrice = Callable[[Move, LatencyShares], tuple[float, dict[Bucket, float]]]
-"""The seconds of a move, and the latencies of the buckets in which it is."""
+BucketPrice = Callable[[Transfer, LatencyShares], tuple[float, dict[Bucket, float]]]
+"""The estimated time of a transfer with shares of buckets, and the latencies of its buckets, in
+seconds."""
 
 
-def least(
+def solve_with_buckets(
     problem: Callable[[LatencyShares], CostProblem],
-    moves: Callable[[Sequence[int]], list[Move]],
-    many: int,
-    ways: MovePrice,
+    transfers: Callable[[Sequence[int]], list[Transfer]],
+    max_transfers: int,
+    price: BucketPrice,
     solve: Solve,
     scalings: int = MAX_SCALINGS,
 ) -> tuple[Solution, LatencyShares]:
-    """The best plan that is found, and the shares that say its cost.
+    """Return the best plan that is found, and the shares with which its problem has its cost.
 
     Args:
-        problem: by the shares.
-        moves: what a solution redistributes that may go into buckets.
-        many: how many moves there may be.
-        scalings: how many plans are looked for behind the first, at most.
+        problem: returns the problem with some shares.
+        transfers: returns a solution's transfers that may be in buckets.
+        max_transfers: the largest number of such transfers.
+        scalings: the largest number of plans after the first.
     """
 
-    def follow(shares: LatencyShares) -> tuple[Solution, LatencyShares, float]:
-        """The plan of least cost by these shares, with what it really costs; the shares that say
-        so; and how much of it the former did not say."""
+    def plan(shares: LatencyShares) -> tuple[Solution, LatencyShares, float]:
+        """Return the fastest plan by these shares, with its full cost; the shares that agree with
+        it; and the part of the cost that the former left out."""
         found = solve(problem(shares))
-        chosen = moves(found.choice)
-        seconds, settled = settle(chosen, ways)
-        unsaid = seconds - taken(chosen, ways, shares)[0]
-        return Solution(found.choice, found.objective + unsaid, found.bound), settled, unsaid
+        chosen = transfers(found.choice)
+        seconds, agreeing = shared_seconds(chosen, price)
+        missing = seconds - priced(chosen, price, shares)[0]
+        return Solution(found.choice, found.objective + missing, found.bound), agreeing, missing
 
-    best, shares, unsaid = follow(LatencyShares(1 / max(many, 1)))
+    best, shares, missing = plan(LatencyShares(1 / max(max_transfers, 1)))
     bound = best.bound
-    left = after(shares) if unsaid > MAX_UNPRICED * best.objective else []
+    remaining = next_shares(shares) if missing > MAX_UNPRICED * best.objective else []
     for _ in range(scalings):
-        if not left:
+        if not remaining:
             break
-        found, settled, _ = follow(left.pop(0))
+        found, agreeing, _ = plan(remaining.pop(0))
         if found.objective < best.objective:
-            best, shares, left = found, settled, after(settled)
+            best, shares, remaining = found, agreeing, next_shares(agreeing)
     return Solution(best.choice, best.objective, min(bound, best.objective)), shares
 
 
-def after(shares: LatencyShares) -> list[LatencyShares]:
-    """What to look for next to a plan: with its buckets, and without each of them, first those that
-    few tensors share."""
-    known = sorted(shares.known, key=lambda part: (-part[1], str(part)))
-    return [shares, *(LatencyShares(shares.usual, shares.known - {b}) for b in known)]
+def next_shares(shares: LatencyShares) -> list[LatencyShares]:
+    """Return the shares to try after a plan: its own, then its own less each bucket, those of few
+    tensors first."""
+    own = sorted(shares.own, key=lambda part: (-part[1], str(part)))
+    return [shares, *(LatencyShares(shares.default, shares.own - {b}) for b in own)]
 
 
-def settle(moves: Sequence[Move], ways: MovePrice) -> tuple[float, LatencyShares]:
-    """What moves take together, and shares by which they take it."""
-    shares = LatencyShares(1 / max(len(moves), 1))
+def shared_seconds(
+    transfers: Sequence[Transfer], price: BucketPrice
+) -> tuple[float, LatencyShares]:
+    """Return the estimated time of transfers that share buckets, and the shares that agree with
+    it."""
+    shares = LatencyShares(1 / max(len(transfers), 1))
     best = inf, shares
     for _ in range(MAX_SCALINGS):
-        seconds, tensors, latencies = taken(moves, ways, shares)
+        seconds, tensors, latencies = priced(transfers, price, shares)
         seconds += sum(l * (1 - shares.of(b) * tensors[b]) for b, l in latencies.items())
         if seconds >= best[0]:
             break
@@ -96,13 +97,14 @@ def settle(moves: Sequence[Move], ways: MovePrice) -> tuple[float, LatencyShares
     return best
 
 
-def taken(
-    moves: Sequence[Move], ways: MovePrice, shares: LatencyShares
+def priced(
+    transfers: Sequence[Transfer], price: BucketPrice, shares: LatencyShares
 ) -> tuple[float, Counter[Bucket], dict[Bucket, float]]:
-    """What moves take by the shares; how many are in each bucket, and its latency."""
+    """Return the time of transfers with these shares; the number of tensors in each bucket, and its
+    latency."""
     total, tensors, latencies = 0.0, Counter[Bucket](), dict[Bucket, float]()
-    for move, n in Counter(moves).items():
-        seconds, buckets = ways(move, shares)
+    for transfer, n in Counter(transfers).items():
+        seconds, buckets = price(transfer, shares)
         total += n * seconds
         tensors.update(dict.fromkeys(buckets, n))
         latencies.update(buckets)

@@ -1,4 +1,4 @@
-"""The graph of costs as a file: JSON, dot for Graphviz, or SVG."""
+"""The cost graph as a file: JSON, dot for Graphviz, or SVG."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,8 +6,8 @@ from html import escape
 from pathlib import Path
 
 from shardir.diagnostics import ShardirError
-from shardir.search.picture import Described, Row, along, heading, rows, title
-from shardir.search.svg import TAKEN, as_svg
+from shardir.search.picture import Described, Row, edge_lines, heading, rows, title
+from shardir.search.svg import CHOSEN_COLOUR, as_svg
 
 
 def as_json(graphs: Sequence[Described]) -> str:
@@ -22,7 +22,7 @@ def as_dot(graphs: Sequence[Described]) -> str:
         for node, found in zip(graph["nodes"], rows(graph), strict=True):
             lines.append(f"    n{k}_{node['id']} [label=<{_table(node, found)}>]")
         for e in graph["edges"]:
-            label = _quoted("\n".join(along(graph, e)))
+            label = _quoted("\n".join(edge_lines(graph, e)))
             lines.append(f"    n{k}_{e['from']} -> n{k}_{e['to']} [label={label}]")
         lines.append("  }")
     return "\n".join([*lines, "}"]) + "\n"
@@ -33,32 +33,34 @@ def _quoted(text: str) -> str:
 
 
 def _table(node: Described, found: Sequence[Row]) -> str:
-    stated = " (stated)" if node["stated"] else ""
-    cells = [f'<TR><TD COLSPAN="2"><B>{escape(title(node))}</B>{stated}</TD></TR>']
-    for what, time, taken in found:
-        color = f' BGCOLOR="{TAKEN}"' if taken else ""
+    cells = [f'<TR><TD COLSPAN="2"><B>{escape(title(node))}</B></TD></TR>']
+    for name, time, chosen in found:
+        colour = f' BGCOLOR="{CHOSEN_COLOUR}"' if chosen else ""
         cells.append(
-            f'<TR><TD ALIGN="LEFT"{color}>{escape(what)}</TD>'
-            f'<TD ALIGN="RIGHT"{color}>{escape(time)}</TD></TR>'
+            f'<TR><TD ALIGN="LEFT"{colour}>{escape(name)}</TD>'
+            f'<TD ALIGN="RIGHT"{colour}>{escape(time)}</TD></TR>'
         )
     shape = ' STYLE="ROUNDED"' if node["op"] is None else ""
     return f'<TABLE BORDER="1" CELLBORDER="0" CELLSPACING="0"{shape}>{"".join(cells)}</TABLE>'
 
 
-FORMS: dict[str, Callable[[Sequence[Described]], str]] = {
+Writer = Callable[[Sequence[Described]], str]
+"""Returns the text of a file."""
+
+WRITERS: dict[str, Writer] = {
     ".json": as_json,
     ".dot": as_dot,
     ".svg": as_svg,
 }
-"""By the ending of the file."""
+"""By the suffix of the file."""
 
 
-def form_of(path: Path) -> Callable[[Sequence[Described]], str]:
-    """What makes the text of a file.
+def writer_of(path: Path) -> Writer:
+    """Return the writer for a file, by its suffix.
 
     Raises:
-        ShardirError: the name has none of the endings.
+        ShardirError: there is none.
     """
-    if path.suffix not in FORMS:
-        raise ShardirError(f"{path}: a graph of costs is written as {', '.join(FORMS)}")
-    return FORMS[path.suffix]
+    if path.suffix not in WRITERS:
+        raise ShardirError(f"{path}: expected a cost graph as {', '.join(WRITERS)}")
+    return WRITERS[path.suffix]

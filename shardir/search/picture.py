@@ -1,25 +1,27 @@
-"""The graph of costs that a search makes least, as data, and what a drawing says of it.
+"""The cost graph as data, and the texts of its drawings.
 
     {"functions": [{"function": "net", "mesh": "@m <dp = 2, tp = 2>", "objective": 1.2e-4, ...,
-      "nodes": [{"id": 0, "values": ["%x"], "op": null, "at": "net.ir:3", "stated": false,
-                 "choices": [{"layout": "[{dp}, {}]", "shared": null, "seconds": 0.0}, ...],
+      "nodes": [{"id": 0, "values": ["%x"], "op": null, "at": "net.ir:3",
+                 "annotated": false,
+                 "candidates": [{"layout": "[{dp}, {}]", "shared": null, "seconds": 0.0}, ...],
                  "chosen": 1},
-                {"id": 1, "values": ["%h"], "op": "nn.matmul", "takes": ["%x", "%w"],
-                 "at": "net.ir:4", "stated": false,
-                 "choices": [{"strategy": "(({dp}, {}), ({}, {}))", "operands": [...],
+                {"id": 1, "values": ["%h"], "op": "nn.matmul",
+                 "operands": ["%x", "%w"], "at": "net.ir:4", "annotated": false,
+                 "candidates": [{"strategy": "(({dp}, {}), ({}, {}))", "operands": [...],
                               "results": [...], "seconds": 2e-6}, ...], "chosen": 0}, ...],
       "edges": [{"from": 0, "to": 1, "values": ["%x"], "table": 0, "seconds": 0.0}, ...],
       "tables": [[[0.0, 3e-5], ...], ...]}]}
 
-A node is an op with the ways to calculate it; or a value with the layouts in which it may lie, and
-those in which several users may share it: an argument, or what has several users. The two ends of a
-step's update are one. An edge has a table: the seconds of redistributions, a row for each choice of
-`from` and a column for each of `to`. Equal tables are there once. The objective is the sum of what
-the chosen ones take, of nodes and edges.
+A node is an op with its candidates; or a value with its possible layouts, and those of a copy that
+several users share: an argument, or a value with several users. An updated parameter is one node
+with the old one. An edge has a table, the times of redistributions in seconds: a row for each
+candidate of `from` and a column for each of `to`. Equal tables are stored once. The objective is
+the sum of the chosen entries of nodes and edges.
 
-A drawing shows the choice of a node that is taken and those next to it: what each takes, and by how
-much more the plan would take with it, all else as it is; and of an edge the redistribution that is
-taken, the range of its table, and the least that there would be with another choice at one end.
+A drawing shows the chosen candidate of a node and those nearest to it: the time of each, and after
+`+` the increase of the plan's time with it and the same choice elsewhere. Of an edge it shows the
+chosen redistribution, the range of its table, and the fastest ones with another candidate at one
+end.
 """
 
 from collections.abc import Mapping
@@ -34,13 +36,17 @@ from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import sharding_of
 from shardir.dialects.locations import short_location
 from shardir.dialects.nn.base import TensorOp
-from shardir.search.choices import Candidates
-from shardir.search.graph import StrategyPlan, ValueLayouts
+from shardir.search.candidates import Candidates
+from shardir.search.plan import StrategyPlan
+from shardir.search.value_layouts import ValueLayouts
 
 Described = dict[str, Any]
 
-SHOWN, MOVES = 6, 2
-"""How many choices of a node are drawn, and how many redistributions beside that which is taken."""
+SHOWN_CANDIDATES = 6
+"""The candidates of a node that are drawn, at most."""
+
+SHOWN_TRANSFERS = 2
+"""The redistributions of an edge that are drawn besides the chosen one, at most."""
 
 
 # ---- data ----
@@ -49,38 +55,39 @@ SHOWN, MOVES = 6, 2
 def described(
     function: str, mesh: Mesh, names: Mapping[SSAValue, str], plan: StrategyPlan
 ) -> Described:
-    """A function's graph, as long as the plan is not written into the function.
+    """Return the graph of a function, before its plan is written into it.
 
     Args:
-        names: of all values, in their order, as they are printed.
+        names: the printed names of all values, in their order.
     """
-    graph, choice = plan.graph, plan.solution.choice
+    graph, problem, choice = plan.graph, plan.problem, plan.solution.choice
     nodes: dict[int, Described] = {}
+    variables = graph.op_variable
     for v, name in names.items():
         op = v.owner
-        if isinstance(op, Operation) and (i := graph.of_op.get(op)) is not None and i not in nodes:
-            nodes[i] = _of_op(op, names, graph.choices[op])
-        if (i := graph.of_value.get(v)) is not None:
-            nodes.setdefault(i, _of_value(v, graph.places[v]))["values"].append(f"%{name}")
+        if isinstance(op, Operation) and (i := variables.get(op)) is not None and i not in nodes:
+            nodes[i] = _of_op(op, names, graph.candidates[op])
+        if (i := graph.value_variable.get(v)) is not None:
+            nodes.setdefault(i, _of_value(v, graph.layouts[v]))["values"].append(f"%{name}")
     for i, node in nodes.items():
-        for c, seconds in zip(node["choices"], graph.problem.unary[i].tolist(), strict=True):
+        for c, seconds in zip(node["candidates"], problem.unary[i].tolist(), strict=True):
             c["seconds"] = seconds
         node["chosen"] = choice[i]
     order = {i: n for n, i in enumerate(nodes)}
     carried = _carried(names, plan)
-    kept: dict[bytes, int] = {}
+    numbers: dict[bytes, int] = {}
     tables: list[Any] = []
     edges: list[Described] = []
-    for pair, table in graph.problem.pairs.items():
+    for pair, table in problem.pairs.items():
         a, b = sorted(pair, key=order.__getitem__)
         rows = np.ascontiguousarray(table if (a, b) == pair else table.T)
         key = repr(rows.shape).encode() + rows.tobytes()
-        if key not in kept:
-            kept[key] = len(tables)
+        if key not in numbers:
+            numbers[key] = len(tables)
             tables.append(rows.tolist())
         edges.append({
             "from": order[a], "to": order[b], "values": carried[frozenset(pair)],
-            "table": kept[key], "seconds": float(rows[choice[a], choice[b]]),
+            "table": numbers[key], "seconds": float(rows[choice[a], choice[b]]),
         })  # fmt: skip
     s = plan.solution
     return {
@@ -92,31 +99,31 @@ def described(
     }  # fmt: skip
 
 
-def _of_op(op: Operation, names: Mapping[SSAValue, str], choices: Candidates) -> Described:
+def _of_op(op: Operation, names: Mapping[SSAValue, str], candidates: Candidates) -> Described:
     return {
         "values": [f"%{names[v]}" for v in op.results], "op": op.name,
-        "takes": [f"%{names[v]}" for v in op.operands], "at": short_location(op),
-        "stated": isinstance(op, TensorOp) and op.strategy is not None,
-        "choices": [
+        "operands": [f"%{names[v]}" for v in op.operands], "at": short_location(op),
+        "annotated": isinstance(op, TensorOp) and op.strategy is not None,
+        "candidates": [
             {
                 "strategy": str(replace(c.strategy, mesh=None)),
                 "operands": [_text(layout) for layout in c.operands],
                 "results": [_text(layout) for layout in c.results],
             }
-            for c in choices
+            for c in candidates
         ],
     }  # fmt: skip
 
 
-def _of_value(v: SSAValue, places: ValueLayouts) -> Described:
+def _of_value(v: SSAValue, layouts: ValueLayouts) -> Described:
     by = v if isinstance(v, BlockArgument) else v.owner
     return {
         "values": [], "op": None,
         "at": short_location(by) if isinstance(by, BlockArgument | Operation) else "",
-        "stated": sharding_of(v) is not None,
-        "choices": [
+        "annotated": sharding_of(v) is not None,
+        "candidates": [
             {"layout": _text(layout), "shared": None if shared is None else _text(shared)}
-            for layout, shared in places
+            for layout, shared in layouts
         ],
     }  # fmt: skip
 
@@ -126,37 +133,38 @@ def _text(layout: Layout) -> str:
 
 
 def _carried(names: Mapping[SSAValue, str], plan: StrategyPlan) -> dict[frozenset[int], list[str]]:
-    """By the two nodes of an edge, the values that go along it."""
+    """Return the values that each edge carries, by its two variables."""
     graph = plan.graph
     found: dict[frozenset[int], list[str]] = {}
     for v, name in names.items():
-        by = graph.of_op.get(v.owner) if isinstance(v.owner, Operation) else None
-        lies = graph.of_value.get(v, by)
-        for end in (by, *(graph.of_op.get(use.operation) for use in v.uses)):
-            if lies is not None and end is not None:
-                along = found.setdefault(frozenset((lies, end)), [])
-                if f"%{name}" not in along:
-                    along.append(f"%{name}")
+        maker = graph.op_variable.get(v.owner) if isinstance(v.owner, Operation) else None
+        source = graph.value_variable.get(v, maker)
+        for end in (maker, *(graph.op_variable.get(use.operation) for use in v.uses)):
+            if source is not None and end is not None:
+                carried = found.setdefault(frozenset((source, end)), [])
+                if f"%{name}" not in carried:
+                    carried.append(f"%{name}")
     return found
 
 
-# ---- what a drawing says ----
+# ---- the texts of drawings ----
 
 
 def title(node: Described) -> str:
-    made = ", ".join(node["values"])
-    return f"{made} = {node['op']}" if node["op"] else made
+    made, annotated = ", ".join(node["values"]), " (annotated)" if node["annotated"] else ""
+    return (f"{made} = {node['op']}" if node["op"] else made) + annotated
 
 
 Row = tuple[str, str, bool]
-"""A choice that is drawn: what it is, its times, and whether it is taken."""
+"""A candidate that is drawn: its name, its times, and whether it is chosen."""
 
 
 def rows(graph: Described) -> list[list[Row]]:
-    """Of each node the choices that are drawn: those with which the plan would cost least, if all
-    other nodes stayed as they are, with their own times and by how much more that would be."""
+    """Return the candidates of each node that are drawn: those with which the plan would be
+    fastest, with the same choice for all other nodes; with their times, and the increase of the
+    plan's."""
     nodes = graph["nodes"]
-    costs = [np.array([c["seconds"] for c in node["choices"]]) for node in nodes]
+    costs = [np.array([c["seconds"] for c in node["candidates"]]) for node in nodes]
     for e in graph["edges"]:
         a, b, table = e["from"], e["to"], np.array(graph["tables"][e["table"]])
         costs[a] = costs[a] + table[:, nodes[b]["chosen"]]
@@ -165,25 +173,25 @@ def rows(graph: Described) -> list[list[Row]]:
 
 
 def _rows_of(node: Described, more: np.ndarray) -> list[Row]:
-    choices, chosen = node["choices"], node["chosen"]
-    order = sorted(range(len(choices)), key=lambda i: (max(more[i], 0.0), i != chosen))
+    candidates, chosen = node["candidates"], node["chosen"]
+    order = sorted(range(len(candidates)), key=lambda i: (max(more[i], 0.0), i != chosen))
     rows = [
         (
-            _choice(choices[i]),
-            _time(choices[i]["seconds"]) + ("" if i == chosen else f" +{_time(more[i])}"),
+            _name(candidates[i]),
+            _time(candidates[i]["seconds"]) + ("" if i == chosen else f" +{_time(more[i])}"),
             i == chosen,
         )
-        for i in order[:SHOWN]
+        for i in order[:SHOWN_CANDIDATES]
     ]
-    if len(choices) > len(rows):
-        rows.append((f"and {len(choices) - len(rows)} more", "", False))
+    if len(candidates) > len(rows):
+        rows.append((f"and {len(candidates) - len(rows)} more", "", False))
     return rows
 
 
-def _choice(c: Described) -> str:
+def _name(c: Described) -> str:
     if "layout" in c:
         return c["layout"] if c["shared"] is None else f"{c['layout']}, shared as {c['shared']}"
-    return c["strategy"] if c["operands"] else "whole"
+    return c["strategy"] if c["operands"] else "replicated"
 
 
 def _time(seconds: float) -> str:
@@ -193,41 +201,43 @@ def _time(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns" if seconds > 1e-12 else "0"
 
 
-def along(graph: Described, edge: Described) -> list[str]:
-    """What an edge says: the values, what is taken and the range of its table; then, of one value,
-    the redistributions, that which is taken and some that there would be if one end were placed
-    otherwise."""
+def edge_lines(graph: Described, edge: Described) -> list[str]:
+    """Return the label of an edge: its values, the chosen time and the range of its table; then,
+    for an edge of one value, the chosen redistribution and the fastest ones with another candidate
+    at one end."""
     a, b = graph["nodes"][edge["from"]], graph["nodes"][edge["to"]]
     table = graph["tables"][edge["table"]]
-    least, most = min(map(min, table)), max(map(max, table))
+    lowest, highest = min(map(min, table)), max(map(max, table))
     lines = [f"{', '.join(edge['values'])}: {_time(edge['seconds'])}"]
-    if most > least:
-        lines[0] += f" of {_time(least)} to {_time(most)}"
-    if len(edge["values"]) != 1 or not most:
+    if highest > lowest:
+        lines[0] += f" of {_time(lowest)} to {_time(highest)}"
+    if len(edge["values"]) != 1 or not highest:
         return lines
     (value,), i, j = edge["values"], a["chosen"], b["chosen"]
-    moves: dict[str, float] = {}
+    transfers: dict[str, float] = {}
     for k, m in (
         (i, j),
         *((i, m) for m in range(len(table[i]))),
         *((k, j) for k in range(len(table))),
     ):
-        move = f"{_lies(a, k, value)} -> {_lies(b, m, value)}"
-        moves.setdefault(move, table[k][m])
-    first, *others = moves.items()
-    others.sort(key=lambda move: move[1])
-    lines += [f"{move}  {_time(seconds)}" for move, seconds in (first, *others[:MOVES])]
-    return [*lines, f"and {len(others) - MOVES} more"] if len(others) > MOVES else lines
+        transfer = f"{_layout(a, k, value)} -> {_layout(b, m, value)}"
+        transfers.setdefault(transfer, table[k][m])
+    first, *others = transfers.items()
+    others.sort(key=lambda transfer: transfer[1])
+    shown = first, *others[:SHOWN_TRANSFERS]
+    lines += [f"{transfer}  {_time(seconds)}" for transfer, seconds in shown]
+    more = len(others) - SHOWN_TRANSFERS
+    return [*lines, f"and {more} more"] if more > 0 else lines
 
 
-def _lies(node: Described, choice: int, value: str) -> str:
-    """How a value lies at a node: as the op makes or takes it, or where it is kept."""
-    c = node["choices"][choice]
+def _layout(node: Described, number: int, value: str) -> str:
+    """Return the layout of a value at a node: of the op's result or operand, or the value's own."""
+    c = node["candidates"][number]
     if not node["op"]:
-        return _choice(c)
+        return _name(c)
     if value in node["values"]:
         return c["results"][node["values"].index(value)]
-    return c["operands"][node["takes"].index(value)]
+    return c["operands"][node["operands"].index(value)]
 
 
 def heading(graph: Described) -> str:

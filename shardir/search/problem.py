@@ -1,9 +1,9 @@
-"""The sum of costs that a search makes least: variables, and tables of costs of pairs.
+"""The sum of costs that the search minimises: variables, and tables of costs of pairs.
 
     minimise  sum_i unary_i[x_i]  +  sum_ij table_ij[x_i, x_j]
 
-Repeated blocks, the layers of a network, have the same arrays again and again: not equal ones, the
-same objects. Everything that solves a problem does once what concerns the same arrays.
+The arrays of repeated layers are the same objects, not only equal ones. All solvers do their work
+once for each array.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,19 +14,18 @@ import numpy as np
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
+Neighbours = list[tuple[int, Table]]
+"""The variables that share a table with one, each with the table, rows for the one's values."""
 
-Ends = list[tuple[int, Table]]
-"""The variables that share tables with one, each with the table, the one's own values first."""
 
-
-def same(table: Table) -> tuple:
-    """Alike for views of the same numbers, as long as they live."""
+def identity(table: Table) -> tuple:
+    """Return a key that views of the same memory share, as long as it is allocated."""
     return table.__array_interface__["data"][0], table.shape, table.strides
 
 
 def identities(tables: Iterable[Table]) -> dict[int, tuple]:
     """Return the identity of each array, by its id: computed once for each object."""
-    return {i: same(t) for i, t in {id(t): t for t in tables}.items()}
+    return {i: identity(t) for i, t in {id(t): t for t in tables}.items()}
 
 
 @dataclass
@@ -39,12 +38,12 @@ class CostProblem:
     _sums: dict[tuple, tuple[Table, ...]] = field(default_factory=dict)
 
     def variable(self, costs: Sequence[float] | Table) -> int:
-        """A new variable, by the costs of its values."""
+        """Add a variable, by the costs of its values, and return its number."""
         self.unary.append(np.asarray(costs, dtype=np.float64))
         return len(self.unary) - 1
 
     def add(self, i: int, j: int, table: Table) -> None:
-        """Adds table[x_i, x_j] to the sum; j may be i."""
+        """Add table[x_i, x_j] to the sum; j may be i."""
         if i == j:
             self.unary[i] = self.plus(self.unary[i], np.diagonal(table))
             return
@@ -54,77 +53,74 @@ class CostProblem:
         self.pairs[i, j] = table if have is None else self.plus(have, table)
 
     def plus(self, a: Table, b: Table) -> Table:
-        """The same array for the same summands."""
-        key = same(a), same(b)
+        """Return a + b: the same array for the same summands."""
+        key = identity(a), identity(b)
         if key not in self._sums:
-            self._sums[key] = a + b, a, b  # which live on, so that the key is theirs
+            self._sums[key] = a + b, a, b  # the summands too, so that no other gets their memory
         return self._sums[key][0]
 
-    def only(self, allowed: Sequence[np.ndarray]) -> "CostProblem":
-        """The same with these values of each variable alone."""
-        known: dict[tuple, Table] = {}
+    def restricted(self, allowed: Sequence[np.ndarray]) -> "CostProblem":
+        """Return the problem with the allowed values of each variable only."""
+        found: dict[tuple, Table] = {}
         keys = [k.tobytes() for k in allowed]
         names = identities([*self.unary, *self.pairs.values()])
-        left = CostProblem()
+        rest = CostProblem()
         for u, k, values in zip(self.unary, allowed, keys, strict=True):
             key = names[id(u)], values
-            if key not in known:
-                known[key] = u[k]
-            left.unary.append(known[key])
+            if key not in found:
+                found[key] = u[k]
+            rest.unary.append(found[key])
         for (i, j), t in self.pairs.items():
             key = names[id(t)], keys[i], keys[j]
-            if key not in known:
-                known[key] = t[np.ix_(allowed[i], allowed[j])]
-            left.pairs[i, j] = known[key]
-        return left
+            if key not in found:
+                found[key] = t[np.ix_(allowed[i], allowed[j])]
+            rest.pairs[i, j] = found[key]
+        return rest
 
     def cost(self, choice: Sequence[int]) -> float:
-        """What a solution costs."""
+        """Return the cost of a solution."""
         total = sum(float(u[x]) for u, x in zip(self.unary, choice, strict=True))
         return total + sum(float(t[choice[i], choice[j]]) for (i, j), t in self.pairs.items())
 
-    def near(self) -> "list[Ends]":
-        """Of each variable those that it shares tables with, its own values first in each."""
-        found: list[list[tuple[int, Table]]] = [[] for _ in self.unary]
-        turned: dict[int, Table] = {}
+    def neighbours(self) -> list[Neighbours]:
+        """Return the neighbours of each variable."""
+        found: list[Neighbours] = [[] for _ in self.unary]
+        transposed: dict[int, Table] = {}
         for (i, j), table in self.pairs.items():
-            if id(table) not in turned:
-                turned[id(table)] = table.T
+            if id(table) not in transposed:
+                transposed[id(table)] = table.T
             found[i].append((j, table))
-            found[j].append((i, turned[id(table)]))
+            found[j].append((i, transposed[id(table)]))
         return found
 
 
-def alike(problem: CostProblem, ends_of: Sequence[Ends], rounds: int) -> list[list[int]]:
-    """After each round a number for each variable, the same for those that look the same: by their
-    own costs and tables, then by what is at the other ends too, and so on (color refinement)."""
-    names = identities(t for ends in ends_of for _, t in ends)
-    near = [[(u, names[id(t)]) for u, t in ends] for ends in ends_of]
-    colors: list[Any] = [same(u) for u in problem.unary]
+def colours(problem: CostProblem, neighbours: Sequence[Neighbours], rounds: int) -> list[list[int]]:
+    """Return a colour for each variable after each round of colour refinement: equal for variables
+    with the same costs and tables, then with neighbours of the same colours too, and so on."""
+    names = identities(t for ends in neighbours for _, t in ends)
+    near = [[(u, names[id(t)]) for u, t in ends] for ends in neighbours]
+    now: list[Any] = [identity(u) for u in problem.unary]
     found: list[list[int]] = []
     for _ in range(rounds + 1):
-        seen = [
+        refined = [
             (c, tuple(sorted((t, found[-1][u] if found else 0) for u, t in ends)))
-            for c, ends in zip(colors, near, strict=True)
+            for c, ends in zip(now, near, strict=True)
         ]
-        numbers = {c: i for i, c in enumerate(dict.fromkeys(seen))}
-        colors = [numbers[c] for c in seen]
-        found.append(colors)
+        numbers = {c: i for i, c in enumerate(dict.fromkeys(refined))}
+        now = [numbers[c] for c in refined]
+        found.append(now)
     return found
 
 
-def improve(problem: CostProblem, near: Sequence[Ends], choice: list[int]) -> None:
-    """Changes one variable at a time for the better, until that does not help.
-
-    Args:
-        near: the problem's, which several improvements share.
-    """
+def improve(problem: CostProblem, neighbours: Sequence[Neighbours], choice: list[int]) -> None:
+    """Change one variable at a time to its cheapest value, until no change makes the solution
+    cheaper."""
     changed = set(range(len(choice)))
     while changed:
         for v in sorted(changed):
             changed.discard(v)
-            costs = problem.unary[v] + sum(t[:, choice[u]] for u, t in near[v])
+            costs = problem.unary[v] + sum(t[:, choice[u]] for u, t in neighbours[v])
             best = int(costs.argmin())
             if costs[best] < costs[choice[v]]:
                 choice[v] = best
-                changed.update(u for u, _ in near[v])
+                changed.update(u for u, _ in neighbours[v])

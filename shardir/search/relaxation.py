@@ -1,12 +1,12 @@
-"""A bound of a problem's least cost, and what it rules out.
+"""A lower bound of a problem's minimum, and the values that it rules out.
 
-Costs are moved between a variable and the tables that it is in, which changes no solution's cost,
-so that the sum of the least entries of all grows: one variable after another collects the least
-costs of its tables and deals them out again to those that come later (sequential reweighted
-message passing, Kolmogorov 2006 and 2015). That sum is the bound. A value is ruled out where the
-bound with it is above what a known solution costs.
+Costs are moved between a variable and its tables, which changes no solution's cost, so that the sum
+of the minima of all of them grows: one variable after another collects the minima of its tables and
+distributes them over the later ones (sequential reweighted message passing, Kolmogorov 2006 and
+2015). That sum is the bound. A value is ruled out if the bound with it is above the cost of a known
+solution.
 
-What looks the same (in layers that repeat) is moved the same: once for all of it.
+Variables of one colour (in repeated layers) have the same messages, which are computed once.
 """
 
 from collections import Counter
@@ -17,60 +17,63 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardir.search.problem import CostProblem, Table, alike, identities, improve, same
+from shardir.search.problem import CostProblem, Table, colours, identities, identity, improve
 
 ROUNDING = 1 + 1e-9
-"""What is above by rounding alone is not above."""
+"""A cost counts as above another one if it exceeds it by more than this factor."""
 
-COLOR_ROUNDS = 2
-"""How far away variables must look the same."""
+COLOUR_ROUNDS = 2
+"""Rounds of colour refinement: the distance up to which variables of a group have the same
+surroundings."""
 
 
 @dataclass(eq=False)
 class _Slot:
-    """The tables of one kind in which each variable of a group is: their number, what each gave to
-    it, the group at the other end, and these tables, own values first, each with the slot there."""
+    """The tables of one kind of each variable of a group: their number, the message that each sent
+    to the variable, the group at the other end, and the tables, rows for the variable's values,
+    each with the slot at its other end."""
 
     count: int
-    given: Table
+    message: Table
     other: int
     tables: list[tuple[Table, "_Slot"]] = field(default_factory=list)
-    _seen: list[Table] = field(default_factory=list)
-    _least: Table = field(default_factory=lambda: np.zeros(0))
+    _received: list[Table] = field(default_factory=list)
+    _minimum: Table = field(default_factory=lambda: np.zeros(0))
 
-    def leasts(self) -> list[Table]:
-        """For each value of the variable, the least of each table, other gifts aside."""
-        return [(t - slot.given).min(axis=1) for t, slot in self.tables]
+    def minima(self) -> list[Table]:
+        """Return each table's minimum for each value of the variable, less the messages to the
+        other end."""
+        return [(t - slot.message).min(axis=1) for t, slot in self.tables]
 
-    def least(self) -> Table:
-        """For each value of the variable, the least of the tables, other gifts aside. It is
-        computed again only after a gift from the other end."""
-        seen = [slot.given for _, slot in self.tables]
-        if [*map(id, seen)] != [*map(id, self._seen)]:
-            self._seen, self._least = seen, reduce(np.minimum, self.leasts())
-        return self._least
+    def minimum(self) -> Table:
+        """Return the minimum of the minima; computed again only if a message to the other end
+        changed."""
+        received = [slot.message for _, slot in self.tables]
+        if [*map(id, received)] != [*map(id, self._received)]:
+            self._received, self._minimum = received, reduce(np.minimum, self.minima())
+        return self._minimum
 
 
 @dataclass(eq=False)
-class _EqualVariables:
-    """Variables that look the same, and their tables."""
+class _Group:
+    """The variables of one colour, and their tables."""
 
     unary: Table
     slots: list[_Slot]
     members: list[int]
 
     def own(self) -> Table:
-        """The costs of the values, with what the tables gave to them."""
-        return self.unary + sum(s.count * s.given for s in self.slots)
+        """Return the costs of the values, with the messages from the tables."""
+        return self.unary + sum(s.count * s.message for s in self.slots)
 
 
-Kind = tuple[Table, _Slot, _Slot]
+TableKind = tuple[Table, _Slot, _Slot]
 """A table between two groups, and the slots of its ends."""
 
 
 class Margins(NamedTuple):
-    """A bound, and for each value of each group's variables the least by which a solution with it
-    is above."""
+    """A bound, and for each value of each group's variables a lower bound of the excess of the
+    solutions with it."""
 
     bound: float
     above: list[Table]
@@ -80,91 +83,91 @@ class Relaxation:
     """The bound of a problem, and the best solution that is known."""
 
     def __init__(self, problem: CostProblem, choice: Sequence[int]):
-        self.problem = problem
+        self.problem, self.neighbours = problem, problem.neighbours()
         self.choice, self.objective = list(choice), problem.cost(choice)
-        self.near = problem.near()
-        *_, blurred, of = alike(problem, self.near, COLOR_ROUNDS)
+        *_, coarse, group_of = colours(problem, self.neighbours, COLOUR_ROUNDS)
         members: dict[int, list[int]] = {}
-        for v, n in enumerate(of):
+        for v, n in enumerate(group_of):
             members.setdefault(n, []).append(v)
-        slots, names = [], identities(t for ends in self.near for _, t in ends)
+        slots, names = [], identities(t for ends in self.neighbours for _, t in ends)
         for v, *_ in members.values():
             mine: dict[tuple, _Slot] = {}
-            for u, t in self.near[v]:
-                key = names[id(t)], blurred[u]
+            for u, t in self.neighbours[v]:
+                key = names[id(t)], coarse[u]
                 if key not in mine:
-                    mine[key] = _Slot(0, np.zeros(len(t)), of[u])
+                    mine[key] = _Slot(0, np.zeros(len(t)), group_of[u])
                 mine[key].count += 1
             slots.append(mine)
         self.groups = [
-            _EqualVariables(problem.unary[vs[0]], list(mine.values()), vs)
+            _Group(problem.unary[vs[0]], list(mine.values()), vs)
             for vs, mine in zip(members.values(), slots, strict=True)
         ]
-        known: dict[tuple, Kind] = {}
-        self.kinds: dict[tuple[int, int], Kind] = {}
+        found: dict[tuple, TableKind] = {}
+        self.kind_of: dict[tuple[int, int], TableKind] = {}
         for (i, j), t in problem.pairs.items():
-            key = names[id(t)], of[i], of[j]
-            if key not in known:
-                one = slots[of[i]][names[id(t)], blurred[j]]
-                two = slots[of[j]][same(t.T), blurred[i]]
+            key = names[id(t)], group_of[i], group_of[j]
+            if key not in found:
+                one = slots[group_of[i]][names[id(t)], coarse[j]]
+                two = slots[group_of[j]][identity(t.T), coarse[i]]
                 one.tables.append((t, two))
                 two.tables.append((np.ascontiguousarray(t.T), one))
-                known[key] = t, one, two
-            self.kinds[i, j] = known[key]
-        self.counts = Counter(map(id, self.kinds.values()))
-        self.known = list(known.values())
+                found[key] = t, one, two
+            self.kind_of[i, j] = found[key]
+        self.counts = Counter(map(id, self.kind_of.values()))
+        self.kinds = list(found.values())
 
-    def run(self, rounds: int) -> None:
-        """Rounds of collecting and dealing out, forwards and backwards."""
-        for _ in range(rounds):
+    def run(self, sweeps: int) -> None:
+        """Pass messages through all groups, forwards and backwards, `sweeps` times."""
+        for _ in range(sweeps):
             for n in range(len(self.groups)):
-                self._turn(n, 1)
+                self._visit(n, 1)
             for n in reversed(range(len(self.groups))):
-                self._turn(n, -1)
+                self._visit(n, -1)
 
-    def _turn(self, n: int, ahead: int) -> None:
+    def _visit(self, n: int, direction: int) -> None:
+        """Collect the minima of a group's tables, and distribute its costs over the later ones."""
         group = self.groups[n]
         for slot in group.slots:
-            slot.given = slot.least()
-        later = [slot for slot in group.slots if (slot.other - n) * ahead > 0]
+            slot.message = slot.minimum()
+        later = [slot for slot in group.slots if (slot.other - n) * direction > 0]
         if not later:
             return
         before, after = (sum(slot.count for slot in slots) for slots in (group.slots, later))
         share = group.own() / max(after, before - after, 1)
         for slot in later:
-            slot.given = slot.given - share
+            slot.message = slot.message - share
 
-    def found(self, choice: list[int]) -> None:
-        """Keeps a solution, made as good as it gets by single changes, if it is the best so far."""
-        improve(self.problem, self.near, choice)
+    def offer(self, choice: list[int]) -> None:
+        """Improve a solution by single changes, and retain it if it is the best so far."""
+        improve(self.problem, self.neighbours, choice)
         if (cost := self.problem.cost(choice)) < self.objective:
             self.choice, self.objective = choice, cost
 
-    def left(self, kind: Kind) -> Table:
-        """A table without what it gave away."""
+    def rest(self, kind: TableKind) -> Table:
+        """Return a table less its messages."""
         table, one, two = kind
-        return table - one.given[:, None] - two.given
+        return table - one.message[:, None] - two.message
 
     def bound(self) -> float:
-        """What no solution costs less than."""
-        total = sum(self.counts[id(k)] * float(self.left(k).min()) for k in self.known)
+        """Return a lower bound of all solutions' costs."""
+        total = sum(self.counts[id(k)] * float(self.rest(k).min()) for k in self.kinds)
         return total + sum(len(g.members) * float(g.own().min()) for g in self.groups)
 
     def margins(self) -> Margins:
-        """The bound, and by how much solutions are above it."""
+        """Return the bound, and the margins of all values."""
         found = []
         for group in self.groups:
             more = group.own()
             more -= more.min()
             for slot in group.slots:
-                rests = [least - slot.given for least in slot.leasts()]
+                rests = [minimum - slot.message for minimum in slot.minima()]
                 more += slot.count * reduce(np.minimum, [rest - rest.min() for rest in rests])
             found.append(more)
         return Margins(self.bound(), found)
 
     def allowed(self, margins: Margins, part: float = 1) -> list[np.ndarray]:
-        """For each variable the values with which a better solution may exist, and its own; with a
-        `part` of the gap, a solution that is better by all but this part."""
+        """Return for each variable the values of all better solutions, and its own. With a `part`
+        of the gap, the values of all solutions above the bound by at most this part of it."""
         bound, above = margins
         limit = bound + part * (self.objective * ROUNDING - bound)
         found: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(self.choice)
@@ -175,21 +178,21 @@ class Relaxation:
                 found[v] = np.flatnonzero(keep)
         return found
 
-    def only(self, allowed: Sequence[np.ndarray]) -> "Relaxation":
-        """The same with these values of each variable alone."""
+    def restricted(self, allowed: Sequence[np.ndarray]) -> "Relaxation":
+        """Return the relaxation with the allowed values of each variable only."""
         choice = [int(np.searchsorted(k, x)) for k, x in zip(allowed, self.choice, strict=True)]
-        rest = Relaxation(self.problem.only(allowed), choice)
-        for (i, j), (_, *slots) in rest.kinds.items():
-            for slot, before, v in zip(slots, self.kinds[i, j][1:], (i, j), strict=True):
-                slot.given = before.given[allowed[v]]
+        rest = Relaxation(self.problem.restricted(allowed), choice)
+        for (i, j), (_, *slots) in rest.kind_of.items():
+            for slot, before, v in zip(slots, self.kind_of[i, j][1:], (i, j), strict=True):
+                slot.message = before.message[allowed[v]]
         return rest
 
-    def moved(self) -> CostProblem:
-        """The problem with the costs where they are now: its solutions cost the same, and bounds
-        of parts of it add up to more."""
-        tables = {id(k): self.left(k) for k in self.known}
+    def reparametrised(self) -> CostProblem:
+        """Return the problem with the costs where the messages moved them: its solutions cost the
+        same, and the bounds of its parts add up to more."""
+        tables = {id(k): self.rest(k) for k in self.kinds}
         owns = {v: own for g in self.groups for own in [g.own()] for v in g.members}
         return CostProblem(
             [owns[v] for v in range(len(self.choice))],
-            {ends: tables[id(k)] for ends, k in self.kinds.items()},
+            {ends: tables[id(k)] for ends, k in self.kind_of.items()},
         )

@@ -149,7 +149,7 @@ def test_attributes_count():
 def test_layers_of_a_gpt(layers: int):
     """Forward; in the step also backward, in the opposite order, and the updates of the layers."""
     sizes = {"batch": 8, "seq": 16, "hidden": 32, "heads": 4, "vocab": 32}
-    text = search.STATED.sub("", search.gpt(layers=layers, mesh=(2, 4), **sizes))
+    text = search.LAYOUT.sub("", search.gpt(layers=layers, mesh=(2, 4), **sizes))
     (forward,) = repeats(block_of(text, "loss"))
     assert forward.count == layers and len(forward.outputs) == 1
     module = search.applied(text, "distributed-autodiff")

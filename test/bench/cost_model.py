@@ -1,9 +1,8 @@
 """The cost model: predicted and measured steps of many strategies of three models, on 4 ranks.
 
-The probes of shard-calibrate and all programs run in one start of 4 Gloo ranks, in turns, and the
-median of its turns counts for each. The time model is fitted to the probes alone, to no strategy.
-The relative model, whose four coefficients know nothing of an op but its bytes, is fitted to every
-third strategy.
+The probes of shard-calibrate and all programs run in one start of 4 Gloo ranks, in turns; the time
+of each is the median of its turns. The time model is fitted to the probes alone, to no strategy.
+The relative model, whose four coefficients are per byte, is fitted to every third strategy.
 """
 
 import tempfile
@@ -25,15 +24,20 @@ from shardir.tools.calibrate import fitted, unmeasured
 from shardir.tools.probes import module, probes
 
 RANKS = 4
-MOST = 1 << 22
-ROUNDS, TURN, TIMEOUT = 17, 0.01, 120.0
+MAX_PROBE_BYTES = 1 << 22
+"""The bytes of the largest value of a probe."""
+ROUNDS = 17
+"""The turns of each program."""
+TURN, TIMEOUT = 0.01, 120.0
+"""The shortest turn of a program, and the longest wait for a rank, in seconds."""
 MEMORY = 1 << 32
+"""The bytes of a device."""
 
 Mesh = tuple[int, int]
 DATA, TENSOR, BOTH = (4, 1), (1, 4), (2, 2)
 
-WHOLE = {"l?_w?": "{}, {}", "l?_fc?": "{}, {}", "l?_b?": "{}"}
-"""A transformer's weights."""
+REPLICATED = {"l?_w?": "{}, {}", "l?_fc?": "{}, {}", "l?_b?": "{}"}
+"""The layouts of a transformer's weights."""
 
 MLP: dict[str, tuple[Mesh, dict[str, str]]] = {
     "data": (DATA, {}),
@@ -50,14 +54,14 @@ MLP: dict[str, tuple[Mesh, dict[str, str]]] = {
 }
 TRANSFORMER: dict[str, tuple[Mesh, dict[str, str]]] = {
     "data": (DATA, {}),
-    "repeated": (TENSOR, WHOLE),
-    "data over 2, repeated": (BOTH, WHOLE),
+    "repeated": (TENSOR, REPLICATED),
+    "data over 2, repeated": (BOTH, REPLICATED),
     "zero": (DATA, {}),
     "megatron": (TENSOR, {}),
     "data x megatron": (BOTH, {}),
     "zero x megatron": (BOTH, {}),
-    "sequence": (TENSOR, {"x": "{}, {tp}, {}", "target": "{}, {tp}, {}", **WHOLE}),
-    "data x sequence": (BOTH, {"x": "{dp}, {tp}, {}", "target": "{dp}, {tp}, {}", **WHOLE}),
+    "sequence": (TENSOR, {"x": "{}, {tp}, {}", "target": "{}, {tp}, {}", **REPLICATED}),
+    "data x sequence": (BOTH, {"x": "{dp}, {tp}, {}", "target": "{dp}, {tp}, {}", **REPLICATED}),
     "attention split": (TENSOR, {"l?_fc?": "{}, {}", "l?_b?": "{}"}),
     "mlp split": (TENSOR, {"l?_w?": "{}, {}"}),
     "columns": (TENSOR, {"l?_w?": "{}, {tp}", "l?_fc?": "{}, {tp}", "l?_b?": "{tp}"}),
@@ -83,15 +87,15 @@ MODELS = {"mlp": MLP, "transformer": TRANSFORMER, "recommender": RECOMMENDER}
 
 
 def programs() -> Iterator[tuple[str, str, str]]:
-    """Model, strategy and text of each program."""
+    """Yield the model, the strategy and the text of each program."""
     for model, strategies in MODELS.items():
         for name, (mesh, layouts) in strategies.items():
             yield model, name, text(model, mesh, layouts, "zero" in name)
 
 
 def text(model: str, mesh: Mesh, layouts: dict[str, str], zero: bool = False) -> str:
-    """The program of a model with these layouts; `zero`: a transformer's parameters are split over
-    dp besides."""
+    """Return the program of a model with these layouts; `zero`: a transformer's parameters are
+    split over dp too."""
     match model:
         case "mlp":
             return mlp(layers=2, batch=256, dim=512, hidden=1024, mesh=mesh, layouts=layouts)
@@ -102,9 +106,9 @@ def text(model: str, mesh: Mesh, layouts: dict[str, str], zero: bool = False) ->
 
 
 def recommender(mesh: Mesh, layouts: dict[str, str]) -> str:
-    """A train step of a DLRM in small: 8 ids of a sample are looked up in a table [50000, 64], the
-    vectors of each two multiplied, and the products and the vectors go through w1, relu and w2.
-    Samples are split over dp, parameters are whole; or as `layouts` say."""
+    """Return a train step of a small DLRM: 8 ids of a sample are looked up in a table [50000, 64],
+    the vectors of each two multiplied, and the products and the vectors go through w1, relu and w2.
+    Samples are split over dp, and parameters are replicated, unless `layouts` has others."""
     rows, columns, fields, batch, hidden = 50_000, 64, 8, 512, 512
     t = Text(dict(zip(("dp", "tp"), mesh, strict=True)), layouts=layouts)
     t.indices("ids", [batch, fields], "{dp}, {}", rows)
@@ -133,11 +137,11 @@ EVERY = 3
 
 
 def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
-    """One record per model and strategy: model, strategy, predicted_ms, measured_ms, fitted;
+    """Return one record per model and strategy: model, strategy, predicted_ms, measured_ms, fitted;
     spearman, of all strategies that were not fitted, and spearman_model, of the model's. Then the
     same of the relative model: relative_ms, relative_fitted, relative_spearman and
     relative_spearman_model."""
-    given = probes(RANKS, MOST)
+    given = probes(RANKS, MAX_PROBE_BYTES)
     probing = compile(module(given, RANKS), "")
     found = list(programs())
     compiled = [compile(text) for _, _, text in found]
@@ -179,7 +183,8 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
 
 
 def rank_correlation(records: list[dict[str, Any]], by: str, but: str) -> float:
-    """Spearman's, of what is predicted and what is measured, without what was fitted."""
+    """Return Spearman's rank correlation of predicted and measured times, without the fitted
+    ones."""
     counted = [r for r in records if not r[but]]
     found: Any = spearmanr([r[by] for r in counted], [r["measured_ms"] for r in counted])
     return float(found.statistic)

@@ -1,13 +1,15 @@
-"""Known plans of any training step, stated as layouts of its arguments; propagation does the rest.
+"""Known plans of any training step, as annotated layouts of its arguments; propagation infers the
+others.
 
-    data       inputs by rows over all devices, parameters whole
-    zero-3     inputs likewise; parameters by the first dimension that all devices split evenly
-    2d         inputs by rows over the first axis; matrices by rows over the first axis and by
-               columns over the second
-    annotated  as the program says; of the transformers here that is Megatron's
+    data       inputs split along the batch over all devices, parameters replicated
+    zero-3     inputs likewise; parameters split along the first dimension that all devices split
+               evenly
+    2d         inputs split along the batch over the first axis; matrices split by rows over the
+               first axis and by columns over the second
+    annotated  the annotations of the program; those of the transformers here are Megatron's
 
-ZeRO-3 (Rajbhandari et al., 2020) gathers a parameter where it is used, and leaves its gradient
-reduced and scattered, which propagation and differentiation make of such layouts.
+ZeRO-3 (Rajbhandari et al., 2020) gathers a parameter where it is used, and reduces and scatters its
+gradient: propagation and differentiation derive that from the layouts.
 """
 
 from collections.abc import Callable
@@ -30,11 +32,11 @@ from shardir.rewriting.rewriter import set_type
 
 Entries = tuple[Axes, ...]
 Rule = Callable[[Mesh, tuple[int, ...]], Entries]
-"""The axes that split each dimension of an argument of that shape."""
+"""Returns the axes that split each dimension of an argument of this shape."""
 
 
 def bare(module: ModuleOp) -> ModuleOp:
-    """The same program with its meshes and nothing stated of where values lie."""
+    """Return the program with its meshes and without layouts."""
     found = module.clone()
     StripLayouts().apply(Context(), found)
     meshes = [op.clone() for op in module.body.ops if isinstance(op, MeshOp)]
@@ -44,26 +46,27 @@ def bare(module: ModuleOp) -> ModuleOp:
     return found
 
 
-def laid_out(module: ModuleOp, parameter: Rule, given: Rule) -> ModuleOp:
-    """The bare program with its parameters and states, and its inputs, laid out by rules."""
+def laid_out(module: ModuleOp, parameter: Rule, input: Rule) -> ModuleOp:
+    """Return the bare program with layouts of its parameters and states, and of its inputs, by
+    rules."""
     found = bare(module)
     for f, block in bodies(found):
         mesh = mesh_of(f, found)
         assert mesh is not None
         for arg, role in zip(block.args, arguments(f), strict=True):
             if isinstance(arg.type, TensorType):
-                dims = (parameter if role.is_retained else given)(mesh, arg.type.get_shape())
+                dims = (parameter if role.is_retained else input)(mesh, arg.type.get_shape())
                 set_type(arg, with_layout(unsharded_type(arg), Layout(mesh.name, dims)))
         update_signature(f)
     return found
 
 
-def rows(axes: Axes, shape: tuple[int, ...]) -> Entries:
+def along_first(axes: Axes, shape: tuple[int, ...]) -> Entries:
     return tuple(axes if d == 0 else () for d in range(len(shape)))
 
 
-def by_samples(mesh: Mesh, shape: tuple[int, ...]) -> Entries:
-    return rows(mesh.simplify(mesh.names), shape)
+def along_batch(mesh: Mesh, shape: tuple[int, ...]) -> Entries:
+    return along_first(mesh.simplify(mesh.names), shape)
 
 
 def first_even(mesh: Mesh, shape: tuple[int, ...]) -> Entries:
@@ -82,17 +85,17 @@ def matrices(mesh: Mesh, shape: tuple[int, ...]) -> Entries:
 
 PLANS: dict[str, Callable[[ModuleOp], ModuleOp]] = {
     "annotated": lambda m: m,
-    "data": lambda m: laid_out(m, lambda _, shape: rows((), shape), by_samples),
-    "zero-3": lambda m: laid_out(m, first_even, by_samples),
-    "2d": lambda m: laid_out(m, matrices, lambda mesh, shape: rows((mesh.names[0],), shape)),
+    "data": lambda m: laid_out(m, lambda _, shape: along_first((), shape), along_batch),
+    "zero-3": lambda m: laid_out(m, first_even, along_batch),
+    "2d": lambda m: laid_out(m, matrices, lambda mesh, shape: along_first((mesh.names[0],), shape)),
 }
 
 
-def alone(pipeline: str) -> str:
-    """A pipeline whose collectives wait for their end: nothing overlaps."""
+def without_overlap(pipeline: str) -> str:
+    """Return a pipeline without overlap-communication."""
     return ",".join(str(p) for p in build(pipeline) if p.name != "overlap-communication")
 
 
 def seconds(module: ModuleOp, pipeline: str = "train") -> float:
-    """The modelled seconds of the functions of the lowered program."""
+    """Return the estimated time of the functions of the lowered program."""
     return sum(f.seconds for f in report(compile(module, pipeline).module))

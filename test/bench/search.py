@@ -1,15 +1,15 @@
-"""The search for strategies: seconds until it ends, what it proves of the plan, how both grow.
+"""The search for strategies: the time it needs, the bound it proves, and how the time grows.
 
-`seconds` are those of the pass search-strategies, wall time; `cpu` the processor's, of which
-`graph` goes into the sum of costs and `solve` into the least of it; `before` are the processor's of
-parsing and differentiation. `objective`, `bound` and `megatron` are modelled seconds of one step:
-of the plan, of what no plan takes less than, and of Megatron's plan, all by the same model.
+`seconds` is the wall time of the pass search-strategies; `cpu` its CPU seconds, of which `graph`
+for the cost graph and `solve` for its minimum; `before` the CPU seconds of parsing and
+differentiation. `objective`, `bound` and `megatron` are estimated seconds of one step: of the plan,
+the lower bound of all plans, and of Megatron's plan, all by the same time model.
 
-gpt-2 is the step of `bytes` with two layers, on Gloo's ranks (no cluster); Megatron's plan is what
-the annotations of `programs.gpt` give. PanGu-alpha, its products in f16, is on a part of the
-cluster pod2048, with a sample for each device and no limit of memory. Nothing is annotated. The
-growth is that of PanGu's 2.6B: with layers on 64 devices, and with devices at 8 layers; `exponent`
-is the e of that cpu = c size ^ e which fits best.
+gpt-2 is the step of `bytes` with two layers, on Gloo's ranks (no cluster); Megatron's plan is that
+of the annotations of `programs.gpt`. PanGu-alpha, with products in f16, is on a part of the cluster
+pod2048, with a sample for each device and no limit of memory. Nothing is annotated. The growth is
+that of PanGu's 2.6B: with layers on 64 devices, and with devices at 8 layers; `exponent` is the e
+of the best fit cpu = c size ^ e.
 """
 
 import re
@@ -27,19 +27,20 @@ from xdsl.dialects.builtin import ModuleOp
 
 from shardir.analysis.functions import mesh_of
 from shardir.dialects.dist import ClusterAttr, ClusterOp
-from shardir.passes import PASSES, search_strategies
-from shardir.passes.search_strategies import offers as offers_of
+from shardir.passes import PASSES
 from shardir.pipelines import build
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
+from shardir.search import plan
+from shardir.search.candidates import CandidateSource
 from shardir.syntax.parser import parse
 
-STATED = re.compile(r", #dist\.layout<[^>]*>")
+LAYOUT = re.compile(r", #dist\.layout<[^>]*>")
 Record = dict[str, Any]
 
 
 def applied(text: str, pipeline: str) -> ModuleOp:
-    """The module of a text after the passes."""
+    """Return the module of a text after the passes."""
     module = parse(text)
     for p in build(pipeline):
         p.apply(Context(), module)
@@ -47,55 +48,54 @@ def applied(text: str, pipeline: str) -> ModuleOp:
 
 
 def seconds(module: ModuleOp) -> float:
-    """The modelled seconds of the only function, laid out, with its redistributions."""
+    """Return the estimated time of the only function, whose values have layouts."""
     ((f, block),) = bodies(module)
     mesh = mesh_of(f, module)
     assert mesh is not None
-    offers = offers_of(mesh)
-    return offers.seconds(block)
+    return CandidateSource(mesh).block_seconds(block)
 
 
 ANNOTATED = "propagate-strategies,insert-redistributions,distributed-autodiff"
 
 
-class Clock:
-    """Seconds since it was made."""
+class Stopwatch:
+    """The seconds since it was started, of the wall clock and of the processor."""
 
     def __init__(self) -> None:
-        self.wall, self.processor = time.perf_counter(), time.process_time()
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self.wall
+        return time.perf_counter() - self._wall
 
     @property
     def cpu(self) -> float:
-        return time.process_time() - self.processor
+        return time.process_time() - self._cpu
 
 
 def searched(model: str, text: str, mesh: dict[str, int], before: str) -> Record:
-    """The record of one search; `before`: the passes before it."""
-    clock = Clock()
+    """Return the record of one search; `before`: the passes before it."""
+    watch = Stopwatch()
     module = applied(text, before)
-    prepared = clock.cpu
+    prepared = watch.cpu
     for op in module.body.ops:
         if isinstance(op, ClusterOp):
             op.properties["devices"] = ClusterAttr(replace(op.devices.data, memory=None))
     ((f, block),) = bodies(module)
     ops = sum(1 for _ in block.ops)
-    solve, solving = search_strategies.solve, [0.0]
+    solve, solving = plan.solve, [0.0]
 
-    def timed(*given: Any, **named: Any) -> Any:
-        inner = Clock()
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        inner = Stopwatch()
         try:
-            return solve(*given, **named)
+            return solve(*args, **kwargs)
         finally:
             solving[0] += inner.cpu
 
-    with mock.patch.object(search_strategies, "solve", timed):
-        clock = Clock()
+    with mock.patch.object(plan, "solve", timed):
+        watch = Stopwatch()
         PASSES["search-strategies"]()().apply(Context(), module)
-        seconds, cpu = clock.seconds, clock.cpu
+        seconds, cpu = watch.seconds, watch.cpu
     return {
         "model": model, "devices": prod(mesh.values()),
         "axes": ",".join(f"{a}={n}" for a, n in mesh.items()), "ops": ops,
@@ -107,14 +107,15 @@ def searched(model: str, text: str, mesh: dict[str, int], before: str) -> Record
 def searched_gpt(layers: int) -> Record:
     annotated = gpt(layers=layers, mesh=(2, 4))
     record = searched(
-        f"gpt-{layers}", STATED.sub("", annotated), {"dp": 2, "tp": 4},
+        f"gpt-{layers}", LAYOUT.sub("", annotated), {"dp": 2, "tp": 4},
         "distributed-autodiff",
     )  # fmt: skip
     return {**record, "megatron": seconds(applied(annotated, ANNOTATED))}
 
 
 def searched_pangu(size: str, *axes: int, **sizes: int) -> Record:
-    """PanGu-alpha on axes of these sizes, with other `sizes` than the published, if any."""
+    """Return the record of PanGu-alpha on axes of these sizes; `sizes` replace the published
+    ones."""
     mesh = dict(zip("abc", axes, strict=False))
     sizes = {**PANGU[size], **sizes, "batch": prod(axes)}
     text = pangu(**sizes, mesh=mesh, cluster="pod2048")
@@ -129,25 +130,25 @@ WIDTHS = ((2, 4), (4, 8), (16, 8), (64, 8), (256, 8))
 
 
 def exponent(found: list[Record], sizes: list[int]) -> float:
-    """The e of the cpu = c size ^ e with the least squares of logarithms."""
+    """Return the e of cpu = c size ^ e, fitted by least squares of the logarithms."""
     return float(np.polyfit([log(n) for n in sizes], [log(r["cpu"]) for r in found], 1)[0])
 
 
 def records(log: Callable[[str], object]) -> list[Record]:
-    """One record per model, mesh and depth: model, devices, axes, ops, seconds, cpu, graph, solve,
-    before, objective, bound, gap, and of GPT megatron; of growth, the exponent."""
+    """Return one record per model, mesh and depth: model, devices, axes, ops, seconds, cpu, graph,
+    solve, before, objective, bound, gap, and of GPT megatron; of growth, the exponent."""
 
-    def said(record: Record) -> Record:
+    def logged(record: Record) -> Record:
         log(
             f"{record['model']} on {record['axes']}: {record['seconds']:.1f} s, "
-            f"{record['cpu']:.1f} of the processor, gap {record['gap']:.1e}"
+            f"{record['cpu']:.1f} CPU s, gap {record['gap']:.1e}"
         )
         return record
 
-    out = [said(searched_gpt(layers)) for layers in LAYERS]
-    out += [said(searched_pangu(size, *axes)) for size, *axes in SCALES]
-    deep = [said(searched_pangu("2.6B", 8, 8, layers=n)) for n in DEPTHS]
-    wide = [said(searched_pangu("2.6B", *axes, layers=8)) for axes in WIDTHS]
+    out = [logged(searched_gpt(layers)) for layers in LAYERS]
+    out += [logged(searched_pangu(size, *axes)) for size, *axes in SCALES]
+    deep = [logged(searched_pangu("2.6B", 8, 8, layers=n)) for n in DEPTHS]
+    wide = [logged(searched_pangu("2.6B", *axes, layers=8)) for axes in WIDTHS]
     grown = [
         {"model": "growth with layers", "exponent": exponent(deep, list(DEPTHS))},
         {"model": "growth with devices", "exponent": exponent(wide, [r["devices"] for r in wide])},

@@ -6,7 +6,7 @@ MUTANTS = [
     Mutant(
         "the default gap is 0.2",
         "A solution within a fifth of the bound counts as the best.",
-        "shardir/search/elimination.py",
+        "shardir/search/solver.py",
         "GAP = 1e-4",
         "GAP = 0.2",
         "test/search/test_elimination.py",
@@ -17,7 +17,7 @@ MUTANTS = [
             "A recomputed value is counted as freed while its first use in the backward part "
             "reads it."
         ),
-        "shardir/search/memory.py",
+        "shardir/search/live_bytes.py",
         "Span(last + 1, first - 1)",
         "Span(last + 1, first)",
         "test/search/test_search_memory.py",
@@ -25,7 +25,7 @@ MUTANTS = [
     Mutant(
         "a recompute span begins one op early",
         "A recomputed value is counted as freed while its last use in the forward part reads it.",
-        "shardir/search/memory.py",
+        "shardir/search/live_bytes.py",
         "Span(last + 1, first - 1)",
         "Span(last, first - 1)",
         "test/search/test_search_memory.py",

@@ -91,7 +91,7 @@ def test_a_mode_has_the_options_of_its_passes() -> None:
     assert shardir.compile(TEXT, mode="AUTO_PARALLEL{memory=16GB max-bytes=1KiB}").text == (
         shardir.compile(TEXT, "auto{max-bytes=1024 memory=16GB}").text
     )
-    tight = "no plan of @step was found that keeps to 100 B on a device"
+    tight = "@step: expected a plan within 100 B on a device"
     code, _, err = opt("--mode", "auto{memory=100B}")
     assert code == 1 and tight in err
     with pytest.raises(ShardirError, match=tight):

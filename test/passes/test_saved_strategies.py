@@ -47,7 +47,7 @@ def test_searched_strategies_come_back(
     path, file = EXAMPLES / f"{name}.ir", tmp_path / "plan.txt"
     made = shardir.compile_file(path, mode="auto", save_strategies=file)
     assert " search {" in file.read_text()
-    monkeypatch.setattr(search_strategies, "Graph", refuse)
+    monkeypatch.setattr(search_strategies, "search_plan", refuse)
     again = shardir.compile_file(
         path, mode="auto", load_strategies=file, save_strategies=tmp_path / "b"
     )
@@ -67,7 +67,7 @@ func.func @f(%x: tensor<8x4xf32>, %y: tensor<8x4xf32>) -> tensor<f32> {
     file = tmp_path / "plan.txt"
     made = shardir.compile(text, mode="auto", save_strategies=file).text
     assert "nn.mse_loss" not in file.read_text()
-    monkeypatch.setattr(search_strategies, "Graph", refuse)
+    monkeypatch.setattr(search_strategies, "search_plan", refuse)
     assert shardir.compile(text, mode="auto", load_strategies=file).text == made
     composite = tmp_path / "composite.txt"
     made = shardir.compile(text, save_strategies=composite).text

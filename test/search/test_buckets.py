@@ -1,4 +1,4 @@
-"""What moves together: plans with fixed charges against all plans."""
+"""Buckets: plans with fixed charges against all plans."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,27 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardir.search.buckets import least
+from shardir.search.buckets import solve_with_buckets
 from shardir.search.elimination import Solution, eliminate
 from shardir.search.problem import CostProblem
-from shardir.search.ways import LatencyShares
+from shardir.search.transfer_costs import LatencyShares
 
-TENSORS, OPTIONS, JOINING = 5, 3, 0.1
+TENSORS, CHOICES, JOINING = 5, 3, 0.1
 
 
 class Instance:
-    """Tensors that each take one of some options: in a bucket at a rate, or without moving; and
+    """Tensors that each have some choices: in a bucket at a rate, or without communication; and
     costs of pairs."""
 
     def __init__(self, seed: int):
         r = np.random.default_rng(seed)
         self.latency = r.uniform(0.5, 2.0, 3)
-        self.bucket = r.integers(-1, 3, (TENSORS, OPTIONS))
-        self.rate = r.uniform(0.0, 1.0, (TENSORS, OPTIONS))
-        self.pairs = {(i, i + 1): r.uniform(0.0, 1.0, (OPTIONS,) * 2) for i in range(TENSORS - 1)}
+        self.bucket = r.integers(-1, 3, (TENSORS, CHOICES))
+        self.rate = r.uniform(0.0, 1.0, (TENSORS, CHOICES))
+        self.pairs = {(i, i + 1): r.uniform(0.0, 1.0, (CHOICES,) * 2) for i in range(TENSORS - 1)}
 
-    def way(self, move: Any, shares: LatencyShares) -> tuple[float, dict[Any, float]]:
-        i, k = move
+    def price(self, transfer: Any, shares: LatencyShares) -> tuple[float, dict[Any, float]]:
+        i, k = transfer
         bucket, rate = int(self.bucket[i, k]), float(self.rate[i, k])
         if bucket < 0:
             return rate, {}
@@ -40,19 +40,21 @@ class Instance:
     def problem(self, shares: LatencyShares) -> CostProblem:
         made = CostProblem()
         for i in range(TENSORS):
-            made.variable([self.way((i, k), shares)[0] for k in range(OPTIONS)])
+            made.variable([self.price((i, k), shares)[0] for k in range(CHOICES)])
         for (i, j), table in self.pairs.items():
             made.add(i, j, table)
         return made
 
-    def least(self) -> tuple[Solution, LatencyShares]:
-        def moves(choice: Sequence[int]) -> list[Any]:
+    def solve(self) -> tuple[Solution, LatencyShares]:
+        def transfers(choice: Sequence[int]) -> list[Any]:
             return list(enumerate(choice))
 
-        return least(self.problem, moves, TENSORS, self.way, lambda p: eliminate(p, 1 << 20))
+        return solve_with_buckets(
+            self.problem, transfers, TENSORS, self.price, lambda p: eliminate(p, 1 << 20)
+        )
 
     def cost(self, choice: Sequence[int]) -> float:
-        """Each bucket's tensors alone, or all of them together."""
+        """Return the cost of a choice: of each bucket's tensors alone, or all of them together."""
         total = sum(float(t[choice[i], choice[j]]) for (i, j), t in self.pairs.items())
         total += sum(float(self.rate[i, k]) for i, k in enumerate(choice))
         buckets = Counter(int(self.bucket[i, k]) for i, k in enumerate(choice))
@@ -63,12 +65,12 @@ class Instance:
         )
 
 
-def test_plans_lie_between_the_bound_and_all_plans():
+def test_the_minimum_of_all_plans_is_between_bound_and_objective():
     best = 0
     for seed in range(60):
         made = Instance(seed)
-        found, _ = made.least()
-        lowest = min(made.cost(c) for c in product(range(OPTIONS), repeat=TENSORS))
+        found, _ = made.solve()
+        lowest = min(made.cost(c) for c in product(range(CHOICES), repeat=TENSORS))
         assert found.objective == pytest.approx(made.cost(found.choice))
         assert found.bound <= lowest * (1 + 1e-9)
         assert lowest <= found.objective * (1 + 1e-9)
@@ -76,14 +78,14 @@ def test_plans_lie_between_the_bound_and_all_plans():
     assert best >= 25
 
 
-def test_shares_settle_on_one_bucket():
-    """Of two ways that take as long, all go the one that the others go."""
+def test_tensors_choose_one_bucket_of_several_equal_ones():
+    """Of buckets of equal cost, all tensors choose the one of the others."""
     made = Instance(0)
     made.bucket[:] = [0, 1, 2]
     made.latency[:] = 1.0
     made.rate[:] = 0.0
     made.pairs = {}
-    found, shares = made.least()
+    found, shares = made.solve()
     assert len(set(found.choice)) == 1
     assert found.objective == pytest.approx(1.0 + TENSORS * JOINING)
-    assert sorted(part for _, part in shares.known) == [1 / TENSORS]
+    assert sorted(part for _, part in shares.own) == [1 / TENSORS]

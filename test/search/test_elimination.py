@@ -8,26 +8,23 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from shardir.search.elimination import (
-    MAX_TABLE_ENTRIES,
-    PAIR_NEIGHBOURS,
-    Elimination,
-    Solution,
-    eliminate,
-    fits,
-    refine,
-    solve,
-)
+from shardir.search.elimination import Elimination, Solution, eliminate, fits
 from shardir.search.problem import CostProblem
 from shardir.search.relaxation import Relaxation
+from shardir.search.solver import (
+    MAX_TABLE_ENTRIES,
+    PAIR_NEIGHBOURS,
+    search_near_bound,
+    solve,
+)
 
 
-def random_problem(seed: int, variables: int, edges: int, most: int = 4) -> CostProblem:
-    """Costs are whole numbers, so that sums are exact."""
+def random_problem(seed: int, variables: int, edges: int, values: int = 4) -> CostProblem:
+    """Return a problem whose costs are integers, so that sums are exact."""
     rng = np.random.default_rng(seed)
     problem = CostProblem()
     for _ in range(variables):
-        problem.variable(rng.integers(0, 20, rng.integers(1, most + 1)).astype(float))
+        problem.variable(rng.integers(0, 20, rng.integers(1, values + 1)).astype(float))
     for _ in range(edges):
         i, j = (int(k) for k in rng.integers(0, variables, 2))
         shape = len(problem.unary[i]), len(problem.unary[j])
@@ -35,26 +32,26 @@ def random_problem(seed: int, variables: int, edges: int, most: int = 4) -> Cost
     return problem
 
 
-def least(problem: CostProblem) -> float:
-    """By trying everything."""
+def minimum(problem: CostProblem) -> float:
+    """Return the minimum over all solutions."""
     return min(problem.cost(c) for c in product(*(range(len(u)) for u in problem.unary)))
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_least_of_all_solutions_is_found(seed: int):
+def test_the_minimum_of_all_solutions_is_found(seed: int):
     problem = random_problem(seed, variables=2 + seed % 7, edges=seed % 13)
     found = solve(problem)
-    assert found.objective == problem.cost(found.choice) == least(problem)
+    assert found.objective == problem.cost(found.choice) == minimum(problem)
     assert found.bound == found.objective and found.gap == 0
 
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("cap", [1, 4, 16])
-def test_with_small_tables_the_least_lies_between_bound_and_objective(seed: int, cap: int):
+def test_with_small_tables_the_minimum_is_between_bound_and_objective(seed: int, cap: int):
     problem = random_problem(seed, variables=7, edges=15)
     for found in (solve(problem, cap), eliminate(problem, cap)):
-        assert found.bound <= least(problem) + 1e-9
-        assert least(problem) <= found.objective == problem.cost(found.choice)
+        assert found.bound <= minimum(problem) + 1e-9
+        assert minimum(problem) <= found.objective == problem.cost(found.choice)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -65,48 +62,48 @@ def test_a_relaxation_rules_out_nothing_that_is_better(seed: int):
     for _ in range(5):
         relaxation.run(3)
         bounds.append(relaxation.bound())
-        moved = relaxation.moved()
+        moved = relaxation.reparametrised()
         assert isclose(moved.cost(relaxation.choice), relaxation.objective, abs_tol=1e-9)
         allowed = relaxation.allowed(relaxation.margins())
-        assert isclose(least(problem.only(allowed)), least(problem), abs_tol=1e-9)
+        assert isclose(minimum(problem.restricted(allowed)), minimum(problem), abs_tol=1e-9)
         assert all(x in a for x, a in zip(relaxation.choice, allowed, strict=True))
-    assert bounds[-1] <= least(problem) + 1e-9
+    assert bounds[-1] <= minimum(problem) + 1e-9
     assert all(b >= a - 1e-9 for a, b in pairwise(bounds))
 
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("cap", [1, 16, MAX_TABLE_ENTRIES])
-def test_what_variables_of_few_neighbours_leave_costs_the_same(seed: int, cap: int):
+def test_the_rest_after_variables_of_few_neighbours_costs_the_same(seed: int, cap: int):
     problem = random_problem(seed, variables=7, edges=4 + seed % 6)
-    easy = Elimination(problem)
-    easy.run(cap, PAIR_NEIGHBOURS)
-    rest, of = easy.rest()
-    assert len(rest.unary) == len(of) + 1 and least(rest) == least(problem)
+    elimination = Elimination(problem)
+    elimination.run(cap, PAIR_NEIGHBOURS)
+    rest, of = elimination.rest()
+    assert len(rest.unary) == len(of) + 1 and minimum(rest) == minimum(problem)
     for some in product(*(range(len(u)) for u in rest.unary)):
-        whole = easy.choice({v: some[i] for v, i in of.items()})
-        assert problem.cost(whole) == rest.cost(some)
+        full = elimination.choice({v: some[i] for v, i in of.items()})
+        assert problem.cost(full) == rest.cost(some)
 
 
 def test_a_tree_and_a_cycle_leave_nothing():
     problem = random_problem(0, variables=6, edges=0)
     for i, j in [(0, 1), (1, 2), (2, 3), (3, 0), (3, 4), (4, 5)]:
         problem.add(i, j, np.ones((len(problem.unary[i]), len(problem.unary[j]))))
-    easy = Elimination(problem)
-    easy.run(MAX_TABLE_ENTRIES, PAIR_NEIGHBOURS)
-    assert easy.rest()[1] == {} and easy.bound == least(problem)
+    elimination = Elimination(problem)
+    elimination.run(MAX_TABLE_ENTRIES, PAIR_NEIGHBOURS)
+    assert elimination.rest()[1] == {} and elimination.bound == minimum(problem)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_near_the_bound_solutions_are_no_worse_and_within_the_gap_the_least(seed: int):
+def test_near_the_bound_solutions_are_no_worse_and_within_the_gap_the_minimum(seed: int):
     problem = random_problem(seed, variables=7, edges=12)
     relaxation = Relaxation(problem, [0] * 7)
     relaxation.run(3)
     before = relaxation.objective
-    assert refine(relaxation, relaxation.margins(), 0.25, MAX_TABLE_ENTRIES) == 0.25
-    assert least(problem) <= relaxation.objective <= before
-    assert refine(relaxation, relaxation.margins(), 1, MAX_TABLE_ENTRIES) == 1
-    assert isclose(relaxation.objective, least(problem), abs_tol=1e-9)
-    assert refine(relaxation, relaxation.margins(), 1, 0) < 1e-6
+    assert search_near_bound(relaxation, relaxation.margins(), 0.25, MAX_TABLE_ENTRIES) == 0.25
+    assert minimum(problem) <= relaxation.objective <= before
+    assert search_near_bound(relaxation, relaxation.margins(), 1, MAX_TABLE_ENTRIES) == 1
+    assert isclose(relaxation.objective, minimum(problem), abs_tol=1e-9)
+    assert search_near_bound(relaxation, relaxation.margins(), 1, 0) < 1e-6
 
 
 def test_values_are_ruled_out_until_tables_fit():
@@ -119,7 +116,7 @@ def test_values_are_ruled_out_until_tables_fit():
         for j in (i + 1, i + 6):
             if j < 36 and (j != i + 1 or j % 6):
                 problem.add(i, j, rng.integers(0, 20, (5, 5)).astype(float))
-    assert not fits(problem, 5**5)
+    assert not fits([5] * 36, problem.pairs, 5**5)
     found = solve(problem, 5**5, gap=0)
     assert isclose(found.objective, solve(problem).objective) and found.gap < 1e-9
 
@@ -145,7 +142,8 @@ def test_nothing_costs_nothing():
 
 
 def ladder(rungs: int, values: int, seed: int) -> CostProblem:
-    """Forward and backward: two chains, and an edge from each op to its gradient."""
+    """Return a problem of a forward and a backward chain, with an edge from each op to its
+    gradient."""
     rng = np.random.default_rng(seed)
     problem = CostProblem()
     for _ in range(2 * rungs):
@@ -160,13 +158,14 @@ def ladder(rungs: int, values: int, seed: int) -> CostProblem:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_milp_finds_the_same_least(seed: int):
+def test_milp_finds_the_same_minimum(seed: int):
     problem = ladder(rungs=8, values=4, seed=seed)
     assert isclose(solve(problem).objective, by_milp(problem), abs_tol=1e-6)
 
 
 def by_milp(problem: CostProblem) -> float:
-    """The same as an integer program: a number for each value, and for each pair of values."""
+    """Return the minimum by an integer program: a variable of 0 or 1 for each value, and for each
+    pair of values."""
     starts = np.cumsum([0, *(len(u) for u in problem.unary)])
     costs = [*np.concatenate(problem.unary)]
     rows: list[dict[int, float]] = []
@@ -194,15 +193,15 @@ def by_milp(problem: CostProblem) -> float:
     return float(found.fun)
 
 
-def test_two_thousand_variables_are_solved_to_the_least():
+def test_two_thousand_variables_are_solved_exactly():
     problem = ladder(rungs=1000, values=12, seed=0)
     found = solve(problem, MAX_TABLE_ENTRIES)
     assert found.gap == 0 and found.objective == problem.cost(found.choice)
 
 
 def layers(count: int, seed: int) -> CostProblem:
-    """Blocks that repeat: the same arrays in each, a chain through them, one variable that all of
-    them share, and other costs at both ends."""
+    """Return a problem of repeated blocks: the same arrays in each, a chain through them, one
+    variable with an edge to each of them, and other costs at both ends."""
     rng = np.random.default_rng(seed)
     unary = [rng.integers(0, 30, 4).astype(float) for _ in range(3)]
     inner = [rng.integers(0, 20, (4, 4)).astype(float) for _ in range(3)]
@@ -223,14 +222,14 @@ def layers(count: int, seed: int) -> CostProblem:
 
 
 def copied(problem: CostProblem) -> CostProblem:
-    """The same with arrays of its own for each variable and pair: nothing is known to repeat."""
+    """Return a copy with arrays of its own for each variable and pair, so that nothing repeats."""
     return CostProblem(
         [u.copy() for u in problem.unary], {ij: t.copy() for ij, t in problem.pairs.items()}
     )
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_layers_that_repeat_are_solved_as_if_they_did_not(seed: int):
+def test_repeated_layers_are_solved_as_if_they_were_not_repeated(seed: int):
     problem = layers(3 + seed, seed)
     best = eliminate(copied(problem), MAX_TABLE_ENTRIES).objective
     assert eliminate(problem, MAX_TABLE_ENTRIES).objective == best
@@ -250,8 +249,8 @@ def test_a_relaxation_of_layers_rules_out_nothing_that_is_better(seed: int):
     for _ in range(4):
         relaxation.run(4)
         assert relaxation.bound() <= best.objective + 1e-9
-        assert isclose(relaxation.moved().cost(relaxation.choice), best.objective)
-        relaxation = relaxation.only(relaxation.allowed(relaxation.margins()))
+        assert isclose(relaxation.reparametrised().cost(relaxation.choice), best.objective)
+        relaxation = relaxation.restricted(relaxation.allowed(relaxation.margins()))
         assert isclose(
             eliminate(copied(relaxation.problem), MAX_TABLE_ENTRIES).objective, best.objective
         )
@@ -266,6 +265,6 @@ def test_the_default_gap_leads_to_the_minimum_where_a_gap_of_a_fifth_stops_befor
     for i in range(8):
         for j in range(i):
             problem.add(i, j, rng.integers(0, 20, (3, 3)).astype(float))
-    best = least(problem)
+    best = minimum(problem)
     assert solve(problem, 27).objective == best
     assert solve(problem, 27, gap=0.2).objective > 1.05 * best

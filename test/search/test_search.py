@@ -1,4 +1,5 @@
-"""search-strategies: against all plans of small programs, and its seconds against the program's."""
+"""search-strategies: against all plans of small programs, and its objective against the estimated
+time of the program."""
 
 from itertools import product
 from math import isclose
@@ -15,11 +16,11 @@ from shardir.dialects.dist import StrategyAttr, layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.passes import PASSES
-from shardir.passes.search_strategies import offers as offers_of
 from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import set_type
+from shardir.search.candidates import CandidateSource
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
@@ -45,30 +46,30 @@ def body(module: ModuleOp) -> Block:
     return block
 
 
-def least_of_all(text: str) -> float:
-    """Every strategy of every op, and every layout of what has no stated one: each plan goes
-    through insert-redistributions, and the seconds of what that makes are added up."""
+def minimum_of_all(text: str) -> float:
+    """Return the minimum estimated time, after insert-redistributions, over every strategy of every
+    op and every layout of each value without an annotated one."""
     module = parse(text)
     block = body(module)
     ((f, _),) = bodies(module)
     mesh = mesh_of(f, module)
     assert mesh is not None
     ops = [op for op in block.ops if isinstance(op, TensorOp)]
-    offers = offers_of(mesh)
-    strategies = [[c.strategy for c in offers.of(op, False)] for op in ops]
+    source = CandidateSource(mesh)
+    strategies = [[c.strategy for c in source.of(op, False)] for op in ops]
     matrices = [parse_layout(f"@m, {dims}") for dims in ("[{}, {}]", "[{d}, {}]", "[{}, {d}]")]
     open_args = [i for i, v in enumerate(block.args) if layout_of(v) is None]
-    lies = [[None] if layout_of(op.results[0]) else [*matrices, None] for op in ops]
+    possible = [[None] if layout_of(op.results[0]) else [*matrices, None] for op in ops]
     best = float("inf")
     for chosen in product(*strategies):
         for ends in product(matrices, repeat=len(open_args)):
-            for lying in product(*lies):
+            for layouts in product(*possible):
                 trial = module.clone()
                 inner = body(trial)
                 for i, layout in zip(open_args, ends, strict=True):
                     set_type(inner.args[i], with_layout(unsharded_type(inner.args[i]), layout))
                 made = [op for op in inner.ops if isinstance(op, TensorOp)]
-                for op, strategy, layout in zip(made, chosen, lying, strict=True):
+                for op, strategy, layout in zip(made, chosen, layouts, strict=True):
                     op.properties["strategy"] = StrategyAttr(strategy)
                     v = op.results[0]
                     if layout_of(v) is None:
@@ -88,7 +89,7 @@ def least_of_all(text: str) -> float:
 
 def test_no_plan_of_all_is_better():
     text = HEAD + SUMS
-    assert isclose(objective(parse(text)), least_of_all(text))
+    assert isclose(objective(parse(text)), minimum_of_all(text))
 
 
 GROUP = """
@@ -100,33 +101,36 @@ func.func @f(%x: tensor<16x12xf32, TX>, %y: tensor<16x12xf32, #rows>, %z: tensor
   %p = nn.tanh %x : (tensor<16x12xf32, TX>) -> tensor<16x12xf32, #columns>
   %q = nn.neg %a : (tensor<16x12xf32, TA>) -> tensor<16x12xf32, #rows>
   %r = nn.neg %b : (tensor<16x12xf32, TB>) -> tensor<16x12xf32, #columns>
-  SAID
+  GROUPS
   func.return %p, %q, %r : tensor<16x12xf32, #columns>, tensor<16x12xf32, #rows>, tensor<16x12xf32, #columns>
 }
 """  # noqa: E501
 
 
 @pytest.mark.parametrize("of", ["ab", "xa", "xab"])
-def test_the_values_of_a_group_lie_as_is_best_for_all(of: str):
-    """As the best of all plans in which they are stated to lie alike; and that costs something."""
+def test_the_values_of_a_group_get_the_layout_that_is_best_for_all(of: str):
+    """The plan is the best of all those in which they are annotated with one layout; without the
+    group, another plan is faster."""
 
-    def text(stated: dict[str, str], said: str) -> str:
-        layouts = {v: f", #dist.layout<@m, {stated[v]}>" if v in stated else "" for v in "xab"}
-        out = GROUP.replace("SAID", said)
+    def text(annotated: dict[str, str], groups: str) -> str:
+        layouts = {
+            v: f", #dist.layout<@m, {annotated[v]}>" if v in annotated else "" for v in "xab"
+        }
+        out = GROUP.replace("GROUPS", groups)
         for v, layout in layouts.items():
             out = out.replace(f", T{v.upper()}>", f"{layout}>")
         return HEAD + out
 
     where = dict.fromkeys(of, "16x12xf32")
-    said = "\n".join(f"dist.sharding_group %{v} group 3 : tensor<{t}>" for v, t in where.items())
-    module = parse(text({}, said))
+    groups = "\n".join(f"dist.sharding_group %{v} group 3 : tensor<{t}>" for v, t in where.items())
+    module = parse(text({}, groups))
     found = objective(module)
     ends = ["[{}, {}]", "[{d}, {}]", "[{}, {d}]"]
     assert isclose(found, min(objective(parse(text(dict.fromkeys(of, e), ""))) for e in ends))
     assert found > objective(parse(text({}, ""))) * (1 + 1e-6)
-    lying = {v.name_hint: layout_of(v) for op in [body(module)] for v in op.args}
-    lying |= {v.name_hint: layout_of(v) for op in body(module).ops for v in op.results}
-    assert len({str(lying[v]) for v in of}) == 1
+    found_layouts = {v.name_hint: layout_of(v) for op in [body(module)] for v in op.args}
+    found_layouts |= {v.name_hint: layout_of(v) for op in body(module).ops for v in op.results}
+    assert len({str(found_layouts[v]) for v in of}) == 1
 
 
 def objective(module: ModuleOp, gap: float = 1e-9) -> float:
@@ -143,23 +147,23 @@ SMALL = {"batch": 4, "seq": 8, "hidden": 16, "heads": 4, "vocab": 16}
 @pytest.mark.parametrize(
     ("sizes", "gap"), [({}, 0.01), (SMALL, 1e-9)], ids=["peers' sizes", "small"]
 )
-def test_a_step_takes_the_seconds_that_were_counted(sizes: dict[str, int], gap: float):
-    """Nor does Megatron's plan take less. What buckets cost leaves a gap."""
+def test_the_objective_is_the_estimated_time_of_the_step(sizes: dict[str, int], gap: float):
+    """Megatron's plan is not faster. The cost of buckets leaves a gap."""
     annotated = search.gpt(layers=2, mesh=(1, 4), **sizes)
-    module = search.applied(search.STATED.sub("", annotated), "distributed-autodiff")
+    module = search.applied(search.LAYOUT.sub("", annotated), "distributed-autodiff")
     counted = objective(module, gap)
     PASSES["insert-redistributions"]()().apply(Context(), module)
     assert isclose(search.seconds(module), counted)
     assert counted <= search.seconds(search.applied(annotated, search.ANNOTATED)) * (1 + 1e-9)
 
 
-def test_pins_of_a_function_are_kept_through_its_gradient():
-    """The batch over dp and one weight over tp, as a user says it; the rest follows."""
+def test_annotations_of_a_function_stay_through_its_gradient():
+    """One weight over tp is annotated before differentiation."""
     text = search.gpt(layers=1, mesh=(1, 4), **SMALL)
-    keep = "%l0_fc1: tensor<16x64xf32, #dist.layout<@m, [{}, {tp}]>>"
-    assert keep in text
-    plain_text = search.STATED.sub("", text)
-    pinned = plain_text.replace("%l0_fc1: tensor<16x64xf32>", keep).replace(
+    annotated = "%l0_fc1: tensor<16x64xf32, #dist.layout<@m, [{}, {tp}]>>"
+    assert annotated in text
+    bare = search.LAYOUT.sub("", text)
+    pinned = bare.replace("%l0_fc1: tensor<16x64xf32>", annotated).replace(
         ", %l0_fc1 : (tensor<4x8x16xf32>, tensor<16x64xf32>)",
         ", %l0_fc1 : (tensor<4x8x16xf32>, tensor<16x64xf32, #dist.layout<@m, [{}, {tp}]>>)",
     )

@@ -1,5 +1,5 @@
-"""Plans that keep to a device's memory, against all plans of small problems and against what the
-programs of plans hold."""
+"""Plans that keep to a device's memory: against all plans of small problems, and against the memory
+of the lowered programs."""
 
 from itertools import product
 from pathlib import Path
@@ -21,20 +21,22 @@ from shardir.interpret.equivalence import check_pass
 from shardir.passes import PASSES
 from shardir.passes.load_strategies import LoadStrategies
 from shardir.passes.save_strategies import SaveStrategies
-from shardir.passes.search_strategies import SearchStrategies, offers
+from shardir.passes.search_strategies import SearchStrategies
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import RECOMPUTE, found_by_search
-from shardir.search.elimination import MAX_TABLE_ENTRIES, solve
-from shardir.search.graph import Graph
-from shardir.search.memory import LiveBytes, TightError, peak, shard_bytes, solve_within
+from shardir.search.candidates import CandidateSource
+from shardir.search.cost_graph import CostGraph
+from shardir.search.live_bytes import shard_bytes
+from shardir.search.memory import LiveBytes, TightError, peak, solve_within
 from shardir.search.problem import CostProblem
+from shardir.search.solver import MAX_TABLE_ENTRIES, solve
 from shardir.tools import bench
 
 search = bench.load("search")
 
 
 def random_held(problem: CostProblem, rng: np.random.Generator, moments: int) -> list[LiveBytes]:
-    """What values hold for some time; and some pairs, at one moment."""
+    """Return the live bytes of each variable for some time, and of each pair at one moment."""
     found = []
     for v, u in enumerate(problem.unary):
         start, end = sorted(int(i) for i in rng.integers(0, moments, 2))
@@ -74,26 +76,26 @@ def test_of_all_plans_that_keep_to_the_limit_none_costs_less_than_the_bound(seed
 
 
 def test_most_plans_are_found():
-    """Of 40 limits between what the smallest and the quickest plan hold; and what the quickest
-    holds changes nothing."""
+    """For 40 limits halfway between the memory of the smallest and of the fastest plan. A limit of
+    the fastest plan's memory changes nothing."""
     found = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
         problem = random_problem(rng)
         held = random_held(problem, rng, 5)
-        quickest = solve(problem, MAX_TABLE_ENTRIES)
-        limit = peak(held, quickest.choice).bytes
-        assert solve_within(problem, held, limit, solve).objective == quickest.objective
-        least = min(peak(held, list(c)).bytes for c in product(range(3), repeat=6))
+        fastest = solve(problem, MAX_TABLE_ENTRIES)
+        limit = peak(held, fastest.choice).bytes
+        assert solve_within(problem, held, limit, solve).objective == fastest.objective
+        fewest = min(peak(held, list(c)).bytes for c in product(range(3), repeat=6))
         try:
-            solve_within(problem, held, (limit + least) // 2, solve)
+            solve_within(problem, held, (limit + fewest) // 2, solve)
             found += 1
         except TightError:
             continue
     assert found >= 30
 
 
-def test_what_holds_most_is_when_most_lives():
+def test_the_peak_is_the_maximum_over_all_ops():
     held = [
         LiveBytes((0,), np.array([5.0, 1.0]), Span(-1, 9)),
         LiveBytes((1,), np.array([7.0]), Span(2, 4)),
@@ -108,7 +110,7 @@ SMALL = {"batch": 8, "seq": 16, "hidden": 32, "heads": 4, "vocab": 32}
 
 
 def planned(memory: int, layers: int = 2) -> ModuleOp:
-    text = search.STATED.sub("", search.gpt(layers=layers, mesh=(2, 4), **SMALL))
+    text = search.LAYOUT.sub("", search.gpt(layers=layers, mesh=(2, 4), **SMALL))
     module = search.applied(text, "distributed-autodiff")
     SearchStrategies(memory=memory).apply(Context(), module)
     return module
@@ -120,8 +122,8 @@ REST = (
 )  # fmt: skip
 
 
-def holds(module: ModuleOp) -> int:
-    """The bytes of a device while the program runs."""
+def program_bytes(module: ModuleOp) -> int:
+    """Return the peak of a device's memory in the lowered program."""
     for name in REST:
         PASSES[name]()().apply(Context(), module)
     ((f, _),) = bodies(module)
@@ -130,74 +132,74 @@ def holds(module: ModuleOp) -> int:
     return memory_of(f, mesh).peak
 
 
-def seconds_of(module: ModuleOp) -> float:
+def objective(module: ModuleOp) -> float:
     ((f, _),) = bodies(module)
     return found_by_search(f)["objective"]
 
 
-def assert_loads_alike(module: ModuleOp, file: Path) -> None:
-    """A plan that is saved and loaded is the same, with what is done again."""
+def assert_loads_equal(module: ModuleOp, file: Path) -> None:
+    """Check that a plan that is saved and loaded is the same, with its recomputed ops."""
     SaveStrategies(file=str(file)).apply(Context(), module)
-    text = search.STATED.sub("", search.gpt(layers=2, mesh=(2, 4), **SMALL))
+    text = search.LAYOUT.sub("", search.gpt(layers=2, mesh=(2, 4), **SMALL))
     loaded = search.applied(text, "distributed-autodiff")
     LoadStrategies(file=str(file)).apply(Context(), loaded)
     assert str(loaded) == str(module)
 
 
-def test_a_program_keeps_to_the_memory_and_takes_longer(tmp_path: Path):
+def test_a_program_keeps_to_the_memory_and_is_slower(tmp_path: Path):
     free = planned(0)
-    quickest, most = seconds_of(free), holds(free)
-    times = [quickest]
+    fastest, most = objective(free), program_bytes(free)
+    times = [fastest]
     for part in extent((1.0, 0.9), (1.0, 0.9, 0.5)):
         limit = int(most * part)
         module = planned(limit)
         again = [op for op in module.walk() if RECOMPUTE in op.attributes]
         assert bool(again) == (part < 1)
-        assert_loads_alike(module, tmp_path / "plan.txt")
+        assert_loads_equal(module, tmp_path / "plan.txt")
         before = module.clone()
-        times.append(seconds_of(module))
-        assert holds(module) <= limit
+        times.append(objective(module))
+        assert program_bytes(module) <= limit
         check_pass(before, module, "plan")
-    assert times[1] == quickest and times == sorted(times) and times[-1] > quickest
+    assert times[1] == fastest and times == sorted(times) and times[-1] > fastest
 
 
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(Failure, match=r"no plan of @step .* keeps to 1000 B .* need \d+ B"):
+def test_a_limit_below_every_plan_is_an_error():
+    with pytest.raises(Failure, match=r"@step: expected a plan within 1000 B .* got \d+ B"):
         planned(1000, layers=1)
 
 
 def test_a_recomputed_value_counts_until_its_last_forward_use_and_from_its_first_later_one():
-    """Op by op: the memory counted for a value, against the ops between which something uses it."""
-    text = search.STATED.sub("", search.gpt(layers=2, mesh=(2, 4), **SMALL))
+    """At each op the bytes counted for a value are those of its uses before and after."""
+    text = search.LAYOUT.sub("", search.gpt(layers=2, mesh=(2, 4), **SMALL))
     module = search.applied(text, "distributed-autodiff")
     ((f, _),) = bodies(module)
     mesh = mesh_of(f, module)
     assert mesh is not None
     block = f.body.block
-    graph = Graph(block, offers(mesh), {}, tight=True)
+    graph = CostGraph(block, CandidateSource(mesh), {}, counts_memory=True)
     ops = list(block.ops)
     backward = next(i for i, op in enumerate(ops) if isinstance(op, BackwardOp))
-    values = graph.held()[len(graph.copied) :]
+    values = graph.live_bytes()[len(graph.transients) :]
     checked = 0
-    for v in graph.gaps:
+    for v in graph.unsaved:
         uses = [i for i, op in enumerate(ops) if any(x is v for x in op.operands)]
         assert graph.spans is not None and isinstance(v.owner, Operation)
-        if v not in graph.of_value or graph.spans[v].end != uses[-1]:
+        if v not in graph.value_variable or graph.spans[v].end != uses[-1]:
             continue  # it is not counted by itself, or views of it are used later
-        variables = {graph.of_op[v.owner], graph.of_value[v]}
+        variables = {graph.op_variable[v.owner], graph.value_variable[v]}
         choice = [0] * len(graph.problem.unary)
-        candidates = graph.choices[v.owner]
+        candidates = graph.candidates[v.owner]
         made = ops.index(v.owner)
         for times in (1, 2):
-            choice[graph.of_op[v.owner]] = next(
+            choice[graph.op_variable[v.owner]] = next(
                 i for i, c in enumerate(candidates) if c.times == times
             )
             counted = [0.0] * len(ops)
             for h in values:
-                if graph.of_value[v] in h.variables and variables.issuperset(h.variables):
+                if graph.value_variable[v] in h.variables and variables.issuperset(h.variables):
                     for i in range(h.span.start, h.span.end + 1):
                         counted[i] += h.bytes[tuple(choice[u] for u in h.variables)]
-            shard = shard_bytes(unsharded_type(v), graph.places[v][0][0], mesh)
+            shard = shard_bytes(unsharded_type(v), graph.layouts[v][0].layout, mesh)
             forward = [i for i in (made, *uses) if i < backward]
             later = [i for i in uses if i > backward]
             alive = {*range(made, max(forward) + 1), *range(min(later), max(later) + 1)}

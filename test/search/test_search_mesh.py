@@ -1,4 +1,4 @@
-"""search-mesh: against every mesh tried by hand, and where a plan's bytes go."""
+"""search-mesh: against every mesh, and the links that a plan's bytes cross."""
 
 from itertools import product
 from math import isclose
@@ -13,9 +13,10 @@ from shardir.cost.seconds import cost_of
 from shardir.dialects import dist
 from shardir.dialects.dist import layout_of
 from shardir.passes import PASSES
-from shardir.passes.search_mesh import SearchMesh, shapes
+from shardir.passes.search_mesh import SearchMesh
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
+from shardir.search.meshes import shapes
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
@@ -31,8 +32,8 @@ def gpt(nodes: tuple[int, int], links: tuple[str, str], **sizes: int) -> str:
 
 
 def on_cluster(annotated: str, nodes: tuple[int, int], links: tuple[str, str]) -> str:
-    """The program on a cluster of units of units, and a mesh of one axis."""
-    text = search.STATED.sub("", annotated)
+    """Return the program without layouts, on a cluster of two levels and a mesh of one axis."""
+    text = search.LAYOUT.sub("", annotated)
     (near, far), (inner, outer) = nodes, links
     cluster = (
         f"dist.cluster @c <levels [node = {near} {inner}, pod = {far} {outer}], "
@@ -46,7 +47,7 @@ LARGE = {"batch": 8, "seq": 128, "hidden": 512, "heads": 8, "vocab": 1024}
 
 
 def objective(module: ModuleOp) -> float:
-    """What the plan of search-strategies takes."""
+    """Return the estimated time of the plan of search-strategies."""
     for name in ("distributed-autodiff", "search-strategies"):
         PASSES[name]()().apply(Context(), module)
     ((f, _),) = bodies(module)
@@ -75,24 +76,22 @@ CHOICES = extent([c for c in CHOICES if c[0] == "mlp" or c[1] == 1] + [CHOICES[2
 
 @pytest.mark.parametrize(("program", "axes", "links"), CHOICES, ids=str)
 def test_no_mesh_of_all_is_better(program: str, axes: int, links: str):
-    """Of 8, 2 x 4, 4 x 2 and 2 x 2 x 2, as far as there may be so many axes."""
+    """Of 8, 2 x 4, 4 x 2 and 2 x 2 x 2, those of at most `axes` axes."""
     text = on_cluster(PROGRAMS[program], NODES, LINKS[links])
     names = [", ".join(f"x{i} = {n}" for i, n in enumerate(shape)) for shape in [*shapes(8, axes)]]
-    least = min(objective(parse(text.replace("d = 8", mesh))) for mesh in names)
+    fastest = min(objective(parse(text.replace("d = 8", mesh))) for mesh in names)
     module = parse(text)
     SearchMesh(axes=axes).apply(Context(), module)
-    assert isclose(objective(module), least)
+    assert isclose(objective(module), fastest)
 
 
 @pytest.mark.parametrize("links", LINKS.values(), ids=LINKS)
-def test_what_is_heavy_travels_over_fast_wires(
-    links: tuple[str, str], capfd: pytest.CaptureFixture[str]
-):
+def test_most_bytes_cross_fast_links(links: tuple[str, str], capfd: pytest.CaptureFixture[str]):
     """Two nodes of four: tensor parallel within, data parallel across; the other way round where
     nodes are nearer to each other than the devices of one."""
     module = parse(gpt(NODES, links, **LARGE))
     SearchMesh().apply(Context(), module)
-    assert "takes" in capfd.readouterr().err
+    assert "search-mesh: @m <" in capfd.readouterr().err
     objective(module)
     for name in ("insert-redistributions", "lower-to-spmd", "simplify-communication"):
         PASSES[name]()().apply(Context(), module)
@@ -102,7 +101,7 @@ def test_what_is_heavy_travels_over_fast_wires(
 
 
 def by_level(module: ModuleOp) -> list[float]:
-    """The bytes that a device receives within its node, and from the other node.
+    """Return the bytes that a device receives within its node, and from the other node.
 
     A hierarchical all-gather crosses nodes with one shard for each other node, and the rest stays
     within; so does a reduce-scatter, reversed. All other forms send everything over the outermost

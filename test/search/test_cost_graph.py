@@ -1,4 +1,4 @@
-"""--cost-graph: the costs in the file are those of the plan, and the drawings say the same."""
+"""--cost-graph: the costs in the file are those of the plan, and those of the drawings."""
 
 import json
 from itertools import product
@@ -11,7 +11,7 @@ from runlines import run_tool
 
 import shardir
 from shardir.cost import report
-from shardir.search.picture import along, rows
+from shardir.search.picture import edge_lines, rows
 from shardir.search.svg import layered
 
 NET = """
@@ -38,7 +38,7 @@ func.func private @loss(
 train.step @step of @loss <momentum, lr = 0.1, momentum = 0.9>
 """
 
-Graph = dict[str, Any]
+CostData = dict[str, Any]
 
 
 def written(text: str, file: Path) -> str:
@@ -50,59 +50,59 @@ def written(text: str, file: Path) -> str:
     return file.read_text()
 
 
-def graph_of(text: str, tmp_path: Path) -> Graph:
+def graph_of(text: str, tmp_path: Path) -> CostData:
     (found,) = json.loads(written(text, tmp_path / "graph.json"))["functions"]
     return found
 
 
-def cost(graph: Graph, chosen: tuple[int, ...]) -> float:
-    own = sum(n["choices"][k]["seconds"] for n, k in zip(graph["nodes"], chosen, strict=True))
+def cost(graph: CostData, chosen: tuple[int, ...]) -> float:
+    own = sum(n["candidates"][k]["seconds"] for n, k in zip(graph["nodes"], chosen, strict=True))
     tables = graph["tables"]
     return own + sum(tables[e["table"]][chosen[e["from"]]][chosen[e["to"]]] for e in graph["edges"])
 
 
 @pytest.mark.parametrize("text", [NET, STEP])
-def test_the_chosen_ones_are_the_objective(text: str, tmp_path: Path) -> None:
+def test_the_chosen_candidates_have_the_objective(text: str, tmp_path: Path) -> None:
     graph = graph_of(text, tmp_path)
     chosen = tuple(n["chosen"] for n in graph["nodes"])
     assert cost(graph, chosen) == pytest.approx(graph["objective"], rel=1e-12)
     for e in graph["edges"]:
         table = graph["tables"][e["table"]]
         assert e["seconds"] == table[chosen[e["from"]]][chosen[e["to"]]]
-        assert len(table) == len(graph["nodes"][e["from"]]["choices"])
-        assert {len(row) for row in table} == {len(graph["nodes"][e["to"]]["choices"])}
+        assert len(table) == len(graph["nodes"][e["from"]]["candidates"])
+        assert {len(row) for row in table} == {len(graph["nodes"][e["to"]]["candidates"])}
 
 
-def test_no_other_choice_costs_less(tmp_path: Path) -> None:
-    """All of them, from the file alone."""
+def test_no_other_choice_is_cheaper(tmp_path: Path) -> None:
+    """Over all choices, from the file alone."""
     graph = graph_of(NET, tmp_path)
-    every = product(*(range(len(n["choices"])) for n in graph["nodes"]))
+    every = product(*(range(len(n["candidates"])) for n in graph["nodes"]))
     assert min(cost(graph, chosen) for chosen in every) == pytest.approx(graph["objective"])
     assert graph["bound"] == graph["objective"] and graph["gap"] == 0.0
 
 
-def test_what_is_stated_is_the_only_choice(tmp_path: Path) -> None:
-    x, w, y, z, kept = graph_of(NET, tmp_path)["nodes"]
-    assert [n["values"] for n in (x, w, y, z, kept)] == [["%x"], ["%w"], ["%y"], ["%z"], ["%z"]]
-    assert [n["stated"] for n in (x, w, y, z, kept)] == [False, True, True, False, False]
-    assert [c["layout"] for c in w["choices"] if c["shared"] is None] == ["[{a}, {b}]"]
-    assert [c["strategy"] for c in y["choices"]] == ["((2, 1), (1, 2))"]
-    assert (y["op"], y["takes"], y["at"].rpartition(":")[2]) == ("nn.matmul", ["%x", "%w"], "5")
-    assert len(z["choices"]) == 9 and w["op"] is None
+def test_annotations_are_the_only_candidates(tmp_path: Path) -> None:
+    x, w, y, z, result = graph_of(NET, tmp_path)["nodes"]
+    assert [n["values"] for n in (x, w, y, z, result)] == [["%x"], ["%w"], ["%y"], ["%z"], ["%z"]]
+    assert [n["annotated"] for n in (x, w, y, z, result)] == [False, True, True, False, False]
+    assert [c["layout"] for c in w["candidates"] if c["shared"] is None] == ["[{a}, {b}]"]
+    assert [c["strategy"] for c in y["candidates"]] == ["((2, 1), (1, 2))"]
+    assert (y["op"], y["operands"], y["at"].rpartition(":")[2]) == ("nn.matmul", ["%x", "%w"], "5")
+    assert len(z["candidates"]) == 9 and w["op"] is None
 
 
 def test_edges_have_the_seconds_of_redistributions(tmp_path: Path) -> None:
-    """From what the product gives to what each choice of the relu takes: the report of a program
-    that does it and nothing else."""
+    """From the product's result to the operand of each candidate of the relu: the report of a
+    program of this redistribution alone."""
     graph = graph_of(NET, tmp_path)
     y, z = graph["nodes"][2:4]
     (edge,) = [e for e in graph["edges"] if e["values"] == ["%y"]]
     (row,) = graph["tables"][edge["table"]]
-    (source,) = y["choices"][0]["results"]
+    (source,) = y["candidates"][0]["results"]
     cluster, mesh = NET.splitlines()[1:3]
-    for seconds, choice in zip(row, z["choices"], strict=True):
+    for seconds, candidate in zip(row, z["candidates"], strict=True):
         have, want = (
-            f"tensor<8x12xf32, #dist.layout<@m, {t}>>" for t in (source, choice["operands"][0])
+            f"tensor<8x12xf32, #dist.layout<@m, {t}>>" for t in (source, candidate["operands"][0])
         )
         moved = shardir.compile(
             f"{cluster}\n{mesh}\nfunc.func @moved(%x: {have}) -> {want} {{\n"
@@ -115,21 +115,21 @@ def test_edges_have_the_seconds_of_redistributions(tmp_path: Path) -> None:
 
 def test_the_ends_of_an_update_are_one_node(tmp_path: Path) -> None:
     graph = graph_of(STEP, tmp_path)
-    kept = [n["values"] for n in graph["nodes"] if not n["op"]]
-    assert ["%w", "%w_1"] in kept and ["%w_momentum", "%w_momentum_1"] in kept
+    values = [n["values"] for n in graph["nodes"] if not n["op"]]
+    assert ["%w", "%w_1"] in values and ["%w_momentum", "%w_momentum_1"] in values
     below = {i: k for k, layer in enumerate(layered(graph)) for i in layer}
     assert sorted(below) == [n["id"] for n in graph["nodes"]]
     assert all(below[e["from"]] < below[e["to"]] for e in graph["edges"])
 
 
 @pytest.mark.parametrize("text", [NET, STEP])
-def test_drawings_say_what_the_data_says(text: str, tmp_path: Path) -> None:
+def test_drawings_have_the_texts_of_the_data(text: str, tmp_path: Path) -> None:
     graph = graph_of(text, tmp_path)
-    said = [row[0] for node in rows(graph) for row in node]
-    said += [line for e in graph["edges"] for line in along(graph, e)]
+    texts = [row[0] for node in rows(graph) for row in node]
+    texts += [line for e in graph["edges"] for line in edge_lines(graph, e)]
     svg = ElementTree.fromstring(written(text, tmp_path / "graph.svg"))
     drawn = [t.text for t in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert set(said) <= set(drawn)
+    assert set(texts) <= set(drawn)
     boxes = [[float(r.get(k, "")) for k in ("x", "y", "width", "height")]
              for r in svg.iter("{http://www.w3.org/2000/svg}rect") if r.get("stroke")]  # fmt: skip
     assert len(boxes) == len(graph["nodes"])
@@ -143,19 +143,21 @@ def test_drawings_say_what_the_data_says(text: str, tmp_path: Path) -> None:
     assert dot.count("[label=<<TABLE") == len(graph["nodes"])
     for e in graph["edges"]:
         assert f"n0_{e['from']} -> n0_{e['to']} [label=" in dot
-    taken = sum(row[2] for node in rows(graph) for row in node)
-    assert taken == len(graph["nodes"]) == dot.count("BGCOLOR") / 2
+    chosen = sum(row[2] for node in rows(graph) for row in node)
+    assert chosen == len(graph["nodes"]) == dot.count("BGCOLOR") / 2
 
 
-def test_drawn_choices_are_the_next_best_ones(tmp_path: Path) -> None:
-    """`+` is what the whole plan would cost more, all else as it is."""
+def test_drawn_candidates_are_the_nearest_ones(tmp_path: Path) -> None:
+    """`+` is the increase of the plan's cost, with the same choice for all other nodes."""
     graph = graph_of(NET, tmp_path)
     chosen = [n["chosen"] for n in graph["nodes"]]
     more = []
     for k in range(9):
         other = (*chosen[:3], k, *chosen[4:])
         more.append(cost(graph, other) - graph["objective"])
-    shown = [time.partition("+")[2] for _, time, taken in rows(graph)[3] if time and not taken]
+    shown = [
+        time.partition("+")[2] for _, time, is_chosen in rows(graph)[3] if time and not is_chosen
+    ]
     units = {"0": 0.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3}
     seconds = [float(t.split()[0]) * units[t.split()[-1]] for t in shown]
     wanted = sorted(more)[1:6]
@@ -166,7 +168,7 @@ def test_wrong_files_and_pipelines(tmp_path: Path) -> None:
     source = tmp_path / "net.ir"
     source.write_text(NET)
     for mode, file, message in (
-        ("auto", "a.png", "a.png: a graph of costs is written as .json, .dot, .svg"),
+        ("auto", "a.png", "a.png: expected a cost graph as .json, .dot, .svg"),
         ("semi_auto", "a.svg", "no pass searches; run search-strategies, or --mode=auto"),
     ):
         words = ["shard-opt", str(source), "--mode", mode, "--cost-graph", file]
@@ -178,4 +180,4 @@ def test_wrong_files_and_pipelines(tmp_path: Path) -> None:
     assert code == 1 and "cannot write /no/a.svg: No such file or directory" in err
     source.write_text("func.func @f() {\n  func.return\n}\n")
     code, _, err = run_tool(["shard-opt", str(source), "--mode=auto", "--cost-graph=a.svg"], b"")
-    assert code == 1 and "no function has a mesh, so there is no graph of costs" in err
+    assert code == 1 and "expected a function with a mesh for the cost graph, got none" in err

@@ -1,0 +1,192 @@
+"""The candidates of an op: the strategies that may be chosen for it, each with its estimated time.
+
+    nn.matmul (i, k), (k, j) -> (i, j) on <dp = 2, tp = 4>: dp on i, k, j or none, tp on i, k, j or
+    none: 16 candidates
+
+1. Each axis splits one factor, evenly and with all of its devices, or none: then the op is computed
+   redundantly along it.
+2. A linear op may also take operands that are partial over an axis, and pass the partial sums on.
+3. An op that needs a dimension unsharded may have it split where it has a sharded decomposition.
+4. An annotated strategy is the only candidate.
+5. An op that depends on no argument is computed redundantly on every device: slices of it are free.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations, dropwhile, product
+from math import prod
+from typing import Any
+
+from xdsl.ir import Block, Operation
+
+from shardir.algebra.factors import FactorAxes, Factors, OpSharding, try_op_sharding
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.strategy import Strategy
+from shardir.cost import op_seconds
+from shardir.cost.functions import rated
+from shardir.diagnostics import ShardirError
+from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
+from shardir.dialects.nn.base import Composite, TensorOp, splits_replicated, strategy_factors
+from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.train import UpdateOp
+from shardir.rewriting.rewriter import Rewriter
+from shardir.search.buckets import shared_seconds
+from shardir.search.transfer_costs import Transfer, bucket_price, transfer_seconds
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy of an op, the layouts that it needs its operands in, those of its results, and its
+    estimated time in seconds."""
+
+    strategy: Strategy
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    seconds: float
+    times: int = 1
+    """How many times the op is computed: twice if its result is not saved for the backward part."""
+
+
+Candidates = tuple[Candidate, ...]
+
+
+def after_update(block: Block) -> Callable[[Sequence[Operation]], bool]:
+    """Return a predicate: whether all of these ops, of which there are some, come after the mark
+    train.update of a training step. What is redistributed for them, fuse-communication puts into
+    buckets."""
+    ops = set(dropwhile(lambda op: not isinstance(op, UpdateOp), block.ops))
+    return lambda users: bool(users) and ops.issuperset(users)
+
+
+class CandidateSource:
+    """The candidates of ops on a mesh, made once for each signature. A mesh without a cluster has
+    the default one."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = rated(mesh)
+        self.axes = [a for a in self.mesh.names if self.mesh.extent((a,)) > 1]
+        self._made: dict[Any, Candidates] = {}
+
+    def of(self, op: TensorOp, constant: bool) -> Candidates:
+        """Return the candidates of an op; `constant`: it depends on no argument."""
+        redundant = constant and op.strategy is None
+        types = tuple(v.type for v in (*op.operands, *op.results))
+        key = (type(op), redundant, types, tuple(op.properties.items()))
+        if key not in self._made:
+            self._made[key] = tuple(self._candidates(op, redundant))
+        return self._made[key]
+
+    def block_seconds(self, block: Block) -> float:
+        """Return the estimated time of ops whose values have layouts."""
+        late, transfers, total = after_update(block), [], 0.0
+        for op in block.ops:
+            if isinstance(op, TensorOp):
+                factors = op.factors()
+                values = (*op.operands, *op.results)
+                layouts = [l for v in values if (l := layout_of(v)) is not None]
+                total += self._op_seconds(op, factors, factors.axes_of(layouts, self.mesh))
+            elif isinstance(op, RedistributeOp):
+                source, target = layout_of(op.value), layout_of(op.out)
+                assert source is not None and target is not None
+                t = unsharded_type(op.value)
+                if late([use.operation for use in op.out.uses]):
+                    transfers.append(Transfer(t, source, target))
+                else:
+                    total += transfer_seconds(self.mesh, t, [source], [target])[0, 0]
+        return total + shared_seconds(transfers, partial(bucket_price, self.mesh))[0]
+
+    def _candidates(self, op: TensorOp, redundant: bool) -> Iterator[Candidate]:
+        if op.strategy is not None:
+            strategy = op.strategy.data
+            sharding = strategy.op_sharding(strategy_factors(op), self.mesh)
+            yield self._candidate(op, strategy, sharding)
+            return
+        factors = strategy_factors(op)
+        for over in [()] if redundant else self._partial_axes(op):
+            for split in [{}] if redundant else self._splits(factors, over):
+                try:
+                    found = self._strategy(factors, split, over)
+                    if found is not None:
+                        yield self._candidate(op, *found)
+                except ShardirError:
+                    continue  # it has no decomposition with this sharding
+
+    def _partial_axes(self, op: TensorOp) -> Iterator[Axes]:
+        """Yield the axes over which operands may be partial: none, if a result is larger than all
+        operands."""
+        shapes, n = op.shapes(), len(op.operands)
+        yield ()
+        if op.factors().linear and max(map(prod, shapes[:n])) >= max(map(prod, shapes[n:])):
+            for k in range(1, len(self.axes) + 1):
+                yield from combinations(self.axes, k)
+
+    def _splits(self, factors: Factors, over: Axes) -> Iterator[FactorAxes]:
+        """Yield the even splits in which each axis that is not in `over` splits one factor or
+        none."""
+        fixed = factors.replicate | factors.moved | factors.sliding
+        names = [f for f, _ in factors.sizes if f not in fixed]
+        axes = [a for a in self.axes if a not in over]
+        for combination in product([None, *names], repeat=len(axes)):
+            split: FactorAxes = {}
+            for axis, f in zip(axes, combination, strict=True):
+                if f is not None:
+                    split[f] = (*split.get(f, ()), axis)
+            if all(factors.size(f) % self.mesh.extent(a) == 0 for f, a in split.items()):
+                yield {f: self.mesh.simplify(a) for f, a in split.items()}
+
+    def _strategy(
+        self, factors: Factors, split: FactorAxes, over: Axes
+    ) -> tuple[Strategy, OpSharding] | None:
+        """Return the strategy with a split of factors, and its sharding; None if no strategy has
+        it."""
+        addend = Layout(self.mesh.name, (), over) if over else None
+        sharding = try_op_sharding(factors, split, self.mesh, addend)
+        if sharding is None:
+            return None
+        operands = tuple(o.dims for o in sharding.operands)
+        for results in (None, tuple(r.dims for r in sharding.results)):
+            strategy = Strategy(self.mesh.name, operands, results, over)
+            try:
+                if strategy.op_sharding(factors, self.mesh) == sharding:
+                    return strategy, sharding
+            except ShardirError:
+                continue
+        return None
+
+    def _candidate(self, op: TensorOp, strategy: Strategy, sharding: OpSharding) -> Candidate:
+        """Return the candidate with a strategy.
+
+        Raises:
+            ShardirError: the op has no decomposition with this sharding.
+        """
+        if isinstance(op, Composite) or splits_replicated(op.factors(), sharding.operands):
+            results, time = self._decomposed(op, sharding)
+            return Candidate(strategy, sharding.operands, results, time)
+        time = self._op_seconds(op, strategy_factors(op), sharding.axes)
+        return Candidate(strategy, sharding.operands, sharding.results, time)
+
+    def _op_seconds(self, op: TensorOp, factors: Factors, split: FactorAxes) -> float:
+        types = [unsharded_type(v) for v in (*op.operands, *op.results)]
+        return op_seconds(type(op), factors, split, types, self.mesh)
+
+    def _decomposed(self, op: TensorOp, sharding: OpSharding) -> tuple[tuple[Layout, ...], float]:
+        """Return the complete layouts of an op's results, and its time, by its decomposition."""
+        types = [
+            with_layout(unsharded_type(v), l)
+            for v, l in zip(op.operands, sharding.operands, strict=True)
+        ]
+        block = Block(arg_types=types)
+        builder = Rewriter(self.mesh, block)
+        trial = type(op).create(
+            operands=block.args, result_types=[unsharded_type(v) for v in op.results],
+            properties=dict(op.properties),
+        )  # fmt: skip
+        results = trial.decompose(builder)
+        assert results is not None
+        ends = [builder.complete(v) for v in results]
+        time = self.block_seconds(block)
+        layouts = tuple(builder.layout(v) for v in ends)
+        trial.erase()
+        return layouts, time

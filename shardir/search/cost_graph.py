@@ -1,0 +1,355 @@
+"""The cost graph of a function: its estimated time as a sum over candidates and layouts.
+
+    an op                                    its candidates: their own times
+    an argument, a value with several        its layouts; of an argument also the redistribution to
+    users                                    a copy that several users share
+    from a value's maker to its users        the redistribution from the layout of the result to the
+                                             one that is needed, or to and from the value's layout
+
+insert-redistributions makes the same redistributions of a plan. It makes less only where several
+ops need a value in the same layout, other than the value's and its copy's: the graph counts one
+redistribution for each of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardir.algebra.layout import Layout
+from shardir.analysis.storages import Span
+from shardir.dialects.dist import layout_of
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
+from shardir.search.candidates import Candidates, CandidateSource, after_update
+from shardir.search.live_bytes import (
+    LONG_LIVED_OPS,
+    live_spans,
+    shard_bytes,
+    unsaved_spans,
+)
+from shardir.search.memory import LiveBytes
+from shardir.search.problem import CostProblem, Table
+from shardir.search.transfer_costs import LatencyShares, Transfer, transfer_seconds
+from shardir.search.value_layouts import (
+    Ties,
+    Uses,
+    ValueLayout,
+    ValueLayouts,
+    needed,
+    operand_indices,
+    result_index,
+)
+
+
+class Edge(NamedTuple):
+    """The redistributions between two variables: their times with shares of buckets, and the
+    transfers for a value of each variable, at most `max_transfers`."""
+
+    ends: tuple[int, int]
+    key: tuple
+    max_transfers: int
+    table: Callable[[LatencyShares | None], Table]
+    transfers: Callable[[int, int], list[Transfer]]
+
+
+class CostGraph:
+    """The cost graph of a block.
+
+    Args:
+        ties: values that have the layout of another one.
+        counts_memory: redistributions are made for each use, and again for the backward part;
+            long-lived values may have another layout than the one they are made in; and ops of the
+            forward part may be computed again instead of saved.
+
+    Attributes:
+        problem: the sum of costs, less the edges in buckets.
+        candidates, op_variable: of each op.
+        layouts, value_variable: of each value that has a variable; tied values have one.
+        bucket_edges: the edges whose transfers may be in buckets.
+        transients: the bytes of redistributed copies, at the ops that they are made for.
+        unsaved: the spans in which a value is not live if it is computed again.
+    """
+
+    def __init__(
+        self, block: Block, source: CandidateSource, ties: Ties, counts_memory: bool = False
+    ):
+        self.block, self.source, self.mesh, self.ties = block, source, source.mesh, ties
+        self.spans = live_spans(block, ties) if counts_memory else None
+        self.unsaved = unsaved_spans(block, self.spans) if self.spans else {}
+        self.problem = CostProblem()
+        self.candidates: dict[Operation, Candidates] = {}
+        self.op_variable: dict[Operation, int] = {}
+        self.layouts: dict[SSAValue, ValueLayouts] = {}
+        self.value_variable: dict[SSAValue, int] = {}
+        self.bucket_edges: list[Edge] = []
+        self.transients: list[LiveBytes] = []
+        self._tied: dict[SSAValue, list[SSAValue]] = {}
+        for v, end in ties.items():
+            self._tied.setdefault(end, []).append(v)
+        self._users: dict[SSAValue, list[Operation]] = {}
+        self._tables: dict[tuple, Table] = {}
+        self._layouts: dict[tuple, ValueLayouts] = {}
+        self._twice: dict[int, tuple[Candidates, Candidates]] = {}
+        self._at = {op: i for i, op in enumerate(block.ops)}
+        self._late = after_update(block)
+        self._build()
+
+    def _build(self) -> None:
+        constant: set[SSAValue] = set()
+        ops = [op for op in self.block.ops if isinstance(op, TensorOp)]
+        for op in ops:
+            is_constant = all(v in constant for v in op.operands)
+            if is_constant:
+                constant.update(op.results)
+            candidates = self.source.of(op, is_constant)
+            if any(v in self.unsaved for v in op.results):
+                candidates = self._with_recomputed(candidates)
+            self.candidates[op] = candidates
+            self.op_variable[op] = self.problem.variable(self._op_seconds(candidates))
+        for op in self.block.ops:
+            for v in dict.fromkeys(op.operands):
+                self._users.setdefault(v, []).append(op)
+        for v in self.block.args:
+            if isinstance(v.type, TensorType):
+                self._add_value(v)
+        for op in ops:
+            for v in op.results:
+                if v not in self.value_variable and self._needs_variable(v):
+                    self._add_value(v)
+        for op in ops:
+            for i, v in enumerate(op.results):
+                if v in self.value_variable:
+                    self._add_maker(op, i, v)
+        for v, users in self._users.items():
+            for op in users:
+                if isinstance(op, TensorOp):
+                    self._add_user(v, op)
+
+    # ---- variables ----
+
+    def _with_recomputed(self, candidates: Candidates) -> Candidates:
+        """Return the candidates, and then each of them computed again in the backward part."""
+        if id(candidates) not in self._twice:
+            again = tuple([replace(c, times=2) for c in candidates])
+            self._twice[id(candidates)] = candidates + again, candidates
+        return self._twice[id(candidates)][0]
+
+    def _op_seconds(self, candidates: Candidates) -> Table:
+        return self.table(
+            (id(candidates),), lambda: np.array([c.seconds * c.times for c in candidates])
+        )
+
+    def _needs_variable(self, v: SSAValue) -> bool:
+        """Whether a result may have another layout than the one it is made in. Otherwise its only
+        user redistributes it from there."""
+        users = self._users.get(v, [])
+        returned = any(isinstance(op, ReturnOp) for op in users)
+        tied = v in self.ties or v in self._tied
+        span = self.spans.get(v) if self.spans else None
+        is_long_lived = span is not None and span.end - span.start > LONG_LIVED_OPS
+        return len(users) > 1 or returned or tied or layout_of(v) is not None or is_long_lived
+
+    def _add_value(self, v: SSAValue) -> None:
+        """Add a variable for the layout of a value; tied values share one."""
+        if v in self.ties and (end := self.ties[v]) in self.value_variable:
+            self.layouts[v], self.value_variable[v] = self.layouts[end], self.value_variable[end]
+            return
+        uses = Uses.of(v, self._tied.get(v, []), self._users, self.candidates)
+        key = uses.key
+        if key not in self._layouts:
+            self._layouts[key] = uses.layouts(self.mesh, may_share=self.spans is None)
+        layouts = self.layouts[v] = self._layouts[key]
+
+        def sharing() -> Table:
+            """The time to make the shared copy."""
+            sources, targets = (list(dict.fromkeys(ls)) for ls in zip(*layouts, strict=True))
+            targets = [l for l in targets if l is not None]
+            table = transfer_seconds(self.mesh, unsharded_type(v), sources, targets)
+            row, column = ({l: i for i, l in enumerate(ls)} for ls in (sources, targets))
+            return np.array([
+                0.0 if shared is None else table[row[layout], column[shared]]
+                for layout, shared in layouts
+            ])  # fmt: skip
+
+        self.value_variable[v] = self.problem.variable(self.table((id(layouts),), sharing))
+
+    # ---- edges ----
+
+    def table(self, key: tuple, make: Callable[[], Table]) -> Table:
+        """Return the table of a key, made once."""
+        if key not in self._tables:
+            self._tables[key] = make()
+        return self._tables[key]
+
+    def _add_maker(self, op: TensorOp, i: int, v: SSAValue) -> None:
+        """Add the edge from an op to the layout of its result."""
+        candidates, layouts, t = self.candidates[op], self.layouts[v], unsharded_type(v)
+        ends = self.op_variable[op], self.value_variable[v]
+
+        def table(shares: LatencyShares | None) -> Table:
+            sources, targets = [c.results[i] for c in candidates], [l for l, _ in layouts]
+            seconds = transfer_seconds(self.mesh, t, sources, targets, shares)
+            return times(candidates)[:, None] * seconds
+
+        def transfers(x: int, y: int) -> list[Transfer]:
+            return [Transfer(t, candidates[x].results[i], layouts[y].layout)]
+
+        key = id(candidates), "makes", i, id(layouts)
+        self._add(Edge(ends, key, 1, table, transfers), self._users.get(v, []))
+
+        def copies() -> Table:
+            return np.array([
+                [self._copy_bytes(t, c.results[i], l) for l, _ in layouts] for c in candidates
+            ])  # fmt: skip
+
+        self._add_transient(op, ends, (id(candidates), i, id(layouts), t), copies)
+
+    def _add_user(self, v: SSAValue, op: TensorOp) -> None:
+        """Add the edge to an op from the layout of an operand, or from the operand's maker."""
+        candidates, t, at = self.candidates[op], unsharded_type(v), operand_indices(op, v)
+        if v in self.value_variable:
+            maker, layouts, may_share = self.value_variable[v], self.layouts[v], v not in self.ties
+            key = id(layouts), id(candidates), at, may_share
+        else:
+            assert isinstance(v.owner, Operation)
+            i, makers = result_index(v), self.candidates[v.owner]
+            maker, layouts, may_share = self.op_variable[v.owner], self._made_in(makers, i), False
+            key = id(makers), i, id(candidates), at
+        ends = maker, self.op_variable[op]
+
+        def table(shares: LatencyShares | None) -> Table:
+            return self._use_seconds(t, layouts, candidates, at, may_share, shares)
+
+        def transfers(x: int, y: int) -> list[Transfer]:
+            layout, shared = layouts[x]
+            return [
+                Transfer(t, layout, l)
+                for l in needed(candidates[y], at)
+                if not (may_share and l == shared)
+            ]
+
+        self._add(Edge(ends, key, len(at), table, transfers), [op])
+
+        def copies() -> Table:
+            needs = [needed(c, at) for c in candidates]
+            return np.array([
+                [sum(self._copy_bytes(t, n, l) for n in ns) for ns in needs] for l, _ in layouts
+            ])  # fmt: skip
+
+        self._add_transient(op, ends, (*key, t), copies)
+
+    def _made_in(self, candidates: Candidates, i: int) -> ValueLayouts:
+        """Return the layouts in which a result is made."""
+        key = id(candidates), i
+        if key not in self._layouts:
+            self._layouts[key] = tuple([ValueLayout(c.results[i]) for c in candidates])
+        return self._layouts[key]
+
+    def _use_seconds(
+        self,
+        t: TensorType,
+        layouts: ValueLayouts,
+        candidates: Candidates,
+        at: Sequence[int],
+        may_share: bool,
+        shares: LatencyShares | None,
+    ) -> Table:
+        """Return the time of the redistributions from each layout of a value for each candidate of
+        an op that uses it at the operands `at`."""
+        needs = [needed(c, at) for c in candidates]
+        column = {l: i for i, l in enumerate(dict.fromkeys(l for n in needs for l in n))}
+        seconds = transfer_seconds(self.mesh, t, [l for l, _ in layouts], [*column], shares)
+        if may_share:
+            for i, (_, shared) in enumerate(layouts):
+                if shared is not None and shared in column:
+                    seconds[i, column[shared]] = 0.0
+        columns = {n: sum(seconds[:, column[l]] for l in n) for n in dict.fromkeys(needs)}
+        return np.stack([columns[n] for n in needs], axis=1) * times(candidates)
+
+    def _add(self, edge: Edge, users: Sequence[Operation]) -> None:
+        """Add an edge: to the problem, or to those whose transfers may be in buckets."""
+        key = *edge.key, "in a bucket"
+        if self._late(users) and self.table(key, lambda: edge.table(LatencyShares(1.0))).any():
+            self.bucket_edges.append(edge)
+        else:
+            self.problem.add(*edge.ends, self.table(edge.key, lambda: edge.table(None)))
+
+    # ---- memory ----
+
+    def _copy_bytes(self, t: TensorType, copy: Layout, layout: Layout) -> float:
+        """Return the bytes of a redistributed copy of a value."""
+        return 0.0 if copy.dims == layout.dims else float(shard_bytes(t, copy, self.mesh))
+
+    def _add_transient(
+        self, op: Operation, ends: tuple[int, int], key: tuple, copies: Callable[[], Table]
+    ) -> None:
+        """Add the bytes of copies that are live while an op runs."""
+        if self.spans is not None:
+            at = self._at[op]
+            table = self.table(("copies", *key), copies)
+            self.transients.append(LiveBytes(ends, table, Span(at, at)))
+
+    def live_bytes(self) -> list[LiveBytes]:
+        """Return the live bytes of all values, and of redistributed copies."""
+        assert self.spans is not None
+        found = list(self.transients)
+        for v, span in self.spans.items():
+            if not isinstance(v.type, TensorType):
+                continue
+            t = unsharded_type(v)
+            if v in self.value_variable:
+                i, key = self.value_variable[v], (id(self.layouts[v]), "holds", t)
+                layouts = self.layouts[v]
+            elif v.owner in self.op_variable:
+                assert isinstance(v.owner, Operation)
+                n, candidates = result_index(v), self.candidates[v.owner]
+                i, key = self.op_variable[v.owner], (id(candidates), "holds", n, t)
+                layouts = self._made_in(candidates, n)
+            else:
+                continue
+            table = self.table(
+                key, lambda t=t, layouts=layouts: np.array([
+                    float(shard_bytes(t, l, self.mesh)) for l, _ in layouts
+                ])
+            )  # fmt: skip
+            gap = self.unsaved.get(v)
+            if gap is None or v not in self.value_variable:
+                found.append(LiveBytes((i,), table, span))
+                continue
+            assert isinstance(v.owner, Operation)
+            makers = self.candidates[v.owner]
+            saved = self.table(
+                (*key, id(makers), "saved"),
+                lambda table=table, makers=makers: (2 - times(makers))[:, None] * table,
+            )
+            found += [LiveBytes((i,), table, Span(span.start, gap.start - 1)),
+                      LiveBytes((self.op_variable[v.owner], i), saved, gap),
+                      LiveBytes((i,), table, Span(gap.end + 1, span.end))]  # fmt: skip
+        return found
+
+    # ---- solutions ----
+
+    def problem_with(self, shares: LatencyShares) -> CostProblem:
+        """Return the problem in which transfers pay these shares of buckets."""
+        found = CostProblem([*self.problem.unary], {**self.problem.pairs})
+        tables: dict[tuple, Table] = {}
+        for edge in self.bucket_edges:
+            if edge.key not in tables:
+                tables[edge.key] = edge.table(shares)
+            found.add(*edge.ends, tables[edge.key])
+        return found
+
+    def bucket_transfers(self, choice: Sequence[int]) -> list[Transfer]:
+        """Return the transfers of a solution that may be in buckets."""
+        ends = [(e, *e.ends) for e in self.bucket_edges]
+        return [transfer for e, i, j in ends for transfer in e.transfers(choice[i], choice[j])]
+
+
+def times(candidates: Candidates) -> Table:
+    """Return how many times each candidate is computed."""
+    return np.array([float(c.times) for c in candidates])

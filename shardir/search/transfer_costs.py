@@ -1,0 +1,194 @@
+"""The estimated times of redistributions, alone or with tensors that share buckets.
+
+    d_w: partial over dp -> [{}, {}]            all-reduce over dp
+    alone       all_reduce <sum> %d_w over <dp>             its latency, and its rate for each byte
+    together    all_reduce <sum> %d_w, %d_b over <dp>       a share of the latency, the rate, and
+                                                            the copy to the buffer
+
+The path of a redistribution is the planner's for the tensor alone (algebra/routes.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import inf, prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from xdsl.dialects.builtin import TensorType
+
+from shardir.algebra.collectives import CollectiveStep
+from shardir.algebra.forms import copying
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.redistribution import seconds
+from shardir.algebra.routes import Routes, Table, routes
+from shardir.dialects.nn.types import itemsize
+
+Bucket = tuple[int, str, Axes, int, int, int]
+"""The collectives that share one buffer: the bytes of an element; a step's kind, axes, `dim` and
+`concat`; the number of the form of the collective."""
+
+
+class Transfer(NamedTuple):
+    """A redistribution of a tensor, from one layout to another."""
+
+    type: TensorType
+    source: Layout
+    target: Layout
+
+
+@dataclass(frozen=True)
+class LatencyShares:
+    """The share of a bucket's latency that each tensor in it pays: of some buckets a share of their
+    own, of all others the default. With an infinite share tensors move alone."""
+
+    default: float
+    own: frozenset[tuple[Bucket, float]] = frozenset()
+
+    @cached_property
+    def _own(self) -> dict[Bucket, float]:
+        return dict(self.own)
+
+    def of(self, bucket: Bucket) -> float:
+        return self._own.get(bucket, self.default)
+
+
+def transfer_seconds(
+    mesh: Mesh,
+    t: TensorType,
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    shares: LatencyShares | None = None,
+) -> Table:
+    """Return the estimated times of the redistributions from each source to each target, in
+    seconds; with `shares`, of tensors that may share buckets."""
+    shape, size = t.get_shape(), itemsize(t)
+    found = np.full((len(sources), len(targets)), inf)
+    for reduction in {l.reduction for l in (*sources, *targets)}:
+        costs = transfer_costs(mesh, len(shape), reduction)
+        if costs is None:
+            continue
+        rows = [i for i, l in enumerate(sources) if l in costs.index]
+        columns = [j for j, l in enumerate(targets) if l in costs.index]
+        table = costs.seconds(shape, size, shares)[
+            np.ix_(
+                [costs.index[sources[i]] for i in rows],
+                [costs.index[targets[j]] for j in columns],
+            )
+        ]
+        among = np.ix_(rows, columns)
+        found[among] = np.minimum(found[among], table)
+    for i, j in np.argwhere(np.isinf(found)):
+        found[i, j] = sum(seconds(shape, mesh, sources[i], targets[j], size))
+    return found
+
+
+def bucket_price(
+    mesh: Mesh, transfer: Transfer, shares: LatencyShares
+) -> tuple[float, dict[Bucket, float]]:
+    """Return the estimated time of a transfer with shares of buckets, and the latencies of its
+    buckets, in seconds."""
+    t, source, target = transfer
+    shape, size = t.get_shape(), itemsize(t)
+    seconds = float(transfer_seconds(mesh, t, [source], [target], shares)[0, 0])
+    reduction = source.reduction if source.partial else target.reduction
+    costs = transfer_costs(mesh, len(shape), reduction)
+    return seconds, costs.buckets(shape, size, source, target, shares) if costs else {}
+
+
+@lru_cache(maxsize=256)
+def transfer_costs(mesh: Mesh, rank: int, reduction: str) -> "TransferCosts | None":
+    """Return the costs between the layouts of tensors of `rank` dimensions; None where there are
+    too many layouts."""
+    found = routes(mesh, rank, reduction)
+    return TransferCosts(found) if found else None
+
+
+class TransferCosts:
+    """The planner's paths between evenly split layouts, with their times in buckets."""
+
+    def __init__(self, found: Routes):
+        self.routes, self.index = found, found.index
+        self._shared: tuple[LatencyShares | None, dict[tuple[Shape, int], Table]] = (None, {})
+
+    def seconds(self, shape: Shape, itemsize: int, shares: LatencyShares | None = None) -> Table:
+        """Return the time of each path for a tensor of this shape: [from, to]; infinite from or to
+        layouts that do not split it evenly. With `shares` its moves may be in buckets."""
+        if shares is None:
+            return self.routes.seconds(shape, itemsize)
+        if self._shared[0] != shares:  # only the tables of the last shares are retained
+            self._shared = shares, {}
+        tables, key = self._shared[1], (shape, itemsize)
+        if key not in tables:
+            size = prod(shape) * itemsize
+            shared = self._in_buckets(size, itemsize, shares).min(axis=0)
+            tables[key] = self._along(shape, itemsize, np.minimum(self.routes.each(size), shared))
+        return tables[key]
+
+    def buckets(
+        self, shape: Shape, itemsize: int, source: Layout, target: Layout, shares: LatencyShares
+    ) -> dict[Bucket, float]:
+        """Return the buckets that a tensor is in on its path from one layout to another, each with
+        its latency."""
+        size, found = prod(shape) * itemsize, {}
+        for step in self.routes.steps(shape, itemsize, source, target) or []:
+            i, j = self.index[source], self.index[step.layout]
+            latency, rate = (costs[:, i, j] for costs in self.routes.costs)
+            alone = latency + rate * size
+            part = [shares.of(_bucket(itemsize, step, form)) for form in range(len(latency))]
+            if alone.min() > 0:
+                shared = latency * part + (rate + self._copying[i, j]) * size
+                form = int(shared.argmin())
+                if shared[form] < alone.min():
+                    found[_bucket(itemsize, step, form)] = float(latency[form])
+            source = step.layout
+        return found
+
+    def _along(self, shape: Shape, itemsize: int, cost: Table) -> Table:
+        """Return the sum of the moves' costs along each path."""
+        lengths, via = self.routes.ways(shape, itemsize)
+        n = len(via)
+        now, ends = np.indices((n, n))
+        total = np.where(np.isinf(lengths), inf, 0.0)
+        while (moving := now != ends).any():
+            after = np.where(moving, via[now, ends], ends)
+            total += np.where(moving, cost[now, after], 0.0)
+            now = after
+        return total
+
+    def _in_buckets(self, size: int, itemsize: int, shares: LatencyShares) -> Table:
+        """Return the cost of each move of a tensor in a bucket: [form, from, to]."""
+        latency, rate = self.routes.costs
+        steps, kind = self._kinds
+        part = np.array([
+            [shares.of(_bucket(itemsize, step, form)) for step in steps] + [1.0]
+            for form in range(len(latency))
+        ])  # fmt: skip
+        return latency * part[:, kind] + (rate + self._copying) * size
+
+    @cached_property
+    def _kinds(self) -> tuple[list[CollectiveStep], np.ndarray[Any, np.dtype[np.int64]]]:
+        """A step for each kind that may share a bucket; for each pair of layouts the kind of its
+        move, the last where the move communicates nothing or where there is none."""
+        n = len(self.index)
+        steps: dict[Bucket, tuple[int, CollectiveStep]] = {}
+        kind = np.full((n, n), -1)
+        for (i, j), step in self.routes.moves.items():
+            if step.record.communicates:
+                kind[i, j], _ = steps.setdefault(_bucket(0, step, 0), (len(steps), step))
+        return [step for _, step in steps.values()], kind
+
+    @cached_property
+    def _copying(self) -> Table:
+        """The seconds for each byte of a tensor to copy its shards into a bucket and out of it:
+        [from, to]; 0 where nothing moves."""
+        mesh = self.routes.mesh
+        each = copying(1, mesh)
+        shards = np.array([each / mesh.extent(l.complete.used) for l in self.routes.layouts])
+        latency, _ = self.routes.costs
+        return np.where(latency.min(axis=0) > 0, shards[:, None], 0.0)
+
+
+def _bucket(itemsize: int, step: CollectiveStep, form: int) -> Bucket:
+    return itemsize, step.kind, step.axes, step.dim, step.concat, form

@@ -1,0 +1,122 @@
+"""The layouts that a value may have: those in which an op makes or uses it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, Operation, OpResult, SSAValue
+
+from shardir.algebra.layout import Layout, replicated
+from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import values
+from shardir.analysis.groups import sharding_groups
+from shardir.analysis.roles import ties
+from shardir.dialects.dist import layout_of
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
+from shardir.search.candidates import Candidate, Candidates
+
+Ties = Mapping[SSAValue, SSAValue]
+"""Values that have the layout of another one, each with that other, which comes first."""
+
+
+class ValueLayout(NamedTuple):
+    """The layout of a value, and another one of a copy that several users share."""
+
+    layout: Layout
+    shared: Layout | None = None
+
+
+ValueLayouts = tuple[ValueLayout, ...]
+
+
+def tied_values(f: FuncOp, block: Block) -> Ties:
+    """Return the ties of a function: of new values of parameters and states, and of the values of
+    a sharding group."""
+    order = {v: i for i, v in enumerate(values(block))}
+    found: dict[SSAValue, set[SSAValue]] = {}
+    for together in [*ties(f).items(), *sharding_groups(block)]:
+        joined = set(together).union(*(found[v] for v in together if v in found))
+        found.update(dict.fromkeys(joined, joined))
+    firsts = {id(s): min(s, key=order.__getitem__) for s in found.values()}
+    return {v: first for v, s in found.items() if (first := firsts[id(s)]) is not v}
+
+
+def result_index(v: SSAValue) -> int:
+    """Return the number of a value among its op's results."""
+    assert isinstance(v, OpResult)
+    return v.index
+
+
+def operand_indices(op: Operation, v: SSAValue) -> tuple[int, ...]:
+    """Return the numbers of the operands at which an op uses a value."""
+    return tuple(i for i, w in enumerate(op.operands) if w is v)
+
+
+def needed(c: Candidate, at: Sequence[int]) -> tuple[Layout, ...]:
+    """Return the layouts in which a candidate needs the value of these operands."""
+    return tuple(dict.fromkeys(c.operands[i] for i in at))
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The makers and users of a value and of those that are tied to it.
+
+    Attributes:
+        values: the value, then the tied ones.
+        makers: candidates of the ops that make them, and the number of the result.
+        users: candidates of the ops that use them, the operands, and whether it is the value itself
+            that they use.
+    """
+
+    values: tuple[SSAValue, ...]
+    makers: tuple[tuple[Candidates, int], ...]
+    users: tuple[tuple[Candidates, tuple[int, ...], bool], ...]
+
+    @staticmethod
+    def of(
+        v: SSAValue,
+        tied: Sequence[SSAValue],
+        users: Mapping[SSAValue, Sequence[Operation]],
+        candidates: Mapping[Operation, Candidates],
+    ) -> "Uses":
+        every = (v, *tied)
+        makers = [(candidates[w.owner], w.index) for w in every if isinstance(w, OpResult)]
+        used = [
+            (candidates[op], operand_indices(op, w), w is v)
+            for w in every for op in users.get(w, []) if isinstance(op, TensorOp)
+        ]  # fmt: skip
+        return Uses(every, tuple(makers), tuple(used))
+
+    @property
+    def key(self) -> tuple:
+        """Equal for values with equal layouts, as long as the candidates live."""
+        users = tuple([(id(choices), at, own) for choices, at, own in self.users])
+        makers = tuple([(id(choices), i) for choices, i in self.makers])
+        return (*(v.type for v in self.values), users, makers)
+
+    def layouts(self, mesh: Mesh, may_share: bool) -> ValueLayouts:
+        """Return the layouts that the value may have: the annotated one, or the complete ones in
+        which something makes or uses it, those over most devices first. `may_share`: an argument
+        may have a copy in another layout for several users."""
+        counts: dict[Layout, int] = {}
+        for choices, at, own in self.users:
+            for need in dict.fromkeys(l for c in choices for l in needed(c, at)):
+                counts[need] = counts.get(need, 0) + own
+        annotated = next((l for l in map(layout_of, self.values) if l is not None), None)
+        if annotated is not None:
+            layouts = [annotated.simplified(mesh)]
+        else:
+            found = dict.fromkeys(l for l in counts if not l.partial)
+            for choices, i in self.makers:
+                found.update(dict.fromkeys(c.results[i].complete for c in choices))
+            if not found:  # no op uses it
+                rank = len(unsharded_type(self.values[0]).get_shape())
+                found[replicated(mesh.name, rank)] = None
+            layouts = sorted(found, key=lambda l: -mesh.extent(l.used))
+        result = [ValueLayout(l) for l in layouts]
+        if may_share and not isinstance(self.values[0], OpResult):
+            shared = [l for l, n in counts.items() if n > 1 and not l.partial]
+            result += [ValueLayout(l, s) for l in layouts for s in shared if s != l]
+        return tuple(result)
