@@ -17,8 +17,8 @@
    hides it, by the time model of the mesh's cluster. Without cluster or rates that is Gloo's.
 4. Computation keeps its order. A collective of which less than MINIMUM_HIDDEN would be hidden is
    not started; one that is `async` stays where it is.
-5. Peak memory exceeds neither that of the function before, nor, if larger, that of the cluster's
-   devices. Collectives in flight at a peak above that are not started.
+5. Peak memory is at most the larger of the peak before and the memory of a device of the cluster.
+   Collectives that are in flight at a peak above that are not started.
 6. The estimated time does not increase; a function that gains nothing stays as it is.
 """
 
@@ -49,8 +49,8 @@ from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.rewriter import Rewriter, erase
 
-ROUNDS = 20
-"""The maximum number of attempts to start fewer collectives, until memory suffices."""
+MAXIMUM_ATTEMPTS = 20
+"""The maximum number of attempts to start fewer collectives; after that none is started."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _start_within(
     excluded; all, if none is.
     """
     excluded: set[int] = set()
-    for _ in range(ROUNDS):
+    for _ in range(MAXIMUM_ATTEMPTS):
         f.body.add_block(given.clone().detach_block(0))
         numbers = _start(f.body.block, computation, mesh, excluded, cutting)
         use = memory_of(f, mesh)

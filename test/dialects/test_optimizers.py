@@ -457,6 +457,29 @@ def test_a_dynamic_loss_scale_is_torchs(optimizer: str, texts: list[str | None])
         assert ours.values["step.count"] == 17
 
 
+NEXT_SCALE = """func.func @f(%scale: tensor<f32>, %good: tensor<i64>, %finite: tensor<i1>) -> (tensor<f32>, tensor<i64>) {
+  %s, %g = train.next_loss_scale %scale, %good, %finite growth 2.0 backoff 0.5 interval 3 : (tensor<f32>, tensor<i64>, tensor<i1>) -> (tensor<f32>, tensor<i64>)
+  func.return %s, %g : tensor<f32>, tensor<i64>
+}"""  # noqa: E501
+
+
+@pytest.mark.parametrize("finite", [False, True])
+@pytest.mark.parametrize("good", [0, 1, 2])
+@pytest.mark.parametrize("scale", [1.0, 2.0**126, 2.0**127])
+def test_the_next_loss_scale_is_torchs(scale: float, good: int, finite: bool):
+    """That of the op that GradScaler calls; it does not grow to infinity."""
+    module = parse(NEXT_SCALE, verify=True)
+    given = [np.array(scale, np.float32), np.array(good), np.array(finite)]
+    tensors = [torch.tensor(scale), torch.tensor(good, dtype=torch.int32)]
+    amp: Any = torch
+    amp._amp_update_scale_(*tensors, torch.tensor(float(not finite)), 2.0, 0.5, 3)
+    expected = [float(t) for t in tensors]
+    emitted = functions_of(program_text(module))["f"](Mesh((), 0), *map(torch.from_numpy, given))
+    assert [float(x) for x in run(module, "f", given)] == expected
+    assert [float(x) for x in emitted] == expected
+    assert np.isfinite(expected[0])
+
+
 def test_a_static_loss_scale_changes_nothing_else():
     values, parameters = start()
     scale = train.LossScaleAttr.read("static, factor = 512.0")

@@ -34,17 +34,19 @@ def test_each_change_of_states_is_of_one_planned_collective() -> None:
     assert between(AxisState.PARTIAL, AxisState.SHARDED).name == "reduce_scatter"
 
 
-def step_of(record: Collective) -> tuple[Layout, CollectiveStep]:
-    """A step over AXES, with the layout before it."""
+def step_of(record: Collective, first: int = 0) -> tuple[Layout, CollectiveStep]:
+    """A step over AXES along the dimension `first`, with the layout before it."""
     plain, both = replicated("m", 2), record.start is record.end is AxisState.SHARDED
-    dim, concat = (0, 1) if both else (0, -1)
+    second = 1 - first
+    dim, concat = first, second if both else -1
     before = plain
     if record.start is AxisState.SHARDED or record.start is None:
-        before = plain.with_dim(concat if both else 0, AXES)
+        before = plain.with_dim(concat if both else first, AXES)
     elif record.start is AxisState.PARTIAL:
         before = plain.with_partial(AXES)
     pairs = PAIRS if record.name == "permute" else ()
-    step = CollectiveStep(record.name, AXES, plain.with_dim(1, AXES), dim, concat, "sum", 1, pairs)
+    after = plain.with_dim(second, AXES)
+    step = CollectiveStep(record.name, AXES, after, dim, concat, "sum", 1, pairs)
     layout = record.after(MESH, before, step)
     return before, CollectiveStep(record.name, AXES, layout, dim, concat, "sum", 1, pairs)
 
@@ -58,11 +60,12 @@ def run(step: CollectiveStep, before: Layout, shape: Shape, parts: Parts) -> Par
 KEEPING = [c for c in FEWER_DIMS if c.keeps_value]
 
 
+@pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("shape", [EVEN, UNEVEN])
 @pytest.mark.parametrize("record", KEEPING, ids=lambda c: c.name)
-def test_its_layout_is_what_numpy_makes(record: Collective, shape: Shape) -> None:
+def test_its_layout_is_what_numpy_makes(record: Collective, shape: Shape, dim: int) -> None:
     """The parts that come out are those of the same value in the layout that follows."""
-    before, step = step_of(record)
+    before, step = step_of(record, first=dim)
     value = np.arange(np.prod(shape), dtype=float).reshape(shape)
     after = run(step, before, shape, split(value, before, MESH))
     np.testing.assert_array_equal(assemble(after, step.layout, MESH, shape), value)

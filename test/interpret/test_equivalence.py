@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from shardir.dialects import nn
 from shardir.interpret import check_pass
-from shardir.interpret.equivalence import NotEquivalentError
+from shardir.interpret.equivalence import TOLERANCE, NotEquivalentError, compare
 from shardir.passes import PASSES
 from shardir.syntax.parser import default_parser, parse
 
@@ -52,6 +53,16 @@ def test_a_wrong_gradient_is_found(request_text: str, monkeypatch: pytest.Monkey
         NotEquivalentError, match=r"expected gradients of @g with the slope .* of @loss"
     ):
         differentiate(request_text)
+
+
+@pytest.mark.parametrize("element", TOLERANCE)
+def test_results_agree_within_the_tolerance_of_their_type(element: str) -> None:
+    """Relative to the largest element."""
+    before = np.array([0.5, -3.0, 2.0])
+    difference = np.array([0.0, 0.0, 3.0 * TOLERANCE[element]])
+    compare("f", 0, before, before + 0.9 * difference, element)
+    with pytest.raises(NotEquivalentError, match="result 0 of @f differs at"):
+        compare("f", 0, before, before + 1.1 * difference, element)
 
 
 def test_a_changed_value_is_found() -> None:

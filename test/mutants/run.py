@@ -144,7 +144,7 @@ class Trees:
         if not (tests := sorted({o.test for o in found.values() if o.verdict == "caught"})):
             return found
         without = self.all[0].test(tests)
-        failed = {PASSED: [], FAILED: without.failed}.get(without.code or PASSED, tests)
+        failed = without.failed if without.code in (PASSED, FAILED) else tests
         return {
             m: Outcome("not tested", f"{o.test} also fails without it", o.seconds)
             if o.verdict == "caught" and o.test in failed else o

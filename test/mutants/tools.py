@@ -33,7 +33,7 @@ MUTANTS = [
         "tools/expected.py",
         "d.line == self.line and",
         "",
-        "test/tools/test_announced_errors.py::test_announced_errors",
+        "test/tools/test_announced_errors.py::test_an_announced_error_has_its_line_severity_and_text",
     ),
     Mutant(
         "unexpected errors are fine",

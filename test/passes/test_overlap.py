@@ -307,7 +307,12 @@ func.func @f(%x: tensor<4x4xf32, #sum>, %w: tensor<4x4xf32, #replicated>) -> (te
 """  # noqa: E501
 
 
-def test_a_function_that_gains_nothing_stays_as_it_is() -> None:
-    """To cut the bucket would cost a latency, and the product is too short to hide it."""
-    before, after = (shardir.compile(SLOWER, p).module for p in ("", "overlap-communication"))
+BUSY = gathers((2, 3), 1 << 20).replace("f32 = 1e3}", "f32 = 1e3}, interference = 1.0")
+
+
+@pytest.mark.parametrize("text", [SLOWER, BUSY], ids=["cut", "started"])
+def test_a_function_that_gains_nothing_stays_as_it_is(text: str) -> None:
+    """To cut the bucket would cost a latency, and the product is too short to hide it. Gathers
+    during which devices compute nothing, without latency, hide nothing."""
+    before, after = (shardir.compile(text, p).module for p in ("", "overlap-communication"))
     assert str(after) == str(before)
