@@ -1,4 +1,4 @@
-"""Layouts before and after: what happens to the axes over which devices communicate.
+"""Transitions of layouts: the changes along the axes of a collective.
 
     gathered_along dimension 0 over dp    [{dp}, {}]                  ->  [{}, {}]
     split_along dimension 1 over dp       [{}, {}]                    ->  [{}, {dp}]

@@ -36,7 +36,7 @@ quick = settings(max_examples=150, deadline=None, derandomize=True)
 
 @quick
 @given(st.integers(0, 40), st.integers(1, 12))
-def test_shards_hold_each_row_once(size: int, parts: int):
+def test_shards_hold_each_element_once(size: int, parts: int):
     bounds = [shard_bounds(size, parts, k) for k in range(parts)]
     assert [i for start, stop in bounds for i in range(start, stop)] == list(range(size))
     longest = -(-size // parts)
@@ -47,8 +47,8 @@ def test_shards_hold_each_row_once(size: int, parts: int):
 
 @quick
 @given(laid_out_shapes())
-def test_slices_of_all_ranks_tile_the_whole(drawn: Any):
-    """Each element lies on as many ranks as replicate it (or contribute to it)."""
+def test_slices_of_all_ranks_tile_the_value(drawn: Any):
+    """Each element is on all ranks that replicate it, or that have a partial value of it."""
     mesh, shape, layout = drawn
     layout.check(mesh, shape)
     holders = np.zeros(shape, int)
@@ -58,7 +58,7 @@ def test_slices_of_all_ranks_tile_the_whole(drawn: Any):
     assert (holders == mesh.size // split).all()
 
 
-def test_stated_sizes_that_everyone_expects_are_no_other_layout():
+def test_explicit_sizes_that_are_the_usual_ones_are_the_same_layout():
     mesh = mesh_of("m", "a = 4")
     usual = parse_layout("@m, [{a} sizes [2, 2, 2, 1]]")
     assert usual.simplified(mesh) == parse_layout("@m, [{a}]") != usual
@@ -96,7 +96,7 @@ def coordinates(mesh: Mesh, axis: Axis) -> list[int]:
 
 @quick
 @given(st.data())
-def test_coordinates_are_digits(data: Any):
+def test_coordinates_are_a_mixed_radix(data: Any):
     mesh = data.draw(meshes())
     for axis in data.draw(sub_axes(mesh)):
         mesh.check_axis(axis)
@@ -129,7 +129,7 @@ def any_axis(mesh: Mesh) -> st.SearchStrategy[Axis]:
 @quick
 @given(st.data())
 def test_axes_overlap_unless_their_coordinates_are_independent(data: Any):
-    """They are also said to overlap where no one way to cut the axis has both as sub-axes."""
+    """They also overlap where no single cut of the axis has both as sub-axes."""
     mesh = data.draw(meshes())
     a, b = data.draw(any_axis(mesh)), data.draw(any_axis(mesh))
     assume(mesh.extent((a,)) > 1 and mesh.extent((b,)) > 1)
@@ -144,8 +144,8 @@ def test_axes_overlap_unless_their_coordinates_are_independent(data: Any):
 
 @quick
 @given(st.data())
-def test_groups_part_the_ranks(data: Any):
-    """Ranks of a group differ in the axes alone, and stand in the order of their index."""
+def test_groups_partition_the_ranks(data: Any):
+    """Ranks of a group differ in the axes alone, and are in the order of their index."""
     mesh = data.draw(meshes())
     all_axes = data.draw(sub_axes(mesh))
     n = data.draw(st.integers(0, len(all_axes)))
@@ -177,12 +177,12 @@ def test_without_minor_undoes_appending(data: Any):
     all_axes = data.draw(sub_axes(mesh))
     i, j = sorted(data.draw(st.tuples(*[st.integers(0, len(all_axes))] * 2)))
     major, minor = all_axes[:i], all_axes[i:j]
-    whole = mesh.simplify(major + minor)
-    assert mesh.without_minor(whole, minor) == mesh.simplify(major)
+    full = mesh.simplify(major + minor)
+    assert mesh.without_minor(full, minor) == mesh.simplify(major)
     other = data.draw(sub_axes(mesh))[: data.draw(st.integers(0, 3))]
-    rest = mesh.without_minor(whole, other)
+    rest = mesh.without_minor(full, other)
     if rest is not None:
-        assert mesh.simplify(rest + other) == whole
+        assert mesh.simplify(rest + other) == full
 
 
 @quick
@@ -191,13 +191,12 @@ def test_without_takes_away_a_set_of_axes(data: Any):
     mesh = data.draw(meshes())
     all_axes = data.draw(sub_axes(mesh))
     i, j = sorted(data.draw(st.tuples(*[st.integers(0, len(all_axes))] * 2)))
-    kept, gone = all_axes[:i], all_axes[i:j]
-    whole = mesh.simplify(tuple(sorted(kept + gone, key=mesh.order)))
-    rest = mesh.without(whole, gone)
-    assert rest == mesh.simplify(tuple(sorted(kept, key=mesh.order)))
+    rest, gone = all_axes[:i], all_axes[i:j]
+    full = mesh.simplify(tuple(sorted(rest + gone, key=mesh.order)))
+    assert mesh.without(full, gone) == mesh.simplify(tuple(sorted(rest, key=mesh.order)))
     stranger = [a for a in all_axes[j:] if mesh.extent((a,)) > 1]
     if stranger:
-        assert mesh.without(whole, (stranger[0],)) is None
+        assert mesh.without(full, (stranger[0],)) is None
 
 
 @quick
@@ -228,7 +227,7 @@ def test_ranks_and_groups_of_a_known_mesh():
     assert mesh.take((2, 2)) == ((Axis("dp"),), (Axis("tp", 1, 2),))
 
 
-# ---- layouts that are none ----
+# ---- invalid layouts ----
 
 
 @pytest.mark.parametrize(
@@ -249,13 +248,13 @@ def test_ranks_and_groups_of_a_known_mesh():
         ("@m, [{a} sizes [3, 4]]", 1, "[L6]"),
     ],
 )
-def test_broken_layouts_name_their_invariant(text: str, rank: int, invariant: str):
+def test_errors_of_layouts_have_the_code_of_their_invariant(text: str, rank: int, invariant: str):
     mesh = mesh_of("m", "a = 2, d = 6")
     with pytest.raises(ShardirError, match="^" + invariant.replace("[", r"\[")):
         parse_layout(text).check(mesh, (6,) * rank)
 
 
-def test_the_words_of_the_documents():
+def test_tensor_maps_are_those_of_mindspore():
     mesh = mesh_of("m", "dp = 2, tp = 4")
     assert parse_layout("@m, [{dp}, {tp}]").tensor_map(mesh) == (
         "device matrix [2, 4], tensor map [1, 0]"
@@ -333,7 +332,7 @@ def test_old_spellings():
         (parse_options, "sgd, lr = 1.0, lr = 2.0", 15),
     ],
 )
-def test_faults_of_notation_have_a_place(read: Any, text: str, offset: int):
+def test_errors_of_notation_have_an_offset(read: Any, text: str, offset: int):
     with pytest.raises(NotationError) as e:
         read(text)
     assert e.value.offset == offset
@@ -374,7 +373,7 @@ def test_strategies_that_do_not_fit(text: str, factors: Factors, mesh: Mesh, cod
 
 
 def test_numbers_become_axes_major_first():
-    """The documents' Net on 8 devices: 2 x 4 x 1."""
+    """The network of MindSpore's documentation on 8 devices: 2 x 4 x 1."""
     found = parse_strategy("((2, 4), (4, 1))").factor_axes(MATMUL, EIGHT)
     assert found == {"i": (Axis("d", 1, 2),), "k": (Axis("d", 2, 4),)}
     found = parse_strategy("((2, 1), (1, 2))").factor_axes(MATMUL, EIGHT)
@@ -383,12 +382,12 @@ def test_numbers_become_axes_major_first():
     assert found == {"a": (Axis("d", 1, 2),), "b": (Axis("d", 2, 3),)}
 
 
-def test_axes_spelled_in_two_ways_are_the_same():
+def test_two_spellings_of_axes_are_equal():
     found = parse_strategy("(({d:(1)2, d:(2)4}, {}), ({}, {})) -> (({d}, {}),)")
     assert found.factor_axes(MATMUL, EIGHT) == {"i": (Axis("d"),)}
 
 
-def test_a_strategy_says_which_contributions_an_op_passes_on():
+def test_a_strategy_names_the_partial_values_that_an_op_passes_on():
     text = "(({a}, {}), ({a}, {})), partial sum {b}"
     found = parse_strategy(text)
     assert str(found) == text
@@ -417,8 +416,8 @@ def test_compose_is_the_inverse_of_assign(data: Any):
     mesh, factors = data.draw(meshes()), data.draw(merged_dims())
     dim = factors.operands[0][0]
     axes = mesh.simplify(data.draw(sub_axes(mesh))[: data.draw(st.integers(0, 3))])
-    assigned, whole = factors.assign(dim, axes, mesh)
-    if whole:
+    assigned, complete = factors.assign(dim, axes, mesh)
+    if complete:
         assert factors.compose(dim, assigned, mesh) == axes
         local = prod(factors.size(f) for f in dim) // mesh.extent(axes)
         ours = prod(factors.size(f) // mesh.extent(assigned.get(f, ())) for f in dim)
@@ -438,8 +437,8 @@ def test_assign_is_the_inverse_of_compose(data: Any):
     chosen = {f: mesh.simplify(tuple(axes)) for f, axes in hands.items()}
     axes = factors.compose(dim, chosen, mesh)
     if axes is not None:
-        assigned, whole = factors.assign(dim, axes, mesh)
-        assert whole and {f: assigned.get(f, ()) for f in dim} == chosen
+        assigned, complete = factors.assign(dim, axes, mesh)
+        assert complete and {f: assigned.get(f, ()) for f in dim} == chosen
 
 
 # ---- placement ----
@@ -480,7 +479,7 @@ def cost(
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_a_placement_is_legal_and_splits_what_is_agreed_on(name: str, data: Any):
-    """Factors on which the layouts agree are split so, since that splits the calculation; for the
+    """Factors on which the layouts agree are split so, since that splits the computation; for the
     others it costs no more than to leave them unsharded; or it is the agreed sharding that passes
     partial operands on."""
     factors, shapes = RULES[name]
@@ -495,14 +494,14 @@ def test_a_placement_is_legal_and_splits_what_is_agreed_on(name: str, data: Any)
     assert layout_mismatch(factors, found.operands, found.results, mesh, False) == ""
     for layout, shape in zip((*found.operands, *found.results), shapes, strict=True):
         layout.check(mesh, shape)
-    least = try_op_sharding(factors, agreed := agreed_on(factors, operands, hints, mesh), mesh)
-    if least is None:
-        least, agreed = try_op_sharding(factors, {}, mesh), {}
-    assert least is not None
+    simplest = try_op_sharding(factors, agreed := agreed_on(factors, operands, hints, mesh), mesh)
+    if simplest is None:
+        simplest, agreed = try_op_sharding(factors, {}, mesh), {}
+    assert simplest is not None
     assert {f: found.axes.get(f) for f in agreed} == agreed
     passes_on = found.axes == agreed and any(o.partial for o in found.operands)
-    least_cost = cost(mesh, shapes, operands, hints, least)
-    assert passes_on or cost(mesh, shapes, operands, hints, found) <= least_cost
+    minimum = cost(mesh, shapes, operands, hints, simplest)
+    assert passes_on or cost(mesh, shapes, operands, hints, found) <= minimum
     used = {a for axes in found.axes.values() for a in axes}
     used |= {a for o in found.operands for a in o.partial}
     for result in found.results:  # each axis splits a dimension, or leaves the result partial
@@ -529,7 +528,7 @@ def agreed_on(
     return {f: axes for f, w in wanted.items() if len(w) == 1 for axes in w if axes}
 
 
-def test_a_sum_that_both_sides_split_is_not_calculated_everywhere():
+def test_a_sum_that_both_operands_split_is_not_computed_redundantly():
     """FSDP and tensor parallelism: the columns of the weight are gathered, not the rows of both,
     though less would move."""
     factors = Factors.of(
@@ -542,7 +541,7 @@ def test_a_sum_that_both_sides_split_is_not_calculated_everywhere():
     assert found.results == (parse_layout("@m, [{dp}, {}], partial sum {tp}"),)
 
 
-def test_contributions_are_reduced_before_they_are_spread():
+def test_partial_values_are_reduced_before_they_are_broadcast():
     factors = Factors.of([["i"]], [["i", "j"]], ((8,), (8, 64)), linear="any")
     partial = parse_layout("@m, [{}], partial sum {a}")
     found = choose_op_sharding(factors, (partial,), (None,), GRID, ((8,), (8, 64)))

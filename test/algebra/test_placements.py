@@ -1,4 +1,4 @@
-"""Layouts as DTensor's placements: each rank has what DTensor itself gives it, on real objects.
+"""Layouts as DTensor's placements: each rank has the shard that DTensor gives it, on real objects.
 
 The process group is fake: one process plays the ranks one after another, and nothing is sent.
 """
@@ -52,9 +52,9 @@ def device_mesh(sizes: tuple[int, ...], names: tuple[str, ...] | None = None) ->
     return init_device_mesh("cpu", sizes, mesh_dim_names=names)
 
 
-def distributed(whole: torch.Tensor, mesh: DeviceMesh, placements: Any) -> dt.DTensor:
+def distributed(full: torch.Tensor, mesh: DeviceMesh, placements: Any) -> dt.DTensor:
     """The tensor as DTensor cuts it, every rank from its own copy."""
-    return dt.distribute_tensor(whole, mesh, placements, src_data_rank=None)
+    return dt.distribute_tensor(full, mesh, placements, src_data_rank=None)
 
 
 def numbered(shape: tuple[int, ...]) -> torch.Tensor:
@@ -81,7 +81,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("mesh", "parts", "shapes", "count"), CASES, ids=str)
-def test_each_rank_has_what_dtensor_gives_it(
+def test_each_rank_has_the_shard_of_dtensor(
     mesh: Mesh, parts: Axes, shapes: list[tuple[int, ...]], count: int
 ) -> None:
     cases = list(itertools.product(shapes, layouts(mesh, parts, 2)))
@@ -94,15 +94,15 @@ def test_each_rank_has_what_dtensor_gives_it(
         with one_of(mesh.size, rank):
             for case in cases:
                 shape, layout = case
-                whole = numbered(shape)
+                full = numbered(shape)
                 try:
                     names, sizes, placements = shardir.to_dtensor(layout, mesh, shape)
                 except ShardirError:
                     refused.add(case)
                     even = tuple(n * mesh.size for n in shape)  # the placements that it would have
                     names, sizes, placements = shardir.to_dtensor(layout, mesh, even)
-                theirs = distributed(whole, device_mesh(sizes, names), placements)
-                if not torch.equal(theirs.to_local(), whole[layout.slices(mesh, shape, rank)]):
+                theirs = distributed(full, device_mesh(sizes, names), placements)
+                if not torch.equal(theirs.to_local(), full[layout.slices(mesh, shape, rank)]):
                     differ.add(case)
                 if rank == 0:
                     try:
@@ -113,12 +113,12 @@ def test_each_rank_has_what_dtensor_gives_it(
                     assert shardir.to_dtensor(back[case], mesh, shape)[2] == tuple(placements)
                     assert (back[case] == layout) == (case not in refused)
                 if case in back:
-                    ours = whole[back[case].slices(mesh, shape, rank)]
+                    ours = full[back[case].slices(mesh, shape, rank)]
                     assert torch.equal(theirs.to_local(), ours)
     assert refused == differ
     assert differ and len(differ) < len(cases) / 2
     assert strided < differ
-    order = mesh.order  # Shard after Shard gives ranges in order; a layout can state their sizes
+    order = mesh.order  # Shard after Shard gives ranges in order; a layout can have their sizes
     assert all(any([*d] != sorted(d, key=order) for d in layout.dims) for _, layout in strided)
 
 
@@ -183,7 +183,7 @@ def test_one_device_mesh_for_several_layouts() -> None:
         sub_axes(six, parse_layout("@m, [{d:(1)2}]"), parse_layout("@m, [{d:(1)3}]"))
 
 
-def test_what_dtensor_has_no_form_for() -> None:
+def test_layouts_that_dtensor_cannot_express() -> None:
     with pytest.raises(ShardirError, match=r"expected a partial sum, mean, max, min.* partial any"):
         to_placements(parse_layout("@m, [{}], partial any {a}"), SQUARE, (4,))
     with pytest.raises(ShardirError, match=r"\[L1\]"):
@@ -256,7 +256,7 @@ def test_from_torch() -> None:
 
 
 def test_the_order_of_a_spec() -> None:
-    """A spec can say the order apart from its placements; both ways name the same shards."""
+    """A spec can have the order beside its placements; both forms describe the same shards."""
     from torch.distributed.tensor import _dtensor_spec
 
     with one_of(8, 0):

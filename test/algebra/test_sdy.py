@@ -37,7 +37,7 @@ def test_layouts(ours: str, theirs: str) -> None:
     assert from_sdy(theirs.removeprefix("#sdy.sharding"), MESH).layout == layout.simplified(MESH)
 
 
-def test_what_a_layout_does_not_say() -> None:
+def test_annotations_that_a_layout_has_not() -> None:
     text = (
         '#sdy.sharding<@m, [{"x", ?}p2, {?}, {"z"}], replicated={"y":(1)2}, unreduced={"y":(4)2}>'
     )
@@ -115,7 +115,7 @@ def test_wrong_shardings(text: str) -> None:
     assert getattr(e.value, "offset", None) == offset
 
 
-def test_stated_sizes_have_no_form_there() -> None:
+def test_explicit_sizes_have_no_text() -> None:
     mesh = Mesh("m", (("a", 2),))
     with pytest.raises(
         ShardirError, match="expected shards of ceil\\(N / n\\) elements, as in Shardy"
@@ -123,7 +123,7 @@ def test_stated_sizes_have_no_form_there() -> None:
         to_sdy(parse_layout("@m, [{a} sizes [1, 4]]"), mesh)
 
 
-def test_what_has_no_text() -> None:
+def test_other_layouts_without_a_text() -> None:
     for reduction in ("max", "min", "mean", "any"):
         layout = parse_layout(f"@m, [{{}}], partial {reduction} {{x}}")
         with pytest.raises(

@@ -68,7 +68,7 @@ def planted(seed: int) -> tuple[str, int, int, int]:
 
 
 def check(block: Block, found: Repeat) -> None:
-    """Every iteration is the first one, on its inputs: by what each operand stands for."""
+    """Check that every iteration is the first one on its own inputs."""
     ops = list(block.ops)
 
     def shape(k: int) -> list:
@@ -103,7 +103,7 @@ def check(block: Block, found: Repeat) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_is_planted_is_found(seed: int):
+def test_a_planted_repetition_is_found(seed: int):
     text, start, length, count = planted(seed)
     block = block_of(text)
     found = repeats(block)
@@ -115,7 +115,7 @@ def test_what_is_planted_is_found(seed: int):
 
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_interface_of_a_chain(count: int):
-    """The carried value, the parameters, what is shared; and the value that goes on."""
+    """The carried value, the parameters, the shared value; and the value that leaves the last."""
     p = Program(np.random.default_rng(0))
     shared, last = p.argument(), "%x"
     for _ in range(count):
@@ -129,7 +129,7 @@ def test_interface_of_a_chain(count: int):
     assert found.outputs == (tuple(outs),) and found.shared == ((s,) * count,)
 
 
-def test_ops_of_equal_kind_that_are_wired_otherwise_do_not_repeat():
+def test_ops_of_equal_kind_with_other_operands_do_not_repeat():
     p = Program(np.random.default_rng(0))
     a = p.op("relu", "%x")
     b = p.op("sub", a, "%x")

@@ -1,4 +1,4 @@
-"""Who shares memory and until when it is read; the roles of arguments."""
+"""Values that share memory, and their last reads; the roles of arguments."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_a_reshape_of_a_strided_view_is_a_copy():
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
-def test_what_shares_memory_is_among_what_may(path: Path):
+def test_values_that_share_memory_are_among_those_that_may(path: Path):
     module = parse(path.read_text())
     for f, mesh in functions(module):
         for op in f.body.block.ops:
@@ -71,7 +71,7 @@ def test_spans_and_last_reads():
     assert not storages.is_last(t, copy) and storages.is_last(t, end)
 
 
-def test_nobody_writes_into_what_belongs_to_others():
+def test_arguments_are_not_overwritten():
     f = function(CHAIN)
     ops = list(f.body.block.ops)
     (x,) = f.body.block.args

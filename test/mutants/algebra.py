@@ -9,7 +9,7 @@ MUTANTS = [
         "shardir/algebra/mesh.py",
         "c = -(-size // parts)",
         "c = size // parts",
-        "test/algebra/test_algebra.py::test_shards_hold_each_row_once",
+        "test/algebra/test_algebra.py::test_shards_hold_each_element_once",
     ),
     Mutant(
         "a group is in order of ranks",
@@ -20,7 +20,7 @@ MUTANTS = [
         "shardir/algebra/mesh.py",
         "return tuple(tuple(r for _, r in sorted(m)) for m in members.values())",
         "return tuple(tuple(sorted(r for _, r in m)) for m in members.values())",
-        "test/algebra/test_algebra.py::test_groups_part_the_ranks",
+        "test/algebra/test_algebra.py::test_groups_partition_the_ranks",
     ),
     Mutant(
         "sub-axes overlap at their ends",

@@ -2,10 +2,10 @@
 
     all_gather dim 0 over <dp>       [{tp, dp}, {}]  ->  [{tp}, {}]
 
-Most of them change how a value is placed along their axes, from one state to another: replicated,
-sharded along a dimension, partial, or held by a root. The record says from which state to which,
-and from that follow the layout after it and what it refuses. The op of the dialect (`dist.<name>`),
-numpy and torch are registered by the record's name. docs/how-to-add-a-collective.md adds one.
+Most of them change the state of a value along their axes: replicated, sharded along a dimension,
+partial, or held by a root. From the states before and after, which the record has, follow the
+layout of the result and the errors. The op of the dialect (`dist.<name>`), numpy and torch are
+registered by the record's name. docs/how-to-add-a-collective.md adds one.
 """
 
 from shardir.algebra.collectives import all_devices, by_position, halo
@@ -38,13 +38,13 @@ __all__ = [
 ]  # fmt: skip
 
 PRICED = (*(name for name, c in COLLECTIVES.items() if c.communicates), "recv")
-"""What a cluster may say to be slower than its forms: all that communicates."""
+"""The keys of a cluster's `collectives`: all that communicates."""
 
 _BETWEEN = {(c.start, c.end): c for c in COLLECTIVES.values() if c.start and c.planned}
 
 
 def between(start: AxisState, end: AxisState) -> Collective:
-    """The record of the collective with which redistributions go from one state to another."""
+    """Return the collective by which redistributions change one state to another."""
     return _BETWEEN[start, end]
 
 
@@ -52,13 +52,13 @@ def move(
     start: AxisState, end: AxisState, mesh: Mesh, before: Layout, axes: Axes, dim: int = -1,
     concat: int = -1, reduction: str = "",
 ) -> CollectiveStep:  # fmt: skip
-    """The step from a layout with which axes go from one state to another.
+    """Return the step from the layout `before` that changes the state of axes.
 
     Args:
-        reduction: of what becomes partial, if not that of the value.
+        reduction: that of a new partial value, if not that of the value.
 
     Raises:
-        ShardirError: the axes are not in that state, or cannot come to the other.
+        ShardirError: the axes are not in the state `start`, or cannot get to `end`.
     """
     record, reduction = _BETWEEN[start, end], reduction or before.reduction
     planned = CollectiveStep(record.name, axes, before, dim, concat, reduction)

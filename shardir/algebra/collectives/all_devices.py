@@ -1,4 +1,4 @@
-"""Collectives in which all devices of a group do the same."""
+"""Collectives in which all devices of a group have the same part."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from shardir.algebra.traffic import fetched, sent, within
 from shardir.diagnostics import ShardirError, coded
 
 MAX_COPIED_GATHER = 1 << 16
-"""Up to so many elements the runtime gathers by an all-to-all, for which it copies."""
+"""The maximum number of elements that the runtime gathers by an all-to-all, which needs a copy."""
 
 
 @record
@@ -37,7 +37,7 @@ class AllReduce(Collective):
 
 @record
 class ReduceScatter(Collective):
-    """Partial values become the value, each device getting its shard along `dim`."""
+    """Partial values become the value, of which each device gets its shard along `dim`."""
 
     name = "reduce_scatter"
     start, end = AxisState.PARTIAL, AxisState.SHARDED
@@ -51,8 +51,8 @@ class ReduceScatter(Collective):
         return t.after * t.n
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
-        dim, rows = t.step.dim, t.local[t.step.dim]
-        blocks = 0 if rows % t.n == 0 and t.is_packed(dim, t.local) else t.n * t.after
+        dim, size = t.step.dim, t.local[t.step.dim]
+        blocks = 0 if size % t.n == 0 and t.is_packed(dim, t.local) else t.n * t.after
         return held + blocks + t.n * t.after + t.after, t.after
 
 
@@ -72,8 +72,8 @@ class AllGather(Collective):
         return t.have * t.n
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
-        blocks, rows = t.n * t.have, t.local_after[t.step.dim]
-        packed = t.have * ((rows % t.n > 0) + (not t.alone))  # padded, where a shard is short
+        blocks, size = t.n * t.have, t.local_after[t.step.dim]
+        packed = t.have * ((size % t.n > 0) + (not t.alone))  # padded, where a shard is short
         copies = blocks if blocks <= MAX_COPIED_GATHER and not t.typical else 0
         views = t.is_packed(t.step.dim, t.local)
         peak = held + packed + blocks + max(copies, 0 if views else t.after)
@@ -90,11 +90,12 @@ class AllSlice(Collective):
     result = "view"
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
-        return held, held  # a view
+        return held, held
 
 
 class Pairwise(Collective):
-    """A collective in which each device fetches what it lacks, from the level where it is."""
+    """A collective in which each device fetches the elements that it lacks, over the links of the
+    level at which their holder is."""
 
     forms = staticmethod(forms.pairwise)
 
@@ -102,7 +103,7 @@ class Pairwise(Collective):
         return fetched(t.mesh, t.shape, t.before.complete, t.step.layout.complete)
 
     def size(self, t: Transfer) -> float:
-        """The seconds for each byte of an element: a form counts by time."""
+        """Return the seconds for one byte of each element: its form is in time, not in bytes."""
         levels = t.mesh.cluster_or_default.levels
         return max(
             sum(n / l.bandwidth for n, l in zip(case, levels, strict=True) if n)
@@ -131,7 +132,7 @@ class AllToAll(Pairwise):
     def received_by_level(self, t: Transfer) -> Cases:
         if not (t.before.even(t.mesh, t.shape) and t.step.layout.even(t.mesh, t.shape)):
             return super().received_by_level(t)
-        part = t.after // t.n  # as much from each device
+        part = t.after // t.n  # from each device
         sub_axes = t.mesh.cut(t.step.axes, t.mesh.level_sub_axes)
         found, reached = [], 1
         for level in range(len(t.mesh.cluster_or_default.levels)):
@@ -150,8 +151,8 @@ class AllToAll(Pairwise):
 
 @record
 class ReplicatedToPartial(Collective):
-    """A replicated value becomes partial: the first device of each group keeps it, the others
-    hold zeros (sum) or the same (max, min, mean)."""
+    """A replicated value becomes partial: the first device of each group keeps it, the others hold
+    zeros (sum) or the same (max, min, mean)."""
 
     name = "replicated_to_partial"
     start, end = AxisState.REPLICATED, AxisState.PARTIAL
@@ -173,7 +174,7 @@ class ShardedToPartial(Collective):
 
 @record
 class Exchange(Pairwise):
-    """From any split to any other: each device fetches exactly what it lacks."""
+    """From any split to any other: each device fetches exactly the elements that it lacks."""
 
     name = "exchange"
 

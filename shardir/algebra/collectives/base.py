@@ -23,19 +23,19 @@ from shardir.diagnostics import ShardirError, coded
 
 
 class AxisState(Enum):
-    """What the devices along some axes hold of a value."""
+    """The state of a value along some axes: the data of the devices of a group."""
 
-    REPLICATED = "the same"
+    REPLICATED = "equal data"
     SHARDED = "a shard each"
-    PARTIAL = "addends, or what else a reduction makes the value of"
-    ROOT = "one of them the value, whatever the others hold"
+    PARTIAL = "a partial value each"
+    ROOT = "the value on one of them, anything on the others"
 
 
 @dataclass(frozen=True)
 class CollectiveStep:
-    """What a collective does to one value. `layout` is that of the value after it; `dim` the
-    dimension that is gathered, scattered or sliced. An all-to-all splits `dim` and concatenates
-    `concat`. `root` and `pairs` are positions in a group, row-major over `axes`."""
+    """The effect of a collective on one value. `layout` is the one after it; `dim` the dimension
+    that is gathered, scattered or sliced. An all-to-all splits `dim` and concatenates `concat`.
+    `root` and `pairs` are positions in a group, row-major over `axes`."""
 
     kind: str
     axes: Axes
@@ -67,9 +67,11 @@ class CollectiveStep:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A step of a tensor of global `shape` that has the layout `before`: the numbers that its cost
-    depends on. A value that is not `alone` travels in one buffer with others. `typical`: what holds
-    for any tensor, which is not small, and of which no device has a single row in a dimension."""
+    """A step of a tensor of global `shape` and layout `before`: the numbers that its cost depends
+    on.
+
+    `alone`: the value does not share a buffer with others. `typical`: the cost is that of a large
+    tensor, whose shards have several elements in each dimension."""
 
     mesh: Mesh
     shape: Shape
@@ -80,27 +82,27 @@ class Transfer:
 
     @cached_property
     def n(self) -> int:
-        """The devices of a group."""
+        """The number of devices in a group."""
         return self.mesh.extent(self.step.axes)
 
     @cached_property
     def local(self) -> Shape:
-        """The largest shard before the step."""
+        """The shape of the largest shard before the step."""
         return self.before.local_shape(self.mesh, self.shape)
 
     @cached_property
     def local_after(self) -> Shape:
-        """The largest shard after it."""
+        """The shape of the largest shard after it."""
         return self.step.layout.local_shape(self.mesh, self.shape)
 
     @cached_property
     def have(self) -> int:
-        """The elements that a device holds before the step, at most."""
+        """The number of elements of the largest shard before the step."""
         return prod(self.local)
 
     @cached_property
     def after(self) -> int:
-        """The elements that a device holds after it, at most."""
+        """The number of elements of the largest shard after it."""
         return prod(self.local_after)
 
     def is_packed(self, dim: int, of: Shape) -> bool:
@@ -112,33 +114,31 @@ class Transfer:
 
 
 Cases = tuple[tuple[int, ...], ...]
-"""Elements that a device receives from each level, innermost first: the distinct cases."""
+"""The elements that a device receives from each level, innermost first, for each distinct case."""
 
 
 class Collective(ABC):
-    """The record of a collective: its transition of layouts, then what it costs."""
+    """The record of a collective: its transition of layouts, then its cost."""
 
     name: ClassVar[str]
     start: ClassVar[AxisState | None] = None
     end: ClassVar[AxisState | None] = None
-    """What devices along its axes hold before and after it; None of one that has a transition of
-    its own."""
+    """The states along its axes before and after it; None where it defines `after` itself."""
     transposed: ClassVar[str] = ""
-    """The collective that computes the transposed linear map, of what all devices hold before it to
-    what all hold after it; empty where that is several."""
+    """The collective that computes the transposed linear map, from the data of all devices after it
+    to their data before it; empty where that takes several."""
     planned: ClassVar[bool] = True
     """Whether redistributions are planned with it."""
     keeps_value: ClassVar[bool] = True
     """Whether the global value is the same after it."""
 
     result: ClassVar[str] = "new"
-    """The memory of its result: `new`, a `view` of the operand, or where nothing changes the
-    `operand`."""
+    """The memory of its result: `new`, a `view` of the operand, or the `operand` itself where the
+    data does not change."""
     forms: ClassVar[Callable[[Levels], Forms] | None] = None
-    """Its forms for a group that spans some levels; None of one that communicates nothing."""
+    """Its forms for a group that spans some levels; None if it does not communicate."""
     rounds: ClassVar[int] = 1
-    """How many times the latencies of log2 n messages one after the other its forms take at
-    least."""
+    """The minimum latency of its forms, in units of log2 n messages one after the other."""
 
     @property
     def communicates(self) -> bool:
@@ -146,16 +146,16 @@ class Collective(ABC):
 
     @property
     def reduces(self) -> bool:
-        """Whether partial values become the value."""
+        """Whether it reduces partial values."""
         return self.start is AxisState.PARTIAL
 
     # ---- layouts ----
 
     def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
-        """The layout of the result, from that of the operand.
+        """Return the layout of the result, from that of the operand.
 
         Raises:
-            ShardirError: the collective cannot be applied to such a value (it names the invariant).
+            ShardirError: the collective cannot be applied to a value with this layout.
         """
         assert self.start is not None and self.end is not None
         axes, rest = step.axes, before
@@ -189,34 +189,35 @@ class Collective(ABC):
         return replace(step, kind=self.transposed, layout=before)
 
     def passes(self, step: CollectiveStep, n: int) -> Iterator[tuple[int, int]]:
-        """Which positions of a group of n pass their shard on as it is to which others."""
+        """Yield the positions in a group of n of which the second gets the shard of the first."""
         return iter(())
 
     # ---- cost ----
 
     def received(self, t: Transfer) -> int:
-        """The elements that a device receives, all from the outermost level that its group spans:
-        in a ring those at the edge of a unit do."""
+        """Return the elements that a device receives, all from the outermost level that its group
+        spans, as a device at the edge of a unit does in a ring."""
         return 0
 
     def received_by_level(self, t: Transfer) -> Cases:
-        """The elements that a device receives from each level."""
+        """Return the elements that a device receives from each level."""
         levels, outermost = len(t.mesh.cluster_or_default.levels), t.mesh.level(t.step.axes)
         received = self.received(t)
         return (tuple(received if i == outermost else 0 for i in range(levels)),)
 
     def size(self, t: Transfer) -> float:
-        """The elements by whose bytes its forms count."""
+        """Return the number of elements of which its forms take the bytes."""
         return t.have
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
-        """(the most elements that live on a device during the step, those that the result keeps
-        alive), where the operand keeps `held` alive, as the runtime does it on CPU devices."""
+        """Return the peak number of elements that are live on a device during the step, and the
+        number that the result keeps alive, by the runtime on CPU devices. The operand keeps `held`
+        elements alive."""
         return held + t.after, t.after
 
     def buffers(self, t: Transfer) -> int:
-        """The elements that the step holds besides its operand and result, to pack what is not
-        contiguous and to unpack what arrives."""
+        """Return the elements of the step's buffers beside its operand and result: to pack what is
+        not contiguous, and to unpack what arrives."""
         if t.n == 1:
             return 0
         peak, _ = self.memory(t, t.have)
@@ -228,7 +229,7 @@ COLLECTIVES: dict[str, Collective] = {}
 
 
 def record(kind: type[Collective]) -> type[Collective]:
-    """Adds a class's record to COLLECTIVES."""
+    """Add the record of a class to COLLECTIVES."""
     COLLECTIVES[kind.name] = kind()
     return kind
 

@@ -73,8 +73,8 @@ class Scatter(Collective):
 
 @record
 class Permute(Collective):
-    """Position `pairs[2 i]` of each group sends to position `pairs[2 i + 1]`; those that receive
-    nothing hold zeros."""
+    """Position `pairs[2 i]` of each group sends to position `pairs[2 i + 1]`; positions that
+    receive nothing hold zeros."""
 
     name = "permute"
     transposed = "permute"

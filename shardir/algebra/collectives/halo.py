@@ -1,4 +1,4 @@
-"""Exchanges of halos: the windows of a split dimension, of which neighbours hold rows."""
+"""Halo exchanges: the windows of a split dimension, of which neighbours hold elements."""
 
 from math import prod
 from typing import ClassVar
@@ -12,14 +12,14 @@ from shardir.diagnostics import ShardirError, coded
 
 
 class Halo(Collective):
-    """Rows of a dimension on one side; on the other `dim`, the windows, and `dim` + 1, the rows of
-    each. Rows and windows are split over the same axes."""
+    """On one side a dimension `dim`; on the other `dim`, its windows, and `dim` + 1, the elements
+    of each. The dimension and its windows are split over the same axes."""
 
     planned = False
     keeps_value = False
     forms = staticmethod(forms.direct)
     width: ClassVar[int]
-    """The dimensions of the operand that are the rows, or the windows and the rows of each."""
+    """The number of the operand's dimensions that are exchanged: 1, or 2 for windows."""
 
     def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         check_dim(before, step.dim)
@@ -33,8 +33,8 @@ class Halo(Collective):
     def received(self, t: Transfer) -> int:
         assert t.step.windows is not None
         d = t.step.dim
-        row = prod((*t.local[:d], *t.local[d + self.width :]))
-        return t.step.windows.halo(t.n) * row
+        others = prod((*t.local[:d], *t.local[d + self.width :]))
+        return t.step.windows.halo(t.n) * others
 
     def size(self, t: Transfer) -> float:
         return self.received(t)
@@ -45,7 +45,7 @@ class Halo(Collective):
 
 @record
 class HaloUnfold(Halo):
-    """The windows of a split dimension: each device fetches the rows of its windows that it
+    """The windows of a split dimension: each device fetches the elements of its windows that it
     lacks."""
 
     name = "halo_unfold"
@@ -62,7 +62,7 @@ class HaloUnfold(Halo):
 
 @record
 class HaloFold(Halo):
-    """Windows, added where their rows are: each device sends the rows of its windows that others
+    """Windows added onto their elements: each device sends the elements of its windows that others
     hold."""
 
     name = "halo_fold"
