@@ -49,8 +49,7 @@ class DataParallel(FunctionPass):
     """Whether annotated values keep their layouts."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        functions = self.functions(op)
-        self.check_all(functions)
+        functions = self.checked(op)
         if not self.hybrid and (errors := list(_contradictions(ctx, op))):
             raise Failure(errors)
         self.rewrite_all(functions)

@@ -37,8 +37,7 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp
-from xdsl.ir import Block, Operation, Region
-from xdsl.passes import ModulePass
+from xdsl.ir import Block, Region
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import is_laid_out, is_local_body, mesh_of, name_of
@@ -46,8 +45,10 @@ from shardir.diagnostics import Failure, coded
 from shardir.dialects.nn.base import Composite
 from shardir.dialects.train import BackwardOp, GradientOp, StepOp
 from shardir.rewriting.autodiff.function import Differentiation
+from shardir.rewriting.bases import collect_all, collect_errors
 from shardir.rewriting.composites import expand
 from shardir.rewriting.lowering import lift, lower
+from shardir.rewriting.options import PassOptions
 from shardir.rewriting.rewriter import erase, set_type
 from shardir.syntax.source import warn
 
@@ -55,48 +56,58 @@ Request = StepOp | GradientOp
 
 
 @dataclass(frozen=True)
-class DistributedAutodiff(ModulePass):
+class DistributedAutodiff(PassOptions):
     """Differentiates functions, laid out or not, and adds the optimizer's updates."""
 
     name = "distributed-autodiff"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        errors: list[tuple[Operation | None, str]] = []
-        requests = in_order([o for o in op.body.ops if isinstance(o, StepOp | GradientOp)])
-        uses = [o.function.root_reference.data for o in requests]
-        for request in requests:
-            uses.remove(request.function.root_reference.data)
-            if isinstance(request, GradientOp) and request.maker() is not None:
-                continue  # its function could not be differentiated
-            source = request.find()
-            private = source.sym_visibility is not None and source.sym_visibility.data == "private"
-            consumed = private and name_of(source) not in uses and not is_called(op, source)
-            try:
-                made = differentiated(request, source, mesh_of(source, op), consumed)
-            except Failure as e:
-                errors += e.errors
-                continue
-            op.body.block.insert_op_before(made, request)
-            erase(request)
-            if consumed:
-                erase(source)
-        if errors:
-            raise Failure(errors)
+        requests = [o for o in op.body.ops if isinstance(o, StepOp | GradientOp)]
+        ordered: dict[Request, None] = {}
+        collect_all(
+            lambda: collect_errors(requests, lambda r: ordered.update(chain_of(r))),
+            lambda: differentiate_all(op, list(ordered)),
+        )
 
 
-def in_order(requests: Sequence[Request]) -> list[Request]:
-    """Return the requests, each after the one that makes its function."""
-    found: dict[Request, None] = {}
-    for request in requests:
-        chain = [request]
-        while isinstance(last := chain[-1], GradientOp) and (maker := last.maker()) is not None:
-            if maker in chain:
-                name = request.sym_name.data
-                message = f"expected the gradient of another function, got @{name} of itself"
-                raise Failure([(request, coded("G1", message))])
-            chain.append(maker)
-        found.update(dict.fromkeys(reversed(chain)))
-    return list(found)
+def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
+    """Replace the requests by their functions, in order.
+
+    Raises:
+        Failure: the errors of all functions that can't be differentiated.
+    """
+    uses = [r.function.root_reference.data for r in requests]
+
+    def differentiate(request: Request) -> None:
+        uses.remove(request.function.root_reference.data)
+        if isinstance(request, GradientOp) and request.maker() is not None:
+            return  # its function could not be differentiated
+        source = request.find()
+        private = source.sym_visibility is not None and source.sym_visibility.data == "private"
+        consumed = private and name_of(source) not in uses and not is_called(module, source)
+        made = differentiated(request, source, mesh_of(source, module), consumed)
+        module.body.block.insert_op_before(made, request)
+        erase(request)
+        if consumed:
+            erase(source)
+
+    collect_errors(requests, differentiate)
+
+
+def chain_of(request: Request) -> dict[Request, None]:
+    """Return a request after the ones that make its function, in order.
+
+    Raises:
+        Failure: its function is made of the request itself.
+    """
+    chain = [request]
+    while isinstance(last := chain[-1], GradientOp) and (maker := last.maker()) is not None:
+        if maker in chain:
+            name = request.sym_name.data
+            message = f"expected a gradient of another function, got @{name} of itself"
+            raise Failure([(request, coded("G1", message))])
+        chain.append(maker)
+    return dict.fromkeys(reversed(chain))
 
 
 def is_called(module: ModuleOp, f: FuncOp) -> bool:

@@ -25,21 +25,19 @@ the layouts that it finds into the types.
 9. Over a `dist.propagation_barrier` axes propagate in its direction only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
-from xdsl.passes import ModulePass
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.propagation import PropagationState, propagate
 from shardir.algebra.propagation.annotations import ContradictionError
 from shardir.algebra.propagation.graph import GraphValue, Node, PropagationGraph, Tie
-from shardir.analysis.functions import is_local_body, mesh_of, name_of, values
+from shardir.analysis.functions import name_of, values
 from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import retained_arguments, ties
 from shardir.diagnostics import Failure, Located, ShardirError, coded
@@ -52,40 +50,36 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp, strategy_factors
 from shardir.dialects.train import Update
-from shardir.rewriting.functions import bodies, update_signature
+from shardir.rewriting.bases import Function, GlobalPass, collect_errors
+from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import set_type
 
 
 @dataclass(frozen=True)
-class PropagateStrategies(ModulePass):
+class PropagateStrategies(GlobalPass):
     """Propagates layouts and strategies from annotated values and ops to all."""
 
     name = "propagate-strategies"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        propagate_strategies(op)
+    def rewrite_all(self, functions: Sequence[Function]) -> None:
+        propagate_functions(functions)
 
 
-def propagate_strategies(module: ModuleOp) -> "list[FunctionPropagation]":
-    """Set the layout of each value of the global view, and return the propagation of each function
-    that has a mesh.
+def propagate_functions(functions: Iterable[Function]) -> "list[FunctionPropagation]":
+    """Set the layout of each value of the functions that have a mesh; return their propagations.
 
     Raises:
-        Failure: the annotations or strategies of a function are not valid.
+        Failure: the annotations or strategies of functions are not valid.
     """
-    errors: list[Located] = []
-    found = []
-    for f, block in bodies(module):
-        try:
-            mesh = mesh_of(f, module)
-            if mesh is not None and not is_local_body(block):
-                found.append(FunctionPropagation(f, block, mesh))
-                found[-1].write()
-        except Failure as e:
-            errors += e.errors
-    if errors:
-        raise Failure(errors)
+    found: list[FunctionPropagation] = []
+
+    def propagate_function(f: Function) -> None:
+        if f.mesh is not None:
+            found.append(FunctionPropagation(f.op, f.block, f.mesh))
+            found[-1].write()
+
+    collect_errors(functions, propagate_function)
     return found
 
 

@@ -25,7 +25,11 @@ from shardir.dialects.locations import at, called, maker
 from shardir.dialects.nn.base import TensorOp, strategy_factors
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import BackwardOp
-from shardir.passes.propagate_strategies import FunctionPropagation, propagate_strategies
+from shardir.passes.propagate_strategies import (
+    FunctionPropagation,
+    PropagateStrategies,
+    propagate_functions,
+)
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.placement import strategy_op_sharding
 
@@ -56,7 +60,7 @@ class Explanation:
 
     def propagate(self, module: ModuleOp) -> Iterator[str]:
         """Run propagate-strategies; yield a paragraph for each value whose layout it set."""
-        for found in propagate_strategies(module):
+        for found in propagate_functions(PropagateStrategies().checked(module)):
             for v in values(found.block):
                 if self.of(v):
                     lines = [*_paths(found, v), *_costs(found, v)]

@@ -11,11 +11,12 @@ A pass is a frozen dataclass, whose fields are its options.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block
+from xdsl.ir import Block, Operation
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import has_layouts, is_local_body, mesh_of, name_of, unlaid
@@ -69,19 +70,25 @@ class FunctionPass(PassOptions):
         """Rewrite a function. Raises Failure, or ShardirError for an error of the function."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        found = self.functions(op)
-        self.check_all(found)
-        self.rewrite_all(found)
+        self.rewrite_all(self.checked(op))
 
-    def functions(self, module: ModuleOp) -> list[Function]:
-        """Return the functions that the pass concerns. Raises Failure as their meshes do."""
+    def checked(self, module: ModuleOp) -> list[Function]:
+        """Return the functions that the pass concerns, after checking them.
+
+        Raises:
+            Failure: the errors of all functions, those of their meshes too.
+        """
         found: list[Function] = []
 
         def add(f: Function) -> None:
             if self.concerns(f):
                 found.append(f)
 
-        collect_errors([Function(f, block, module) for f, block in bodies(module)], add)
+        everything = [Function(f, block, module) for f, block in bodies(module)]
+        collect_all(
+            lambda: collect_errors(everything, add),
+            lambda: self.check_all(found),
+        )
         return found
 
     def check_all(self, functions: Sequence[Function]) -> None:
@@ -105,21 +112,38 @@ class LocalPass(FunctionPass):
         return is_local_body(f.block)
 
 
-def collect_errors(
-    functions: Iterable[Function], work: Callable[[Function], Iterable[Located] | None]
-) -> None:
-    """Call `work` on each function.
+Item = TypeVar("Item", Function, Operation)
+
+
+def collect_errors(items: Iterable[Item], work: Callable[[Item], Iterable[Located] | None]) -> None:
+    """Call `work` on each function or op. A ShardirError is located at it.
 
     Raises:
-        Failure: the errors of all functions, returned or raised.
+        Failure: the errors of all items, returned or raised.
     """
     errors: list[Located] = []
-    for f in functions:
+    for item in items:
         try:
-            errors += work(f) or ()
+            errors += work(item) or ()
         except Failure as e:
             errors += e.errors
         except ShardirError as e:
-            errors.append((f.op, str(e)))
+            errors.append((item.op if isinstance(item, Function) else item, str(e)))
+    if errors:
+        raise Failure(errors)
+
+
+def collect_all(*steps: Callable[[], object]) -> None:
+    """Run all steps.
+
+    Raises:
+        Failure: the errors of all steps.
+    """
+    errors: list[Located] = []
+    for step in steps:
+        try:
+            step()
+        except Failure as e:
+            errors += e.errors
     if errors:
         raise Failure(errors)

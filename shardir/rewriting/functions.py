@@ -12,14 +12,17 @@ from shardir.rewriting.composites import adopt
 
 def bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Block]]:
     """Yield the functions that have a body, after replacing ops without a definition by custom ops.
-    Control flow between blocks is not part of the language."""
-    for op in module.body.ops:
-        if isinstance(op, FuncOp) and op.body.blocks:
-            if len(op.body.blocks) > 1:
-                message = "expected a function of one block, got several; write it without branches"
-                raise Failure([(op, message)])
-            adopt(op.body.block)
-            yield op, op.body.block
+
+    Raises:
+        Failure: functions have branches, which are not part of the language.
+    """
+    found = [op for op in module.body.ops if isinstance(op, FuncOp) and op.body.blocks]
+    message = "expected a function of one block, got several; write it without branches"
+    if branching := [(f, message) for f in found if len(f.body.blocks) > 1]:
+        raise Failure(branching)
+    for f in found:
+        adopt(f.body.block)
+        yield f, f.body.block
 
 
 def update_signature(f: FuncOp) -> None:

@@ -103,8 +103,8 @@ MUTANTS = [
         "private functions stay",
         "A private function that was differentiated stays in the module.",
         "passes/distributed_autodiff.py",
-        "            if consumed:\n                erase(source)",
-        "            if False:\n                erase(source)",
+        "        if consumed:\n            erase(source)",
+        "        if False:\n            erase(source)",
         "test/filecheck/distributed-autodiff",
     ),
     Mutant(

@@ -105,6 +105,25 @@ def test_errors_while_rewriting_are_collected_too() -> None:
     assert seen(module) == ["global", "other", "local"]
 
 
+@dataclass(frozen=True)
+class VisitMesh(Visit):
+    """Concerns the functions with a mesh, of which some have none."""
+
+    lost: tuple[str, ...] = ()
+
+    def concerns(self, f: Function) -> bool:
+        if f.name in self.lost:
+            raise Failure([(f.op, f"@{f.name} has no mesh")])
+        return True
+
+
+def test_errors_of_meshes_do_not_hide_those_of_checks() -> None:
+    module = parse(TEXT)
+    with pytest.raises(Failure, match="@other has no mesh\n@local is wrong\n@local is very wrong"):
+        VisitMesh(wrong=("other", "local"), lost=("other",)).apply(Context(), module)
+    assert seen(module) == []
+
+
 @pytest.mark.parametrize("name", ["lower-to-spmd", "insert-redistributions"])
 def test_a_pass_collects_the_errors_of_several_functions(name: str) -> None:
     """Two functions in each of which the result of the last op has no layout."""

@@ -17,7 +17,7 @@ from xdsl.ir import Block, Region, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import name_of
-from shardir.diagnostics import Failure
+from shardir.diagnostics import Failure, Located
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import (
@@ -69,20 +69,23 @@ class Differentiation:
         """Return the indices of the arguments with respect to which the function is differentiated.
 
         Raises:
-            Failure: one of them is not a float tensor.
+            Failure: some of them are not float tensors.
         """
         if isinstance(self.request, GradientOp):
             found = list(self.request.wrt.data)
         else:
             indices = range(len(self.arguments.attributes))
             found = [i for i in indices if self.arguments.annotation(i).role is Role.PARAMETER]
+        errors: list[Located] = []
         for i in found:
             t = self.arguments[i].type
             if not (isinstance(t, TensorType) and isinstance(t.element_type, AnyFloat)):
                 message = (
                     f"expected argument {i} of @{name_of(self.source)} of a float type, got {t}"
                 )
-                raise Failure.at(self.request, f"{message}; differentiate with respect to others")
+                errors.append((self.request, f"{message}; differentiate with respect to others"))
+        if errors:
+            raise Failure(errors)
         return found
 
     def run(self) -> None:
