@@ -1,17 +1,22 @@
 """search-mesh: against every mesh, and the links that a plan's bytes cross."""
 
+from collections.abc import Iterator
 from itertools import product
 from math import isclose
+from typing import NamedTuple
 
 import pytest
 from extent import extent
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
+from shardir.algebra.cluster import Cluster
 from shardir.algebra.forms import levels_of
+from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import mesh_of
+from shardir.cost import report
 from shardir.cost.seconds import cost_of
 from shardir.dialects import dist
-from shardir.dialects.dist import layout_of
 from shardir.passes import PASSES
 from shardir.passes.search_mesh import SearchMesh
 from shardir.rewriting.functions import bodies
@@ -85,44 +90,72 @@ def test_no_mesh_of_all_is_better(program: str, axes: int, links: str):
     assert isclose(objective(module), fastest)
 
 
-@pytest.mark.parametrize("links", LINKS.values(), ids=LINKS)
-def test_most_bytes_cross_fast_links(links: tuple[str, str], capfd: pytest.CaptureFixture[str]):
-    """Two nodes of four: tensor parallel within, data parallel across; the other way round where
-    nodes are nearer to each other than the devices of one."""
-    module = parse(gpt(NODES, links, **LARGE))
-    SearchMesh().apply(Context(), module)
-    assert "search-mesh: @m <" in capfd.readouterr().err
-    objective(module)
-    for name in ("insert-redistributions", "lower-to-spmd", "simplify-communication"):
-        PASSES[name]()().apply(Context(), module)
-    received = by_level(module)
-    fast = links.index(FAST)
-    assert received[fast] > 2 * received[1 - fast]
+LOWERING = (
+    "insert-redistributions", "recompute", "lower-to-spmd", "simplify-communication",
+    "fuse-communication",
+)  # fmt: skip
 
 
-def by_level(module: ModuleOp) -> list[float]:
-    """Return the bytes that a device receives within its node, and from the other node.
+def test_plans_are_made_for_their_links(capfd: pytest.CaptureFixture[str]):
+    """On two nodes of four devices, with fast links within nodes or between them.
 
-    A hierarchical all-gather crosses nodes with one shard for each other node, and the rest stays
-    within; so does a reduce-scatter, reversed. All other forms send everything over the outermost
-    links that the group spans.
+    1. On each cluster its own plan is the faster one.
+    2. The slow links carry the fewest bytes that the groups of the plan allow: where links within
+       nodes are fast, each byte enters a node once; where links between nodes are, no group is
+       within a node.
     """
-    found = [0.0, 0.0]
+    found: dict[str, tuple[ModuleOp, Mesh]] = {}
+    for name, links in LINKS.items():
+        module = parse(gpt(NODES, links, **LARGE))
+        SearchMesh().apply(Context(), module)
+        assert "search-mesh: @m <" in capfd.readouterr().err
+        objective(module)
+        for p in LOWERING:
+            PASSES[p]()().apply(Context(), module)
+        ((f, _),) = bodies(module)
+        mesh = mesh_of(f, module)
+        assert mesh is not None
+        found[name] = module, mesh
+    for name, (_, mesh) in found.items():
+        times = {n: estimated(module, mesh.cluster) for n, (module, _) in found.items()}
+        assert min(times, key=times.__getitem__) == name
+    near, far = ([*received(*found[name])] for name in LINKS)
+    assert any(r.between for r in near) and any(r.within for r in near)
+    assert all(isclose(r.between, r.entering) for r in near)
+    assert any(r.between for r in far) and not any(r.within for r in far)
+
+
+def estimated(module: ModuleOp, cluster: Cluster | None) -> float:
+    """Return the estimated time of a program on a cluster."""
+    return sum(f.seconds for f in report(module, cluster))
+
+
+class Received(NamedTuple):
+    """The bytes that a device receives of a collective, over the links within its node and over
+    those between nodes; and the fewest that can enter its node, for each of the node's devices."""
+
+    within: float
+    between: float
+    entering: float
+
+
+def received(module: ModuleOp, mesh: Mesh) -> Iterator[Received]:
+    """Yield the bytes of each collective, by its form.
+
+    Of n devices on k nodes each receives n - 1 shards. Those of the other nodes, n (k - 1) / k,
+    enter a node at least once: k - 1 for each of its n / k devices. In the hierarchical form of an
+    all-gather, and reversed of a reduce-scatter, they do so exactly once. In all other forms all
+    shards cross the outermost links of the group.
+    """
     for op in module.walk():
-        if not isinstance(op, dist.CollectiveOp) or (layout := layout_of(op.results[0])) is None:
+        cost = cost_of(op, mesh) if isinstance(op, dist.CollectiveOp) else None
+        if cost is None or not cost.bytes:
             continue
-        mesh = dist.find_mesh(op, layout.mesh)
-        cost = cost_of(op, mesh)
-        assert cost is not None
-        levels = levels_of(mesh, op.axes.data)
-        if not levels or not cost.bytes:
-            continue
-        outer = mesh.level(op.axes.data)
-        share = 1.0
+        n, levels = mesh.extent(cost.axes), levels_of(mesh, cost.axes)
+        nodes = levels[-1][0] if mesh.level(cost.axes) else 1
+        entering = cost.bytes * (nodes - 1) / (n - 1)
+        between = cost.bytes if mesh.level(cost.axes) else 0.0
         if cost.form == "hierarchical":
             assert isinstance(op, dist.AllGatherOp | dist.ReduceScatterOp), op.name
-            n, nodes = mesh.extent(op.axes.data), levels[-1][0]
-            share = (nodes - 1) / (n - 1)
-        found[outer] += cost.bytes * share
-        found[0] += cost.bytes * (1 - share)
-    return found
+            between = entering
+        yield Received(cost.bytes - between, between, entering)
