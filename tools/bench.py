@@ -1,4 +1,4 @@
-"""shard-bench: runs a benchmark of the project; prints a table, and writes records."""
+"""shard-bench: run a benchmark of the project and print its table."""
 
 import argparse
 import json
@@ -61,7 +61,7 @@ def _text(value: Any) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run a benchmark. Exit codes: 0 success, 2 wrong arguments or a missing package."""
     known = names()
-    listing = "\n".join(f"  {n:12} {title}" for n, title in known.items())
+    listing = "\n".join(f"  {n:14} {title}" for n, title in known.items())
     parser = argparse.ArgumentParser(
         prog="shard-bench",
         description=__doc__,
@@ -69,7 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=list(known), help="the benchmark")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the records as JSON")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the records of the table as JSON"
+    )
     options = parser.parse_args(arguments)
     if options.json is not None and not options.json.parent.is_dir():
         parser.error(f"--json: expected a file in an existing folder, got {options.json}")

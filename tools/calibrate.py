@@ -1,4 +1,4 @@
-"""shard-calibrate: measures this machine with several ranks, and writes its cluster file.
+"""shard-calibrate: measure this machine with several ranks, and write its cluster file.
 
 It measures products by element type, elementwise ops, and collectives by size and by the size of
 their group, on all ranks at once. It writes the parameters for which the time model is closest, for
@@ -201,24 +201,41 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("-o", "--output", type=new_file, metavar="FILE", help="the cluster file (stdout)")
+    add("-o", "--output", type=new_file, metavar="FILE", help="the cluster file (standard output)")
     add("--name", type=_name, default="here", help="the name of the cluster in the file (here)")
     add("--ranks", type=_ranks, default=4, metavar="N", help="the number of devices (4)")
-    add("--backend", choices=("gloo", "nccl"), default="gloo", help="CPU or GPU (gloo)")
+    add(
+        "--backend",
+        choices=("gloo", "nccl"),
+        default="gloo",
+        help="gloo on CPUs, nccl on GPUs (gloo)",
+    )
     add(
         "--most",
         type=_bytes,
         metavar="BYTES",
-        help="the size of the largest message (4 MiB; on GPUs 256 MiB)",
+        help="the bytes of the largest message (4 MiB; with nccl 256 MiB)",
     )
     add(
         "--rounds",
         type=positive,
         default=11,
-        help="the number of turns of each probe, of which the median counts (11)",
+        help="the number of turns of each probe; its time is their median (11)",
     )
-    add("--turn", type=seconds, default=0.01, metavar="S", help="the seconds of a turn (0.01)")
-    add("--timeout", type=seconds, default=120.0, metavar="S", help="longest wait for a rank (120)")
+    add(
+        "--turn",
+        type=seconds,
+        default=0.01,
+        metavar="S",
+        help="the length of a turn in seconds (0.01)",
+    )
+    add(
+        "--timeout",
+        type=seconds,
+        default=120.0,
+        metavar="S",
+        help="the maximum wait for a rank in seconds (120)",
+    )
     return parser
 
 

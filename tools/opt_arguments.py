@@ -12,14 +12,28 @@ from xdsl.universe import Universe
 from xdsl.xdsl_opt_main import xDSLOptMain
 
 HELP = {
-    "frontend": "ir (and mlir): shardir's parser, the default; xdsl: xDSL's parser",
+    "input_file": "the program (standard input)",
+    "frontend": "the parser: that of shardir, ir or mlir, or xdsl (ir)",
+    "disable_verify": "do not verify the program",
+    "allow_unregistered_dialect": "accept ops and attributes of unknown dialects",
+    "no_implicit_module": "with -f xdsl: expect a module in the input",
     "passes": "the passes to run: a,b{x=1 y=2}; the name of a pipeline stands for its passes",
-    "target": "the output format: mlir (the default), torch, ...",
-    "output_file": "the output: a file, or a directory for -t torch",
+    "target": "the output format: mlir or torch (mlir)",
+    "output_file": "the output: a file, or a directory for -t torch (standard output)",
+    "print_between_passes": "print the IR after each pass but the last",
+    "time_passes": "print the seconds of each pass to stderr",
     "verify_diagnostics": "compare the errors with // expected-error {{...}} in the input",
-    "time_passes": "print the time of each pass to stderr",
+    "split_input_file": "process the parts of the input between lines // ----- one by one",
+    "print_op_generic": "print ops in the generic form",
+    "print_no_properties": "print properties as attributes",
+    "print_debuginfo": "print source locations",
+    "syntax_highlight": "print in colours",
+    "version": "print the version of xDSL",
 }
-"""The help texts of xDSL's arguments that mean something else here."""
+"""The help texts of xDSL's arguments."""
+
+UNSUPPORTED = ("parsing_diagnostics", "shrink")
+"""xDSL's arguments that shard-opt does not have."""
 
 OPTIONAL_VALUE = ("--cost", "--explain")
 """Arguments whose value is optional, and needs a `=`: the next word is the input file."""
@@ -59,16 +73,21 @@ class OptArguments(xDSLOptMain):
 
     def register_all_arguments(self, arg_parser: argparse.ArgumentParser) -> None:
         super().register_all_arguments(arg_parser)
-        for action in arg_parser._actions:
+        for action in list(arg_parser._actions):
             action.help = HELP.get(action.dest, action.help)
+            if action.dest in UNSUPPORTED:
+                action.help = argparse.SUPPRESS
+                arg_parser._remove_action(action)
+                for option in action.option_strings:
+                    del arg_parser._option_string_actions[option]
             if action.dest == "passes":
                 action.default = None
         add = arg_parser.add_argument
         add("--pass-pipeline", dest="passes", help="the same as -p; also builtin.module(...)")
         add(
             "--mode",
-            help="what decides on layouts, instead of a pipeline: stand_alone, data, hybrid, "
-            "semi_auto, auto, manual (--list-passes describes each)",
+            help="the mode, instead of a pipeline: stand_alone, data, hybrid, semi_auto, auto or "
+            "manual, with options such as auto{memory=16GB} (--list-passes describes each)",
         )
         add(
             "--save-strategies",
@@ -78,7 +97,7 @@ class OptArguments(xDSLOptMain):
         add(
             "--load-strategies",
             metavar="F",
-            help="use the strategies and layouts of that file, instead of deciding again",
+            help="use the strategies and layouts of a file, without propagation or search",
         )
         add(
             "--cost-graph",
@@ -86,11 +105,13 @@ class OptArguments(xDSLOptMain):
             help="write the candidates of search-strategies and their costs to a .json file, or "
             "draw them in a .dot or .svg one",
         )
-        add("--verify-each", action="store_true", help="verify after every pass, not only the last")
+        add(
+            "--verify-each", action="store_true", help="verify after each pass, not only at the end"
+        )
         add(
             "--check-equivalence",
             action="store_true",
-            help="run the program before and after each pass on random inputs, and compare",
+            help="run the program in numpy before and after each pass, and compare",
         )
         add(
             "--print-ir-after-all",
@@ -100,19 +121,19 @@ class OptArguments(xDSLOptMain):
         add(
             "--explain-redistributions",
             action="store_true",
-            help="print the edge, the plan and the bytes of each redistribution to stderr",
+            help="print the edge, plan, bytes and seconds of each redistribution to stderr",
         )
         add(
             "--cost",
             metavar="[=CLUSTER]",
-            help="print the cost of the program by op to stderr: on the mesh's cluster, or on a "
-            "ready-made one or one in a file (docs/cost.md)",
+            help="print the seconds and bytes of the program by op to stderr, on the mesh's "
+            "cluster, a ready-made one or one in a file (docs/cost.md)",
         )
         add(
             "--explain",
             metavar="[=%NAME,...]",
-            help="print to stderr, for these values or all: why each has its layout, the ops on "
-            "the path, its cost, and that of the alternatives",
+            help="print to stderr, for these values or all, the ops from which each has its "
+            "layout, its cost, and that of the alternatives",
         )
         add(
             "--import",
@@ -123,8 +144,14 @@ class OptArguments(xDSLOptMain):
             help="import a Python module that registers custom ops (shardir.register_custom_op)",
         )
         add("--list-passes", action="store_true", help="print the passes and their options")
-        add("--no-aliases", action="store_true", help="print layouts in full, not as #layoutN")
-        add("--traceback", action="store_true", help="print the trace of an internal error")
+        add(
+            "--no-aliases", action="store_true", help="print layouts in full instead of as #layoutN"
+        )
+        add(
+            "--traceback",
+            action="store_true",
+            help="print the Python traceback of an internal error",
+        )
 
 
 def unused_frontend(_: Any) -> ModuleOp:

@@ -1,4 +1,4 @@
-"""shard-run: runs a compiled directory, or compiles an .ir file and runs it."""
+"""shard-run: run a compiled directory, or compile an .ir file and run it."""
 
 import argparse
 import signal
@@ -52,19 +52,42 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="shard-run", description=__doc__)
     add = parser.add_argument
     add("program", type=Path, help="a directory that shard-opt wrote, or an .ir file")
-    add("--nproc", type=int, help="number of ranks (default: the mesh's)")
-    add("--steps", type=positive, default=100, help="training steps (100)")
+    add("--nproc", type=int, help="the number of ranks (that of the mesh)")
+    add("--steps", type=positive, default=100, help="the number of training steps (100)")
     add("--check", action="store_true", help="compare with the same program on one device")
-    add("--backend", choices=("gloo", "nccl"), default="gloo", help="CPU or GPU (gloo)")
-    add("--log-every", type=positive, metavar="K", help="without a terminal: a line every K steps")
-    add("--timeout", type=seconds, default=300.0, metavar="S", help="longest wait for a rank (300)")
-    add("--threads", type=positive, default=0, help="threads of each rank (gloo: 1)")
-    add("--dump", type=new_file, metavar="FILE", help="write all states and results to an .npz")
+    add(
+        "--backend",
+        choices=("gloo", "nccl"),
+        default="gloo",
+        help="gloo on CPUs, nccl on GPUs (gloo)",
+    )
+    add(
+        "--log-every",
+        type=positive,
+        metavar="K",
+        help="without a terminal: print a line every K steps (a tenth of --steps)",
+    )
+    add(
+        "--timeout",
+        type=seconds,
+        default=300.0,
+        metavar="S",
+        help="the maximum wait for a rank in seconds (300)",
+    )
+    add(
+        "--threads",
+        type=positive,
+        default=0,
+        help="threads per rank (1 with gloo, torch's default with nccl)",
+    )
+    add(
+        "--dump", type=new_file, metavar="FILE", help="write all states and results to an .npz file"
+    )
     add("--seed", type=int, default=0, help="the seed of parameters and batches (0)")
     add("--pass-pipeline", metavar="P", help="for an .ir file: the passes to run (train)")
     add(
-        "--mode", help="for an .ir file, instead of passes: stand_alone, data, hybrid, "
-        "semi_auto (the default), auto, manual",
+        "--mode", help="for an .ir file, instead of passes: stand_alone, data, hybrid, semi_auto, "
+        "auto or manual, with options such as auto{memory=16GB} (semi_auto)",
     )  # fmt: skip
     add(
         "--save-strategies",

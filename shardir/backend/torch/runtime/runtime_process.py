@@ -58,7 +58,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100, help="training steps (100)")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches (0)")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
-    parser.add_argument("--threads", type=int, default=0, help="threads a rank (gloo: 1)")
+    parser.add_argument("--threads", type=int, default=0, help="threads per rank (1 with gloo)")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for a rank")
     parser.add_argument("--dump", metavar="FILE", help="write all states and results to an .npz")
     return parser.parse_args()
