@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "Nesterov looks back",
         "Nesterov's update takes the old velocity.",
-        "shardir/dialects/train/updates.py",
+        "shardir/dialects/train/optimizers/nesterov.py",
         "v = momentum * v + u\n        return w - lr * (u + momentum * v), v",
         "new = momentum * v + u\n        return w - lr * (u + momentum * v), new",
         "test/dialects/test_optimizers.py::test_steps_are_those_of_torch -k nesterov",

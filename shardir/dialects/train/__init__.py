@@ -9,8 +9,8 @@
 the loss and the updated parameters and states.
 
 options.py has the attributes, requests.py the requests, roles.py the roles of arguments and
-results, updates.py the ops of a step, optimizer.py the common parts of optimizers, optimizers/ a
-file for each.
+results, updates.py the bases of updates and the scalars of a step, optimizer.py the common parts of
+optimizers, optimizers/ a file for each, with its update op.
 """
 
 from xdsl.ir import Dialect
@@ -22,7 +22,13 @@ from shardir.dialects.train.optimizer import (
     Updated,
     sum_of_squares,
 )
-from shardir.dialects.train.optimizers import OPTIMIZERS, OptimizerAttr
+from shardir.dialects.train.optimizers import OPTIMIZERS, UPDATES, OptimizerAttr
+from shardir.dialects.train.optimizers.adam import AdamOp
+from shardir.dialects.train.optimizers.adamw import AdamWOp
+from shardir.dialects.train.optimizers.lamb import LambDirectionOp
+from shardir.dialects.train.optimizers.lars import LarsOp
+from shardir.dialects.train.optimizers.momentum import MomentumOp
+from shardir.dialects.train.optimizers.nesterov import NesterovOp
 from shardir.dialects.train.options import (
     ATTRS,
     AccumulateAttr,
@@ -58,16 +64,9 @@ from shardir.dialects.train.roles import (
 from shardir.dialects.train.updates import (
     SCALARS,
     SHARED_SCALAR,
-    UPDATES,
-    AdamOp,
     Adams,
-    AdamWOp,
     BiasCorrectionOp,
-    LambDirectionOp,
-    LarsOp,
     LearningRateOp,
-    MomentumOp,
-    NesterovOp,
     NextLossScaleOp,
     Scalar,
     SgdOp,

@@ -1,5 +1,5 @@
-"""The ops of optimizers: updates, elementwise on a parameter in any layout, and the scalars of
-double precision that they share.
+"""The bases of updates, which are elementwise on a parameter in any layout, and the scalars of
+double precision that they share. The update op of an optimizer is in its file in optimizers/.
 
     %lr = train.learning_rate %count <cosine, rate = 0.1, steps = 100, end = 0.0, warmup = 0>
     %w_1, %v_1 = train.momentum %w, %g, %v, %lr momentum 0.9 weight_decay 0.0
@@ -107,44 +107,6 @@ class WithVelocity(Update, ABC):
         return g + float_of(self, "weight_decay") * w
 
 
-@irdl_op_definition
-class MomentumOp(WithVelocity):
-    """v' = momentum v + g + weight_decay w; w' = w - lr v'"""
-
-    name = "train.momentum"
-
-    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
-        w, g, v, lr = arrays
-        v = float_of(self, "momentum") * v + self.decayed(w, g)
-        return w - lr * v, v
-
-
-@irdl_op_definition
-class NesterovOp(WithVelocity):
-    """u = g + weight_decay w; v' = momentum v + u; w' = w - lr (u + momentum v')"""
-
-    name = "train.nesterov"
-
-    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
-        w, g, v, lr = arrays
-        u, momentum = self.decayed(w, g), float_of(self, "momentum")
-        v = momentum * v + u
-        return w - lr * (u + momentum * v), v
-
-
-@irdl_op_definition
-class LarsOp(WithVelocity):
-    """v' = momentum v + lr (g + weight_decay w); w' = w - v': the rate, which is the layer's own,
-    is part of the velocity (You, Gitman and Ginsburg, 2017)"""
-
-    name = "train.lars"
-
-    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
-        w, g, v, lr = arrays
-        v = float_of(self, "momentum") * v + lr * self.decayed(w, g)
-        return w - v, v
-
-
 class WithMoments(Update, ABC):
     """An update with the running means of the gradient and of its square, m and v. `correction1`
     is 1 - beta1^t and `correction2` 1 - beta2^t, at step t = 1, 2, ..."""
@@ -184,54 +146,6 @@ class Adams(WithMoments, ABC):
     correction2 = operand_def(TensorType)
     lr = operand_def(TensorType)
     assembly_format = "$w `,` $g `,` $m `,` $v `,` $correction1 `,` $correction2 `,` $lr " + MOMENTS
-
-
-@irdl_op_definition
-class AdamOp(Adams):
-    """u = g + weight_decay w; m' = beta1 m + (1 - beta1) u; v' = beta2 v + (1 - beta2) u^2;
-    w' = w - lr (m' / correction1) / (sqrt(v' / correction2) + eps) (Kingma and Ba, 2015)"""
-
-    name = "train.adam"
-
-    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
-        w, g, m, v, correction1, correction2, lr = arrays
-        m, v = self.moments(g + float_of(self, "weight_decay") * w, m, v)
-        return w - lr * self.direction(m, v, correction1, correction2), m, v
-
-
-@irdl_op_definition
-class AdamWOp(Adams):
-    """As train.adam with u = g, from (1 - lr weight_decay) w (Loshchilov and Hutter, 2019)"""
-
-    name = "train.adamw"
-
-    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
-        w, g, m, v, correction1, correction2, lr = arrays
-        m, v = self.moments(g, m, v)
-        w = w - lr * float_of(self, "weight_decay") * w
-        return w - lr * self.direction(m, v, correction1, correction2), m, v
-
-
-@irdl_op_definition
-class LambDirectionOp(WithMoments):
-    """m' and v' as in train.adam with u = g, and the direction that a trust ratio then scales:
-    (m' / correction1) / (sqrt(v' / correction2) + eps) + weight_decay w (You et al., 2020)"""
-
-    name = "train.lamb_direction"
-    SCALARS: ClassVar[tuple[str, ...]] = ("correction1", "correction2")
-    w = operand_def(TensorType)
-    g = operand_def(TensorType)
-    m = operand_def(TensorType)
-    v = operand_def(TensorType)
-    correction1 = operand_def(TensorType)
-    correction2 = operand_def(TensorType)
-    assembly_format = "$w `,` $g `,` $m `,` $v `,` $correction1 `,` $correction2 " + MOMENTS
-
-    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
-        w, g, m, v, correction1, correction2 = arrays
-        m, v = self.moments(g, m, v)
-        direction = self.direction(m, v, correction1, correction2)
-        return direction + float_of(self, "weight_decay") * w, m, v
 
 
 # ---- scalars ----
@@ -349,7 +263,4 @@ class NextLossScaleOp(Scalar):
         return np.where(np.isfinite(grown), grown, scale), np.zeros_like(good)
 
 
-UPDATES: list[type[Update]] = [
-    SgdOp, MomentumOp, NesterovOp, AdamOp, AdamWOp, LambDirectionOp, LarsOp,
-]  # fmt: skip
 SCALARS: list[type[Scalar]] = [LearningRateOp, BiasCorrectionOp, TrustRatioOp, NextLossScaleOp]

@@ -1,18 +1,22 @@
 """The optimizers, one file each. The name of a file is the name of the optimizer in a `train.step`;
-the record OPTIMIZER in it has the hyperparameters, and the update as ops.
+the record OPTIMIZER in it has the hyperparameters, and the update as ops. An update that is one op
+of its own has the op in the same file.
 """
 
 from typing import ClassVar
 
 from xdsl.irdl import irdl_attr_definition
 
-from shardir.dialects.families import modules_of
+from shardir.dialects.families import defined_in, modules_of
 from shardir.dialects.text import Kinds, OptionsAttr
 from shardir.dialects.train.optimizer import Optimizer
+from shardir.dialects.train.updates import SgdOp, Update
 
-OPTIMIZERS: dict[str, Optimizer] = {
-    name: module.OPTIMIZER for name, module in modules_of(__name__).items()
-}
+MODULES = modules_of(__name__)
+OPTIMIZERS: dict[str, Optimizer] = {name: module.OPTIMIZER for name, module in MODULES.items()}
+UPDATES: list[type[Update]] = [
+    SgdOp, *(op for module in MODULES.values() for op in defined_in(module, Update)),
+]  # fmt: skip
 
 
 @irdl_attr_definition

@@ -1,5 +1,12 @@
 """LAMB: the direction of Adam, scaled by a trust ratio (You et al., 2020)."""
 
+from typing import ClassVar
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.irdl import irdl_op_definition, operand_def
+
+from shardir.dialects.nn.base import Array, Device
+from shardir.dialects.nn.properties import float_of
 from shardir.dialects.train.optimizer import (
     Optimizer,
     ParameterStep,
@@ -7,7 +14,29 @@ from shardir.dialects.train.optimizer import (
     adam_hyperparameters,
     trusted,
 )
-from shardir.dialects.train.updates import LambDirectionOp
+from shardir.dialects.train.updates import MOMENTS, WithMoments
+
+
+@irdl_op_definition
+class LambDirectionOp(WithMoments):
+    """m' and v' as in train.adam with u = g, and the direction that a trust ratio then scales:
+    (m' / correction1) / (sqrt(v' / correction2) + eps) + weight_decay w (You et al., 2020)"""
+
+    name = "train.lamb_direction"
+    SCALARS: ClassVar[tuple[str, ...]] = ("correction1", "correction2")
+    w = operand_def(TensorType)
+    g = operand_def(TensorType)
+    m = operand_def(TensorType)
+    v = operand_def(TensorType)
+    correction1 = operand_def(TensorType)
+    correction2 = operand_def(TensorType)
+    assembly_format = "$w `,` $g `,` $m `,` $v `,` $correction1 `,` $correction2 " + MOMENTS
+
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
+        w, g, m, v, correction1, correction2 = arrays
+        m, v = self.moments(g, m, v)
+        direction = self.direction(m, v, correction1, correction2)
+        return direction + float_of(self, "weight_decay") * w, m, v
 
 
 def update(p: ParameterStep) -> Updated:

@@ -1,8 +1,25 @@
 """LARS: momentum, scaled by a trust ratio (You, Gitman and Ginsburg, 2017)."""
 
+from xdsl.irdl import irdl_op_definition
+
+from shardir.dialects.nn.base import Array, Device
+from shardir.dialects.nn.properties import float_of
 from shardir.dialects.text import OptionSpec
 from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, ParameterStep, Updated, trusted
-from shardir.dialects.train.updates import LarsOp
+from shardir.dialects.train.updates import WithVelocity
+
+
+@irdl_op_definition
+class LarsOp(WithVelocity):
+    """v' = momentum v + lr (g + weight_decay w); w' = w - v': the rate, which is the layer's own,
+    is part of the velocity (You, Gitman and Ginsburg, 2017)"""
+
+    name = "train.lars"
+
+    def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
+        w, g, v, lr = arrays
+        v = float_of(self, "momentum") * v + lr * self.decayed(w, g)
+        return w - v, v
 
 
 def update(p: ParameterStep) -> Updated:
