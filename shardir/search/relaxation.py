@@ -55,7 +55,7 @@ class _Slot:
 
 
 @dataclass(eq=False)
-class _Group:
+class _EqualVariables:
     """The variables of one colour, and their tables."""
 
     unary: Table
@@ -99,7 +99,7 @@ class Relaxation:
                 mine[key].count += 1
             slots.append(mine)
         self.groups = [
-            _Group(problem.unary[vs[0]], list(mine.values()), vs)
+            _EqualVariables(problem.unary[vs[0]], list(mine.values()), vs)
             for vs, mine in zip(members.values(), slots, strict=True)
         ]
         found: dict[tuple, TableKind] = {}

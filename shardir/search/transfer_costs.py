@@ -30,7 +30,7 @@ Bucket = tuple[int, str, Axes, int, int, int]
 `concat`; the number of the form of the collective."""
 
 
-class Transfer(NamedTuple):
+class Redistribution(NamedTuple):
     """A redistribution of a tensor, from one layout to another."""
 
     type: TensorType
@@ -85,7 +85,7 @@ def transfer_seconds(
 
 
 def bucket_price(
-    mesh: Mesh, transfer: Transfer, shares: LatencyShares
+    mesh: Mesh, transfer: Redistribution, shares: LatencyShares
 ) -> tuple[float, dict[Bucket, float]]:
     """Return the estimated time of a transfer with shares of buckets, and the latencies of its
     buckets, in seconds."""
