@@ -31,7 +31,6 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, Region
 
 from shardir.algebra.mesh import Mesh
-from shardir.cost.functions import rated
 from shardir.cost.memory import memory_of
 from shardir.cost.overlap import (
     StartSchedule,
@@ -61,7 +60,7 @@ class OverlapCommunication(LocalPass):
 
     def rewrite(self, f: Function) -> None:
         if f.mesh is not None:
-            _overlap(f.op, rated(f.mesh))
+            _overlap(f.op, f.mesh)
 
 
 def _overlap(f: FuncOp, mesh: Mesh) -> None:

@@ -49,6 +49,7 @@ from shardir.dialects.dist import (
     with_layout,
 )
 from shardir.dialects.nn.base import TensorOp, strategy_factors
+from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import Update
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors
 from shardir.rewriting.functions import update_signature
@@ -136,6 +137,7 @@ class FunctionPropagation:
                 sharding_of(v),
                 is_input=isinstance(v, BlockArgument),
                 is_parameter=v in retained,
+                itemsize=itemsize(unsharded_type(v)),
             )
 
     def node(self, op: Operation, errors: list[Located]) -> Node:

@@ -7,8 +7,7 @@ It runs after distributed-autodiff, so that the cost of gradients and updates co
 a training step are those of the forward and the backward part together.
 
 1. Every op gets a strategy, every value a layout; the estimated time of what insert-redistributions
-   makes of them is the search's objective. A mesh without rates has those of Gloo on a CPU
-   (cost/ready/gloo.ir).
+   makes of them is the search's objective.
 2. Annotated layouts and strategies stay; the values of a sharding group get one layout, and
    barriers have no effect.
 3. The plan is the one of minimum estimated time among all plans in which an axis splits one

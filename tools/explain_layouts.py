@@ -31,7 +31,7 @@ from shardir.passes.propagate_strategies import (
     propagate_functions,
 )
 from shardir.rewriting.functions import bodies
-from shardir.rewriting.placement import strategy_op_sharding
+from shardir.rewriting.placement import itemsizes, strategy_op_sharding
 
 SHOWN = 4
 """The number of steps shown at each end of a long path."""
@@ -138,7 +138,7 @@ def _alternative(alternative: Alternative) -> str:
         f"{key if isinstance(key, str) else f'dimension {key}'} over {axes_text(axes)}"
         for key, axes in alternative.granted
     )
-    return f"{granted} {alternative.transfer + alternative.latency:.3g} s"
+    return f"{granted} {alternative.seconds:.3g} s"
 
 
 # ---- costs ----
@@ -192,7 +192,9 @@ def _moves(
         placement = strategy_op_sharding(op, p.mesh)
     else:
         operands, results = tuple(map(now, op.operands)), tuple(map(now, op.results))
-        placement = choose_op_sharding(strategy_factors(op), operands, results, p.mesh, op.shapes())
+        placement = choose_op_sharding(
+            strategy_factors(op), operands, results, p.mesh, op.shapes(), itemsizes(op)
+        )
     for w, want in zip(op.operands, placement.operands, strict=True):
         yield w, now(w), want
     for w, natural in zip(op.results, placement.results, strict=True):

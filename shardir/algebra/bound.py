@@ -1,30 +1,30 @@
-"""What no redistribution can do without: elements that devices must receive, and their time.
+"""Lower bounds of any redistribution: the elements that devices must receive, and their time.
 
-Let an element have contributions on p places (one, where nothing is partial), and let the devices
-be divided into groups: each is to end with all of the element among its members (a device alone,
-or those along the axes over which the target is partial). A group that holds c of the p
-contributions lacks p - c. The first group that has them all has received p - c messages of the
-element, for in each that counts one contribution at least leaves its place. Every other group that
-lacked something receives one message more, not before then. So all devices together receive at
-least p - c + (groups - 1) messages. That is the argument by which Patarasuk and Yuan (Bandwidth
-optimal all-reduce algorithms for clusters of workstations, 2009) show 2 (n - 1) / n of a value for
-an all-reduce; for a reduce-scatter it gives (n - 1) / n. Rings reach both where shards are even.
+Let the partial values of an element be on p devices (one, where nothing is partial), and let the
+devices be divided into groups, each of which must end with the full element among its members (a
+device alone, or those along the axes over which the target is partial). A group that has c of the p
+partial values lacks p - c. Before the first group has them all, at least p - c messages of the
+element are received, for each message takes at most one partial value away from the device that it
+was on. Every other group that lacked some receives one message more, not before then. So all
+devices together receive at least p - c + (groups - 1) messages. By this argument Patarasuk and Yuan
+(Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009) show 2 (n - 1) / n of a
+value for an all-reduce; for a reduce-scatter it is (n - 1) / n. Rings reach both with even shards.
 
-The device that receives most receives no less than the mean, and no less than what one device or
-group lacks. The same holds for the units of a level in place of devices, and the links between
+The device that receives most receives at least the mean, and at least the elements that one device
+or group lacks. The same holds for the units of a level in place of devices, and the links between
 them.
 
-A bound of time adds two bounds, of the bytes and of the latencies of all steps of any plan, for a
-step takes the latency of a form and its bytes times the form's rate (forms.py), both times what the
-cluster says of the step's kind; the smallest of these factors is that of the bound.
+A bound of time is the sum of two bounds, of the bytes and of the latencies of all steps of any
+plan, for a step costs the latency of a form and its bytes times the form's rate (forms.py), both
+times the cluster's factor for its kind; the bound has the smallest of these factors.
 
-Bytes: each form's time for its bytes is at least that of a program which does the same step, in
-which every device receives so much over the links of each level. That program is the form itself,
-but for the tree of an all-reduce, for which halving does with less, and for groups of several
-levels in the forms that are not hierarchical: they count all bytes at the outermost links, some of
-which are received over inner ones that are as quick. (Where inner links are slower, the bound
-counts the quickest links that are at least as far out.) Packing is not counted. So the sum over
-the steps is the time in which a redistribution receives its bytes, and the argument above holds.
+Bytes: each form costs at least the time of a program of the same step in which every device
+receives as many bytes over the links of each level. That program is the form itself, except for the
+tree of an all-reduce, where halving needs fewer bytes, and for groups of several levels in forms
+that are not hierarchical: they count all bytes at the outermost links, some of which are received
+over inner ones that are at least as fast. (Where inner links are slower, the bound counts the
+fastest links that are at least as far out.) Packing is not counted. So the sum over the steps is
+the time in which a redistribution receives its bytes, and the argument above holds.
 
 Latencies: let a collective be over sub-axes of n_1, n_2, ... devices, of one level each. Its
 latency is at least the sum of log2 n_i a_i, with a_i the smallest latency from that level outwards:
@@ -38,10 +38,10 @@ each level. An all-reduce's is twice as much. And each plan needs some sub-axes 
     a split that the target does not have          an all-gather or an exchange; or it becomes
                                                    partial, and then what ends that
     one that splits another dimension then, or     any collective: only the minor sub-axes of a
-    behind the first that differ in its dimension  dimension are added or taken away, but for an
+    after the first that differ in its dimension   dimension are added or removed, except by an
                                                    exchange, which is over all those of a dimension
 
-Slices, contributions and pads have no axes in a collective, and only these kinds of moves exist.
+Local steps have no axes in a collective, and there are no other kinds of moves.
 """
 
 from collections.abc import Iterator
@@ -54,35 +54,35 @@ from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.traffic import cut, shares, within
 
 MAX_COUNTED_DEVICES = 64
-"""On more devices, what each one lacks is not counted for a bound of time: it would take longer
-than it saves."""
+"""The maximum number of devices for which a bound of time counts the elements that each device
+lacks: on more the count costs more than it saves."""
 
 
 def refined(mesh: Mesh, source: Layout, target: Layout) -> tuple[Layout, Layout]:
-    """Both layouts, cut at each other's sub-axes and where the units of levels end, so that
-    sub-axes compare, and each is of one level."""
+    """Return both layouts, cut at each other's sub-axes and at the boundaries of levels' units, so
+    that two sub-axes are equal or disjoint, and each is of one level."""
     sub_axes = (*source.used, *target.used, *mesh.level_sub_axes)
     return cut(mesh, source, sub_axes), cut(mesh, target, sub_axes)
 
 
 @lru_cache(maxsize=65536)
 def bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
-    """Elements that the device which receives most must receive, whatever the plan."""
+    """Return the elements that the device which receives most must receive in any plan."""
     source, target = refined(mesh, source.simplified(mesh), target.simplified(mesh))
     if crossing(mesh, source, target):
-        return 0 if source.partial or target.partial else _one(mesh, shape, source, target)
+        return 0 if source.partial or target.partial else _maximum(mesh, shape, source, target)
     total, devices = _all(mesh, shape, source, target, -1)
-    return max(-(-total // devices), _one(mesh, shape, source, target))
+    return max(-(-total // devices), _maximum(mesh, shape, source, target))
 
 
 def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, itemsize: int) -> float:
-    """The time that no plan between two refined layouts can do without."""
+    """Return a lower bound of the time of any plan between two refined layouts."""
     if crossing(mesh, source, target):
         return 0.0
     cluster = mesh.cluster_or_default
     levels = cluster.levels
     best = [max(l.bandwidth for l in levels[i:]) for i in range(len(levels))]
-    apart = 0.0  # of all devices' traffic, each level's part
+    mean = 0.0  # of the traffic of all devices, level by level
     for i, bandwidth in enumerate(best):
         if i and bandwidth == best[i - 1]:
             continue
@@ -90,14 +90,14 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
             mesh, shape, source, target, i - 1, count=mesh.size <= MAX_COUNTED_DEVICES
         )
         if total:
-            apart += total / devices * itemsize * (1 / bandwidth - (1 / best[i - 1] if i else 0))
+            mean += total / devices * itemsize * (1 / bandwidth - (1 / best[i - 1] if i else 0))
     if mesh.size <= MAX_COUNTED_DEVICES:
-        one = _one(mesh, shape, source, target)
+        one = _maximum(mesh, shape, source, target)
     else:
         one = _first(mesh, shape, source, target)
     kinds = PARTIAL if source.partial or target.partial else COMPLETE
     factor = min(cluster.times[c.name] for c in kinds)
-    moving = factor * max(apart, one * itemsize / best[0])
+    moving = factor * max(mean, one * itemsize / best[0])
     return moving + latency_bound(mesh, source, target)
 
 
@@ -108,7 +108,7 @@ COMPLETE = [c for c in PARTIAL if c.start in (AxisState.SHARDED, None)]
 
 @lru_cache(maxsize=65536)
 def latency_bound(mesh: Mesh, source: Layout, target: Layout) -> float:
-    """The latencies that no plan between two refined layouts can do without: the part of the
+    """Return a lower bound of the latencies of any plan between two refined layouts: the part of
     `seconds_bound` that is cheap to compute."""
     if crossing(mesh, source, target):
         return 0.0
@@ -120,7 +120,7 @@ def latency_bound(mesh: Mesh, source: Layout, target: Layout) -> float:
 
 
 def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tuple[Axis, float]]:
-    """The sub-axes that have to be in collectives, each with the sum of the factors of these."""
+    """Yield the sub-axes that must be in collectives, each with the sum of their factors."""
     times = mesh.cluster_or_default.times
 
     def factor(*kinds: Collective) -> float:
@@ -152,14 +152,14 @@ def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tupl
 
 
 def crossing(mesh: Mesh, source: Layout, target: Layout) -> bool:
-    """Whether sub-axes overlap that are not the same, 2 x 3 of 6 and 3 x 2: then they do not say
-    which devices hold the same."""
+    """Whether sub-axes overlap that are not equal, 2 x 3 of 6 and 3 x 2: then they do not determine
+    which devices hold the same elements."""
     sub_axes = {*source.used, *target.used, *mesh.level_sub_axes}
     return mesh.clash(tuple(sub_axes)) is not None
 
 
 def _reduced(source: Layout, target: Layout) -> Axes:
-    """The axes of contributions that must meet."""
+    """Return the axes of the partial values that must be reduced."""
     if source.reduction != target.reduction and target.partial:
         return source.partial
     return tuple(a for a in source.partial if a not in target.partial)
@@ -168,15 +168,16 @@ def _reduced(source: Layout, target: Layout) -> Axes:
 def _all(
     mesh: Mesh, shape: Shape, source: Layout, target: Layout, level: int, count: bool = True
 ) -> tuple[int, int]:
-    """(messages, devices): what all devices together must receive from outside of their unit of
-    the level (-1: the device itself). Not `count`ed where that takes a visit to each of them."""
+    """Return (messages, devices): the elements that all devices together must receive from outside
+    of their unit of the level (-1: the device itself). Without `count` 0 where each device would
+    have to be visited."""
     inner = within(mesh, level, (*source.used, *target.used))
     unit = mesh.cluster_or_default.units[level] if level >= 0 else 1
 
     def outer(axes: Axes) -> int:
         return mesh.extent(tuple(a for a in axes if a not in inner))
 
-    if source.reduction == "any":  # the devices of the root lack nothing
+    if source.reduction == "any":  # the devices of the root have all elements
         return 0, 1
     splits = tuple(a for d in target.dims for a in d)
     gone = _reduced(source, target)
@@ -188,13 +189,14 @@ def _all(
     if not count:
         return 0, 1
     among = inner | frozenset(target.partial)
-    alike = unit * outer(target.partial) // mesh.extent(tuple(a for a in splits if a in inner))
+    equal = unit * outer(target.partial) // mesh.extent(tuple(a for a in splits if a in inner))
     cases = shares(mesh, shape, source.complete, target.complete, (among,))
-    return sum((want - have) * n for (want, have), n in cases.items()), sum(cases.values()) * alike
+    return sum((want - have) * n for (want, have), n in cases.items()), sum(cases.values()) * equal
 
 
-def _one(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
-    """What one device must receive, or each of a group that is to hold contributions."""
+def _maximum(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
+    """Return the maximum that one device must receive, or each of a group that the target is
+    partial over."""
     among = frozenset(target.partial)
     cases = shares(mesh, shape, source.complete, target.complete, (among,))
     if _reduced(source, target):
@@ -205,7 +207,7 @@ def _one(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
 
 
 def _first(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
-    """What the first device must receive, which always has the largest shards."""
+    """Return the elements that the first device must receive: its shards are the largest."""
     have, want = source.local_shape(mesh, shape), target.local_shape(mesh, shape)
     if target.partial or any(map(sizes_of, (*source.dims, *target.dims))):
         return 0

@@ -128,9 +128,27 @@ def _numbers(named: tuple[tuple[str, float], ...]) -> str:
     return ", ".join(f"{n} = {_number(x)}" for n, x in named)
 
 
+DEFAULT = Cluster(
+    # An all-gather of 4 KB on 4 ranks takes about 0.45 ms, by doubling 2 messages; about 1 GB/s go
+    # through memory (docs/benchmarks.md). Below 0.2 MB the latency exceeds the time of the bytes.
+    levels=(Level("machine", 16, bandwidth=1e9, latency=0.000225),),
+    memory=2_000_000_000,
+    # one core with AVX2 in f32, half of it in f64; bf16 and f16 are no faster than f32
+    flops=(("f64", 2e10), ("f32", 4e10), ("bf16", 4e10), ("f16", 4e10)),
+    memory_bandwidth=8e9,
+    overhead=5e-6,
+    # the cores that compute also move the bytes, so that only latencies are hidden
+    interference=1.0,
+    # by shard-calibrate on 4 ranks, three times; the others' times are those of the all-gather
+    collectives=(("all_reduce", 0.8), ("reduce_scatter", 1.15)),
+)
+"""The ready-made cluster `gloo`: processes on one machine of 2 cores, which share the cores, over
+Gloo; rough figures. A mesh without a cluster has its devices."""
+
+
 @lru_cache(maxsize=64)
-def flat(devices: int) -> Cluster:
-    """Return the default cluster: one level, with links like Gloo's. Its latency is the time of
-    50,000 f32, so that below about 1 MB the size of a collective hardly matters. Numbers are
-    multiples of powers of two, so that prices are exact."""
-    return Cluster((Level("all", devices, 2.0**30, 200_000 / 2**30),))
+def default(devices: int) -> Cluster:
+    """Return the cluster of a mesh without one: that many devices of DEFAULT on its one level, of
+    unlimited memory."""
+    (level,) = DEFAULT.levels
+    return replace(DEFAULT, levels=(level._replace(count=devices),), memory=None)

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from math import gcd, prod
+from math import fsum, gcd
 from typing import NamedTuple
 
+from shardir.algebra.estimates import ranked
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
-from shardir.algebra.redistribution import seconds
+from shardir.algebra.redistribution import estimated_seconds
 
 Dims = tuple[tuple[str, ...], ...]
 FactorAxes = dict[str, Axes]
@@ -173,12 +174,27 @@ class Factors:
         """Return the axes that split the factors in the layouts of the operands, then of the
         results; where layouts disagree, those of the first."""
         found: FactorAxes = {}
-        for dims, layout in zip((*self.operands, *self.results), layouts, strict=True):
-            for dim, axes in zip(dims, layout.dims, strict=True):
-                for f, mine in self.assign(dim, axes, mesh)[0].items():
-                    if mine:
-                        found.setdefault(f, mine)
+        for _, _, f, axes in self.assigned([l.dims for l in layouts], mesh):
+            if axes:
+                found.setdefault(f, axes)
         return found
+
+    def assigned(
+        self, values: Sequence[Sequence[Axes] | None], mesh: Mesh
+    ) -> Iterator[tuple[int, int, str, Axes]]:
+        """Yield the axes that each dimension of each value has for each of its factors: the value,
+        the dimension, the factor, the axes.
+
+        `values`: the axes of the dimensions of the operands, then of the results; None for one
+        whose layout is open.
+        """
+        for i, (dims, of_dims) in enumerate(
+            zip((*self.operands, *self.results), values, strict=True)
+        ):
+            for d, (dim, axes) in enumerate(zip(dims, of_dims, strict=True) if of_dims else ()):
+                mine, _ = self.assign(dim, axes, mesh)
+                for f in dim:
+                    yield i, d, f, mine.get(f, ())
 
     def compose(self, dim: tuple[str, ...], chosen: FactorAxes, mesh: Mesh) -> Axes | None:
         """Return the axes of a dimension from those of its factors; None if no layout has them."""
@@ -254,6 +270,7 @@ def choose_op_sharding(
     hints: tuple[Layout | None, ...],
     mesh: Mesh,
     shapes: tuple[Shape, ...],
+    itemsizes: tuple[int, ...],
     shared: tuple[tuple[Layout, ...], ...] = (),
 ) -> OpSharding:
     """Return the cheapest sharding of an op.
@@ -262,32 +279,56 @@ def choose_op_sharding(
         operands: the current layouts of the operands.
         hints: per result, the desired layout, or None.
         shapes: global shapes of the operands, then of the results.
+        itemsizes: the bytes of an element of each.
         shared: per operand, the layouts to which it is redistributed in any case, for other ops.
 
     A factor on which all layouts agree is split so. For the others, combinations of the proposed
     axes are compared by the estimated time of redistributions: of operands to the layouts that the
-    op needs, and of results to the hints (without a hint, a partial result is reduced). Of equal
-    ones the most finely split is chosen.
+    op needs, and of results to the hints (without a hint, a partial result is reduced). Partial
+    operands of a linear op may stay partial, or are reduced before it; those of a conversion stay
+    partial, since the program chooses the type in which they are added. Of equal ones the most
+    finely split is chosen, then the one that keeps partial operands.
     """
     partial = _kept_partial(factors, operands)
+    converts = len(set(itemsizes)) > 1
     wanted: dict[str, list[Axes]] = {f: [] for f, _ in factors.sizes}
-    values = [(d, l) for d, l in zip(factors.operands, operands, strict=True)]
-    values += [(d, l) for d, l in zip(factors.results, hints, strict=True) if l is not None]
-    for dims, layout in values:
-        for dim, axes in zip(dims, layout.dims, strict=True):
-            mine, _ = factors.assign(dim, axes, mesh)
-            for f in dim:
-                proposal = () if f in factors.replicate else mine.get(f, ())
-                if proposal not in wanted[f]:
-                    wanted[f].append(proposal)
-    n = len(operands)
-    grows = partial is not None and max(map(prod, shapes[:n])) < max(map(prod, shapes[n:]))
-    if all(len(w) <= 1 for w in wanted.values()) and not grows:
+    for _, _, f, axes in factors.assigned([l and l.dims for l in (*operands, *hints)], mesh):
+        proposal = () if f in factors.replicate else axes
+        if proposal not in wanted[f]:
+            wanted[f].append(proposal)
+    if partial is None and all(len(w) <= 1 for w in wanted.values()):
         agreed = {f: w[0] for f, w in wanted.items() if w and w[0]}
-        found = try_op_sharding(factors, agreed, mesh, partial)
+        found = try_op_sharding(factors, agreed, mesh)
         if found is not None:
             return found
-    return _cheapest(factors, operands, hints, mesh, shapes, shared, wanted, partial)
+
+    def seconds(sharding: OpSharding) -> float:
+        have = (*operands, *sharding.results)
+        completed = [h or l.complete for h, l in zip(hints, sharding.results, strict=True)]
+        return fsum(
+            estimated_seconds(shape, mesh, source, target, size)
+            for i, (shape, size, source, target) in enumerate(
+                zip(shapes, itemsizes, have, (*sharding.operands, *completed), strict=True)
+            )
+            if source != target and not (i < len(shared) and target in shared[i])
+        )
+
+    def split(sharding: OpSharding) -> int:
+        return mesh.extent(tuple(a for axes in sharding.axes.values() for a in axes))
+
+    wider = {f: [*dict.fromkeys((*proposals, ()))] for f, proposals in wanted.items()}
+    for proposals in (wanted, wider):  # the agreed axes may use an axis twice
+        options = [
+            found
+            for chosen in _choices(factors, mesh, proposals)
+            for keep in dict.fromkeys((partial, partial if converts else None))
+            if (found := try_op_sharding(factors, chosen, mesh, keep)) is not None
+        ]
+        if options:
+            return ranked(options, seconds, lambda option: -split(option))[0][1]
+    unsharded = try_op_sharding(factors, {}, mesh)
+    assert unsharded is not None, "every op can be computed unsharded"
+    return unsharded
 
 
 def _kept_partial(factors: Factors, operands: tuple[Layout, ...]) -> Layout | None:
@@ -299,53 +340,6 @@ def _kept_partial(factors: Factors, operands: tuple[Layout, ...]) -> Layout | No
     if equal and (first.reduction == "sum" or factors.linear == "any"):
         return first
     return None
-
-
-def _cheapest(
-    factors: Factors,
-    operands: tuple[Layout, ...],
-    hints: tuple[Layout | None, ...],
-    mesh: Mesh,
-    shapes: tuple[Shape, ...],
-    shared: tuple[tuple[Layout, ...], ...],
-    wanted: dict[str, list[Axes]],
-    partial: Layout | None,
-) -> OpSharding:
-    best: tuple[tuple[float, float, int], OpSharding] | None = None
-    for chosen in _choices(factors, mesh, wanted):
-        for keep in dict.fromkeys((partial, None)):
-            found = try_op_sharding(factors, chosen, mesh, keep)
-            if found is None:
-                continue
-            transfer = latency = 0.0
-            pairs = [
-                (source, target, shape)
-                for i, (source, target, shape) in enumerate(
-                    zip(operands, found.operands, shapes, strict=False)
-                )
-                if not (shared and target in shared[i])
-            ]
-            for result, hint, shape in zip(
-                found.results, hints, shapes[len(operands) :], strict=True
-            ):
-                pairs.append((result, hint or result.complete, shape))
-            for source, target, shape in pairs:
-                if source != target:
-                    a, b = seconds(shape, mesh, source, target)
-                    transfer, latency = transfer + a, latency + b
-            split = mesh.extent(tuple(a for axes in chosen.values() for a in axes))
-            key = (transfer, latency, -split)
-            if best is None or key < best[0]:
-                best = key, found
-    if best is not None:
-        return best[1]
-    wider = {f: [*dict.fromkeys((*proposals, ()))] for f, proposals in wanted.items()}
-    if wider == wanted:
-        unsharded = try_op_sharding(factors, {}, mesh)
-        assert unsharded is not None, "every op can be computed unsharded"
-        return unsharded
-    # the agreed axes use an axis twice
-    return _cheapest(factors, operands, hints, mesh, shapes, shared, wider, partial)
 
 
 def _choices(factors: Factors, mesh: Mesh, wanted: dict[str, list[Axes]]) -> Iterator[FactorAxes]:

@@ -1,7 +1,7 @@
-"""How long a collective takes: alpha-beta, in each of the forms that libraries have.
+"""The time of a collective: alpha-beta, in each of the forms that libraries have.
 
-A message takes `latency` and its bytes / `bandwidth` of the level that it crosses. With n devices,
-B bytes on each before an all-reduce, after an all-gather, or before a reduce-scatter:
+A message costs the `latency` of the level that it crosses, and its bytes / `bandwidth`. With n
+devices, B bytes on each before an all-reduce, after an all-gather, or before a reduce-scatter:
 
     all-reduce     ring           2 (n - 1) (a + B / (n b))
                    tree           2 ceil(log2 n) a + 2 B / b
@@ -11,19 +11,19 @@ B bytes on each before an all-reduce, after an all-gather, or before a reduce-sc
     broadcast      tree           ceil(log2 n) a + B / b
     gather,        tree           ceil(log2 n) a + (n - 1) / n B / b
     scatter
-    all-to-all,    direct         ceil(log2 n) a + what a device receives from each level / its b
+    all-to-all,    direct         ceil(log2 n) a + bytes received from each level / its b
     exchange
-    others         direct         a + what a device receives / b
+    others         direct         a + bytes that a device receives / b
 
 Rings: Patarasuk and Yuan, 2009. Doubling, and halving (an all-reduce by both): Thakur, Rabenseifner
-and Gropp, 2005. The tree is the pipelined double binary one of Sanders, Speck and Traeff, 2009. An
-all-to-all's messages overlap: it waits for as many latencies as Bruck's has rounds (1997). A group
-of several levels crosses the outermost with all of it in these. Hierarchical forms do within each
-inner unit first what makes the rest smaller: an all-reduce is a reduce-scatter within the unit, an
-all-reduce of the parts across units, an all-gather within; an all-gather first goes across, then
-within.
+and Gropp, 2005. The tree is the pipelined double binary one of Sanders, Speck and Traeff, 2009. The
+messages of an all-to-all overlap: its number of latencies is the number of rounds of Bruck (1997).
+In these forms a group of several levels moves all bytes over the links of the outermost. In a
+hierarchical form less crosses them: an all-reduce is a reduce-scatter within the inner unit, an
+all-reduce of the shards across units, and an all-gather within; an all-gather is one across units,
+then one within.
 
-The planner, the search's routes and the reports all ask these, so that they agree on a price.
+The planner, the search and the reports ask these forms, so that they have one price.
 """
 
 from collections.abc import Callable
@@ -36,30 +36,29 @@ from shardir.algebra.traffic import within
 
 
 class Form(NamedTuple):
-    """A form of a collective: the seconds in which messages wait for others, and those of each
-    byte."""
+    """A form of a collective: the seconds of its latencies, and those of each byte."""
 
     name: str
     latency: float
     rate: float
 
     def seconds(self, size: float) -> float:
-        """The time of so many bytes."""
+        """Return the time of `size` bytes."""
         return self.latency + self.rate * size
 
 
 Forms = tuple[Form, ...]
 
 NO_COMMUNICATION: Forms = (Form("", 0.0, 0.0),)
-"""The forms of what does not communicate."""
+"""The forms of a step that does not communicate."""
 
 Levels = tuple[tuple[int, Level], ...]
-"""How many units of each level a group spans, innermost first, and the links between them."""
+"""The number of units of each level that a group spans, innermost first, and their links."""
 
 
 @lru_cache(maxsize=65536)
 def levels_of(mesh: Mesh, axes: Axes) -> Levels:
-    """The levels that a group over `axes` spans."""
+    """Return the levels that a group over `axes` spans."""
     sub_axes = mesh.cut(axes, mesh.level_sub_axes)
     found, reached = [], 1
     for i, level in enumerate(mesh.cluster_or_default.levels):
@@ -72,22 +71,24 @@ def levels_of(mesh: Mesh, axes: Axes) -> Levels:
 
 @lru_cache(maxsize=65536)
 def forms_of(kind: str, forms: Callable[[Levels], Forms], mesh: Mesh, axes: Axes) -> Forms:
-    """The forms of a kind of collective over `axes` that are the quickest for some size, as the
-    cluster's libraries do them."""
+    """Return the forms of a kind of collective over `axes` that are the fastest for some size, with
+    the cluster's factor for the kind."""
     levels = levels_of(mesh, axes)
     if not levels:
         return NO_COMMUNICATION
     times = mesh.cluster_or_default.times[kind]
-    return tuple(Form(f.name, times * f.latency, times * f.rate) for f in worth(forms(levels)))
+    fastest = undominated(forms(levels))
+    return tuple(Form(f.name, times * f.latency, times * f.rate) for f in fastest)
 
 
 def quickest(forms: Forms, size: float) -> Form:
-    """The form that takes the minimum time for so many bytes."""
+    """Return the form of minimum time for `size` bytes."""
     return min(forms, key=lambda form: form.seconds(size))
 
 
-def worth(forms: Forms) -> Forms:
-    """Those that are the quickest for some size: by latency, each with a lower rate."""
+def undominated(forms: Forms) -> Forms:
+    """Return the forms but for those whose latency and rate another has too, or less: by latency,
+    each with a lower rate than the one before."""
     found: list[Form] = []
     for form in sorted(forms, key=lambda f: (f.latency, f.rate)):
         if not found or form.rate < found[-1].rate:
@@ -96,7 +97,7 @@ def worth(forms: Forms) -> Forms:
 
 
 def copying(size: float, mesh: Mesh) -> float:
-    """The seconds in which a device writes so many bytes to its memory and reads them again."""
+    """Return the seconds in which a device writes `size` bytes to its memory and reads them."""
     speed = mesh.cluster_or_default.memory_bandwidth
     return 2 * size / speed if speed else 0.0
 
@@ -125,7 +126,7 @@ def all_reduce(levels: Levels) -> Forms:
 
 
 def all_gather(levels: Levels) -> Forms:
-    """By the bytes on each device after it; a reduce-scatter of as many takes as long."""
+    """By the bytes on each device after it; a reduce-scatter costs the same by those before it."""
     n, links = _flat(levels)
     rate = (n - 1) / n / links.bandwidth
     found = [Form("ring", (n - 1) * links.latency, rate)]
@@ -147,13 +148,13 @@ def broadcast(levels: Levels) -> Forms:
 
 
 def gather(levels: Levels) -> Forms:
-    """By the bytes on the root after it; a scatter of as many takes as long."""
+    """By the bytes on the root after it; a scatter costs the same by those before it."""
     n, links = _flat(levels)
     return (Form("tree", rounds(n) * links.latency, (n - 1) / n / links.bandwidth),)
 
 
 def pairwise(levels: Levels) -> Forms:
-    """By the seconds of the bytes that a device receives, each piece from the level where it is."""
+    """By the seconds of the bytes that a device receives over the links of all levels."""
     n, links = _flat(levels)
     return (Form("direct", rounds(n) * links.latency, 1.0),)
 
@@ -165,7 +166,7 @@ def direct(levels: Levels) -> Forms:
 
 
 def _flat(levels: Levels) -> tuple[int, Level]:
-    """The devices of a group, and the outermost links that it crosses."""
+    """Return the number of devices of a group, and the outermost links that it crosses."""
     n = 1
     for count, _ in levels:
         n *= count

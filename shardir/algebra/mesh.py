@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import gcd, prod
 from typing import NamedTuple
 
-from shardir.algebra.cluster import Cluster, flat
+from shardir.algebra.cluster import Cluster, default
 from shardir.diagnostics import ShardirError, coded
 
 
@@ -99,7 +99,7 @@ class Mesh:
     @cached_property
     def cluster_or_default(self) -> Cluster:
         """The cluster that prices communication: the declared one, or one level of all devices."""
-        return self.cluster or flat(self.size)
+        return self.cluster or default(self.size)
 
     @cached_property
     def level_sub_axes(self) -> Axes:

@@ -1,4 +1,4 @@
-"""The moves from one layout to others: which there are, and the recipe that compilers follow."""
+"""Moves: the single steps from one layout to others, and the fixed order of named collectives."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class RedistributionProblem:
     def of(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> "RedistributionProblem":
         ends = source.simplified(mesh), target.simplified(mesh)
         if any(map(sizes_of, (*source.dims, *target.dims))):
-            # Sizes may be stated though they are the usual ones, which a normal form leaves out;
-            # but only an exchange takes a value that is spelled so.
+            # Explicit sizes may be the usual ones, which a normal form leaves out; but only an
+            # exchange has an operand with explicit sizes.
             same = [a == b for a, b in zip(ends[0].dims, ends[1].dims, strict=True)]
             spelled = []
             for layout, short in zip((source, target), ends, strict=True):
@@ -40,8 +40,8 @@ class RedistributionProblem:
 
     @cached_property
     def runs(self) -> tuple[Axes, ...]:
-        """The groups of sub-axes that a dimension is split over in one move: those that stand side
-        by side in either layout, and each alone; axes that neither uses too, since a reduction is
+        """The groups of sub-axes over which one move splits a dimension: those that are adjacent in
+        either layout, and each alone; also the axes that neither uses, since a reduction may be
         shared among the devices along them."""
         found: dict[Axes, None] = {}
         for axes in (*self.target.dims, *self.source.dims):
@@ -58,7 +58,7 @@ class RedistributionProblem:
 
     @property
     def near(self) -> "RedistributionProblem":
-        """The problem but for the dimensions that stated sizes leave to an exchange."""
+        """The problem without the dimensions of explicit sizes, which only an exchange changes."""
         ends = zip(self.source.dims, self.target.dims, strict=True)
         dims = tuple(s if sizes_of(s) or sizes_of(t) else t for s, t in ends)
         target = Layout(self.target.mesh, dims, self.target.partial, self.target.reduction)
@@ -68,15 +68,15 @@ class RedistributionProblem:
         return self.shape[dim] % self.mesh.extent(axes) == 0
 
     def nests(self, dim: int, coarse: Axes, fine: Axes) -> bool:
-        """Whether shards over `fine` lie within those over `coarse`, its prefix: always when both
-        divide the dimension; otherwise only from or to the unsplit dimension. Never where sizes
-        are stated."""
+        """Whether shards over `fine` are within those over `coarse`, its prefix: always when both
+        divide the dimension; otherwise only from or to the unsharded dimension. Never with
+        explicit sizes."""
         if sizes_of(coarse) or sizes_of(fine):
             return False
         return not coarse or (self.divides(dim, coarse) and self.divides(dim, fine))
 
     def left(self, now: Layout) -> Axes:
-        """The partial axes that the target does not keep."""
+        """Return the partial axes that the target does not retain."""
         same = now.reduction == self.target.reduction
         return tuple(a for a in now.partial if not (same and a in self.target.partial))
 
@@ -87,11 +87,11 @@ class RedistributionProblem:
         self, start: AxisState, end: AxisState, now: Layout, axes: Axes, dim: int = -1,
         concat: int = -1, reduction: str = "",
     ) -> CollectiveStep:  # fmt: skip
-        """The step with which the axes go from one state to another."""
+        """Return the step by which axes go from one state to another."""
         return move(start, end, self.mesh, now, axes, dim, concat, reduction)
 
     def moves(self, now: Layout) -> Iterator[CollectiveStep]:
-        """Every move that can be of use from a layout."""
+        """Yield every move from a layout that a plan may need."""
         yield from self._local(now)
         yield from self._reductions(now)
         for dim, have in enumerate(now.dims):
@@ -115,7 +115,7 @@ class RedistributionProblem:
             kind = self.target.reduction
             if self.free(now, (a,)) and (not now.partial or now.reduction == kind):
                 yield self.move(REPLICATED, PARTIAL, now, (a,), reduction=kind)
-        # Zeros are no way to a complete value, but join a reduction that is to come.
+        # A partial value with zeros is only needed where a reduction follows.
         if (now if now.partial else self.target).reduction != "sum":
             return
         if not (now.partial or self.target.partial):
@@ -142,15 +142,15 @@ class RedistributionProblem:
                         yield self.move(PARTIAL, SHARDED, now, axes, dim)
 
     def exchanged(self, now: Layout, layout: Layout) -> Axes:
-        """The axes of an exchange; none where it does nothing but leave out the usual sizes."""
+        """Return the axes of an exchange; none where it only leaves out the usual sizes."""
         if any(map(sizes_of, (*now.dims, *layout.dims))):
             now, layout = now.simplified(self.mesh), layout.simplified(self.mesh)
         return exchange_axes(now, layout)
 
     def _exchanges(self, now: Layout) -> Iterator[CollectiveStep]:
-        """To the target's split, perhaps with axes over which it is partial at a dimension's minor
-        end, or in one dimension alone; or, on few devices, one sub-axis to the minor end of a
-        dimension."""
+        """Yield exchanges: to the target's split, perhaps with the axes over which it is partial at
+        the minor end of a dimension; to that of one dimension; and, on few devices, of one sub-axis
+        to the minor end of a dimension."""
         new = tuple(a for a in self.target.partial if a not in now.partial)
         ends = [self.target.with_dim(d, x + new).dims for d, x in enumerate(self.target.dims)]
         ends += [now.with_dim(d, x).dims for d, x in enumerate(self.target.dims)]
@@ -165,7 +165,7 @@ class RedistributionProblem:
         for dims in dict.fromkeys(ends):
             layout = Layout(now.mesh, dims).with_partial(now.partial, now.reduction)
             axes = self.exchanged(now, layout)
-            # Over no axes it would be a slice, but for stated sizes.
+            # Over no axes it is a slice, except with explicit sizes.
             if (
                 (axes or any(map(sizes_of, (*now.dims, *dims))))
                 and dims != now.dims
@@ -175,8 +175,8 @@ class RedistributionProblem:
 
 
 class Recipe:
-    """The named collectives in a fixed order, as many compilers have it: what shrinks a value
-    first, what grows it last."""
+    """The named collectives in a fixed order, as in many compilers: those that shrink a value
+    first, those that grow it last."""
 
     def __init__(self, problem: RedistributionProblem):
         self.problem, self.mesh, self.target = problem, problem.mesh, problem.target
@@ -198,23 +198,23 @@ class Recipe:
         while self.now.dims != self.target.dims:
             if not (self.slice() or self.all_to_all()):
                 self.gather()
-        self.contribute()
+        self.make_partial()
         return self.steps
 
     def reduced(self) -> None:
-        """The part up to where nothing is partial that the target has complete."""
+        """Go as far as the last reduction of partial values."""
         while self.slice():
             pass
         self.scatter()
         self.reduce()
 
     def leads(self, dim: int, axes: Axes) -> bool:
-        """Whether shards over `axes`, a prefix of the target's, can stay on the way there."""
+        """Whether shards over `axes`, a prefix of the target's, need not move again."""
         want = self.target.dims[dim]
         return axes == want or self.problem.nests(dim, axes, want)
 
     def prefix(self, dim: int) -> int:
-        """How many leading axes of a dimension stay: none when the shards would not nest."""
+        """Return the number of leading axes of a dimension that stay: none unless shards nest."""
         have, want = self.now.dims[dim], self.target.dims[dim]
         n = 0
         while n < min(len(have), len(want)) and have[n] == want[n]:
@@ -225,7 +225,7 @@ class Recipe:
         return n if nests(dim, have[:n], have) and nests(dim, have[:n], want) else 0
 
     def scatter(self) -> None:
-        """Reduce contributions straight into a dimension that the target splits so."""
+        """Reduce-scatter partial values into a dimension that the target splits over their axes."""
         for dim, want in enumerate(self.target.dims):
             have, left = self.now.dims[dim], self.problem.left(self.now)
             if self.prefix(dim) != len(have) or self.now.reduction == "any":
@@ -238,7 +238,7 @@ class Recipe:
                 self.go(PARTIAL, SHARDED, axes, dim)
 
     def reduce(self) -> None:
-        """Reduce contributions where they are."""
+        """Reduce partial values where they are."""
         left = self.problem.left(self.now)
         if left:
             self.go(ROOT if self.now.reduction == "any" else PARTIAL, REPLICATED, left)
@@ -281,7 +281,7 @@ class Recipe:
         return False
 
     def gather(self) -> None:
-        """Undo what the target does not have, in the dimension where that is least."""
+        """Gather the axes that the target lacks, of the dimension where the group is smallest."""
         best = None
         for dim, have in enumerate(self.now.dims):
             keep = self.prefix(dim)
@@ -294,14 +294,14 @@ class Recipe:
         self.go(SHARDED, REPLICATED, self.now.dims[dim][keep:], dim)
 
     def exchange(self, target: Layout) -> None:
-        """The target's split, at once."""
+        """Exchange to the target's split."""
         layout = target.with_partial(self.now.partial, self.now.reduction)
         if layout.dims != self.now.dims:
             axes = self.problem.exchanged(self.now, layout)
             self.add(CollectiveStep("exchange", axes, layout))
 
-    def contribute(self) -> None:
-        """A complete value becomes partial: the first device of each group keeps it."""
+    def make_partial(self) -> None:
+        """Make a complete value partial: the first device of each group keeps it."""
         new = tuple(a for a in self.target.partial if a not in self.now.partial)
         if new:
             self.go(REPLICATED, PARTIAL, new, reduction=self.target.reduction)

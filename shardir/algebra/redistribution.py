@@ -1,11 +1,11 @@
-"""From one layout to another: the collectives and slices that lead there in the least time.
+"""Redistributions: the collectives and slices of minimum estimated time between two layouts.
 
-Layouts are the places, moves the ways between them, and the seconds that a move takes on the
-mesh's links their lengths: a plan is a shortest path. It is looked for (A*) only where the best of
-a few known plans takes longer than what no plan can do without. These are the named collectives in
-a fixed order, and one exchange in which each device fetches exactly what it lacks, before it
-perhaps the reduction of contributions; so no layout is out of reach. Where links differ, the best
-plan of whole axes (routes.py) is known too.
+A plan is a shortest path: layouts are nodes, moves are edges, and the length of a move is its
+estimated time on the mesh's links. Between layouts of full axes that are even the path is known
+(routes.py). Otherwise a few candidates are tried: the named collectives in a fixed order, and one
+exchange in which each device fetches exactly the elements that it lacks, perhaps after a reduction
+of partial values; so every layout can be reached. If the fastest of them is slower than the lower
+bound, A* searches.
 """
 
 from collections.abc import Iterator
@@ -13,18 +13,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
-from math import prod
 
 from shardir.algebra.bound import MAX_COUNTED_DEVICES, bound, latency_bound, seconds_bound
 from shardir.algebra.cluster import BYTES, Cluster
 from shardir.algebra.collectives import CollectiveStep
+from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh, sizes_of
 from shardir.algebra.moves import Recipe, RedistributionProblem
 from shardir.algebra.routes import routes
 from shardir.algebra.steps import (
     elements,
-    step_form,
     step_memory,
     step_received,
     step_seconds,
@@ -33,16 +32,13 @@ from shardir.algebra.transitions import check_reachable
 from shardir.diagnostics import ShardirError, coded
 
 MAX_EXPANDED = 400
-"""How many layouts a search goes on from at most, and on many devices a tenth of them: then the
-best plan so far serves."""
-
-IMPROVEMENT = 1 - 1e-9
-"""What takes less time: not what rounding makes of the same."""
+"""The maximum number of layouts that A* expands, a tenth of it on many devices; then the fastest
+plan so far is taken."""
 
 
 @dataclass(frozen=True)
 class Redistribution:
-    """A planned redistribution of a tensor of global `shape`, and what it costs."""
+    """A planned redistribution of a tensor of global `shape`."""
 
     shape: Shape
     dtype: str
@@ -53,23 +49,23 @@ class Redistribution:
 
     @property
     def received_bytes(self) -> int:
-        """What the device that receives most receives, step by step."""
+        """The sum over the steps of the bytes received by the device that receives most."""
         return _received(self.shape, self.mesh, self.source, self.steps)[0] * BYTES[self.dtype]
 
     @property
     def bound_bytes(self) -> int:
-        """What a device must receive in any plan."""
+        """The bytes that a device must receive in any plan."""
         return bound(self.mesh, self.shape, self.source, self.target) * BYTES[self.dtype]
 
     @property
     def peak_bytes(self) -> int:
-        """The most that lives on one device at once: a step's operand, its result, its buffers."""
+        """The maximum over the steps of operand, result and buffers on one device."""
         return _peak(self.shape, self.mesh, self.source, self.steps) * BYTES[self.dtype]
 
     @property
     def seconds(self) -> float:
-        """The time of all steps on the mesh's cluster."""
-        return sum(_seconds(self.shape, self.mesh, self.source, self.steps, BYTES[self.dtype]))
+        """The estimated time of all steps on the mesh's cluster."""
+        return _seconds(self.shape, self.mesh, self.source, self.steps, BYTES[self.dtype])
 
     def __str__(self) -> str:
         lines = [f"[{self.source}] -> [{self.target}]"]
@@ -92,25 +88,25 @@ def plan_redistribution(
     cluster: Cluster | None = None,
     memory: int | None = None,
 ) -> Redistribution:
-    """Plans one redistribution.
+    """Plan one redistribution.
 
     Args:
-        shape: of the whole tensor.
+        shape: the global shape.
         dtype: of an element, as types spell it: f32.
-        cluster: the devices and links of the mesh, if not those that it has itself.
-        memory: the bytes that may live on a device at once.
+        cluster: the devices and links, if not those of the mesh.
+        memory: the maximum number of bytes of a device.
 
     Raises:
-        ShardirError: a layout or the cluster does not fit the mesh or the shape (it names the
-            invariant), there is no such element type, or no plan needs as little memory.
+        ShardirError: a layout or the cluster does not fit the mesh or the shape (the message has
+            the code of the invariant), there is no such element type, or no plan is within
+            `memory`.
     """
     if dtype not in BYTES:
-        raise ShardirError(f"no element type {dtype}; there are {', '.join(BYTES)}")
+        raise ShardirError(f"expected an element type, got {dtype}; use {', '.join(BYTES)}")
     if cluster is not None:
         if not isinstance(cluster, Cluster):
             raise ShardirError(
-                "the cluster is a Cluster, such as shardir.cost.clusters.load gives, "
-                f"not {cluster!r}"
+                f"expected a Cluster, got {cluster!r}; use shardir.cost.clusters.load"
             )
         mesh = replace(mesh, cluster=cluster)
     mesh.check_cluster()
@@ -134,10 +130,10 @@ def plan(
     itemsize: int = 4,
     memory: int | None = None,
 ) -> tuple[CollectiveStep, ...]:
-    """The steps from `source` to `target` for a tensor of global `shape`.
+    """Return the steps from `source` to `target` for a tensor of global `shape`.
 
     Raises:
-        ShardirError: no plan keeps to `memory`.
+        ShardirError: no plan is within `memory`.
     """
     if memory is None and (path := _path(shape, mesh, source, target, itemsize)) is not None:
         return _joined(mesh, tuple(path))
@@ -149,8 +145,8 @@ def plan(
         while (smaller := Search(problem, itemsize, needed)).run() is None:
             needed = smaller.refused
         raise ShardirError(
-            f"no plan from [{source}] to [{target}] keeps to {memory} B on a device; "
-            f"the least that one needs is {needed} B"
+            f"expected a plan from [{source}] to [{target}] within {memory} B on a device, got "
+            f"one of {needed} B at the minimum; use as many"
         )
     return _joined(mesh, found)
 
@@ -158,9 +154,9 @@ def plan(
 def _path(
     shape: Shape, mesh: Mesh, source: Layout, target: Layout, itemsize: int
 ) -> list[CollectiveStep] | None:
-    """The shortest path over layouts of whole axes, if both ends are such and even."""
+    """Return the shortest path over layouts of full axes; None unless both are such, and even."""
     if any(map(sizes_of, (*source.dims, *target.dims))):
-        return None  # only an exchange takes a value whose sizes are spelled out
+        return None  # only an exchange has an operand with explicit sizes
     source, target = source.simplified(mesh), target.simplified(mesh)
     reduction = source.reduction if source.partial else target.reduction
     known = routes(mesh, len(shape), reduction)
@@ -168,7 +164,7 @@ def _path(
 
 
 def _joined(mesh: Mesh, steps: tuple[CollectiveStep, ...]) -> tuple[CollectiveStep, ...]:
-    """The steps in normal form, where slices of a dimension that follow each other are one."""
+    """Return the steps in normal form, consecutive slices of one dimension as one."""
     out: list[CollectiveStep] = []
     for s in steps:
         before = out[-1] if out else None
@@ -183,13 +179,13 @@ def _joined(mesh: Mesh, steps: tuple[CollectiveStep, ...]) -> tuple[CollectiveSt
 
 
 Entry = tuple[float, int, int, float, Layout, int, tuple[CollectiveStep, ...]]
-"""(least time of a plan this way, steps, serial number, time so far, where, what is kept alive,
-the steps)"""
+"""(lower bound of a plan by this path, number of steps, serial number, time so far, layout,
+elements retained, the steps)"""
 
 
 class Search:
-    """The quickest plan for a problem whose steps all keep to `memory`; `refused` is the least that
-    one which does not needs."""
+    """The search for the fastest plan whose steps are all within `memory`; `refused` is the
+    minimum memory of those that are not."""
 
     def __init__(self, problem: RedistributionProblem, itemsize: int, memory: int | None):
         self.problem, self.itemsize, self.memory = problem, itemsize, memory
@@ -200,51 +196,56 @@ class Search:
         p = self.problem
         for steps in _candidates(p, self.itemsize):
             self.offer(steps)
-        least = seconds_bound(p.mesh, p.shape, p.source, p.target, self.itemsize)
-        if self.best is None or least < self.best[0] * IMPROVEMENT:
-            self.look()
+        minimum = seconds_bound(p.mesh, p.shape, p.source, p.target, self.itemsize)
+        if self.best is None or minimum < self.best[0] * IMPROVEMENT:
+            self.expand()
         return None if self.best is None else self.best[1]
 
     def offer(self, steps: list[CollectiveStep]) -> None:
-        layout, held, seconds = self.problem.source, self.held(), 0.0
+        """Take a plan if it is within the memory and faster than the best."""
+        layout, retained, seconds = self.problem.source, self.retained(), 0.0
         for step in steps:
-            found = self.after(layout, step, held)
+            found = self.after(layout, step, retained)
             if found is None:
                 return
-            seconds, held, layout = seconds + found[0], found[1], step.layout
+            seconds, retained, layout = seconds + found[0], found[1], step.layout
         if self.best is None or seconds < self.best[0] * IMPROVEMENT:
             self.best = seconds, tuple(steps)
 
-    def held(self) -> int:
+    def retained(self) -> int:
+        """Return the elements that the source retains."""
         p = self.problem
         return 0 if self.memory is None else elements(p.mesh, p.shape, p.source)
 
-    def after(self, layout: Layout, step: CollectiveStep, held: int) -> tuple[float, int] | None:
-        """The time of a step, and what its result keeps alive; None where it needs too much."""
+    def after(
+        self, layout: Layout, step: CollectiveStep, retained: int
+    ) -> tuple[float, int] | None:
+        """Return the time of a step, and the elements that its result retains; None where it needs
+        more than the memory."""
         p = self.problem
         if self.memory is not None:
-            peak, held = step_memory(p.mesh, p.shape, layout, step, held)
+            peak, retained = step_memory(p.mesh, p.shape, layout, step, retained)
             if (needed := peak * self.itemsize) > self.memory:
                 self.refused = needed if self.refused < 0 else min(needed, self.refused)
                 return None
-        return step_seconds(p.mesh, p.shape, layout, step, self.itemsize), held
+        return step_seconds(p.mesh, p.shape, layout, step, self.itemsize), retained
 
-    def look(self) -> None:
-        """A* from the source, as far as a plan can still be quicker than the best."""
+    def expand(self) -> None:
+        """Search by A* from the source, as long as a plan can be faster than the best."""
         p, serial = self.problem, count()
-        seen = {(p.source, self.held()): 0.0}
+        seen = {(p.source, self.retained()): 0.0}
         bounds: dict[Layout, float] = {}
-        todo: list[Entry] = [(0.0, 0, next(serial), 0.0, p.source, self.held(), ())]
+        todo: list[Entry] = [(0.0, 0, next(serial), 0.0, p.source, self.retained(), ())]
         for _ in range(MAX_EXPANDED if p.mesh.size <= MAX_COUNTED_DEVICES else MAX_EXPANDED // 10):
             if not todo:
                 return
-            least, n, _, so_far, layout, held, steps = heappop(todo)
-            if self.best is not None and least >= self.best[0] * IMPROVEMENT:
+            minimum, n, _, so_far, layout, retained, steps = heappop(todo)
+            if self.best is not None and minimum >= self.best[0] * IMPROVEMENT:
                 return
             if layout == p.target:
                 self.best = so_far, steps
                 return
-            if so_far > seen[layout, held]:
+            if so_far > seen[layout, retained]:
                 continue
             best = float("inf") if self.best is None else self.best[0] * IMPROVEMENT
             for step in p.moves(layout):
@@ -257,11 +258,11 @@ class Search:
                         p.mesh, p.shape, step.layout, p.target, self.itemsize
                     )
                 limit = best - rest
-                if self.memory is None:  # then nothing is held, and no path but the best is of use
-                    limit = min(limit, seen.get((step.layout, held), limit))
+                if self.memory is None:  # nothing is retained, so only the fastest path counts
+                    limit = min(limit, seen.get((step.layout, retained), limit))
                 if started >= limit:
                     continue
-                found = self.after(layout, step, held)
+                found = self.after(layout, step, retained)
                 if found is None:
                     continue
                 seconds, key = so_far + found[0], (step.layout, found[1])
@@ -276,7 +277,7 @@ class Search:
 
 
 def _candidates(problem: RedistributionProblem, itemsize: int) -> Iterator[list[CollectiveStep]]:
-    """Known plans, the preferred one first."""
+    """Yield plans that need no search, the preferred one first."""
     p = problem
     near = problem.near
     if near.target == problem.target:
@@ -288,7 +289,7 @@ def _candidates(problem: RedistributionProblem, itemsize: int) -> Iterator[list[
         recipe = Recipe(near)
         reduce(recipe)
         recipe.exchange(problem.target)
-        recipe.contribute()
+        recipe.make_partial()
         yield recipe.steps
     path = _path(p.shape, p.mesh, p.source, p.target, itemsize)
     if path is not None:
@@ -296,14 +297,15 @@ def _candidates(problem: RedistributionProblem, itemsize: int) -> Iterator[list[
 
 
 def received(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[int, int]:
-    """Elements that one device receives, and the number of collectives, by the plan."""
+    """Return the elements that one device receives by the plan, and the number of collectives."""
     return _received(shape, mesh, source, plan(shape, mesh, source, target))
 
 
-def seconds(
-    shape: Shape, mesh: Mesh, source: Layout, target: Layout, itemsize: int = 4
-) -> tuple[float, float]:
-    """What the plan takes: for its bytes, and for its collectives."""
+@lru_cache(maxsize=65536)
+def estimated_seconds(
+    shape: Shape, mesh: Mesh, source: Layout, target: Layout, itemsize: int
+) -> float:
+    """Return the estimated time of the planned redistribution."""
     steps = plan(shape, mesh, source, target, itemsize)
     return _seconds(shape, mesh, source, steps, itemsize)
 
@@ -311,7 +313,7 @@ def seconds(
 def named_collectives(
     shape: Shape, mesh: Mesh, source: Layout, target: Layout
 ) -> list[CollectiveStep]:
-    """The plan of named collectives alone, in their fixed order."""
+    """Return the plan of named collectives alone, in their fixed order."""
     return Recipe(RedistributionProblem.of(mesh, shape, source, target)).run()
 
 
@@ -327,22 +329,18 @@ def _received(
 
 def _seconds(
     shape: Shape, mesh: Mesh, source: Layout, steps: tuple[CollectiveStep, ...], itemsize: int
-) -> tuple[float, float]:
-    moving = starting = 0.0
-    layout = source
+) -> float:
+    total, layout = 0.0, source
     for step in steps:
-        if step.communicates(mesh):
-            form = step_form(mesh, shape, layout, step, itemsize)
-            moving += form.rate * prod(shape) * itemsize
-            starting += form.latency
+        total += step_seconds(mesh, shape, layout, step, itemsize)
         layout = step.layout
-    return moving, starting
+    return total
 
 
 def _peak(shape: Shape, mesh: Mesh, source: Layout, steps: tuple[CollectiveStep, ...]) -> int:
-    layout, held = source, elements(mesh, shape, source)
-    most = held
+    layout, retained = source, elements(mesh, shape, source)
+    maximum = retained
     for step in steps:
-        peak, held = step_memory(mesh, shape, layout, step, held)
-        most, layout = max(most, peak), step.layout
-    return most
+        peak, retained = step_memory(mesh, shape, layout, step, retained)
+        maximum, layout = max(maximum, peak), step.layout
+    return maximum

@@ -1,18 +1,23 @@
-"""All redistributions of evenly split tensors of one size at once: shortest paths over whole axes.
+"""Shortest paths between all layouts over full axes, for evenly sharded tensors of one size.
 
     <a = 2, b = 4>, two dimensions: a and b each split dimension 0 or 1, are partial, or do neither:
-    18 layouts, for both may split a dimension in either order. Between them are the single moves,
-    and all shortest paths are found together.
+    18 layouts, for both may split a dimension in either order. The edges are the single moves.
 
-The forms of a move have a latency and a rate, which no shape changes as long as its shards are
-even: they are found once for a mesh and a number of dimensions. Between these layouts the planner
+An axis whose size is composite and no power of two is cut into sub-axes of a power of two and of
+primes: collectives over 2 and 3 devices, one after the other, wait for fewer messages than one over
+6, a ring.
+
+The forms of a move have a latency and a rate, which are equal for all shapes with even shards: they
+are found once for a mesh and a number of dimensions. Between these layouts the planner
 (redistribution.py) takes these paths, and the search counts their seconds.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property, lru_cache
-from itertools import combinations, permutations
+from itertools import accumulate, combinations, permutations
 from math import inf, prod
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -21,7 +26,7 @@ from shardir.algebra.collectives import AxisState, CollectiveStep, move
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.forms import Forms
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.steps import step_forms
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
@@ -29,12 +34,11 @@ REPLICATED, SHARDED, PARTIAL, _ = AxisState
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
 Solved = tuple[Table, np.ndarray[Any, np.dtype[np.int64]]]
-"""The lengths of the shortest ways, and the first layout of each."""
+"""The lengths of the shortest paths, and the first layout of each: [from, to]."""
 
-MAX_LAYOUTS, MAX_ORDERED_LAYOUTS = 400, 64
-"""Of more layouts no table is made; where all orders of a dimension's axes give more than the
-second, axes stand in the mesh's order."""
-
+MAX_LAYOUTS, MAX_ORDERED_LAYOUTS = 400, 100
+"""The maximum number of layouts in a table; and that with axes in all orders: where there would be
+more, the axes of a dimension are in the mesh's order."""
 
 PREFERENCE = 1e-9
 """The relative time that breaks ties: a path of one regular collective may exceed an exchange by
@@ -43,20 +47,38 @@ it, and a path of several collectives must be faster than one of fewer by some o
 
 @lru_cache(maxsize=256)
 def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
-    """The ways between the layouts of tensors of `rank` dimensions; None where there are too many
-    layouts."""
-    axes = sum(mesh.extent((a,)) > 1 for a in mesh.names)
-    if (rank + 2) ** axes > MAX_LAYOUTS or reduction == "any":
-        return None
-    return Routes(mesh, rank, reduction)
+    """Return the paths between the layouts of tensors of `rank` dimensions; None where there are
+    too many layouts."""
+    full = tuple(a for a in mesh.names if mesh.extent((a,)) > 1)
+    for axes in (_cut(mesh, full), full):
+        if (rank + 2) ** len(axes) <= MAX_LAYOUTS and reduction != "any":
+            return Routes(mesh, rank, reduction, axes)
+    return None
+
+
+def _cut(mesh: Mesh, axes: Axes) -> Axes:
+    """Return the axes, those of a composite size cut into a power of two and odd primes."""
+    found: list[Axis] = []
+    for axis in axes:
+        n = mesh.extent((axis,))
+        sizes, odd, k = [n & -n] if n % 2 == 0 else [], n // (n & -n), 3
+        while odd > 1:
+            while odd % k:
+                k += 2
+            sizes, odd = [*sizes, k], odd // k
+        ends = [1, *accumulate(sizes, mul)]
+        cuts = (Axis(axis.name, pre, size) for pre, size in zip(ends, sizes, strict=False))
+        found += cuts if len(sizes) > 1 else [axis]
+    return tuple(found)
 
 
 class Routes:
-    """`layouts`, and where each stands in them; the single moves between them."""
+    """The `layouts`, spelled by their `axes`, the indices of their normal forms, and the single
+    moves between them."""
 
-    def __init__(self, mesh: Mesh, rank: int, reduction: str):
-        self.mesh, self.rank, self.reduction = mesh, rank, reduction
-        axes = tuple(a for a in mesh.names if mesh.extent((a,)) > 1)
+    def __init__(self, mesh: Mesh, rank: int, reduction: str, axes: Axes):
+        self.mesh, self.rank, self.reduction, self.axes = mesh, rank, reduction, axes
+        self._is_cut = any(a.size for a in axes)
         every = [
             Layout(mesh.name, dims).with_partial(partial, reduction)
             for n in range(len(axes) + 1)
@@ -66,25 +88,28 @@ class Routes:
         if len(every) > MAX_ORDERED_LAYOUTS:
             every = [l for l in every if all(d == tuple(a for a in axes if a in d) for d in l.dims)]
         self.layouts = every
-        self.index = {l: i for i, l in enumerate(every)}
+        self.index = {self._normal(l): i for i, l in enumerate(every)}
         code = codes(mesh)
         self._codes = {l: [code.setdefault(d, len(code)) for d in l.dims] for l in every}
         self._solved: dict[tuple[Shape, int], Solved] = {}
 
+    def _normal(self, layout: Layout) -> Layout:
+        return layout.simplified(self.mesh) if self._is_cut else layout
+
     def seconds(self, shape: Shape, itemsize: int) -> Table:
-        """What each way takes for a tensor of this shape: [from, to]; infinite from or to layouts
-        that do not split it evenly."""
-        return self.ways(shape, itemsize)[0]
+        """Return the estimated time of each path for a tensor of this shape: [from, to]; infinite
+        from or to layouts that do not split it evenly."""
+        return self.paths(shape, itemsize)[0]
 
     def steps(
         self, shape: Shape, itemsize: int, source: Layout, target: Layout
     ) -> list[CollectiveStep] | None:
-        """The moves of the way from one layout to another; None where there is none."""
+        """Return the moves of the path from one layout to another; None where there is none."""
         if source not in self.index or target not in self.index:
             return None
-        least, via = self.ways(shape, itemsize)
+        seconds, via = self.paths(shape, itemsize)
         i, j = self.index[source], self.index[target]
-        if least[i, j] == inf:
+        if seconds[i, j] == inf:
             return None
         found = []
         while i != j:
@@ -93,16 +118,16 @@ class Routes:
             i = k
         return found
 
-    def ways(self, shape: Shape, itemsize: int) -> Solved:
-        """Of all ways the seconds, and the first layout on each."""
+    def paths(self, shape: Shape, itemsize: int) -> Solved:
+        """Return the estimated time of all paths, and the first layout of each."""
         if (shape, itemsize) not in self._solved:
             even = tuple(i for i, l in enumerate(self.layouts) if l.even(self.mesh, shape))
             self._solved[shape, itemsize] = self._solve(even, prod(shape) * itemsize)
         return self._solved[shape, itemsize]
 
     def _solve(self, even: tuple[int, ...], size: int) -> Solved:
-        """The shortest paths (Floyd and Warshall). Of equal ones that of fewer collectives is
-        preferred, then that without an exchange, which libraries do as an irregular all-to-all."""
+        """Find the shortest paths (Floyd and Warshall). Of equal ones that of fewer collectives is
+        preferred, then that without an exchange, which is an irregular all-to-all in libraries."""
         n = len(self.layouts)
         seconds: Table = np.full((n, n), inf)
         via = np.tile(np.arange(n), (n, 1))
@@ -129,46 +154,48 @@ class Routes:
         return found
 
     def each(self, size: int) -> Table:
-        """The seconds of each single move, in its quickest form, for so many bytes."""
+        """Return the seconds of each single move of `size` bytes in its fastest form."""
         latency, rate = self.costs
         return (latency + rate * size).min(axis=0)
 
     @cached_property
     def costs(self) -> tuple[Table, Table]:
         """The latencies and rates of the forms of moves: [form, from, to]."""
-        n, many = len(self.index), max((len(f) for _, f in self._moves.values()), default=1)
-        latency, rate = np.full((many, n, n), inf), np.zeros((many, n, n))
+        n, count = len(self.index), max((len(f) for _, f in self._moves.values()), default=1)
+        latency, rate = np.full((count, n, n), inf), np.zeros((count, n, n))
         for (i, j), (_, forms) in self._moves.items():
-            every = [*forms, *[forms[-1]] * (many - len(forms))]
-            latency[:, i, j] = [f.latency for f in every]
-            rate[:, i, j] = [f.rate for f in every]
+            padded = [*forms, *[forms[-1]] * (count - len(forms))]
+            latency[:, i, j] = [f.latency for f in padded]
+            rate[:, i, j] = [f.rate for f in padded]
         return latency, rate
 
     @cached_property
     def moves(self) -> dict[tuple[int, int], CollectiveStep]:
-        """The move between two layouts, if one leads from the first to the second."""
+        """The move from one layout to another, where there is one: by both indices."""
         return {ends: step for ends, (step, _) in self._moves.items()}
 
     @cached_property
     def _moves(self) -> dict[tuple[int, int], tuple[CollectiveStep, Forms]]:
-        """The moves with their forms: an exchange where no named one leads there."""
+        """The moves with their forms: an exchange where no named collective does it."""
         found: dict[tuple[int, int], tuple[CollectiveStep, Forms]] = {}
         for i, layout in enumerate(self.layouts):
             for step in (*self._named(layout), *self._exchanges(layout)):
-                j = self.index.get(step.layout)
+                end = self._normal(step.layout)
+                j = self.index.get(end)
                 if j is not None and (i, j) not in found:
-                    found[i, j] = step, self._forms(layout, step)
+                    forms = self._forms(layout, replace(step, layout=self.layouts[j]))
+                    axes = self.mesh.simplify(step.axes) if self._is_cut else step.axes
+                    found[i, j] = replace(step, axes=axes, layout=end), forms
         return found
 
     def _named(self, now: Layout) -> Iterator[CollectiveStep]:
         mesh = self.mesh
-        for a in mesh.names:
-            if a in now.used or mesh.extent((a,)) == 1:
+        for a in self.axes:
+            if a in now.used:
                 continue
             for dim in range(self.rank):
                 yield move(REPLICATED, SHARDED, mesh, now, (a,), dim)
-            if self.reduction == "sum":
-                yield move(REPLICATED, PARTIAL, mesh, now, (a,))
+            yield move(REPLICATED, PARTIAL, mesh, now, (a,), reduction=self.reduction)
         for n in range(1, len(now.partial) + 1):
             for axes in combinations(now.partial, n):
                 yield move(PARTIAL, REPLICATED, mesh, now, axes)
@@ -191,10 +218,10 @@ class Routes:
                 yield CollectiveStep("exchange", axes, layout)
 
     def _forms(self, before: Layout, step: CollectiveStep) -> Forms:
-        """The forms of a move. They are the same for all tensors and dimensions but the first, in
-        which shards lie as they are packed: one tensor stands for all of as many split dimensions,
-        the first in its place, the others in an order of their own, with so many rows that nothing
-        is rounded."""
+        """Return the forms of a move. They are equal for all tensors and dimensions but the first,
+        along which shards are contiguous: one tensor stands for all that have as many split
+        dimensions, the first one first, the others in a fixed order, so large that no shard is
+        rounded."""
         ends = self._codes[before], self._codes[step.layout]
         split = [(d > 0, *both, d) for d, both in enumerate(zip(*ends, strict=True)) if any(both)]
         split.sort()
@@ -225,18 +252,19 @@ class Routes:
 
 @lru_cache(maxsize=16)
 def codes(mesh: Mesh) -> dict[Axes, int]:
-    """A number for what splits a dimension, 0 for nothing: it stands in keys for speed."""
+    """Return the number of each tuple of axes of a dimension, 0 for none: a key that is hashed
+    faster than the axes."""
     return {(): 0}
 
 
 @lru_cache(maxsize=16)
 def forms_known(mesh: Mesh) -> dict[tuple, Forms]:
-    """The forms of a mesh's moves, by what they depend on."""
+    """Return the forms of a mesh's moves, by the key of `Routes._forms`."""
     return {}
 
 
 def _dims(axes: Axes, dims: tuple[Axes, ...]) -> Iterator[tuple[Axes, ...]]:
-    """All ways to split dimensions over some of the axes, besides what splits them."""
+    """Yield the dimensions split over some of the axes too, in all orders."""
     if not axes:
         yield dims
         return

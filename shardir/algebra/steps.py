@@ -1,6 +1,6 @@
-"""The steps of a redistribution: what one receives, how long it takes, what it needs to hold.
+"""The elements received, the time and the memory of one step of a redistribution.
 
-Bytes and seconds are those of the device that has most of them.
+They are those of the device that has most of them.
 """
 
 from functools import lru_cache
@@ -13,26 +13,26 @@ from shardir.algebra.mesh import Mesh
 
 
 def elements(mesh: Mesh, shape: Shape, layout: Layout) -> int:
-    """What a device holds at most."""
+    """Return the maximum number of elements of a shard."""
     return prod(layout.local_shape(mesh, shape))
 
 
 def received_by_level(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> Cases:
-    """Elements that a device receives in one step from each level, innermost first; the distinct
-    cases."""
+    """Return the elements that a device receives in one step from each level, innermost first: the
+    distinct cases."""
     return step.record.received_by_level(Transfer(mesh, shape, before, step))
 
 
 def step_received(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> int:
-    """Elements that the device which receives most receives in one step."""
+    """Return the elements that the device which receives most receives in one step."""
     return max(sum(case) for case in received_by_level(mesh, shape, before, step))
 
 
 @lru_cache(maxsize=65536)
 def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> Forms:
-    """The forms in which a step can be done, by the bytes of the global tensor; with what is packed
-    before it and unpacked after. They are the same for all tensors that both layouts split evenly
-    and that have as many dimensions."""
+    """Return the forms of a step, by the bytes of the global tensor, with packing before it and
+    unpacking after. They are equal for all tensors of as many dimensions that both layouts split
+    evenly."""
     if not step.communicates(mesh):
         return NO_COMMUNICATION
     transfer = Transfer(mesh, shape, before, step, typical=True)
@@ -49,37 +49,36 @@ def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -
 def step_form(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, itemsize: int
 ) -> Form:
-    """The quickest form of a step."""
+    """Return the fastest form of a step."""
     return quickest(step_forms(mesh, shape, before, step), prod(shape) * itemsize)
 
 
 def step_seconds(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, itemsize: int
 ) -> float:
-    """The time of a step, in its quickest form."""
+    """Return the time of a step, in its fastest form."""
     if not step.communicates(mesh):
         return 0.0
     return step_form(mesh, shape, before, step, itemsize).seconds(prod(shape) * itemsize)
 
 
 def step_memory(
-    mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, held: int
+    mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, retained: int
 ) -> tuple[int, int]:
-    """(the most elements that live on a device during a step, those that the result keeps alive),
-    as the runtime does it on CPU devices, where it needs the larger buffers.
+    """Return the maximum number of elements that live on a device during a step, and the number
+    that its result retains, as the runtime executes it on CPU devices, where buffers are larger.
 
-    `held` is what the operand keeps alive: more than itself where it is a slice. What is sent lives
-    until the results are made: Gloo's thread lets go of it a moment later than it says that it is
-    done.
+    `retained`: the elements that the operand retains, more than its own if it is a slice. Sent
+    elements live until the results are made: Gloo's thread releases them after it reports the end.
     """
     if mesh.extent(step.axes) == 1:
-        return held, held
-    return step.record.memory(Transfer(mesh, shape, before, step), held)
+        return retained, retained
+    return step.record.memory(Transfer(mesh, shape, before, step), retained)
 
 
 def step_buffers(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, alone: bool = True
 ) -> int:
-    """The elements that a step holds besides its operand and result. A value that is not `alone`
-    travels in one buffer with others."""
+    """Return the elements of a step's buffers, without operand and result. A value that is not
+    `alone` is moved in one buffer with others."""
     return step.record.buffers(Transfer(mesh, shape, before, step, alone))

@@ -3,24 +3,27 @@
     load("h200")            a ready-made one, of the folder ready/
     load("here/ours.ir")    a file
 
-A name is that of a file in ready/, without its ending.
+A name is that of a file in ready/, without its ending, or `gloo`: the default of the algebra.
 """
 
 import re
 from pathlib import Path
 
-from shardir.algebra.cluster import Cluster
+from shardir.algebra.cluster import DEFAULT, Cluster
 from shardir.algebra.notation import parse_cluster
 from shardir.diagnostics import NotationError, ShardirError
 
 READY = Path(__file__).parent / "ready"
+
+DEFAULT_NAME = "gloo"
+"""The name of DEFAULT."""
 
 _CLUSTER = re.compile(r"\s*dist\.cluster\s+@[\w$.]+\s*<(.*)>\s*", re.DOTALL)
 
 
 def names() -> tuple[str, ...]:
     """Return the names of the ready-made clusters."""
-    return tuple(sorted(p.stem for p in READY.glob("*.ir")))
+    return tuple(sorted([DEFAULT_NAME, *(p.stem for p in READY.glob("*.ir"))]))
 
 
 def load(name_or_path: str | Path) -> Cluster:
@@ -29,6 +32,8 @@ def load(name_or_path: str | Path) -> Cluster:
     Raises:
         ShardirError: there is no such cluster, or the file has another text.
     """
+    if name_or_path == DEFAULT_NAME:
+        return DEFAULT
     path = READY / f"{name_or_path}.ir" if str(name_or_path) in names() else Path(name_or_path)
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,11 +1,11 @@
 """The cost of a program in the local view: a table per function, and the same as Python values.
 
 @step on @m <dp = 2, tp = 2>: 0.000905 s
-  op                        place     flops  bytes   seconds
-  %y = nn.matmul            x.ir:5      192    176  5.02e-06
-  %s = dist.all_reduce      x.ir:6        -      6    0.0009  ring over {dp, tp}
-  computation                           192    176  5.02e-06
-  communication over {dp, tp}             -      6    0.0009
+  op                           location  flops  bytes   seconds
+  %y = nn.matmul               x.ir:5      192    176  5.02e-06
+  %s = dist.all_reduce         x.ir:6        -      6    0.0009  ring over {dp, tp}
+  computation                              192    176  5.02e-06
+  communication over {dp, tp}                -      6    0.0009
   memory: at most 304 B, at %y = nn.matmul x.ir:5
     parameters 48, inputs 64, activations 192
     largest: %y 192, %x 64, %w 48
@@ -72,7 +72,7 @@ class FunctionCost:
         return found
 
     def __str__(self) -> str:
-        rows = [("op", "place", "flops", "bytes", "seconds", "")]
+        rows = [("op", "location", "flops", "bytes", "seconds", "")]
         rows += [_row(c) for c in self.ops if c.seconds]
         touched = sum(c.bytes for c in self.ops if not c.communicates)
         rows.append(("computation", "", str(self.flops), str(touched), _s(self.computation), ""))
@@ -87,7 +87,7 @@ class FunctionCost:
     def _memory(self) -> Iterator[str]:
         use, holds = self.memory, self.mesh.cluster_or_default.memory
         more = f", more than the {holds} B of a device" if holds and use.peak > holds else ""
-        at = f"{called(use.op)} {place(use.op)}".rstrip()
+        at = f"{called(use.op)} {location(use.op)}".rstrip()
         yield f"  memory: at most {use.peak} B, at {at}{more}"
         yield "    " + ", ".join(f"{part} {n}" for part, n in use.parts.items() if n)
         named = [s for s in use.storages if s.value.name_hint][:LARGEST]
@@ -123,18 +123,18 @@ def _row(c: OpCost) -> tuple[str, ...]:
     how = f"{c.form} over {axes_text(c.axes)}" if c.communicates else ""
     how += ", async" if dist.is_started(c.op) else ""
     flops = "-" if c.communicates else str(c.flops)
-    return called(c.op), place(c.op), flops, str(c.bytes), _s(c.seconds), how
+    return called(c.op), location(c.op), flops, str(c.bytes), _s(c.seconds), how
 
 
 def called(op: Operation) -> str:
-    """`%y = nn.matmul`"""
+    """Return the names of the results and of the op: `%y = nn.matmul`."""
     names = [f"%{v.name_hint}" for v in op.results if v.name_hint]
     shown = names if len(names) < 4 else [names[0], "...", names[-1]]
     return f"{', '.join(shown)}{' = ' if names else ''}{op.name}"
 
 
-def place(op: Operation) -> str:
-    """`net.ir:22`, or nothing if it is unknown."""
+def location(op: Operation) -> str:
+    """Return the source location, `net.ir:22`; empty if it is unknown."""
     found = file_location(op.location)
     return f"{found[0]}:{found[1]}" if found else ""
 

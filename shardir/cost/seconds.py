@@ -2,8 +2,9 @@
 
     max(flops / rate of the element type, bytes touched / memory bandwidth) + overhead
 
-(Williams, Waterman and Patterson, 2009.) Fields that a cluster lacks cost nothing. A type without a
-rate has the lowest rate of the cluster. Views cost nothing.
+(Williams, Waterman and Patterson, 2009.) A cluster without rates has those of the default; other
+fields that it lacks cost nothing. A type without a rate has the lowest rate of the cluster. Views
+cost nothing.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +16,7 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
-from shardir.algebra.cluster import Cluster
+from shardir.algebra.cluster import DEFAULT, Cluster
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
 from shardir.algebra.forms import Form, copying, direct, forms_of, quickest
@@ -68,7 +69,7 @@ def op_seconds(
     Raises:
         ShardirError: the op cannot be split like that.
     """
-    if issubclass(kind, FREE) or is_number(kind, types[-1]):
+    if issubclass(kind, FREE) or is_scalar_constant(kind, types[-1]):
         return 0.0
     found = try_op_sharding(factors, chosen, mesh)
     if found is None:
@@ -83,9 +84,8 @@ def op_seconds(
 
 def computation_seconds(cluster: Cluster, element: str, flops: int, touched: int) -> float:
     """Return the roofline of one op, for `flops` in an element type and `touched` bytes."""
-    rates = dict(cluster.flops)
-    rate = rates.get(element) or min(rates.values(), default=None)
-    computing = flops / rate if rate else 0.0
+    rates = dict(cluster.flops or DEFAULT.flops)
+    computing = flops / (rates.get(element) or min(rates.values()))
     moving = touched / cluster.memory_bandwidth if cluster.memory_bandwidth else 0.0
     return max(computing, moving) + cluster.overhead
 
@@ -209,7 +209,7 @@ def _computation(op: TensorOp, mesh: Mesh) -> Work:
     if (
         isinstance(op, FREE)
         or moves_nothing(op, mesh)
-        or is_number(type(op), unsharded_type(op.results[0]))
+        or is_scalar_constant(type(op), unsharded_type(op.results[0]))
     ):
         return NoWork(op)
     values = (*op.operands, *op.results)
@@ -222,8 +222,8 @@ def _computation(op: TensorOp, mesh: Mesh) -> Work:
     return Computation(op, element_name(types[0].element_type), flops, touched)
 
 
-def is_number(kind: type[TensorOp], t: TensorType) -> bool:
-    """A scalar that is part of the ops that use it."""
+def is_scalar_constant(kind: type[TensorOp], t: TensorType) -> bool:
+    """Whether a result is a scalar constant: it is part of the ops that use it."""
     return issubclass(kind, nn.ConstantOp) and not t.get_shape()
 
 

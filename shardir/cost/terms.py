@@ -23,8 +23,8 @@ from shardir.algebra.steps import step_received
 from shardir.analysis.aliasing import moves_nothing
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import leading_to
-from shardir.cost.report import called, place, table
-from shardir.cost.seconds import FREE, is_number, work
+from shardir.cost.report import called, location, table
+from shardir.cost.seconds import FREE, is_scalar_constant, work
 from shardir.dialects import dist, train
 from shardir.dialects.nn.attention import AttentionGradOp, AttentionOp
 from shardir.dialects.nn.base import TensorOp
@@ -72,7 +72,7 @@ class Terms:
         return self.cal, self.inner, self.inter, self.dp
 
     def cost(self, c: Coefficients) -> float:
-        """T"""
+        """Return T."""
         return c.alpha * self.cal + c.beta1 * self.inner + c.beta2 * self.inter + c.gamma * self.dp
 
 
@@ -99,8 +99,8 @@ class PlanCost:
         return self.terms.cost(self.coefficients)
 
     def __str__(self) -> str:
-        rows = [("op", "place", "D_cal", "D_inner", "D_inter", "D_dp", "")]
-        rows += [(called(op), place(op), *map(str, t.bytes), "") for op, t in self.ops]
+        rows = [("op", "location", "D_cal", "D_inner", "D_inter", "D_dp", "")]
+        rows += [(called(op), location(op), *map(str, t.bytes), "") for op, t in self.ops]
         rows.append(("sum", "", *map(str, self.terms.bytes), ""))
         c, cal = self.coefficients, self.terms.cal
         return "\n".join([
@@ -150,7 +150,7 @@ def _touched(op: TensorOp, mesh: Mesh) -> int:
     if (
         isinstance(op, FREE)
         or moves_nothing(op, mesh)
-        or is_number(type(op), unsharded_type(op.results[0]))
+        or is_scalar_constant(type(op), unsharded_type(op.results[0]))
     ):
         return 0
     values: Sequence[SSAValue] = (*op.operands, *op.results)

@@ -13,6 +13,7 @@ from shardir.dialects.nn.base import (
     splits_replicated,
     strategy_factors,
 )
+from shardir.dialects.nn.types import itemsize, unsharded_type
 
 Needs = dict[SSAValue, dict[Operation, Layout]]
 """The layouts other than its own in which each value is needed, with the ops that need them."""
@@ -51,8 +52,14 @@ def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> OpSharding:
         others = ({o: l for o, l in needs.get(v, {}).items() if o is not op} for v in op.operands)
         shared = tuple(tuple(dict.fromkeys(by.values())) for by in others)
     return choose_op_sharding(
-        op.factors(), operands, results, mesh, op.shapes(), shared if any(shared) else ()
-    )
+        op.factors(), operands, results, mesh, op.shapes(), itemsizes(op),
+        shared if any(shared) else (),
+    )  # fmt: skip
+
+
+def itemsizes(op: TensorOp) -> tuple[int, ...]:
+    """Return the bytes of an element of each operand, then of each result."""
+    return tuple([itemsize(unsharded_type(v)) for v in (*op.operands, *op.results)])
 
 
 def is_decomposed(op: TensorOp, mesh: Mesh) -> bool:

@@ -18,7 +18,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from shardir.algebra.factors import choose_op_sharding
 from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.redistribution import seconds
+from shardir.algebra.redistribution import estimated_seconds
 from shardir.dialects.dist import RedistributeOp, laid_out, layout_of, tensor, with_layout
 from shardir.dialects.nn.base import (
     Composite,
@@ -28,7 +28,7 @@ from shardir.dialects.nn.base import (
     rule_of,
     splits_replicated,
 )
-from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.rewriting.spellings import Spellings
 
 OpT = TypeVar("OpT", bound=Operation)
@@ -162,8 +162,8 @@ class Rewriter(Spellings):
         )
         if not operands and hint is None:
             hints = tuple(replicated(self.mesh.name, len(t.get_shape())) for t in outs)
-        shapes = tuple(t.get_shape() for t in (*types, *outs))
-        placement = choose_op_sharding(factors, layouts, hints, self.mesh, shapes)
+        shapes, sizes = zip(*((t.get_shape(), itemsize(t)) for t in (*types, *outs)), strict=True)
+        placement = choose_op_sharding(factors, layouts, hints, self.mesh, shapes, sizes)
         moved = tuple(
             self.redistribute(v, want) for v, want in zip(operands, placement.operands, strict=True)
         )
@@ -219,12 +219,12 @@ class Rewriter(Spellings):
     def complete(self, value: SSAValue) -> SSAValue:
         return value if self.mesh is None else self.redistribute(value, self.layout(value).complete)
 
-    def seconds(self, value: SSAValue, layout: Layout) -> tuple[float, float]:
-        """Return the seconds of redistributing the value to a layout: of bytes, of latencies."""
-        have = self.layout(value)
+    def redistribution_seconds(self, value: SSAValue, layout: Layout) -> float:
+        """Return the estimated time of redistributing a value to a layout; 0 if that is done."""
+        have, t = self.layout(value), unsharded_type(value)
         if self.mesh is None or have == layout or (value, layout) in self._moved:
-            return 0.0, 0.0
-        return seconds(unsharded_type(value).get_shape(), self.mesh, have, layout)
+            return 0.0
+        return estimated_seconds(t.get_shape(), self.mesh, have, layout, itemsize(t))
 
     def known(self, value: SSAValue, same: SSAValue) -> None:
         """Record `same` as the value in another layout: it is not redistributed to that again, and

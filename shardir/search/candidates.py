@@ -25,7 +25,6 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.strategy import Strategy
 from shardir.cost import op_seconds
-from shardir.cost.functions import rated
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
 from shardir.dialects.nn.base import Composite, TensorOp, splits_replicated, strategy_factors
@@ -61,12 +60,11 @@ def after_update(block: Block) -> Callable[[Sequence[Operation]], bool]:
 
 
 class CandidateSource:
-    """The candidates of ops on a mesh, made once for each signature. A mesh without a cluster has
-    the default one."""
+    """The candidates of ops on a mesh, made once for each signature."""
 
     def __init__(self, mesh: Mesh):
-        self.mesh = rated(mesh)
-        self.axes = [a for a in self.mesh.names if self.mesh.extent((a,)) > 1]
+        self.mesh = mesh
+        self.axes = [a for a in mesh.names if mesh.extent((a,)) > 1]
         self._made: dict[Any, Candidates] = {}
 
     def of(self, op: TensorOp, constant: bool) -> Candidates:

@@ -21,7 +21,7 @@ from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.forms import copying
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.redistribution import seconds
+from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.routes import Routes, Table, routes
 from shardir.dialects.nn.types import itemsize
 
@@ -80,7 +80,7 @@ def transfer_seconds(
         among = np.ix_(rows, columns)
         found[among] = np.minimum(found[among], table)
     for i, j in np.argwhere(np.isinf(found)):
-        found[i, j] = sum(seconds(shape, mesh, sources[i], targets[j], size))
+        found[i, j] = estimated_seconds(shape, mesh, sources[i], targets[j], size)
     return found
 
 
@@ -147,7 +147,7 @@ class TransferCosts:
 
     def _along(self, shape: Shape, itemsize: int, cost: Table) -> Table:
         """Return the sum of the moves' costs along each path."""
-        lengths, via = self.routes.ways(shape, itemsize)
+        lengths, via = self.routes.paths(shape, itemsize)
         n = len(via)
         now, ends = np.indices((n, n))
         total = np.where(np.isinf(lengths), inf, 0.0)

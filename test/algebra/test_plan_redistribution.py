@@ -1,4 +1,4 @@
-"""Planned redistributions: right on all ranks, as quick as the quickest, never below the bound."""
+"""Planned redistributions: right on all ranks, the fastest, never below the bound."""
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
@@ -15,8 +15,9 @@ from strategies import with_sizes
 
 from shardir.algebra.bound import bound, seconds_bound
 from shardir.algebra.cluster import Cluster, Level
-from shardir.algebra.collectives import CollectiveStep
+from shardir.algebra.collectives import CollectiveStep, Transfer
 from shardir.algebra.exchange import pieces
+from shardir.algebra.forms import copying
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh, sizes_of
 from shardir.algebra.moves import RedistributionProblem
@@ -39,7 +40,7 @@ MESHES = [
 
 
 def two_levels(inner: int, outer: int, latency: float = 1e-6) -> Cluster:
-    """Links within a node ten times as quick as those between nodes."""
+    """Links within a node ten times as fast as those between nodes."""
     node = Level("node", inner, 1e8, latency)
     return Cluster((node, Level("pod", outer, 1e7, 3 * latency)))
 
@@ -52,6 +53,7 @@ LEVELLED = [
     Mesh("m", (("a", 3), ("b", 4)), two_levels(4, 3)),
 ]
 SHAPES = [(5, 7), (8, 8), (12, 1), (1, 3), (2, 3, 4), (24,), (0, 4)]
+EVEN_OR_NOT = [(8, 8), (5, 7), (64,), (48,)]
 
 
 @st.composite
@@ -63,35 +65,36 @@ def layouts(draw: st.DrawFn, mesh: Mesh, rank: int, partial: bool) -> Layout:
         parts = [Axis(name, 1, cut), Axis(name, cut, size // cut)]
         sub_axes += [a for a in parts if a.size > 1]
     order = draw(st.permutations(sub_axes))
-    kept: tuple[Axis, ...] = ()
+    retained: tuple[Axis, ...] = ()
     if partial and order and draw(st.booleans()):
         n = draw(st.integers(1, min(2, len(order))))
-        kept, order = tuple(order[:n]), order[n:]
+        retained, order = tuple(order[:n]), order[n:]
     dims: list[tuple[Axis, ...]] = [()] * rank
     for a in order[: draw(st.integers(0, len(order)))]:
         d = draw(st.integers(0, rank - 1))
         dims[d] = (*dims[d], a)
-    reduction = draw(st.sampled_from(["sum", "sum", "max", "min", "mean"])) if kept else "sum"
-    return Layout(mesh.name, tuple(dims)).with_partial(kept, reduction)
+    reduction = draw(st.sampled_from(["sum", "sum", "max", "min", "mean"])) if retained else "sum"
+    return Layout(mesh.name, tuple(dims)).with_partial(retained, reduction)
 
 
-Way = tuple[Mesh, Shape, list[Layout]]
+Route = tuple[Mesh, Shape, list[Layout]]
+"""The layouts between which a tensor of a shape is redistributed, one after the other."""
 
 
 @st.composite
-def ways(draw: st.DrawFn, stops: int, meshes: list[Mesh]) -> Way:
+def random_routes(draw: st.DrawFn, stops: int, meshes: list[Mesh]) -> Route:
     mesh, shape = draw(st.sampled_from(meshes)), draw(st.sampled_from(SHAPES))
     drawn = [draw(layouts(mesh, len(shape), True)) for _ in range(stops)]
     return mesh, shape, [draw(with_sizes(mesh, shape, layout)) for layout in drawn]
 
 
-# ---- right, and cheap ----
+# ---- right, and fast ----
 
 
 @settings(max_examples=extent(120, 400), deadline=None, derandomize=True)
-@given(ways(2, MESHES + LEVELLED))
-def test_each_rank_ends_with_its_part(way: Way) -> None:
-    mesh, shape, (source, target) = way
+@given(random_routes(2, MESHES + LEVELLED))
+def test_each_rank_ends_with_its_shard(route: Route) -> None:
+    mesh, shape, (source, target) = route
     plan = plan_redistribution(shape, "f32", mesh, source, target)
     value = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
     parts = redistribute(plan, split(value, plan.source, mesh))
@@ -102,20 +105,20 @@ def test_each_rank_ends_with_its_part(way: Way) -> None:
     assert plan.received_bytes >= plan.bound_bytes
     assert plan_redistribution(shape, "f32", mesh, source, source).steps == ()
     if any(map(sizes_of, (*source.dims, *target.dims))):
-        return  # the recipe knows no stated sizes
+        return  # the recipe has no explicit sizes
     recipe = named_collectives(shape, mesh, source, target)
     assert plan.seconds <= time_of(mesh, shape, plan.source, recipe) * (1 + 1e-9)
 
 
 @settings(max_examples=extent(90, 300), deadline=None, derandomize=True)
-@given(ways(3, MESHES))
-def test_no_detour_is_cheaper(way: Way) -> None:
-    mesh, shape, (a, b, c) = way
+@given(random_routes(3, MESHES))
+def test_no_detour_is_faster(route: Route) -> None:
+    mesh, shape, (a, b, c) = route
 
     def cost(x: Layout, y: Layout) -> float:
         return plan_redistribution(shape, "f32", mesh, x, y).seconds
 
-    assert cost(a, c) <= cost(a, b) + cost(b, c)
+    assert cost(a, c) <= (cost(a, b) + cost(b, c)) * (1 + 1e-9)
 
 
 def time_of(mesh: Mesh, shape: Shape, layout: Layout, steps: list[CollectiveStep]) -> float:
@@ -131,10 +134,10 @@ def time_of(mesh: Mesh, shape: Shape, layout: Layout, steps: list[CollectiveStep
 
 
 @settings(max_examples=extent(60, 200), deadline=None, derandomize=True)
-@given(ways(2, MESHES + LEVELLED))
-def test_what_an_exchange_sends_and_fetches(way: Way) -> None:
-    """Counted by dimension, against every piece on every rank."""
-    mesh, shape, ends = way
+@given(random_routes(2, MESHES + LEVELLED))
+def test_an_exchange_sends_and_fetches_these_elements(route: Route) -> None:
+    """Counts by dimension, against those of every piece on every rank."""
+    mesh, shape, ends = route
     source, target = (l.complete for l in ends)
     gone, levels = [0] * mesh.size, len(mesh.cluster_or_default.levels)
     cases = set()
@@ -153,16 +156,19 @@ def test_what_an_exchange_sends_and_fetches(way: Way) -> None:
 
 
 def price(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> float:
-    """By the forms, of bytes counted by shards; and by looking at each piece on each rank."""
+    """The time by the forms, of bytes that are counted by shards, or piece by piece on each rank;
+    with packing."""
     n = mesh.extent(step.axes)
     if not step.communicates(mesh):
         return 0.0
+    buffers = step.record.buffers(Transfer(mesh, shape, before, step, typical=True))
+    packing = copying(4 * buffers, mesh)
     levels, units = mesh.cluster_or_default.levels, mesh.cluster_or_default.units
     after, have = prod(step.layout.local_shape(mesh, shape)), prod(before.local_shape(mesh, shape))
     ring = {"all_reduce": have, "reduce_scatter": n * after, "all_gather": n * have}
     forms = step.forms(mesh)
     if step.kind in ring:
-        return min(form.latency + form.rate * 4 * ring[step.kind] for form in forms)
+        return packing + min(form.latency + form.rate * 4 * ring[step.kind] for form in forms)
     slowest = 0.0
     for rank in range(mesh.size):
         slowest = max(slowest, sum(
@@ -170,7 +176,7 @@ def price(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> flo
             for p in pieces(mesh, shape, before.complete, step.layout.complete, rank)
             if p.holder != rank
         ))  # fmt: skip
-    return forms[0].latency + slowest
+    return packing + forms[0].latency + slowest
 
 
 def _level(units: tuple[int, ...], rank: int, other: int) -> int:
@@ -195,37 +201,40 @@ def shortest(
             if step.layout not in done and among(step.layout):
                 more = price(problem.mesh, problem.shape, layout, step)
                 heappush(todo, (so_far + more, next(serial), step.layout))
-    raise AssertionError("no way")
+    raise AssertionError("no path")
 
 
 @settings(max_examples=extent(20, 60), deadline=None, derandomize=True)
 @given(st.data())
 def test_the_plan_is_the_shortest_path(data: st.DataObject) -> None:
-    mesh = data.draw(st.sampled_from([MESHES[0], LEVELLED[0], LEVELLED[1], LEVELLED[3]]))
-    shape = data.draw(st.sampled_from([(8, 8), (5, 7), (64,)]))
+    """Of all paths; between even layouts of full axes, where an axis crosses levels or another
+    split is uneven, of the paths over such layouts."""
+    some = [MESHES[0], MESHES[2], LEVELLED[0], LEVELLED[1], LEVELLED[3]]
+    mesh, shape = data.draw(st.sampled_from(some)), data.draw(st.sampled_from(EVEN_OR_NOT))
     source, target = (data.draw(layouts(mesh, len(shape), True)) for _ in range(2))
     found = plan_redistribution(shape, "f32", mesh, source, target).seconds
     problem = RedistributionProblem.of(mesh, shape, source, target)
-    best = shortest(problem)
     reduction = source.reduction if source.partial else target.reduction
     known = routes(mesh, len(shape), reduction)
+    assert known is not None
 
-    def of_whole_axes(layout: Layout) -> bool:
-        """Whether the planner keeps to such layouts, and this is one."""
-        assert known is not None
+    def of_full_axes(layout: Layout) -> bool:
         return layout.simplified(mesh) in known.index and layout.even(mesh, shape)
 
-    if known is not None and of_whole_axes(source) and of_whole_axes(target):
-        if not mesh.level_sub_axes:  # which `moves` takes one by one
-            assert found == pytest.approx(shortest(problem, of_whole_axes), rel=1e-6, abs=1e-12)
-        assert found <= best * 1.2
-    else:  # it knows more exchanges than `moves`
-        assert found <= best * (1 + 1e-6)
+    restricted = of_full_axes(source) and of_full_axes(target)
+    if not restricted or (
+        not mesh.level_sub_axes and all(n % mesh.size == 0 for n in shape)
+    ):  # the planner knows more exchanges than `moves`
+        assert found <= shortest(problem) * (1 + 1e-6)
+    else:
+        ends = source.simplified(mesh), target.simplified(mesh)
+        problem = RedistributionProblem(mesh, shape, *ends)  # not cut at levels
+        assert found <= shortest(problem, of_full_axes) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 4096])
-def test_all_ways_at_once_are_the_plans(rows: int) -> None:
-    """On two axes of equal links they take what A* takes, where the tensor is split evenly; where
+def test_all_paths_at_once_are_the_plans(rows: int) -> None:
+    """On two axes of equal links they are the plans of A*, where the tensor is split evenly; where
     it is not, there is none."""
     mesh, shape = Mesh("m", (("a", 2), ("b", 4))), (64, 64 * rows)
     known = routes(mesh, 2)
@@ -237,9 +246,9 @@ def test_all_ways_at_once_are_the_plans(rows: int) -> None:
             assert plan is not None
             best = time_of(mesh, shape, source, list(plan))
             assert found[i, j] == pytest.approx(best, rel=1e-9)
-            way = known.steps(shape, 4, source, target)
-            assert way is not None and (way[-1].layout if way else source) == target
-            assert time_of(mesh, shape, source, way) == pytest.approx(found[i, j], rel=1e-9)
+            path = known.steps(shape, 4, source, target)
+            assert path is not None and (path[-1].layout if path else source) == target
+            assert time_of(mesh, shape, source, path) == pytest.approx(found[i, j], rel=1e-9)
     uneven = known.seconds((7, 8), 4)[0]
     assert [np.isfinite(x) for x in uneven] == [not l.dims[0] for l in known.layouts]
 
@@ -247,12 +256,12 @@ def test_all_ways_at_once_are_the_plans(rows: int) -> None:
 @pytest.mark.parametrize(
     "cluster", [None, Cluster((Level("n", 4, 1e11, 1e-6), Level("p", 2, 1e9, 1e-5)))]
 )
-def test_on_three_axes_they_lie_between_the_bound_and_the_named_collectives(
+def test_on_three_axes_they_are_between_the_bound_and_the_named_collectives(
     cluster: Cluster | None,
 ) -> None:
     mesh, shape = Mesh("m", (("a", 2), ("b", 2), ("c", 2)), cluster), (512, 512)
     known = routes(mesh, 2)
-    assert known is not None and len(known.layouts) == 64
+    assert known is not None and len(known.layouts) == 92
     found = known.seconds(shape, 4)
     for i, source in enumerate(known.layouts):
         for j, target in enumerate(known.layouts):
@@ -260,20 +269,20 @@ def test_on_three_axes_they_lie_between_the_bound_and_the_named_collectives(
                 continue
             problem = RedistributionProblem.of(mesh, shape, source, target)
             recipe = named_collectives(shape, mesh, source, target)
-            least = seconds_bound(mesh, shape, problem.source, problem.target, 4)
-            most = time_of(mesh, shape, source, recipe)
-            assert least * (1 - 1e-9) <= found[i, j] <= most * (1 + 1e-9)
+            minimum = seconds_bound(mesh, shape, problem.source, problem.target, 4)
+            maximum = time_of(mesh, shape, source, recipe)
+            assert minimum * (1 - 1e-9) <= found[i, j] <= maximum * (1 + 1e-9)
 
 
-def messages(contributions: int, groups: list[list[int]], holders: list[int]) -> int:
-    """The fewest messages after which each group of devices has all contributions among its
-    members; device d begins with contribution holders[d], or with none (-1). A message is the sum
-    of some that its sender knows; breadth first over all that can be known."""
-    whole = (1 << contributions) - 1
+def messages(addends: int, groups: list[list[int]], holders: list[int]) -> int:
+    """The fewest messages after which each group of devices has all partial values among its
+    members; device d begins with partial value holders[d], or with none (-1). A message is the sum
+    of some that its sender knows; breadth first over all states of knowledge."""
+    full = (1 << addends) - 1
     start = tuple(frozenset({1 << c} if c >= 0 else ()) for c in holders)
 
     def sums(known: frozenset[int]) -> set[int]:
-        """What can be made of disjoint sums."""
+        """The sums of disjoint known ones."""
         found = set()
         for n in range(1, len(known) + 1):
             for some in combinations(sorted(known), n):
@@ -284,7 +293,7 @@ def messages(contributions: int, groups: list[list[int]], holders: list[int]) ->
         return found
 
     def done(state: tuple[frozenset[int], ...]) -> bool:
-        return all(whole in sums(frozenset().union(*(state[d] for d in g))) for g in groups)
+        return all(full in sums(frozenset().union(*(state[d] for d in g))) for g in groups)
 
     level, seen, sent = {start}, {start}, 0
     while not any(done(s) for s in level):
@@ -324,10 +333,10 @@ def test_the_bound_of_a_reduction_is_the_fewest_messages(
     groups = [list(g) for g in mesh.groups(want.partial)]
     fewest = messages(mesh.extent(have.partial), groups, holders)
     many = 840  # elements, each as this one; a multiple of what the mean divides by
-    least = bound(mesh, (many,), have, want)
-    assert least * mesh.size <= fewest * many or least == many  # a true bound
+    minimum = bound(mesh, (many,), have, want)
+    assert minimum * mesh.size <= fewest * many or minimum == many  # a true bound
     if not want.partial:
-        assert least * mesh.size == max(fewest, mesh.size) * many  # and the mean of the fewest
+        assert minimum * mesh.size == max(fewest, mesh.size) * many  # and the mean of the fewest
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -351,12 +360,12 @@ def test_levels() -> None:
 
 
 def test_a_gather_over_two_levels_is_one() -> None:
-    """Its hierarchical form takes as long as a gather over the slow links with small shards, and
-    then one over the quick ones."""
+    """Its hierarchical form costs the same as a gather over the slow links with small shards, and
+    then one over the fast ones."""
     mesh = Mesh("m", (("slow", 2), ("fast", 4)), two_levels(4, 2))
-    shape, whole = (4096, 4096), parse_layout("@m, [{}, {}]")
+    shape, unsharded = (4096, 4096), parse_layout("@m, [{}, {}]")
     for source in ("@m, [{fast, slow}, {}]", "@m, [{slow, fast}, {}]"):
-        plan = plan_redistribution(shape, "f32", mesh, parse_layout(source), whole)
+        plan = plan_redistribution(shape, "f32", mesh, parse_layout(source), unsharded)
         assert [s.kind for s in plan.steps] == ["all_gather"]
         (gather,) = plan.steps
         form = step_form(mesh, shape, plan.source, gather, 4)
@@ -369,7 +378,7 @@ def test_a_gather_over_two_levels_is_one() -> None:
 
 
 def test_an_all_reduce_over_two_levels_is_one() -> None:
-    """Its hierarchical form takes as long as a reduce-scatter, an all-reduce and a gather."""
+    """Its hierarchical form costs the same as a reduce-scatter, an all-reduce and a gather."""
     mesh, shape = Mesh("m", (("slow", 2), ("fast", 4)), two_levels(4, 2)), (1 << 20,)
     ends = ("[{}], partial sum {slow, fast}", "[{fast}], partial sum {slow}", "[{fast}]", "[{}]")
     stops = [parse_layout(f"@m, {end}") for end in ends]
@@ -384,13 +393,13 @@ def test_an_all_reduce_over_two_levels_is_one() -> None:
 
 
 @settings(max_examples=extent(20, 30), deadline=None, derandomize=True)
-@given(ways(2, [MESHES[0], MESHES[5], LEVELLED[1]]), st.integers(0, 600))
-def test_a_plan_keeps_to_the_memory_or_says_what_it_needs(way: Way, memory: int) -> None:
-    mesh, shape, (source, target) = way
+@given(random_routes(2, [MESHES[0], MESHES[5], LEVELLED[1]]), st.integers(0, 600))
+def test_a_plan_is_within_the_memory_or_refused(route: Route, memory: int) -> None:
+    mesh, shape, (source, target) = route
     try:
         plan = plan_redistribution(shape, "f32", mesh, source, target, memory=memory)
     except ShardirError as e:
-        needed = int(str(e).split("the least that one needs is ")[1].split()[0])
+        needed = int(str(e).split("got one of ")[1].split()[0])
         assert needed > memory
         plan = plan_redistribution(shape, "f32", mesh, source, target, memory=needed)
         assert plan.peak_bytes == needed
@@ -401,38 +410,41 @@ def test_a_plan_keeps_to_the_memory_or_says_what_it_needs(way: Way, memory: int)
 # ---- the public call ----
 
 
-def test_it_says_what_it_does() -> None:
+def test_a_plan_as_text() -> None:
     mesh = Mesh("m", (("a", 2), ("b", 3)))
     source, target = parse_layout("@m, [{a}, {b}]"), parse_layout("@m, [{b, a}, {}]")
     assert str(plan_redistribution((5, 7), "f32", mesh, source, target)).splitlines() == [
         "[@m, [{a}, {b}]] -> [@m, [{b, a}, {}]]",
         "  exchange over {a, b} -> [@m, [{b, a}, {}]]",
-        "  receives 28 B (at least 28 B), peak 140 B, 0.000559 s",
+        "  receives 28 B (at least 28 B), peak 140 B, 0.000675 s",
     ]
 
 
 def refused() -> Iterator[tuple[dict[str, object], str]]:
-    whole, rows = parse_layout("@m, [{}, {}]"), parse_layout("@m, [{a}, {}]")
+    unsharded, rows = parse_layout("@m, [{}, {}]"), parse_layout("@m, [{a}, {}]")
     for text, code in (("[{a}]", "L1"), ("[{z}, {}]", "L2"), ("[{a}, {a}]", "L3")):
         yield {"target": parse_layout(f"@m, {text}")}, rf"\[{code}\]"
     yield {"target": parse_layout("@m, [{}, {}], partial any {a}")}, r"\[L4\]"
-    yield {"dtype": "f8"}, "no element type f8; there are f64, f32"
+    yield {"dtype": "f8"}, "expected an element type, got f8; use f64, f32"
     yield (
         {"cluster": two_levels(2, 2)},
         r"\[M5\] expected a cluster of 2 devices for mesh @m, got 4",
     )
-    yield {"source": rows, "target": whole, "memory": 10}, "the least that one needs is 1[0-9]+ B"
+    yield (
+        {"source": rows, "target": unsharded, "memory": 10},
+        "got one of 1[0-9]+ B at",
+    )
 
 
 @pytest.mark.parametrize(("options", "message"), list(refused()))
-def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
-    whole = parse_layout("@m, [{}, {}]")
-    given = {"dtype": "f32", "source": whole, "target": whole} | options
+def test_requests_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    unsharded = parse_layout("@m, [{}, {}]")
+    given = {"dtype": "f32", "source": unsharded, "target": unsharded} | options
     with pytest.raises(ShardirError, match=message):
         plan_redistribution(shape=(4, 4), mesh=Mesh("m", (("a", 2),)), **given)
 
 
-def test_a_move_costs_the_same_beside_whole_dimensions():
+def test_a_move_costs_the_same_beside_unsharded_dimensions():
     """Of tensors of one dimension and of more, whichever are asked for first."""
     cluster = Cluster((Level("n", 8, 1e11, 1e-6), Level("p", 8, 1e9, 1e-5)))
     mesh = Mesh("m", (("a", 4), ("b", 4), ("c", 4)), cluster)

@@ -182,7 +182,7 @@ def test_a_conflict_is_resolved_for_the_cheapest(n: int, expected: str):
     node = w.node("x, w -> y", "i k, k j -> i j")
     assert w.run()["y"] == expected
     alternatives = w.state.node_conflicts[node]
-    costs = [(a.transfer, a.latency) for a in alternatives]
+    costs = [a.seconds for a in alternatives]
     assert len(alternatives) == 2 and costs == sorted(costs) and costs[0] < costs[1]
     granted = [dict(a.granted) for a in alternatives]
     assert ("i" in granted[0]) == (expected == "[{dp}, {}]") and granted[0] != granted[1]
@@ -267,7 +267,8 @@ def test_a_strategy_determines_results_and_proposes_operands():
     want = tuple(parse_layout(f"@m, {t}") for t in ("[{dp}, {}]", "[{}, {tp}]", "[{dp}, {tp}]"))
     factors = w.nodes[n].factors
     assert factors is not None
-    strategy = choose_op_sharding(factors, want[:2], want[2:], MESH, ((8, 4), (4, 6), (8, 6)))
+    shapes = ((8, 4), (4, 6), (8, 6))
+    strategy = choose_op_sharding(factors, want[:2], want[2:], MESH, shapes, (4, 4, 4))
     w.nodes[n] = w.nodes[n]._replace(factors=None, strategy=strategy)
     assert w.run() == {"x": "[{dp}, {}]", "w": "[{}, {}]", "y": "[{dp}, {tp}]"}
     annotate(w, "y", "[{}, {}]")
@@ -363,14 +364,14 @@ def random_graph(seed: int) -> PropagationGraph:
     for v, value in enumerate(w.values):
         if draw.random() < 0.4:
             w.values[v] = value._replace(annotation=random_sharding(draw, len(value.shape)))
-    alike = [v for v, value in enumerate(w.values) if value.shape == w.values[-1].shape]
-    plain = [v for v in alike if w.values[v].annotation is None]
-    if len(plain) > 1:
-        w.nodes += [Node((v,), ()) for v in plain[:2]]
-        w.groups.append({plain[0]: len(w.nodes) - 2, plain[1]: len(w.nodes) - 1})
-    if len(alike) > 1 and draw.random() < 0.5:
+    equal_shapes = [v for v, value in enumerate(w.values) if value.shape == w.values[-1].shape]
+    unannotated = [v for v in equal_shapes if w.values[v].annotation is None]
+    if len(unannotated) > 1:
+        w.nodes += [Node((v,), ()) for v in unannotated[:2]]
+        w.groups.append({unannotated[0]: len(w.nodes) - 2, unannotated[1]: len(w.nodes) - 1})
+    if len(equal_shapes) > 1 and draw.random() < 0.5:
         w.nodes.append(Node((), ()))
-        w.ties.append(Tie(alike[0], alike[-1], len(w.nodes) - 1))
+        w.ties.append(Tie(equal_shapes[0], equal_shapes[-1], len(w.nodes) - 1))
     return w.graph()
 
 
@@ -421,8 +422,8 @@ def test_values_are_only_refined(seed: int):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_propagation_is_idempotent(seed: int):
-    """What it finds, as annotations that are as open as before, is what it finds again; if all take
-    part at once. (What comes late may have lost a conflict that it would win if it were first.)"""
+    """Its result, as annotations that are as open as before, is its result again, if all values
+    propose at once. (A late proposal may lose a conflict that it would win as an early one.)"""
     graph = random_graph(seed)
     values = [
         value._replace(

@@ -1,4 +1,4 @@
-"""Windows of a split dimension: who needs what of whom, and what moves where an op slides."""
+"""Windows of a split dimension: the elements of each device's windows, and the halo that moves."""
 
 import random
 from types import SimpleNamespace
@@ -26,12 +26,12 @@ def some_windows(draw: random.Random) -> Windows:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_who_holds_the_rows_of_windows(seed: int):
-    """Each row that exists, once, with the device that has it; in numpy's order."""
+def test_the_holders_of_the_elements_of_windows(seed: int):
+    """Each element once, in order, with the device that has it."""
     draw = random.Random(seed)
     w, n = some_windows(draw), draw.choice([1, 2, 3, 4, 6])
     owner = {r: k for k in range(n) for r in range(*shard_bounds(w.rows, n, k))}
-    most = 0
+    maximum = 0
     for k in range(n):
         rows = {
             w.offset + p * w.step + i
@@ -40,13 +40,13 @@ def test_who_holds_the_rows_of_windows(seed: int):
         } & set(owner)
         found = [(r, run.holder) for run in w.needed(n, k) for r in range(run.start, run.stop)]
         assert found == sorted((r, owner[r]) for r in rows)
-        most = max(most, sum(owner[r] != k for r in rows))
-    assert w.halo(n) == most
+        maximum = max(maximum, sum(owner[r] != k for r in rows))
+    assert w.halo(n) == maximum
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_runtime_fetches_what_is_needed_and_no_more(seed: int, monkeypatch):
-    """What the plans of all ranks send is what they receive, and as many rows as the halo."""
+    """All ranks receive the elements that others send them, at most as many as the halo has."""
     draw = random.Random(seed)
     w, n = some_windows(draw), draw.choice([2, 3, 4])
     monkeypatch.setattr(rt.Mesh, "group", lambda mesh, axes: SimpleNamespace(process_group=None))
@@ -69,8 +69,8 @@ def conv2d(b, x, w):
 
 
 def test_a_split_convolution_moves_its_halo():
-    """Of 16 rows over 4 devices a kernel of 5 rows needs 2 of each neighbour; backward the same
-    rows of the cotangent's contributions go the other way. Nothing is gathered."""
+    """Of 16 rows over 4 devices a kernel of 5 rows needs 2 of each neighbour; backward the partial
+    values of the cotangent's same rows return to their holders. Nothing is gathered."""
     p = problem([Arg("f64", (2, 3, 16, 6)), Arg("f64", (4, 3, 5, 3))], conv2d, (0, 1))
     text = layout("[{}, {}, {d}, {}]", FOUR)
     module = compiled(laid_out(p.module, FOUR, [text, layout("[{}, {}, {}, {}]", FOUR)]))
@@ -101,8 +101,8 @@ def test_a_convolution_over_any_split_rows(text: str, n, k, s, lo, hi, d):
         "stride": IntsPerDimAttr((s,)), "padding": IntsPerDimAttr((lo, hi)),
         "dilation": IntsPerDimAttr((d,)),
     }  # fmt: skip
-    places = (n + lo + hi - d * (k - 1) - 1) // s + 1
-    x, w, y = (2, 2, n), (3, 2, k), (2, 3, places)
+    positions = (n + lo + hi - d * (k - 1) - 1) // s + 1
+    x, w, y = (2, 2, n), (3, 2, k), (2, 3, positions)
 
     def both(b, x_, w_):
         made = b.value(nn.ConvOp, x_, w_, props=props)
@@ -125,7 +125,7 @@ def test_a_convolution_over_any_split_rows(text: str, n, k, s, lo, hi, d):
 
 @pytest.mark.parametrize("kind", [nn.MaxPoolOp, nn.AvgPoolOp])
 def test_a_split_pool_moves_its_halo(kind: type):
-    """The rows under a device's windows that others have; the gradient's contributions back."""
+    """The rows under a device's windows that others have; backward, partial gradients return."""
     numbers = {"window": (3, 2), "stride": (2, 2), "padding": (1, 1, 0, 0)}
     props = {n: IntsPerDimAttr(v) for n, v in numbers.items()}
     p = problem([Arg("f64", (2, 3, 16, 6))], lambda b, x: b.value(kind, x, props=props), (0,))

@@ -11,7 +11,7 @@ from torch.utils import flop_counter
 from xdsl.dialects.builtin import TensorType, f32
 
 import shardir
-from shardir.algebra.cluster import Cluster, Level
+from shardir.algebra.cluster import DEFAULT, Cluster, Level
 from shardir.algebra.collectives import COLLECTIVES, PRICED
 from shardir.algebra.forms import (
     all_gather,
@@ -55,14 +55,14 @@ def test_one_op_without_ir() -> None:
     factors = rule_of(nn.MatmulOp, types[:2], types[2:], {})
     seconds = op_seconds(nn.MatmulOp, factors, {"i": DP, "j": TP}, types, MESH)
     assert seconds == pytest.approx(2 * 32 * 32 * 4 / 1e9 + 1e-6)
-    # of which no device has a part that another has too
-    whole = op_seconds(nn.MatmulOp, factors, {}, types, MESH) - 1e-6
-    assert whole == pytest.approx(8 * (seconds - 1e-6))
+    # no part of it is computed by two devices
+    full = op_seconds(nn.MatmulOp, factors, {}, types, MESH) - 1e-6
+    assert full == pytest.approx(8 * (seconds - 1e-6))
     with pytest.raises(ShardirError, match=r"nn.matmul cannot be split"):
         op_seconds(nn.MatmulOp, factors, {"i": DP, "j": DP}, types, MESH)
 
 
-def test_an_elementwise_op_takes_what_its_bytes_take() -> None:
+def test_an_elementwise_op_costs_the_time_of_its_bytes() -> None:
     """1,000 + 1,000 -> 1,000 of f32: 12,000 B, each device with a quarter of them."""
     types = (tensor(1000),) * 3
     factors = rule_of(nn.AddOp, types[:2], types[2:], {})
@@ -74,7 +74,9 @@ def test_an_elementwise_op_takes_what_its_bytes_take() -> None:
 def test_a_type_without_a_rate_is_as_slow_as_the_slowest() -> None:
     assert computation_seconds(CLUSTER, "f32", 10**6, 0) == pytest.approx(1e-3 + 1e-6)
     assert computation_seconds(CLUSTER, "bf16", 10**6, 0) == pytest.approx(1e-2 + 1e-6)
-    assert computation_seconds(Cluster((BOX,)), "f32", 10**6, 10**6) == 0.0
+    links = Cluster((BOX,))  # their devices have the default's rates, and nothing else costs time
+    expected = 10**6 / dict(DEFAULT.flops)["f32"]
+    assert computation_seconds(links, "f32", 10**6, 10**6) == pytest.approx(expected)
 
 
 FLOPS = [
@@ -133,7 +135,7 @@ def test_what_moves_nothing_costs_nothing_and_a_gather_reads_its_rows_alone() ->
 
 @pytest.mark.parametrize("name", ["digits.ir", "split_softmax.ir", "operator_parallel_trained.ir"])
 def test_ops_cost_the_same_with_and_without_ir(name: str) -> None:
-    """What a search asks for is what the report of the program says."""
+    """The search and the report of the program ask one model."""
     module = shardir.compile_file(EXAMPLES / name, "train").module
     seen = 0
     for cost in (c for f in report(module, clusters.load("h200")) for c in f.ops):
@@ -157,8 +159,8 @@ def test_ops_cost_the_same_with_and_without_ir(name: str) -> None:
 
 
 def ring(mesh: Mesh, axes: Axes, size: float, rounds: int) -> float:
-    """A ring round by round: each device sends a part to the next, over the links between them;
-    the slowest of a round is waited for. The slowest group counts."""
+    """A ring round by round: each device sends a shard to the next over the links between them, and
+    a round ends with its slowest message. The slowest group counts."""
     found = []
     for group in mesh.groups(axes):
         links = []
@@ -178,8 +180,8 @@ def ring(mesh: Mesh, axes: Axes, size: float, rounds: int) -> float:
 @pytest.mark.parametrize("size", [64.0, 1e9])
 def test_rings_are_their_messages(axes: Axes, size: float) -> None:
     n, levels = MESH.extent(axes), levels_of(MESH, axes)
-    whole, half = ring(MESH, axes, size, 2 * (n - 1)), ring(MESH, axes, size, n - 1)
-    for forms, messages in ((all_reduce(levels), whole), (all_gather(levels), half)):
+    full, half = ring(MESH, axes, size, 2 * (n - 1)), ring(MESH, axes, size, n - 1)
+    for forms, messages in ((all_reduce(levels), full), (all_gather(levels), half)):
         assert quickest(forms, size).seconds(size) <= messages * (1 + 1e-12)
         (ring_form,) = [form for form in forms if form.name == "ring"]
         assert ring_form.seconds(size) == pytest.approx(messages)

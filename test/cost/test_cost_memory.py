@@ -123,7 +123,7 @@ def test_a_step_needs_what_torch_needs(n: int, optimizer: str) -> None:
     assert use.parts["inputs"] == 8 * 6 * 4 * 4
 
 
-def test_the_digits_need_what_torch_needs() -> None:
+def test_an_example_needs_what_torch_needs() -> None:
     """In a function that is no step nothing is freed before the return. nn.pick allocates a little
     within itself, which is not counted."""
     module = shardir.compile_file(EXAMPLES / "digits.ir", "single-device").module
@@ -199,9 +199,9 @@ def test_alone_nothing_is_held(op: str) -> None:
 
 
 MOVES = [
-    ("all_reduce <sum>", "", "$sums", "$whole"),
-    ("all_gather", "dim 0", "$rows", "$whole"),
-    ("all_gather", "dim 1", "$columns", "$whole"),
+    ("all_reduce <sum>", "", "$sums", "$full"),
+    ("all_gather", "dim 0", "$rows", "$full"),
+    ("all_gather", "dim 1", "$columns", "$full"),
     ("reduce_scatter <sum>", "dim 0", "$sums", "$rows"),
     ("reduce_scatter <sum>", "dim 1", "$sums", "$columns"),
     ("all_to_all", "split 0 concat 1", "$columns", "$rows"),
@@ -219,10 +219,10 @@ def test_collectives_need_what_the_runtime_needs(
     """Of one value, and of several in one buffer: where that is taken apart into copies, it may
     still be there, for Gloo's thread lets go of what it has sent a moment later."""
     op, along, source, target = move
-    whole, half = f"{side}x{side}", side // 2
+    full, half = f"{side}x{side}", side // 2
     types = {
-        "$sums": f"tensor<{whole}xf32, #dist.local<@m, [{{}}, {{}}], partial sum {{d}}>>",
-        "$whole": f"tensor<{whole}xf32, #dist.local<@m, [{{}}, {{}}]>>",
+        "$sums": f"tensor<{full}xf32, #dist.local<@m, [{{}}, {{}}], partial sum {{d}}>>",
+        "$full": f"tensor<{full}xf32, #dist.local<@m, [{{}}, {{}}]>>",
         "$rows": f"tensor<{half}x{side}xf32, #dist.local<@m, [{{d}}, {{}}]>>",
         "$columns": f"tensor<{side}x{half}xf32, #dist.local<@m, [{{}}, {{d}}]>>",
     }

@@ -1,4 +1,4 @@
-"""The documents' four terms: by hand, and against what the lowered program reads and receives."""
+"""The relative model's four terms: by hand, and against the bytes of the lowered program."""
 
 from pathlib import Path
 
@@ -46,13 +46,13 @@ def test_coefficients() -> None:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ir")), ids=lambda p: p.stem)
 def test_the_terms_are_the_bytes_of_the_lowered_program(path: Path) -> None:
-    """What calculation touches, and what is received in all, in the same plans."""
+    """Of the same plans: the bytes that computation touches, and the sum of those received."""
     planned = relative(shardir.compile_file(path, PLACED).module)
     lowered = {
         f.name: f for f in report(shardir.compile_file(path, f"{PLACED},lower-to-spmd").module)
     }
     for plan in planned:
         ops, terms = lowered[plan.name].ops, plan.terms
-        calculated = sum(c.bytes for c in ops if not c.communicates)
+        computed = sum(c.bytes for c in ops if not c.communicates)
         received = sum(c.bytes for c in ops if c.communicates)
-        assert (terms.cal, terms.inner + terms.inter + terms.dp) == (calculated, received)
+        assert (terms.cal, terms.inner + terms.inter + terms.dp) == (computed, received)

@@ -1,9 +1,9 @@
-"""The bytes that are predicted of a plan are those that devices receive when it is run.
+"""The predicted bytes of a plan are those that devices receive when it is run.
 
-Predicted are they twice, by `--explain-redistributions` and by the relative model. The other side
-is counted while the interpreter runs the lowered program on all ranks, before its collectives are
-simplified: elements are followed by labels through each collective, and what a rank has behind it
-and had not before is received. Of sums it is what a ring receives, from the sizes of the parts.
+They are predicted by `--explain-redistributions` and by the relative model, and counted while the
+interpreter runs the lowered program on all ranks, before its collectives are simplified: elements
+are followed by labels through each collective, and a rank receives those that it has after it and
+had not before. For sums the bytes are those of a ring, from the sizes of the shards.
 """
 
 import re
@@ -59,7 +59,7 @@ PLANS: dict[str, Callable[[], str]] = {
     "FSDP + TP": lambda: models.gpt(**SMALL, fsdp=True),
     "FSDP": lambda: models.bert(**SMALL, mesh=(4, 1), fsdp=True),
     "mlp": lambda: models.mlp(batch=4, dim=8, hidden=16),
-    "whole tables": lambda: models.dlrm(split="tables", **CLICKS),
+    "unsharded tables": lambda: models.dlrm(split="tables", **CLICKS),
     "tables by columns": lambda: models.dlrm(split="columns", **CLICKS),
     "tables by rows": lambda: models.dlrm(split="rows", **CLICKS),
     "samples and channels": lambda: models.resnet(
@@ -69,7 +69,7 @@ PLANS: dict[str, Callable[[], str]] = {
     "BERT, uneven": example("bert", "dp = 2, tp = 3"),
     "heads, then the sequence": example("ulysses"),
     "groups": example("matmul_partial_groups"),
-    "rows of stated sizes": example("manual_split"),
+    "rows of explicit sizes": example("manual_split"),
     "rows, then columns": example("matmul_rows_then_columns"),
 }
 
@@ -89,9 +89,9 @@ def received(
         count = 0
     else:
         assert isinstance(value.type, TensorType)
-        layout, whole = dist.layout_of(value), dist.global_shape(value.type, mesh)
+        layout, shape = dist.layout_of(value), dist.global_shape(value.type, mesh)
         assert layout is not None
-        labels = split(np.arange(prod(whole)).reshape(whole), layout.complete, mesh)
+        labels = split(np.arange(prod(shape)).reshape(shape), layout.complete, mesh)
         (moved,) = run_collective(op, [labels], mesh)
         count = max(np.setdiff1d(x, y).size for x, y in zip(moved, labels, strict=True))
     return count * before[0].dtype.itemsize

@@ -11,7 +11,7 @@ MUTANTS = [
         "(computing + moving)",
         (
             "test/cost/test_cost.py::test_one_op_without_ir "
-            "test/cost/test_cost.py::test_an_elementwise_op_takes_what_its_bytes_take"
+            "test/cost/test_cost.py::test_an_elementwise_op_costs_the_time_of_its_bytes"
         ),
     ),
     Mutant(

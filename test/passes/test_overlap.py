@@ -287,7 +287,7 @@ def test_a_step_is_no_slower_and_needs_no_more_memory(plan: str, cluster: str) -
         module = plans.PLANS[plan](parse(placed(replace(on, memory=memory), text)))
         before, after = (
             report(shardir.compile(module, pipeline).module)[0]
-            for pipeline in (plans.alone("train"), "train")
+            for pipeline in (plans.without_overlap("train"), "train")
         )
         assert before.computation <= after.seconds <= before.seconds * (1 + 1e-9)
         assert plan != "zero-3" or any(dist.is_started(c.op) for c in after.ops)

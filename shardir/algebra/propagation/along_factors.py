@@ -9,13 +9,14 @@ layout can express.
 """
 
 from functools import lru_cache
+from math import fsum, inf
 from typing import NamedTuple
 
 from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.propagation.conflicts import Alternative, resolve
-from shardir.algebra.redistribution import seconds
+from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.sharding import DimAxes, refine
 
 
@@ -23,6 +24,8 @@ class OperandState(NamedTuple):
     """The state of one of a node's values, operand or result."""
 
     shape: Shape
+    itemsize: int
+    """The bytes of an element."""
     dims: DimAxes
     open: frozenset[int]
     """The dimensions that may be refined now."""
@@ -49,23 +52,19 @@ def update(factors: Factors, states: tuple[OperandState, ...], mesh: Mesh) -> No
     """Return the refinement of the values of a node with these factors, operands first."""
     names = (*factors.operands, *factors.results)
     proposed: tuple[dict[str, dict[Axes, tuple[int, int]]], ...] = ({}, {})
-    for i, (state, dims) in enumerate(zip(states, names, strict=True)):
-        for d, (dim, axes) in enumerate(zip(dims, state.dims, strict=True)):
-            if axes and d not in state.silent:
-                mine, _ = factors.assign(dim, axes, mesh)
-                for f, a in mine.items():
-                    if a:
-                        proposed[state.is_parameter].setdefault(f, {}).setdefault(a, (i, d))
+    for i, d, f, axes in factors.assigned([s.dims for s in states], mesh):
+        if axes and d not in states[i].silent:
+            proposed[states[i].is_parameter].setdefault(f, {}).setdefault(axes, (i, d))
     chosen: FactorAxes = {}
     conflict: tuple[Alternative, ...] = ()
     for found in proposed:
         taken = tuple(a for axes in chosen.values() for a in axes)
         left = {f: found[f] for f, _ in factors.sizes if f in found and f not in chosen}
 
-        def cost(granted: FactorAxes) -> tuple[float, float]:
+        def seconds(granted: FactorAxes) -> float:
             return _redistributions(factors, states, {**chosen, **granted}, mesh)
 
-        granted, alternatives = resolve(left, taken, mesh, cost)
+        granted, alternatives = resolve(left, taken, mesh, seconds)
         chosen.update(granted)
         conflict = alternatives or conflict
     sources = {f: next(p[f][a] for p in proposed if a in p.get(f, {})) for f, a in chosen.items()}
@@ -97,21 +96,19 @@ def _composed(factors: Factors, dim: tuple[str, ...], chosen: FactorAxes, mesh: 
 
 def _redistributions(
     factors: Factors, states: tuple[OperandState, ...], chosen: FactorAxes, mesh: Mesh
-) -> tuple[float, float]:
-    """Return the seconds of the redistributions of a node with these axes: of their bytes, and of
-    their latencies."""
+) -> float:
+    """Return the estimated time of the redistributions of a node with these axes."""
     found = try_op_sharding(
         factors, {f: a for f, a in chosen.items() if f not in factors.replicate}, mesh
     )
     if found is None:
-        return float("inf"), float("inf")
-    transfer = latency = 0.0
+        return inf
+    times: list[float] = []
     names = (*factors.operands, *factors.results)
     n = len(factors.operands)
     for i, (s, layout) in enumerate(zip(states, (*found.operands, *found.results), strict=True)):
         have = Layout(mesh.name, _refined(factors, names[i], s, chosen, mesh))
         source, target = (have, layout) if i < n else (layout, have)
         if source != target:
-            a, b = seconds(s.shape, mesh, source, target)
-            transfer, latency = transfer + a, latency + b
-    return transfer, latency
+            times.append(estimated_seconds(s.shape, mesh, source, target, s.itemsize))
+    return fsum(times)

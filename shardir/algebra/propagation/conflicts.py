@@ -3,16 +3,16 @@ different axes, or two of them over the same axis.
 
 The alternatives are the maximal sets of proposals that go together. They are compared by
 
-1. the seconds that redistributions next to the node or value take for their bytes;
-2. the seconds that those take for their latencies;
-3. into how many parts they split, the finest first;
-4. the order of factors or dimensions, then that of the mesh's axes.
+1. the estimated time of the redistributions at the node or value; of equal ones by
+2. the number of parts into which they split, the largest first;
+3. the order of factors or dimensions, then that of the mesh's axes.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from itertools import product
 from typing import NamedTuple, TypeVar
 
+from shardir.algebra.estimates import ranked
 from shardir.algebra.factors import MAX_CHOICES
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
 
@@ -21,30 +21,30 @@ Key = TypeVar("Key", bound=str | int)
 
 
 class Alternative(NamedTuple):
-    """Axes that may be granted to factors or dimensions, and the estimated seconds of it."""
+    """Axes that may be granted to factors or dimensions, and the estimated time of the
+    redistributions that follow."""
 
     granted: tuple[tuple[str | int, Axes], ...]
-    transfer: float
-    """The seconds for the bytes of redistributions."""
-    latency: float
-    """The seconds for their latencies."""
+    seconds: float
 
 
 def resolve(
     proposals: Mapping[Key, Collection[Axes]],
     taken: Axes,
     mesh: Mesh,
-    cost: Callable[[dict[Key, Axes]], tuple[float, float]],
+    seconds: Callable[[dict[Key, Axes]], float],
 ) -> tuple[dict[Key, Axes], tuple[Alternative, ...]]:
     """Return the granted proposals, none of them over `taken`; and where some conflict, the
-    alternatives, the granted one first. `cost`: of an alternative, the seconds for bytes, and for
-    latencies."""
+    alternatives, the granted one first. `seconds`: the estimated time of an alternative."""
     found = _compatible(proposals, taken, mesh)
     if len(found) == 1:
         return found[0], ()
-    costs = [(cost(granted), granted) for granted in found]
-    costs.sort(key=lambda c: (*c[0], -mesh.extent(tuple(a for x in c[1].values() for a in x))))
-    return costs[0][1], tuple(Alternative(tuple(granted.items()), *c) for c, granted in costs)
+
+    def parts(granted: dict[Key, Axes]) -> int:
+        return mesh.extent(tuple(a for axes in granted.values() for a in axes))
+
+    best = ranked(found, seconds, lambda granted: -parts(granted))
+    return best[0][1], tuple(Alternative(tuple(granted.items()), time) for time, granted in best)
 
 
 def _compatible(

@@ -20,6 +20,8 @@ class GraphValue(NamedTuple):
     """Whether it may be split along dimension 0 where nothing reaches it."""
     is_parameter: bool = False
     """Whether it proposes axes only after activations have."""
+    itemsize: int = 4
+    """The bytes of an element."""
 
 
 class Node(NamedTuple):

@@ -9,7 +9,7 @@ from shardir.algebra.mesh import Axes
 from shardir.algebra.propagation.along_factors import OperandState
 from shardir.algebra.propagation.conflicts import Alternative, resolve
 from shardir.algebra.propagation.graph import PropagationGraph
-from shardir.algebra.redistribution import seconds
+from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.sharding import DimAxes, Sharding, refine
 
 
@@ -102,9 +102,8 @@ class PropagationState:
             open, excluded = annotation.open - late, annotation.replicated
         parameter = self.is_parameter[v]
         silent = every if parameter and self.only_activations else late
-        return OperandState(
-            self.graph.values[v].shape, dims, open, silent, excluded, parameter
-        )  # fmt: skip
+        value = self.graph.values[v]
+        return OperandState(value.shape, value.itemsize, dims, open, silent, excluded, parameter)
 
     def granted(self, v: int, proposals: list[DimAxes]) -> DimAxes:
         """Return the axes of a value for which several nodes propose some. Conflicts are resolved
@@ -122,14 +121,12 @@ class PropagationState:
             dims = tuple(granted.get(d, ()) for d in range(len(mine)))
             return refine(mine, dims, state.open, state.excluded, self.mesh)
 
-        def cost(granted: dict[int, Axes]) -> tuple[float, float]:
-            have = Layout(self.mesh.name, refined(granted))
-            costs = [
-                seconds(state.shape, self.mesh, have, Layout(self.mesh.name, p)) for p in proposals
-            ]
-            return fsum(a for a, _ in costs), fsum(b for _, b in costs)
+        def seconds(granted: dict[int, Axes]) -> float:
+            have, size = Layout(self.mesh.name, refined(granted)), state.itemsize
+            wanted = [Layout(self.mesh.name, dims) for dims in proposals]
+            return fsum(estimated_seconds(state.shape, self.mesh, have, l, size) for l in wanted)
 
-        granted, alternatives = resolve(new, (), self.mesh, cost)
+        granted, alternatives = resolve(new, (), self.mesh, seconds)
         if alternatives:
             self.value_conflicts.update(dict.fromkeys(self.members[v], alternatives))
         return refined(granted)

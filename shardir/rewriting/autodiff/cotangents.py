@@ -7,13 +7,15 @@ redistributed to the layout of the value, once.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from math import fsum
 
 from xdsl.ir import SSAValue
 
+from shardir.algebra.estimates import ranked
 from shardir.algebra.layout import Layout
-from shardir.algebra.redistribution import seconds
+from shardir.algebra.redistribution import estimated_seconds
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.rewriting.rewriter import Rewriter
 
 
@@ -32,11 +34,11 @@ class Cotangents:
         self.addends.setdefault(v, []).extend(addends)
 
     def take(self, v: SSAValue) -> list[SSAValue]:
-        """The addends of a value, which are no longer its."""
+        """Remove the addends of a value, and return them."""
         return self.addends.pop(v)
 
     def sum(self, v: SSAValue, may_be_partial: bool = False) -> SSAValue | None:
-        """The cotangent of a value, in the layout of the value; None where it has no addend."""
+        """Return the cotangent of a value, in the layout of the value; None without addends."""
         if v not in self.addends:
             return None
         total = self._total(v)
@@ -54,7 +56,7 @@ class Cotangents:
         return total
 
     def accumulate(self, values: Collection[SSAValue]) -> None:
-        """Add up the addends of these values, so that one of each layout is alive."""
+        """Add the addends of these values, so that one of each layout is live."""
         for v in [v for v in self.addends if v in values]:
             self.addends[v] = self._by_layout(v)
 
@@ -71,7 +73,7 @@ class Cotangents:
         return total
 
     def _by_layout(self, v: SSAValue) -> list[SSAValue]:
-        """The sums of the addends of one layout."""
+        """Return the sums of the addends of one layout."""
         found: dict[Layout | None, SSAValue] = {}
         for d in self.take(v):
             layout = layout_of(d)
@@ -85,17 +87,18 @@ class Cotangents:
     def _common_layout(self, v: SSAValue, addends: Sequence[SSAValue]) -> Layout:
         """Return the layout in which addends of several layouts are added: that of the value or of
         an addend, whichever needs the cheapest redistributions, to it and on to the value's."""
-        b, end, shape = self.builder, self.builder.layout(v).complete, unsharded_type(v).get_shape()
+        b, end, t = self.builder, self.builder.layout(v).complete, unsharded_type(v)
         assert b.mesh is not None
         mesh = b.mesh
 
-        def cost(layout: Layout) -> tuple[float, float]:
-            costs = [*(b.seconds(d, layout) for d in addends), seconds(shape, mesh, layout, end)]
-            return sum(n for n, _ in costs), sum(n for _, n in costs)
+        def seconds(layout: Layout) -> float:
+            after = estimated_seconds(t.get_shape(), mesh, layout, end, itemsize(t))
+            return fsum([*(b.redistribution_seconds(d, layout) for d in addends), after])
 
-        return min((end, *map(b.layout, addends)), key=cost)
+        options = dict.fromkeys((end, *map(b.layout, addends)))
+        return ranked(options, seconds, lambda _: 0)[0][1]
 
 
 def cotangent_name(v: SSAValue) -> str | None:
-    """The name of a value's cotangent."""
+    """Return the name of a value's cotangent."""
     return f"d_{v.name_hint}" if v.name_hint else None
