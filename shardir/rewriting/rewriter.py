@@ -118,7 +118,6 @@ class Rewriter(Spellings):
     def replace(op: Operation, values: Sequence[SSAValue]) -> None:
         """Replace the results of an op by values, which get their names and uses, and erase it."""
         for old, new in zip(op.results, values, strict=True):
-            new.name_hint = new.name_hint or old.name_hint
             old.replace_all_uses_with(new)
         erase(op)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cost_model import BOTH, MEMORY, MODELS, MOST, RANKS, TENSOR, TIMEOUT, Mesh, text
+from cost_model import BOTH, MAX_PROBE_BYTES, MEMORY, MODELS, RANKS, TENSOR, TIMEOUT, Mesh, text
 from plans import bare
 
 from shardir.algebra.cluster import Cluster
@@ -48,7 +48,7 @@ PROBING = 17, 0.01
 
 def calibrated() -> Cluster:
     """Return the cluster of this machine's ranks, fitted to the probes."""
-    given = probes(RANKS, MOST)
+    given = probes(RANKS, MAX_PROBE_BYTES)
     probing = compile(module(given, RANKS), "")
     with tempfile.TemporaryDirectory() as folder:
         folder_of_probes = probing.save(Path(folder) / "probes")

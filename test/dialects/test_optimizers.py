@@ -31,6 +31,8 @@ from xdsl.ir import Attribute
 
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime.runtime import Mesh
+from shardir.cost import report
+from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn, train
 from shardir.dialects.builder import OpBuilder
 from shardir.interpret import run
@@ -552,6 +554,22 @@ def test_reductions_over_the_batch_do_not_grow_with_the_microbatches(name: str):
         )
 
     assert reductions(1) == reductions(2) == reductions(5) > 0
+
+
+@pytest.mark.parametrize("name", ["data parallel", "both"])
+def test_the_memory_of_microbatches_is_that_of_their_inputs(name: str):
+    """Gradients are added up after each microbatch; only its inputs and loss are live longer."""
+
+    def memory(count: int) -> tuple[int, int]:
+        module = compiled(
+            module_of("sgd, lr = 0.1", LAYOUTS[name], accumulate=accumulated("mean", count))
+        )
+        (cost,) = (f for f in report(module) if f.name == "step")
+        arguments = function(module, "step").body.block.args
+        return cost.memory.peak, sum(map(size_of, arguments))
+
+    (peak, arguments), (more, more_arguments) = memory(3), memory(5)
+    assert more - peak <= more_arguments - arguments + 2 * 8
 
 
 def test_ops_of_parameters_alone_are_computed_once():

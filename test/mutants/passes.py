@@ -89,7 +89,7 @@ MUTANTS = [
         "passes/inline_calls.py",
         "new.location = op.location",
         "new.location = call.location",
-        "test/filecheck/inline-calls",
+        "test/passes/test_passes.py -k inlined",
     ),
     Mutant(
         "open ops are accepted",

@@ -17,18 +17,15 @@ MUTANTS = [
         "shardir/rewriting/autodiff/activity.py",
         "if isinstance(op, StopGradientOp):",
         "if False:",
-        "test/passes/test_autodiff.py::test_no_cotangent_goes_through_integers_or_stop_gradient",
+        "test/passes/test_autodiff.py::test_an_op_without_gradient_may_follow_stop_gradient",
     ),
     Mutant(
-        "microbatches reduce one by one",
-        "The addends of microbatches are not added before they are reduced.",
+        "gradients are added up at the end",
+        "The gradients of all microbatches are live until the last one.",
         "shardir/rewriting/autodiff/microbatches.py",
         "        backward.cotangents.accumulate(retained)\n        block",
         "        block",
-        (
-            "test/dialects/test_optimizers.py::test_reductions_over_the_batch_do_not_grow_with_th"
-            "e_microbatches"
-        ),
+        "test/dialects/test_optimizers.py -k memory_of_microbatches",
     ),
     Mutant(
         "redistributions are made twice",
@@ -39,10 +36,10 @@ MUTANTS = [
         "test/rewriting/test_rewriting.py",
     ),
     Mutant(
-        "names are not handed on",
-        "The results of a replaced op lose their names.",
+        "names are lost",
+        "The results of new ops do not have the names that they are given.",
         "shardir/rewriting/rewriter.py",
-        "new.name_hint = new.name_hint or old.name_hint",
+        "result.name_hint = value.name_hint",
         "pass",
         "test/rewriting/test_rewriting.py",
     ),

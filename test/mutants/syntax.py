@@ -25,7 +25,7 @@ MUTANTS = [
         "shardir/syntax/verify.py",
         "counts[message] = 0",
         "counts[message] = n",
-        "test/filecheck/verify/meshes.ir",
+        "test/syntax/test_syntax_errors.py -k missing_mesh",
     ),
     Mutant(
         "dominance within a block is not checked",
@@ -41,7 +41,7 @@ MUTANTS = [
         "shardir/syntax/verify.py",
         "return sorted(found, key=lambda d: (d.line, d.column))",
         "return found[::-1]",
-        "test/syntax/test_syntax_errors.py::test_errors",
+        "test/syntax/test_syntax_errors.py -k order_of_the_text",
     ),
     Mutant(
         "each encoding is an alias",

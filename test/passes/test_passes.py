@@ -39,6 +39,7 @@ from shardir.interpret import check_pass, run
 from shardir.interpret.equivalence import NotEquivalentError
 from shardir.passes.fuse_communication import FuseCommunication
 from shardir.rewriting.rewriter import set_type
+from shardir.syntax.parser import parse
 
 SEEDS = range(200, 200 + extent(9, 25))
 
@@ -249,6 +250,29 @@ def test_fusing_moves_the_same_bytes_in_fewer_collectives():
         assert counts[0] == traffic(module, p.name, mesh)[0] and counts[2] <= counts[0] >= counts[1]
         fewer += counts[2] < counts[0]
     assert fewer
+
+
+# ---- inline-calls ----
+
+CALLS = """func.func private @g(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %y = nn.relu %x : (tensor<4xf32>) -> tensor<4xf32>
+  %z = nn.neg %y : (tensor<4xf32>) -> tensor<4xf32>
+  func.return %z : tensor<4xf32>
+}
+func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %y = func.call @g(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %z = func.call @g(%y) : (tensor<4xf32>) -> tensor<4xf32>
+  func.return %z : tensor<4xf32>
+}"""
+
+
+def test_inlined_ops_have_the_locations_of_the_function_that_is_called():
+    module = parse(CALLS)
+    *called, _ = function(module, "g").body.block.ops
+    wanted = [op.location for op in called] * 2
+    assert len({*wanted}) == 2
+    *inlined, _ = function(apply(module, "inline-calls"), "f").body.block.ops
+    assert [op.location for op in inlined] == wanted
 
 
 # ---- strip-layouts ----

@@ -80,6 +80,31 @@ def test_errors(text: str) -> None:
         assert have.startswith(want), found
 
 
+NONE = "tensor<4xf32, #dist.layout<@none, [{d}]>>"
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_missing_mesh_is_one_error(count: int) -> None:
+    """At the first op that names it, with the number of the others."""
+    lines = [f"  %x{i + 1} = nn.relu %x{i} : ({NONE}) -> {NONE}" for i in range(count - 1)]
+    text = "\n".join([f"func.func @f(%x0: {NONE}) {{", *lines, "  func.return", "}"])
+    with pytest.raises(ParseErrors) as e:
+        parse(text, verify=True)
+    (error,) = e.value.errors
+    assert error.message.startswith("[M2] expected a declared mesh, got @none")
+    assert error.line == 1
+    assert error.notes == ((f"{count - 1} more ops name it",) if count > 1 else ())
+
+
+def test_errors_are_in_the_order_of_the_text() -> None:
+    """Those of dominance too, which are found last."""
+    use = '  "test.op"(%a) : (i32) -> ()\n  %a = "test.op"() : () -> i32\n'
+    call = "  func.call @none() : () -> ()\n"
+    text = f"func.func @f() {{\n{use}{call}{call.replace('none', 'other')}  func.return\n}}"
+    found = messages(text, with_test())
+    assert [int(m.split(":")[0]) for m in found] == [2, 4, 5]
+
+
 def test_dominance() -> None:
     """A use before the definition, and one in another branch, are errors; xDSL accepts both."""
     before = (
