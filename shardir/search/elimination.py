@@ -106,8 +106,8 @@ def fits(sizes: Sequence[int], pairs: Iterable[tuple[int, int]], cap: int) -> bo
 class Elimination:
     """The elimination of variables, one after another.
 
-    `bound` is a lower bound of the eliminated costs that no table of other variables has; `exact`
-    says that no bucket was divided.
+    `bound` is a lower bound of the eliminated costs that no table of other variables has; `exact`:
+    no bucket was divided.
     """
 
     def __init__(self, problem: CostProblem):

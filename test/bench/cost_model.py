@@ -141,19 +141,19 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
     spearman, of all strategies that were not fitted, and spearman_model, of the model's. Then the
     same of the relative model: relative_ms, relative_fitted, relative_spearman and
     relative_spearman_model."""
-    given = probes(RANKS, MAX_PROBE_BYTES)
-    probing = compile(module(given, RANKS), "")
+    every_probe = probes(RANKS, MAX_PROBE_BYTES)
+    probing = compile(module(every_probe, RANKS), "")
     found = list(programs())
     compiled = [compile(text) for _, _, text in found]
     with tempfile.TemporaryDirectory() as folder:
-        places = [c.save(Path(folder) / str(i)) for i, c in enumerate([probing, *compiled])]
-        log(f"{len(found)} programs and {len(given)} probes compiled")
+        folders = [c.save(Path(folder) / str(i)) for i, c in enumerate([probing, *compiled])]
+        log(f"{len(found)} programs and {len(every_probe)} probes compiled")
         measured, *steps = times(
-            places, ROUNDS, TURN, Options(timeout=TIMEOUT),
+            folders, ROUNDS, TURN, Options(timeout=TIMEOUT),
             lambda done: log(f"round {done}/{ROUNDS}"),
         )  # fmt: skip
     calibration = fitted(
-        given, probing, {n: median(v) for n, v in measured.items()}, unmeasured(RANKS, MEMORY)
+        every_probe, probing, {n: median(v) for n, v in measured.items()}, unmeasured(RANKS, MEMORY)
     )
     log(f"fitted to the probes: {escape(str(calibration.cluster))}")
     seconds = [median(step["step"]) for step in steps]
