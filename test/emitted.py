@@ -1,5 +1,5 @@
 """Emitted programs in this process: no collectives, a rank after the other."""
-# ruff: noqa: E501
+# ruff: noqa: E501 (texts of programs)
 
 from typing import Any
 

@@ -63,7 +63,7 @@ class Locator(Protocol):
     def at_op(self, op: Any, message: str) -> Diagnostic: ...
 
 
-class Failure(ShardirError):  # noqa: N818
+class Failure(ShardirError):  # noqa: N818 - a set of errors
     """All errors of one pass, each with its operation."""
 
     def __init__(self, errors: Sequence[Located] | str):
@@ -78,7 +78,7 @@ class Failure(ShardirError):  # noqa: N818
         return [source.at_op(op, message) for op, message in self.errors]
 
 
-class ParseErrors(ShardirError):  # noqa: N818
+class ParseErrors(ShardirError):  # noqa: N818 - a set of errors
     """All errors of one text."""
 
     def __init__(self, errors: Sequence[Diagnostic]):

@@ -1,5 +1,5 @@
 """Nothing of the input becomes code of an emitted program."""
-# ruff: noqa: E501
+# ruff: noqa: E501 (texts of programs)
 
 import ast
 from pathlib import Path

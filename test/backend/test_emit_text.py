@@ -1,5 +1,5 @@
 """The text of emitted programs, and programs that cannot be emitted."""
-# ruff: noqa: E501
+# ruff: noqa: E501 (texts of programs)
 
 import random
 

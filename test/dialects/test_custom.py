@@ -1,5 +1,5 @@
 """Custom ops: what is registered, what the text can and cannot say, and ops of other dialects."""
-# ruff: noqa: E402
+# ruff: noqa: E402 (torch may not be installed)
 
 import sys
 import warnings
@@ -237,7 +237,7 @@ def test_modules_of_programs(register, torch, message):
         assert "import os.path\n" in compiled.program
         return
     with pytest.raises(shardir.ShardirError, match=message):
-        compiled.program  # noqa: B018
+        compiled.program  # noqa: B018 - the property raises
 
 
 def test_names_of_values_do_not_hide_modules(register, monkeypatch):

@@ -22,7 +22,7 @@ import traceback
 
 import numpy  # noqa: F401 - what ranks import
 import torch
-import torch.distributed  # noqa: F401
+import torch.distributed  # noqa: F401 - what ranks import
 
 MESSAGE, FILES = 1 << 18, 8
 PR_SET_PDEATHSIG = 1

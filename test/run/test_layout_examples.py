@@ -1,5 +1,5 @@
 """The examples of layouts, strategies and redistributions on real ranks: results and gradients."""
-# ruff: noqa: E402
+# ruff: noqa: E402 (torch may not be installed)
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 """The examples of models on real ranks: losses and parameters of their training."""
-# ruff: noqa: E402
+# ruff: noqa: E402 (torch may not be installed)
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """Every optimizer, clipping, loss scaling and microbatches on four Gloo ranks, in one program;
 expected are torch's results on one device."""
-# ruff: noqa: E402
+# ruff: noqa: E402 (torch may not be installed)
 
 import numpy as np
 import pytest

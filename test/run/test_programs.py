@@ -1,5 +1,5 @@
 """Emitted programs on real Gloo ranks, against numpy and against torch's own autograd."""
-# ruff: noqa: E402, E501
+# ruff: noqa: E402, E501 (torch may not be installed; texts of programs)
 
 import json
 from pathlib import Path

@@ -3,7 +3,7 @@
 300 random pairs of layouts on 8 ranks, with sub-axes and uneven shards, some of them through a
 partial value. Values are integers, so that the order of a sum does not matter.
 """
-# ruff: noqa: E402
+# ruff: noqa: E402 (torch may not be installed)
 
 import random
 from itertools import pairwise

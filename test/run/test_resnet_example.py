@@ -1,5 +1,5 @@
 """ResNet50 of docs/examples/make_resnet.py on real ranks: its training."""
-# ruff: noqa: E402
+# ruff: noqa: E402 (torch may not be installed)
 
 from itertools import count
 from typing import Any

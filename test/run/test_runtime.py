@@ -1,4 +1,4 @@
-# ruff: noqa: E402
+# ruff: noqa: E402 (torch may not be installed)
 """The runtime of emitted programs: collectives on real Gloo ranks, shards, and random numbers."""
 
 from pathlib import Path

@@ -1,5 +1,5 @@
 """The examples of split sequences on real ranks: results, gradients and losses."""
-# ruff: noqa: E402
+# ruff: noqa: E402 (torch may not be installed)
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 """The examples of modes, losses, training and communication on real ranks."""
-# ruff: noqa: E402
+# ruff: noqa: E402 (torch may not be installed)
 
 import re
 from typing import Any
