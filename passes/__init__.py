@@ -6,6 +6,7 @@ Which passes run one after another is in shardir/pipelines.py.
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def _names() -> Iterator[tuple[str, str]]:
 
 
 def _loader(name: str, stem: str) -> Callable[[], type[ModulePass]]:
+    @cache
     def load() -> type[ModulePass]:
         for found in vars(import_module(f"shardir.passes.{stem}")).values():
             if isinstance(found, type) and getattr(found, "name", None) == name:

@@ -65,8 +65,8 @@ def equal(block: Block) -> bool:
             or dist.is_started(op)
         ):
             continue
-        props = tuple(sorted((k, str(v)) for k, v in op.properties.items() if k != "fusion"))
-        key = (type(op), tuple(op.operands), props, tuple(str(v.type) for v in op.results))
+        props = frozenset((k, v) for k, v in op.properties.items() if k != "fusion")
+        key = (type(op), tuple(op.operands), props, tuple(op.result_types))
         first = seen.setdefault(key, op)
         if first is not op:
             Rewriter.replace(op, first.results)

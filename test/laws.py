@@ -7,9 +7,9 @@ are checked, from which their cells are counted. `python test/laws.py` prints th
 By default the layouts are those of covering arrays (covering.py) over *kin*: the elementwise ops on
 values of the same ranks, the composite ops of the same factors on them, or the cases of another op
 on them. Over the 2x2 mesh they try each op with each layout of each of its values, and each two
-layouts of each two operands with some of the kin; over the 2x3 mesh each layout of each value with
-some of the kin; and each case on both meshes, each of its other element types on one. The long form
-(extent.py) takes each case with each element type on its own.
+layouts of each two operands with some of the kin; over the 2x3 mesh each split of each dimension of
+each value with some of the kin; and each case on both meshes, each of its other element types on
+one. The long form (extent.py) takes each case with each element type on its own.
 """
 
 import random
@@ -183,19 +183,31 @@ def rows(
     ops: Sequence[str], ins: Sequence[Shape], outs: Sequence[Shape], mesh: Mesh, draw: random.Random
 ) -> list[tuple]:
     """An op and the layouts of its values in each row: over 2x2 each op with each layout of each
-    value, and each two layouts of each two operands; over 2x3 each layout of each value. The axes
-    of 2x2 are equivalent, so one of two rows there that differ by their names."""
-    operands = [layouts(len(s), mesh) for s in ins]
-    columns = [ops, *operands, *((None, *layouts(len(s), mesh)) for s in outs)]
+    value, and each two layouts of each two operands; over 2x3 each split of each dimension of each
+    value. The axes of 2x2 are equivalent, so one of two rows there that differ by their names."""
     if mesh is WIDE_MESH:
+        columns = [ops, *(splits(len(s), mesh, draw) for s in (*ins, *outs))]
         turns = [cycle(draw.sample(c, len(c))) for c in columns]
         return [tuple(map(next, turns)) for _ in range(max(map(len, columns)))]
+    operands = [layouts(len(s), mesh) for s in ins]
+    columns = [ops, *operands, *((None, *layouts(len(s), mesh)) for s in outs)]
     between = [
         (i, j)
         for i, j in combinations(range(len(columns)), 2)
         if i == 0 or (j <= len(ins) and len(columns[i]) * len(columns[j]) <= PAIRS)
     ]
     return covering(columns, draw, between, renamed)
+
+
+def splits(rank: int, mesh: Mesh, draw: random.Random) -> list[Layout]:
+    """Layouts in which each dimension is split over any axes in any order, or unsplit."""
+    missing = {(d, axes) for l in layouts(rank, mesh) for d, axes in enumerate(l.dims)}
+    found = [] if missing else [*layouts(rank, mesh)]
+    while missing:
+        some = draw.sample(layouts(rank, mesh), len(layouts(rank, mesh)))
+        found.append(max(some, key=lambda l: len(missing & {*enumerate(l.dims)})))
+        missing -= {*enumerate(found[-1].dims)}
+    return found
 
 
 def renamed(row: Sequence) -> tuple:

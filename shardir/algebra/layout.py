@@ -120,10 +120,7 @@ class Layout:
 
     def slices(self, mesh: Mesh, shape: Shape, rank: int) -> Slices:
         """Return the slices of the global tensor that `rank` holds (or has a partial value of)."""
-        return tuple(
-            slice(*mesh.bounds(n, axes, mesh.index(rank, axes)))
-            for n, axes in zip(shape, self.dims, strict=True)
-        )
+        return _slices(self, mesh, shape, rank)
 
     def tensor_map(self, mesh: Mesh) -> str:
         """Return MindSpore's device matrix and tensor map, -1 for an unsharded dimension.
@@ -150,6 +147,14 @@ def check_sizes(mesh: Mesh, axes: Axes, size: int, what: str) -> None:
             f"{sum(sizes)} in {axes_text(axes)}"
         )
         raise ShardirError(coded("L6", message, use="correct the sizes"))
+
+
+@lru_cache(maxsize=65536)
+def _slices(layout: Layout, mesh: Mesh, shape: Shape, rank: int) -> Slices:
+    return tuple(
+        slice(*mesh.bounds(n, axes, mesh.index(rank, axes)))
+        for n, axes in zip(shape, layout.dims, strict=True)
+    )
 
 
 @lru_cache(maxsize=65536)

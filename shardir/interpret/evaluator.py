@@ -66,10 +66,10 @@ class RankView:
 
     def _slices(self, value: SSAValue) -> tuple[slice, ...]:
         layout = dist.layout_of(value)
-        shape = self.global_shape(value)
         if layout is None:
-            return tuple(slice(0, n) for n in shape)
-        return layout.slices(self.meshes[layout.mesh], shape, self.rank)
+            return tuple(slice(0, n) for n in self.global_shape(value))
+        mesh = self.meshes[layout.mesh]
+        return layout.slices(mesh, dist.global_shape(value.type, mesh), self.rank)
 
     def start(self, value: SSAValue, dim: int) -> int:
         return self._slices(value)[dim].start
@@ -78,7 +78,8 @@ class RankView:
         return tuple(s.stop - s.start for s in self._slices(value))
 
     def global_shape(self, value: SSAValue) -> Shape:
-        return global_type(value.type, self.meshes).get_shape()
+        layout = dist.layout_of(value)
+        return dist.global_shape(value.type, layout and self.meshes[layout.mesh])
 
 
 def check_arguments(f: FuncOp, given: Sequence[Any], meshes: dict[str, Mesh]) -> list[Array]:

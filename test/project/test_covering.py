@@ -6,7 +6,7 @@ from itertools import combinations, product
 import laws
 import pytest
 from covering import covering
-from harness import MESH, layouts
+from harness import MESH, layouts, ordered_subsets
 from laws import BY_NAME, WIDE_MESH, by_kin, exchanged, kin, signature
 
 SIZES = [(3, 3, 3, 3), (2, 3, 4, 5), (7, 1, 6), (11, 11, 11), (1, 1), (5,), (9, 2, 2, 2, 2, 2)]
@@ -55,8 +55,8 @@ def of_kin(cases: list[str], mesh: object) -> list[tuple]:
 
 def test_layouts_of_kin():
     """Each op with each layout of each value, and each two layouts of two operands (up to
-    matrices), up to the names of the axes; over 2x3 each layout of each value; each case on both
-    meshes."""
+    matrices), up to the names of the axes; over 2x3 each split of each dimension of each value;
+    each case on both meshes."""
     for key, cases in kin().items():
         ins, outs = (list(map(len, v)) for v in signature(cases[0], BY_NAME[cases[0]].elements[0]))
         found = of_kin(cases, MESH)
@@ -64,7 +64,8 @@ def test_layouts_of_kin():
         for k, rank in enumerate([*ins, *outs], 3):
             for op in {r[0] for r in found}:
                 assert {r[k] for r in found if r[0] == op} >= {*layouts(rank)}, key
-            assert {r[k] for r in of_kin(cases, WIDE_MESH)} >= {*layouts(rank, WIDE_MESH)}, key
+            splits = {(d, x) for r in of_kin(cases, WIDE_MESH) for d, x in enumerate(r[k].dims)}
+            assert splits == {(d, x) for d in range(rank) for x in ordered_subsets(WIDE_MESH.names)}
         for i, j in combinations(range(len(ins)), 2):
             wanted = {*product(layouts(ins[i]), layouts(ins[j]))}
             if len(wanted) <= laws.PAIRS:
