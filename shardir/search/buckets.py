@@ -18,7 +18,7 @@ from math import inf
 
 from shardir.search.elimination import Solution
 from shardir.search.problem import CostProblem
-from shardir.search.transfer_costs import Bucket, LatencyShares, Redistribution
+from shardir.search.transfer_costs import Bucket, LatencyShares, ValueTransfer
 
 MAX_SCALINGS = 8
 """How many times shares are set by the number of tensors in each bucket: of one plan until they
@@ -30,14 +30,14 @@ looked for."""
 
 Solve = Callable[[CostProblem], Solution]
 
-BucketPrice = Callable[[Redistribution, LatencyShares], tuple[float, dict[Bucket, float]]]
+BucketPrice = Callable[[ValueTransfer, LatencyShares], tuple[float, dict[Bucket, float]]]
 """The estimated time of a transfer with shares of buckets, and the latencies of its buckets, in
 seconds."""
 
 
 def solve_with_buckets(
     problem: Callable[[LatencyShares], CostProblem],
-    transfers: Callable[[Sequence[int]], list[Redistribution]],
+    transfers: Callable[[Sequence[int]], list[ValueTransfer]],
     max_transfers: int,
     price: BucketPrice,
     solve: Solve,
@@ -81,7 +81,7 @@ def next_shares(shares: LatencyShares) -> list[LatencyShares]:
 
 
 def shared_seconds(
-    transfers: Sequence[Redistribution], price: BucketPrice
+    transfers: Sequence[ValueTransfer], price: BucketPrice
 ) -> tuple[float, LatencyShares]:
     """Return the estimated time of transfers that share buckets, and the shares that agree with
     it."""
@@ -98,7 +98,7 @@ def shared_seconds(
 
 
 def priced(
-    transfers: Sequence[Redistribution], price: BucketPrice, shares: LatencyShares
+    transfers: Sequence[ValueTransfer], price: BucketPrice, shares: LatencyShares
 ) -> tuple[float, Counter[Bucket], dict[Bucket, float]]:
     """Return the time of transfers with these shares; the number of tensors in each bucket, and its
     latency."""

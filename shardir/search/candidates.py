@@ -32,7 +32,7 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.rewriting.rewriter import Rewriter
 from shardir.search.buckets import shared_seconds
-from shardir.search.transfer_costs import Redistribution, bucket_price, transfer_seconds
+from shardir.search.transfer_costs import ValueTransfer, bucket_price, transfer_seconds
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class CandidateSource:
                 assert source is not None and target is not None
                 t = unsharded_type(op.value)
                 if late([use.operation for use in op.out.uses]):
-                    transfers.append(Redistribution(t, source, target))
+                    transfers.append(ValueTransfer(t, source, target))
                 else:
                     total += transfer_seconds(self.mesh, t, [source], [target])[0, 0]
         return total + shared_seconds(transfers, partial(bucket_price, self.mesh))[0]

@@ -34,7 +34,7 @@ from shardir.search.live_bytes import (
 )
 from shardir.search.memory import LiveBytes
 from shardir.search.problem import CostProblem, Table
-from shardir.search.transfer_costs import LatencyShares, Redistribution, transfer_seconds
+from shardir.search.transfer_costs import LatencyShares, ValueTransfer, transfer_seconds
 from shardir.search.value_layouts import (
     Ties,
     Uses,
@@ -54,7 +54,7 @@ class Edge(NamedTuple):
     key: tuple
     max_transfers: int
     table: Callable[[LatencyShares | None], Table]
-    transfers: Callable[[int, int], list[Redistribution]]
+    transfers: Callable[[int, int], list[ValueTransfer]]
 
 
 class CostGraph:
@@ -196,8 +196,8 @@ class CostGraph:
             seconds = transfer_seconds(self.mesh, t, sources, targets, shares)
             return times(candidates)[:, None] * seconds
 
-        def transfers(x: int, y: int) -> list[Redistribution]:
-            return [Redistribution(t, candidates[x].results[i], layouts[y].layout)]
+        def transfers(x: int, y: int) -> list[ValueTransfer]:
+            return [ValueTransfer(t, candidates[x].results[i], layouts[y].layout)]
 
         key = id(candidates), "makes", i, id(layouts)
         self._add(Edge(ends, key, 1, table, transfers), self._users.get(v, []))
@@ -225,10 +225,10 @@ class CostGraph:
         def table(shares: LatencyShares | None) -> Table:
             return self._use_seconds(t, layouts, candidates, at, may_share, shares)
 
-        def transfers(x: int, y: int) -> list[Redistribution]:
+        def transfers(x: int, y: int) -> list[ValueTransfer]:
             layout, shared = layouts[x]
             return [
-                Redistribution(t, layout, l)
+                ValueTransfer(t, layout, l)
                 for l in needed(candidates[y], at)
                 if not (may_share and l == shared)
             ]
@@ -344,7 +344,7 @@ class CostGraph:
             found.add(*edge.ends, tables[edge.key])
         return found
 
-    def bucket_transfers(self, choice: Sequence[int]) -> list[Redistribution]:
+    def bucket_transfers(self, choice: Sequence[int]) -> list[ValueTransfer]:
         """Return the transfers of a solution that may be in buckets."""
         ends = [(e, *e.ends) for e in self.bucket_edges]
         return [transfer for e, i, j in ends for transfer in e.transfers(choice[i], choice[j])]

@@ -30,7 +30,7 @@ Bucket = tuple[int, str, Axes, int, int, int]
 `concat`; the number of the form of the collective."""
 
 
-class Redistribution(NamedTuple):
+class ValueTransfer(NamedTuple):
     """A redistribution of a tensor, from one layout to another."""
 
     type: TensorType
@@ -85,7 +85,7 @@ def transfer_seconds(
 
 
 def bucket_price(
-    mesh: Mesh, transfer: Redistribution, shares: LatencyShares
+    mesh: Mesh, transfer: ValueTransfer, shares: LatencyShares
 ) -> tuple[float, dict[Bucket, float]]:
     """Return the estimated time of a transfer with shares of buckets, and the latencies of its
     buckets, in seconds."""
