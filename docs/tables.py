@@ -1,13 +1,18 @@
 """The tables of the documentation, from the code: `python docs/tables.py NAME`, where NAME is nn,
-ops, dist, train, passes, modes, invariants or mutants.
+ops, dist, train, passes, options, modes, invariants or mutants.
 
 `python test/project/test_docs.py --regenerate` puts them into the pages.
 """
 
+import ast
+import dataclasses
+import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 from xdsl.dialects.builtin import (
@@ -32,6 +37,7 @@ from shardir.dialects.train import Role, arguments
 from shardir.dialects.train.optimizer import Optimizer
 from shardir.dialects.train.optimizers import OPTIMIZERS
 from shardir.passes import PASSES
+from shardir.rewriting.options import Bytes, dashed, option_types
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 
@@ -40,7 +46,7 @@ from mutants import mutants
 from op_cases import CASES
 
 ELEMENTS = ("f64", "f32", "bf16", "f16", "i64", "i32", "i1")
-NAMES = "nn, ops, dist, train, optimizers, passes, modes, invariants, mutants"
+NAMES = "nn, ops, dist, train, optimizers, passes, options, modes, invariants, mutants"
 TAIL = re.compile(r"\s*(\(`strategy` \$strategy\^\)\? )?attr-dict.*$")
 
 
@@ -209,6 +215,40 @@ def passes() -> Iterator[str]:
         yield f"| `{name}` | {sentence} | passes/{module.rpartition('.')[2]}.py |"
 
 
+def options() -> Iterator[str]:
+    """Yield a line for each option of a pass, whose meaning is the text after its field."""
+    yield "| pass | option | default | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for name in pipelines.in_order():
+        cls = PASSES[name]()
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        for option, type in option_types(cls).items():
+            default = fields[option].default
+            shown = "required" if default is dataclasses.MISSING else _default(default, type)
+            meaning = _escaped(meanings(cls)[option])
+            yield f"| `{name}` | `{dashed(option)}` | {shown} | {meaning} |"
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """Return the texts after the fields of a class."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(node, ast.ClassDef)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(node.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def _default(value: object, type: object) -> str:
+    if type == Bytes and isinstance(value, int) and value % 2**20 == 0 and value:
+        return f"{value >> 20}MiB"
+    if value in (None, ""):
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def modes() -> Iterator[str]:
     yield "| mode | pipeline | what decides |"
     yield "| --- | --- | --- |"
@@ -255,6 +295,8 @@ def table(name: str) -> str:
             return "\n".join(rows(train.Train, with_factors=False))
         case "optimizers":
             return "\n".join(optimizers())
+        case "options":
+            return "\n".join(options())
         case "passes":
             return "\n".join(passes())
         case "modes":

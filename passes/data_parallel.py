@@ -1,4 +1,4 @@
-"""data-parallel: no layouts -> inputs split by rows over all devices, parameters replicated.
+"""data-parallel: no layouts -> inputs split along dimension 0, parameters replicated.
 
     func.func @loss(%x: tensor<8x4xf32>, %w: tensor<4x6xf32> {train.parameter = "w"})
  -> func.func @loss(%x: tensor<8x4xf32, #dist.layout<@m, [{dp, tp}, {}]>>,
@@ -6,14 +6,14 @@
 
 Runs before propagate-strategies, which spreads these layouts to the other values.
 
-1. Parameters and states are replicated; any other argument is an input, and is split by rows over
-   all axes of the mesh, in their order.
+1. Parameters and states are replicated; any other argument is an input, and is split along
+   dimension 0 over all axes of the mesh, in their order.
 2. An annotation that contradicts these layouts (a layout, a strategy or a redistribution) is an
    error. All are reported, each with the data parallel layout or strategy.
 3. With `hybrid` no annotation is an error. Parameters and states are replicated where neither a
    layout nor a strategy of their users is annotated. Inputs are left to propagate-strategies, which
-   splits those that no annotation reaches by rows over the unused axes. Functions in the local view
-   are not changed.
+   splits those that no annotation reaches along dimension 0 over the unused axes. Functions in the
+   local view are not changed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ from shardir.rewriting.rewriter import set_type
 
 @dataclass(frozen=True)
 class DataParallel(FunctionPass):
-    """Splits inputs by rows over all devices and replicates parameters."""
+    """Splits inputs along dimension 0 over all devices and replicates parameters."""
 
     name = "data-parallel"
     hybrid: bool = False

@@ -9,26 +9,26 @@ part.
       %w_1 = train.sgd %w, %d_w
     }
 
-It works on programs without layouts, on those with, before or after insert-redistributions, and in
-the local view, whose collectives stay as they are. Where some values have layouts and some have
-none, the layouts stay, as pins for search-strategies, and the rest has none.
+The function may be in the global view, without layouts or with them, before or after
+insert-redistributions; or in the local view, whose collectives are not changed. Where only some
+values have layouts, these stay, as pins for search-strategies, and new values have none.
 `shardir/rewriting/autodiff` differentiates; this pass finds the functions and their views.
 
-1. A cotangent's layout is not chosen: it follows from the factors of the op that makes it, partial
-   over each axis that splits a factor which the operand does not have.
+1. A cotangent's layout follows from the factors of the op that produces it: it is partial over
+   each axis that splits a factor which the operand does not have.
 2. The addends of one cotangent are added while partial, and reduced once, where an op uses the sum,
-   to the layout of the primal value. Through an op that passes partial sums on (a transpose, a
-   cast that says so) they go as they are, if that makes them no larger.
-3. A redistribution hands the cotangent of its result on as that of its operand, in whatever layout
-   it is: an all-gather pairs with a reduce-scatter or a slice, an all-to-all with its reverse, the
-   sum that ends a partial value with nothing.
-   A barrier does so where layouts are decided; before, the cotangent has one the other way round.
+   to the layout of the primal value. Through the transpose of an op that is linear in its
+   only active operand they pass unreduced, if the cotangent does not become larger.
+3. The cotangent of a redistribution's result is that of its operand, in whatever layout it is: an
+   all-gather pairs with a reduce-scatter or a slice, an all-to-all with its reverse, the reduction
+   of a partial value with nothing. So is that of a propagation barrier where layouts are decided;
+   before, the cotangent passes through a barrier of the other direction.
 4. The redistribution of a parameter's gradient has the parameter's `train.fusion` index.
-5. Of a composite the decomposition is differentiated.
-6. With `accumulate` the function stands once for each microbatch, forward and backward; ops that
+5. Composites are decomposed, and the decomposition is differentiated.
+6. With `accumulate` the step has a forward and a backward part for each microbatch; ops that
    depend on no input are computed once. The addends of all microbatches to one gradient are added
    before they are reduced.
-7. A private function that is differentiated is consumed; a public one stays.
+7. A private function that nothing else uses is erased; any other stays.
 """
 
 from collections.abc import Sequence

@@ -48,6 +48,7 @@ class LoadStrategies(GlobalPass):
 
     name = "load-strategies"
     file: str
+    """The file, as save-strategies writes it."""
 
     def concerns(self, f: Function) -> bool:
         return super().concerns(f) and f.mesh is not None

@@ -7,7 +7,7 @@
 
 1. The results of a marked op are not used after the next `train.backward`.
 2. A repeated op uses repetitions of other marked ops; values of unmarked ops are saved.
-3. Collectives are never repeated unless they are marked themselves; the repetition keeps the mark,
+3. Only collectives that are marked themselves are repeated; the repetition keeps the mark,
    so that simplify-communication does not merge it with the first collective.
 4. A repetition is placed right before its first use.
 5. An `async` collective and the `dist.wait` for it are repeated together, whichever is marked, if

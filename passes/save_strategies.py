@@ -37,6 +37,7 @@ class SaveStrategies(GlobalPass):
 
     name = "save-strategies"
     file: str
+    """The file, which is replaced."""
 
     def concerns(self, f: Function) -> bool:
         return super().concerns(f) and f.has_layouts

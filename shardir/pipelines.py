@@ -64,8 +64,8 @@ class Mode(NamedTuple):
 
 MODES: dict[str, Mode] = {
     "stand_alone": Mode("single-device", "one device: annotated layouts are dropped"),
-    "data": Mode("data", "inputs split by rows over all devices, parameters replicated; an "
-                 "annotation that contradicts this is an error"),
+    "data": Mode("data", "inputs split along dimension 0 over all devices, parameters replicated; "
+                 "an annotation that contradicts this is an error"),
     "hybrid": Mode("hybrid", "annotations stay; values that they leave open are data parallel"),
     "semi_auto": Mode("train", "annotations are propagated to the other values"),
     "auto": Mode("auto", "a search finds the minimum estimated time; annotations stay"),
