@@ -49,7 +49,7 @@ class _Factor:
 
     def at(self, choice: Sequence[int], v: int) -> Table:
         """Return the costs of the values of v, for a choice of all other variables."""
-        return self.table[tuple(slice(None) if u == v else choice[u] for u in self.variables)]
+        return self.table[tuple([slice(None) if u == v else choice[u] for u in self.variables])]
 
     def broadcast(self, variables: Variables) -> Table:
         """Return the table with a dimension for each of `variables`, of size 1 for the factor's
@@ -195,12 +195,12 @@ class Elimination:
         """Return the best value of each variable, for the values `chosen` of the other ones."""
         choice = [chosen.get(v, 0) for v in range(len(self.sizes))]
         for v, bucket in reversed(self.eliminated.items()):
-            choice[v] = int(sum(f.at(choice, v) for f in bucket).argmin())  # type: ignore[union-attr]
+            choice[v] = int(reduce(np.add, [f.at(choice, v) for f in bucket]).argmin())
         return choice
 
 
 def _entries(variables: set[int], sizes: Sequence[int]) -> int:
-    return prod(sizes[u] for u in variables)
+    return prod([sizes[u] for u in variables])
 
 
 def _groups(
@@ -211,7 +211,7 @@ def _groups(
     groups: list[tuple[set[int], list[_Factor]]] = []
     for factor in sorted(bucket, key=lambda f: -len(f.variables)):
         for variables, group in groups:
-            if prod(sizes[u] for u in variables.union(factor.variables)) <= cap:
+            if _entries(variables.union(factor.variables), sizes) <= cap:
                 variables.update(factor.variables)
                 group.append(factor)
                 break

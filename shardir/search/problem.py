@@ -119,7 +119,7 @@ def improve(problem: CostProblem, neighbours: Sequence[Neighbours], choice: list
     while changed:
         for v in sorted(changed):
             changed.discard(v)
-            costs = problem.unary[v] + sum(t[:, choice[u]] for u, t in neighbours[v])
+            costs = problem.unary[v] + sum([t[:, choice[u]] for u, t in neighbours[v]])
             best = int(costs.argmin())
             if costs[best] < costs[choice[v]]:
                 choice[v] = best

@@ -34,8 +34,8 @@ MUTANTS = [
         "eliminated variables take their worst value",
         "The values of eliminated variables are the most expensive ones.",
         "shardir/search/elimination.py",
-        ".argmin())  # type: ignore[union-attr]",
-        ".argmax())  # type: ignore[union-attr]",
+        "for f in bucket]).argmin())",
+        "for f in bucket]).argmax())",
         "test/search/test_elimination.py -k minimum_of_all",
     ),
     Mutant(
