@@ -238,20 +238,20 @@ def test_from_torch() -> None:
         cut = spec(plain, [dt.Shard(0), dt.Replicate()], (4, 6))
         assert str(shardir.from_dtensor(cut)[0]) == "@m, [{d0}, {}]"
         assert str(shardir.from_dtensor(cut, SQUARE)[0]) == "@m, [{a}, {}]"
-        with pytest.raises(ShardirError, match=r"no layout for .*redistribute it"):
+        with pytest.raises(ShardirError, match=r"expected a Shard, .*redistribute it"):
             shardir.from_dtensor(spec(plain, [_MaskPartial(), dt.Replicate()], (4, 6)))
-        with pytest.raises(ShardirError, match="are not the axes of @m"):
+        with pytest.raises(ShardirError, match="expected mesh dims that are the axes of @m"):
             shardir.from_dtensor(cut, Mesh("m", (("d", 4),)))
         with pytest.raises(ShardirError, match=r"expected an axis of mesh @m .*got dp"):
             shardir.from_dtensor(spec(named, [dt.Shard(0)] * 2, (4, 6)), SQUARE)
         sub_axis = device_mesh((2, 2), ("d:(1)2", "d:(2)2"))
-        with pytest.raises(ShardirError, match=r"mesh dim d:\(1\)2 is a sub-axis; of which mesh"):
+        with pytest.raises(ShardirError, match=r"got the sub-axis d:\(1\)2"):
             shardir.from_dtensor(spec(sub_axis, [dt.Shard(0), dt.Replicate()], (4, 6)))
         turned = DeviceMesh("cpu", [[0, 2], [1, 3]])
-        with pytest.raises(ShardirError, match="are not 0 to 3 in row-major order"):
+        with pytest.raises(ShardirError, match="expected ranks 0 to 3 in row-major order"):
             shardir.from_dtensor(spec(turned, [dt.Shard(0), dt.Replicate()], (4, 6)))
         bad = device_mesh((2, 2), ("d p", "tp"))
-        with pytest.raises(ShardirError, match="is not named as an axis"):
+        with pytest.raises(ShardirError, match=r"mesh dims .*expected"):
             shardir.from_dtensor(spec(bad, [dt.Shard(0), dt.Replicate()], (4, 6)))
 
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness import ELEMENTS, FLOATS, INTEGERS, Arg, Problem, problem
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from shardir.algebra.layout import Shape
-from shardir.dialects import dist
+from shardir.dialects import dist, nn
 from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.base import Props, TensorOp
-from shardir.dialects.nn.properties import float_attr
+from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
 
 ALL = (*FLOATS, *INTEGERS, "i1")
 NUMBERS = (*FLOATS, *INTEGERS)
@@ -98,3 +98,22 @@ def unary(
 def few(op: type[TensorOp], kind: str = "normal", name: str = "", **numbers: float) -> list[Case]:
     """An op of floats whose base others test on all shapes."""
     return unary(op, FLOATS, kind, name, ("odd",), gradient=True, **numbers)
+
+
+# ---- statistics of dimensions ----
+
+
+def statistic(
+    op: type[TensorOp], shape: Shape, *dims: int, keep: bool = False, kind: str = "normal",
+    **numbers: int,
+) -> Case:  # fmt: skip
+    """An op that needs its dimensions unsharded."""
+    props: dict[str, Attribute] = {n: int_attr(x) for n, x in numbers.items()}
+    if dims:
+        props["dims"] = dims_attr(*dims)
+    if keep:
+        props["keep"] = nn.UNIT
+    name = f"{kind}-{'x'.join(map(str, shape))}-{','.join(map(str, dims))}{'-keep' * keep}"
+    arg = "axis" in numbers
+    elements = NUMBERS if arg else FLOATS
+    return Case(name, op, (shape,), elements, props, kinds=(kind,), gradient=not arg)

@@ -61,15 +61,17 @@ def from_dtensor(tensor: "DTensor | Any", mesh: Mesh | None = None) -> tuple[Lay
     sizes = tuple(map(int, spec.mesh.shape))
     if spec.mesh.mesh.flatten().tolist() != list(range(prod(sizes))):
         raise ShardirError(
-            f"the ranks of {spec.mesh} are not 0 to {prod(sizes) - 1} in row-major order, as a "
-            "mesh of ours numbers them; start the ranks in that order"
+            f"expected ranks 0 to {prod(sizes) - 1} in row-major order, got {spec.mesh}; start the "
+            "ranks in that order"
         )
     names = spec.mesh.mesh_dim_names
     dims = _dims(names) if names else None
     if mesh is None:
         dims = dims or _dims([f"d{n}" for n in range(len(sizes))])
         if sub_axis := next((a for a in dims if a.size), None):
-            raise ShardirError(f"mesh dim {sub_axis} is a sub-axis; of which mesh? say mesh=...")
+            raise ShardirError(
+                f"expected mesh dims that are axes, got the sub-axis {sub_axis}; use mesh=..."
+            )
         mesh = Mesh("m", tuple((a.name, n) for a, n in zip(dims, sizes, strict=True)))
     dims = dims or mesh.names
     for a in dims:
@@ -77,7 +79,7 @@ def from_dtensor(tensor: "DTensor | Any", mesh: Mesh | None = None) -> tuple[Lay
     if mesh.simplify(dims) != mesh.simplify(mesh.names) or sizes != tuple(
         mesh.extent((a,)) for a in dims
     ):
-        raise ShardirError(f"the dims of {spec.mesh} are not the axes of {mesh}, in their order")
+        raise ShardirError(f"expected mesh dims that are the axes of {mesh}, got {spec.mesh}")
     factors = _split_factors(getattr(spec, "shard_order", None) or (), sizes)
     placements = [_ours(p, factors.get(n, 1)) for n, p in enumerate(spec.placements)]
     return from_placements(placements, mesh, tuple(map(int, spec.shape)), dims), mesh
@@ -87,7 +89,7 @@ def _dims(names: Any) -> Axes:
     try:
         return tuple(a for name in names for a in parse_axes(name))
     except NotationError as e:
-        raise ShardirError(f"a mesh dim of {tuple(names)} is not named as an axis: {e}") from None
+        raise ShardirError(f"mesh dims {tuple(names)}: {e}") from None
 
 
 def _split_factors(order: Any, sizes: tuple[int, ...]) -> dict[int, int]:
@@ -127,4 +129,6 @@ def _ours(p: Any, split_factor: int) -> Placement:
         return Replicate()
     if type(p) is tensor.Partial:  # one of another class is reduced otherwise than it says
         return Partial(p.reduce_op)
-    raise ShardirError(f"there is no layout for {p!r}; redistribute it to Replicate() first")
+    raise ShardirError(
+        f"expected a Shard, Replicate or Partial, got {p!r}; redistribute it to Replicate() first"
+    )

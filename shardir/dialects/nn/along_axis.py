@@ -1,4 +1,4 @@
-"""Taking and adding along one dimension, with an index for each element.
+"""Read and add along one dimension, with an index for each element.
 
 %y = nn.take_along_axis %x, %ids axis 1 : (tensor<4x8xf32>, tensor<4x3xi32>) -> tensor<4x3xf32>
 """
@@ -15,30 +15,30 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import arithmetic_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
-from shardir.dialects.nn.indexing import Taking, check_indices, local_indices
+from shardir.dialects.nn.indexing import IndexedRead, check_indices, local_indices
 
 # ---- along a dimension, with indices of the same rank ----
 
 
-def _check_along(rows: Shape, ids: Shape, axis: int) -> None:
+def _check_along(shape: Shape, ids: Shape, axis: int) -> None:
     """Raises ShardirError unless the shapes are equal but for the dimension `axis`."""
-    if len(rows) != len(ids) or any(
-        n != m for d, (n, m) in enumerate(zip(rows, ids, strict=True)) if d != axis
+    if len(shape) != len(ids) or any(
+        n != m for d, (n, m) in enumerate(zip(shape, ids, strict=True)) if d != axis
     ):
-        found = f"expected indices equal to {list(rows)} but for dimension {axis}, got {list(ids)}"
+        found = f"expected indices equal to {list(shape)} but for dimension {axis}, got {list(ids)}"
         raise ShardirError(coded("T6", found, use="use nn.broadcast or nn.slice"))
 
 
 def _along(rank: int, axis: int) -> tuple[list[str], list[str]]:
-    """The factors of the rows and of the indices."""
-    rows = letters(rank)
-    return rows, [*rows[:axis], "k", *rows[axis + 1 :]]
+    """Return the factors of the indexed value and of the indices."""
+    names = factor_names(rank)
+    return names, [*names[:axis], "k", *names[axis + 1 :]]
 
 
 @irdl_op_definition
@@ -68,9 +68,9 @@ class ScatterAddOp(TensorOp):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         rank = len(results[0].get_shape())
-        rows, ids = _along(rank, axis_of(props, "axis", rank))
+        names, ids = _along(rank, axis_of(props, "axis", rank))
         shapes = [v.get_shape() for v in (*operands, *results)]
-        return Factors.of([ids, ids], [rows], shapes, sparse=rows)
+        return Factors.of([ids, ids], [names], shapes, sparse=names)
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         ids, src = arrays
@@ -89,7 +89,7 @@ class ScatterAddOp(TensorOp):
 
 
 @irdl_op_definition
-class TakeAlongAxisOp(Taking):
+class TakeAlongAxisOp(IndexedRead):
     """The element at each index along `axis`: x[.., ids[.., i, ..], ..]."""
 
     name = "nn.take_along_axis"
@@ -110,9 +110,9 @@ class TakeAlongAxisOp(Taking):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         rank = len(operands[0].get_shape())
-        rows, ids = _along(rank, axis_of(props, "axis", rank))
+        names, ids = _along(rank, axis_of(props, "axis", rank))
         shapes = [v.get_shape() for v in (*operands, *results)]
-        return Factors.of([rows, ids], [ids], shapes, sparse=rows)
+        return Factors.of([names, ids], [ids], shapes, sparse=names)
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, ids = arrays

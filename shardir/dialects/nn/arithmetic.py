@@ -105,14 +105,14 @@ class MinOp(Extreme):
 
 @irdl_op_definition
 class RemainderOp(Arithmetic, Binary):
-    """x - floor(x / y) y: what division leaves over, with the sign of y"""
+    """x - floor(x / y) y: the remainder of a division, with the sign of y"""
 
     name = "nn.remainder"
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, y = arrays
         if y.dtype.kind == "i" and not y.all():
-            raise ShardirError("an integer is divided by 0; there is no remainder")
+            raise ShardirError("expected integer divisors other than 0, got 0; use floats")
         return np.remainder(x, y)
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:

@@ -31,7 +31,7 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Layout, Shape
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.creation import IotaOp
 from shardir.dialects.nn.elementary import ExpOp
 from shardir.dialects.nn.elementwise import broadcast_shape
@@ -93,7 +93,7 @@ class _Attention(TensorOp, ABC):
     def dims(cls, operands: Types) -> tuple[dict[str, list[str]], int]:
         """The factors of q, k, v, the result and the mask, and how many heads of q share one."""
         q, k = (t.get_shape() for t in operands[:2])
-        ours = letters(len(q) - 2, "b")
+        ours = factor_names(len(q) - 2, "b")
         theirs = list(ours)
         group = 1
         if len(q) > 2 and q[-3] != k[-3]:

@@ -316,7 +316,7 @@ def layout_mismatch(
     return ""
 
 
-def letters(n: int, prefix: str = "d") -> list[str]:
+def factor_names(n: int, prefix: str = "d") -> list[str]:
     """Names of n factors."""
     return [f"{prefix}{i}" for i in range(n)]
 

@@ -257,7 +257,7 @@ class ConvOp(Convolving):
 @irdl_op_definition
 class ConvTransposeOp(Convolving):
     """The x-like of a y-like and a weight: each element of y times the kernel, added where the
-    convolution takes it from. The result's type says how many rows there are."""
+    convolution takes it from. The result's type has the sizes of its dimensions."""
 
     name = "nn.conv_transpose"
     y = operand_def(TensorType)

@@ -17,7 +17,7 @@ from xdsl.irdl import irdl_op_definition, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import coded
-from shardir.dialects.nn.base import Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import arithmetic_element
 
@@ -60,7 +60,7 @@ class ConstantOp(TensorOp):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         shape = results[0].get_shape()
-        return Factors.of([], [letters(len(shape))], [shape])
+        return Factors.of([], [factor_names(len(shape))], [shape])
 
     def verify_signature(self) -> None:
         super().verify_signature()
@@ -110,7 +110,7 @@ class IotaOp(TensorOp):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         shape = results[0].get_shape()
-        return Factors.of([], [letters(len(shape))], [shape])
+        return Factors.of([], [factor_names(len(shape))], [shape])
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         shape = device.shape(self.out)

@@ -29,7 +29,7 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.elementary import LogOp
 from shardir.dialects.nn.indexing import PickGradOp, PickOp, check_indices
 from shardir.dialects.nn.properties import float_of
@@ -60,7 +60,7 @@ class _OfLabels(TensorOp, ABC):
 
     @classmethod
     def names(cls, operands: Types) -> list[str]:
-        return letters(len(operands[1].get_shape()))
+        return factor_names(len(operands[1].get_shape()))
 
 
 def counted(b: "OpBuilder", labels: SSAValue, ignore: int | None) -> SSAValue | None:
@@ -102,7 +102,8 @@ class _CrossEntropy(_OfLabels, ABC):
         counts = labels != ignore if ignore is not None else np.ones(labels.shape, bool)
         safe = np.where(counts, labels, 0).astype(np.int64)
         if safe.size and (safe.min() < 0 or safe.max() >= classes):
-            raise ShardirError(f"a label is out of range: there are {classes} classes")
+            bad = int(safe.min() if safe.min() < 0 else safe.max())
+            raise ShardirError(f"expected labels from 0 to {classes - 1}, got {bad}")
         return safe, counts
 
 

@@ -42,7 +42,7 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.signatures import forget_signatures
 from shardir.dialects.nn.types import unsharded_type
 
@@ -88,12 +88,13 @@ class Rule:
             ShardirError: it is no rule, or no device could compute by it.
         """
 
-        def wrong(message: str) -> ShardirError:
-            return ShardirError(f"the rule {text!r} {message}")
+        def wrong(want: str, got: str) -> ShardirError:
+            return ShardirError(f"rule {text!r}: expected {want}, got {got}")
 
         m = RULE.fullmatch(text)
         if m is None or not all(GROUPS.fullmatch(m[side]) for side in ("operands", "results")):
-            raise wrong('is not like "(i, k), (k, j) -> (i, j) reduce sum replicate j"')
+            form = '"(i, k), (k, j) -> (i, j) reduce sum replicate j"'
+            raise ShardirError(f"expected a rule of the form {form}, got {text!r}")
         operands, results = (
             tuple(
                 tuple("" if (d := dim.strip()) == "1" else d for dim in group.split(","))
@@ -107,32 +108,31 @@ class Rule:
         for value in (*operands, *results):
             found = [f for f in value if f]
             if bad := [f for f in found if not FACTOR.fullmatch(f)]:
-                raise wrong(f"has {bad[0]!r} where a dimension has one name, or 1 for none")
+                raise wrong("one name for a dimension, or 1 for none", repr(bad[0]))
             if len(set(found)) < len(found):
-                raise wrong(f"has a name twice in ({', '.join(value)})")
+                raise wrong("distinct names in a value", f"({', '.join(value)})")
         known = {f for value in operands for f in value if f}
         for f in (f for value in results for f in value if f):
             if f not in known and f not in replicate:
-                raise wrong(f"has {f} in a result alone: no device could know which part is its; "
-                            f"add replicate {f}")  # fmt: skip
+                raise wrong("the names of results in an operand", f"{f}; add replicate {f}")
         if lost := set(replicate) - {f for value in (*operands, *results) for f in value}:
-            raise wrong(f"replicates {min(lost)}, which no dimension has")
+            raise wrong("names of dimensions after replicate", min(lost))
         return Rule(operands, results, m["reduction"] or "sum", replicate)
 
     def misfit(self, operands: Sequence[Shape], results: Sequence[Shape]) -> str:
-        """Return how shapes violate the rule; "" when they fit."""
+        """Return the difference between shapes and the rule, "X, got Y"; "" when they fit."""
         sizes: dict[str, int] = {}
         for what, names, shapes in (
             ("operand", self.operands, operands), ("result", self.results, results),
         ):  # fmt: skip
             if len(names) != len(shapes):
-                return f"has {len(names)} {what}s, not {len(shapes)}"
+                return f"{len(names)} {what}s, got {len(shapes)}"
             for i, (dims, shape) in enumerate(zip(names, shapes, strict=True)):
                 if len(dims) != len(shape):
-                    return f"has {len(dims)} dimensions in {what} {i}, not {len(shape)}"
+                    return f"{len(dims)} dimensions in {what} {i}, got {len(shape)}"
                 for f, n in zip(dims, shape, strict=True):
                     if f and sizes.setdefault(f, n) != n:
-                        return f"has {f} in dimensions of {sizes[f]} and of {n}"
+                        return f"one size of {f}, got {sizes[f]} and {n}"
         return ""
 
 
@@ -179,15 +179,17 @@ def register_custom_op(
             float results, and gives the cotangents of the float operands.
 
     Raises:
-        ShardirError: a name, the rule or `torch` is not what it must be.
+        ShardirError: a name, the rule or `torch` is invalid.
     """
     for n in (name, gradient):
         if n is not None and not NAME.fullmatch(n):
-            raise ShardirError(f"{n!r} cannot name a custom op: letters, digits, _ and dots can")
+            raise ShardirError(
+                f"expected a name of a custom op, got {n!r}; use letters, digits, _ and dots"
+            )
     if torch is not None:
         module, colon, function = torch.partition(":")
         if not (colon and is_dotted_name(module) and is_dotted_name(function)):
-            raise ShardirError(f'{torch!r} is not like "module:function"')
+            raise ShardirError(f'expected torch="module:function", got {torch!r}')
     made = Custom(evaluate, torch, gradient, Rule.read(rule) if rule is not None else None)
     _registered[name] = made
     forget_signatures()
@@ -279,7 +281,7 @@ class CustomOp(TensorOp):
         rule = _registered.get(callee.data, _NOTHING).rule
         shapes = ([t.get_shape() for t in side] for side in (operands, results))
         if rule is not None and (message := rule.misfit(*shapes)):
-            found = f'expected shapes that fit the rule of "{callee.data}", which {message}'
+            found = f'rule of "{callee.data}": expected {message}'
             raise ShardirError(coded("T11", found, use="correct the rule or the types"))
 
     @classmethod
@@ -291,7 +293,7 @@ class CustomOp(TensorOp):
         if rule is not None:
             return Factors.of(rule.operands, rule.results, shapes, replicate=rule.replicate,
                               reduction=rule.reduction)  # fmt: skip
-        names = letters(sum(map(len, shapes)))
+        names = factor_names(sum(map(len, shapes)))
         rest = iter(names)
         dims = [[next(rest) for _ in shape] for shape in shapes]
         n = len(operands)

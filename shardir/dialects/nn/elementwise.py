@@ -16,7 +16,7 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.types import arithmetic_element, float_element, same_element
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Elementwise(TensorOp, ABC):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         shape = results[0].get_shape()
-        names = letters(len(shape))
+        names = factor_names(len(shape))
         dims = []
         for t in operands:
             mine = t.get_shape()

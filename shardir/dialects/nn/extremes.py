@@ -16,13 +16,12 @@ from xdsl.irdl import (
 )
 
 from shardir.algebra.factors import Factors
-from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.elementwise import Function
 from shardir.dialects.nn.logic import IsnanOp, OrOp
 from shardir.dialects.nn.properties import axis_of
-from shardir.dialects.nn.types import arithmetic_element, unsharded_type
+from shardir.dialects.nn.types import arithmetic_element, check_not_empty, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
@@ -46,16 +45,14 @@ class _ArgExtreme(TensorOp, ABC):
         shape = operands[0].get_shape()
         arithmetic_element(cls.name, operands)
         axis = axis_of(props, "axis", len(shape))
-        if shape[axis] == 0:
-            found = f"expected elements along dimension {axis} for a {cls.KIND}, got none"
-            raise ShardirError(coded("T8", found))
+        check_not_empty(shape[axis], f"a {cls.KIND} along dimension {axis}")
         kept = (1,) if "keep" in props else ()
         return [tensor(i64, (*shape[:axis], *kept, *shape[axis + 1 :]))]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         shape = operands[0].get_shape()
-        axis, names = axis_of(props, "axis", len(shape)), letters(len(shape))
+        axis, names = axis_of(props, "axis", len(shape)), factor_names(len(shape))
         kept = [""] if "keep" in props else []
         out = [*names[:axis], *kept, *names[axis + 1 :]]
         shapes = [t.get_shape() for t in (*operands, *results)]

@@ -19,7 +19,7 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import axis_of, int_of
 from shardir.dialects.nn.selection import SelectOp
 from shardir.dialects.nn.types import arithmetic_element, unsharded_type
@@ -36,7 +36,7 @@ def check_indices(t: TensorType) -> None:
 
 
 def local_indices(device: Device, v: SSAValue, axis: int, ids: Array) -> tuple[Array, Array]:
-    """Indices into the rows of a dimension of `v` of this shard, and which of them do.
+    """Return the indices within the shard of `v` along a dimension, and a mask of those within it.
 
     Raises:
         ShardirError: an index is outside of the dimension.
@@ -44,18 +44,18 @@ def local_indices(device: Device, v: SSAValue, axis: int, ids: Array) -> tuple[A
     start, size, total = device.start(v, axis), device.shape(v)[axis], device.global_shape(v)[axis]
     if ids.size and (ids.min() < 0 or ids.max() >= total):
         bad = int(ids.min() if ids.min() < 0 else ids.max())
-        raise ShardirError(f"index {bad} is out of range: there are {total} rows")
+        raise ShardirError(f"expected an index from 0 to {total - 1}, got {bad}")
     here = ids.astype(np.int64) - start
     inside = (here >= 0) & (here < size)
     return np.where(inside, here, 0), inside
 
 
-def _taken(table: Shape, ids: Shape, axis: int) -> Shape:
+def _gathered_shape(table: Shape, ids: Shape, axis: int) -> Shape:
     return (*table[:axis], *ids, *table[axis + 1 :])
 
 
-class Taking(TensorOp, ABC):
-    """Elements of the first operand at the indices that are the second."""
+class IndexedRead(TensorOp, ABC):
+    """An op that reads elements of its first operand at the indices of the second."""
 
     FLOPS: ClassVar[int] = 0
 
@@ -67,7 +67,7 @@ class Taking(TensorOp, ABC):
 
 @irdl_op_definition
 class GatherGradOp(TensorOp):
-    """Zeros of the table's shape, to which the rows of dy are added at their indices."""
+    """Zeros of the table's shape, to which the elements of dy are added at their indices."""
 
     name = "nn.gather_grad"
     ids = operand_def(TensorType)
@@ -82,7 +82,7 @@ class GatherGradOp(TensorOp):
         check_indices(operands[0])
         arithmetic_element(cls.name, (operands[1], *results))
         axis = axis_of(props, "axis", len(results[0].get_shape()))
-        expected = _taken(results[0].get_shape(), operands[0].get_shape(), axis)
+        expected = _gathered_shape(results[0].get_shape(), operands[0].get_shape(), axis)
         if operands[1].get_shape() != expected:
             found = f"expected dy of shape {list(expected)}, got {operands[1]}"
             raise ShardirError(coded("T1", found))
@@ -91,7 +91,7 @@ class GatherGradOp(TensorOp):
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         table = results[0].get_shape()
         axis = axis_of(props, "axis", len(table))
-        t, i = letters(len(table), "t"), letters(len(operands[0].get_shape()), "i")
+        t, i = factor_names(len(table), "t"), factor_names(len(operands[0].get_shape()), "i")
         return Factors.of(
             [i, [*t[:axis], *i, *t[axis + 1 :]]], [t],
             [v.get_shape() for v in (*operands, *results)], sparse=t,
@@ -103,9 +103,9 @@ class GatherGradOp(TensorOp):
         axis = axis_of(self.properties, "axis", len(shape))
         here, inside = local_indices(device, self.out, axis, ids)
         out = np.zeros(shape, dy.dtype)
-        rows = np.moveaxis(dy, range(axis, axis + ids.ndim), range(ids.ndim))
+        addends = np.moveaxis(dy, range(axis, axis + ids.ndim), range(ids.ndim))
         if shape[axis]:
-            np.add.at(np.moveaxis(out, axis, 0), here[inside], rows[inside])
+            np.add.at(np.moveaxis(out, axis, 0), here[inside], addends[inside])
         return out
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -113,10 +113,10 @@ class GatherGradOp(TensorOp):
 
 
 @irdl_op_definition
-class GatherOp(Taking):
-    """Rows of a table at the indices: table.shape[:axis] + ids.shape + table.shape[axis + 1:].
+class GatherOp(IndexedRead):
+    """Elements of a table at the indices: table.shape[:axis] + ids.shape + table.shape[axis + 1:].
 
-    An embedding is a gather at axis 0. The row `padding` of the table gets no gradient.
+    An embedding is a gather at axis 0. Index `padding` of the table gets no gradient.
     """
 
     name = "nn.gather"
@@ -132,16 +132,18 @@ class GatherOp(Taking):
         table, ids = operands
         check_indices(ids)
         axis = axis_of(props, "axis", len(table.get_shape()))
-        if "padding" in props and (row := int_of(props, "padding")) < 0:
-            found = f"expected a padding row of the table, 0 or more, got {row}"
+        if "padding" in props and (padding := int_of(props, "padding")) < 0:
+            found = f"expected a padding index of 0 or more, got {padding}"
             raise ShardirError(coded("T10", found))
-        return [tensor(table.element_type, _taken(table.get_shape(), ids.get_shape(), axis))]
+        return [
+            tensor(table.element_type, _gathered_shape(table.get_shape(), ids.get_shape(), axis))
+        ]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         table, ids = operands
         axis = axis_of(props, "axis", len(table.get_shape()))
-        t, i = letters(len(table.get_shape()), "t"), letters(len(ids.get_shape()), "i")
+        t, i = factor_names(len(table.get_shape()), "t"), factor_names(len(ids.get_shape()), "i")
         return Factors.of(
             [t, i], [[*t[:axis], *i, *t[axis + 1 :]]],
             [v.get_shape() for v in (*operands, *results)], sparse=t,
@@ -151,19 +153,19 @@ class GatherOp(Taking):
         table, ids = arrays
         axis = axis_of(self.properties, "axis", table.ndim)
         here, inside = local_indices(device, self.table, axis, ids)
-        shape = _taken(table.shape, ids.shape, axis)
+        shape = _gathered_shape(table.shape, ids.shape, axis)
         if table.shape[axis] == 0:
             return np.zeros(shape, table.dtype)
-        rows = np.take(table, here, axis=axis)
+        found = np.take(table, here, axis=axis)
         mask = inside.reshape((1,) * axis + ids.shape + (1,) * (table.ndim - axis - 1))
-        return np.where(mask, rows, np.zeros((), table.dtype))
+        return np.where(mask, found, np.zeros((), table.dtype))
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         if self.padding is not None:
             ids, shape = unsharded_type(self.ids), unsharded_type(self.table).get_shape()
             axis = axis_of(self.properties, "axis", len(shape))
-            row = b.constant(self.padding.value.data, ids.element_type)
-            used = b.compare("ne", self.ids, row)
+            padding = b.constant(self.padding.value.data, ids.element_type)
+            used = b.compare("ne", self.ids, padding)
             dims = range(axis, axis + len(ids.get_shape()))
             used = b.broadcast(used, list(dims), unsharded_type(dy).get_shape(), like=dy)
             dy = b.value(SelectOp, used, dy, b.scalar(0.0, dy))
@@ -196,7 +198,7 @@ class PickGradOp(TensorOp):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(operands[0].get_shape()))
+        names = factor_names(len(operands[0].get_shape()))
         return Factors.of(
             [names, names], [[*names, "c"]], [v.get_shape() for v in (*operands, *results)]
         )
@@ -216,7 +218,7 @@ class PickGradOp(TensorOp):
 
 
 @irdl_op_definition
-class PickOp(Taking):
+class PickOp(IndexedRead):
     """One element of the last dimension for each of the leading ones: x[..., ids[...]]."""
 
     name = "nn.pick"
@@ -236,7 +238,7 @@ class PickOp(Taking):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(operands[1].get_shape()))
+        names = factor_names(len(operands[1].get_shape()))
         return Factors.of(
             [[*names, "c"], names], [names], [v.get_shape() for v in (*operands, *results)]
         )
@@ -274,7 +276,7 @@ class OneHotOp(TensorOp):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(operands[0].get_shape()))
+        names = factor_names(len(operands[0].get_shape()))
         shapes = [v.get_shape() for v in (*operands, *results)]
         return Factors.of([names], [[*names, "c"]], shapes)
 

@@ -20,8 +20,8 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types, letters
-from shardir.dialects.nn.movement import IntsPerDimAttr, Movement, both, rows_from
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types, factor_names
+from shardir.dialects.nn.movement import IntsPerDimAttr, Movement, strided_elements, union
 from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import same_element, unsharded_type
 
@@ -55,12 +55,12 @@ class ConcatOp(_Joining):
                     f"got {list(shape)}"
                 )
                 raise ShardirError(coded("T6", found))
-        rows = sum(t.get_shape()[axis] for t in operands)
-        return [tensor(element, (*first[:axis], rows, *first[axis + 1 :]))]
+        size = sum(t.get_shape()[axis] for t in operands)
+        return [tensor(element, (*first[:axis], size, *first[axis + 1 :]))]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(results[0].get_shape()))
+        names = factor_names(len(results[0].get_shape()))
         return Factors.of(
             [names] * len(operands), [names], [t.get_shape() for t in (*operands, *results)],
             moved=[names[axis_of(props, "axis", len(names))]], linear="any",
@@ -77,8 +77,8 @@ class ConcatOp(_Joining):
         out: SSAValue | None = None
         for x in self.xs:
             n = unsharded_type(x).get_shape()[axis]
-            new = rows_from(b, x, axis, -before, shape[axis])
-            out = new if out is None else both(b, out, new)
+            new = strided_elements(b, x, axis, -before, shape[axis])
+            out = new if out is None else union(b, out, new)
             before += n
         assert out is not None
         return (out,)
@@ -109,7 +109,7 @@ class StackOp(_Joining):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(operands[0].get_shape()))
+        names = factor_names(len(operands[0].get_shape()))
         axis = axis_of(props, "axis", len(names) + 1)
         return Factors.of(
             [names] * len(operands), [[*names[:axis], "s", *names[axis:]]],
@@ -157,7 +157,7 @@ class SplitOp(Movement):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(operands[0].get_shape()))
+        names = factor_names(len(operands[0].get_shape()))
         return Factors.of(
             [names], [names] * len(results), [t.get_shape() for t in (*operands, *results)],
             moved=[names[axis_of(props, "axis", len(names))]], linear="any",
@@ -176,7 +176,9 @@ class SplitOp(Movement):
         axis = axis_of(self.properties, "axis", len(unsharded_type(self.x).get_shape()))
         sizes = self.pieces(self.properties)
         starts = np.cumsum((0, *sizes)).tolist()
-        return [rows_from(b, self.x, axis, s, n) for s, n in zip(starts, sizes, strict=False)]
+        return [
+            strided_elements(b, self.x, axis, s, n) for s, n in zip(starts, sizes, strict=False)
+        ]
 
     def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         """An unused piece has a cotangent of zeros."""
@@ -199,7 +201,7 @@ def _without(shape: Shape, axis: int) -> Shape:
 
 
 def _part(device: Device, full: Array, out: SSAValue, axis: int) -> Array:
-    """The rows of `axis` that belong here."""
+    """The elements along `axis` that belong here."""
     first = device.start(out, axis)
     part = np.arange(first, first + device.shape(out)[axis])
     return np.take(full, part, axis=axis)

@@ -12,7 +12,7 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.elementary import SqrtOp
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.nn.types import float_element, same_element, unsharded_type
@@ -74,7 +74,7 @@ class LayerNormGradOp(TensorOp):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         x, w, _ = (t.get_shape() for t in operands)
-        names = letters(len(x))
+        names = factor_names(len(x))
         tail = names[len(x) - len(w) :]
         return Factors.of(
             [names, tail, names], [names, tail, tail],
@@ -131,7 +131,7 @@ class LayerNormOp(TensorOp):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         x, w, _ = (t.get_shape() for t in operands)
-        names = letters(len(x))
+        names = factor_names(len(x))
         tail = names[len(x) - len(w) :]
         return Factors.of(
             [names, tail, tail], [names], [t.get_shape() for t in (*operands, *results)],

@@ -11,6 +11,7 @@ wherever its parts are.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -39,11 +40,11 @@ from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.activation import SigmoidOp, SoftplusOp
 from shardir.dialects.nn.arithmetic import AbsOp, MaxOp, MinOp
-from shardir.dialects.nn.base import STRATEGY, Array, Composite, Device, Props, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Composite, Device, Props, Types, factor_names
 from shardir.dialects.nn.elementary import ExpOp, LogOp, SquareOp
 from shardir.dialects.nn.elementwise import Binary
 from shardir.dialects.nn.properties import float_of
-from shardir.dialects.nn.types import float_element, unsharded_type
+from shardir.dialects.nn.types import check_not_empty, float_element, unsharded_type
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:
@@ -148,9 +149,8 @@ class Loss(Composite, ABC):
         """The result's type, from those of the losses."""
         how = props["reduction"]
         assert isinstance(how, LossReductionAttr)
-        if how.data == "mean" and 0 in shape:
-            found = "expected losses to take the mean of, got none"
-            raise ShardirError(coded("T8", found))
+        if how.data == "mean":
+            check_not_empty(prod(shape), "a mean")
         return [tensor(element, shape if how.data == "none" else ())]
 
 
@@ -173,7 +173,7 @@ class _ElementLoss(Loss, ABC):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         shapes = [t.get_shape() for t in (*operands, *results)]
-        n = letters(len(shapes[0]))
+        n = factor_names(len(shapes[0]))
         return Factors.of([n, n], [n if shapes[2] == shapes[0] else []], shapes)
 
     def distance(self, b: "OpBuilder") -> SSAValue:

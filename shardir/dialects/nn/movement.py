@@ -27,7 +27,7 @@ from shardir.algebra.layout import Shape
 from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.logic import OrOp
 from shardir.dialects.nn.properties import DimsAttr, axis_of, dims_of, int_of
 from shardir.dialects.nn.types import unsharded_type
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
 
 
-Rows = Mapping[int, Array]
+SourceIndices = Mapping[int, Array]
 """For each dimension that changes: its index in the operand for each index of the result, or -1."""
 
 
@@ -80,22 +80,23 @@ def split_dims(b: "OpBuilder", x: SSAValue, dims: Sequence[int]) -> list[int]:
     return [d for d in dims if b.mesh is not None and b.layout(x).dims[d]]
 
 
-def rows_from(
+def strided_elements(
     b: "OpBuilder", x: SSAValue, dim: int, start: int, count: int, step: int = 1
 ) -> SSAValue:
     """Elements start, start + step, ... along a dimension; zeros past its ends."""
     shape = unsharded_type(x).get_shape()
-    rows = b.unfold(x, dim, Windows(shape[dim], count, 1, step, start))
-    return b.reshape(rows, (*shape[:dim], count, *shape[dim + 1 :]))
+    found = b.unfold(x, dim, Windows(shape[dim], count, 1, step, start))
+    return b.reshape(found, (*shape[:dim], count, *shape[dim + 1 :]))
 
 
-def both(b: "OpBuilder", x: SSAValue, y: SSAValue) -> SSAValue:
+def union(b: "OpBuilder", x: SSAValue, y: SSAValue) -> SSAValue:
     """The union of two values of which one is zero, or false, wherever the other is not."""
     return b.value(OrOp, x, y) if unsharded_type(x).element_type == i1 else b.add(x, y)
 
 
-class RowMap(Movement, ABC):
-    """Along each dimension, index j of the result is index `rows[j]` of the operand, or filled."""
+class IndexMapOp(Movement, ABC):
+    """Along each dimension, index j of the result is index `sources[j]` of the operand, or is
+    filled."""
 
     x = operand_def(TensorType)
     out = result_def(TensorType)
@@ -104,7 +105,7 @@ class RowMap(Movement, ABC):
 
     @classmethod
     @abstractmethod
-    def rows(cls, shape: Shape, props: Props) -> Rows:
+    def sources(cls, shape: Shape, props: Props) -> SourceIndices:
         """The operand's index for each index of the result. Raises ShardirError."""
 
     @classmethod
@@ -115,8 +116,8 @@ class RowMap(Movement, ABC):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         shape = list(operands[0].get_shape())
-        for d, rows in cls.rows(tuple(shape), props).items():
-            shape[d] = len(rows)
+        for d, indices in cls.sources(tuple(shape), props).items():
+            shape[d] = len(indices)
         return [tensor(operands[0].element_type, tuple(shape))]
 
     @classmethod
@@ -124,9 +125,9 @@ class RowMap(Movement, ABC):
         """A slice of less than half of a dimension is a partial sum of the elements on each device:
         that communicates fewer elements than a gather of the dimension."""
         shape = operands[0].get_shape()
-        ins, outs, moved = letters(len(shape)), letters(len(shape)), []
-        for d, rows in cls.rows(shape, props).items():
-            if cls.PART and 2 * len(rows) < shape[d]:
+        ins, outs, moved = factor_names(len(shape)), factor_names(len(shape)), []
+        for d, indices in cls.sources(shape, props).items():
+            if cls.PART and 2 * len(indices) < shape[d]:
                 outs[d] = f"o{d}"
             else:
                 moved.append(ins[d])
@@ -139,11 +140,11 @@ class RowMap(Movement, ABC):
         (out,) = arrays
         shape = device.shape(self.out)
         filling = np.asarray(self.filling(self.properties)).astype(out.dtype)
-        for d, rows in self.rows(device.global_shape(self.x), self.properties).items():
+        for d, indices in self.sources(device.global_shape(self.x), self.properties).items():
             first = device.start(self.out, d)
-            rows = rows[first : first + shape[d]]
-            here = rows - device.start(self.x, d)
-            inside = (rows >= 0) & (here >= 0) & (here < out.shape[d])
+            indices = indices[first : first + shape[d]]
+            here = indices - device.start(self.x, d)
+            inside = (indices >= 0) & (here >= 0) & (here < out.shape[d])
             column = [1] * out.ndim
             column[d] = shape[d]
             if out.shape[d]:
@@ -155,7 +156,7 @@ class RowMap(Movement, ABC):
 
 
 @irdl_op_definition
-class FlipOp(RowMap):
+class FlipOp(IndexMapOp):
     """The dimensions `dims` in reverse order."""
 
     name = "nn.flip"
@@ -163,7 +164,7 @@ class FlipOp(RowMap):
     assembly_format = f"$x `dims` $dims {STRATEGY}"
 
     @classmethod
-    def rows(cls, shape: Shape, props: Props) -> Rows:
+    def sources(cls, shape: Shape, props: Props) -> SourceIndices:
         return {d: np.arange(shape[d])[::-1] for d in dims_of(props, "dims", len(shape))}
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -171,7 +172,7 @@ class FlipOp(RowMap):
 
 
 @irdl_op_definition
-class RollOp(RowMap):
+class RollOp(IndexMapOp):
     """Each dimension rotated by its number of `shifts`: index i moves to (i + shift) mod n."""
 
     name = "nn.roll"
@@ -179,7 +180,7 @@ class RollOp(RowMap):
     assembly_format = f"$x `shifts` $shifts {STRATEGY}"
 
     @classmethod
-    def rows(cls, shape: Shape, props: Props) -> Rows:
+    def sources(cls, shape: Shape, props: Props) -> SourceIndices:
         return {
             d: (np.arange(n) - k) % n
             for d, (n, k) in enumerate(
@@ -190,9 +191,11 @@ class RollOp(RowMap):
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         shape, shifts, out = unsharded_type(self.x).get_shape(), list(self.shifts.data), self.x
-        for d in split_dims(b, out, list(self.rows(shape, self.properties))):
+        for d in split_dims(b, out, list(self.sources(shape, self.properties))):
             n, k = shape[d], shifts[d] % shape[d]
-            out = both(b, rows_from(b, out, d, -k, n), rows_from(b, out, d, n - k, n))
+            out = union(
+                b, strided_elements(b, out, d, -k, n), strided_elements(b, out, d, n - k, n)
+            )
             shifts[d] = 0
         if any(shifts):
             out = b.value(RollOp, out, props={"shifts": IntsPerDimAttr(tuple(shifts))})
@@ -204,7 +207,7 @@ class RollOp(RowMap):
 
 
 @irdl_op_definition
-class TileOp(RowMap):
+class TileOp(IndexMapOp):
     """Each dimension repeated its number of `repeats` times: 1 2 3 1 2 3."""
 
     name = "nn.tile"
@@ -212,7 +215,7 @@ class TileOp(RowMap):
     assembly_format = f"$x `repeats` $repeats {STRATEGY}"
 
     @classmethod
-    def rows(cls, shape: Shape, props: Props) -> Rows:
+    def sources(cls, shape: Shape, props: Props) -> SourceIndices:
         repeats = ints_of(props, "repeats", len(shape))
         if any(k < 0 for k in repeats):
             raise ShardirError(coded("T10", f"expected repeats of 0 or more, got {list(repeats)}"))
@@ -253,7 +256,7 @@ class RepeatInterleaveOp(Movement):
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         """Each device copies its own elements, where each has equally many."""
         shape = operands[0].get_shape()
-        axis, names = axis_of(props, "axis", len(shape)), letters(len(shape))
+        axis, names = axis_of(props, "axis", len(shape)), factor_names(len(shape))
         outs, repeats = list(names), int_of(props, "repeats")
         if repeats > 1:
             outs[axis] = f"{names[axis]} r"

@@ -28,10 +28,10 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Composite, Props, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Composite, Props, Types, factor_names
 from shardir.dialects.nn.elementary import RsqrtOp
 from shardir.dialects.nn.properties import float_of, int_of
-from shardir.dialects.nn.types import float_element, unsharded_type
+from shardir.dialects.nn.types import check_not_empty, float_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
@@ -88,7 +88,7 @@ class _ChannelNorm(_Norm, ABC):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(operands[0].get_shape()))
+        names = factor_names(len(operands[0].get_shape()))
         channels = names[1:2]
         return Factors.of(
             [names, *[channels] * (len(operands) - 1)], [names, *[channels] * (len(results) - 1)],
@@ -198,8 +198,7 @@ class GroupNormOp(_ChannelNorm):
                     f"expected a number of groups that divides {x[1]} channels, got {groups}",
                 )
             )
-        if prod(x[1:]) == 0:
-            raise ShardirError(coded("T8", f"expected elements to average, got {list(x)}"))
+        check_not_empty(prod(x[1:]), "a mean")
         return [tensor(element, x)]
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
@@ -236,14 +235,13 @@ class RmsNormOp(_Norm):
                     use="reshape it",
                 )
             )
-        if prod(w) == 0:
-            raise ShardirError(coded("T8", f"expected elements to average, got {list(x)}"))
+        check_not_empty(prod(w), "a mean")
         return [tensor(float_element(cls.name, operands), x)]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         x, w = (t.get_shape() for t in operands)
-        names = letters(len(x))
+        names = factor_names(len(x))
         return Factors.of([names, names[len(x) - len(w) :]], [names], [x, w, x])
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:

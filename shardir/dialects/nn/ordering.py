@@ -17,7 +17,7 @@ from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.along_axis import ScatterAddOp, TakeAlongAxisOp
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import axis_of, int_attr, int_of
 from shardir.dialects.nn.types import arithmetic_element, unsharded_type
 
@@ -41,7 +41,7 @@ class _Along(TensorOp, ABC):
     @classmethod
     def along(cls, operands: Types, results: Types, props: Props, linear: str = "") -> Factors:
         shape = operands[0].get_shape()
-        axis, names = axis_of(props, "axis", len(shape)), letters(len(shape))
+        axis, names = axis_of(props, "axis", len(shape)), factor_names(len(shape))
         same = results[0].get_shape() == shape
         out = names if same else [*names[:axis], "", *names[axis + 1 :]]
         shapes = [t.get_shape() for t in (*operands, *results)]
@@ -88,11 +88,11 @@ class CumsumOp(_Along):
         props: dict[str, Attribute] = {"axis": self.axis}
         if self.reverse is not None:
             props["reverse"] = self.reverse
-        axis, rows = self.at(), b.split_shards(self.x, self.at())
-        if rows is None:
+        axis, shards = self.at(), b.split_shards(self.x, self.at())
+        if shards is None:
             return b.op(CumsumOp, self.x, props=props).results
-        local = b.value(CumsumOp, rows, props={**props, "axis": int_attr(axis + 1)})
-        totals = b.reduce(rows, "sum", [axis + 1])
+        local = b.value(CumsumOp, shards, props={**props, "axis": int_attr(axis + 1)})
+        totals = b.reduce(shards, "sum", [axis + 1])
         shape = unsharded_type(totals).get_shape()
         square = (*shape[:axis], shape[axis], *shape[axis:])
         others = b.broadcast(totals, [d for d in range(len(square)) if d != axis], square)
@@ -203,11 +203,11 @@ class TopkOp(_Ordered):
         """The k largest of the k largest elements of each shard."""
         axis, k = self.at(), self.k.value.data
         props: dict[str, Attribute] = {n: p for n, p in self.properties.items() if n != "strategy"}
-        rows = b.split_shards(self.x, axis)
-        if rows is None or k >= unsharded_type(rows).get_shape()[axis + 1]:
+        shards = b.split_shards(self.x, axis)
+        if shards is None or k >= unsharded_type(shards).get_shape()[axis + 1]:
             return b.op(TopkOp, self.x, props=props).results
-        size = unsharded_type(rows).get_shape()[axis + 1]
-        values, ids = b.op(TopkOp, rows, props={**props, "axis": int_attr(axis + 1)}).results
+        size = unsharded_type(shards).get_shape()[axis + 1]
+        values, ids = b.op(TopkOp, shards, props={**props, "axis": int_attr(axis + 1)}).results
         ids = b.add(ids, b.scale(b.iota(axis, like=ids), size))
         shape = unsharded_type(ids).get_shape()
         flat = (*shape[:axis], shape[axis] * k, *shape[axis + 2 :])

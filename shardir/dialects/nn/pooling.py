@@ -29,7 +29,7 @@ from shardir.dialects.nn.base import (
     Props,
     TensorOp,
     Types,
-    letters,
+    factor_names,
 )
 from shardir.dialects.nn.creation import ConstantOp, dense_attr
 from shardir.dialects.nn.movement import IntsPerDimAttr
@@ -74,7 +74,7 @@ class _Pool(TensorOp, ABC):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(operands[0].get_shape()))
+        names = factor_names(len(operands[0].get_shape()))
         shapes = [t.get_shape() for t in (*operands, *results)]
         return Factors.of([names], [names], shapes, sliding=names[SPATIAL:])
 
@@ -106,7 +106,7 @@ class _MaxPooling(_WindowPool, ABC):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(operands[0].get_shape()))
+        names = factor_names(len(operands[0].get_shape()))
         found = slides(numbers(props, "window"), props)
         under = [f for f, s in zip(names[SPATIAL:], found, strict=True) if not s.passes]
         shapes = [t.get_shape() for t in (*operands, *results)]
@@ -209,8 +209,8 @@ class AvgPoolOp(Composite, _WindowPool):
 
     def windows(self, b: "OpBuilder", x: SSAValue) -> SSAValue:
         """x with two dimensions for each spatial one: the positions, and the elements at each."""
-        rows, positions = (unsharded_type(v).get_shape()[SPATIAL:] for v in (x, self.results[0]))
-        ends = list(zip(self.slides(), rows, positions, strict=True))
+        sizes, positions = (unsharded_type(v).get_shape()[SPATIAL:] for v in (x, self.results[0]))
+        ends = list(zip(self.slides(), sizes, positions, strict=True))
         for i, (s, n, p) in reversed(list(enumerate(ends))):
             x = b.unfold(x, SPATIAL + i, Windows(n, p, s.kernel, s.stride, -s.low))
         return x
@@ -222,9 +222,9 @@ class AvgPoolOp(Composite, _WindowPool):
         if self.exclude is None:
             return (mean,)
         shape = unsharded_type(self.out).get_shape()
-        for d, (s, rows) in enumerate(zip(found, t.get_shape()[SPATIAL:], strict=True), SPATIAL):
+        for d, (s, size) in enumerate(zip(found, t.get_shape()[SPATIAL:], strict=True), SPATIAL):
             start = np.arange(shape[d]) * s.stride - s.low
-            inside = np.minimum(start + s.kernel, rows) - np.maximum(start, 0)
+            inside = np.minimum(start + s.kernel, size) - np.maximum(start, 0)
             more = _constant(b, s.kernel / inside, t)
             mean = b.mul(mean, b.reshape(more, (shape[d], *[1] * (len(shape) - 1 - d))))
         return (mean,)
@@ -257,7 +257,7 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         """A dimension of size 1 reduces all elements: it is not split as they are."""
-        names = letters(len(operands[0].get_shape()))
+        names = factor_names(len(operands[0].get_shape()))
         size = results[0].get_shape()
         kept = ["" if n == 1 else f for f, n in zip(names, size, strict=True)][SPATIAL:]
         shapes = [t.get_shape() for t in (*operands, *results)]
@@ -268,16 +268,16 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         x, t = self.x, unsharded_type(self.x)
         names = "abcdefgh"[: len(t.get_shape())]
-        for d, (rows, n) in enumerate(
+        for d, (size, n) in enumerate(
             zip(t.get_shape()[SPATIAL:], self.size.data, strict=True), SPATIAL
         ):
             if n == 1:
                 x = b.reduce(x, "mean", [d], keep=True)
-            elif n != rows:
+            elif n != size:
                 part = np.arange(n)
-                first, last = part * rows // n, -(-(part + 1) * rows // n)
-                row = np.arange(rows)
-                inside = (row >= first[:, None]) & (row < last[:, None])
+                first, last = part * size // n, -(-(part + 1) * size // n)
+                index = np.arange(size)
+                inside = (index >= first[:, None]) & (index < last[:, None])
                 share = _constant(b, inside / (last - first)[:, None], t)
                 y = names.replace(names[d], "o")
                 x = b.einsum(f"{names},o{names[d]}->{y}", x, share)

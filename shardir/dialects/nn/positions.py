@@ -28,7 +28,7 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.elementwise import broadcast_shape
 from shardir.dialects.nn.indexing import check_indices
 from shardir.dialects.nn.properties import float_of
@@ -107,7 +107,7 @@ class RotaryOp(TensorOp):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         x, positions = (t.get_shape() for t in operands)
-        names = letters(len(x))
+        names = factor_names(len(x))
         at = len(x) - 1 - len(positions)
         mine = [
             f if n == m else "" for f, n, m in zip(names[at:-1], positions, x[at:-1], strict=True)
@@ -164,7 +164,7 @@ class SinusoidOp(TensorOp):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(operands[0].get_shape()))
+        names = factor_names(len(operands[0].get_shape()))
         return Factors.of([names], [[*names, "d"]], [t.get_shape() for t in (*operands, *results)])
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:

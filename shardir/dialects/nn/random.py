@@ -36,7 +36,7 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import float_of, int_of
 from shardir.dialects.nn.types import float_element
 from shardir.dialects.random import DRAWN, check_range, fill, positions, seed_at, uniform
@@ -114,7 +114,7 @@ class RandomOp(_Drawn):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         shape = results[0].get_shape()
-        return Factors.of([[]], [letters(len(shape))], [(), shape])
+        return Factors.of([[]], [factor_names(len(shape))], [(), shape])
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         element = self.out.type.element_type
@@ -151,7 +151,7 @@ class DropoutOp(_Drawn):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         shape = results[0].get_shape()
-        n = letters(len(shape))
+        n = factor_names(len(shape))
         return Factors.of([n, []], [n], [shape, (), shape])
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:

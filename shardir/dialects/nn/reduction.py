@@ -24,9 +24,14 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import DimsAttr, dims_of
-from shardir.dialects.nn.types import arithmetic_element, float_element, unsharded_type
+from shardir.dialects.nn.types import (
+    arithmetic_element,
+    check_not_empty,
+    float_element,
+    unsharded_type,
+)
 from shardir.dialects.text import WordAttr
 
 if TYPE_CHECKING:
@@ -89,7 +94,7 @@ class OverDims(TensorOp, ABC):
     ) -> Factors:
         """The factors; with `replicate` the dimensions must be unsharded."""
         rank = len(operands[0].get_shape())
-        dims, names = dims_of(props, "dims", rank), letters(rank)
+        dims, names = dims_of(props, "dims", rank), factor_names(rank)
         kept = [""] if "keep" in props else []
         out = [k for d, f in enumerate(names) for k in (kept if d in dims else [f])]
         return Factors.of(
@@ -144,8 +149,8 @@ class ReduceOp(OverDims):
             raise ShardirError(
                 coded("T5", f"expected i1 for {kind}, got {x.element_type}", use="use nn.compare")
             )
-        if kind in ("mean", "max", "min") and count == 0:
-            raise ShardirError(coded("T8", f"expected at least one element for a {kind}, got none"))
+        if kind in ("mean", "max", "min"):
+            check_not_empty(count, f"a {kind}")
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -226,8 +231,8 @@ class ReduceOp(OverDims):
         x = self.x
         dims, _ = self.where()
         for d in dims:
-            if (rows := b.split_shards(x, d)) is not None:
-                x = b.reduce(rows, "prod", [d + 1])
+            if (shards := b.split_shards(x, d)) is not None:
+                x = b.reduce(shards, "prod", [d + 1])
         here = [d for d in dims if not b.layout(x).dims[d]]
         x = b.reduce(x, "prod", here, keep=True)
         props = {n: a for n, a in self.properties.items() if n != "strategy"}

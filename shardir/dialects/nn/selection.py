@@ -167,9 +167,7 @@ class ConvertOp(Unary):
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        raise ShardirError(
-            f"the result types of {cls.name} are explicit"
-        )  # not that of its operand
+        raise ShardirError(f"expected explicit result types of {cls.name}, got none")
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:

@@ -13,9 +13,9 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import DimsAttr, dims_of
-from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.nn.types import keep_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
@@ -61,10 +61,7 @@ class ReshapeOp(TensorOp):
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         old, new = operands[0], results[0]
-        if old.element_type != new.element_type:
-            raise ShardirError(
-                coded("T1", f"expected a result of {old.element_type}, got {new.element_type}")
-            )
+        keep_element(old, new)
         if prod(old.get_shape()) != prod(new.get_shape()):
             raise ShardirError(
                 coded(
@@ -168,7 +165,7 @@ class TransposeOp(TensorOp):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        names = letters(len(operands[0].get_shape()))
+        names = factor_names(len(operands[0].get_shape()))
         perm = dims_of(props, "perm", len(names))
         return Factors.of(
             [names], [[names[d] for d in perm]],
@@ -201,10 +198,7 @@ class BroadcastOp(TensorOp):
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         old, new = operands[0], results[0]
-        if old.element_type != new.element_type:
-            raise ShardirError(
-                coded("T1", f"expected a result of {old.element_type}, got {new.element_type}")
-            )
+        keep_element(old, new)
         dims = dims_of(props, "dims", len(new.get_shape()))
         if len(dims) != len(old.get_shape()):
             raise ShardirError(
@@ -223,7 +217,7 @@ class BroadcastOp(TensorOp):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         old, new = operands[0].get_shape(), results[0].get_shape()
-        names = letters(len(new))
+        names = factor_names(len(new))
         dims = dims_of(props, "dims", len(new))
         ins = [names[d] if n == new[d] else "" for n, d in zip(old, dims, strict=True)]
         return Factors.of([ins], [names], [old, new], linear="any")

@@ -21,17 +21,17 @@ from shardir.dialects.nn.types import unsharded_type
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.movement import (
+    IndexMapOp,
     IntsPerDimAttr,
-    RowMap,
-    Rows,
+    SourceIndices,
     ints_of,
-    rows_from,
     split_dims,
+    strided_elements,
 )
 
 
 @irdl_op_definition
-class SliceOp(RowMap):
+class SliceOp(IndexMapOp):
     """Of each dimension the indices `starts`, `starts` + `strides`, ... below `limits`."""
 
     name = "nn.slice"
@@ -67,7 +67,7 @@ class SliceOp(RowMap):
         return list(zip(starts, limits, strides, strict=True))
 
     @classmethod
-    def rows(cls, shape: Shape, props: Props) -> Rows:
+    def sources(cls, shape: Shape, props: Props) -> SourceIndices:
         return {
             d: np.arange(start, limit, stride)
             for d, (start, limit, stride) in enumerate(cls.bounds(shape, props))
@@ -77,10 +77,10 @@ class SliceOp(RowMap):
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         shape, new = unsharded_type(self.x).get_shape(), unsharded_type(self.out).get_shape()
         bounds, out = self.bounds(shape, self.properties), self.x
-        most = [d for d in self.rows(shape, self.properties) if 2 * new[d] >= shape[d]]
+        most = [d for d in self.sources(shape, self.properties) if 2 * new[d] >= shape[d]]
         for d in split_dims(b, out, most):
             start, _, stride = bounds[d]
-            out = rows_from(b, out, d, start, new[d], stride)
+            out = strided_elements(b, out, d, start, new[d], stride)
             bounds[d] = 0, new[d], 1
         starts, limits, strides = zip(*bounds, strict=True)
         return (b.slice(out, starts, limits, strides),)
@@ -102,7 +102,7 @@ class SliceOp(RowMap):
 
 
 @irdl_op_definition
-class PadOp(RowMap):
+class PadOp(IndexMapOp):
     """Each dimension extended by `low` elements of `value` (0) before and `high` after; a negative
     number removes elements."""
 
@@ -119,7 +119,7 @@ class PadOp(RowMap):
         return value.value.data if value is not None else 0.0
 
     @classmethod
-    def rows(cls, shape: Shape, props: Props) -> Rows:
+    def sources(cls, shape: Shape, props: Props) -> SourceIndices:
         found = {}
         low, high = ints_of(props, "low", len(shape)), ints_of(props, "high", len(shape))
         for d, (n, before, after) in enumerate(zip(shape, low, high, strict=True)):
@@ -132,8 +132,8 @@ class PadOp(RowMap):
                     )
                 )
             if before or after:
-                rows = np.arange(-before, n + after)
-                found[d] = np.where(rows < n, rows, -1)
+                indices = np.arange(-before, n + after)
+                found[d] = np.where(indices < n, indices, -1)
         return found
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
@@ -143,13 +143,15 @@ class PadOp(RowMap):
             self.x,
         )
         low, high, value = list(self.low.data), list(self.high.data), self.filling(self.properties)
-        for d in split_dims(b, out, list(self.rows(shape, self.properties))):
-            out = rows_from(b, out, d, -low[d], new[d])
+        for d in split_dims(b, out, list(self.sources(shape, self.properties))):
+            out = strided_elements(b, out, d, -low[d], new[d])
             if value:
                 filling = b.scalar(value, out)
-                row = b.iota(d, like=out)
+                index = b.iota(d, like=out)
                 for how, bound in (("ge", low[d]), ("lt", low[d] + shape[d])):
-                    out = b.value(SelectOp, b.compare(how, row, b.scalar(bound, row)), out, filling)
+                    out = b.value(
+                        SelectOp, b.compare(how, index, b.scalar(bound, index)), out, filling
+                    )
             low[d] = high[d] = 0
         return (b.pad(out, low, high, value),)
 

@@ -15,7 +15,7 @@ from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.elementary import ExpOp, LogOp
 from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.selection import StopGradientOp
@@ -49,7 +49,7 @@ class _RowOp(TensorOp, ABC):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         shape = results[0].get_shape()
-        names = letters(len(shape))
+        names = factor_names(len(shape))
         return Factors.of(
             [names] * len(operands), [names], [shape] * (len(operands) + 1),
             replicate=[names[axis_of(props, "axis", len(shape))]],

@@ -17,13 +17,12 @@ from xdsl.irdl import (
     prop_def,
 )
 
-from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props
 from shardir.dialects.nn.elementary import ExpOp, LogOp, SqrtOp, SquareOp
 from shardir.dialects.nn.logic import IsinfOp
 from shardir.dialects.nn.properties import dims_of, int_of
 from shardir.dialects.nn.selection import StopGradientOp
-from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.nn.types import check_not_empty, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
@@ -67,10 +66,7 @@ class _Variance(OverDims, ABC):
     @classmethod
     def check(cls, x: TensorType, count: int, props: Props) -> None:
         super().check(x, count, props)
-        if count == 0:
-            raise ShardirError(
-                coded("T8", "expected at least one element for a variance, got none")
-            )
+        check_not_empty(count, "a variance")
 
     def divisor(self) -> float:
         """1 over the number of degrees of freedom; infinite where there is none."""

@@ -60,3 +60,16 @@ def float_element(op: str, operands: Types) -> AnyFloat:
     if not isinstance(element, AnyFloat):
         raise ShardirError(coded("T5", f"expected floats in {op}, got {element}"))
     return element
+
+
+def keep_element(x: TensorType, result: TensorType) -> None:
+    """Raise ShardirError where a result has another element type than its operand."""
+    if x.element_type != result.element_type:
+        found = f"expected a result of {x.element_type}, got {result.element_type}"
+        raise ShardirError(coded("T1", found))
+
+
+def check_not_empty(count: int, what: str) -> None:
+    """Raise ShardirError where there are no elements for the reduction `what`."""
+    if count == 0:
+        raise ShardirError(coded("T8", f"expected at least one element for {what}, got none"))

@@ -32,7 +32,7 @@ from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects import dist
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, letters
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.movement import IntsPerDimAttr
 from shardir.dialects.nn.properties import axis_of, int_attr, int_of
 from shardir.dialects.nn.types import arithmetic_element, same_element, unsharded_type
@@ -67,24 +67,24 @@ class _WindowsOp(TensorOp, ABC):
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
-        rows, windows = (t.get_shape() for t in cls.ends(operands, results))
+        x, windows = (t.get_shape() for t in cls.ends(operands, results))
         same_element((*operands, *results))
-        d = axis_of(props, "dim", len(rows))
+        d = axis_of(props, "dim", len(x))
         if (step := int_of(props, "step")) < 1:
             raise ShardirError(coded("T10", f"expected a step of at least 1, got {step}"))
-        if len(windows) <= d + 1 or rows[:d] + rows[d + 1 :] != windows[:d] + windows[d + 2 :]:
+        if len(windows) <= d + 1 or x[:d] + x[d + 1 :] != windows[:d] + windows[d + 2 :]:
             raise ShardirError(
                 coded(
                     "T1",
-                    f"expected windows of {list(rows)} with two dimensions instead of dimension "
+                    f"expected windows of {list(x)} with two dimensions instead of dimension "
                     f"{d}, got {list(windows)}",
                 )
             )
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        rows, _ = cls.ends(operands, results)
-        names = letters(len(rows.get_shape()))
+        value, _ = cls.ends(operands, results)
+        names = factor_names(len(value.get_shape()))
         d = axis_of(props, "dim", len(names))
         both = names, [*names[: d + 1], "", *names[d + 1 :]]
         x, out = both if cls.LINEAR == "any" else both[::-1]
@@ -98,22 +98,22 @@ class _WindowsOp(TensorOp, ABC):
     @property
     def at(self) -> int:
         """The dimension; on the side of the windows that of their number."""
-        rows, _ = self.ends(self.operands, self.results)
-        return axis_of(self.properties, "dim", len(unsharded_type(rows).get_shape()))
+        value, _ = self.ends(self.operands, self.results)
+        return axis_of(self.properties, "dim", len(unsharded_type(value).get_shape()))
 
     def windows(self, mesh: Mesh | None = None) -> Windows:
         """The range of elements of each window."""
         x, out = self.shapes(mesh)
-        rows, windows = self.ends([x], [out])
+        value, windows = self.ends([x], [out])
         at = self.at
         step, offset = self.step.value.data, self.offset.value.data
-        return Windows(rows[at], windows[at], windows[at + 1], step, offset)
+        return Windows(value[at], windows[at], windows[at + 1], step, offset)
 
     def start(self, device: Device) -> int:
         """The local index at which the first window of this device begins."""
-        rows, windows = self.ends(self.operands, self.results)
+        value, windows = self.ends(self.operands, self.results)
         first = device.start(windows, self.at) * self.step.value.data + self.offset.value.data
-        return first - device.start(rows, self.at)
+        return first - device.start(value, self.at)
 
     def exchange(self, mesh: Mesh) -> tuple[type[dist.CollectiveOp], Props] | None:
         layout = layout_of(self.x)
@@ -177,8 +177,8 @@ class FoldOp(_WindowsOp):
         arithmetic_element(cls.name, operands)
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
-        rows = device.shape(self.out)[self.at]
-        return fold(arrays[0], self.at, rows, self.step.value.data, self.start(device))
+        size = device.shape(self.out)[self.at]
+        return fold(arrays[0], self.at, size, self.step.value.data, self.start(device))
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.unfold(dy, self.at, self.windows()),)
@@ -210,11 +210,11 @@ def unfold(
     return np.stack(windows, dim) if windows else np.zeros(shape, x.dtype)
 
 
-def fold(x: Array, dim: int, rows: int, step: int, start: int) -> Array:
+def fold(x: Array, dim: int, size: int, step: int, start: int) -> Array:
     """The sum of windows, the first from index `start` on."""
-    out = np.zeros((*x.shape[:dim], rows, *x.shape[dim + 2 :]), x.dtype)
+    out = np.zeros((*x.shape[:dim], size, *x.shape[dim + 2 :]), x.dtype)
     for p in range(x.shape[dim]):
-        out += span(x.take(p, dim), dim, -start - p * step, rows)
+        out += span(x.take(p, dim), dim, -start - p * step, size)
     return out
 
 
@@ -243,8 +243,8 @@ class Slide(NamedTuple):
         """Whether each element is computed from one: the dimension can be split."""
         return self[:4] == (1, 1, 0, 0)
 
-    def positions(self, rows: int) -> int:
-        """The number of positions of the kernel over a dimension of `rows` elements.
+    def positions(self, size: int) -> int:
+        """The number of positions of the kernel over a dimension of `size` elements.
 
         Raises:
             ShardirError: it does not fit.
@@ -258,12 +258,12 @@ class Slide(NamedTuple):
                     f"{self.high}",
                 )
             )
-        free = rows + self.low + self.high - self.span
+        free = size + self.low + self.high - self.span
         if free < 0:
             raise ShardirError(
                 coded(
                     "T10",
-                    f"expected a kernel that fits {rows} elements and a padding of {self.low} and "
+                    f"expected a kernel that fits {size} elements and a padding of {self.low} and "
                     f"{self.high}, got one over {self.span}",
                 )
             )
@@ -336,19 +336,19 @@ class Tiles:
         self.kept: list[bool] = []
         self.cut: list[tuple[int, Windows, Windows]] = []
         self.x, self.y = list(x[:SPATIAL]), list(y[:SPATIAL])
-        for i, (s, rows, positions, n) in enumerate(
+        for i, (s, total, positions, n) in enumerate(
             zip(found, x[SPATIAL:], y[SPATIAL:], parts, strict=True)
         ):
             if n == 1 or s.passes:
                 self.slides.append(s)
-                self.x.append(rows)
+                self.x.append(total)
                 self.y.append(positions)
                 continue
             each = -(-positions // n)
             count = -(-positions // each)
             size = (each - 1) * s.stride + s.span
             self.cut.append(
-                (SPATIAL + i, Windows(rows, count, size, each * s.stride, -s.low),
+                (SPATIAL + i, Windows(total, count, size, each * s.stride, -s.low),
                  Windows(positions, count, each, each))
             )  # fmt: skip
             self.slides += [Slide(1), Slide(s.kernel, s.stride, dilation=s.dilation)]

@@ -78,9 +78,10 @@ def initial_value(
 ) -> dict[str, Any]:
     if not isinstance(init, InitAttr):
         if role is not Role.INPUT or init is not None:
-            is_now = f", but {init}" if init is not None else ""
             what = Role.INPUT.attribute if role is Role.INPUT else "train.init"
-            raise Failure.at(f, f"%{value['name']} has no {what} = #train.init<...>{is_now}")
+            got = "none" if init is None else init
+            message = f"expected {what} = #train.init<...> of %{value['name']}, got {got}"
+            raise Failure.at(f, message)
         if value["dtype"].startswith("i"):
             return {"kind": "integers", "low": 0, "high": 2}
         return {"kind": "normal", "mean": 0.0, "std": 1.0}
@@ -102,10 +103,10 @@ def _file(
     try:
         name = data.add(path, init["array"])
     except FileNotFoundError:
-        raise Failure.at(f, f"{where}: there is no file {path}") from None
+        raise Failure.at(f, f"{where}: expected the file {path}, got none") from None
     except KeyError:
         there = ", ".join(_load(path).files)
-        message = f"{where}: {path} has no array {init['array']!r}; it has {there}"
+        message = f"{where}: expected an array of {path} ({there}), got {init['array']!r}"
         raise Failure.at(f, message) from None
     except Exception as error:  # of zipfile or numpy, on other files
         raise Failure.at(f, f"{where}: {path} cannot be read: {error}") from None
@@ -118,11 +119,11 @@ def _file(
         fits = bool(want) and have[1:] == want[1:] and bool(have) and have[0] >= minimum
         wanted = f"at least {minimum} rows of {want[1:]}"
     if not fits:
-        message = f"{where}: the array {init['array']!r} of {path} is {have}; it must be {wanted}"
+        message = f"{where}: expected {wanted}, got array {init['array']!r} of {path}, {have}"
         raise Failure.at(f, message)
     if value["dtype"].startswith("i") and values.dtype.kind == "f":
-        message = f"{where} is {value['dtype']}, the array {init['array']!r} holds {values.dtype}"
-        raise Failure.at(f, f"{message}; convert the one or the other")
+        message = f"{where}: expected {value['dtype']}, got {values.dtype} in {init['array']!r}"
+        raise Failure.at(f, f"{message}; convert one of them")
     return name
 
 

@@ -81,7 +81,8 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     keys: set[str] = set()
     for key in (a["key"] for a in args if a["role"] != "input"):
         if key in keys:
-            raise Failure.at(f, f"two arguments of @{f.sym_name.data} are the parameter {key!r}")
+            message = f"expected distinct parameters of @{f.sym_name.data}, got {key!r} twice"
+            raise Failure.at(f, message)
         keys.add(key)
     if kind == "step":
         _check_rows(f, args, data)
@@ -91,7 +92,7 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     for i, (v, updates) in enumerate(zip(last.operands, updated_keys(f), strict=True)):
         results.append(_result(last, i, v, updates, mesh, keys))
     if kind == "step" and all(r["updates"] or r["shape"] for r in results):
-        raise Failure.at(f, "a train step returns its loss, a scalar, and then what it updates")
+        raise Failure.at(f, "expected a step that returns its loss, a scalar, got none")
     return {"kind": kind, "narrowest": _narrowest(f), "args": args, "results": results}
 
 
@@ -144,7 +145,7 @@ def _split(axes: Axes) -> Any:
 def _value(v: SSAValue, name: str, at: Operation, mesh: Mesh | None) -> dict[str, Any]:
     t = v.type
     if not isinstance(t, TensorType) or str(t.element_type) not in DTYPES:
-        raise Failure.at(at, f"the torch backend has no values of type {t}")
+        raise Failure.at(at, f"expected a tensor of {', '.join(DTYPES)}, got {t}")
     shape, layout = global_shape(t, mesh), layout_of(v)
     dims = layout.dims if layout is not None else ((),) * len(shape)
     return {
@@ -179,9 +180,9 @@ def _result(
     layout, partial = layout_of(v), None
     if layout is not None and layout.partial:
         if updates or layout.reduction == "any":
-            message = f"result {i} is a partial {layout.reduction} [{layout}]: reduce it first"
+            message = f"expected a complete result {i}, got [{layout}]; reduce it first"
             raise Failure.at(op, message)
         partial = {"op": layout.reduction, "axes": _axes(layout.partial)}
     if updates is not None and updates not in keys:
-        raise Failure.at(op, f"result {i} updates {updates!r}, which no argument is")
+        raise Failure.at(op, f"expected an argument that result {i} updates, got {updates!r}")
     return {**_value(v, name, op, mesh), "partial": partial, "updates": updates}

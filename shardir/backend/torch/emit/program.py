@@ -62,12 +62,15 @@ def mesh_of(module: ModuleOp) -> Mesh | None:
             if layout is None:
                 continue
             if not dist.is_local(v.type):
-                message = "the program is still in the global view: run the pipeline `train` first"
+                message = (
+                    "expected a program of the local view, got one of the global view; run the "
+                    "pipeline `train` first"
+                )
                 raise Failure.at(owner, message)
             used.setdefault(layout.mesh, owner)
     if len(used) > 1:
-        both = " and ".join(f"@{n}" for n in used)
-        raise Failure.at(list(used.values())[-1], f"a program has one mesh; this one uses {both}")
+        both = ", ".join(f"@{n}" for n in used)
+        raise Failure.at(list(used.values())[-1], f"expected one mesh in a program, got {both}")
     if used:
         return meshes[next(iter(used))]
     return next(iter(meshes.values())) if len(meshes) == 1 else None
@@ -118,10 +121,12 @@ def emitted(module: ModuleOp, rank: int | None = None, single: bool = False) -> 
     functions = public_functions(module)
     for op in module.body.ops:
         if isinstance(op, train.StepOp | train.GradientOp):
-            message = f"{op.name} is not differentiated yet: run the pipeline `train` first"
+            message = (
+                f"expected a differentiated program, got {op.name}; run the pipeline `train` first"
+            )
             raise Failure.at(op, message)
     if not functions:
-        raise Failure("there is no function to emit: a program needs a public one with a body")
+        raise Failure("expected a public function with a body, got none")
     called = function_names(functions)
     program = Program(mesh, rank, TABLE)
     bodies = [EmissionScope(program, f, called[f]).text() for f in functions]

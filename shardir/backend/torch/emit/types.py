@@ -50,7 +50,8 @@ class LocalTypes:
         element = self.element(v)
         if element not in DTYPES:
             owner = v.owner if isinstance(v.owner, Operation) else self.f
-            raise Failure.at(owner, f"the torch backend has no element type {element}")
+            kinds = ", ".join(DTYPES)
+            raise Failure.at(owner, f"expected an element type of {kinds}, got {element}")
         return DTYPES[element]
 
     def is_float(self, v: SSAValue) -> bool:

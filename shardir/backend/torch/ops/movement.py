@@ -18,7 +18,7 @@ def _flip(s: EmissionScope, op: nn.FlipOp) -> Text:
 
 
 def _roll(s: EmissionScope, op: nn.RollOp) -> Text:
-    dims = list(op.rows(s.global_shape(op.x), op.properties))
+    dims = list(op.sources(s.global_shape(op.x), op.properties))
     shifts = [op.shifts.data[d] for d in dims]
     if not dims:
         return f"{s.operand(op.x)}.clone()"
@@ -28,7 +28,7 @@ def _roll(s: EmissionScope, op: nn.RollOp) -> Text:
 
 def _tile(s: EmissionScope, op: nn.TileOp) -> Text:
     text = f"{s.operand(op.x)}.repeat({ints(op.repeats.data)})"
-    return narrow(s, text, op.out, list(op.rows(s.global_shape(op.x), op.properties)))
+    return narrow(s, text, op.out, list(op.sources(s.global_shape(op.x), op.properties)))
 
 
 def _repeat_interleave(s: EmissionScope, op: nn.RepeatInterleaveOp) -> Text:

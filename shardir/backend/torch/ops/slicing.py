@@ -10,7 +10,7 @@ from shardir.dialects import nn
 
 def _slice(s: EmissionScope, op: nn.SliceOp) -> Text:
     bounds = op.bounds(s.global_shape(op.x), op.properties)
-    changed = list(op.rows(s.global_shape(op.x), op.properties))
+    changed = list(op.sources(s.global_shape(op.x), op.properties))
     if not changed:
         return op.x
     text, unsharded = s.operand(op.x), []
@@ -32,7 +32,7 @@ def _slice(s: EmissionScope, op: nn.SliceOp) -> Text:
 
 
 def _pad(s: EmissionScope, op: nn.PadOp) -> Text:
-    changed = list(op.rows(s.global_shape(op.x), op.properties))
+    changed = list(op.sources(s.global_shape(op.x), op.properties))
     if not changed:
         return op.x
     s.use("F")
