@@ -42,7 +42,7 @@ from shardir.rewriting.options import Bytes, dashed, option_types
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 
 from harness import FLOATS, Arg, add_step, compiled, elements_of, function, program
-from mutants import mutants
+from mutants import caught, mutants
 from op_cases import CASES
 
 ELEMENTS = ("f64", "f32", "bf16", "f16", "i64", "i32", "i1")
@@ -276,10 +276,13 @@ def _escaped(text: str) -> str:
 
 def planted() -> Iterator[str]:
     """Yield the table of mutants."""
-    yield "| package | mutant | error |"
-    yield "| --- | --- | --- |"
+    tests = caught()
+    yield "| package | mutant | error | caught by |"
+    yield "| --- | --- | --- | --- |"
     for m in mutants():
-        yield f"| {m.package} | {_escaped(m.name)} | {_escaped(m.breaks)} |"
+        file, _, test = tests[m.name].removeprefix("test/").partition("::")
+        name = file if file.endswith(".ir") else f"{file}::{test.partition('[')[0]}"
+        yield f"| {m.package} | {_escaped(m.name)} | {_escaped(m.breaks)} | `{name}` |"
 
 
 def table(name: str) -> str:

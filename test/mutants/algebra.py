@@ -12,11 +12,8 @@ MUTANTS = [
         "test/algebra/test_algebra.py::test_shards_hold_each_element_once",
     ),
     Mutant(
-        "a group is in order of ranks",
-        (
-            "The members of a group over (tp, dp) are in the order of their numbers, not in that "
-            "of the axes."
-        ),
+        "groups are ordered by rank",
+        ("The members of a group over (tp, dp) are in the order of ranks, not of the axes."),
         "shardir/algebra/mesh.py",
         "return tuple(tuple(r for _, r in sorted(m)) for m in members.values())",
         "return tuple(tuple(sorted(r for _, r in m)) for m in members.values())",
@@ -51,10 +48,7 @@ MUTANTS = [
     ),
     Mutant(
         "a merged dimension is split at its minor factor",
-        (
-            "The axes of a reshaped dimension go to the minor factor while the major one is not "
-            "yet cut up."
-        ),
+        ("The axes of a reshaped dimension split its minor factor before its major one."),
         "shardir/algebra/factors.py",
         "            if left > 1:\n                break\n        return out, not todo",
         "        return out, not todo",
@@ -72,7 +66,7 @@ MUTANTS = [
         "test/interpret/test_collectives.py::test_the_transposed_one_is_the_adjoint",
     ),
     Mutant(
-        "a reduce-scatter takes any partial value",
+        "any value can be reduced",
         "Reducing a value that is not partial is legal.",
         "shardir/algebra/transitions.py",
         '    if rest is None:\n        found = f"expected a value',
@@ -80,7 +74,7 @@ MUTANTS = [
         "test/filecheck/verify/collectives.ir",
     ),
     Mutant(
-        "an all-gather takes the major axes off",
+        "an all-gather removes major axes",
         "A dimension over (dp, tp) can be gathered over dp.",
         "shardir/algebra/transitions.py",
         "if axes and have[-len(axes) :] == axes:",
@@ -99,7 +93,7 @@ MUTANTS = [
         "test/algebra/test_plan_redistribution.py::test_rings_reach_the_bound",
     ),
     Mutant(
-        "an all-reduce receives what a reduce-scatter does",
+        "an all-reduce receives as much as a reduce-scatter",
         "The bytes of an all-reduce are half of what they are.",
         "shardir/algebra/collectives/all_devices.py",
         "return -(-2 * t.have * (t.n - 1) // t.n)",
@@ -115,12 +109,12 @@ MUTANTS = [
         "test/cost/test_cost.py::test_forms_by_hand",
     ),
     Mutant(
-        "a halo ends a row early",
-        "The last row of a window is not fetched from the neighbour.",
+        "a halo ends one element early",
+        "The last element of a window is not fetched from the neighbour.",
         "shardir/algebra/windows.py",
         "high = min(p * w.step + w.offset + w.size, w.rows)",
         "high = min(p * w.step + w.offset + w.size - 1, w.rows)",
-        "test/algebra/test_windows.py -k holds",
+        "test/algebra/test_windows.py -k holders",
     ),
     Mutant(
         "closed dimensions are refined",

@@ -12,7 +12,7 @@ MUTANTS = [
         "test/analysis/test_storages.py",
     ),
     Mutant(
-        "arguments are anybody's memory",
+        "the memory of arguments is free",
         "A storage that is joined to an argument is the function's own.",
         "shardir/analysis/storages.py",
         "if isinstance(mine, BlockArgument):",
@@ -28,8 +28,8 @@ MUTANTS = [
         "test/analysis/test_storages.py",
     ),
     Mutant(
-        "iterations may be wired otherwise",
-        "Ops of one kind repeat whatever their operands are.",
+        "repeated blocks may be connected differently",
+        "Blocks repeat whatever the operands of their ops are.",
         "shardir/analysis/repeats.py",
         "if not (same or outside or begins):",
         "if False:",
@@ -52,7 +52,7 @@ MUTANTS = [
         "test/analysis/test_storages.py",
     ),
     Mutant(
-        "a started collective stays pinned at its start",
+        "a collective in flight pins nothing",
         "Memory may be overwritten while a started collective reads it.",
         "shardir/analysis/storages.py",
         "span.start < at < span.end",

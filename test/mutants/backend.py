@@ -4,7 +4,7 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
-        "a kibibyte of bytes has 1000",
+        "a kibibyte has 1000 bytes",
         "The byte count of an emitted comment is in the wrong unit.",
         "shardir/backend/torch/emit/names.py",
         '("KiB", 1 << 10)',
@@ -28,15 +28,15 @@ MUTANTS = [
         "test/backend/test_emit_text.py::test_memory_is_reused_only_where_nobody_reads_it",
     ),
     Mutant(
-        "numbers are not rounded",
-        "A literal has more digits than its type holds.",
+        "literals are not rounded",
+        "A literal is more precise than its element type.",
         "shardir/backend/torch/emit/literals.py",
         "held = round_to(float(number), element)",
         "held = float(number)",
         "test/backend/test_emit_text.py -k literal",
     ),
     Mutant(
-        "transposed operands are not",
+        "operands are not transposed",
         "A contraction that needs a transposed operand is emitted without it.",
         "shardir/backend/torch/emit/einsum.py",
         '+ ".mT"',
@@ -44,8 +44,8 @@ MUTANTS = [
         "test/backend/test_emit_text.py::test_contractions_equal_einsum",
     ),
     Mutant(
-        "groups are in torch's order",
-        "The runtime gathers in the order of ranks' numbers.",
+        "a runtime group is in torch's order",
+        "The runtime gathers in the order of ranks, not of the axes.",
         "shardir/backend/torch/runtime/runtime_mesh.py",
         "self.order = tuple(by_number.index(r) for r in self.ranks)",
         "self.order = tuple(range(self.size))",

@@ -23,7 +23,7 @@ MUTANTS = [
         "test/cost/test_cost.py::test_several_values_are_put_into_one_buffer",
     ),
     Mutant(
-        "links are free for all",
+        "links are not shared",
         "Collectives on the same links run at the same time.",
         "shardir/cost/schedule.py",
         "end = max(now, free.get(name, 0.0)) +",
@@ -31,7 +31,7 @@ MUTANTS = [
         "test/passes/test_overlap.py -k queues",
     ),
     Mutant(
-        "storages die before they are read",
+        "storages are freed before they are read",
         "Memory is freed before the last op that reads it.",
         "shardir/cost/memory.py",
         "        now += born[i]\n",
@@ -39,7 +39,7 @@ MUTANTS = [
         "test/cost/test_cost_memory.py::test_a_step_needs_what_torch_needs",
     ),
     Mutant(
-        "buffers are held until they start",
+        "buffers are freed at the start",
         "The buffers of a started collective are free before its wait.",
         "shardir/cost/memory.py",
         "for k in range(i, ends.get(op, i) + 1):",
@@ -55,7 +55,7 @@ MUTANTS = [
         "test/cost/test_cost_terms.py",
     ),
     Mutant(
-        "the fit takes ratios the other way",
+        "the fit multiplies measured and predicted",
         "The error of a fit is the logarithm of measured times predicted.",
         "shardir/cost/fit.py",
         ") / y)",

@@ -12,7 +12,7 @@ MUTANTS = [
         "test/diagnostics/test_errors.py",
     ),
     Mutant(
-        "carets are one long",
+        "carets are one column long",
         "A range of several characters is underlined at its first character only.",
         "shardir/diagnostics/errors.py",
         "width = max(1, min(self.length,",
@@ -28,7 +28,7 @@ MUTANTS = [
         "test/diagnostics/test_errors.py",
     ),
     Mutant(
-        "suggestions come from afar",
+        "any word is suggested",
         "Any word is suggested for any other one.",
         "shardir/diagnostics/wording.py",
         "cutoff=0.7",

@@ -60,7 +60,7 @@ MUTANTS = [
         "test/dialects/test_optimizers.py -k published_adafactor",
     ),
     Mutant(
-        "a trust ratio is the other way round",
+        "a trust ratio is inverted",
         "LAMB and LARS scale a step by the update's norm over the parameter's.",
         "shardir/dialects/train/updates.py",
         "w, u = np.sqrt(arrays)",
@@ -68,15 +68,15 @@ MUTANTS = [
         "test/dialects/test_ops.py::test_one_device_is_torch -k trust",
     ),
     Mutant(
-        "Nesterov looks back",
-        "Nesterov's update takes the old velocity.",
+        "Nesterov's update has the old velocity",
+        "Nesterov's update is computed from the old velocity.",
         "shardir/dialects/train/optimizers/nesterov.py",
         "v = momentum * v + u\n        return w - lr * (u + momentum * v), v",
         "new = momentum * v + u\n        return w - lr * (u + momentum * v), new",
         "test/dialects/test_optimizers.py::test_steps_are_those_of_torch -k nesterov",
     ),
     Mutant(
-        "several waits for one async collective",
+        "an async collective needs no wait",
         "The result of an async collective is used before its wait.",
         "shardir/dialects/dist/base.py",
         "if self.started is None:",
@@ -85,7 +85,7 @@ MUTANTS = [
     ),
     Mutant(
         "a loss scale grows to infinity",
-        "A loss scale that overflows is kept.",
+        "A loss scale that overflows is used.",
         "shardir/dialects/train/updates.py",
         "np.where(np.isfinite(grown), grown, scale)",
         "grown",

@@ -36,7 +36,7 @@ MUTANTS = [
         "test/interpret/test_equivalence.py::test_a_wrong_gradient_is_found",
     ),
     Mutant(
-        "a tenth is no difference",
+        "a tenth is within the tolerance",
         "The check of equivalence accepts a relative difference of a tenth.",
         "shardir/interpret/equivalence.py",
         "TOLERANCE.get(element, 1e-4) * scale",

@@ -21,7 +21,7 @@ MUTANTS = [
     ),
     Mutant(
         "a bucket forgets its earlier first use",
-        "fuse-communication puts a collective into a buffer behind the first use of one in it.",
+        "fuse-communication puts a collective into a bucket after the first use of one in it.",
         "passes/fuse_communication.py",
         "bucket.first_use = min(bucket.first_use, first_use)",
         "bucket.first_use = first_use",
@@ -52,7 +52,7 @@ MUTANTS = [
         "test/filecheck/simplify-communication test/passes/test_passes.py -k simplify",
     ),
     Mutant(
-        "recomputed ops keep their operands",
+        "recomputed ops retain their operands",
         "A recomputed op reads the values of the forward part.",
         "passes/recompute.py",
         "copy.operands = [value(o, before) for o in source.operands]",
@@ -68,7 +68,7 @@ MUTANTS = [
         "test/filecheck/recompute",
     ),
     Mutant(
-        "parameters are split by rows",
+        "parameters are split as inputs are",
         "data-parallel splits parameters as it does inputs.",
         "passes/data_parallel.py",
         "if argument.is_retained:",
@@ -76,7 +76,7 @@ MUTANTS = [
         "test/filecheck/data-parallel",
     ),
     Mutant(
-        "strategies stay",
+        "strategies remain",
         "strip-layouts leaves strategies in the program.",
         "passes/strip_layouts.py",
         'op.properties.pop("strategy", None)',
@@ -100,7 +100,7 @@ MUTANTS = [
         "test/filecheck/require-layouts",
     ),
     Mutant(
-        "private functions stay",
+        "private functions remain",
         "A private function that was differentiated stays in the module.",
         "passes/distributed_autodiff.py",
         "        if consumed:\n            erase(source)",
@@ -116,7 +116,7 @@ MUTANTS = [
         "test/filecheck/simplify-communication",
     ),
     Mutant(
-        "annotated results stay where they come out",
+        "annotated results have their natural layout",
         (
             "insert-redistributions leaves a result in its natural layout although another is "
             "annotated."

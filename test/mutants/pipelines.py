@@ -12,7 +12,7 @@ MUTANTS = [
         "test/passes/test_modes.py::test_a_mode_is_its_pipeline",
     ),
     Mutant(
-        "an option of nobody is ignored",
+        "an unknown option is ignored",
         "An option that no pass of a pipeline has is no error.",
         "shardir/pipelines.py",
         "if not any(name in options for options in open_options):",

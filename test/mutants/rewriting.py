@@ -13,7 +13,7 @@ MUTANTS = [
     ),
     Mutant(
         "stop_gradient passes gradients",
-        "Values behind nn.stop_gradient are active.",
+        "The result of nn.stop_gradient is active.",
         "shardir/rewriting/autodiff/activity.py",
         "if isinstance(op, StopGradientOp):",
         "if False:",

@@ -39,7 +39,7 @@ MUTANTS = [
         "test/search/test_elimination.py -k minimum_of_all",
     ),
     Mutant(
-        "the relaxation rules the optimum out",
+        "the relaxation excludes the optimum",
         "Values whose bound is the best known cost are ruled out with some that are better.",
         "shardir/search/relaxation.py",
         "keep = bound + more <= limit",
@@ -47,7 +47,7 @@ MUTANTS = [
         "test/search/test_elimination.py",
     ),
     Mutant(
-        "a bound adds the price",
+        "a bound omits the price of the limit",
         "The bound with a price for memory does not subtract the price of the limit.",
         "shardir/search/memory.py",
         "found.bound - price * len(at) * limit",
@@ -63,7 +63,7 @@ MUTANTS = [
         "test/search/test_elimination.py",
     ),
     Mutant(
-        "shares of a bucket are left out",
+        "shares of a bucket are omitted",
         "The latency of a bucket that tensors share is not counted in full.",
         "shardir/search/buckets.py",
         "(1 - shares.of(b) * tensors[b])",

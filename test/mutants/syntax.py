@@ -37,7 +37,7 @@ MUTANTS = [
     ),
     Mutant(
         "errors are in the order of ops",
-        "Diagnostics are not sorted by their place.",
+        "Diagnostics are not sorted by their location.",
         "shardir/syntax/verify.py",
         "return sorted(found, key=lambda d: (d.line, d.column))",
         "return found[::-1]",

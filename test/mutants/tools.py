@@ -52,8 +52,8 @@ MUTANTS = [
         "test/cost/test_calibrate.py::test_groups_and_sizes",
     ),
     Mutant(
-        "errors are of one side",
-        "How far the model is off counts only where it predicts too much.",
+        "errors count on one side only",
+        "An error counts only where the model predicts too much.",
         "tools/calibrate.py",
         "max(ratio, 1 / ratio) - 1",
         "ratio - 1",
@@ -61,7 +61,7 @@ MUTANTS = [
     ),
     Mutant(
         "an explanation starts at the second redistribution",
-        "--explain-redistributions leaves the first one out of the sum.",
+        "--explain-redistributions omits the first one from the sum.",
         "tools/explain.py",
         "sum(p.received_bytes for p in plans)",
         "sum(p.received_bytes for p in plans[1:])",

@@ -1,4 +1,4 @@
-"""The texts and the tests that mutants name exist."""
+"""The texts and the tests that mutants name exist, and each mutant was caught in its last run."""
 
 import ast
 from collections import Counter
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from layers import LAYERS
-from mutants import ROOT, Mutant, mutants, packages
+from mutants import ROOT, Mutant, caught, mutants, packages
 
 WITHOUT = {"__init__", "api", "universe"}
 """Modules that only name others."""
@@ -20,17 +20,26 @@ def test_a_mutant_changes_one_text_of_its_package(m: Mutant):
     assert m.breaks.endswith(".")
 
 
+def check(test: str) -> None:
+    """Check that the file of a test, and its function, are there."""
+    file, _, function = test.partition("::")
+    assert (ROOT / file).exists()
+    if function and file.endswith(".py"):
+        name = function.split("[")[0].split("::")[-1]
+        assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("m", mutants(), ids=lambda m: m.name.replace(" ", "-"))
 def test_the_tests_of_a_mutant_are_there(m: Mutant):
     words = m.tests.split()
-    named = [w for before, w in pairwise(["", *words]) if before != "-k" and w != "-k"]
-    assert named
-    for name in named:
-        file, _, test = name.partition("::")
-        assert (ROOT / file).exists()
-        if test and file.endswith(".py"):
-            function = test.split("[")[0].split("::")[-1]
-            assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
+    selected = [w for before, w in pairwise(["", *words]) if before != "-k" and w != "-k"]
+    assert selected
+    for test in selected:
+        check(test)
+    recorded = caught().get(m.name)
+    assert recorded, f"expected a test that caught it; run test/mutants/run.py {m.name!r}"
+    check(recorded)
+    assert recorded.startswith(tuple(selected))
 
 
 def test_each_package_has_mutants_of_its_own():
@@ -39,3 +48,4 @@ def test_each_package_has_mutants_of_its_own():
     names = Counter(m.name for m in mutants())
     assert max(names.values()) == 1
     assert names.total() >= 60
+    assert caught().keys() == names.keys()

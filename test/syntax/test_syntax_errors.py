@@ -7,6 +7,7 @@ from parsers import messages, with_test
 
 from shardir.diagnostics import ParseErrors
 from shardir.syntax.parser import parse
+from shardir.syntax.verify import verify_all
 
 WRONG = {
     "%x = nn.relu %y : (i32) -> i32": ["1:14 %y is used, but not defined"],
@@ -101,8 +102,8 @@ def test_errors_are_in_the_order_of_the_text() -> None:
     use = '  "test.op"(%a) : (i32) -> ()\n  %a = "test.op"() : () -> i32\n'
     call = "  func.call @none() : () -> ()\n"
     text = f"func.func @f() {{\n{use}{call}{call.replace('none', 'other')}  func.return\n}}"
-    found = messages(text, with_test())
-    assert [int(m.split(":")[0]) for m in found] == [2, 4, 5]
+    module = with_test().parse(text, verify=False)
+    assert [d.line for d in verify_all(module)] == [2, 4, 5]
 
 
 def test_dominance() -> None:
