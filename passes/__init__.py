@@ -34,4 +34,4 @@ def _loader(name: str, stem: str) -> Callable[[], type[ModulePass]]:
 
 
 PASSES: dict[str, Callable[[], type[ModulePass]]] = {n: _loader(n, s) for n, s in _names()}
-"""What loads each pass, by name. Nothing is imported before."""
+"""By name, the function that imports a pass."""

@@ -72,7 +72,7 @@ MODES: dict[str, Mode] = {
     "manual": Mode("manual", "every value is annotated, in the local view or by layouts; any "
                    "other is an error"),
 }  # fmt: skip
-"""What `--mode` reads: MindSpore's names, without their `_parallel`."""
+"""The modes by the names that `--mode` reads: MindSpore's, without their `_parallel`."""
 
 
 def build(

@@ -22,13 +22,13 @@ from xdsl.utils.target import Target
 
 
 class LaunchError(Exception):
-    """The reason why nothing was started: one message for users."""
+    """An error before ranks start, for users."""
 
     exit_code = 2
 
 
 class RunError(LaunchError):
-    """The reason why a run that had started ended: names the rank."""
+    """An error of a run, with the rank that is its cause."""
 
     exit_code = 1
 
@@ -146,7 +146,7 @@ class Backend(Target, ABC):
         options: Options,
         on_round: Callable[[int], object] | None = None,
     ) -> MeasuredTimes:
-        """Call every function of the programs for about so many seconds in each round.
+        """Call every function of the programs for about `seconds` in each round.
 
         Args:
             on_round: called with the number of rounds that are done.

@@ -34,7 +34,7 @@ class Source:
         self.starts = [0, *(m.end() for m in re.finditer("\n", text))]
         self.file = StringAttr(name)
         self.offsets: dict[Operation, int] = {}
-        """The offsets of operations whose `loc(...)` says something else."""
+        """The offsets of operations with a `loc(...)` of their own."""
         self._ints: dict[int, IntAttr] = {}
         self._line = 0
 

@@ -1,5 +1,4 @@
-"""Emitted directories on disk: written beside their place and moved there, so that an error leaves
-nothing half done."""
+"""Emitted directories on disk, written atomically: beside their path, and then moved there."""
 
 import shutil
 import tempfile
@@ -19,7 +18,7 @@ def _is_ours(name: str) -> bool:
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """A new folder that replaces `out` when all went well. Other files in an earlier one, such as
+    """Yield a new folder, which replaces `out` at the end. Other files of an earlier one, such as
     checkpoints, stay.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Measures how long functions of emitted programs take on ranks of this machine.
+"""The times of functions of emitted programs, on ranks of this machine.
 
 All programs run in one start of the ranks, in turns: where the speed of a shared machine drifts,
 it drifts for all of them.
@@ -24,11 +24,11 @@ def times(
     options: Options,
     on_round: Callable[[int], object] | None = None,
 ) -> MeasuredTimes:
-    """Calls every function of the programs for about so many seconds in each round.
+    """Call every function of the programs for about `seconds` in each round.
 
     Args:
-        programs: emitted directories, all for as many ranks.
-        on_round: hears how many rounds are done.
+        programs: emitted directories, all for the same number of ranks.
+        on_round: called with the number of rounds done.
 
     Raises:
         LaunchError: the programs cannot run together, or a rank failed.

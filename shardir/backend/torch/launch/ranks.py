@@ -30,7 +30,7 @@ TAIL_LINES, TAIL_BYTES = 15, 1 << 14
 
 
 def arguments(options: Options) -> list[str]:
-    """The options as the command line of runtime_process.py."""
+    """Return the options as the command line of runtime_process.py."""
     named = ("steps", "backend", "seed", "timeout", "threads")
     words = [word for name in named for word in (f"--{name}", str(getattr(options, name)))]
     return words + (["--dump", str(options.dump.resolve())] if options.dump else [])
@@ -48,7 +48,7 @@ class Ranks:
         self._ended = False  # no rank holds the other end of the events' pipe any more
 
     def run(self, on_event: OnEvent) -> None:
-        """Starts all ranks and returns when all have ended well; else RunError."""
+        """Start all ranks; return when all have ended. Raises RunError where one fails."""
         self._events, events = os.pipe()
         with socket.create_server(("127.0.0.1", 0), backlog=self.count + 8) as store:
             try:
@@ -109,7 +109,7 @@ class Ranks:
                 raise RunError(self._stalled())
 
     def _read(self) -> list[dict[str, Any]]:
-        """The events that arrive within a moment."""
+        """Return the events that arrive within a poll."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._events, selectors.EVENT_READ)
             if self._ended or not selector.select(POLL_SECONDS):
@@ -134,7 +134,8 @@ class Ranks:
     # ---- what went wrong ----
 
     def _fail(self, on_event: OnEvent) -> None:
-        """Hears the other ranks out for a moment, then names the one that is the cause."""
+        """Wait briefly for the other ranks' messages; raise the error of the rank that is the
+        cause."""
         until = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < until and not self._ended:
             for event in self._read():
@@ -143,8 +144,9 @@ class Ranks:
         raise RunError(self._story(rank))
 
     def _cause(self) -> int:
-        """The rank to blame: first one that was killed, then the first that reported an error of
-        its own, then one that left without a word, then one that others waited for."""
+        """Return the rank that is the cause: one that was killed, else the first that reported an
+        error of its own, else one that ended without a message, else one that others wait
+        for."""
         codes = [process.poll() for process in self.processes]
         own = sorted((e["time"], rank) for rank, e in self.errors.items() if e["kind"] != "peer")
         silent = [rank for rank, code in enumerate(codes) if rank not in self.errors]
@@ -187,7 +189,7 @@ class Ranks:
         )
 
     def _doing(self, rank: int) -> str:
-        """The state of a live rank, as the system reports it."""
+        """Return the state of a running rank, as the system reports it."""
         try:
             stat = Path(f"/proc/{self.processes[rank].pid}/stat").read_text()
             state = stat.rpartition(")")[2].split()[0]
@@ -205,7 +207,7 @@ class Ranks:
     # ---- the end ----
 
     def stop(self) -> None:
-        """Ends every rank and what it started: asks first, then kills."""
+        """End every rank and the processes that it started: terminate, then kill."""
         left = [process for process in self.processes if process.poll() != 0]
         try:
             for process in left:

@@ -21,7 +21,7 @@ TOLERANCES = {"f64": 1e-9, "f32": 1e-4, "bf16": 2e-2, "f16": 2e-2}
 
 
 class Progress:
-    """Shows the events of a run: a bar on a terminal, else a line every so many steps."""
+    """The events of a run as a bar on a terminal, or as lines elsewhere."""
 
     def __init__(self, label: str, steps: int, log_every: int, out: TextIO | None = None):
         self.label, self.steps, self.log_every = label, steps, log_every
@@ -31,7 +31,7 @@ class Progress:
 
     @contextmanager
     def shown(self) -> Iterator["Progress"]:
-        """The bar, as long as the run lasts."""
+        """Show the bar during the run."""
         if not self.out.isatty():
             yield self
             return
@@ -46,7 +46,7 @@ class Progress:
         self._bar = None
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Takes one event of rank 0."""
+        """Show an event of rank 0."""
         if event["event"] != "steps":
             return
         name, first, losses = event["function"], event["first"], event["losses"]
@@ -64,7 +64,7 @@ class Progress:
 
 
 def summary(report: Report) -> list[str]:
-    """The lines that end a run."""
+    """Return the last lines of a run's output."""
     lines = [f"{report.ranks} {_plural('rank', report.ranks)} on {report.backend}"]
     for name, losses in report.losses.items():
         count = len(losses)
@@ -119,7 +119,7 @@ class Difference:
 def run_and_check(
     plan: ProgramPlan, options: Options, progress: Progress
 ) -> tuple[Report, list[Difference]]:
-    """Runs on all ranks and on one device, and compares losses and results."""
+    """Run on all ranks and on one device, and compare losses and results."""
     if plan.single is None:
         raise LaunchError(
             "--check: there is no program for one device to check against: this one was compiled"
@@ -137,9 +137,9 @@ def run_and_check(
 
 
 def compare(plan: ProgramPlan, ours: dict, theirs: dict, steps: int) -> list[Difference]:
-    """The differences of the first losses of each step, and of the results of each function.
+    """Return the differences of the first losses of each step, and of each function's results.
 
-    Results come after all the steps, and rounding errors grow with them: so does what is allowed.
+    Results come after all the steps, and rounding errors grow with them: so does the tolerance.
     """
     found = []
     for function in plan.functions:
@@ -169,7 +169,7 @@ def _largest(values: list[float]) -> float:
 
 
 def _difference(a: Any, b: Any) -> float:
-    """The largest difference relative to the largest number."""
+    """Return the maximum difference relative to the maximum magnitude."""
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if a.shape != b.shape:
         return math.inf

@@ -30,7 +30,7 @@ def sinusoid(
     positions: Tensor, first: int, rows: int, d: int, base: float, dtype: torch.dtype,
     interleaved: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The columns from `first` on, so many, of the sines and cosines of each position, d in all."""
+    """Return `rows` of the d columns of sines and cosines of each position, from `first` on."""
     column = torch.arange(first, first + rows, device=positions.device)
     pair, second = (column // 2, column % 2) if interleaved else (
         column % (d // 2), column // (d // 2)

@@ -244,14 +244,14 @@ def pad(mesh: Any, x: Tensor, dim: int, axes: tuple, total: int | None = None) -
 
 
 _constants: dict[tuple, tuple[tuple, Tensor]] = {}
-"""The tensors that were made, each with its numbers: while they are kept, their id stays theirs."""
+"""Tensors by the id of their numbers, which are retained with them, so that the id stays valid."""
 
 
 def constant(
     mesh: Any, numbers: tuple, shape: Sequence[int], dtype: torch.dtype,
     part: Sequence[tuple[int, int]] | None = None,
 ) -> Tensor:  # fmt: skip
-    """The numbers (row-major, a tuple of the program's) as a tensor, made once; only `part`,
+    """Return the numbers (row-major, a tuple of the program's) as a tensor, made once; only `part`,
     [start, stop) of each dimension, where this rank holds no more."""
     key = (id(numbers), tuple(shape), dtype, mesh.device, None if part is None else tuple(part))
     if key not in _constants:
