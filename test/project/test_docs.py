@@ -9,7 +9,8 @@ What a page may hold, and what is checked of it:
     <!-- from: COMMAND -->               what follows, up to <!-- end -->, is what it prints
     <!-- runs -->, then a block          the block runs as Python, with the page's files at hand
     <!-- edit: PATH, ... -->             a step of a walk-through (see Step)
-    <!-- checks: ARGUMENTS -->           tests that pass when its steps are done
+    <!-- checks: ARGUMENTS -->           tests that pass when its steps are done, as pytest's
+                                         arguments, beside the new files of tests
 
 `python test/project/test_docs.py --regenerate` writes what commands print into the pages.
 """
@@ -156,11 +157,12 @@ def printed(command: str) -> str:
 
 @cache
 def _tables() -> Callable[[str], str]:
+    """The tables that docs/tables.py prints, each made once."""
     spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs" / "tables.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.table
+    return cache(module.table)
 
 
 def regenerated(page: Path, folder: Path) -> str:
@@ -202,11 +204,9 @@ def test_python_runs(page: Path, text: str, tmp_path: Path) -> None:
     for name, content in FILE.findall(page.read_text()):
         (tmp_path / name).write_text(content)
     (tmp_path / "block.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "block.py"], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    with chdir(tmp_path):
+        code, out, err = run_tool(["python", "block.py"], b"")
+    assert code == 0, out + err
 
 
 # ---- names of codes and files ----
@@ -283,17 +283,15 @@ def test_walk_through_works(page: Path, tmp_path: Path) -> None:
     todo = steps(page)
     for step in todo:
         step.apply(root)
-    tests = [s.path for s in todo if s.path.startswith("test/") and not s.how]
-    named = [shlex.split(m) for m in CHECKS.findall(page.read_text())]
-    assert tests or named, "a walk-through ends with a test"
-    pytest_here = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    commands = [[*pytest_here, *words] for words in [tests, *named] if words]
-    for command in commands:
-        done = subprocess.run(
-            [sys.executable, *command], cwd=root, capture_output=True, text=True,
-            timeout=LIMIT_SECONDS, check=False, env={**os.environ, "PYTHONPATH": str(root)},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
+    words = [s.path for s in todo if s.path.startswith("test/") and not s.how]
+    words += [w for m in CHECKS.findall(page.read_text()) for w in shlex.split(m)]
+    assert words, "a walk-through ends with a test"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *words],
+        cwd=root, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_walk_throughs_are_found() -> None:
