@@ -62,7 +62,7 @@ class DistributedAutodiff(PassOptions):
     name = "distributed-autodiff"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        requests = [o for o in op.body.ops if isinstance(o, StepOp | GradientOp)]
+        requests: list[Request] = [o for o in op.body.ops if isinstance(o, StepOp | GradientOp)]
         ordered: dict[Request, None] = {}
         collect_all(
             lambda: collect_errors(requests, lambda r: ordered.update(chain_of(r))),

@@ -107,7 +107,7 @@ def _start(
     A collective is numbered in the order of the block; the parts of a bucket have its number.
     """
     candidates = [op for op in block.ops if can_start(op, mesh)]
-    numbers = dict[Operation, int](zip(candidates, range(len(candidates)), strict=True))
+    numbers: dict[Operation, int] = {op: i for i, op in enumerate(candidates)}
     timeline = Timeline(block, computation, mesh)
     for bucket in [op for op in candidates if cutting and numbers[op] not in excluded]:
         for part in _cut(bucket, timeline):
@@ -159,9 +159,9 @@ def _cut(op: dist.FusibleOp, timeline: Timeline) -> Iterator[dist.FusibleOp]:
 def _wait(op: dist.FusibleOp) -> None:
     """Start a collective where it is, and wait for it before the first use of a result."""
     following, user = users(op), op.next_op
-    while user not in following:
-        assert user is not None
+    while user is not None and user not in following:
         user = user.next_op
+    assert user is not None, "only a collective whose result is used is started"
     op.properties["started"] = UnitAttr()
     rewriter = Rewriter().before(user)
     rewriter.location = op.location

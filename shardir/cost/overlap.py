@@ -6,6 +6,7 @@ op that needs its result.
 """
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Container
 from itertools import accumulate
 from typing import TypeGuard
 
@@ -121,7 +122,7 @@ class StartSchedule:
     it has ended.
     """
 
-    def __init__(self, block: Block, timeline: Timeline, chosen: set[dist.FusibleOp]):
+    def __init__(self, block: Block, timeline: Timeline, chosen: Container[Operation]):
         self.mesh = timeline.mesh
         self.costs = {op: c for op, c in hideable(block, timeline).items() if op in chosen}
         self.others = [op for op in block.ops if op not in self.costs]

@@ -112,7 +112,7 @@ class LocalPass(FunctionPass):
         return is_local_body(f.block)
 
 
-Item = TypeVar("Item", Function, Operation)
+Item = TypeVar("Item", bound=Function | Operation)
 
 
 def collect_errors(items: Iterable[Item], work: Callable[[Item], Iterable[Located] | None]) -> None:

@@ -109,7 +109,8 @@ class Leaves:
 
         def make() -> Attribute:
             if issubclass(base, TextAttr):
-                return located(t.start + 1, t.end, lambda: base.read(t.value[1:-1]))
+                read = base.read
+                return located(t.start + 1, t.end, lambda: read(t.value[1:-1]))
             sign = "!" if issubclass(base, TypeAttribute) else "#"
             return self.reductions.by_xdsl(f"{sign}{base.name}{t.value}", t, len(base.name) + 1)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from plans import PLANS, alone
+from plans import PLANS, without_overlap
 from programs import gpt, mlp, transformer
 
 from shardir.api import compile
@@ -39,7 +39,9 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
     for model, text in MODELS.items():
         for plan in CHOSEN:
             module = PLANS[plan](parse(text()))
-            found.append((model, plan, compile(module, alone("train")), compile(module, "train")))
+            found.append(
+                (model, plan, compile(module, without_overlap("train")), compile(module, "train"))
+            )
     programs = [c for *_, without, beside in found for c in (without, beside)]
     with tempfile.TemporaryDirectory() as folder:
         folders = [c.save(Path(folder) / str(i)) for i, c in enumerate(programs)]

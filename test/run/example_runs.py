@@ -127,7 +127,8 @@ def check_training(
 def attention(x: Any, memory: Any, q: Any, k: Any, v: Any, o: Any, **options: Any) -> Any:
     """Queries of x, keys and values of memory, all [batch, rows, columns]; weights by heads."""
     heads = (torch.einsum("bse,ehd->bhsd", t, w) for t, w in ((x, q), (memory, k), (memory, v)))
-    context = torch.nn.functional.scaled_dot_product_attention(*heads, **options)
+    queries, keys, values = heads
+    context = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, **options)
     return torch.einsum("bhsd,hde->bse", context, o)
 
 
