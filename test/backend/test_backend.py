@@ -1,4 +1,4 @@
-"""A second backend goes through the interface as the first one does."""
+"""The interface of backends, with a second backend."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ func.func @double(%x: tensor<4xf32, #dist.layout<@m, [{a}]>>) -> tensor<f32> {
 
 @dataclass(frozen=True)
 class Listing(Backend):
-    """The names of a program's ops, one a line; a run counts them."""
+    """A backend that emits the names of a program's ops, one per line; a run counts them."""
 
     name: ClassVar[str] = "listing"
 
@@ -113,6 +113,6 @@ def test_shard_opt_emits_with_any_backend(
     assert (tmp_path / "out" / "listing_rank0.txt").is_file()
 
 
-def test_all_methods_have_to_be_there() -> None:
+def test_all_methods_are_required() -> None:
     with pytest.raises(TypeError, match="abstract"):
         type("Half", (Backend,), {"name": "half", "text": Listing.text})()

@@ -46,7 +46,7 @@ def close(got, want, element):
 
 
 RUNS = [(c, c.elements[i % len(c.elements)]) for i, c in enumerate(CASES)]
-"""Each case with one of its element types, in turns."""
+"""Each case with one of its element types, which alternate."""
 SPLIT = [run for op in dict.fromkeys(c.op for c in CASES)
          for mine in [[r for r in RUNS if r[0].op is op]]
          for run in mine[:: -(-len(mine) // 4)]]  # fmt: skip
@@ -54,7 +54,7 @@ SPLIT = [run for op in dict.fromkeys(c.op for c in CASES)
 
 
 def module_of(line):
-    """A function that is this op: `@f(%0, %1) -> its results`."""
+    """Return a function of an op alone: `@f(%0, %1) -> its results`."""
     _, _, types = line.rpartition(" : ")
     if "nn.constant" in line or "nn.iota" in line:
         ins, outs, n = "", line.rpartition("-> ")[2], 1
@@ -75,7 +75,7 @@ def module_of(line):
 
 
 def sample(case, element):
-    """The function that is this op alone, and arguments."""
+    """Return the function of an op alone, and arguments."""
     args = case.args(element)
     kinds = [*case.kinds, *["normal"] * len(args)]
     rng = np.random.default_rng(len(str(case)))
@@ -112,7 +112,7 @@ def test_op_equals_numpy(case, element):
 
 
 def placements(op):
-    """Every way to split the op's factors over two axes of the mesh."""
+    """Yield every split of the op's factors over two axes of the mesh."""
     factors = op.factors()
     names = [f for f, _ in factors.sizes if f not in factors.replicate | factors.sliding]
     seen = set()
@@ -129,7 +129,7 @@ def placements(op):
 
 
 def local_module(op, placement):
-    """The op alone, in the local view."""
+    """Return the op alone, in the local view."""
     t_in = [unsharded_type(v) for v in op.operands]
     t_out = [unsharded_type(v) for v in op.results]
     ins = [dist.local(t.element_type, t.get_shape(), l, MESH)
@@ -183,7 +183,7 @@ def test_op_in_every_layout(case, element):
 
 
 def test_every_op_has_its_text():
-    """In the file of its family's name; a composite has none, for its parts have theirs."""
+    """It is in the file of its family's name; a composite has none, since its parts have theirs."""
     for family, ops in nn.FAMILIES.items():
         plain_ops = {op for op in ops if not issubclass(op, Composite)}
         assert plain_ops == set(FAMILIES.get(family, {})), family
@@ -226,7 +226,7 @@ def test_an_index_out_of_range_is_an_error():
             assert raised == holders
 
 
-def test_constants_of_the_same_numbers_keep_their_type():
+def test_constants_of_equal_elements_keep_their_type():
     """Python makes equal tuples of one file the same object."""
     text = "nn.constant dense<[1.0, 2.0]> : tensor<2xf32> -> tensor<2xf32>"
     other = text.replace("f32", "f64")

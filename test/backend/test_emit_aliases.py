@@ -1,4 +1,4 @@
-"""The names that program text uses beside its own: no value, argument or function takes one."""
+"""The names that the text of programs uses: no value, argument or function has one of them."""
 
 import ast
 from pathlib import Path
@@ -60,7 +60,7 @@ def program(name: str, values: list[str], arguments: list[str], functions: list[
 
 
 def outcomes(name: str, **names: list[str]) -> list[torch.Tensor]:
-    """The results of the functions of the program with these names, in their order, on one rank."""
+    """Return the results of the functions of the program with these names, on one rank."""
     default = {"values": ["v"], "arguments": ["input"], "functions": ["f"]}
     text = emitted(parse(program(name, **{**default, **names}), "p.ir", verify=True)).text
     space, found = functions_of(text), []
@@ -74,7 +74,7 @@ def outcomes(name: str, **names: list[str]) -> list[torch.Tensor]:
 
 
 def sample(text: str, seed: int) -> torch.Tensor:
-    """A tensor of this type, as the function has it on a mesh of one rank."""
+    """Return a tensor of a type, for a mesh of one rank."""
     shape = {KEY: (), IMAGE: (2, 4, 8)}.get(text, (4, 6))
     x = (torch.arange(torch.Size(shape).numel()).view(shape) + seed) % 7
     return x if text == KEY else x.int() if text == I32 else x.float() - 3
@@ -82,7 +82,7 @@ def sample(text: str, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 @pytest.mark.parametrize("kind", ["values", "arguments", "functions"])
-def test_no_name_hides_what_the_text_uses(name: str, kind: str) -> None:
+def test_no_name_hides_a_name_of_the_text(name: str, kind: str) -> None:
     hard, neutral = outcomes(name, **{kind: HARD}), outcomes(name, **{kind: NEUTRAL})
     assert len(hard) == len(neutral) == (len(HARD) if kind == "functions" else 1)
     for x, y in zip(hard, neutral, strict=True):
@@ -99,7 +99,7 @@ def test_reserved_names_are_not_given_out(name: str) -> None:
 
 
 def imported(text: str) -> set[str]:
-    """The files that a source text imports from beside it."""
+    """Return the files beside a source text that it imports."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):

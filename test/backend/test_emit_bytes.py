@@ -38,7 +38,7 @@ NAMES = [
     "ring_attention",
     "ulysses",
 ]
-"""Examples that are quick to compile, with collectives of each kind between them."""
+"""Examples that compile fast, and that together have collectives of each kind."""
 
 BYTES = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "f16": 2, "bf16": 2, "i1": 1}
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -68,7 +68,7 @@ def bytes_of(v: SSAValue) -> int:
 
 
 def collectives(module: ModuleOp) -> Iterator[tuple[Operation, int]]:
-    """Each op that moves bytes, with the size of its groups, in the order of the program."""
+    """Yield each op that moves bytes, with the size of its groups, in program order."""
     meshes = dist.meshes_of(module)
     (mesh,) = meshes.values()
     for f in public_functions(module):
@@ -82,7 +82,7 @@ def collectives(module: ModuleOp) -> Iterator[tuple[Operation, int]]:
 
 
 def written(text: str) -> list[tuple[str, int, float, int]]:
-    """Of each comment: the kind, the size of the groups, and the bytes as a number and a unit."""
+    """Yield of each comment the kind, the size of the groups, and the bytes with their unit."""
     joined = re.sub(r"\n +#   ", " ", text)
     return [
         (kind, int(n), float(number), UNITS[unit])
@@ -91,7 +91,7 @@ def written(text: str) -> list[tuple[str, int, float, int]]:
 
 
 def check(module: ModuleOp) -> set[str]:
-    """Compare all comments of a program with its ops; the kinds that it has."""
+    """Compare all comments of a program with its ops; return the kinds of collectives."""
     ops = list(collectives(expanded(module)))
     comments = written(program_text(module))
     assert len(comments) == len(ops)
@@ -130,7 +130,7 @@ KINDS = [c for c in COLLECTIVES.values() if c.communicates and not c.name.starts
 def module_of(
     record: Collective, element: Attribute, shape: tuple[int, ...], mesh: Mesh
 ) -> ModuleOp:
-    """A function that is one collective over AXES."""
+    """Return a function of one collective over AXES."""
     both = record.start is record.end is AxisState.SHARDED
     plain, dim, concat = replicated("m", 2), 0, 1 if both else -1
     before = plain

@@ -46,14 +46,14 @@ def test_data_are_beside_the_program(tmp_path):
     ({"x": np.array([["a", "b", "c"]])}, ["%x", "numbers"]),
     ({"x": np.array([{}, {}], dtype=object)}, ["%x", "cannot be read"]),
 ])  # fmt: skip
-def test_bad_data_are_told(tmp_path, arrays, words):
+def test_bad_data_are_errors(tmp_path, arrays, words):
     with pytest.raises(shardir.ShardirError) as error:
         shardir.compile_file(save_data(tmp_path, **arrays), "strip-layouts").save(tmp_path / "out")
     assert all(w in str(error.value) for w in [*words, "p.ir:2"])
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_data_are_told(tmp_path):
+def test_missing_data_are_errors(tmp_path):
     path = save_data(tmp_path)
     for name, other, word in (
         ("d.npz", "e.npz", "expected the file .*e.npz"),

@@ -1,4 +1,4 @@
-"""Nothing of the input becomes code of an emitted program."""
+"""No text of the input becomes code of an emitted program."""
 # ruff: noqa: E501 (texts of programs)
 
 import ast
@@ -41,7 +41,7 @@ EVIL = [
 
 
 def quoted(text):
-    """As MLIR writes a string."""
+    """Return a string in the notation of MLIR."""
     out = "".join(c if (c.isalnum() and c.isascii()) or c in " _;()#.'{}%" else
                   "".join(f"\\{b:02X}" for b in c.encode()) for c in text)  # fmt: skip
     return f'"{out}"'
@@ -101,7 +101,7 @@ def test_names_do_not_break_out(word, tmp_path):
 
 
 def assert_tame(text):
-    """Only what the emitter writes: a docstring, imports, functions of plain statements, main."""
+    """Assert that a program is only a docstring, imports, functions of simple statements, and main."""
     tree = ast.parse(text)
     assert isinstance(tree.body[0], ast.Expr) and isinstance(tree.body[0].value, ast.Constant)
     for node in tree.body[1:]:
@@ -136,7 +136,7 @@ def test_text_of_strings(word):
 
 
 def test_names_from_quoted_text():
-    """The same by way of the parser, where it takes such names."""
+    """The same through the parser, where it accepts such names."""
     word = quoted('"); import os  #\n')
     text = f"""func.func @{word}(%x: tensor<2xf32> {{train.parameter = {word}, train.init = #train.init<normal>}}) -> tensor<2xf32> {{
       %torch = nn.neg %x : (tensor<2xf32>) -> tensor<2xf32>

@@ -71,7 +71,7 @@ def test_contractions_equal_einsum():
 # ---- what a step looks like ----
 
 
-def test_a_step_reads_well():
+def test_the_text_of_a_step():
     text = body_of(program_text(parse(STEP, "some/where/step.ir", verify=True)))
     assert (
         text
@@ -116,7 +116,7 @@ def test_a_step_reads_well():
     ("%new = train.sgd", "%z = nn.neg %d_w : (P) -> P\n  %zz = dist.all_reduce <sum> %z over <dp>"
      " : (P) -> T\n  %new = train.sgd", 'd_w, "sum", ("dp",), donate'),
 ])  # fmt: skip
-def test_memory_is_reused_only_where_nobody_reads_it(old, new, lacks):
+def test_memory_is_reused_only_after_its_last_use(old, new, lacks):
     replicated = "tensor<3x3xf32, #dist.local<@m, [{}, {}]>>"
     partial = "tensor<3x3xf32, #dist.local<@m, [{}, {}], partial sum {dp}>>"
     new = new.replace("(T, T)", "(T, " + replicated + ")").replace("(T", f"({replicated}")
@@ -134,10 +134,10 @@ def test_a_use_after_the_update_is_seen_through_views():
     view = f"%t = nn.transpose %w perm <1, 0> : ({replicated}) -> {replicated}\n  train.backward"
     text = STEP.replace("train.backward", view).replace("%loss, %new :", "%loss, %t :")
     text = body_of(program_text(parse(text, "s.ir", verify=True)))
-    assert "sub_" not in text and "sub" not in text.replace("subset", "")  # nobody needs the update
+    assert "sub_" not in text and "sub" not in text.replace("subset", "")  # no op uses the update
 
 
-def test_numbers_stand_in_the_text():
+def test_scalars_are_literals_of_the_text():
     text = """func.func @f(%x: tensor<3xf32>, %h: tensor<3xbf16>, %n: tensor<3xi32>) -> (tensor<3xf32>, tensor<3xbf16>, tensor<3xf32>, tensor<3xf32>, tensor<3xi32>, tensor<3xi1>, tensor<f32>, tensor<3xf32>) {
       %c = nn.constant dense<0.1> : tensor<f32> -> tensor<f32>
       %d = nn.constant dense<0.1> : tensor<bf16> -> tensor<bf16>
@@ -193,7 +193,7 @@ def collective_of(rows, before, after):
     return ModuleOp([mesh_op(MESH), f])
 
 
-def test_what_cannot_be_emitted_is_told():
+def test_programs_that_cannot_be_emitted_are_errors():
     a, b = Axis("dp"), Axis("tp")
     with pytest.raises(shardir.ShardirError, match="expected nested shards"):
         program_text(collective_of(10, Layout("m", ((a, b),)), Layout("m", ((a,),))))

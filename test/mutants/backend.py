@@ -25,7 +25,7 @@ MUTANTS = [
         "shardir/backend/torch/emit/scope.py",
         "self.storages.is_free(v, op, self.retained)",
         "True",
-        "test/backend/test_emit_text.py::test_memory_is_reused_only_where_nobody_reads_it",
+        "test/backend/test_emit_text.py::test_memory_is_reused_only_after_its_last_use",
     ),
     Mutant(
         "literals are not rounded",
