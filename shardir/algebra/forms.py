@@ -81,7 +81,7 @@ def forms_of(kind: str, forms: Callable[[Levels], Forms], mesh: Mesh, axes: Axes
     return tuple(Form(f.name, times * f.latency, times * f.rate) for f in fastest)
 
 
-def quickest(forms: Forms, size: float) -> Form:
+def fastest(forms: Forms, size: float) -> Form:
     """Return the form of minimum time for `size` bytes."""
     return min(forms, key=lambda form: form.seconds(size))
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import prod
 
 from shardir.algebra.collectives import Cases, CollectiveStep, Transfer
-from shardir.algebra.forms import NO_COMMUNICATION, Form, Forms, copying, quickest
+from shardir.algebra.forms import NO_COMMUNICATION, Form, Forms, copying, fastest
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 
@@ -50,7 +50,7 @@ def step_form(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, itemsize: int
 ) -> Form:
     """Return the fastest form of a step."""
-    return quickest(step_forms(mesh, shape, before, step), prod(shape) * itemsize)
+    return fastest(step_forms(mesh, shape, before, step), prod(shape) * itemsize)
 
 
 def step_seconds(

@@ -19,7 +19,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.cluster import DEFAULT, Cluster
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
-from shardir.algebra.forms import Form, copying, direct, forms_of, quickest
+from shardir.algebra.forms import Form, copying, direct, fastest, forms_of
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.steps import step_buffers, step_forms, step_received
@@ -157,7 +157,7 @@ class Receipt(Work):
 
     def cost(self, mesh: Mesh) -> OpCost:
         axes = self.op.axes.data
-        form = quickest(forms_of("recv", direct, mesh, axes), self.bytes)
+        form = fastest(forms_of("recv", direct, mesh, axes), self.bytes)
         seconds = form.seconds(self.bytes)
         return OpCost(self.op, 0, self.bytes, seconds, axes, form.name, form.latency)
 

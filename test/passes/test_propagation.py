@@ -1,5 +1,5 @@
-"""What holds of the layouts that propagation and search give, on random programs and on small ones
-whose answer can be counted. Case by case it is shown in test/filecheck/propagate-strategies."""
+"""Laws of the layouts that propagation and search choose, on random programs and on small ones
+whose answer can be counted. Single cases are in test/filecheck/propagate-strategies."""
 
 import random
 from itertools import pairwise
@@ -36,7 +36,7 @@ ORDERS = pytest.mark.parametrize(
 )
 
 
-def lies(v: SSAValue) -> Layout:
+def layout_on(v: SSAValue) -> Layout:
     found = dist.layout_of(v)
     assert found is not None
     return found
@@ -48,41 +48,41 @@ def every(module: ModuleOp) -> list[SSAValue]:
     return [v for b in blocks for v in values(b) if isinstance(v.type, TensorType)]
 
 
-# ---- random programs with random statements ----
+# ---- random programs with random annotations ----
 
 
 @pytest.mark.parametrize("seed", range(3000, 3030))
-def test_layouts_that_propagation_gives_are_valid_and_as_stated(seed: int):
+def test_propagated_layouts_are_valid_and_as_annotated(seed: int):
     module, mesh = random_form(random_problem(seed), seed)
-    stated = {v: dist.sharding_of(v) for v in every(module)}
+    annotated = {v: dist.sharding_of(v) for v in every(module)}
     apply(module, "propagate-strategies")
     assert not verify_all(module)
     assert all(dist.layout_of(v) is not None for v in every(module))
-    lying: dict[int, set] = {}
+    group_layouts: dict[int, set] = {}
     for op in function(module, "f").body.block.ops:
         if isinstance(op, dist.ShardingGroupOp):
-            lying.setdefault(op.group.value.data, set()).add(lies(op.value).dims)
-    assert all(len(found) == 1 for found in lying.values())
-    for v, said in stated.items():
-        if said is not None:
-            check_stated(lies(v), said.simplified(mesh), mesh)
+            group_layouts.setdefault(op.group.value.data, set()).add(layout_on(op.value).dims)
+    assert all(len(found) == 1 for found in group_layouts.values())
+    for v, annotation in annotated.items():
+        if annotation is not None:
+            check_annotated(layout_on(v), annotation.simplified(mesh), mesh)
 
 
-def check_stated(found: Layout, said: Sharding, mesh: Mesh) -> None:
-    """A closed dimension is as it was said; of an open one each device has a part of what it was
-    said to have; what is to stay replicated splits nothing."""
-    for d, (mine, axes) in enumerate(zip(found.dims, said.layout.dims, strict=True)):
-        assert d in said.open or mine == axes
+def check_annotated(found: Layout, annotation: Sharding, mesh: Mesh) -> None:
+    """A closed dimension is as annotated; of an open one each device has a part of its annotated
+    shard; an axis that is to stay replicated splits nothing."""
+    for d, (mine, axes) in enumerate(zip(found.dims, annotation.layout.dims, strict=True)):
+        assert d in annotation.open or mine == axes
         more = mesh.extent(mine) // mesh.extent(axes)
         for rank in range(mesh.size):
             assert mesh.index(rank, mine) // more == mesh.index(rank, axes)
-    assert not any(mesh.overlap(a, b) for a in found.used for b in said.replicated)
+    assert not any(mesh.overlap(a, b) for a in found.used for b in annotation.replicated)
 
 
 @pytest.mark.parametrize("seed", range(3100, 3110))
-def test_nothing_gets_over_a_barrier(seed: int):
-    """Before and behind a barrier layouts are what they would be if what is behind began with an
-    argument of which nothing is known."""
+def test_no_axis_passes_a_barrier(seed: int):
+    """Before and after a barrier layouts are those of a program in which the ops after it begin
+    with an argument without annotation."""
     module, mesh = random_form(random_problem(seed), seed)
     for op in list(function(module, "f").body.block.ops):
         if isinstance(op, dist.ShardingGroupOp | dist.PropagationBarrierOp):
@@ -112,18 +112,18 @@ def test_nothing_gets_over_a_barrier(seed: int):
     apply(other, "propagate-strategies")
     ours = [v for v in every(module) if v is not barrier.out]
     theirs = [v for v in every(other) if v is not arg]
-    assert [*map(lies, ours)] == [*map(lies, theirs)]
-    assert lies(barrier.out) == lies(arg)
+    assert [*map(layout_on, ours)] == [*map(layout_on, theirs)]
+    assert layout_on(barrier.out) == layout_on(arg)
 
 
 def cut(op: dist.PropagationBarrierOp, value: SSAValue) -> None:
-    """Another value in the place of what a barrier gives."""
+    """Replace the result of a barrier by another value."""
     op.out.replace_all_uses_with(value)
     erase(op)
 
 
 @pytest.mark.parametrize("seed", range(3200, 3208))
-def test_layouts_that_the_search_gives_are_valid_and_right(seed: int):
+def test_searched_layouts_are_valid_and_right(seed: int):
     p = random_problem(seed, 6)
     module, _ = random_form(p, seed)
     apply(module, "distributed-autodiff")
@@ -135,7 +135,7 @@ def test_layouts_that_the_search_gives_are_valid_and_right(seed: int):
             cut(op, op.value)
     apply(module, "search-strategies")
     assert not verify_all(module)
-    assert all(len({lies(v).dims for v in group}) == 1 for group in members.values())
+    assert all(len({layout_on(v).dims for v in group}) == 1 for group in members.values())
     for name in ("insert-redistributions", "lower-to-spmd"):
         apply(module, name)
         assert not verify_all(module)
@@ -148,8 +148,7 @@ def test_layouts_that_the_search_gives_are_valid_and_right(seed: int):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("optimizer", ["sgd, lr = 0.1", "adam, lr = 0.1", "lamb, lr = 0.1"])
 def test_no_step_moves_a_parameter_or_a_state(optimizer: str, seed: int):
-    """Differentiated before anything is laid out; some of the weights' layouts are others, some are
-    taken away."""
+    """Differentiated before propagation; some of the weights' layouts are changed, some removed."""
     draw = random.Random(seed)
     sizes = {"layers": 1, "batch": 4, "seq": 4, "hidden": 8, "heads": 2, "vocab": 12}
     module = parse(communication.gpt(**sizes, mesh=(2, 2), fsdp=bool(seed % 2)))
@@ -168,12 +167,12 @@ def test_no_step_moves_a_parameter_or_a_state(optimizer: str, seed: int):
     found = ties(f)
     assert len(found) > 10
     for new, old in found.items():
-        assert lies(new) == lies(old), old.name_hint
+        assert layout_on(new) == layout_on(old), old.name_hint
     named = {a.key: v for v, a in zip(f.body.block.args, train.arguments(f), strict=True)}
     for key, v in named.items():
         parameter = named.get((key or "").rpartition(".")[0])
         if parameter is not None:
-            assert lies(v) == lies(parameter), v.name_hint
+            assert layout_on(v) == layout_on(parameter), v.name_hint
 
 
 TIED = {
@@ -199,7 +198,7 @@ TIED = {
   %y = nn.reshape %a : (tensor<4x2x4xf64>) -> tensor<4x8xf64>
 """,
 }
-"""Uses of a parameter w, which was the table of an embedding %h before."""
+"""Uses of a parameter w that is also the table of an embedding %h."""
 LAYERS = """
 func.func private @outer(%x: tensor<4x8xf64>, %w: tensor<8x8xf64>) -> tensor<4x8xf64> {
   %a = func.call @inner(%x, %w) : (tensor<4x8xf64>, tensor<8x8xf64>) -> tensor<4x8xf64>
@@ -217,8 +216,8 @@ func.func private @inner(%x: tensor<4x8xf64>, %w: tensor<8x8xf64>) -> tensor<4x8
 @ORDERS
 @pytest.mark.parametrize("uses", TIED)
 def test_a_tied_parameter_is_reduced_once(uses: str, order: tuple[str, ...]):
-    """Its two or more uses leave it where it is, and whatever they are, its gradient crosses the
-    batch's axis once: the one collective besides is the loss's sum."""
+    """No use redistributes it, and its gradient is reduced over the batch's axis once; the only
+    other collective is the loss's sum."""
     ids = "tensor<4xi32, #dist.layout<@m, [{d}]>>"
     module = parse(
         f"dist.mesh @m <d = 4>\nfunc.func private @loss(%ids: {ids}, "
@@ -254,8 +253,8 @@ def held(shape: Shape, where: Layout, mesh: Mesh) -> list[frozenset[np.int_]]:
 
 @pytest.mark.parametrize(("old", "new"), SHAPES)
 def test_a_reshape_is_split_wherever_nothing_need_be_moved(old: Shape, new: Shape):
-    """Of all layouts of the result there is one in which each device has what it had: then it is
-    that; where there is none, the result is split as far as devices have more than they need."""
+    """If a layout of the result has on each device the elements that it had, it is chosen;
+    otherwise the result is split as far as devices have more elements than they need."""
     text = (
         "dist.mesh @m <a = 2, b = 2>\nfunc.func @f(%x: TX) -> TY {\n"
         "  %y = nn.reshape %x : (TX) -> TY\n  func.return %y : TY\n}"
@@ -272,7 +271,7 @@ def test_a_reshape_is_split_wherever_nothing_need_be_moved(old: Shape, new: Shap
         update_signature(function(laid, "f"))
         apply(laid, "propagate-strategies")
         y = every(laid)[-1]
-        mine, ours = held(old, where, MESH), held(new, lies(y), MESH)
+        mine, ours = held(old, where, MESH), held(new, layout_on(y), MESH)
         if mine in every_result.values():
             assert ours == mine, where
         else:
@@ -282,17 +281,14 @@ def test_a_reshape_is_split_wherever_nothing_need_be_moved(old: Shape, new: Shap
                 if all(a <= b for a, b in zip(mine, theirs, strict=True))
                 and len(theirs[0]) < len(ours[0])
             ]
-            assert not better, (where, lies(y), better)
-
-
-# ---- parameters split over the batch's axis ----
+            assert not better, (where, layout_on(y), better)
 
 
 # ---- parameters split over the batch's axis ----
 
 
 def step(inputs: str, weights: list[tuple[int, ...]], layouts: list[str], body: str) -> str:
-    """A step whose weights w0, w1, ... are of these shapes and lie so."""
+    """A step whose weights w0, w1, ... have these shapes and layouts."""
     parameters = ", ".join(
         f"%w{i}: {laid(shape, where)} "
         f'{{train.parameter = "w{i}", train.init = #train.init<normal>}}'
@@ -313,8 +309,8 @@ def plain_text(shape: tuple[int, ...]) -> str:
 
 
 def perceptron(batch: int, sizes: list[int], rows: str, columns: str) -> str:
-    """tanh(x w) for each weight; x and the target have their rows over dp. Weights lie as `rows`
-    and `columns` by turns."""
+    """tanh(x w) for each weight; x and the target have their rows over dp. Weights have the layouts
+    `rows` and `columns` by turns."""
     weights = [*pairwise(sizes)]
     layouts = [rows if i % 2 == 0 else columns for i in range(len(weights))]
     x, target = laid((batch, sizes[0]), "[{dp}, {}]"), laid((batch, sizes[-1]), "[{dp}, {}]")
@@ -334,8 +330,8 @@ def perceptron(batch: int, sizes: list[int], rows: str, columns: str) -> str:
 
 
 def convolutions(batch: int, channels: list[int], where: list[str]) -> str:
-    """3 x 3 convolutions of images of 8 x 8 whose batch is over dp, tanh, the mean over places, and
-    a product to `channels[-1]` classes."""
+    """3 x 3 convolutions of images of 8 x 8 whose batch is over dp, tanh, the mean over positions,
+    and a product to `channels[-1]` classes."""
     *through, classes = channels
     weights: list[tuple[int, ...]] = [(o, c, 3, 3) for c, o in pairwise(through)]
     weights.append((through[-1], classes))
