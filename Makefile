@@ -27,7 +27,7 @@ lint: $(VENV)/ready
 
 test: lint  ## the checks of the source, then every test
 	$(BIN)/python docs/examples/make_digits.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/testing.md)
 	SHARDIR_TESTS=all $(MAKE) test

@@ -6,8 +6,12 @@ only, drops punctuation, and turns leaf tokens into values as it shifts them. It
 stacks, which is what error recovery needs.
 """
 
+import os
 import re
+import sys
 from collections.abc import Callable
+from importlib.util import cache_from_source
+from pathlib import Path
 from typing import Any
 
 from lark import Lark, Transformer
@@ -107,6 +111,22 @@ class Row:
         return [*self.shift, *self.reduce]
 
 
+def tables_file(name: str) -> str | bool:
+    """Return the file of a grammar's tables, beside Python's byte code and under its rules; False
+    where none is to be written.
+
+    Computing the tables of all ops costs about a second, reading them a tenth of it. Lark computes
+    them again if the grammar, Lark or Python is another one.
+    """
+    folder = Path(cache_from_source(__file__)).parent
+    file = folder / f"{name}.tables"
+    if file.exists():
+        return str(file)
+    if sys.dont_write_bytecode or not os.access(folder, os.W_OK):
+        return False
+    return str(file)
+
+
 class NoLexer:
     """Lark's lexers are not used, and so not built."""
 
@@ -116,12 +136,14 @@ class NoLexer:
 class Machine:
     """A grammar with its actions, ready to run.
 
+    `name`: names the file of its tables, which are computed once (`tables_file`).
     `convert`: leaf terminals -> value, made as they are shifted.
     `words`: spellings of one terminal that are terminals of their own, such as names of ops.
     """
 
     def __init__(
         self,
+        name: str,
         grammar: str,
         starts: list[str],
         actions: Transformer[Any, Any],
@@ -130,7 +152,7 @@ class Machine:
     ):
         self.lark = Lark(
             grammar, parser="lalr", start=starts, transformer=actions, maybe_placeholders=True,
-            _plugins={"ContextualLexer": NoLexer},
+            _plugins={"ContextualLexer": NoLexer}, cache=tables_file(name),
         )  # fmt: skip
         self.words = words or {}
         self.terminals: dict[str, TerminalDef] = {t.name: t for t in self.lark.terminals}
