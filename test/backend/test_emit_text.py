@@ -200,5 +200,5 @@ def test_programs_that_cannot_be_emitted_are_errors():
     collective_of(12, Layout("m", ((a, b),)), Layout("m", ((a,),)))
     with pytest.raises(shardir.ShardirError, match="global view"):
         program_text(parse(STEP.replace("#dist.local", "#dist.layout")))
-    with pytest.raises(shardir.ShardirError, match="no function"):
+    with pytest.raises(shardir.ShardirError, match="expected a public function with a body"):
         program_text(parse("dist.mesh @m <a = 2>"))
