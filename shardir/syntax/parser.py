@@ -61,8 +61,8 @@ def no_gc() -> Iterator[None]:
 
 
 class IRParser:
-    """A parser for the ops of some dialects. Constructing one takes about 0.3 s, where the tables of
-    its grammar are retained (`tables_file`), and else 1 s: reuse it."""
+    """A parser for the ops of some dialects. Constructing one takes about 0.3 s where the tables of
+    its grammar are retained (`tables_file`), else 1 s: reuse it."""
 
     def __init__(self, dialects: Sequence[Dialect], ctx: Context | None = None):
         self.ctx = ctx or context_of(dialects)
