@@ -15,7 +15,7 @@
    all-to-all) starts when its operands are available, which frees memory early.
 3. One whose results are larger (all-gather) starts as late as the computation before its first use
    hides it, by the time model of the mesh's cluster. Without cluster or rates that is Gloo's.
-4. Computation keeps its order. A collective of which less than MINIMUM_HIDDEN would be hidden is
+4. Computation keeps its order. A collective of which less than MIN_HIDDEN would be hidden is
    not started; one that is `async` stays where it is.
 5. Peak memory is at most the larger of the peak before and the memory of a device of the cluster.
    Collectives that are in flight at a peak above that are not started.
@@ -48,7 +48,7 @@ from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.rewriter import Rewriter, erase
 
-MAXIMUM_ATTEMPTS = 20
+MAX_ATTEMPTS = 20
 """The maximum number of attempts to start fewer collectives; after that none is started."""
 
 
@@ -87,7 +87,7 @@ def _start_within(
     excluded; all, if none is.
     """
     excluded: set[int] = set()
-    for _ in range(MAXIMUM_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         f.body.add_block(given.clone().detach_block(0))
         numbers = _start(f.body.block, computation, mesh, excluded, cutting)
         use = memory_of(f, mesh)

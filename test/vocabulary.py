@@ -38,7 +38,7 @@ FORMS = {
     "mail": "mail",
     "settle": "settl(?:e|es|ed|ing)",
     "behind": "behind",
-    "floor": "floors",
+    "floor": r"floors|floor \d+",
     "room": "rooms?",
     "fault": "faults?|faulty",
     "mend": "mends?|mended|mending",

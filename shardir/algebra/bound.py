@@ -142,10 +142,10 @@ def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tupl
             split += ended
         yield a, min(factor(between(AxisState.PARTIAL, AxisState.REPLICATED)), split)
     for axes, wanted in zip(source.dims, target.dims, strict=True):
-        kept = 0
-        while kept < min(len(axes), len(wanted)) and axes[kept] == wanted[kept]:
-            kept += 1
-        for a in axes[kept:]:
+        retained = 0
+        while retained < min(len(axes), len(wanted)) and axes[retained] == wanted[retained]:
+            retained += 1
+        for a in axes[retained:]:
             if a in target.partial:
                 continue
             yield a, moved if a in after else ended

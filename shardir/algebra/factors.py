@@ -239,9 +239,9 @@ def try_op_sharding(
     """Return the sharding that splits factors as `chosen`; None if an axis would be used twice or a
     merged dimension cannot be split so. `partial`: the partial axes that all operands keep."""
     used = [a for axes in chosen.values() for a in axes]
-    kept = partial.partial if partial is not None else ()
+    retained = partial.partial if partial is not None else ()
     for i, a in enumerate(used):
-        if any(mesh.overlap(a, b) for b in (*used[:i], *kept)):
+        if any(mesh.overlap(a, b) for b in (*used[:i], *retained)):
             return None
     operands, results = [], []
     in_operands = {f: a for f, a in chosen.items() if f not in factors.moved}
@@ -249,15 +249,15 @@ def try_op_sharding(
         layout = factors.layout(dims, in_operands, mesh)
         if layout is None:
             return None
-        operands.append(layout.with_partial(kept, partial.reduction) if partial else layout)
+        operands.append(layout.with_partial(retained, partial.reduction) if partial else layout)
     for dims, lacking in zip(factors.results, factors.per_result, strict=True):
         layout = factors.layout(dims, chosen, mesh)
         if layout is None:
             return None
         reduced = [a for f in lacking for a in chosen.get(f, ())]
-        reduced = mesh.simplify(tuple(sorted((*reduced, *kept), key=mesh.order)))
+        reduced = mesh.simplify(tuple(sorted((*reduced, *retained), key=mesh.order)))
         reduction = partial.reduction if partial is not None else factors.reduction
-        if kept and reduced != kept and reduction != factors.reduction:
+        if retained and reduced != retained and reduction != factors.reduction:
             return None
         results.append(layout.with_partial(reduced, reduction))
     return OpSharding(chosen, tuple(operands), tuple(results))

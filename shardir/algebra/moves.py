@@ -33,8 +33,8 @@ class RedistributionProblem:
             spelled = []
             for layout, short in zip((source, target), ends, strict=True):
                 dims = zip(same, layout.dims, short.dims, strict=True)
-                kept = tuple(a if sizes_of(a) and not s else b for s, a, b in dims)
-                spelled.append(Layout(short.mesh, kept, short.partial, short.reduction))
+                retained = tuple(a if sizes_of(a) and not s else b for s, a, b in dims)
+                spelled.append(Layout(short.mesh, retained, short.partial, short.reduction))
             ends = spelled[0], spelled[1]
         return RedistributionProblem(mesh, shape, *refined(mesh, *ends))
 

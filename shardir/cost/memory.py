@@ -145,7 +145,7 @@ def _parts(f: FuncOp, ops: list[Operation]) -> dict[SSAValue, str]:
 
 
 def leading_to(gradient: SSAValue) -> Iterator[SSAValue]:
-    """A gradient, and what it is of other places, types or scale."""
+    """Yield a gradient, and the values that redistribution and elementwise ops make it from."""
     todo = [gradient]
     while todo:
         v = todo.pop()

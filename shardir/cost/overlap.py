@@ -18,7 +18,7 @@ from shardir.cost.seconds import OpCost, cost_of, size_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 
-MINIMUM_HIDDEN = 0.05
+MIN_HIDDEN = 0.05
 """The part of a collective's time that computation must hide for it to be started."""
 
 
@@ -111,7 +111,7 @@ def hideable(block: Block, timeline: Timeline) -> dict[dist.FusibleOp, OpCost]:
     costs = ((op, cost_or_zero(op, timeline.mesh)) for op in candidates)
     return {
         op: cost for op, cost in costs
-        if latest[op] - earliest[op] > MINIMUM_HIDDEN * cost.seconds
+        if latest[op] - earliest[op] > MIN_HIDDEN * cost.seconds
     }  # fmt: skip
 
 
@@ -174,4 +174,4 @@ class StartSchedule:
     def hides(self, op: dist.FusibleOp) -> bool:
         """Whether enough of a collective is hidden between its start and its first use."""
         beside = self.begins[self.first_use(op)] - self.begins[self.starts[op]]
-        return beside > MINIMUM_HIDDEN * self.costs[op].seconds
+        return beside > MIN_HIDDEN * self.costs[op].seconds

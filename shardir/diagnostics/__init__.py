@@ -1,6 +1,6 @@
-"""Errors and what is reported of them. Needs nothing, so that every layer can raise.
+"""Errors and their diagnostics. Needs nothing, so that every layer can raise.
 
-A `ShardirError` is bad input, with one message: what was expected, what was found, the fix. A
+A `ShardirError` is bad input, with one message: the expected and the found input, and the fix. A
 `Failure` is several of them, each with its op. A `Diagnostic` is a message with its source
 location, as the tools print it:
 

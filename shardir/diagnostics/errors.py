@@ -9,7 +9,7 @@ SHOWN = 300
 
 
 class ShardirError(Exception):
-    """Bad input. The message says what was expected, what was found, and the fix."""
+    """Bad input. The message has the expected and the found input, and the fix."""
 
 
 class NotationError(ShardirError):

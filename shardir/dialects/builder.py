@@ -1,4 +1,4 @@
-"""The interface by which ops write other ops: their gradients, and what they decompose into.
+"""The interface by which ops write other ops: their gradients and decompositions.
 
     def gradient(self, b, d):
         return [b.mul(d, b.neg(self.out))]
@@ -201,4 +201,4 @@ class OpBuilder(ABC):
 
     @abstractmethod
     def fold(self, x: SSAValue, dim: int, w: Windows) -> SSAValue:
-        """The sum of what windows have of each element."""
+        """The sum, for each element, of its values in the windows."""

@@ -115,19 +115,22 @@ def search_plan(
         return plan
     graph = CostGraph(f.body.block, source, ties, counts_memory=True)
     allowed, memory_solver = limit, solver(max(gap, MEMORY_GAP))
+    fewest = used
     for _ in range(MAX_MEMORY_PLANS):
         report(f"a program of {used} B, of which {limit} B fit")
         try:
             plan = plan_within(graph, allowed, memory_solver)
         except TightError as e:
-            smallest = f"{e.needed} B of values in the smallest plan"
+            needed = f"{e.needed} B of values in the smallest plan"
             break
         if (used := program_bytes(module, f, plan, mesh)) <= limit:
             return plan
-        smallest = f"{used} B in the smallest program"
+        fewest = min(fewest, used)
         allowed = int(plan.live_bytes * min(limit / used, MAX_LIMIT_FACTOR))
+    else:
+        needed = f"{fewest} B in the smallest program"
     raise ShardirError(
-        f"@{name_of(f)}: expected a plan within {limit} B on a device, got {smallest}; "
+        f"@{name_of(f)}: expected a plan within {limit} B on a device, got {needed}; "
         "use more devices, smaller batches, or microbatches"
     )
 

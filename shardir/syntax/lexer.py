@@ -31,10 +31,10 @@ def balanced(opens: str, closes: str, depth: int) -> str:
     `->` is not a bracket, strings and comments hide theirs, and no type or attribute holds a `%`,
     so that a bracket which is never closed stops at the next value instead of the end of the file.
     """
-    unsharded_type = rf'[^\{opens}\{closes}"%/-]++|->|-|//[^\n]*+|/|{STRING}'
-    regex = rf"\{opens}(?:{unsharded_type})*+\{closes}"
+    unbracketed = rf'[^\{opens}\{closes}"%/-]++|->|-|//[^\n]*+|/|{STRING}'
+    regex = rf"\{opens}(?:{unbracketed})*+\{closes}"
     for _ in range(depth - 1):
-        regex = rf"\{opens}(?:{unsharded_type}|{regex})*+\{closes}"
+        regex = rf"\{opens}(?:{unbracketed}|{regex})*+\{closes}"
     return regex
 
 

@@ -144,10 +144,10 @@ def print_module(
     """Return the module's text, after one line for each layout that is used twice or more."""
     out = StringIO()
     names = encoding_aliases(module) if aliases else {}
-    unsharded_type = FastPrinter(out)
+    printer_without_aliases = FastPrinter(out)
     for attribute, name in names.items():
         out.write(f"{name} = ")
-        unsharded_type.print_attribute(attribute)
+        printer_without_aliases.print_attribute(attribute)
         out.write("\n")
     printer = FastPrinter(
         out, names, print_generic_format=generic, print_debuginfo=locations,

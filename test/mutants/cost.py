@@ -74,8 +74,8 @@ MUTANTS = [
         "a collective is started for nothing",
         "A collective is started though almost none of it would be hidden.",
         "shardir/cost/overlap.py",
-        "MINIMUM_HIDDEN = 0.05",
-        "MINIMUM_HIDDEN = 0.0",
+        "MIN_HIDDEN = 0.05",
+        "MIN_HIDDEN = 0.0",
         "test/passes/test_overlap.py -k twentieth",
     ),
 ]

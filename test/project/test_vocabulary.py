@@ -3,18 +3,13 @@
 import pytest
 from vocabulary import FORMS, ROOT, files, occurrences, titles, words
 
-REMAINING = ("docs/passes.md",)
-"""Folders and files that still have such words; `python test/vocabulary.py` lists them."""
-
-HELD = [p for p in files() if not str(p.relative_to(ROOT)).startswith(REMAINING)]
-
 
 def test_the_glossary_has_the_words() -> None:
     assert {"digit", "wire", "whole", "fault"} <= {*words()}
     assert {*FORMS} <= {*words()}, "a form without a word of the glossary"
 
 
-@pytest.mark.parametrize("path", HELD, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*files()], ids=lambda p: str(p.relative_to(ROOT)))
 def test_terms_are_those_of_the_glossary(path) -> None:
     found = [*occurrences(path), *titles(path)]
     assert not found, "\n".join(f"{f.file}:{f.line}: {f.word}: {f.text}" for f in found)

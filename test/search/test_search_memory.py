@@ -24,6 +24,7 @@ from shardir.passes.save_strategies import SaveStrategies
 from shardir.passes.search_strategies import SearchStrategies
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import RECOMPUTE, found_by_search
+from shardir.search import plan
 from shardir.search.candidates import CandidateSource
 from shardir.search.cost_graph import CostGraph
 from shardir.search.live_bytes import shard_bytes
@@ -166,6 +167,17 @@ def test_a_program_keeps_to_the_memory_and_is_slower(tmp_path: Path):
 def test_a_limit_below_every_plan_is_an_error():
     with pytest.raises(Failure, match=r"@step: expected a plan within 1000 B .* got \d+ B"):
         planned(1000, layers=1)
+
+
+def test_an_error_reports_the_smallest_program_of_all_attempts(monkeypatch: pytest.MonkeyPatch):
+    peaks = iter((5000, 3000, 2000, 4000, 3500, 2500))
+    monkeypatch.setattr(plan, "program_bytes", lambda *_: next(peaks))
+    monkeypatch.setattr(
+        plan, "plan_within", lambda graph, _, solve: plan.fastest_plan(graph, solve)
+    )
+    with pytest.raises(Failure, match="got 2000 B in the smallest program;"):
+        planned(1000, layers=1)
+    assert next(peaks, None) is None, "all of them were tried"
 
 
 def test_a_recomputed_value_counts_until_its_last_forward_use_and_from_its_first_later_one():

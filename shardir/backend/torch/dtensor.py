@@ -127,7 +127,7 @@ def _ours(p: Any, split_factor: int) -> Placement:
         return Shard(p.dim, split_factor)
     if isinstance(p, tensor.Replicate):
         return Replicate()
-    if type(p) is tensor.Partial:  # one of another class is reduced otherwise than it says
+    if type(p) is tensor.Partial:  # a subclass may have another reduction than its reduce_op
         return Partial(p.reduce_op)
     raise ShardirError(
         f"expected a Shard, Replicate or Partial, got {p!r}; redistribute it to Replicate() first"

@@ -1,12 +1,12 @@
-"""Convolutions over any number of spatial dimensions, and what they are transposed.
+"""Convolutions over any number of spatial dimensions, and their transposes.
 
     %y = nn.conv %x, %w stride <2, 2> padding <1, 1, 1, 1>
            : (tensor<8x3x32x32xf32>, tensor<16x3x3x3xf32>) -> tensor<8x16x16x16xf32>
 
 x is [batch, channels, spatial...], the weight [channels of y, channels of x in a group, kernel...],
-y [batch, channels of y, places...]; that x has more channels than a group says how many groups
-there are. A convolution is linear in both operands, and three ops are
-each other's gradients: y of x and w, x of y and w (the transposed convolution), w of x and y.
+y [batch, channels of y, places...]; the number of groups is that of the channels of x, divided by
+that of a group. A convolution is linear in both operands, and three ops are each other's gradients:
+y of x and w, x of y and w (the transposed convolution), w of x and y.
 
 The batch, the channels and the groups can be split; where the channels that are summed over are,
 the result is partial, and so is the weight's gradient over the batch's axes. A spatial dimension
@@ -159,7 +159,7 @@ def groups_of(x: Shape, w: Shape) -> int:
 
 
 def convolved(x: Shape, w: Shape, props: Props) -> Shape:
-    """The shape of what a convolution makes.
+    """Return the shape of a convolution's result.
 
     Raises:
         ShardirError: x and the weight do not fit.
@@ -300,7 +300,7 @@ class ConvTransposeOp(Convolving):
 @irdl_op_definition
 class ConvWeightOp(Convolving):
     """The weight-like of an x-like and a y-like: their product summed over the batch and all
-    places. The result's type says the size of the kernel."""
+    places. The result's type specifies the size of the kernel."""
 
     name = "nn.conv_weight"
     x = operand_def(TensorType)

@@ -5,7 +5,7 @@
     shardir.register_custom_op("acme.rescale", torch="acme.kernels:rescale", evaluate=rescale,
                                rule="(i, j) -> (i, j)", gradient="acme.rescale_grad")
 
-The text names an op and gives it data, no more: which functions stand for it is said in Python.
+The text names an op and gives it data, no more: its functions are registered in Python.
 Without a rule nothing is known of its dimensions, so every device holds replicated operands and
 computes all of it.
 """
@@ -166,8 +166,8 @@ def register_custom_op(
     rule: str | None = None,
     gradient: str | None = None,
 ) -> None:
-    """Says what `nn.custom "name"` is, or an op `name` of a dialect that shardir does not know;
-    in the place of what was said of that name before.
+    """Specify `nn.custom "name"`, or an op `name` of a dialect that shardir does not know. This
+    replaces an earlier registration of the name.
 
     Args:
         torch: `"module:function"`. Emitted programs import the module, and call the function with

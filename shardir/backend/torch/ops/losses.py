@@ -1,4 +1,4 @@
-"""Losses. The reduced ones are composites: what is emitted is their parts."""
+"""Losses. The reduced ones are composites, emitted as the ops that they decompose into."""
 
 from collections.abc import Callable
 
