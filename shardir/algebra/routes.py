@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, combinations, permutations
 from math import inf, prod
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,8 +89,9 @@ class Routes:
             every = [l for l in every if all(d == tuple(a for a in axes if a in d) for d in l.dims)]
         self.layouts = every
         self.index = {self._normal(l): i for i, l in enumerate(every)}
-        code = codes(mesh)
-        self._codes = {l: [code.setdefault(d, len(code)) for d in l.dims] for l in every}
+        self._known = known_forms(mesh)
+        codes = self._known.codes
+        self._codes = {l: [codes.setdefault(d, len(codes)) for d in l.dims] for l in every}
         self._solved: dict[tuple[Shape, int], Solved] = {}
 
     def _normal(self, layout: Layout) -> Layout:
@@ -226,7 +227,7 @@ class Routes:
         split = [(d > 0, *both, d) for d, both in enumerate(zip(*ends, strict=True)) if any(both)]
         split.sort()
         dims = [d for *_, d in split]
-        known = forms_known(self.mesh)
+        known = self._known.forms
         key = (
             step.kind,
             step.axes,
@@ -250,17 +251,19 @@ class Routes:
         return known[key]
 
 
-@lru_cache(maxsize=16)
-def codes(mesh: Mesh) -> dict[Axes, int]:
-    """Return the number of each tuple of axes of a dimension, 0 for none: a key that is hashed
-    faster than the axes."""
-    return {(): 0}
+class KnownForms(NamedTuple):
+    """The forms of a mesh's moves by the key of `Routes._forms`, in which a number stands for the
+    axes of a dimension, since it is hashed faster. A key is of use with its numbers only, so that
+    whoever has one has both."""
+
+    codes: dict[Axes, int]
+    forms: dict[tuple, Forms]
 
 
 @lru_cache(maxsize=16)
-def forms_known(mesh: Mesh) -> dict[tuple, Forms]:
-    """Return the forms of a mesh's moves, by the key of `Routes._forms`."""
-    return {}
+def known_forms(mesh: Mesh) -> KnownForms:
+    """Return the forms of a mesh's moves that are known so far; no axes have the number 0."""
+    return KnownForms({(): 0}, {})
 
 
 def _dims(axes: Axes, dims: tuple[Axes, ...]) -> Iterator[tuple[Axes, ...]]:
