@@ -73,7 +73,7 @@ class Leaves:
     def __init__(self, ctx: Context):
         self.reductions = LeafReductions(ctx)
         grammar = (HERE / "leaves.lark").read_text() + TERMINALS
-        self.machine = Machine("leaves", grammar, [*START.values()], self.reductions)
+        self.machine = Machine(grammar, [*START.values()], self.reductions)
         self.retained: dict[tuple[str, str], Any] = {}
         self.begin("")
 

@@ -10,10 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
+import lark
 from lark import Lark, Transformer
 from lark.lexer import PatternStr, TerminalDef
 from lark.parsers.lalr_analysis import Shift
@@ -111,49 +113,55 @@ class Row:
         return [*self.shift, *self.reduce]
 
 
-def tables_file(name: str) -> str | bool:
-    """Return the file of a grammar's tables, beside Python's byte code and under its rules; False
-    where none is to be written.
-
-    Computing the tables of all ops costs about a second, reading them a tenth of it. Lark computes
-    them again if the grammar, Lark or Python is another one.
-    """
-    folder = Path(cache_from_source(__file__)).parent
-    file = folder / f"{name}.tables"
-    if file.exists():
-        return str(file)
-    if sys.dont_write_bytecode or not os.access(folder, os.W_OK):
-        return False
-    return str(file)
-
-
 class NoLexer:
     """Lark's lexers are not used, and so not built."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
+def built(grammar: str, starts: list[str], actions: Transformer[Any, Any]) -> Lark:
+    """Return Lark's parser of a grammar. The tables are read from a file beside Python's byte code,
+    which is written where Python writes that.
+
+    To compute the tables of all ops takes about a second, to read them a tenth of it. The file is
+    named by all that the tables depend on, and appears as a whole.
+    """
+    options: dict[str, Any] = {"transformer": actions, "_plugins": {"ContextualLexer": NoLexer}}
+    key = repr((lark.__version__, sys.implementation.cache_tag, starts, grammar))
+    name = f"{sha256(key.encode()).hexdigest()[:32]}.tables"
+    file = Path(cache_from_source(__file__)).with_name(name)
+    try:
+        with file.open("rb") as f:
+            return Lark.__new__(Lark)._load(f, **options)
+    except Exception:  # no file, or a damaged one: pickle raises errors of any kind
+        found = Lark(grammar, parser="lalr", start=starts, maybe_placeholders=True, **options)
+    if not sys.dont_write_bytecode:
+        part = file.with_name(f"{name}.{os.getpid()}")
+        try:
+            with part.open("wb") as f:
+                found.save(f, exclude_options=options)
+            part.replace(file)
+        except OSError:  # no room, or no permission
+            part.unlink(missing_ok=True)
+    return found
+
+
 class Machine:
     """A grammar with its actions, ready to run.
 
-    `name`: names the file of its tables, which are computed once (`tables_file`).
     `convert`: leaf terminals -> value, made as they are shifted.
     `words`: spellings of one terminal that are terminals of their own, such as names of ops.
     """
 
     def __init__(
         self,
-        name: str,
         grammar: str,
         starts: list[str],
         actions: Transformer[Any, Any],
         convert: dict[str, Callable[[str, int, int], Any]] | None = None,
         words: dict[str, dict[str, str]] | None = None,
     ):
-        self.lark = Lark(
-            grammar, parser="lalr", start=starts, transformer=actions, maybe_placeholders=True,
-            _plugins={"ContextualLexer": NoLexer}, cache=tables_file(name),
-        )  # fmt: skip
+        self.lark = built(grammar, starts, actions)
         self.words = words or {}
         self.terminals: dict[str, TerminalDef] = {t.name: t for t in self.lark.terminals}
         self.literals = {

@@ -62,7 +62,7 @@ def no_gc() -> Iterator[None]:
 
 class IRParser:
     """A parser for the ops of some dialects. Constructing one takes about 0.3 s where the tables of
-    its grammar are retained (`tables_file`), else 1 s: reuse it."""
+    its grammar are retained (lexer.built), else 1 s: reuse it."""
 
     def __init__(self, dialects: Sequence[Dialect], ctx: Context | None = None):
         self.ctx = ctx or context_of(dialects)
@@ -102,7 +102,7 @@ class IRParser:
         for t in groups.values():
             setattr(builder, t.lower(), builder.declared)
         self.machine = Machine(
-            "-".join(d.name for d in dialects), self.grammar, ["module"], builder,
+            self.grammar, ["module"], builder,
             {k: builder.leaf(k) for k in LEAVES}, {"OP_NAME": words},
         )  # fmt: skip
         self.recovery = Recovery(builder, self.machine)

@@ -40,7 +40,7 @@ def computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[s
 
 
 def value_of(text: str, grammar: str = SUMS) -> int:
-    return Machine("sums", grammar, ["sum"], Sums()).run(text, "sum")
+    return Machine(grammar, ["sum"], Sums()).run(text, "sum")
 
 
 def test_tables_are_computed_once(computed: list[str]) -> None:
@@ -60,7 +60,7 @@ def test_tables_of_another_grammar_are_not_used(computed: list[str]) -> None:
 @pytest.mark.parametrize("size", [0, 70, 300])
 def test_a_damaged_file_is_replaced(computed: list[str], tmp_path: Path, size: int) -> None:
     value_of("1")
-    file = tmp_path / "sums.tables"
+    (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:size])
     assert value_of("1 + 2") == value_of("1 + 2") == 3
     assert computed == [SUMS, SUMS]
@@ -70,5 +70,16 @@ def test_nothing_is_written_where_python_writes_no_byte_code(
     computed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lexer.sys, "dont_write_bytecode", True)
+    assert value_of("1 + 2") == value_of("1 + 2") == 3
+    assert computed == [SUMS, SUMS] and not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_cannot_be_written_is_left_alone(
+    computed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
     assert value_of("1 + 2") == value_of("1 + 2") == 3
     assert computed == [SUMS, SUMS] and not [*tmp_path.iterdir()]
