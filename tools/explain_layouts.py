@@ -31,7 +31,7 @@ from shardir.passes.propagate_strategies import (
     propagate_functions,
 )
 from shardir.rewriting.functions import bodies
-from shardir.rewriting.placement import itemsizes, strategy_op_sharding
+from shardir.rewriting.placement import converts, itemsizes, strategy_op_sharding
 
 SHOWN = 4
 """The number of steps shown at each end of a long path."""
@@ -193,8 +193,9 @@ def _moves(
     else:
         operands, results = tuple(map(now, op.operands)), tuple(map(now, op.results))
         placement = choose_op_sharding(
-            strategy_factors(op), operands, results, p.mesh, op.shapes(), itemsizes(op)
-        )
+            strategy_factors(op), operands, results, p.mesh, op.shapes(), itemsizes(op),
+            converts=converts(op),
+        )  # fmt: skip
     for w, want in zip(op.operands, placement.operands, strict=True):
         yield w, now(w), want
     for w, natural in zip(op.results, placement.results, strict=True):

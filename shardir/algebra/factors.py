@@ -272,6 +272,7 @@ def choose_op_sharding(
     shapes: tuple[Shape, ...],
     itemsizes: tuple[int, ...],
     shared: tuple[tuple[Layout, ...], ...] = (),
+    converts: bool = False,
 ) -> OpSharding:
     """Return the cheapest sharding of an op.
 
@@ -281,6 +282,7 @@ def choose_op_sharding(
         shapes: global shapes of the operands, then of the results.
         itemsizes: the bytes of an element of each.
         shared: per operand, the layouts to which it is redistributed in any case, for other ops.
+        converts: whether operands and results have several element types.
 
     A factor on which all layouts agree is split so. For the others, combinations of the proposed
     axes are compared by the estimated time of redistributions: of operands to the layouts that the
@@ -290,7 +292,6 @@ def choose_op_sharding(
     finely split is chosen, then the one that keeps partial operands.
     """
     partial = _kept_partial(factors, operands)
-    converts = len(set(itemsizes)) > 1
     wanted: dict[str, list[Axes]] = {f: [] for f, _ in factors.sizes}
     for _, _, f, axes in factors.assigned([l and l.dims for l in (*operands, *hints)], mesh):
         proposal = () if f in factors.replicate else axes

@@ -53,13 +53,18 @@ def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> OpSharding:
         shared = tuple(tuple(dict.fromkeys(by.values())) for by in others)
     return choose_op_sharding(
         op.factors(), operands, results, mesh, op.shapes(), itemsizes(op),
-        shared if any(shared) else (),
+        shared if any(shared) else (), converts(op),
     )  # fmt: skip
 
 
 def itemsizes(op: TensorOp) -> tuple[int, ...]:
     """Return the bytes of an element of each operand, then of each result."""
     return tuple([itemsize(unsharded_type(v)) for v in (*op.operands, *op.results)])
+
+
+def converts(op: TensorOp) -> bool:
+    """Whether operands and results have several element types."""
+    return len({unsharded_type(v).element_type for v in (*op.operands, *op.results)}) > 1
 
 
 def is_decomposed(op: TensorOp, mesh: Mesh) -> bool:

@@ -162,7 +162,10 @@ class Rewriter(Spellings):
         if not operands and hint is None:
             hints = tuple(replicated(self.mesh.name, len(t.get_shape())) for t in outs)
         shapes, sizes = zip(*((t.get_shape(), itemsize(t)) for t in (*types, *outs)), strict=True)
-        placement = choose_op_sharding(factors, layouts, hints, self.mesh, shapes, sizes)
+        converts = len({t.element_type for t in (*types, *outs)}) > 1
+        placement = choose_op_sharding(
+            factors, layouts, hints, self.mesh, shapes, sizes, converts=converts
+        )
         moved = tuple(
             self.redistribute(v, want) for v, want in zip(operands, placement.operands, strict=True)
         )

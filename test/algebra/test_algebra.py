@@ -559,3 +559,15 @@ def test_partial_values_are_reduced_before_they_are_broadcast():
     partial = parse_layout("@m, [{}, {}], partial sum {a}")
     found = choose_op_sharding(factors, (partial,), (None,), GRID, ((8, 64), (8,)), (4, 4))
     assert found.operands == (partial,)
+
+
+def test_partial_operands_of_a_conversion_stay_partial():
+    """The program chooses the type in which they are added, also between types of one size."""
+    factors = Factors.of([["i"]], [["i"]], ((8,), (8,)), linear="sum")
+    partial = parse_layout("@m, [{}], partial sum {a}")
+    shared = ((partial.complete,),)
+    for converts, operand in ((False, partial.complete), (True, partial)):
+        found = choose_op_sharding(
+            factors, (partial,), (None,), GRID, ((8,), (8,)), (2, 2), shared, converts
+        )
+        assert found.operands == (operand,)
