@@ -212,7 +212,12 @@ def test_the_plan_is_the_shortest_path(data: st.DataObject) -> None:
     some = [MESHES[0], MESHES[2], LEVELLED[0], LEVELLED[1], LEVELLED[3]]
     mesh, shape = data.draw(st.sampled_from(some)), data.draw(st.sampled_from(EVEN_OR_NOT))
     source, target = (data.draw(layouts(mesh, len(shape), True)) for _ in range(2))
-    found = plan_redistribution(shape, "f32", mesh, source, target).seconds
+    plan = plan_redistribution(shape, "f32", mesh, source, target)
+    found, layout, total = plan.seconds, source, 0.0
+    for step in plan.steps:
+        total += price(mesh, shape, layout, step)
+        layout = step.layout
+    assert found == pytest.approx(total, rel=1e-6)
     problem = RedistributionProblem.of(mesh, shape, source, target)
     reduction = source.reduction if source.partial else target.reduction
     known = routes(mesh, len(shape), reduction)
