@@ -124,7 +124,7 @@ def built(grammar: str, starts: list[str], actions: Transformer[Any, Any]) -> La
     which is written where Python writes that.
 
     To compute the tables of all ops takes about a second, to read them a tenth of it. The file is
-    named by all that the tables depend on, and appears as a whole.
+    named by all that the tables depend on, and appears complete.
     """
     options: dict[str, Any] = {"transformer": actions, "_plugins": {"ContextualLexer": NoLexer}}
     key = repr((lark.__version__, sys.implementation.cache_tag, starts, grammar))
