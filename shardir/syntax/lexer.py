@@ -141,7 +141,7 @@ def built(grammar: str, starts: list[str], actions: Transformer[Any, Any]) -> La
             with part.open("wb") as f:
                 found.save(f, exclude_options=options)
             part.replace(file)
-        except OSError:  # no room, or no permission
+        except OSError:  # the disk is full, or the folder read-only
             part.unlink(missing_ok=True)
     return found
 
