@@ -227,7 +227,8 @@ def moved_before_repeated(op: Operation) -> bool:
     %z = nn.broadcast %y
 
     The same for any collective that only moves shards, where %x is smaller. Nothing is communicated
-    where the moved dimension is one along which %x is repeated.
+    where the moved dimension is one along which %x is repeated: one that it does not have, or that
+    has size 1 there.
     """
     if not _only_moves_shards(op) or len(op.values) != 1 or dist.is_started(op):
         return False
@@ -239,16 +240,18 @@ def moved_before_repeated(op: Operation) -> bool:
     assert source is not None and target is not None and given is not None
     assert isinstance(x.type, TensorType)
     rank = len(target.dims)
-    dims = dims_of(maker.properties, "dims", rank)
+    mesh = dist.find_mesh(op, target.mesh)
+    dims, shape = dims_of(maker.properties, "dims", rank), dist.global_shape(x.type, mesh)
+    sizes = dist.global_shape(maker.out.type, mesh)
+    shared = {d for d, n in zip(dims, shape, strict=True) if n == sizes[d]}
     moved = {d for d in range(rank) if source.dims[d] != target.dims[d]}
     smaller = size_of(x) < size_of(maker.out)
-    if given.partial or not smaller or not (moved <= {*dims} or moved.isdisjoint(dims)):
+    if given.partial or not smaller or not (moved <= shared or moved.isdisjoint(shared)):
         return False
     rewriter = Rewriter().before(op)
-    if moved & {*dims}:
-        mesh = dist.find_mesh(op, target.mesh)
-        shape = dist.global_shape(x.type, mesh)
-        layout = replace(given, dims=tuple(target.dims[d] for d in dims))
+    if moved & shared:
+        shards = [target.dims[d] if d in moved else given.dims[i] for i, d in enumerate(dims)]
+        layout = replace(given, dims=tuple(shards))
         along = {n: axis_of(op.properties, n, rank) for n in ALONG if n in op.properties}
         new = rewriter.create(
             type(op), [x], [dist.local(x.type.element_type, shape, layout, mesh)],

@@ -1,5 +1,6 @@
 """The laws of the passes, on random programs. test/filecheck has the cases of each pass."""
 
+import itertools
 import random
 from collections.abc import Iterator
 from functools import cache
@@ -16,6 +17,7 @@ from harness import (
     function,
     laid_out,
     layout,
+    layouts,
     problem,
     program,
     traffic,
@@ -220,6 +222,20 @@ def test_simplifying_never_communicates_more():
         fewer += after < before
         assert not p.errors(module, 100)
     assert fewer
+
+
+@pytest.mark.parametrize("shape, dims", [((4,), (1,)), ((2, 1), (0, 1)), ((4, 2), (1, 0))])
+def test_a_broadcast_moves_after_any_redistribution(shape: tuple[int, ...], dims: tuple[int, ...]):
+    """A dimension along which the operand is repeated is one that it lacks, or of size 1 there."""
+    p = problem([Arg("f64", shape)], lambda b, x: b.neg(b.broadcast(x, dims, (2, 4))))
+    for source, target in itertools.product(layouts(2), repeat=2):
+        module = laid_out(p.module, MESH, [None], [target])
+        (y,) = (op.results[0] for op in module.walk() if isinstance(op, nn.BroadcastOp))
+        set_type(y, dist.with_layout(y.type, source))
+        before = compiled(module, upto("simplify-communication"))
+        counts = traffic(before, "f", MESH)
+        after = traffic(compiled(module, ("simplify-communication",)), "f", MESH)
+        assert after <= counts and not p.errors(module), (source, target)
 
 
 @pytest.mark.parametrize("kind, count", [("sum", 1), ("mean", 1), ("max", 2), ("min", 2)])
