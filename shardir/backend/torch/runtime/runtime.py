@@ -1,4 +1,3 @@
-# ruff: noqa: B905
 """The runtime of an emitted program: the mesh, shards, and collectives on local tensors.
 
 This file is copied beside every emitted program and needs only torch. A program says
@@ -68,7 +67,7 @@ def slice(mesh: Mesh, x: Tensor, dim: int, axes: Axes) -> Tensor:
 def local_bounds(mesh: Mesh, shape: Sequence[int], dims: Sequence[Axes]) -> list[tuple[int, int]]:
     """Return the range [start, stop) of each dimension that this rank holds of a value split by
     `dims`."""
-    return [mesh.bounds(size, axes) for size, axes in zip(shape, dims)]
+    return [mesh.bounds(size, axes) for size, axes in zip(shape, dims, strict=True)]
 
 
 def gather_global(
@@ -85,8 +84,10 @@ def gather_global(
         if isinstance(axes, Sized):
             largest = max(axes.sizes)
             blocks = all_gather(mesh, buffers.padded(x, dim, largest), dim, tuple(axes))
-            blocks = blocks.split(largest, dim)
-            x = torch.cat([b.narrow(dim, 0, n) for b, n in zip(blocks, axes.sizes)], dim)
+            blocks = blocks.split([largest] * len(axes.sizes), dim)
+            x = torch.cat(
+                [b.narrow(dim, 0, n) for b, n in zip(blocks, axes.sizes, strict=True)], dim
+            )
         elif axes:
             x = all_gather(mesh, x, dim, axes, total=shape[dim])
     return x

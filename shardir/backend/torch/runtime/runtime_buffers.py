@@ -1,4 +1,3 @@
-# ruff: noqa: B905
 """Buffers of collectives, and collectives in progress: padding, packing, and the order of ranks.
 
 A part of the runtime (runtime.py defines axes, groups and shards); needs only torch.
@@ -62,7 +61,7 @@ def per_dtype(tensors: Sequence[Tensor], start: Callable[[list[int]], Pending]) 
     def finish() -> list[Tensor]:
         results: dict[int, Tensor] = {}
         for places, pending in started:
-            results.update(zip(places, pending.wait()))
+            results.update(zip(places, pending.wait(), strict=True))
         return [results[i] for i in range(count)]
 
     return Pending(None, finish)
@@ -85,7 +84,9 @@ def only(pending: Pending) -> Pending:
 def joined(blocks: list[Tensor], dim: int, total: int) -> Tensor:
     """Return the blocks, without their padding, as one tensor."""
     spans = [bounds(total, len(blocks), k) for k in range(len(blocks))]
-    return torch.cat([b.narrow(dim, 0, t - s) for b, (s, t) in zip(blocks, spans)], dim)
+    return torch.cat(
+        [b.narrow(dim, 0, t - s) for b, (s, t) in zip(blocks, spans, strict=True)], dim
+    )
 
 
 def parts(total: int, count: int) -> list[tuple[int, int]]:
@@ -100,6 +101,6 @@ def all_bounds(total: int, count: int) -> list[tuple[int, int]]:
 def to_torch_order(group: Group, items: list) -> list:
     """Return the items, one for each member, in torch's order in place of that of the axes."""
     ordered = list(items)
-    for item, place in zip(items, group.order):
+    for item, place in zip(items, group.order, strict=True):
         ordered[place] = item
     return ordered

@@ -1,4 +1,3 @@
-# ruff: noqa: B905
 """Collectives that move shards within a group: all-gather and all-to-all, of a tensor or a list of
 them.
 
@@ -48,8 +47,11 @@ def _all_gather(
     group: Group, xs: list[Tensor], dims: list[int], totals: list, wait: bool
 ) -> buffers.Pending:  # fmt: skip
     n = group.size
-    totals = [n * x.shape[d] if t is None else t for x, d, t in zip(xs, dims, totals)]
-    xs = [buffers.padded(x, dim, shard_size(total, n)) for x, dim, total in zip(xs, dims, totals)]
+    totals = [n * x.shape[d] if t is None else t for x, d, t in zip(xs, dims, totals, strict=True)]
+    xs = [
+        buffers.padded(x, dim, shard_size(total, n))
+        for x, dim, total in zip(xs, dims, totals, strict=True)
+    ]
     sizes = [x.numel() for x in xs]
     flat = xs[0].view(-1) if len(xs) == 1 else torch.cat([x.view(-1) for x in xs])
     blocks, work = flat.new_empty(n, flat.numel()), None
@@ -74,7 +76,7 @@ def _all_gather(
         columns = blocks.split(sizes, dim=1)
         return [
             buffers.joined([column[k].view(shape) for k in group.order], dim, total)
-            for shape, dim, total, column in zip(shapes, dims, totals, columns)
+            for shape, dim, total, column in zip(shapes, dims, totals, columns, strict=True)
         ]
 
     return buffers.Pending(work, finish)
@@ -110,8 +112,8 @@ def _all_to_all(
     group: Group, xs: list[Tensor], split_dim: int, concat_dim: int, totals: list, wait: bool
 ) -> buffers.Pending:
     n, first = group.size, xs[0]
-    totals = [n * x.shape[concat_dim] if t is None else t for x, t in zip(xs, totals)]
-    even = all(x.shape[split_dim] % n == 0 and t % n == 0 for x, t in zip(xs, totals))
+    totals = [n * x.shape[concat_dim] if t is None else t for x, t in zip(xs, totals, strict=True)]
+    even = all(x.shape[split_dim] % n == 0 and t % n == 0 for x, t in zip(xs, totals, strict=True))
     if len(xs) == 1 and even and group.in_order and buffers.is_major(first, split_dim):
         flat = first.view(-1)
         sends = None
@@ -119,18 +121,18 @@ def _all_to_all(
         pieces = [
             [x.narrow(split_dim, *p) for p in buffers.parts(x.shape[split_dim], n)] for x in xs
         ]
-        rows = list(zip(*(buffers.to_torch_order(group, of_one) for of_one in pieces)))
+        rows = list(zip(*(buffers.to_torch_order(group, of_one) for of_one in pieces), strict=True))
         flat = torch.cat([piece.reshape(-1) for row in rows for piece in row])
         sends = None if even else [sum(piece.numel() for piece in row) for row in rows]
     shapes = []
-    for x, total in zip(xs, totals):
+    for x, total in zip(xs, totals, strict=True):
         own = buffers.with_size(
             x.shape, split_dim, buffers.parts(x.shape[split_dim], n)[group.index][1]
         )
         shapes.append(
             [buffers.with_size(own, concat_dim, size) for _, size in buffers.parts(total, n)]
         )
-    rows = list(zip(*(buffers.to_torch_order(group, of_one) for of_one in shapes)))
+    rows = list(zip(*(buffers.to_torch_order(group, of_one) for of_one in shapes), strict=True))
     sizes = [math.prod(shape) for row in rows for shape in row]
     receives = None if even else [sum(map(math.prod, row)) for row in rows]
     out = flat.new_empty(sum(sizes))

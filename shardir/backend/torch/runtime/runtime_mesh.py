@@ -1,4 +1,3 @@
-# ruff: noqa: B905
 """The mesh of an emitted program, as a rank sees it: shards, coordinates and groups.
 
 A part of the runtime (runtime.py defines axes, groups and shards); needs only torch.
@@ -117,7 +116,7 @@ class Mesh:
             return dist.group.WORLD
         if partition not in self._process_groups:
             made = [dist.new_group(ranks) for ranks in partition]
-            mine = next(g for g, ranks in zip(made, partition) if self.rank in ranks)
+            mine = next(g for g, ranks in zip(made, partition, strict=True) if self.rank in ranks)
             self._process_groups[partition] = self._connected(mine)
         return self._process_groups[partition]
 

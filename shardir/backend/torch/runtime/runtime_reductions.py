@@ -1,4 +1,3 @@
-# ruff: noqa: B905
 """Reductions over a group: all-reduce and reduce-scatter, of a tensor or a list of them.
 
 A part of the runtime (runtime.py defines axes, groups and shards); needs only torch.
@@ -38,7 +37,7 @@ def all_reduce(
 
         def finish() -> list[Tensor]:
             parts = pending.wait().split([shape.numel() for shape in shapes])
-            return [part.view(shape) for part, shape in zip(parts, shapes)]
+            return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
         return buffers.Pending(None, finish)
 
@@ -89,28 +88,31 @@ def _reduce_scatter(
 ) -> buffers.Pending:  # fmt: skip
     n = group.size
     shapes = [
-        buffers.with_size(x.shape, dim, shard_size(x.shape[dim], n)) for x, dim in zip(xs, dims)
+        buffers.with_size(x.shape, dim, shard_size(x.shape[dim], n))
+        for x, dim in zip(xs, dims, strict=True)
     ]
     sizes = [math.prod(shape) for shape in shapes]
-    first, even = xs[0], all(x.shape[dim] % n == 0 for x, dim in zip(xs, dims))
+    first, even = xs[0], all(x.shape[dim] % n == 0 for x, dim in zip(xs, dims, strict=True))
     if len(xs) == 1 and even and group.in_order and buffers.is_major(first, dims[0]):
         blocks = first.view(n, -1) if first.numel() else first.new_empty(n, 0)
     else:
         blocks = (first.new_empty if even else first.new_zeros)(n, sum(sizes))
         for k in range(n):
             row = blocks[group.order[k]].split(sizes)
-            for x, dim, shape, part in zip(xs, dims, shapes, row):
+            for x, dim, shape, part in zip(xs, dims, shapes, row, strict=True):
                 start, stop = bounds(x.shape[dim], n, k)
                 into = part.view(shape).narrow(dim, 0, stop - start)
                 into.copy_(x.narrow(dim, start, stop - start))
     pending = _reduce_blocks(group, blocks, op, wait) if sum(sizes) else None
-    spans = [bounds(x.shape[dim], n, group.index) for x, dim in zip(xs, dims)]
+    spans = [bounds(x.shape[dim], n, group.index) for x, dim in zip(xs, dims, strict=True)]
 
     def finish() -> list[Tensor]:
         flat = blocks.new_empty(0) if pending is None else pending.wait()
         return [
             part.view(shape).narrow(dim, 0, stop - start)
-            for part, shape, dim, (start, stop) in zip(flat.split(sizes), shapes, dims, spans)
+            for part, shape, dim, (start, stop) in zip(
+                flat.split(sizes), shapes, dims, spans, strict=True
+            )
         ]
 
     return buffers.Pending(None, finish)
