@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
 
+from shardir.algebra.estimates import IMPROVEMENT
 from shardir.search.elimination import Solution
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import Bucket, LatencyShares, ValueTransfer
@@ -43,7 +44,8 @@ def solve_with_buckets(
     solve: Solve,
     scalings: int = MAX_SCALINGS,
 ) -> tuple[Solution, LatencyShares]:
-    """Return the best plan that is found, and the shares with which its problem has its cost.
+    """Return the best plan that is found, and the shares with which its problem has its cost; of
+    equally fast plans (algebra/estimates.py) the first.
 
     Args:
         problem: returns the problem with some shares.
@@ -68,7 +70,7 @@ def solve_with_buckets(
         if not remaining:
             break
         found, agreeing, _ = plan(remaining.pop(0))
-        if found.objective < best.objective:
+        if found.objective < best.objective * IMPROVEMENT:
             best, shares, remaining = found, agreeing, next_shares(agreeing)
     return Solution(best.choice, best.objective, min(bound, best.objective)), shares
 
@@ -90,7 +92,7 @@ def shared_seconds(
     for _ in range(MAX_SCALINGS):
         seconds, tensors, latencies = priced(transfers, price, shares)
         seconds += sum(l * (1 - shares.of(b) * tensors[b]) for b, l in latencies.items())
-        if seconds >= best[0]:
+        if seconds >= best[0] * IMPROVEMENT:
             break
         shares = LatencyShares(inf, frozenset((b, 1 / n) for b, n in tensors.items()))
         best = seconds, shares

@@ -2,18 +2,22 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shardir.search.buckets import solve_with_buckets
+from shardir.search.buckets import Solve, solve_with_buckets
 from shardir.search.elimination import Solution, eliminate
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import LatencyShares
 
 TENSORS, CHOICES, JOINING = 5, 3, 0.1
+
+
+def by_elimination(problem: CostProblem) -> Solution:
+    return eliminate(problem, 1 << 20)
 
 
 class Instance:
@@ -45,13 +49,11 @@ class Instance:
             made.add(i, j, table)
         return made
 
-    def solve(self) -> tuple[Solution, LatencyShares]:
+    def solve(self, solve: Solve = by_elimination) -> tuple[Solution, LatencyShares]:
         def transfers(choice: Sequence[int]) -> list[Any]:
             return list(enumerate(choice))
 
-        return solve_with_buckets(
-            self.problem, transfers, TENSORS, self.price, lambda p: eliminate(p, 1 << 20)
-        )
+        return solve_with_buckets(self.problem, transfers, TENSORS, self.price, solve)
 
     def cost(self, choice: Sequence[int]) -> float:
         """Return the cost of a choice: of each bucket's tensors alone, or all of them together."""
@@ -89,3 +91,22 @@ def test_tensors_choose_one_bucket_of_several_equal_ones():
     assert len(set(found.choice)) == 1
     assert found.objective == pytest.approx(1.0 + TENSORS * JOINING)
     assert sorted(part for _, part in shares.own) == [1 / TENSORS]
+
+
+@pytest.mark.parametrize(("less", "chosen"), [(3e-16, 0), (1e-6, 2)])
+def test_of_plans_that_are_equal_up_to_rounding_the_first_is_chosen(less: float, chosen: int):
+    """The k-th plan has some tensors in bucket k, whose latency is `less` than that of k - 1."""
+    made, plans = Instance(0), count()
+    made.bucket[:] = [-1, -1, -1]
+    made.bucket[:3] = [0, 1, 2]
+    made.latency[:] = [1 - less * k for k in range(3)]
+    made.rate[:] = 0.0
+    made.pairs = {}
+
+    def solve(problem: CostProblem) -> Solution:
+        k = min(next(plans), 2)
+        return Solution([k] * TENSORS, sum(float(u[k]) for u in problem.unary), 0.0)
+
+    found, _ = made.solve(solve)
+    assert next(plans) >= 3
+    assert set(found.choice) == {chosen}

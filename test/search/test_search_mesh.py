@@ -1,7 +1,7 @@
 """search-mesh: against every mesh, and the links that a plan's bytes cross."""
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import permutations, product
 from math import isclose
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from shardir.passes import PASSES
 from shardir.passes.search_mesh import SearchMesh
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
-from shardir.search.meshes import shapes
+from shardir.search.meshes import MeshEstimate, fastest_mesh, shapes
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
@@ -88,6 +88,21 @@ def test_no_mesh_of_all_is_better(program: str, axes: int, links: str):
     module = parse(text)
     SearchMesh(axes=axes).apply(Context(), module)
     assert isclose(objective(module), fastest)
+
+
+def test_of_meshes_that_are_equally_fast_up_to_rounding_the_first_is_chosen():
+    """Of meshes that the fast search finds equally fast too; a faster one is found everywhere."""
+    meshes = [Mesh("m", (("a", n), ("b", 24 // n))) for n in (2, 3, 4, 6)]
+    for seconds in permutations((1 - 3e-16, 1 - 6e-16, 1.0, 1.5)):
+        times = dict(zip(meshes, seconds, strict=True))
+
+        def estimate(mesh: Mesh, times: dict[Mesh, float] = times) -> MeshEstimate:
+            return MeshEstimate(times[mesh], times[mesh])
+
+        equal = [m for m in meshes if times[m] < 1.5]
+        assert fastest_mesh(meshes, estimate, estimate, str) == equal[0]
+        times[equal[-1]] = 1 - 1e-6
+        assert fastest_mesh(meshes, estimate, estimate, str) == equal[-1]
 
 
 LOWERING = (
