@@ -30,6 +30,7 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, Region
 
+from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.mesh import Mesh
 from shardir.cost.memory import memory_of
 from shardir.cost.overlap import (
@@ -42,7 +43,7 @@ from shardir.cost.overlap import (
     grows,
     users,
 )
-from shardir.cost.schedule import ROUNDING, cuts
+from shardir.cost.schedule import cuts
 from shardir.cost.seconds import OpCost, joining, together
 from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
@@ -72,7 +73,7 @@ def _overlap(f: FuncOp, mesh: Mesh) -> None:
     for cutting in (False, True):
         _start_within(limit, f, given, computation, mesh, cutting)
         seconds, made = block_seconds(f.body.block, computation, mesh), f.body.detach_block(0)
-        if seconds < fastest * ROUNDING:
+        if seconds < fastest * IMPROVEMENT:
             fastest, best, made = seconds, made, best
         made.erase()
     f.body.add_block(best)

@@ -44,6 +44,10 @@ PREFERENCE = 1e-9
 """The relative time that breaks ties: a path of one regular collective may exceed an exchange by
 it, and a path of several collectives must be faster than one of fewer by some of it."""
 
+MAX_ROUNDING = 1e-12
+"""The largest relative rounding error of a path's time. Less than PREFERENCE, so that of paths of
+equal time the preferred one is taken."""
+
 
 @lru_cache(maxsize=256)
 def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
@@ -139,7 +143,7 @@ class Routes:
         for k in even:
             several = (seconds[:, k, None] > 0) & (seconds[k] > 0)
             path = (weight[:, k, None] + weight[k]) * np.where(several, 1 + 3 * PREFERENCE, 1.0)
-            better = path < weight * (1 - 1e-12)
+            better = path < weight * (1 - MAX_ROUNDING)
             np.copyto(weight, path, where=better)
             np.copyto(seconds, seconds[:, k, None] + seconds[k], where=better)
             np.copyto(via, via[:, k, None], where=better)

@@ -17,13 +17,11 @@ import numpy as np
 from xdsl.ir import Operation
 
 from shardir.algebra.cluster import Cluster
+from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.forms import levels_of
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.cost.seconds import OpCost
 from shardir.dialects import dist
-
-ROUNDING = 1 - 1e-9
-"""A factor of the best time: an improvement below it is a rounding error."""
 
 
 def elapsed(costs: Iterable[OpCost], mesh: Mesh) -> float:
@@ -72,11 +70,11 @@ def cuts(
     ends = np.where(np.arange(len(sent)) > 0, np.inf, 0.0)  # of the first j values, in k parts
     bound = (begin + seconds)[:, -1].min()  # if the links were free
     best, count, before = np.inf, 0, list[np.ndarray]()
-    while len(before) < len(sending) and bound + len(before) * on.overhead < best * ROUNDING:
+    while len(before) < len(sending) and bound + len(before) * on.overhead < best * IMPROVEMENT:
         after = np.maximum(ends[:, None], begin) + seconds
         ends, cost = after.min(0), after[:, -1].min() + len(before) * on.overhead
         before.append(after.argmin(0))
-        if cost < best * ROUNDING:
+        if cost < best * IMPROVEMENT:
             best, count = cost, len(before)
     found = [len(sending)]
     for previous in reversed(before[1:count]):

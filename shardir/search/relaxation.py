@@ -19,8 +19,9 @@ import numpy as np
 
 from shardir.search.problem import CostProblem, Table, colours, identities, identity, improve
 
-ROUNDING = 1 + 1e-9
-"""A cost counts as above another one if it exceeds it by more than this factor."""
+MAX_ROUNDED_UP = 1 + 1e-9
+"""The factor by which a bound may exceed the cost of a solution through rounding alone: a value is
+ruled out only if its bound exceeds the known cost by more."""
 
 COLOUR_ROUNDS = 2
 """Rounds of colour refinement: the distance up to which variables of a group have the same
@@ -169,7 +170,7 @@ class Relaxation:
         """Return for each variable the values of all better solutions, and its own. With a `part`
         of the gap, the values of all solutions above the bound by at most this part of it."""
         bound, above = margins
-        limit = bound + part * (self.objective * ROUNDING - bound)
+        limit = bound + part * (self.objective * MAX_ROUNDED_UP - bound)
         found: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(self.choice)
         for group, more in zip(self.groups, above, strict=True):
             keep = bound + more <= limit

@@ -146,7 +146,7 @@ MUTANTS = [
         "no gain is needed",
         "overlap-communication changes functions that gain nothing.",
         "passes/overlap_communication.py",
-        "if seconds < fastest * ROUNDING:",
+        "if seconds < fastest * IMPROVEMENT:",
         "if True:",
         "test/passes/test_overlap.py -k gains",
     ),
