@@ -33,7 +33,7 @@ STARTS = [
     "options",
 ]
 
-Options = tuple[str, tuple[tuple[str, Any], ...]]
+NamedOptions = tuple[str, tuple[tuple[str, Any], ...]]
 """A word, then names with values: int, float, str, or options again."""
 
 
@@ -217,7 +217,7 @@ class _NotationValues(Transformer):
     def word(self, c: list[Any]) -> str:
         return str(c[0])
 
-    def options(self, c: list[Any]) -> Options:
+    def options(self, c: list[Any]) -> NamedOptions:
         pairs = [o for o in c[1:] if o is not None]
         names = [n for n, _ in pairs]
         for i, n in enumerate(names):
@@ -317,19 +317,19 @@ def parse_numbers(text: str) -> tuple[int, ...]:
     return _parse(text, "numbers", "a list of integers")
 
 
-def parse_options(text: str) -> Options:
+def parse_options(text: str) -> NamedOptions:
     """`normal, mean = 0.0` -> ("normal", (("mean", 0.0),)); a value may be `word<name = value>`.
     Raises NotationError."""
     return _parse(text, "options", "options: word, name = value, ...")
 
 
-def options_text(options: Options) -> str:
+def options_text(options: NamedOptions) -> str:
     """Return the text of options."""
     word, pairs = options
     return ", ".join([word, *(f"{n} = {_value_text(v)}" for n, v in pairs)])
 
 
-def nested_text(options: Options) -> str:
+def nested_text(options: NamedOptions) -> str:
     """Return the text of options that are a value of another option."""
     word, pairs = options
     return f"{word}<{', '.join(f'{n} = {_value_text(v)}' for n, v in pairs)}>"

@@ -56,7 +56,7 @@ class Partial:
         return f"Partial({self.reduce_op})"
 
 
-Placement = Shard | Replicate | Partial
+DTensorPlacement = Shard | Replicate | Partial
 
 
 def sub_axes(mesh: Mesh, *layouts: Layout) -> Axes:
@@ -83,7 +83,7 @@ def sub_axes(mesh: Mesh, *layouts: Layout) -> Axes:
 
 def to_placements(
     layout: Layout, mesh: Mesh, shape: Shape, dims: Axes | None = None
-) -> tuple[Axes, tuple[Placement, ...]]:
+) -> tuple[Axes, tuple[DTensorPlacement, ...]]:
     """Return the dims of the device mesh, and the placement on each.
 
     Args:
@@ -100,7 +100,7 @@ def to_placements(
             f"expected a partial {', '.join(REDUCE_OPS)}, as DTensor's, got [{layout}]; "
             "redistribute it"
         )
-    found: dict[Axis, Placement] = {
+    found: dict[Axis, DTensorPlacement] = {
         a: Partial(REDUCE_OPS[layout.reduction]) for a in _cut(mesh, layout.partial, dims)
     }
     for i, axes in enumerate(layout.dims):
@@ -126,7 +126,7 @@ def to_placements(
 
 
 def from_placements(
-    placements: Sequence[Placement], mesh: Mesh, shape: Shape, dims: Axes | None = None
+    placements: Sequence[DTensorPlacement], mesh: Mesh, shape: Shape, dims: Axes | None = None
 ) -> Layout:
     """Return the layout that has the same shards.
 
@@ -257,7 +257,7 @@ def _joined(ranges: Ranges) -> Ranges:
 
 
 def _held(
-    mesh: Mesh, size: int, axes: Axes, cuts: Sequence[tuple[Axis, Placement]], dim: int
+    mesh: Mesh, size: int, axes: Axes, cuts: Sequence[tuple[Axis, DTensorPlacement]], dim: int
 ) -> list[Ranges]:
     """Return the ranges of a dimension that DTensor assigns to each position along `axes`."""
     mine = [(a, p) for a, p in cuts if isinstance(p, Shard) and p.dim == dim]

@@ -178,7 +178,7 @@ def _joined(mesh: Mesh, steps: tuple[CollectiveStep, ...]) -> tuple[CollectiveSt
     return tuple(out)
 
 
-Entry = tuple[float, int, int, float, Layout, int, tuple[CollectiveStep, ...]]
+QueueEntry = tuple[float, int, int, float, Layout, int, tuple[CollectiveStep, ...]]
 """(lower bound of a plan by this path, number of steps, serial number, time so far, layout,
 elements retained, the steps)"""
 
@@ -235,7 +235,7 @@ class Search:
         p, serial = self.problem, count()
         seen = {(p.source, self.retained()): 0.0}
         bounds: dict[Layout, float] = {}
-        todo: list[Entry] = [(0.0, 0, next(serial), 0.0, p.source, self.retained(), ())]
+        todo: list[QueueEntry] = [(0.0, 0, next(serial), 0.0, p.source, self.retained(), ())]
         for _ in range(MAX_EXPANDED if p.mesh.size <= MAX_COUNTED_DEVICES else MAX_EXPANDED // 10):
             if not todo:
                 return

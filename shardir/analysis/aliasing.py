@@ -16,7 +16,7 @@ from shardir.algebra.collectives import COLLECTIVES
 from shardir.algebra.mesh import Mesh
 from shardir.dialects import dist, nn, train
 
-Aliases = Iterator[tuple[SSAValue, SSAValue]]
+AliasPairs = Iterator[tuple[SSAValue, SSAValue]]
 """Results, each with an operand whose memory it shares."""
 
 VIEWS: tuple[type[Operation], ...] = (
@@ -43,20 +43,20 @@ STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, 
 """Views that need not be contiguous."""
 
 
-def views(op: Operation, mesh: Mesh | None) -> Aliases:
+def views(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that may be views, each with its operand."""
     if isinstance(op, VIEWS) or moves_nothing(op, mesh):
         operands = tuple(op.operands) * (len(op.results) if len(op.operands) == 1 else 1)
         yield from zip(op.results, operands, strict=True)
 
 
-def shared(op: Operation, mesh: Mesh) -> Aliases:
+def shared(op: Operation, mesh: Mesh) -> AliasPairs:
     """Yield the results that share the memory of an operand, each with it."""
     if not copies(op, mesh):
         yield from views(op, mesh)
 
 
-def maybe_shared(op: Operation, mesh: Mesh | None) -> Aliases:
+def maybe_shared(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that may share the memory of an operand, each with it. A custom op may
     return a view of any operand."""
     yield from views(op, mesh)
@@ -64,7 +64,7 @@ def maybe_shared(op: Operation, mesh: Mesh | None) -> Aliases:
         yield from product(op.results, op.operands)
 
 
-def in_place(op: Operation) -> Aliases:
+def in_place(op: Operation) -> AliasPairs:
     """Yield the results that an op can write into the memory of an operand, if nothing reads it
     later (`Storages.is_free`)."""
     if isinstance(op, train.Update):

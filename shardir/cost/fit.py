@@ -20,8 +20,8 @@ from shardir.cost.functions import functions, on_cluster
 from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import OpCost, Work, cost_of, work_of
 from shardir.cost.terms import Coefficients, Terms
+from shardir.dialects.nn.base import Array
 
-Array = np.ndarray
 Predict = Callable[[Cluster], list[float]]
 """The modelled seconds of each measurement on a cluster."""
 

@@ -133,14 +133,14 @@ class Computation(Work):
 
 @dataclass(frozen=True)
 class Communication(Work):
-    """The transfers of a collective, which moves all its values together, in one form."""
+    """A collective, which moves all its values together, in one form: the step of each."""
 
     op: dist.CollectiveOp
-    transfers: tuple["ValueTransfer", ...]
+    steps: tuple["ValueStep", ...]
     received: int
 
     def cost(self, mesh: Mesh) -> OpCost:
-        forms = _forms(self.transfers, mesh)
+        forms = _forms(self.steps, mesh)
         form, each = min(forms, key=lambda choice: choice[0].latency + sum(choice[1]))
         seconds = form.latency + sum(each) + _joining(self.op, mesh)
         return OpCost(
@@ -230,23 +230,23 @@ def is_scalar_constant(kind: type[TensorOp], t: TensorType) -> bool:
 def _communication(op: dist.CollectiveOp, mesh: Mesh) -> Work:
     if not op.record.communicates or mesh.extent(op.axes.data) == 1:
         return NoWork(op)
-    transfers = tuple(_transfers(op, mesh))
+    steps = tuple(_steps(op, mesh))
     received = sum(
-        step_received(mesh, shape, before, step) * size for shape, before, step, size in transfers
+        step_received(mesh, shape, before, step) * size for shape, before, step, size in steps
     )
-    return Communication(op, transfers, received)
+    return Communication(op, steps, received)
 
 
 def together(op: dist.CollectiveOp, mesh: Mesh) -> list[tuple[Form, list[float]]]:
     """Return the forms of a collective, each with the seconds of the bytes of each value, without
     the common latency."""
-    return _forms(_transfers(op, mesh), mesh)
+    return _forms(_steps(op, mesh), mesh)
 
 
-def _forms(transfers: Iterable["ValueTransfer"], mesh: Mesh) -> list[tuple[Form, list[float]]]:
+def _forms(steps: Iterable["ValueStep"], mesh: Mesh) -> list[tuple[Form, list[float]]]:
     forms = [
         [(form, form.rate * prod(shape) * size) for form in step_forms(mesh, shape, before, step)]
-        for shape, before, step, size in transfers
+        for shape, before, step, size in steps
     ]
     return [(each[0][0], [s for _, s in each]) for each in zip(*forms, strict=True)]
 
@@ -268,17 +268,17 @@ def buffers(op: Operation, mesh: Mesh) -> int:
     alone = len(op.values) == 1
     return sum(
         step_buffers(mesh, shape, have, step, alone) * size
-        for shape, have, step, size in _transfers(op, mesh)
+        for shape, have, step, size in _steps(op, mesh)
     )
 
 
-ValueTransfer = tuple[Shape, Layout, CollectiveStep, int]
-"""Of a value of a collective the global shape, the layout before, the step, and the bytes of an
-element."""
+ValueStep = tuple[Shape, Layout, CollectiveStep, int]
+"""The step of one value of a collective: its global shape, the layout before, the step, and the
+bytes of an element."""
 
 
-def _transfers(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[ValueTransfer]:
-    """Yield the transfer of each value of a collective."""
+def _steps(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[ValueStep]:
+    """Yield the step of each value of a collective."""
     for value, out in zip(op.values, op.outs, strict=True):
         have = dist.layout_of(value)
         assert have is not None and isinstance(value.type, TensorType)

@@ -17,7 +17,7 @@ from xdsl.printer import Printer
 from xdsl.utils.exceptions import ParseError
 from xdsl.utils.lexer import Span
 
-from shardir.algebra.notation import Options, nested_text, options_text, parse_options
+from shardir.algebra.notation import NamedOptions, nested_text, options_text, parse_options
 from shardir.diagnostics import NotationError, coded
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ class OptionSpec:
     minimum: float = -inf
     maximum: float = inf
     ends: str = "[]"
-    nested: Callable[[Options, str], Options] | None = None
+    nested: Callable[[NamedOptions, str], NamedOptions] | None = None
     """Completes a word with named values, which the option accepts instead of a value."""
 
     def check(self, name: str, value: Any) -> None:
@@ -157,7 +157,7 @@ class OptionSpec:
 Kinds = Mapping[str, Mapping[str, OptionSpec]]
 
 
-def complete(name: str, kinds: Kinds, given: Options, text: str) -> Options:
+def complete(name: str, kinds: Kinds, given: NamedOptions, text: str) -> NamedOptions:
     """Options with their defaults, in order. Raises NotationError where they are not of `kinds`."""
     word, values = given[0], dict(given[1])
     if word not in kinds:
@@ -199,22 +199,22 @@ def option_offset(name: str, text: str) -> int:
     return found.start() if found else 0
 
 
-class OptionsAttr(TextAttr[Options], ABC):
+class OptionsAttr(TextAttr[NamedOptions], ABC):
     """A word of KINDS with its named values."""
 
     KINDS: ClassVar[Kinds]
 
     @classmethod
-    def from_text(cls, text: str) -> Options:
+    def from_text(cls, text: str) -> NamedOptions:
         return cls.completed(parse_options(text), text)
 
     @classmethod
-    def completed(cls, given: Options, text: str) -> Options:
+    def completed(cls, given: NamedOptions, text: str) -> NamedOptions:
         """The options with their defaults. Raises NotationError."""
         return complete(cls.name, cls.KINDS, given, text)
 
     @classmethod
-    def to_text(cls, data: Options) -> str:
+    def to_text(cls, data: NamedOptions) -> str:
         return options_text(data)
 
     @property

@@ -14,8 +14,9 @@ from xdsl.ir import SSAValue
 from shardir.algebra.exchange import pieces, within
 from shardir.algebra.mesh import Mesh, shard_bounds
 from shardir.dialects import dist
+from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.windows import at_dim, fold, span, unfold
-from shardir.interpret.values import Array, reduce_parts
+from shardir.interpret.values import reduce_parts
 
 Parts = list[Array]
 """The shard or partial value of each rank, of all ranks or of those of a group."""

@@ -13,9 +13,10 @@ from xdsl.dialects.func import FuncOp
 
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
+from shardir.dialects.nn.base import Array
 from shardir.dialects.train import GradientOp, InitAttr, Role, StepOp, arguments, updated_keys
 from shardir.interpret.evaluator import global_type, run
-from shardir.interpret.values import Array, for_differences, rounded
+from shardir.interpret.values import for_differences, rounded
 
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 4e-2}
 """The difference that is allowed, by the narrowest float type of a function, relative to the

@@ -19,9 +19,9 @@ from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, train
 from shardir.dialects.nn import StopGradientOp
-from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.base import Array, TensorOp
 from shardir.interpret.collectives import run_collective
-from shardir.interpret.values import Array, assemble, rounded, split, stopped, tensor_type
+from shardir.interpret.values import assemble, rounded, split, stopped, tensor_type
 from shardir.rewriting.composites import expanded
 
 

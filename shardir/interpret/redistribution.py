@@ -5,8 +5,8 @@ from xdsl.ir import Block
 
 from shardir.algebra.redistribution import Redistribution
 from shardir.dialects import dist
+from shardir.dialects.nn.base import Array
 from shardir.interpret.collectives import run_collective
-from shardir.interpret.values import Array
 
 
 def redistribute(plan: Redistribution, parts: list[Array]) -> list[Array]:

@@ -24,9 +24,7 @@ from xdsl.ir import Attribute
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import ShardirError
-
-Array = np.ndarray[Any, Any]
-
+from shardir.dialects.nn.base import Array
 
 _exact: ContextVar[bool] = ContextVar("exact", default=False)
 

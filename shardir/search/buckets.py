@@ -19,7 +19,7 @@ from math import inf
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.search.elimination import Solution
 from shardir.search.problem import CostProblem
-from shardir.search.transfer_costs import Bucket, LatencyShares, ValueTransfer
+from shardir.search.transfer_costs import BucketKey, LatencyShares, ValueTransfer
 
 MAX_SCALINGS = 8
 """How many times shares are set by the number of tensors in each bucket: of one plan until they
@@ -31,7 +31,7 @@ looked for."""
 
 Solve = Callable[[CostProblem], Solution]
 
-BucketPrice = Callable[[ValueTransfer, LatencyShares], tuple[float, dict[Bucket, float]]]
+BucketPrice = Callable[[ValueTransfer, LatencyShares], tuple[float, dict[BucketKey, float]]]
 """The estimated time of a transfer with shares of buckets, and the latencies of its buckets, in
 seconds."""
 
@@ -101,10 +101,10 @@ def shared_seconds(
 
 def priced(
     transfers: Sequence[ValueTransfer], price: BucketPrice, shares: LatencyShares
-) -> tuple[float, Counter[Bucket], dict[Bucket, float]]:
+) -> tuple[float, Counter[BucketKey], dict[BucketKey, float]]:
     """Return the time of transfers with these shares; the number of tensors in each bucket, and its
     latency."""
-    total, tensors, latencies = 0.0, Counter[Bucket](), dict[Bucket, float]()
+    total, tensors, latencies = 0.0, Counter[BucketKey](), dict[BucketKey, float]()
     for transfer, n in Counter(transfers).items():
         seconds, buckets = price(transfer, shares)
         total += n * seconds

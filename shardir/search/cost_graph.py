@@ -21,6 +21,7 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.layout import Layout
+from shardir.algebra.routes import Table
 from shardir.analysis.storages import Span
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp
@@ -33,7 +34,7 @@ from shardir.search.live_bytes import (
     unsaved_spans,
 )
 from shardir.search.memory import LiveBytes
-from shardir.search.problem import CostProblem, Table
+from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import LatencyShares, ValueTransfer, transfer_seconds
 from shardir.search.value_layouts import (
     Ties,

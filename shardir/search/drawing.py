@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 from shardir.diagnostics import ShardirError
-from shardir.search.picture import Described, Row, edge_lines, heading, rows, title
+from shardir.search.picture import CandidateRow, Described, edge_lines, heading, rows, title
 from shardir.search.svg import CHOSEN_COLOUR, as_svg
 
 
@@ -32,7 +32,7 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-def _table(node: Described, found: Sequence[Row]) -> str:
+def _table(node: Described, found: Sequence[CandidateRow]) -> str:
     cells = [f'<TR><TD COLSPAN="2"><B>{escape(title(node))}</B></TD></TR>']
     for name, time, chosen in found:
         colour = f' BGCOLOR="{CHOSEN_COLOUR}"' if chosen else ""

@@ -21,7 +21,8 @@ from operator import itemgetter
 
 import numpy as np
 
-from shardir.search.problem import CostProblem, Table, identities, identity, improve
+from shardir.algebra.routes import Table
+from shardir.search.problem import CostProblem, identities, identity, improve
 
 Variables = tuple[int, ...]
 

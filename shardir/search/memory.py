@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardir.algebra.routes import Table
 from shardir.analysis.storages import Span
 from shardir.search.buckets import Solve
 from shardir.search.elimination import Solution
-from shardir.search.problem import CostProblem, Table
+from shardir.search.problem import CostProblem
 
 MAX_PRICE_RAISES = 14
 """How many prices are tried, each four times the one before, until a solution keeps to the

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.estimates import IMPROVEMENT, ranked
+from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Failure, ShardirError
-
-Shape = tuple[int, ...]
 
 
 class MeshEstimate(NamedTuple):

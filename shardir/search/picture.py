@@ -155,11 +155,11 @@ def title(node: Described) -> str:
     return (f"{made} = {node['op']}" if node["op"] else made) + annotated
 
 
-Row = tuple[str, str, bool]
+CandidateRow = tuple[str, str, bool]
 """A candidate that is drawn: its name, its times, and whether it is chosen."""
 
 
-def rows(graph: Described) -> list[list[Row]]:
+def rows(graph: Described) -> list[list[CandidateRow]]:
     """Return the candidates of each node that are drawn: those with which the plan would be
     fastest, with the same choice for all other nodes; with their times, and the increase of the
     plan's."""
@@ -172,7 +172,7 @@ def rows(graph: Described) -> list[list[Row]]:
     return [_rows_of(node, costs[i] - costs[i][node["chosen"]]) for i, node in enumerate(nodes)]
 
 
-def _rows_of(node: Described, more: np.ndarray) -> list[Row]:
+def _rows_of(node: Described, more: np.ndarray) -> list[CandidateRow]:
     candidates, chosen = node["candidates"], node["chosen"]
     order = sorted(range(len(candidates)), key=lambda i: (max(more[i], 0.0), i != chosen))
     rows = [

@@ -48,7 +48,7 @@ keep to the memory."""
 LOWERING = "lower-plan"
 """The pipeline that makes the program of a plan."""
 
-Report = Callable[[str], object]
+ReportLine = Callable[[str], object]
 """Receives lines on the progress."""
 
 
@@ -90,7 +90,7 @@ def search_plan(
     limit: int | None,
     cap: int,
     gap: float,
-    report: Report,
+    report: ReportLine,
 ) -> StrategyPlan:
     """Return the fastest plan of a function; with a limit, the fastest one found whose program
     keeps to it.

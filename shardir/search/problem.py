@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-Table = np.ndarray[Any, np.dtype[np.float64]]
+from shardir.algebra.routes import Table
 
 Neighbours = list[tuple[int, Table]]
 """The variables that share a table with one, each with the table, rows for the one's values."""

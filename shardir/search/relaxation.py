@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardir.search.problem import CostProblem, Table, colours, identities, identity, improve
+from shardir.algebra.routes import Table
+from shardir.search.problem import CostProblem, colours, identities, identity, improve
 
 MAX_ROUNDED_UP = 1 + 1e-9
 """The factor by which a bound may exceed the cost of a solution through rounding alone: a value is

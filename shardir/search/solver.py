@@ -44,7 +44,7 @@ MIN_PROGRESS = 0.9
 MIN_GAP_PART = 1e-6
 """The smallest part of the gap in which solutions near to the bound are looked for."""
 
-Progress = Callable[[float, float], object]
+ReportBounds = Callable[[float, float], object]
 """Receives the objective and the bound after each narrowing."""
 
 
@@ -56,7 +56,7 @@ def solve(
     problem: CostProblem,
     cap: int = MAX_TABLE_ENTRIES,
     gap: float = DEFAULT_GAP,
-    progress: Progress = ignore,
+    progress: ReportBounds = ignore,
 ) -> Solution:
     """Return the minimum; or, where its tables would have more than `cap` entries, a solution that
     is proven to be within `gap` of it, or the best one found."""
@@ -71,7 +71,7 @@ def solve(
     return Solution(choice, objective, min(found.bound, objective))
 
 
-def narrow(problem: CostProblem, cap: int, gap: float, progress: Progress) -> Solution:
+def narrow(problem: CostProblem, cap: int, gap: float, progress: ReportBounds) -> Solution:
     """Return a solution of a problem whose tables do not fit, by ruling out values until they do
     or until the gap is reached."""
     allowed = [np.arange(len(u)) for u in problem.unary]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from shardir.search.picture import Described, Row, edge_lines, heading, rows, title
+from shardir.search.picture import CandidateRow, Described, edge_lines, heading, rows, title
 
 CHAR, LINE, PAD, GAP = 6.7, 15.0, 8.0, 28.0
 """The width of a character, the height of a line, a margin, and the distance of nodes, in
@@ -147,7 +147,7 @@ def layered(graph: Described) -> list[list[int]]:
 # ---- elements ----
 
 
-def _node(root: Element, b: Box, found: Sequence[Row], node: Described) -> None:
+def _node(root: Element, b: Box, found: Sequence[CandidateRow], node: Described) -> None:
     group = SubElement(root, "g")
     SubElement(group, "title").text = node["at"]
     _rect(group, b, {**NODE, "rx": "0" if node["op"] else "8"})

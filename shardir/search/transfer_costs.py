@@ -25,7 +25,7 @@ from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.routes import Routes, Table, routes
 from shardir.dialects.nn.types import itemsize
 
-Bucket = tuple[int, str, Axes, int, int, int]
+BucketKey = tuple[int, str, Axes, int, int, int]
 """The collectives that share one buffer: the bytes of an element; a step's kind, axes, `dim` and
 `concat`; the number of the form of the collective."""
 
@@ -44,13 +44,13 @@ class LatencyShares:
     own, of all others the default. With an infinite share tensors move alone."""
 
     default: float
-    own: frozenset[tuple[Bucket, float]] = frozenset()
+    own: frozenset[tuple[BucketKey, float]] = frozenset()
 
     @cached_property
-    def _own(self) -> dict[Bucket, float]:
+    def _own(self) -> dict[BucketKey, float]:
         return dict(self.own)
 
-    def of(self, bucket: Bucket) -> float:
+    def of(self, bucket: BucketKey) -> float:
         return self._own.get(bucket, self.default)
 
 
@@ -86,7 +86,7 @@ def transfer_seconds(
 
 def bucket_price(
     mesh: Mesh, transfer: ValueTransfer, shares: LatencyShares
-) -> tuple[float, dict[Bucket, float]]:
+) -> tuple[float, dict[BucketKey, float]]:
     """Return the estimated time of a transfer with shares of buckets, and the latencies of its
     buckets, in seconds."""
     t, source, target = transfer
@@ -128,7 +128,7 @@ class TransferCosts:
 
     def buckets(
         self, shape: Shape, itemsize: int, source: Layout, target: Layout, shares: LatencyShares
-    ) -> dict[Bucket, float]:
+    ) -> dict[BucketKey, float]:
         """Return the buckets that a tensor is in on its path from one layout to another, each with
         its latency."""
         size, found = prod(shape) * itemsize, {}
@@ -172,7 +172,7 @@ class TransferCosts:
         """A step for each kind that may share a bucket; for each pair of layouts the kind of its
         move, the last where the move communicates nothing or where there is none."""
         n = len(self.index)
-        steps: dict[Bucket, tuple[int, CollectiveStep]] = {}
+        steps: dict[BucketKey, tuple[int, CollectiveStep]] = {}
         kind = np.full((n, n), -1)
         for (i, j), step in self.routes.moves.items():
             if step.record.communicates:
@@ -190,5 +190,5 @@ class TransferCosts:
         return np.where(latency.min(axis=0) > 0, shards[:, None], 0.0)
 
 
-def _bucket(itemsize: int, step: CollectiveStep, form: int) -> Bucket:
+def _bucket(itemsize: int, step: CollectiveStep, form: int) -> BucketKey:
     return itemsize, step.kind, step.axes, step.dim, step.concat, form

@@ -9,7 +9,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import IRDLOperation
 
 from shardir.diagnostics import ShardirError, did_you_mean
-from shardir.syntax.formats import MisfitError, OpFormat, Parts
+from shardir.syntax.formats import MisfitError, OpFormat, OpParts
 from shardir.syntax.functions import FunctionReductions
 from shardir.syntax.leaves import Leaves
 from shardir.syntax.lexer import Token
@@ -120,7 +120,7 @@ class ModuleBuilder(FunctionReductions):
         return None if self.bad else self.finish(name, lambda: self.make(f, name, c))
 
     def make(self, f: OpFormat, name: Token, c: list[Any]) -> Operation | None:
-        parts = Parts(f)
+        parts = OpParts(f)
         for i, put in enumerate(f.setters, 1):
             put(parts, c[i])
         if self.bad:

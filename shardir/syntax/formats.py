@@ -28,7 +28,7 @@ from shardir.diagnostics import ShardirError
 from shardir.syntax.lexer import Token
 
 Setter = Callable[[ParsingState, Any], None]
-Piece = tuple[str, list[Setter]]
+RulePiece = tuple[str, list[Setter]]
 TypeLists = Sequence[Sequence[Attribute]]
 
 
@@ -67,7 +67,7 @@ class Reader(Protocol):
     def block_named(self, t: Token) -> Block: ...
 
 
-def piece(d: fmt.FormatDirective, rules: Rules, *, first: bool = False) -> Piece:
+def piece(d: fmt.FormatDirective, rules: Rules, *, first: bool = False) -> RulePiece:
     """Return the rule of a directive; `first` or the anchor of an optional group is never empty."""
 
     def maybe(text: str) -> str:
@@ -151,7 +151,7 @@ def setter(d: fmt.AttributeVariable, read: Callable[[Any], Attribute]) -> Setter
     return set_attribute
 
 
-def group(d: fmt.OptionalGroupDirective, rules: Rules) -> Piece:
+def group(d: fmt.OptionalGroupDirective, rules: Rules) -> RulePiece:
     """`(...)?`: a rule of its own, so that the presence of a group of keywords is recorded."""
     texts, then = sequence((d.then_first, *d.then_elements), rules, first=True, anchor=d.anchor)
     other_text, other = sequence(d.else_elements, rules)
@@ -197,7 +197,7 @@ def sequence(
     *,
     first: bool = False,
     anchor: object = None,
-) -> Piece:
+) -> RulePiece:
     """Yield the pieces of a list of directives. A group is present if its `anchor` is."""
     texts: list[str] = []
     setters: list[Setter] = []
@@ -243,7 +243,7 @@ def set_dict(d: fmt.AttrDictDirective, s: ParsingState, v: dict[str, Attribute] 
         (s.properties if name in d.expected_properties else s.attributes)[name] = value
 
 
-class Parts(ParsingState):
+class OpParts(ParsingState):
     """xDSL's record of a parsed op, made from known lengths."""
 
     def __init__(self, f: "OpFormat"):
@@ -271,7 +271,7 @@ class OpFormat:
         self.segments = [o for o in self.op_def.options if isinstance(o, AttrSizedSegments)]
         self.inferred: dict[Any, Any] = {}
 
-    def types(self, s: Parts) -> tuple[TypeLists, TypeLists]:
+    def types(self, s: OpParts) -> tuple[TypeLists, TypeLists]:
         """Return all types of the op; those that the text omits are inferred, once per case."""
         if None not in s.operand_types and None not in s.result_types:
             return s.operand_types, s.result_types  # type: ignore[return-value]
@@ -295,7 +295,7 @@ class OpFormat:
             found = self.inferred[key] = operands, results, held
         return found[0], found[1]
 
-    def segment_sizes(self, s: Parts) -> None:
+    def segment_sizes(self, s: OpParts) -> None:
         """Return the attribute with the segment sizes of operands or results, where the op has
         one."""
         for option in self.segments:
@@ -311,7 +311,7 @@ class OpFormat:
             (s.properties if option.as_property else s.attributes)[option.attribute_name] = sizes
 
     def make(
-        self, s: Parts, operands: Sequence[SSAValue], results: Sequence[Attribute], location: Any
+        self, s: OpParts, operands: Sequence[SSAValue], results: Sequence[Attribute], location: Any
     ) -> Operation:
         if self.segments:
             self.segment_sizes(s)

@@ -1,37 +1,52 @@
-"""A class name has one meaning: no two classes of the sources share one."""
+"""A name of a type has one meaning: no two classes or aliases of the sources share one."""
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterator
 
 from vocabulary import ROOT
 
 PACKAGES = ("shardir", "passes", "tools")
-SHARED = {
-    "Mesh": "in an emitted program, which imports no shardir, it is the mesh as a rank sees it"
-}
-"""Names of several classes, each with the reason."""
+COPIED = "in an emitted program, which imports no shardir, it is the one of a rank"
+SHARED = {"Axes": COPIED, "Axis": COPIED, "DimAxes": COPIED, "Mesh": COPIED}
+"""Names of several types, each with the reason."""
 
 VAGUE = {"Builder", "Clock", "Option", "Placement", "Plan", "Problem", "Scope", "Step"}
 """Names that do not say of what they are: `OpBuilder`, `ProgramPlan`, `CollectiveStep`."""
 
+ALIASED = ast.Subscript | ast.BinOp | ast.Attribute | ast.Name
+"""The forms of the types that aliases name."""
 
-def classes() -> dict[str, list[str]]:
-    """Return the files of each class name; a leading underscore makes no other name."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
+
+def types(module: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield the name and the line of each class, and of each alias: `Callees = dict[str, Function]`
+    at the top of a module, in mixed case."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, node.lineno
+    for node in module.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ALIASED):
+            for name in (t.id for t in node.targets if isinstance(t, ast.Name)):
+                if name.lstrip("_")[:1].isupper() and not name.isupper():
+                    yield name, node.lineno
+
+
+def found() -> dict[str, list[str]]:
+    """Return the places of each type name; a leading underscore makes no other name."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
     for package in PACKAGES:
         for path in sorted(p for p in (ROOT / package).rglob("*.py") if p == p.resolve()):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef):
-                    found[node.name.lstrip("_")].append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    return found
+            for name, line in types(ast.parse(path.read_text(encoding="utf-8"))):
+                places[name.lstrip("_")].append(f"{path.relative_to(ROOT)}:{line}")
+    return places
 
 
-def test_no_two_classes_share_a_name() -> None:
-    shared = {name: files for name, files in classes().items() if len(files) > 1}
+def test_no_two_types_share_a_name() -> None:
+    shared = {name: places for name, places in found().items() if len(places) > 1}
     assert shared.keys() <= SHARED.keys(), shared
     assert shared.keys() >= SHARED.keys(), "a name that is shared no more"
 
 
 def test_names_say_of_what() -> None:
-    found = classes()
-    assert not {name: found[name] for name in VAGUE & found.keys()}
+    places = found()
+    assert not {name: places[name] for name in VAGUE & places.keys()}

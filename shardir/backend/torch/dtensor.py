@@ -15,8 +15,8 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.notation import parse_axes
 from shardir.algebra.placements import (
+    DTensorPlacement,
     Partial,
-    Placement,
     Replicate,
     Shard,
     from_placements,
@@ -102,7 +102,7 @@ def _split_factors(order: Any, sizes: tuple[int, ...]) -> dict[int, int]:
     }
 
 
-def _theirs(p: Placement) -> "TorchPlacement":
+def _theirs(p: DTensorPlacement) -> "TorchPlacement":
     from torch.distributed import tensor
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -117,7 +117,7 @@ def _theirs(p: Placement) -> "TorchPlacement":
             return tensor.Replicate()
 
 
-def _ours(p: Any, split_factor: int) -> Placement:
+def _ours(p: Any, split_factor: int) -> DTensorPlacement:
     from torch.distributed import tensor
     from torch.distributed.tensor.placement_types import _StridedShard
 

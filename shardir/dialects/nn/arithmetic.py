@@ -16,7 +16,7 @@ from shardir.dialects.nn.elementwise import (
     Binary,
     Float,
     FloatUnary,
-    Function,
+    NumpyFunction,
     PiecewiseConstant,
     Unary,
 )
@@ -31,7 +31,7 @@ class AddOp(Arithmetic, Binary):
 
     name = "nn.add"
     LINEAR: ClassVar[str] = "sum"
-    NUMPY: ClassVar[Function] = np.add
+    NUMPY: ClassVar[NumpyFunction] = np.add
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return dy, dy
@@ -43,7 +43,7 @@ class SubOp(Arithmetic, Binary):
 
     name = "nn.sub"
     LINEAR: ClassVar[str] = "sum"
-    NUMPY: ClassVar[Function] = np.subtract
+    NUMPY: ClassVar[NumpyFunction] = np.subtract
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return dy, b.neg(dy)
@@ -55,7 +55,7 @@ class MulOp(Arithmetic, Binary):
 
     name = "nn.mul"
     MULTILINEAR: ClassVar[bool] = True
-    NUMPY: ClassVar[Function] = np.multiply
+    NUMPY: ClassVar[NumpyFunction] = np.multiply
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return b.mul(dy, self.rhs), b.mul(dy, self.lhs)
@@ -66,7 +66,7 @@ class DivOp(Float, Binary):
     """x / y"""
 
     name = "nn.div"
-    NUMPY: ClassVar[Function] = np.divide
+    NUMPY: ClassVar[NumpyFunction] = np.divide
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         dx = b.div(dy, self.rhs)
@@ -90,7 +90,7 @@ class MaxOp(Extreme):
     """The greater of x and y; where they are equal, each gets half of the cotangent."""
 
     name = "nn.max"
-    NUMPY: ClassVar[Function] = np.maximum
+    NUMPY: ClassVar[NumpyFunction] = np.maximum
     WORSE: ClassVar[tuple[str, str]] = ("lt", "gt")
 
 
@@ -99,7 +99,7 @@ class MinOp(Extreme):
     """The lesser of x and y; where they are equal, each gets half of the cotangent."""
 
     name = "nn.min"
-    NUMPY: ClassVar[Function] = np.minimum
+    NUMPY: ClassVar[NumpyFunction] = np.minimum
     WORSE: ClassVar[tuple[str, str]] = ("gt", "lt")
 
 
@@ -146,7 +146,7 @@ class NegOp(Arithmetic, Unary):
 
     name = "nn.neg"
     LINEAR: ClassVar[str] = "sum"
-    NUMPY: ClassVar[Function] = np.negative
+    NUMPY: ClassVar[NumpyFunction] = np.negative
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.neg(dy),)
@@ -157,7 +157,7 @@ class AbsOp(Arithmetic, Unary):
     """x without its sign; at 0 the derivative is 0"""
 
     name = "nn.abs"
-    NUMPY: ClassVar[Function] = np.abs
+    NUMPY: ClassVar[NumpyFunction] = np.abs
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.mul(dy, b.value(SignOp, self.x)),)
@@ -182,7 +182,7 @@ class FloorOp(PiecewiseConstant, FloatUnary):
     """The largest integer that is at most x"""
 
     name = "nn.floor"
-    NUMPY: ClassVar[Function] = np.floor
+    NUMPY: ClassVar[NumpyFunction] = np.floor
 
 
 @irdl_op_definition
@@ -190,7 +190,7 @@ class CeilOp(PiecewiseConstant, FloatUnary):
     """The smallest integer that is x or more"""
 
     name = "nn.ceil"
-    NUMPY: ClassVar[Function] = np.ceil
+    NUMPY: ClassVar[NumpyFunction] = np.ceil
 
 
 @irdl_op_definition
@@ -198,7 +198,7 @@ class RoundOp(PiecewiseConstant, FloatUnary):
     """The nearest integer; halves round to even"""
 
     name = "nn.round"
-    NUMPY: ClassVar[Function] = np.rint
+    NUMPY: ClassVar[NumpyFunction] = np.rint
 
 
 @irdl_op_definition
@@ -206,4 +206,4 @@ class TruncOp(PiecewiseConstant, FloatUnary):
     """x rounded towards 0"""
 
     name = "nn.trunc"
-    NUMPY: ClassVar[Function] = np.trunc
+    NUMPY: ClassVar[NumpyFunction] = np.trunc

@@ -39,7 +39,7 @@ from xdsl.irdl import (
     var_result_def,
 )
 
-from shardir.algebra.factors import Factors
+from shardir.algebra.factors import Dims, Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
 
 Value = int | float | str | tuple["Value", ...]
-Dims = tuple[tuple[str, ...], ...]
 """For each value the factor of each of its dimensions; "" where it has none."""
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)

@@ -10,7 +10,14 @@ from xdsl.irdl import irdl_op_definition
 
 from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.creation import ConstantOp, dense_values
-from shardir.dialects.nn.elementwise import Arithmetic, Binary, Float, FloatUnary, Function, Unary
+from shardir.dialects.nn.elementwise import (
+    Arithmetic,
+    Binary,
+    Float,
+    FloatUnary,
+    NumpyFunction,
+    Unary,
+)
 from shardir.dialects.nn.logic import AndOp
 
 if TYPE_CHECKING:
@@ -26,7 +33,7 @@ class PowOp(Float, Binary):
 
     name = "nn.pow"
     PRECISION: ClassVar[str] = "wide"
-    NUMPY: ClassVar[Function] = np.power
+    NUMPY: ClassVar[NumpyFunction] = np.power
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         """y x^(y - 1), which is 0 for y = 0 whatever x is; and x^y ln(x), which is 0 for x = 0 and
@@ -56,7 +63,7 @@ class ExpOp(FloatUnary):
 
     name = "nn.exp"
     PRECISION: ClassVar[str] = "wide"
-    NUMPY: ClassVar[Function] = np.exp
+    NUMPY: ClassVar[NumpyFunction] = np.exp
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.mul(dy, self.out),)
@@ -68,7 +75,7 @@ class LogOp(FloatUnary):
 
     name = "nn.log"
     PRECISION: ClassVar[str] = "wide"
-    NUMPY: ClassVar[Function] = np.log
+    NUMPY: ClassVar[NumpyFunction] = np.log
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.div(dy, self.x),)
@@ -79,7 +86,7 @@ class SqrtOp(FloatUnary):
     """The square root"""
 
     name = "nn.sqrt"
-    NUMPY: ClassVar[Function] = np.sqrt
+    NUMPY: ClassVar[NumpyFunction] = np.sqrt
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.scale(b.div(dy, self.out), 0.5),)
@@ -91,7 +98,7 @@ class RsqrtOp(FloatUnary):
 
     name = "nn.rsqrt"
     PRECISION: ClassVar[str] = "wide"
-    NUMPY: ClassVar[Function] = lambda x: 1 / np.sqrt(x)
+    NUMPY: ClassVar[NumpyFunction] = lambda x: 1 / np.sqrt(x)
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         cube = b.mul(self.out, b.value(SquareOp, self.out))
@@ -104,7 +111,7 @@ class ReciprocalOp(FloatUnary):
 
     name = "nn.reciprocal"
     PRECISION: ClassVar[str] = "wide"
-    NUMPY: ClassVar[Function] = np.reciprocal
+    NUMPY: ClassVar[NumpyFunction] = np.reciprocal
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.neg(b.mul(dy, b.value(SquareOp, self.out))),)
@@ -115,7 +122,7 @@ class SquareOp(Arithmetic, Unary):
     """x x"""
 
     name = "nn.square"
-    NUMPY: ClassVar[Function] = np.square
+    NUMPY: ClassVar[NumpyFunction] = np.square
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.mul(dy, b.scale(self.x, 2.0)),)
@@ -127,7 +134,7 @@ class Exp2Op(FloatUnary):
 
     name = "nn.exp2"
     PRECISION: ClassVar[str] = "wide"
-    NUMPY: ClassVar[Function] = np.exp2
+    NUMPY: ClassVar[NumpyFunction] = np.exp2
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.scale(b.mul(dy, self.out), LN_2),)
@@ -139,7 +146,7 @@ class Expm1Op(FloatUnary):
 
     name = "nn.expm1"
     PRECISION: ClassVar[str] = "wide"
-    NUMPY: ClassVar[Function] = np.expm1
+    NUMPY: ClassVar[NumpyFunction] = np.expm1
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.mul(dy, b.add(self.out, b.scalar(1.0, self.out))),)
@@ -151,7 +158,7 @@ class Log1pOp(FloatUnary):
 
     name = "nn.log1p"
     PRECISION: ClassVar[str] = "wide"
-    NUMPY: ClassVar[Function] = np.log1p
+    NUMPY: ClassVar[NumpyFunction] = np.log1p
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.div(dy, b.add(self.x, b.scalar(1.0, self.x))),)
@@ -163,7 +170,7 @@ class Log2Op(FloatUnary):
 
     name = "nn.log2"
     PRECISION: ClassVar[str] = "wide"
-    NUMPY: ClassVar[Function] = np.log2
+    NUMPY: ClassVar[NumpyFunction] = np.log2
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.div(dy, b.scale(self.x, LN_2)),)
@@ -174,7 +181,7 @@ class SinOp(FloatUnary):
     """The sine"""
 
     name = "nn.sin"
-    NUMPY: ClassVar[Function] = np.sin
+    NUMPY: ClassVar[NumpyFunction] = np.sin
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.mul(dy, b.value(CosOp, self.x)),)
@@ -185,7 +192,7 @@ class CosOp(FloatUnary):
     """The cosine"""
 
     name = "nn.cos"
-    NUMPY: ClassVar[Function] = np.cos
+    NUMPY: ClassVar[NumpyFunction] = np.cos
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.neg(b.mul(dy, b.value(SinOp, self.x))),)
@@ -197,7 +204,7 @@ class TanOp(FloatUnary):
 
     name = "nn.tan"
     PRECISION: ClassVar[str] = "wide"
-    NUMPY: ClassVar[Function] = np.tan
+    NUMPY: ClassVar[NumpyFunction] = np.tan
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.add(dy, b.mul(dy, b.value(SquareOp, self.out))),)
@@ -208,7 +215,7 @@ class AtanOp(FloatUnary):
     """The arc tangent"""
 
     name = "nn.atan"
-    NUMPY: ClassVar[Function] = np.arctan
+    NUMPY: ClassVar[NumpyFunction] = np.arctan
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         squared = b.value(SquareOp, self.x)
@@ -228,7 +235,7 @@ class ErfOp(FloatUnary):
     """The error function"""
 
     name = "nn.erf"
-    NUMPY: ClassVar[Function] = erf
+    NUMPY: ClassVar[NumpyFunction] = erf
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         bell = b.value(ExpOp, b.neg(b.value(SquareOp, self.x)))

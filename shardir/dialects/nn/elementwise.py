@@ -22,7 +22,7 @@ from shardir.dialects.nn.types import arithmetic_element, float_element, same_el
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
 
-Function = Callable[..., Any]
+NumpyFunction = Callable[..., Any]
 """Arrays in, an array out."""
 
 
@@ -49,7 +49,7 @@ class Elementwise(TensorOp, ABC):
     """One result element from the operands' elements at the same place."""
 
     LINEAR: ClassVar[str] = ""
-    NUMPY: ClassVar[Function]
+    NUMPY: ClassVar[NumpyFunction]
     """The meaning, where numpy has a function for it."""
 
     @classmethod

@@ -18,7 +18,7 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
-from shardir.dialects.nn.elementwise import Function
+from shardir.dialects.nn.elementwise import NumpyFunction
 from shardir.dialects.nn.logic import IsnanOp, OrOp
 from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import arithmetic_element, check_not_empty, unsharded_type
@@ -38,7 +38,7 @@ class _ArgExtreme(TensorOp, ABC):
     assembly_format = f"$x `axis` $axis (`keep` $keep^)? {STRATEGY}"
 
     KIND: ClassVar[str]
-    NUMPY: ClassVar[Function]
+    NUMPY: ClassVar[NumpyFunction]
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
@@ -84,7 +84,7 @@ class ArgmaxOp(_ArgExtreme):
 
     name = "nn.argmax"
     KIND: ClassVar[str] = "max"
-    NUMPY: ClassVar[Function] = np.argmax
+    NUMPY: ClassVar[NumpyFunction] = np.argmax
 
 
 @irdl_op_definition
@@ -93,4 +93,4 @@ class ArgminOp(_ArgExtreme):
 
     name = "nn.argmin"
     KIND: ClassVar[str] = "min"
-    NUMPY: ClassVar[Function] = np.argmin
+    NUMPY: ClassVar[NumpyFunction] = np.argmin

@@ -10,7 +10,7 @@ from xdsl.irdl import irdl_attr_definition, irdl_op_definition, prop_def
 
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
-from shardir.dialects.nn.elementwise import Binary, Function, PiecewiseConstant, Unary
+from shardir.dialects.nn.elementwise import Binary, NumpyFunction, PiecewiseConstant, Unary
 from shardir.dialects.nn.types import float_element, same_element
 from shardir.dialects.text import WordAttr
 
@@ -64,7 +64,7 @@ class IsnanOp(FloatTest):
     """i1 elements: whether x is NaN"""
 
     name = "nn.isnan"
-    NUMPY: ClassVar[Function] = np.isnan
+    NUMPY: ClassVar[NumpyFunction] = np.isnan
 
 
 @irdl_op_definition
@@ -72,7 +72,7 @@ class IsinfOp(FloatTest):
     """i1 elements: whether x is infinite"""
 
     name = "nn.isinf"
-    NUMPY: ClassVar[Function] = np.isinf
+    NUMPY: ClassVar[NumpyFunction] = np.isinf
 
 
 @irdl_op_definition
@@ -80,7 +80,7 @@ class IsfiniteOp(FloatTest):
     """i1 elements: whether x is neither infinite nor NaN"""
 
     name = "nn.isfinite"
-    NUMPY: ClassVar[Function] = np.isfinite
+    NUMPY: ClassVar[NumpyFunction] = np.isfinite
 
 
 class Bitwise(PiecewiseConstant, ABC):
@@ -98,7 +98,7 @@ class AndOp(Bitwise, Binary):
     """x and y: of i1 whether both hold, of integers bit by bit"""
 
     name = "nn.and"
-    NUMPY: ClassVar[Function] = np.bitwise_and
+    NUMPY: ClassVar[NumpyFunction] = np.bitwise_and
 
 
 @irdl_op_definition
@@ -106,7 +106,7 @@ class OrOp(Bitwise, Binary):
     """x or y: of i1 whether one or both hold, of integers bit by bit"""
 
     name = "nn.or"
-    NUMPY: ClassVar[Function] = np.bitwise_or
+    NUMPY: ClassVar[NumpyFunction] = np.bitwise_or
 
 
 @irdl_op_definition
@@ -114,7 +114,7 @@ class XorOp(Bitwise, Binary):
     """x or y but not both: of i1, or of integers bit by bit"""
 
     name = "nn.xor"
-    NUMPY: ClassVar[Function] = np.bitwise_xor
+    NUMPY: ClassVar[NumpyFunction] = np.bitwise_xor
 
 
 @irdl_op_definition
@@ -122,4 +122,4 @@ class NotOp(Bitwise, Unary):
     """Not x: of i1, or of integers bit by bit"""
 
     name = "nn.not"
-    NUMPY: ClassVar[Function] = np.invert
+    NUMPY: ClassVar[NumpyFunction] = np.invert

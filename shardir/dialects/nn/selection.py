@@ -24,7 +24,7 @@ from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
-from shardir.dialects.nn.elementwise import Elementwise, FloatUnary, Function, Unary
+from shardir.dialects.nn.elementwise import Elementwise, FloatUnary, NumpyFunction, Unary
 from shardir.dialects.nn.logic import IsfiniteOp
 from shardir.dialects.nn.properties import float_of, int_of
 from shardir.dialects.nn.types import float_element, same_element, unsharded_type
@@ -42,7 +42,7 @@ class SelectOp(Elementwise):
     lhs = operand_def(TensorType)
     rhs = operand_def(TensorType)
     out = result_def(TensorType)
-    NUMPY: ClassVar[Function] = np.where
+    NUMPY: ClassVar[NumpyFunction] = np.where
     assembly_format = f"$condition `,` $lhs `,` $rhs {STRATEGY}"
 
     @classmethod
@@ -140,7 +140,7 @@ class TrilOp(Triangle):
     """x on and below the diagonal (0: the main one, 1: the next above it), 0 elsewhere."""
 
     name = "nn.tril"
-    NUMPY: ClassVar[Function] = np.less_equal
+    NUMPY: ClassVar[NumpyFunction] = np.less_equal
 
 
 @irdl_op_definition
@@ -148,7 +148,7 @@ class TriuOp(Triangle):
     """x on and above the diagonal (0: the main one, 1: the next above it), 0 elsewhere."""
 
     name = "nn.triu"
-    NUMPY: ClassVar[Function] = np.greater_equal
+    NUMPY: ClassVar[NumpyFunction] = np.greater_equal
 
 
 # ---- all elements ----

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from xdsl.irdl import irdl_attr_definition
 
-from shardir.algebra.notation import Options
+from shardir.algebra.notation import NamedOptions
 from shardir.diagnostics import NotationError, coded
 from shardir.dialects.random import DRAWN
 from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, option_offset
@@ -62,7 +62,7 @@ class ScheduleAttr(OptionsAttr):
     }  # fmt: skip
 
     @classmethod
-    def completed(cls, given: Options, text: str) -> Options:
+    def completed(cls, given: NamedOptions, text: str) -> NamedOptions:
         word, pairs = super().completed(given, text)
         values = dict(pairs)
         if values["warmup"] >= values.get("steps", inf):

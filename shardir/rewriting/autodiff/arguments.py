@@ -11,13 +11,13 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import Argument, InitAttr, state_attrs
 from shardir.rewriting.rewriter import Rewriter
 
-Attributes = dict[str, Attribute]
+ArgAttributes = dict[str, Attribute]
 
 
 class Arguments:
     """The arguments of a block, with the attributes of each."""
 
-    def __init__(self, block: Block, attributes: list[Attributes]):
+    def __init__(self, block: Block, attributes: list[ArgAttributes]):
         self.block, self.attributes = block, attributes
 
     def __getitem__(self, i: int) -> SSAValue:
@@ -27,7 +27,7 @@ class Arguments:
         """Return the role of argument i, and the other annotations of its attributes."""
         return Argument.of(self.attributes[i])
 
-    def add(self, type: Attribute, name: str, attributes: Attributes) -> SSAValue:
+    def add(self, type: Attribute, name: str, attributes: ArgAttributes) -> SSAValue:
         """Add an argument."""
         arg = self.block.insert_arg(type, len(self.block.args))
         arg.name_hint = name if SSAValue.is_valid_name(name) else None

@@ -33,13 +33,13 @@ from shardir.dialects.train import (
     updated_arguments,
     updates_attrs,
 )
-from shardir.rewriting.autodiff.arguments import Arguments, Attributes
+from shardir.rewriting.autodiff.arguments import ArgAttributes, Arguments
 from shardir.rewriting.autodiff.backward import BackwardPart
 from shardir.rewriting.autodiff.microbatches import add_microbatches
 from shardir.rewriting.autodiff.step import TrainStep
 from shardir.rewriting.rewriter import Rewriter
 
-Gradients = dict[int, SSAValue | None]
+MaybeGradients = dict[int, SSAValue | None]
 """By the index of the argument; None where no result depends on it."""
 
 
@@ -52,7 +52,7 @@ class Differentiation:
         """`mesh`: that of a body with layouts, else None."""
         self.request, self.source, self.block = request, source, block
         self.arguments = Arguments(block, arg_attrs(source))
-        self.result_attributes: list[Attributes] = result_attrs(source)
+        self.result_attributes: list[ArgAttributes] = result_attrs(source)
         is_step = isinstance(request, StepOp)
         updated = updated_arguments(source)
         self.updated = updated if is_step else [None] * len(updated)
@@ -131,7 +131,7 @@ class Differentiation:
         return zeros if layout is None else self.builder.redistribute(zeros, layout)
 
     def step_results(
-        self, step: TrainStep, batches: list[list[SSAValue]], gradients: Gradients
+        self, step: TrainStep, batches: list[list[SSAValue]], gradients: MaybeGradients
     ) -> list[SSAValue]:
         """Return the results of a step; `batches`: the returned values of each microbatch."""
         returned = list(batches[-1])

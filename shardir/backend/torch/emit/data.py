@@ -16,10 +16,9 @@ from xdsl.ir import Attribute
 from shardir.backend.torch.emit.names import identifier
 from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects.locations import file_location
+from shardir.dialects.nn.base import Array
 from shardir.dialects.random import check_range
 from shardir.dialects.train import InitAttr, Role
-
-Array = np.ndarray[Any, Any]
 
 NPY = {"f": "<f8", "d": "<f8", "i": "<i8", "u": "<i8", "b": "|b1"}
 READABLE = ("<f4", "<f8", "<f2", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Kinds:
+class Letters:
     """The letters of each kind, in the order in which they stand."""
 
     batch: str
@@ -19,12 +19,12 @@ class Kinds:
     summed: str
 
 
-def kinds_of(x: str, y: str, z: str) -> Kinds:
+def kinds_of(x: str, y: str, z: str) -> Letters:
     def chosen(text: str, a: str, b: str) -> str:
         return "".join(c for c in text if (c in a) and (c in b))
 
     batch = "".join(c for c in z if c in x and c in y)
-    return Kinds(
+    return Letters(
         batch,
         "".join(c for c in z if c in x and c not in y),
         "".join(c for c in z if c in y and c not in x),
@@ -39,7 +39,7 @@ def contraction(
     x, y, z = equation
     kinds = kinds_of(x, y, z)
     if kinds.left and z.endswith(kinds.left) and kinds.right:
-        made = _product(Kinds(kinds.batch, kinds.right, kinds.left, kinds.summed),
+        made = _product(Letters(kinds.batch, kinds.right, kinds.left, kinds.summed),
                         (y, x, z), (names[1], names[0]), sizes)  # fmt: skip
     else:
         made = _product(kinds, equation, names, sizes)
@@ -47,7 +47,7 @@ def contraction(
 
 
 def _product(
-    kinds: Kinds, equation: tuple[str, str, str], names: tuple[str, str], sizes: dict[str, str]
+    kinds: Letters, equation: tuple[str, str, str], names: tuple[str, str], sizes: dict[str, str]
 ) -> str | None:
     """`a @ b` with what the operands and the result need; None when it is no product."""
     x, y, z = equation

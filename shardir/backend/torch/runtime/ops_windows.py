@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Run = tuple[int, int]
+RowRange = tuple[int, int]
 
 
 def span(x: Tensor, dim: int, start: int, length: int, lowest: bool = False) -> Tensor:
@@ -74,8 +74,8 @@ class _HaloTransfers(NamedTuple):
     shard and of these windows; the ranges of rows and windows here, and the windows' first row."""
 
     process_group: object
-    given: list[list[Run]]
-    taken: list[list[Run]]
+    given: list[list[RowRange]]
+    taken: list[list[RowRange]]
     rows: tuple[int, int]
     windows: tuple[int, int]
     first: int
@@ -111,8 +111,8 @@ def fold_split(
 
 
 def _move(
-    transfers: _HaloTransfers, x: Tensor, sends: list[list[Run]], out: Tensor,
-    receives: list[list[Run]], dim: int, add: bool,
+    transfers: _HaloTransfers, x: Tensor, sends: list[list[RowRange]], out: Tensor,
+    receives: list[list[RowRange]], dim: int, add: bool,
 ) -> None:  # fmt: skip
     """Send runs of rows of x, and put those received into `out`, or add them."""
     per_row = math.prod(x.shape[:dim]) * math.prod(x.shape[dim + 1 :])
@@ -154,9 +154,9 @@ def _transfers_of(
     return _transfers[key]
 
 
-def _needed(windows: Run, size: int, step: int, offset: int) -> list[Run]:
+def _needed(windows: RowRange, size: int, step: int, offset: int) -> list[RowRange]:
     """The rows in windows [first, last), in order, each once."""
-    runs: list[Run] = []
+    runs: list[RowRange] = []
     for p in range(*windows):
         start = p * step + offset
         if runs and start <= runs[-1][1]:
@@ -166,7 +166,7 @@ def _needed(windows: Run, size: int, step: int, offset: int) -> list[Run]:
     return runs
 
 
-def _within(runs: list[Run], part: Run, first: int) -> list[Run]:
+def _within(runs: list[RowRange], part: RowRange, first: int) -> list[RowRange]:
     """The intersection of runs with a part of the rows, relative to row `first`."""
     cut = [(max(a, part[0]) - first, min(b, part[1]) - first) for a, b in runs]
     return [(a, b) for a, b in cut if a < b]

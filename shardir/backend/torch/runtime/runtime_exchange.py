@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Dims = tuple[rt.Axes, ...]
+DimAxes = tuple[rt.Axes, ...]
 Region = tuple[tuple[int, int], ...]
 
 
@@ -34,7 +34,7 @@ _transfers: dict[tuple, _Transfers] = {}
 
 
 def exchange(
-    mesh: rt.Mesh, x: Tensor, shape: tuple[int, ...], source: Dims, target: Dims
+    mesh: rt.Mesh, x: Tensor, shape: tuple[int, ...], source: DimAxes, target: DimAxes
 ) -> Tensor:
     """Return this rank's shard after the exchange.
 
@@ -71,7 +71,9 @@ def exchange(
     return out
 
 
-def _transfers_of(mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: Dims) -> _Transfers:
+def _transfers_of(
+    mesh: rt.Mesh, shape: tuple[int, ...], source: DimAxes, target: DimAxes
+) -> _Transfers:
     axes = tuple(a for s, t in zip(source, target, strict=True) if s != t for a in s)
     members = sorted(mesh.members(axes, mesh.rank))
     rank = mesh.rank
@@ -94,7 +96,7 @@ def _transfers_of(mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: D
 
 
 def _pieces(
-    mesh: rt.Mesh, shape: tuple[int, ...], source: Dims, target: Dims, rank: int
+    mesh: rt.Mesh, shape: tuple[int, ...], source: DimAxes, target: DimAxes, rank: int
 ) -> list[tuple[int, Region]]:
     """Return the pieces of a rank's new shard, in global indices, each with its holder."""
     cells = []
@@ -111,7 +113,7 @@ def _pieces(
     return found
 
 
-def _bounds(mesh: rt.Mesh, shape: tuple[int, ...], dims: Dims, rank: int) -> Region:
+def _bounds(mesh: rt.Mesh, shape: tuple[int, ...], dims: DimAxes, rank: int) -> Region:
     """Return the region of the global tensor that a rank holds."""
     return tuple(mesh.bounds(n, axes, rank) for n, axes in zip(shape, dims, strict=True))
 
