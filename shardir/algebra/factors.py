@@ -49,6 +49,9 @@ class Factors:
     sparse: frozenset[str] = frozenset()
     """Factors of a value of which the op reads few elements, those at its indices: an all-gather of
     the value may move far more than the elements that are needed."""
+    dealt: tuple[str, ...] = ()
+    """The order in which a strategy's numbers deal out devices to the factors; empty: the order of
+    `sizes`."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -86,6 +89,7 @@ class Factors:
         moved: Sequence[str] = (),
         sliding: Sequence[str] = (),
         sparse: Sequence[str] = (),
+        dealt: Sequence[str] = (),
     ) -> "Factors":
         """Return factors from a string per dimension ("i", "a b", or "" where nothing can split).
 
@@ -105,7 +109,7 @@ class Factors:
         return Factors(
             tuple(sizes.items()), dims[: len(operands)], dims[len(operands) :],
             frozenset(replicate), reduction, linear, frozenset(moved), frozenset(sliding),
-            frozenset(sparse),
+            frozenset(sparse), tuple(dealt),
         )  # fmt: skip
 
     @cached_property

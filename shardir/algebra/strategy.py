@@ -1,8 +1,8 @@
 """Strategies: the number of slices of each dimension of an op's operands, or its axes.
 
 `((2, 4), (4, 1))` has numbers of slices, as MindSpore's `shard()`; `({dp}, {tp})` names the axes.
-Numbers become axes by dealing out the mesh's devices to the op's factors in order, major first;
-devices left over compute redundantly.
+Numbers become axes by dealing out the mesh's devices to the op's factors, major first, in the order
+`Factors.dealt`; devices left over compute redundantly.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +100,8 @@ class Strategy:
             raise ShardirError(coded("S1", message))
         if axes:
             return axes
-        order = tuple(f for f, _ in factors.sizes if counts.get(f, 1) > 1)
+        every = factors.dealt or [f for f, _ in factors.sizes]
+        order = tuple(f for f in every if counts.get(f, 1) > 1)
         total = 1
         for f in order:
             total *= counts[f]

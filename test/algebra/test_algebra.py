@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import chains, laid_out_shapes, layouts_on, meshes, shapes, sub_axes, with_sizes
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, TensorType, f32, i32
 
 from shardir.algebra.factors import Factors, OpSharding, choose_op_sharding, try_op_sharding
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
@@ -27,6 +28,7 @@ from shardir.algebra.notation import (
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.strategy import Strategy
 from shardir.diagnostics import NotationError, ShardirError
+from shardir.dialects.nn import EinsumOp, GatherOp
 from shardir.dialects.nn.base import layout_mismatch
 
 quick = settings(max_examples=150, deadline=None, derandomize=True)
@@ -380,6 +382,35 @@ def test_numbers_become_axes_major_first():
     assert found == {"i": (Axis("d", 1, 2),), "j": (Axis("d", 2, 2),)}
     found = parse_strategy("((6,),)").factor_axes(MERGED, mesh_of("m", "d = 12"))
     assert found == {"a": (Axis("d", 1, 2),), "b": (Axis("d", 2, 3),)}
+
+
+@pytest.mark.parametrize("left", ["bik", "bki", "kbi"])
+@pytest.mark.parametrize("right", ["bkj", "bjk", "kjb"])
+def test_devices_are_dealt_to_contractions_as_to_matrix_products(left: str, right: str):
+    """MindSpore's device matrix of a product is (batch, rows, contracted, columns), whichever of
+    its operands is transposed (SetDevMatrixShape in its matmul_info.cc)."""
+    sizes, slices = dict(b=4, i=8, k=16, j=32), dict(b=2, i=4, k=2, j=8)
+    mesh = mesh_of("m", "d = 128")
+    types = [TensorType(f32, [sizes[f] for f in v]) for v in (left, right, "bij")]
+    props = {"equation": StringAttr(f"{left},{right}->bij")}
+    factors = EinsumOp.rule(types[:2], types[2:], props)
+    cuts = tuple(tuple(slices[f] for f in v) for v in (left, right))
+    found, taken = Strategy(None, cuts).factor_axes(factors, mesh), mesh.take((2, 4, 2, 8))
+    assert taken is not None and found == dict(zip("bikj", taken, strict=True))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_devices_are_dealt_to_the_indices_of_a_gather_first(axis: int):
+    """MindSpore's device matrix is that of the indices, then that of the table (NormalImpl and
+    ShardBatchAndAxisImpl in its gather_info.cc)."""
+    mesh = mesh_of("m", "d = 64")
+    shapes = [(8, 16), (4, 32), (4, 32, 16) if axis == 0 else (8, 4, 32)]
+    types = [TensorType(t, s) for t, s in zip((f32, i32, f32), shapes, strict=True)]
+    factors = GatherOp.rule(types[:2], types[2:], {"axis": IntegerAttr(axis, 64)})
+    found = parse_strategy("((4, 2), (2, 4))").op_sharding(factors, mesh)
+    taken = mesh.take((2, 4, 4, 2))
+    assert taken is not None
+    assert [l.dims for l in found.operands] == [taken[2:], taken[:2]]
 
 
 def test_two_spellings_of_axes_are_equal():

@@ -6,7 +6,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from harness import MESH, PIPELINE, apply, collectives, compiled, function, layouts, parts
+from harness import (
+    MESH,
+    PIPELINE,
+    apply,
+    collectives,
+    compiled,
+    function,
+    laid_out,
+    layouts,
+    parts,
+)
 from random_layouts import random_form, random_layout
 from random_programs import random_problem
 from xdsl.dialects.builtin import ModuleOp, TensorType
@@ -16,6 +26,7 @@ from xdsl.ir import SSAValue
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.sharding import Sharding
+from shardir.algebra.strategy import Strategy
 from shardir.analysis.functions import values
 from shardir.analysis.roles import ties
 from shardir.dialects import dist, train
@@ -77,6 +88,20 @@ def check_annotated(found: Layout, annotation: Sharding, mesh: Mesh) -> None:
         for rank in range(mesh.size):
             assert mesh.index(rank, mine) // more == mesh.index(rank, axes)
     assert not any(mesh.overlap(a, b) for a in found.used for b in annotation.replicated)
+
+
+@pytest.mark.parametrize("seed", range(3300, 3308))
+def test_a_strategy_of_ones_reaches_its_operands(seed: int):
+    """Nothing else is annotated, and the ops that use arguments are computed unsharded: so is all
+    that follows, and nothing moves."""
+    module = laid_out(random_problem(seed).module, MESH, [])
+    block = function(module, "f").body.block
+    for op in block.ops:
+        if isinstance(op, TensorOp) and any(v in block.args for v in op.operands):
+            ones = tuple([(1,) * len(shape) for shape in op.shapes()[: len(op.operands)]])
+            op.properties["strategy"] = dist.StrategyAttr(Strategy(None, ones))
+    apply(module, "propagate-strategies", "insert-redistributions", "lower-to-spmd")
+    assert not collectives(block.ops)
 
 
 @pytest.mark.parametrize("seed", range(3100, 3110))

@@ -7,7 +7,8 @@ def split_inputs(state: PropagationState) -> list[int]:
     """Split the inputs that nothing has reached; return the nodes that touch them.
 
     They are split over the axes that nothing uses; over all, where no node that touches them has
-    values that are split either. The last axes are left out until they divide the dimension.
+    values that are split either. The last axes are left out until they divide the dimension. A
+    node with a strategy reaches its operands, also where it needs them unsharded.
     """
     mesh, values = state.mesh, state.graph.values
     used = [a for dims in state.dims for axes in dims for a in axes]
@@ -21,6 +22,8 @@ def split_inputs(state: PropagationState) -> list[int]:
         if any(state.dims[v]) or any(state.is_parameter[w] for w in members):
             continue
         touching = [n for w in members for n in state.graph.touching[w]]
+        if any(state.graph.nodes[n].strategy is not None for n in touching):
+            continue
         axes = free if any(_is_reached(state, n) for n in touching) else free or every
         while axes and value.shape[0] % mesh.extent(axes):
             axes = axes[:-1]

@@ -97,9 +97,11 @@ class Contraction(TensorOp, ABC):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         x, y, z = split_equation(cls.equation_of(operands, props))
-        return Factors.of([list(x), list(y)], [list(z)], [
-            t.get_shape() for t in (*operands, *results)
-        ])  # fmt: skip
+        rows, contracted = ([f for f in x if (f in z) == free] for free in (True, False))
+        return Factors.of(
+            [list(x), list(y)], [list(z)], [t.get_shape() for t in (*operands, *results)],
+            dealt=dict.fromkeys((*rows, *contracted, *y)),
+        )  # fmt: skip
 
     @classmethod
     def flops(cls, sizes: Mapping[str, int], shapes: Sequence[Shape]) -> int:

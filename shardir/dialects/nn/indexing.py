@@ -146,7 +146,7 @@ class GatherOp(IndexedRead):
         t, i = factor_names(len(table.get_shape()), "t"), factor_names(len(ids.get_shape()), "i")
         return Factors.of(
             [t, i], [[*t[:axis], *i, *t[axis + 1 :]]],
-            [v.get_shape() for v in (*operands, *results)], sparse=t,
+            [v.get_shape() for v in (*operands, *results)], sparse=t, dealt=[*i, *t],
         )  # fmt: skip
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
