@@ -14,9 +14,13 @@ last one from the minimum.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import dropwhile
 from math import inf
 
+from xdsl.ir import Block, Operation
+
 from shardir.algebra.estimates import IMPROVEMENT
+from shardir.dialects.train import UpdateOp
 from shardir.search.elimination import Solution
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import BucketKey, LatencyShares, ValueTransfer
@@ -34,6 +38,14 @@ Solve = Callable[[CostProblem], Solution]
 BucketPrice = Callable[[ValueTransfer, LatencyShares], tuple[float, dict[BucketKey, float]]]
 """The estimated time of a transfer with shares of buckets, and the latencies of its buckets, in
 seconds."""
+
+
+def after_update(block: Block) -> Callable[[Sequence[Operation]], bool]:
+    """Return a predicate: whether all of these ops, of which there are some, come after the mark
+    train.update of a training step. What is redistributed for them, fuse-communication puts into
+    buckets."""
+    ops = set(dropwhile(lambda op: not isinstance(op, UpdateOp), block.ops))
+    return lambda users: bool(users) and ops.issuperset(users)
 
 
 def solve_with_buckets(

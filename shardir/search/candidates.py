@@ -11,10 +11,9 @@
 5. An op that depends on no argument is computed redundantly on every device: slices of it are free.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import combinations, dropwhile, product
+from itertools import combinations, product
 from math import prod
 from typing import Any
 
@@ -29,10 +28,8 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
 from shardir.dialects.nn.base import Composite, TensorOp, splits_replicated, strategy_factors
 from shardir.dialects.nn.types import unsharded_type
-from shardir.dialects.train import UpdateOp
 from shardir.rewriting.rewriter import Rewriter
-from shardir.search.buckets import shared_seconds
-from shardir.search.transfer_costs import ValueTransfer, bucket_price, transfer_seconds
+from shardir.search.transfer_costs import transfer_of, transfer_seconds
 
 
 @dataclass(frozen=True)
@@ -49,14 +46,6 @@ class Candidate:
 
 
 Candidates = tuple[Candidate, ...]
-
-
-def after_update(block: Block) -> Callable[[Sequence[Operation]], bool]:
-    """Return a predicate: whether all of these ops, of which there are some, come after the mark
-    train.update of a training step. What is redistributed for them, fuse-communication puts into
-    buckets."""
-    ops = set(dropwhile(lambda op: not isinstance(op, UpdateOp), block.ops))
-    return lambda users: bool(users) and ops.issuperset(users)
 
 
 class CandidateSource:
@@ -76,24 +65,17 @@ class CandidateSource:
             self._made[key] = tuple(self._candidates(op, redundant))
         return self._made[key]
 
-    def block_seconds(self, block: Block) -> float:
-        """Return the estimated time of ops whose values have layouts."""
-        late, transfers, total = after_update(block), [], 0.0
-        for op in block.ops:
-            if isinstance(op, TensorOp):
-                factors = op.factors()
-                values = (*op.operands, *op.results)
-                layouts = [l for v in values if (l := layout_of(v)) is not None]
-                total += self._op_seconds(op, factors, factors.axes_of(layouts, self.mesh))
-            elif isinstance(op, RedistributeOp):
-                source, target = layout_of(op.value), layout_of(op.out)
-                assert source is not None and target is not None
-                t = unsharded_type(op.value)
-                if late([use.operation for use in op.out.uses]):
-                    transfers.append(ValueTransfer(t, source, target))
-                else:
-                    total += transfer_seconds(self.mesh, t, [source], [target])[0, 0]
-        return total + shared_seconds(transfers, partial(bucket_price, self.mesh))[0]
+    def seconds(self, op: Operation) -> float:
+        """Return the estimated time of an op whose values have layouts, or of a redistribution; 0
+        for other ops."""
+        if isinstance(op, TensorOp):
+            factors = op.factors()
+            layouts = [l for v in (*op.operands, *op.results) if (l := layout_of(v)) is not None]
+            return self._op_seconds(op, factors, factors.axes_of(layouts, self.mesh))
+        if isinstance(op, RedistributeOp):
+            t, source, target = transfer_of(op)
+            return float(transfer_seconds(self.mesh, t, [source], [target])[0, 0])
+        return 0.0
 
     def _candidates(self, op: TensorOp, redundant: bool) -> Iterator[Candidate]:
         if op.strategy is not None:
@@ -184,7 +166,7 @@ class CandidateSource:
         results = trial.decompose(builder)
         assert results is not None
         ends = [builder.complete(v) for v in results]
-        time = self.block_seconds(block)
+        time = sum(map(self.seconds, block.ops))
         layouts = tuple(builder.layout(v) for v in ends)
         trial.erase()
         return layouts, time

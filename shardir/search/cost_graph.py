@@ -26,7 +26,8 @@ from shardir.analysis.storages import Span
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
-from shardir.search.candidates import Candidates, CandidateSource, after_update
+from shardir.search.buckets import after_update
+from shardir.search.candidates import Candidates, CandidateSource
 from shardir.search.live_bytes import (
     LONG_LIVED_OPS,
     live_spans,

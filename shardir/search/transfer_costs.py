@@ -23,7 +23,8 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.routes import Routes, Table, routes
-from shardir.dialects.nn.types import itemsize
+from shardir.dialects.dist import RedistributeOp, layout_of
+from shardir.dialects.nn.types import itemsize, unsharded_type
 
 BucketKey = tuple[int, str, Axes, int, int, int]
 """The collectives that share one buffer: the bytes of an element; a step's kind, axes, `dim` and
@@ -36,6 +37,13 @@ class ValueTransfer(NamedTuple):
     type: TensorType
     source: Layout
     target: Layout
+
+
+def transfer_of(op: RedistributeOp) -> ValueTransfer:
+    """Return the transfer of a redistribution."""
+    source, target = layout_of(op.value), layout_of(op.out)
+    assert source is not None and target is not None
+    return ValueTransfer(unsharded_type(op.value), source, target)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import log, prod
 from typing import Any
 from unittest import mock
@@ -26,13 +27,15 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.analysis.functions import mesh_of
-from shardir.dialects.dist import ClusterAttr, ClusterOp
+from shardir.dialects.dist import ClusterAttr, ClusterOp, RedistributeOp
 from shardir.passes import PASSES
 from shardir.pipelines import build
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.search import plan
+from shardir.search.buckets import after_update, shared_seconds
 from shardir.search.candidates import CandidateSource
+from shardir.search.transfer_costs import bucket_price, transfer_of
 from shardir.syntax.parser import parse
 
 LAYOUT = re.compile(r", #dist\.layout<[^>]*>")
@@ -48,11 +51,19 @@ def applied(text: str, pipeline: str) -> ModuleOp:
 
 
 def seconds(module: ModuleOp) -> float:
-    """Return the estimated time of the only function, whose values have layouts."""
+    """Return the estimated time of the only function, whose values have layouts. What the update
+    uses is redistributed in buckets."""
     ((f, block),) = bodies(module)
     mesh = mesh_of(f, module)
     assert mesh is not None
-    return CandidateSource(mesh).block_seconds(block)
+    late, source = after_update(block), CandidateSource(mesh)
+    together = [
+        op for op in block.ops
+        if isinstance(op, RedistributeOp) and late([use.operation for use in op.out.uses])
+    ]  # fmt: skip
+    transfers = [transfer_of(op) for op in together]
+    alone = sum(source.seconds(op) for op in block.ops if op not in together)
+    return alone + shared_seconds(transfers, partial(bucket_price, mesh))[0]
 
 
 ANNOTATED = "propagate-strategies,insert-redistributions,distributed-autodiff"
