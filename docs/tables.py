@@ -276,11 +276,11 @@ def _escaped(text: str) -> str:
 
 def planted() -> Iterator[str]:
     """Yield the table of mutants."""
-    tests = caught()
+    found = caught()
     yield "| package | mutant | error | caught by |"
     yield "| --- | --- | --- | --- |"
     for m in mutants():
-        file, _, test = tests[m.name].removeprefix("test/").partition("::")
+        file, _, test = found[m.name].test.removeprefix("test/").partition("::")
         name = file if file.endswith(".ir") else f"{file}::{test.partition('[')[0]}"
         yield f"| {m.package} | {_escaped(m.name)} | {_escaped(m.breaks)} | `{name}` |"
 

@@ -1,11 +1,12 @@
 """Planted errors, each of which the tests of its package must catch: `make mutants`.
 
 A file of this folder has the mutants of the package of its name, in a list MUTANTS. caught.json has
-the test that caught each one in its last run.
+the test that caught each one in its last run; `make mutants` writes it, `python
+test/mutants/run.py NAME` the record of one.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,12 @@ class Mutant(NamedTuple):
         folder, _, rest = self.file.removeprefix("shardir/").partition("/")
         return folder if rest else folder.removesuffix(".py")
 
+    @property
+    def digest(self) -> str:
+        """A digest of what is planted, and where: equal as long as it is the same mutant."""
+        planted = json.dumps([self.file, self.old, self.new])
+        return hashlib.sha256(planted.encode()).hexdigest()[:16]
+
     def apply(self, text: str) -> str:
         """Return the text of the file with the error in it."""
         if text.count(self.old) != 1:
@@ -55,12 +62,24 @@ def mutants() -> list[Mutant]:
     return [m for p in packages() for m in import_module(f"mutants.{p}").MUTANTS]
 
 
-def caught() -> dict[str, str]:
-    """Return the recorded tests by the names of the mutants that they caught."""
-    return json.loads(CAUGHT.read_text(encoding="utf-8"))
+class Catch(NamedTuple):
+    """The test that caught a mutant, and the digest of the mutant at that time."""
+
+    test: str
+    digest: str
 
 
-def record(tests: Mapping[str, str | None]) -> None:
-    """Write the test that caught each mutant, without those that no test caught."""
-    known = {m.name: test for m in mutants() if (test := tests.get(m.name)) is not None}
+def caught() -> dict[str, Catch]:
+    """Return what is recorded of each mutant that was caught, by its name."""
+    found = json.loads(CAUGHT.read_text(encoding="utf-8"))
+    return {name: Catch(**catch) for name, catch in found.items()}
+
+
+def record(mutant: Mutant, test: str | None) -> None:
+    """Record the test that caught a mutant, or, with None, that none did."""
+    found = caught()
+    found.pop(mutant.name, None)
+    if test is not None:
+        found[mutant.name] = Catch(test, mutant.digest)
+    known = {m.name: found[m.name]._asdict() for m in mutants() if m.name in found}
     CAUGHT.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")

@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from mutants import ROOT, Mutant, caught, mutants, record
+from mutants import ROOT, Mutant, mutants, record
 
 SECONDS = 300
 """The default of the maximum time of one run of tests, in seconds."""
@@ -180,7 +180,7 @@ def run(
                 for mutant, outcome in trees.confirm(planted).items():
                     found[mutant] = outcome
                     test = outcome.test if outcome.verdict == "caught" else None
-                    record({**caught(), mutant.name: test})
+                    record(mutant, test)
                     line = f"{outcome.verdict:10} {mutant.package}: {mutant.name}"
                     progress.console.print(line, markup=False)
         except BaseException:

@@ -1,4 +1,4 @@
-"""The texts and the tests that mutants name exist, and each mutant was caught in its last run."""
+"""The texts and the tests that mutants name exist, and each mutant was caught as it is now."""
 
 import ast
 from collections import Counter
@@ -37,9 +37,11 @@ def test_the_tests_of_a_mutant_are_there(m: Mutant):
     for test in selected:
         check(test)
     recorded = caught().get(m.name)
-    assert recorded, f"expected a test that caught it; run test/mutants/run.py {m.name!r}"
-    check(recorded)
-    assert recorded.startswith(tuple(selected))
+    refresh = f"run python test/mutants/run.py {m.name!r}"
+    assert recorded is not None, f"expected a test that caught it, got none; {refresh}"
+    assert recorded.digest == m.digest, f"expected the record of {m}, got an older one; {refresh}"
+    check(recorded.test)
+    assert recorded.test.startswith(tuple(selected))
 
 
 def test_each_package_has_mutants_of_its_own():
