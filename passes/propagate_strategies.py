@@ -9,7 +9,8 @@ the layouts that it finds into the types.
 
 1. An annotated layout is never changed; of a `#dist.sharding` open dimensions are split further,
    but over no axis that is to stay replicated, and dimensions of a priority take part after all of
-   lower ones. An op with a strategy determines its other results.
+   lower ones. An op with a strategy determines its other results: as it makes them, reduced, or as
+   one of their users needs them, where that is cheaper.
 2. Axes propagate along factors, forward and backward, to a fixed point: first those of activations,
    then those of parameters and states too.
 3. Of conflicting proposals, at an op or for a value, those of minimum redistribution are granted;

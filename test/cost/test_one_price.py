@@ -6,6 +6,8 @@ On every ready-made cluster and on a mesh without one, for random layouts and sm
 2. The search's bound <= its objective = the seconds of the lowered program, and no plan that is
    written by hand, lowered, is below the bound.
 3. Between layouts of full axes that split a tensor evenly, no path through a third is faster.
+4. A result of a strategy moves to its users at no more than with any annotation of its layout; to
+   one user, in one redistribution.
 """
 
 from dataclasses import replace
@@ -20,10 +22,11 @@ from shardir import compile, plan_redistribution
 from shardir.algebra.bound import seconds_bound
 from shardir.algebra.cluster import DEFAULT, Cluster
 from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Axis, Mesh
+from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.moves import RedistributionProblem
 from shardir.cost import report
 from shardir.cost.clusters import load, names
+from shardir.dialects.dist import RedistributeOp
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.syntax.parser import parse
@@ -121,6 +124,52 @@ def test_no_path_through_a_third_layout_is_faster(cluster: str | None) -> None:
             return plan_redistribution(shape, "f32", mesh, x, y).seconds
 
         assert seconds(a, c) <= (seconds(a, b) + seconds(b, c)) * (1 + 1e-9)
+
+
+def moved(
+    mesh: Mesh, n: int, product: tuple[str, str], users: list[str], annotation: str = ""
+) -> float:
+    """The seconds of the collectives of a product with a strategy, whose result has users."""
+    unlaid = f"tensor<{n}x{n}xf32>"
+    laid = f"tensor<{n}x{n}xf32, #dist.layout<@m, [{{}}]>>"
+    x, w = map(laid.format, product)
+    y = laid.format(annotation) if annotation else unlaid
+    made = [laid.format(u) for u in users]
+    relus = [
+        f"  %z{i} = nn.relu %y strategy<(({u}),)> : ({y}) -> {t}"
+        for i, (u, t) in enumerate(zip(users, made, strict=True))
+    ]
+    outs = ", ".join(f"%z{i}" for i in range(len(users)))
+    module = compile("\n".join([
+        declared(mesh), f"func.func @f(%x: {x}, %w: {w}) -> ({', '.join(made)}) {{",
+        f"  %y = nn.matmul %x, %w strategy<(({product[0]}), ({product[1]}))> : ({x}, {w}) -> {y}",
+        *relus, f"  func.return {outs} : {', '.join(made)}", "}",
+    ]), "propagate-strategies,insert-redistributions").module  # fmt: skip
+    if len(users) == 1 and not annotation:
+        assert sum(isinstance(op, RedistributeOp) for op in module.walk()) <= 1
+    lowered = compile(module, "lower-to-spmd").module
+    return sum(c.seconds for f in report(lowered) for c in f.ops if c.communicates)
+
+
+@CLUSTERS
+def test_a_result_of_a_strategy_moves_to_its_users_at_minimum_cost(cluster: str | None) -> None:
+    random = Random(str(cluster))
+    for _ in range(extent(6, 200)):
+        mesh = random.choice(meshes(cluster))
+        n = mesh.size * random.choice([1, 16, 64])
+        i, k, j = (text(axes) for axes in random_layout(mesh, 3, random).dims)
+        users = [
+            ", ".join(map(text, random_layout(mesh, 2, random).dims))
+            for _ in range(random.choice([1, 1, 2, 3]))
+        ]
+        product = f"{i}, {k}", f"{k}, {j}"
+        inferred = moved(mesh, n, product, users)
+        for annotation in dict.fromkeys((f"{i}, {j}", *users)):
+            assert inferred <= moved(mesh, n, product, users, annotation) * (1 + 1e-9)
+
+
+def text(axes: Axes) -> str:
+    return f"{{{', '.join(map(str, axes))}}}"
 
 
 SEARCH = "inline-calls,distributed-autodiff,search-strategies"

@@ -18,8 +18,11 @@ A graph of plain values (`graph.py`) to a fixed point, by a worklist (`worklist.
    are equal, and their annotations don't contradict each other.
 5. Inputs that nothing reaches are split along dimension 0 over the axes that nothing uses, one
    input after the other.
-6. What nothing proposes axes for stays replicated.
-7. The result is a fixed point: no node refines it further. It depends on which node uses which
+6. Results of strategies that are not annotated get the layout, of those in which they are made and
+   needed, of minimum redistribution (`results.py`): what a user needs otherwise is not reduced or
+   gathered first.
+7. What nothing proposes axes for stays replicated.
+8. The result is a fixed point: no node refines it further. It depends on which node uses which
    value, not on the order of nodes, and on that of values only by 5. Propagated again it is itself,
    if there are neither priorities nor parameters.
 
@@ -29,6 +32,7 @@ The result has the provenance of each dimension's axes, and the alternatives of 
 from shardir.algebra.propagation.annotations import annotate
 from shardir.algebra.propagation.graph import PropagationGraph
 from shardir.algebra.propagation.inputs import split_inputs
+from shardir.algebra.propagation.results import place_results
 from shardir.algebra.propagation.state import PropagationState
 from shardir.algebra.propagation.worklist import Worklist
 
@@ -47,4 +51,5 @@ def propagate(graph: PropagationGraph) -> PropagationState:
             state.priority, state.only_activations = priority, only_activations
             worklist.run(range(len(graph.nodes)))
     worklist.run(split_inputs(state))
+    worklist.run(place_results(state))
     return state

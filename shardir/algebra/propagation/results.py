@@ -1,0 +1,99 @@
+"""Results of strategies: the layouts in which their users need them.
+
+    %y = nn.matmul %x, %w strategy<(({}, {a, b}), ({a, b}, {}))>      partial sum {a, b}
+    %z = nn.relu %y strategy<(({a}, {b}),)>
+    %y in [{}, {}]: an all-reduce, two slices    ->    %y in [{a}, {b}]: two reduce-scatters
+
+A strategy determines the layout in which its node makes a result. The result is redistributed from
+that to its own layout, and from there to those in which its users need it. So its own is one of
+these, or the one in which it is made, reduced: that with the minimum sum of estimated times; of
+equal ones one in which a user needs it, if there is one.
+"""
+
+from collections.abc import Iterator
+from math import fsum
+
+from shardir.algebra.estimates import ranked
+from shardir.algebra.factors import OpSharding, choose_op_sharding
+from shardir.algebra.layout import Layout
+from shardir.algebra.propagation.state import PropagationState, Provenance
+from shardir.algebra.redistribution import estimated_seconds
+
+
+def place_results(state: PropagationState) -> list[int]:
+    """Give results of strategies the layouts of minimum redistribution; return the nodes that touch
+    one whose layout changes. Those that are annotated, or in a group, stay."""
+    graph, affected = state.graph, list[int]()
+    for n in sorted(range(len(graph.nodes)), key=graph.levels.__getitem__):
+        node = graph.nodes[n]
+        if node.strategy is None:
+            continue
+        for v, made in zip(node.results, node.strategy.results, strict=True):
+            if graph.values[v].annotation is not None or len(state.members[v]) > 1:
+                continue
+            present, needs = Layout(state.mesh.name, state.dims[v]), [*_needs(state, v)]
+            found = _cheapest(state, v, made, present, [*dict(needs)])
+            if found != present:
+                state.assign(v, found.dims)
+                user = next(user for layout, user in needs if layout.complete == found)
+                for d, axes in enumerate(found.dims):
+                    if axes != present.dims[d]:
+                        state.record(v, d, _origin(state, user, v, d))
+                affected += graph.touching[v]
+    return affected
+
+
+def _placed(state: PropagationState, n: int) -> OpSharding | None:
+    """Return the placement of a node; None if it takes its operands as they are."""
+    node, mesh = state.graph.nodes[n], state.mesh
+    if node.factors is None:
+        return node.strategy
+    operands, results = (
+        tuple([Layout(mesh.name, state.dims[v]) for v in side])
+        for side in (node.operands, node.results)
+    )
+    values = [state.graph.values[v] for v in (*node.operands, *node.results)]
+    shapes, sizes = zip(*((value.shape, value.itemsize) for value in values), strict=True)
+    return choose_op_sharding(node.factors, operands, results, mesh, shapes, sizes)
+
+
+def _needs(state: PropagationState, v: int) -> Iterator[tuple[Layout, int]]:
+    """Yield the layouts in which nodes need a value, each with the node."""
+    for n in state.graph.touching[v]:
+        operands = state.graph.nodes[n].operands
+        if v in operands:
+            placed = _placed(state, n)
+            present = Layout(state.mesh.name, state.dims[v])
+            layouts = placed.operands if placed else (present,) * len(operands)
+            yield from ((l, n) for w, l in zip(operands, layouts, strict=True) if w == v)
+
+
+def _cheapest(
+    state: PropagationState, v: int, made: Layout, present: Layout, needs: list[Layout]
+) -> Layout:
+    value, mesh = state.graph.values[v], state.mesh
+
+    def seconds(layout: Layout) -> float:
+        moves = [(made, layout), *((layout, need) for need in needs)]
+        return fsum(
+            estimated_seconds(value.shape, mesh, source, target, value.itemsize)
+            for source, target in moves if source != target
+        )  # fmt: skip
+
+    options = dict.fromkeys((present, *(need.complete for need in needs)))
+    return ranked(options, seconds, lambda layout: (layout not in needs, layout != present))[0][1]
+
+
+def _origin(state: PropagationState, n: int, v: int, d: int) -> Provenance:
+    """Return the provenance of the axes of a dimension that a node needs."""
+    node = state.graph.nodes[n]
+    if node.factors is None:
+        return Provenance("strategy", n)
+    names = (*node.factors.operands, *node.factors.results)
+    touched = [*zip((*node.operands, *node.results), names, strict=True)]
+    mine = {f for w, dims in touched if w == v for f in dims[d]}
+    sources = [
+        (w, e) for w, dims in touched for e, dim in enumerate(dims)
+        if w != v and state.dims[w][e] and not mine.isdisjoint(dim)
+    ]  # fmt: skip
+    return Provenance("factors", n, tuple(dict.fromkeys(sources)))
