@@ -206,7 +206,8 @@ def with_strategies(
             writer_of(Path(graph))
         except ShardirError as e:
             raise UsageError(f"--cost-graph: {e}") from None
-        found[at] = dataclasses.replace(found[at], graph=str(graph))  # type: ignore[call-arg]
+        search: Any = found[at]
+        found[at] = dataclasses.replace(search, graph=str(graph))
     return found
 
 

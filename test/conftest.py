@@ -36,7 +36,8 @@ class RunLine(pytest.Item):
         self.command, self.line = command, line
 
     def runtest(self) -> None:
-        factory: pytest.TempPathFactory = self.config._tmp_path_factory  # type: ignore[attr-defined]
+        config: Any = self.config
+        factory: pytest.TempPathFactory = config._tmp_path_factory  # as of pytest's own fixtures
         run(self.command, self.path, factory.mktemp("run"))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None):

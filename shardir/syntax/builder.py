@@ -173,6 +173,13 @@ class ModuleBuilder(FunctionReductions):
     results = operands = types = block_args = params = func_result_list = children
     visibility = children
 
+    def then_part(self, c: list[Any]) -> tuple[bool, Any]:
+        """Return the first alternative of an optional group."""
+        return True, c[0]
+
+    def else_part(self, c: list[Any]) -> tuple[bool, Any]:
+        return False, c[0]
+
     def successors(self, c: list[Token]) -> list[Block]:
         return [self.names.successor(t) for t in c]
 

@@ -274,7 +274,7 @@ class OpFormat:
     def types(self, s: OpParts) -> tuple[TypeLists, TypeLists]:
         """Return all types of the op; those that the text omits are inferred, once per case."""
         if None not in s.operand_types and None not in s.result_types:
-            return s.operand_types, s.result_types  # type: ignore[return-value]
+            return s.operand_types, s.result_types  # type: ignore[return-value] - no None
         given = [t for ts in (*s.operand_types, *s.result_types) for t in (ts or (None,))]
         held = [*given, *s.properties.values(), *s.attributes.values()]
         key = (

@@ -86,8 +86,6 @@ class IRParser:
         builder.known = [n for n in words if n not in SHORT]
         for name in rules.names.values():
             setattr(builder, name, builder.children)
-        setattr(builder, "then_part", lambda c: (True, c[0]))  # noqa: B010
-        setattr(builder, "else_part", lambda c: (False, c[0]))  # noqa: B010
         self.grammar = "\n".join(
             [
                 (HERE / "mlir.lark").read_text(),

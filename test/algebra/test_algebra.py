@@ -13,7 +13,7 @@ from strategies import chains, laid_out_shapes, layouts_on, meshes, shapes, sub_
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, TensorType, f32, i32
 
 from shardir.algebra.factors import Factors, OpSharding, choose_op_sharding, try_op_sharding
-from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
+from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes, shard_bounds
 from shardir.algebra.notation import (
     mesh_of,
@@ -474,22 +474,23 @@ def test_assign_is_the_inverse_of_compose(data: Any):
 
 # ---- placement ----
 
-RULES: dict[str, tuple[Factors, tuple[tuple[int, ...], ...]]] = {
-    name: (Factors.of(ins, outs, shapes, **options), shapes)  # pyright: ignore[reportArgumentType]
-    for name, ins, outs, shapes, options in (
-        ("matmul", [["i", "k"], ["k", "j"]], [["i", "j"]], ((8, 4), (4, 12), (8, 12)), {}),
-        ("uneven", [["i", "k"], ["k", "j"]], [["i", "j"]], ((5, 7), (7, 3), (5, 3)), {}),
-        ("add", [["i", "j"]] * 2, [["i", "j"]], ((8, 6),) * 3, {"linear": "sum"}),
-        ("row", [["i", "j"], ["j"]], [["i", "j"]], ((8, 6), (6,), (8, 6)), {}),
-        ("transpose", [["i", "j"]], [["j", "i"]], ((8, 6), (6, 8)), {"linear": "any"}),
-        ("merge", [["i", "j"]], [["i j"]], ((4, 6), (24,)), {"linear": "any"}),
-        ("split", [["i j"]], [["i", "j"]], ((24,), (4, 6)), {"linear": "any"}),
-        ("softmax", [["i", "j"]], [["i", "j"]], ((8, 6),) * 2, {"replicate": ["j"]}),
-        ("max", [["i", "j"]], [["i"]], ((8, 6), (8,)), {"reduction": "max"}),
-        ("sum", [["i", "j"]], [["j"]], ((8, 6), (6,)), {"linear": "sum"}),
-        ("two results", [["i", "j"]], [["i", "j"], ["j"]], ((8, 6), (8, 6), (6,)), {}),
-        ("stuck", [["", "j"]], [["j", ""]], ((8, 6), (6, 8)), {}),
-    )
+SIGNATURES: list[tuple[str, Any, Any, tuple[Shape, ...], dict[str, Any]]] = [
+    ("matmul", [["i", "k"], ["k", "j"]], [["i", "j"]], ((8, 4), (4, 12), (8, 12)), {}),
+    ("uneven", [["i", "k"], ["k", "j"]], [["i", "j"]], ((5, 7), (7, 3), (5, 3)), {}),
+    ("add", [["i", "j"]] * 2, [["i", "j"]], ((8, 6),) * 3, {"linear": "sum"}),
+    ("row", [["i", "j"], ["j"]], [["i", "j"]], ((8, 6), (6,), (8, 6)), {}),
+    ("transpose", [["i", "j"]], [["j", "i"]], ((8, 6), (6, 8)), {"linear": "any"}),
+    ("merge", [["i", "j"]], [["i j"]], ((4, 6), (24,)), {"linear": "any"}),
+    ("split", [["i j"]], [["i", "j"]], ((24,), (4, 6)), {"linear": "any"}),
+    ("softmax", [["i", "j"]], [["i", "j"]], ((8, 6),) * 2, {"replicate": ["j"]}),
+    ("max", [["i", "j"]], [["i"]], ((8, 6), (8,)), {"reduction": "max"}),
+    ("sum", [["i", "j"]], [["j"]], ((8, 6), (6,)), {"linear": "sum"}),
+    ("two results", [["i", "j"]], [["i", "j"], ["j"]], ((8, 6), (8, 6), (6,)), {}),
+    ("stuck", [["", "j"]], [["j", ""]], ((8, 6), (6, 8)), {}),
+]
+RULES = {
+    name: (Factors.of(ins, outs, shapes, **options), shapes)
+    for name, ins, outs, shapes, options in SIGNATURES
 }
 
 

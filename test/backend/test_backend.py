@@ -23,7 +23,7 @@ func.func @double(%x: tensor<4xf32, #dist.layout<@m, [{a}]>>) -> tensor<f32> {
   %s = nn.reduce <sum> %y dims <0> : (tensor<4xf32>) -> tensor<f32>
   func.return %s : tensor<f32>
 }
-"""  # noqa: E501
+"""  # noqa: E501 - the text of a program
 
 
 @dataclass(frozen=True)

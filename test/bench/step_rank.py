@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def dtensor(w: Tensors, x: torch.Tensor, y: torch.Tensor, mesh: Any, plan: Any) 
     args = {a["key"] if a["role"] != "input" else a["name"]: a for a in plan}
     weights = {k: spread(v, args[k]["dims"]).detach().requires_grad_() for k, v in w.items()}
     xs, ys = spread(x, args["x"]["dims"]), spread(y, args["target"]["dims"])
-    parameters = list(weights.values())
+    parameters: list[Any] = list(weights.values())
     everywhere: list[Any] = [Replicate(), Replicate()]
     mask = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
     low = DTensor.from_local(
@@ -209,16 +210,19 @@ def dtensor(w: Tensors, x: torch.Tensor, y: torch.Tensor, mesh: Any, plan: Any) 
 
     def step() -> torch.Tensor:
         loss = ((forward(xs) - ys) ** 2).mean()
-        gradients = torch.autograd.grad(loss, parameters)
+        gradients: Any = torch.autograd.grad(loss, parameters)
         with torch.no_grad():  # a partial gradient would otherwise be reduced inside the update
             reduced: list[Any] = [
-                g.redistribute(placements=p.placements)  # type: ignore[attr-defined]
+                g.redistribute(placements=p.placements)
                 for g, p in zip(gradients, parameters, strict=True)
             ]
         _update(parameters, reduced)
         return loss.detach()
 
-    return step, lambda loss: loss.full_tensor().item()  # type: ignore[attr-defined]
+    def number(loss: Any) -> float:
+        return loss.full_tensor().item()
+
+    return step, number
 
 
 # ---- the emitted program ----
@@ -229,18 +233,13 @@ class Emitted:
 
     def __init__(self, program: Path):
         sys.path.insert(0, str(program))
-        import program as emitted  # type: ignore[import-not-found]
-        import runtime as rt  # type: ignore[import-not-found]
-        import runtime_main  # type: ignore[import-not-found]
-        from runtime_events import Events  # type: ignore[import-not-found]
-        from runtime_plan import load_plan  # type: ignore[import-not-found]
-
-        plan = load_plan(program)
+        emitted, rt, runtime_main = map(import_module, ("program", "runtime", "runtime_main"))
+        plan = import_module("runtime_plan").load_plan(program)
         self.rt, self.rank = rt, dist.get_rank()
         self.mesh = rt.Mesh(plan.axes, self.rank, "cpu")
         for axes in plan.groups:
             self.mesh.group(axes)
-        events = Events(self.rank)
+        events = import_module("runtime_events").Events(self.rank)
         functions = {f.name: getattr(emitted, f.name) for f in plan.functions}
         self.runner = runtime_main.Runner(plan, self.mesh, functions, 0, events)
         self.function = plan.functions[0]

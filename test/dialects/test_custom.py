@@ -129,7 +129,7 @@ func.func @f(%x: tensor<5x3xf64, #dist.layout<@m, [{a}, {b}]>>, %w: tensor<5xf64
   func.return %u : tensor<f64>
 }
 train.gradient @g of @f wrt <0, 1>
-"""  # noqa: E501
+"""  # noqa: E501 - the text of a program
 
 
 def wanted_of_moments(x, w):
@@ -172,7 +172,7 @@ def test_a_view_is_not_written_into(register, monkeypatch):
       func.return %t, %v : tensor<f32>, tensor<3xf32>
     }
     train.step @step of @loss <sgd, lr = 0.25>
-    """  # noqa: E501
+    """  # noqa: E501 - the text of a program
     compiled = shardir.compile(text)
     w, n = (np.array(x, np.float32) for x in ([1, 2, 3], [0, 0, 0]))
     want = run(compiled.module, "step", [w, n])

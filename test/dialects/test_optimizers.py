@@ -253,7 +253,7 @@ def test_layerwise_rates_are_their_formulas(
 TRUST = """func.func @f(%w: tensor<f64>, %u: tensor<f64>) -> tensor<f64> {{
   %r = train.trust_ratio %w, %u coefficient 0.5 weight_decay {decay} : (tensor<f64>, tensor<f64>) -> tensor<f64>
   func.return %r : tensor<f64>
-}}"""  # noqa: E501
+}}"""  # noqa: E501 - the text of a program
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.25])
@@ -462,7 +462,7 @@ def test_a_dynamic_loss_scale_is_torchs(optimizer: str, texts: list[str | None])
 NEXT_SCALE = """func.func @f(%scale: tensor<f32>, %good: tensor<i64>, %finite: tensor<i1>) -> (tensor<f32>, tensor<i64>) {
   %s, %g = train.next_loss_scale %scale, %good, %finite growth 2.0 backoff 0.5 interval 3 : (tensor<f32>, tensor<i64>, tensor<i1>) -> (tensor<f32>, tensor<i64>)
   func.return %s, %g : tensor<f32>, tensor<i64>
-}"""  # noqa: E501
+}"""  # noqa: E501 - the text of a program
 
 
 @pytest.mark.parametrize("finite", [False, True])
@@ -495,7 +495,7 @@ def test_a_static_loss_scale_changes_nothing_else():
         if all(bool(p.grad.isfinite().all()) for p in parameters if p.grad is not None):
             inner()
 
-    optimizer.step = clipped  # type: ignore[method-assign]
+    optimizer.step = clipped  # type: ignore[method-assign] - wrapped
     compare(Ours(compiled(module, check=True), values), parameters,
             by_torch(optimizer, parameters), spoil=(3,))  # fmt: skip
 

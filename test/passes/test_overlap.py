@@ -199,7 +199,7 @@ func.func @step(
   %there = dist.wait %all : (tensor<16x16xf32, #replicated>) -> tensor<16x16xf32, #replicated>
   func.return %there, %new : tensor<16x16xf32, #replicated>, tensor<8x16xf32, #half>
 }
-"""  # noqa: E501
+"""  # noqa: E501 - the text of a program
 
 
 def test_operands_in_flight_are_not_overwritten() -> None:
@@ -304,7 +304,7 @@ func.func @f(%x: tensor<4x4xf32, #sum>, %w: tensor<4x4xf32, #replicated>) -> (te
   %a, %b = dist.all_reduce <sum> %x, %y over <a> : (tensor<4x4xf32, #sum>, tensor<4x4xf32, #sum>) -> (tensor<4x4xf32, #replicated>, tensor<4x4xf32, #replicated>)
   func.return %a, %b : tensor<4x4xf32, #replicated>, tensor<4x4xf32, #replicated>
 }
-"""  # noqa: E501
+"""  # noqa: E501 - the text of a program
 
 
 BUSY = gathers((2, 3), 1 << 20).replace("f32 = 1e3}", "f32 = 1e3}, interference = 1.0")

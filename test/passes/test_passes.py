@@ -231,7 +231,7 @@ def test_a_broadcast_moves_after_any_redistribution(shape: tuple[int, ...], dims
     for source, target in itertools.product(layouts(2), repeat=2):
         module = laid_out(p.module, MESH, [None], [target])
         (y,) = (op.results[0] for op in module.walk() if isinstance(op, nn.BroadcastOp))
-        set_type(y, dist.with_layout(y.type, source))
+        set_type(y, dist.with_layout(unsharded_type(y), source))
         before = compiled(module, upto("simplify-communication"))
         counts = traffic(before, "f", MESH)
         after = traffic(compiled(module, ("simplify-communication",)), "f", MESH)

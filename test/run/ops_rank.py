@@ -3,13 +3,13 @@
 python ops_rank.py DIRECTORY RANK: DIRECTORY has jobs.json, a list of [name, function, types of the
 arguments], and for each name its program and an .npz with the arguments `NUMBER_RANK`.
 """
-# pyright: reportMissingImports=false
 
 import json
 import os
 import sys
 import traceback
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch.distributed as dist
 sys.path.insert(0, f"{Path(__file__).parents[2]}/shardir/backend/torch/runtime")
 sys.path.append(str(Path(__file__).parents[1]))  # the module of the custom op's case
 
-import runtime as rt
+rt = import_module("runtime")
 
 TYPES = {
     "f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16,
@@ -36,7 +36,7 @@ def main(directory: Path, rank: int) -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(str(directory / "store"), 4),  # pyright: ignore[reportPrivateImportUsage]
+        store=dist.FileStore(str(directory / "store"), 4),  # pyright: ignore[reportPrivateImportUsage] - it is public
         rank=rank, world_size=4, timeout=timedelta(seconds=20),
     )  # fmt: skip
     mesh = rt.Mesh([("a", 2), ("b", 2)], rank)

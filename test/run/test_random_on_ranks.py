@@ -34,7 +34,7 @@ func.func @drawn(%key: tensor<i64> {train.state = "key"}) -> (tensor<9x6xf32, #x
   %b = nn.random <bernoulli, p = 0.5> %key stream 3 : (tensor<i64>) -> tensor<9x6xi1>
   func.return %n, %b : tensor<9x6xf32, #x>, tensor<9x6xi1>
 }
-"""  # noqa: E501
+"""  # noqa: E501 - the text of a program
 SHAPE, STEPS = (9, 6), 2
 POSITIONS = positions(SHAPE, [(0, n) for n in SHAPE])
 

@@ -22,7 +22,7 @@ func.func @net(%x: tensor<8x16xf32>, %w: tensor<16x12xf32, #dist.layout<@m, [{a}
   %z = nn.relu %y : (tensor<8x12xf32>) -> tensor<8x12xf32>
   func.return %z : tensor<8x12xf32>
 }
-"""  # noqa: E501
+"""  # noqa: E501 - the text of a program
 
 STEP = """
 dist.mesh @m <d = 2>

@@ -29,7 +29,7 @@ search = bench.load("search")
 HEAD = """
 dist.cluster @c <levels [node = 2 {bandwidth = 1e+08, latency = 1e-7}], memory = 1000000000 {bandwidth = 1e+10}, flops {f32 = 1e+9}>
 dist.mesh @m <d = 2> on @c
-"""  # noqa: E501
+"""  # noqa: E501 - the text of a program
 
 SUMS = """
 func.func @f(%x: tensor<8x16xf32, #dist.layout<@m, [{}, {d}]>>, %w: tensor<16x12xf32, #dist.layout<@m, [{d}, {}]>>, %v: tensor<16x12xf32, #dist.layout<@m, [{d}, {}]>>) -> tensor<8x12xf32, #dist.layout<@m, [{}, {}]>> {
@@ -38,7 +38,7 @@ func.func @f(%x: tensor<8x16xf32, #dist.layout<@m, [{}, {d}]>>, %w: tensor<16x12
   %z = nn.add %y, %r : (tensor<8x12xf32>, tensor<8x12xf32>) -> tensor<8x12xf32, #dist.layout<@m, [{}, {}]>>
   func.return %z : tensor<8x12xf32, #dist.layout<@m, [{}, {}]>>
 }
-"""  # noqa: E501
+"""  # noqa: E501 - the text of a program
 
 
 def body(module: ModuleOp) -> Block:
@@ -104,7 +104,7 @@ func.func @f(%x: tensor<16x12xf32, TX>, %y: tensor<16x12xf32, #rows>, %z: tensor
   GROUPS
   func.return %p, %q, %r : tensor<16x12xf32, #columns>, tensor<16x12xf32, #rows>, tensor<16x12xf32, #columns>
 }
-"""  # noqa: E501
+"""  # noqa: E501 - the text of a program
 
 
 @pytest.mark.parametrize("of", ["ab", "xa", "xab"])

@@ -335,7 +335,7 @@ def test_a_strategy_that_is_lost_is_a_warning() -> None:
       func.return %l : tensor<f32>
     }
     train.step @step of @f <sgd, lr = 0.1>
-    """  # noqa: E501
+    """  # noqa: E501 - the text of a program
     with collect_warnings() as early:
         shardir.compile(text, "distributed-autodiff,propagate-strategies")
     assert ["the strategy of nn.mse_loss is lost" in message for _, message in early] == [True]
@@ -350,7 +350,7 @@ def test_explicit_sizes_in_a_plan_sum_to_the_dimension(tmp_path: Path) -> None:
     func.func @f(%x: tensor<5xf32, #dist.layout<@m, [{a} sizes [1, 4]]>>) -> tensor<f32> {
       %s = nn.reduce <sum> %x dims <0> : (tensor<5xf32, #dist.layout<@m, [{a} sizes [1, 4]]>>) -> tensor<f32>
       func.return %s : tensor<f32>
-    }"""  # noqa: E501
+    }"""  # noqa: E501 - the text of a program
     directory = shardir.compile(text).save(tmp_path / "p")
     path = directory / "plan.json"
     plan = json.loads(path.read_text())

@@ -218,7 +218,8 @@ def python_value(attr: Attribute) -> Value:
         case ArrayAttr():
             return tuple(python_value(a) for a in attr.data)
         case DenseArrayBase():
-            return tuple(attr.get_values())  # pyright: ignore[reportAttributeAccessIssue]
+            integers_or_floats: Any = attr
+            return tuple(integers_or_floats.get_values())
         case _:
             return str(attr)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from xdsl.dialects.builtin import AnyFloat, NoneAttr, TensorType, i1
 from xdsl.ir import Attribute, SSAValue
@@ -22,7 +23,10 @@ def element_name(element: Attribute) -> str:
 def itemsize(t: TensorType) -> int:
     """The size of an element in bytes; an i1 has one byte."""
     name = element_name(t.element_type)
-    return BYTES[name] if name in BYTES else (t.element_type.bitwidth + 7) // 8  # type: ignore[attr-defined]
+    if name in BYTES:
+        return BYTES[name]
+    element: Any = t.element_type  # an integer or a float
+    return (element.bitwidth + 7) // 8
 
 
 def unsharded_type(value: SSAValue) -> TensorType:
