@@ -20,9 +20,8 @@ from dataclasses import dataclass
 
 from xdsl.ir import Block
 
-from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.options import Bytes

@@ -3,28 +3,26 @@
     %y = dist.all_reduce <sum> %x over <a>
     %z = dist.all_slice %y dim 0 over <a>     ->    %z = dist.reduce_scatter <sum> %x dim 0 over <a>
 
-PATTERNS is the table of the rewrites, each with the IR before `->` after.
+PATTERNS is the table of the rewrites, each with the IR before `->` after; two are in
+shardir/rewriting/reordering.py.
 
 1. Never more bytes and never more collectives.
 2. Running it twice changes nothing the second time.
 3. A collective that is `async` stays as it is.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeGuard
 
-from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.collectives import AxisState, between
-from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.nn.properties import axis_of, dims_of, int_attr
 from shardir.dialects.text import word
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.patterns import Pattern, apply_patterns, at_each_op
+from shardir.rewriting.reordering import moved_after_reduced, moved_before_repeated
 from shardir.rewriting.rewriter import Rewriter, erase, set_type
 
 
@@ -171,114 +169,6 @@ def _reduces_sum(op: Operation | Block) -> TypeGuard[dist.CollectiveOp]:
     if not isinstance(op, dist.CollectiveOp) or not op.record.reduces:
         return False
     return op.properties["reduction"] == word(dist.ReductionAttr, "sum")
-
-
-@at_each_op
-def moved_after_reduced(op: Operation) -> bool:
-    """%y = dist.all_reduce %x; %t = nn.transpose %y    ->    %y = nn.transpose %x;
-    %t = dist.all_reduce %y
-
-    The same for any op that only moves elements, where the reduction then precedes a sum or a
-    slice with which another pattern merges it.
-    """
-    x = _mover(op)
-    reduce = x.owner if x is not None else None
-    if not isinstance(reduce, dist.AllReduceOp) or len(reduce.values) != 1:
-        return False
-    end: Operation | None = op
-    while end is not None and _mover(end) is not None:
-        end = end.results[0].get_user_of_unique_use()
-    if not isinstance(end, nn.AddOp | dist.AllSliceOp):
-        return False
-    y, before = op.results[0], dist.layout_of(reduce.values[0])
-    out = dist.layout_of(y)
-    assert before is not None and out is not None and isinstance(y.type, TensorType)
-    mesh = dist.find_mesh(op, out.mesh)
-    if any(mesh.overlap(a, b) for a in before.partial for b in out.used):
-        return False  # the devices with partial values hold different shards afterwards
-    new = reduce.clone()
-    set_type(new.results[0], y.type)
-    new.results[0].name_hint = y.name_hint
-    y.replace_all_uses_with(new.results[0])
-    op.operands[0], new.operands[0] = reduce.values[0], y
-    shape = dist.global_shape(y.type, mesh)
-    partial = out.with_partial(before.partial, before.reduction)
-    set_type(y, dist.local(y.type.element_type, shape, partial, mesh))
-    Rewriter().after(op).insert(new)
-    erase(reduce)
-    return True
-
-
-def _mover(op: Operation) -> SSAValue | None:
-    """Return the operand of an op that only moves elements, where nothing else uses the operand and
-    the result has no more elements; else None."""
-    if not isinstance(op, TensorOp) or len(op.operands) != 1 or len(op.results) != 1:
-        return None
-    x, layout = op.operands[0], dist.layout_of(op.results[0])
-    if layout is None or op.factors(dist.find_mesh(op, layout.mesh)).linear != "any":
-        return None
-    alone = x.get_user_of_unique_use() is op
-    return x if alone and size_of(op.results[0]) <= size_of(x) else None
-
-
-@at_each_op
-def moved_before_repeated(op: Operation) -> bool:
-    """%y = nn.broadcast %x; %z = dist.all_gather %y    ->    %y = dist.all_gather %x;
-    %z = nn.broadcast %y
-
-    The same for any collective that only moves shards, where %x is smaller. Nothing is communicated
-    where the moved dimension is one along which %x is repeated: one that it does not have, or that
-    has size 1 there.
-    """
-    if not _only_moves_shards(op) or len(op.values) != 1 or dist.is_started(op):
-        return False
-    maker = op.values[0].owner
-    if not isinstance(maker, nn.BroadcastOp):
-        return False
-    x, (out,) = maker.x, op.outs
-    source, target, given = (dist.layout_of(v) for v in (maker.out, out, x))
-    assert source is not None and target is not None and given is not None
-    assert isinstance(x.type, TensorType)
-    rank = len(target.dims)
-    mesh = dist.find_mesh(op, target.mesh)
-    dims, shape = dims_of(maker.properties, "dims", rank), dist.global_shape(x.type, mesh)
-    sizes = dist.global_shape(maker.out.type, mesh)
-    shared = {d for d, n in zip(dims, shape, strict=True) if n == sizes[d]}
-    moved = {d for d in range(rank) if source.dims[d] != target.dims[d]}
-    smaller = size_of(x) < size_of(maker.out)
-    if given.partial or not smaller or not (moved <= shared or moved.isdisjoint(shared)):
-        return False
-    rewriter = Rewriter().before(op)
-    if moved & shared:
-        shards = [target.dims[d] if d in moved else given.dims[i] for i, d in enumerate(dims)]
-        layout = replace(given, dims=tuple(shards))
-        along = {n: axis_of(op.properties, n, rank) for n in ALONG if n in op.properties}
-        new = rewriter.create(
-            type(op), [x], [dist.local(x.type.element_type, shape, layout, mesh)],
-            {**op.properties, **{n: int_attr(dims.index(d)) for n, d in along.items()}},
-            op.attributes, names=[x],
-        )  # fmt: skip
-        x = new.outs[0]
-    rewriter.location = maker.location
-    repeated = rewriter.create(
-        nn.BroadcastOp, [x], [out.type], maker.properties, maker.attributes, names=[out]
-    )
-    Rewriter.replace(op, repeated.results)
-    if maker.out.first_use is None:
-        erase(maker)
-    return True
-
-
-ALONG = ("dim", "split", "concat")
-"""The properties of collectives that are dimensions."""
-
-
-def _only_moves_shards(op: Operation) -> TypeGuard[dist.CollectiveOp]:
-    """Whether an op is a collective that communicates shards and keeps the global value."""
-    if not isinstance(op, dist.CollectiveOp):
-        return False
-    record = op.record
-    return record.communicates and record.planned and record.start in (AxisState.SHARDED, None)
 
 
 PATTERNS: tuple[Pattern, ...] = (

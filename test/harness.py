@@ -23,9 +23,9 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of, parse_layout
-from shardir.cost.seconds import size_of
 from shardir.dialects import dist, train
 from shardir.dialects.nn.properties import dims_attr
+from shardir.dialects.nn.types import size_of
 from shardir.interpret import check_pass, run
 from shardir.interpret.values import rounded
 from shardir.passes import PASSES

@@ -29,9 +29,10 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.aliasing import in_place, shared
 from shardir.analysis.roles import retained_arguments
 from shardir.analysis.storages import Span, Storages, live_ops, waits
-from shardir.cost.seconds import buffers, size_of
+from shardir.cost.seconds import buffers
 from shardir.dialects import dist, train
 from shardir.dialects.nn.elementwise import Elementwise
+from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import is_step
 
 PARTS = ("parameters", "states", "inputs", "gradients", "activations", "temporaries")

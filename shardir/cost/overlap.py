@@ -14,9 +14,10 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.cost.schedule import elapsed, level_of
-from shardir.cost.seconds import OpCost, cost_of, size_of
+from shardir.cost.seconds import OpCost, cost_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
+from shardir.dialects.nn.types import size_of
 
 MIN_HIDDEN = 0.05
 """The part of a collective's time that computation must hide for it to be started."""

@@ -27,7 +27,7 @@ from shardir.analysis.aliasing import VIEWS, moves_nothing
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.nn.types import element_name, itemsize, unsharded_type
+from shardir.dialects.nn.types import element_name, itemsize, size_of, unsharded_type
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops without computation. The copy by a reshape of a non-contiguous value is not counted."""
@@ -100,12 +100,6 @@ def work(
     return kind.flops(sizes, shapes), sum(
         n * itemsize(t) for n, t in zip(touched, types, strict=True)
     )
-
-
-def size_of(v: SSAValue) -> int:
-    """Return the bytes of a value on one device, in the local view."""
-    assert isinstance(v.type, TensorType)
-    return prod(v.type.get_shape()) * itemsize(v.type)
 
 
 class Work(ABC):

@@ -32,9 +32,9 @@ from xdsl.ir import Attribute
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime.runtime import Mesh
 from shardir.cost import report
-from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn, train
 from shardir.dialects.builder import OpBuilder
+from shardir.dialects.nn.types import size_of
 from shardir.interpret import run
 from shardir.syntax.parser import parse
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from xdsl.dialects.builtin import AnyFloat, NoneAttr, TensorType, i1
@@ -27,6 +28,12 @@ def itemsize(t: TensorType) -> int:
         return BYTES[name]
     element: Any = t.element_type  # an integer or a float
     return (element.bitwidth + 7) // 8
+
+
+def size_of(v: SSAValue) -> int:
+    """Return the bytes of a value on one device, in the local view."""
+    assert isinstance(v.type, TensorType)
+    return prod(v.type.get_shape()) * itemsize(v.type)
 
 
 def unsharded_type(value: SSAValue) -> TensorType:

@@ -16,8 +16,8 @@ from shardir.backend.torch.ops.dist.comments import (
 )
 from shardir.backend.torch.ops.dist.shards import check_nesting, gathered_size
 from shardir.backend.torch.ops.dist.text import call, is_trivial, write_each
-from shardir.cost.seconds import size_of
 from shardir.dialects import dist
+from shardir.dialects.nn.types import size_of
 
 
 def _broadcast(s: EmissionScope, op: dist.BroadcastFromRootOp) -> Text:

@@ -8,8 +8,8 @@ from shardir.algebra.mesh import Axes
 from shardir.backend.torch.emit.names import size_text
 from shardir.backend.torch.emit.origins import origin
 from shardir.backend.torch.emit.scope import EmissionScope
-from shardir.cost.seconds import size_of
 from shardir.dialects import dist, nn
+from shardir.dialects.nn.types import size_of
 
 
 def explain(s: EmissionScope, op: dist.CollectiveOp, what: str, reason: str) -> None:
