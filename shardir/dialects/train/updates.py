@@ -113,6 +113,13 @@ class WithMoments(Update, ABC):
 
     FLOPS: ClassVar[int] = 16
     STATES: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    SCALARS: ClassVar[tuple[str, ...]] = ("correction1", "correction2")
+    w = operand_def(TensorType)
+    g = operand_def(TensorType)
+    m = operand_def(TensorType)
+    v = operand_def(TensorType)
+    correction1 = operand_def(TensorType)
+    correction2 = operand_def(TensorType)
     beta1 = prop_def(FLOAT)
     beta2 = prop_def(FLOAT)
     eps = prop_def(FLOAT)
@@ -129,23 +136,23 @@ class WithMoments(Update, ABC):
         return m / correction1 / (np.sqrt(v / correction2) + float_of(self, "eps"))
 
 
+WITH_MOMENTS = "$w `,` $g `,` $m `,` $v `,` $correction1 `,` $correction2 "
 MOMENTS = (
     "`beta1` $beta1 `beta2` $beta2 `eps` $eps `weight_decay` $weight_decay " + STRATEGY
 )  # fmt: skip
 
 
-class Adams(WithMoments, ABC):
-    """The operands of Adam and AdamW."""
+class WithRate(Update, ABC):
+    """An update with a learning rate, after the operands of the classes that are named before."""
 
-    SCALARS: ClassVar[tuple[str, ...]] = ("correction1", "correction2", "lr")
-    w = operand_def(TensorType)
-    g = operand_def(TensorType)
-    m = operand_def(TensorType)
-    v = operand_def(TensorType)
-    correction1 = operand_def(TensorType)
-    correction2 = operand_def(TensorType)
     lr = operand_def(TensorType)
-    assembly_format = "$w `,` $g `,` $m `,` $v `,` $correction1 `,` $correction2 `,` $lr " + MOMENTS
+
+
+class Adams(WithMoments, WithRate, ABC):
+    """An update of Adam or AdamW."""
+
+    SCALARS: ClassVar[tuple[str, ...]] = (*WithMoments.SCALARS, "lr")
+    assembly_format = WITH_MOMENTS + "`,` $lr " + MOMENTS
 
 
 # ---- scalars ----

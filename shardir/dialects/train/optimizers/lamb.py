@@ -1,9 +1,6 @@
 """LAMB: the direction of Adam, scaled by a trust ratio (You et al., 2020)."""
 
-from typing import ClassVar
-
-from xdsl.dialects.builtin import TensorType
-from xdsl.irdl import irdl_op_definition, operand_def
+from xdsl.irdl import irdl_op_definition
 
 from shardir.dialects.nn.base import Array, Device
 from shardir.dialects.nn.properties import float_of
@@ -14,7 +11,7 @@ from shardir.dialects.train.optimizer import (
     adam_hyperparameters,
     trusted,
 )
-from shardir.dialects.train.updates import MOMENTS, WithMoments
+from shardir.dialects.train.updates import MOMENTS, WITH_MOMENTS, WithMoments
 
 
 @irdl_op_definition
@@ -23,14 +20,7 @@ class LambDirectionOp(WithMoments):
     (m' / correction1) / (sqrt(v' / correction2) + eps) + weight_decay w (You et al., 2020)"""
 
     name = "train.lamb_direction"
-    SCALARS: ClassVar[tuple[str, ...]] = ("correction1", "correction2")
-    w = operand_def(TensorType)
-    g = operand_def(TensorType)
-    m = operand_def(TensorType)
-    v = operand_def(TensorType)
-    correction1 = operand_def(TensorType)
-    correction2 = operand_def(TensorType)
-    assembly_format = "$w `,` $g `,` $m `,` $v `,` $correction1 `,` $correction2 " + MOMENTS
+    assembly_format = WITH_MOMENTS + MOMENTS
 
     def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         w, g, m, v, correction1, correction2 = arrays
