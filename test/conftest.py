@@ -61,3 +61,13 @@ def pytest_collect_file(parent: pytest.Collector, file_path: Path) -> RunFile | 
     if file_path.suffix in (".ir", ".mlir"):
         return RunFile.from_parent(parent, path=file_path)
     return None
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the launcher fork its ranks from a process that has imported torch (rank_server.py)."""
+    from forked import SUBPROCESS
+
+    from shardir.backend.torch.launch import ranks
+
+    monkeypatch.setattr(ranks, "subprocess", SUBPROCESS)

@@ -6,12 +6,13 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 
 def spent() -> float:
-    """The CPU seconds of this process and of its children that have ended."""
-    return sum(os.times()[:4])
+    """The CPU seconds of this process, of its children that have ended, and of the forked ranks."""
+    return sum(os.times()[:4]) + forked.spent()
 
 
 class Cpu:

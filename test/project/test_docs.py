@@ -199,6 +199,7 @@ RUNNING = [
 ]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(("page", "text"), RUNNING)
 def test_python_runs(page: Path, text: str, tmp_path: Path) -> None:
     for name, content in FILE.findall(page.read_text()):
@@ -275,7 +276,7 @@ def test_walk_through_works(page: Path, tmp_path: Path) -> None:
     checks that it names."""
     root = tmp_path / "copy"
     root.mkdir()
-    leave = shutil.ignore_patterns("__pycache__", "*.npz", ".*")
+    leave = shutil.ignore_patterns("*.npz", ".*")
     for name in ("shardir", "passes", "tools", "test", "docs"):
         shutil.copytree(ROOT / name, root / name, symlinks=True, ignore=leave)
     for name in ("pyproject.toml", "README.md", "Makefile"):

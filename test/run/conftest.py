@@ -1,30 +1,17 @@
-"""Ranks are forked from a process that has imported torch (server.py), except in the tests of how
-they are started."""
+"""Ranks are forked from a process that has imported torch (rank_server.py), except in the tests
+with the marker `started_ranks`."""
 
-import subprocess
 from collections.abc import Callable
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-OWN = ("test_launch", "test_calibrate_on_ranks")
-"""Their subject is how ranks are started and ended."""
-
 
 @pytest.fixture(autouse=True)
-def forked_ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.module.__name__ in OWN:
-        return
-    from forked import Forked
-
-    from shardir.backend.torch.launch import ranks
-
-    monkeypatch.setattr(ranks, "subprocess", SimpleNamespace(
-        Popen=Forked, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT,
-        TimeoutExpired=subprocess.TimeoutExpired,
-    ))  # fmt: skip
+def ranks_are_forked(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("started_ranks") is None:
+        request.getfixturevalue("forked_ranks")
 
 
 @pytest.fixture(scope="session")

@@ -137,15 +137,16 @@ calls = 0
 
 
 def step(rt_mesh, x):
-    """Write the rank's process id to PIDS; fail on rank 1, in the third step, by ERROR."""
+    """Write the rank's process id; in the third step the time, and fail on rank 1 by ERROR."""
     global calls
     calls += 1
     if calls == 1:  # once, so that a reader in a later step finds a complete file
         with open(f"{os.environ['PIDS']}/{rt_mesh.rank}", "w") as file:
             file.write(str(os.getpid()))
-    if calls == 3 and rt_mesh.rank == 1:
-        with open(f"{os.environ['PIDS']}/error", "w") as file:
+    if calls == 3:
+        with open(f"{os.environ['PIDS']}/ready{rt_mesh.rank}", "w") as file:
             file.write(str(time.time()))
+    if calls == 3 and rt_mesh.rank == 1:
         exec({
             "kill": "os.kill(os.getpid(), signal.SIGKILL)",
             "stop": "os.kill(os.getpid(), signal.SIGSTOP)",
@@ -162,6 +163,21 @@ def step(rt_mesh, x):
 if __name__ == "__main__":
     rt.main({"step": step})
 '''
+
+
+IDLE = """\
+import os
+import signal
+import time
+
+rank, folder = os.environ["RANK"], os.environ["PIDS"]
+if rank == "1":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for name, value in ((rank, os.getpid()), (f"ready{rank}", time.time())):
+    with open(f"{folder}/{name}", "w") as file:
+        file.write(str(value))
+time.sleep(1000)
+"""
 
 
 def countdown_plan():

@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sample
+from forked import Forked
 
 pytest.importorskip("torch")
 
@@ -27,19 +28,10 @@ from shardir.tools import run as tool
 ENVIRONMENT = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
-def shard_run(*arguments, **environment):
-    # A shell's background job ignores SIGINT, and so do its children.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return subprocess.Popen(
-            [sys.executable, tool.__file__, *map(str, arguments)],
-            env={**ENVIRONMENT, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    finally:
-        signal.signal(signal.SIGINT, before)
+@pytest.fixture
+def debugged(monkeypatch):
+    """torch compares the collectives of the ranks."""
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
 
 
 def in_numpy(directory, steps, seed):
@@ -62,12 +54,12 @@ def in_numpy(directory, steps, seed):
     return losses, {"w1": w1, "w2": w2, "w1.momentum": m1}, np.maximum(x_all[:16] @ w1, 0) @ w2
 
 
-def test_training_equals_numpy_and_one_device(tmp_path):
+@pytest.mark.usefixtures("debugged")
+def test_training_equals_numpy_and_one_device(tmp_path, capsys):
     directory, dump = sample.write(tmp_path / "dir"), tmp_path / "all.npz"
-    options = ["--nproc", 4, "--steps", 30, "--seed", 3, "--log-every", 10, "--timeout", 60]
-    process = shard_run(directory, "--check", "--dump", dump, *options)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, out
+    options = ["--nproc=4", "--steps=30", "--seed=3", "--log-every=10", "--timeout=60"]
+    assert tool.main([str(directory), "--check", f"--dump={dump}", *options]) == 0
+    out = capsys.readouterr().out
     assert "step: step 20/30  loss " in out
     assert "one device: step: step 30/30  loss " in out
     assert "4 ranks on gloo" in out
@@ -84,11 +76,13 @@ def test_training_equals_numpy_and_one_device(tmp_path):
 
 
 def test_torchrun_starts_it_too(tmp_path):
-    directory = sample.write(tmp_path / "dir")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    mesh = {"name": "m", "axes": [["dp", 2], ["tp", 1]]}
+    directory = sample.write(tmp_path / "dir", mesh=mesh)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     ran = subprocess.run(
         [*torchrun, directory / "program.py", "--steps", "5"],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     losses, _, _ = in_numpy(directory, 5, 0)
@@ -97,21 +91,19 @@ def test_torchrun_starts_it_too(tmp_path):
 
 
 def test_alone_it_reports_how_many_ranks_it_needs(tmp_path):
-    directory = sample.write(tmp_path / "dir")
-    ran = subprocess.run(
-        [sys.executable, directory / "program.py"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 2
-    assert "compiled for 4 ranks (mesh @m <dp = 2, tp = 2>), but was started on 1" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    program = sample.write(tmp_path / "dir") / "program.py"
+    with (tmp_path / "out").open("w") as out:
+        assert Forked([sys.executable, program], dict(os.environ), out).wait() == 2
+    text = (tmp_path / "out").read_text()
+    assert "compiled for 4 ranks (mesh @m <dp = 2, tp = 2>), but was started on 1" in text
+    assert "Traceback" not in text
 
 
-def test_an_ir_file_is_compiled_and_run():
-    examples = Path(__file__).parents[2] / "docs/examples"
-    process = shard_run(examples / "digits.ir", "--check", "--steps", 20, "--timeout", 60)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, out
+@pytest.mark.usefixtures("debugged")
+def test_an_ir_file_is_compiled_and_run(capsys):
+    path = Path(__file__).parents[2] / "docs/examples/digits.ir"
+    assert tool.main([str(path), "--check", "--steps", "20", "--timeout", "60"]) == 0
+    out = capsys.readouterr().out
     assert "4 ranks on gloo" in out
     assert out.count(": agree") == 2
 
@@ -128,8 +120,8 @@ def test_errors_of_an_ir_file_have_their_locations(tmp_path, capsys):
     assert "is not UTF-8" in capsys.readouterr().err
 
 
-def test_a_disagreement_is_an_error(tmp_path):
-    """A mesh of one rank needs no launcher; here its `single` has another learning rate."""
+def test_a_disagreement_is_an_error(tmp_path, capsys):
+    """A mesh of one rank needs no process group; here its `single` has another momentum."""
     one = json.loads(json.dumps(sample.plan()).replace('["dp", 2], ["tp", 2]', '["dp", 1]'))
     one["groups"] = []
     for function in one["functions"].values():
@@ -137,9 +129,8 @@ def test_a_disagreement_is_an_error(tmp_path):
             v.update(dims=[[] for _ in v["dims"]], **({"partial": None} if "partial" in v else {}))
     program = sample.SINGLE.replace(", single=True", "").replace("0.5 * m1", "0.51 * m1")
     directory = sample.write(tmp_path / "dir", program, **one)
-    process = shard_run(directory, "--check", "--steps", 10, "--timeout", 60)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert tool.main([str(directory), "--check", "--steps", "10", "--timeout", "60"]) == 1
+    out = capsys.readouterr().out
     assert "DISAGREE" in out
     assert "1 rank on gloo" in out
 
@@ -179,24 +170,36 @@ def test_a_failing_rank_ends_the_run(tmp_path, monkeypatch, error, timeout, mess
     directory = sample.write(tmp_path / "dir", sample.COUNTDOWN, **sample.countdown_plan())
     monkeypatch.setenv("PIDS", str(tmp_path))
     monkeypatch.setenv("ERROR", error)
-    monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", raising=False)
     with pytest.raises(RunError) as caught:
         launch.run(directory, Options(steps=10, timeout=timeout))
     ended = time.time()
     assert not any(map(alive, pids(tmp_path)))
     assert str(caught.value).startswith(message), caught.value
-    assert ended - float((tmp_path / "error").read_text()) < (5 if timeout == 60 else timeout + 5)
+    assert ended - float((tmp_path / "ready1").read_text()) < (5 if timeout == 60 else timeout + 5)
     if error == "raise":
         assert "program.py" in str(caught.value)  # the location in the program
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143),
-                                              (signal.SIGKILL, -9)])  # fmt: skip
-def test_no_rank_outlives_the_launcher(tmp_path, number, code):
-    directory = sample.write(tmp_path / "dir", sample.COUNTDOWN, **sample.countdown_plan())
-    process = shard_run(directory, "--steps", 10_000, PIDS=str(tmp_path), ERROR="")
+@pytest.mark.started_ranks
+@pytest.mark.parametrize(("number", "code", "program"), [
+    (signal.SIGINT, 130, sample.IDLE), (signal.SIGTERM, 143, sample.IDLE),
+    (signal.SIGKILL, -9, sample.COUNTDOWN),
+])  # fmt: skip
+def test_no_rank_outlives_the_launcher(tmp_path, number, code, program):
+    """A launcher that is killed cannot end its ranks: the runtime of the program asks for it."""
+    directory = sample.write(tmp_path / "dir", program, **sample.countdown_plan())
+    # A shell's background job ignores SIGINT, and so do its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, tool.__file__, directory, "--steps", "10000"],
+            env={**os.environ, "PIDS": str(tmp_path), "ERROR": ""},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
     until = time.time() + 40
-    while not (tmp_path / "error").exists():
+    while len(list(tmp_path.glob("ready*"))) < 2:
         assert process.poll() is None, process.communicate()[0]
         assert time.time() < until
         time.sleep(0.05)

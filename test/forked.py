@@ -1,7 +1,7 @@
-"""Ranks that are forked, as `subprocess.Popen` starts them: see server.py.
+"""Ranks that are forked, as `subprocess.Popen` starts them: see rank_server.py.
 
-`Forked` has the part of the interface of `Popen` that the launcher uses; `run_ranks` runs a script
-of the tests on several ranks.
+`Forked` has the part of the interface of `Popen` that the launcher uses, and SUBPROCESS that of the
+module; `run_ranks` runs a script of the tests on several ranks.
 """
 
 import atexit
@@ -14,7 +14,10 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from extent import extent
 
 POLL_SECONDS, ANSWER_SECONDS = 0.01, 60
 
@@ -26,7 +29,7 @@ class Server:
         self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.codes: dict[int, int] = {}
         self.process = subprocess.Popen(
-            [sys.executable, Path(__file__).parent / "server.py", str(other.fileno())],
+            [sys.executable, Path(__file__).parent / "rank_server.py", str(other.fileno())],
             env={**os.environ, "OMP_NUM_THREADS": "1"}, pass_fds=[other.fileno()],
         )  # fmt: skip
         other.close()
@@ -63,6 +66,14 @@ class Server:
 server = cache(Server)
 
 
+def spent() -> float:
+    """Return the CPU seconds of the server, if there is one, and of its ranks that have ended."""
+    if not server.cache_info().currsize:
+        return 0.0
+    _, _, fields = Path(f"/proc/{server().process.pid}/stat").read_text().rpartition(")")
+    return sum(map(int, fields.split()[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 class Forked:
     """A rank, as a `subprocess.Popen`."""
 
@@ -90,11 +101,20 @@ class Forked:
             os.killpg(self.pid, 9)
 
 
+SUBPROCESS = SimpleNamespace(
+    Popen=Forked, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT,
+    TimeoutExpired=subprocess.TimeoutExpired,
+)  # fmt: skip
+"""In place of the module `subprocess`."""
+
+
 def run_ranks(script: Path, count: int, arguments: list[Any], seconds: float) -> list[str]:
     """Run `script *arguments RANK` for `count` ranks; return the output of each.
 
-    Ranks that have not ended after `seconds` are killed."""
-    env = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "GLOO_SOCKET_IFNAME": "lo"}
+    Ranks that have not ended after `seconds` are killed. In the long form torch compares their
+    collectives."""
+    debug = extent("OFF", "DETAIL")
+    env = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": debug, "GLOO_SOCKET_IFNAME": "lo"}
     logs = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115 - read below
     ranks = [
         Forked([sys.executable, script, *arguments, rank], env, log)

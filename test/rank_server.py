@@ -1,4 +1,4 @@
-"""A process that has imported torch and forks ranks: `python server.py FD`, started by forked.py.
+"""A process that has imported torch and forks ranks: `python rank_server.py FD` (see forked.py).
 
 A rank that is forked starts in milliseconds; one that is started imports torch first, which takes
 longer than most tests. Each rank is a process of its own with a session of its own, so nothing of a
@@ -21,8 +21,7 @@ import sys
 import traceback
 
 import numpy  # noqa: F401 - what ranks import
-import torch
-import torch.distributed  # noqa: F401 - what ranks import
+import torch.distributed as dist
 
 MESSAGE, FILES = 1 << 18, 8
 PR_SET_PDEATHSIG = 1
@@ -82,6 +81,8 @@ def rank(request: dict, files: list[int]) -> None:
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"], SHARDIR_LAUNCHER=str(os.getppid()))
+        # which torch does when it is imported
+        dist.set_debug_level_from_env()  # pyright: ignore[reportPrivateImportUsage]
         sys.argv = request["argv"]
         folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:1] = [os.path.dirname(sys.argv[0]), *filter(None, folders)]
