@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from math import log
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from shardir.cost import Coefficients, clusters, report
 from shardir.cost.fit import Predict, fit, fit_relative, of_functions, terms_of
 from shardir.dialects import dist
 from shardir.tools import calibrate
-from shardir.tools.probes import against, groups, module, probes, sizes
+from shardir.tools.probes import against, module, probes
 
 FITTED = [kind for kind, _ in calibrate.unmeasured(4, 10**9).collectives]
 KNOWN = Cluster(
@@ -180,24 +179,6 @@ def test_coefficients_of_the_relative_model_are_found_again() -> None:
         assert getattr(found, name) == pytest.approx(getattr(known, name), rel=1e-3)
 
 
-# ---- the probes ----
-
-
-def test_groups_and_sizes() -> None:
-    assert groups(12) == [2, 3, 4, 6, 12]
-    assert sizes(1 << 16) == [1 << 12, 1 << 14, 1 << 16]
-    assert sizes(1) == [1 << 12]
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 6])
-def test_probes_are_programs_on_any_number_of_ranks(ranks: int) -> None:
-    given = probes(ranks, 1 << 14)
-    found = report(shardir.compile(module(given, ranks), "").module)
-    assert [f.name for f in found] == [p.name for p in given]
-    extents = {f.mesh.extent(c.axes) for f in found for c in f.ops if c.communicates}
-    assert extents == set(groups(ranks))
-
-
 # ---- the file ----
 
 
@@ -242,38 +223,3 @@ def test_the_largest_probes_give_the_relative_model() -> None:
         assert low / link.bandwidth < beta < 2 * high / link.bandwidth
     assert KNOWN.memory_bandwidth is not None
     assert 1 / KNOWN.memory_bandwidth < c.alpha < 5 / KNOWN.memory_bandwidth
-
-
-def test_errors_are_of_the_ratio_either_way() -> None:
-    a, b = PROBES[0], PROBES[1]
-    assert a.about == b.about == "f64"
-    found = calibrate.Calibration(KNOWN, Coefficients(1, 1, 1, 1), {a: 0.5, b: 4.0})
-    assert found.errors() == {"f64": [pytest.approx(1.0), pytest.approx(3.0)]}
-    assert log(2) == pytest.approx(-log(0.5))
-
-
-# ---- the tool ----
-
-WRONG = [
-    (["--ranks", "1"], "expected 2 ranks or more, got 1"),
-    (["--ranks", "x"], "argument --ranks: invalid"),
-    (["--most", "100"], "argument --most: expected 4096 or more, got 100"),
-    (["--rounds", "0"], "argument --rounds: expected 1 or more, got 0"),
-    (["--turn", "0"], "argument --turn: expected more than 0, got 0"),
-    (["--name", "a b"], "argument --name: expected a name, got 'a b'"),
-    (["--backend", "mpi"], "argument --backend: invalid choice"),
-    (
-        ["-o", "no/such/folder/x.ir"],
-        "expected a file in a writable folder, got no/such/folder/x.ir",
-    ),
-    (["x.ir"], "unrecognized arguments: x.ir"),
-]
-
-
-@pytest.mark.parametrize(("flags", "message"), WRONG, ids=[f[0][0] for f in WRONG])
-def test_wrong_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        calibrate.main(flags)
-    assert end.value.code == 2
-    errors = [l for l in capsys.readouterr().err.splitlines() if "error:" in l]
-    assert len(errors) == 1 and message in errors[0]

@@ -63,7 +63,7 @@ MUTANTS = [
         "shardir/algebra/collectives/all_devices.py",
         'transposed = "reduce_scatter"',
         'transposed = "all_slice"',
-        "test/interpret/test_collectives.py::test_the_transposed_one_is_the_adjoint",
+        "test/algebra/test_transitions.py",
     ),
     Mutant(
         "any value can be reduced",
@@ -71,7 +71,7 @@ MUTANTS = [
         "shardir/algebra/transitions.py",
         '    if rest is None:\n        found = f"expected a value',
         '    if rest is None:\n        return layout\n        found = f"expected a value',
-        "test/filecheck/verify/collectives.ir",
+        "test/algebra/test_transitions.py",
     ),
     Mutant(
         "an all-gather removes major axes",
@@ -79,10 +79,7 @@ MUTANTS = [
         "shardir/algebra/transitions.py",
         "if axes and have[-len(axes) :] == axes:",
         "if axes and have[: len(axes)] == axes:",
-        (
-            "test/interpret/test_collectives.py::test_its_layout_is_what_numpy_makes "
-            "test/filecheck/verify/collectives.ir"
-        ),
+        "test/algebra/test_transitions.py",
     ),
     Mutant(
         "the bound of a reduce-scatter is too high",
@@ -106,7 +103,7 @@ MUTANTS = [
         "shardir/algebra/forms.py",
         'Form("tree", deep * links.latency, 2 * each)',
         'Form("tree", deep * links.latency, each)',
-        "test/cost/test_cost.py::test_forms_by_hand",
+        "test/algebra/test_forms.py::test_forms_by_hand",
     ),
     Mutant(
         "a halo ends one element early",

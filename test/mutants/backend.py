@@ -97,6 +97,6 @@ MUTANTS = [
         "shardir/backend/torch/runtime/ops_runtime.py",
         "return torch.where((w > 0) & (u > 0), ratio, 1.0)",
         "return torch.where(u > 0, ratio, 1.0)",
-        "test/dialects/test_optimizers.py -k trust",
+        "test/backend/test_runtime_ops.py",
     ),
 ]

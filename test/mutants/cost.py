@@ -28,7 +28,7 @@ MUTANTS = [
         "shardir/cost/schedule.py",
         "end = max(now, free.get(name, 0.0)) +",
         "end = now +",
-        "test/passes/test_overlap.py -k queues",
+        "test/cost/test_schedule.py -k queues",
     ),
     Mutant(
         "storages are freed before they are read",

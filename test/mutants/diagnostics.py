@@ -33,7 +33,7 @@ MUTANTS = [
         "shardir/diagnostics/wording.py",
         "cutoff=0.7",
         "cutoff=0.0",
-        "test/syntax/test_syntax_errors.py::test_errors",
+        "test/diagnostics/test_wording.py",
     ),
     Mutant(
         "progress outlives its listener",
@@ -41,6 +41,6 @@ MUTANTS = [
         "shardir/diagnostics/progress.py",
         "_sink.reset(token)",
         "pass",
-        "test/tools/test_progress.py",
+        "test/diagnostics/test_progress.py",
     ),
 ]

@@ -9,7 +9,7 @@ MUTANTS = [
         "shardir/pipelines.py",
         '"data": f"inline-calls,data-parallel,propagate-strategies,{_LAID_OUT},{_LOWERED}"',
         '"data": f"inline-calls,data-parallel,propagate-strategies,{_LAID_OUT}"',
-        "test/passes/test_modes.py::test_a_mode_is_its_pipeline",
+        "test/pipelines/test_modes.py::test_a_mode_is_its_pipeline",
     ),
     Mutant(
         "an unknown option is ignored",
@@ -17,7 +17,7 @@ MUTANTS = [
         "shardir/pipelines.py",
         "if not any(name in options for options in open_options):",
         "if False:",
-        "test/passes/test_modes.py::test_options_that_a_mode_does_not_have",
+        "test/pipelines/test_modes.py::test_options_that_a_mode_does_not_have",
     ),
     Mutant(
         "commas in braces separate passes",
@@ -25,7 +25,7 @@ MUTANTS = [
         "shardir/pipelines.py",
         'if c in "({[":',
         'if c in "([":',
-        "test/tools/test_opt.py::test_pipelines",
+        "test/pipelines/test_pipelines.py",
     ),
     Mutant(
         "strategies are saved before they are decided on",
@@ -33,7 +33,7 @@ MUTANTS = [
         "shardir/pipelines.py",
         '[*found[at : at + (option == "save")], new(str(file))]',
         '[new(str(file)), *found[at : at + (option == "save")]]',
-        "test/passes/test_saved_strategies.py test/filecheck/save-strategies",
+        "test/pipelines/test_pipelines.py",
     ),
     Mutant(
         "options reach the first pass only",
@@ -41,6 +41,6 @@ MUTANTS = [
         "shardir/pipelines.py",
         "        for s, open_ in zip(found, open_options, strict=True)",
         "        for s, open_ in zip(found[:1], open_options[:1], strict=True)",
-        "test/passes/test_modes.py::test_a_mode_has_the_options_of_its_passes",
+        "test/pipelines/test_modes.py::test_a_mode_has_the_options_of_its_passes",
     ),
 ]

@@ -60,6 +60,6 @@ MUTANTS = [
         "shardir/rewriting/options.py",
         '("iB", 1024)',
         '("iB", 1000)',
-        "test/tools/test_opt.py -k units",
+        "test/rewriting/test_options.py",
     ),
 ]

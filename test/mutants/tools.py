@@ -49,7 +49,7 @@ MUTANTS = [
         "tools/probes.py",
         "range(2, ranks + 1) if",
         "range(2, ranks) if",
-        "test/cost/test_calibrate.py::test_groups_and_sizes",
+        "test/tools/test_shard_calibrate.py::test_groups_and_sizes",
     ),
     Mutant(
         "errors count on one side only",
@@ -57,7 +57,7 @@ MUTANTS = [
         "tools/calibrate.py",
         "max(ratio, 1 / ratio) - 1",
         "ratio - 1",
-        "test/cost/test_calibrate.py::test_errors_are_of_the_ratio_either_way",
+        "test/tools/test_shard_calibrate.py::test_errors_are_of_the_ratio_either_way",
     ),
     Mutant(
         "an explanation starts at the second redistribution",

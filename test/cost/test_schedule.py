@@ -1,0 +1,118 @@
+"""Collectives in flight beside computation: their times by hand, and the parts of a bucket against
+all cuts of it."""
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from random import Random
+
+import pytest
+
+import shardir
+from shardir.algebra.cluster import Cluster, Level
+from shardir.cost import report
+from shardir.cost.report import FunctionCost
+from shardir.cost.schedule import cuts
+
+PAIR = Level("pair", 2, 1e3, 0.0)
+MESH = "dist.mesh @m <a = 2, b = 2> on @c\n"
+TYPES = """
+#replicated = #dist.local<@m, [{}, {}]>
+#rows = #dist.local<@m, [{b}, {}]>
+#apart = #dist.local<@m, [{a}, {}]>
+"""
+
+
+def cost(body: str, latency: float = 0.0, interference: float = 0.0) -> FunctionCost:
+    """Return the cost of a function of %x [2, 4], sharded over b, %u [2, 4], sharded over a, and %w
+    [4, 4]. A product of 4 x 4 costs 0.128 s, to gather %x or %u a latency and 0.032 s."""
+    links = f"{{bandwidth = 1e3, latency = {latency}}}"
+    levels = ", ".join(f"{name} = 2 {links}" for name in ("pair", "shelf"))
+    text = (
+        f"dist.cluster @c <levels [{levels}], flops {{f32 = 1e3}}, interference = {interference}>\n"
+        + MESH + TYPES
+        + "func.func @f(%x: tensor<2x4xf32, #rows>, %u: tensor<2x4xf32, #apart>, "
+        "%w: tensor<4x4xf32, #replicated>) -> tensor<4x4xf32, #replicated> {\n"
+        + "".join(f"  {line}\n" for line in body.strip().splitlines())
+        + "  func.return %w : tensor<4x4xf32, #replicated>\n}"
+    )  # fmt: skip
+    (found,) = report(shardir.compile(text, "").module)
+    return found
+
+
+W = "tensor<4x4xf32, #replicated>"
+PRODUCT = f"nn.matmul %w, %w : ({W}, {W}) -> {W}"
+
+
+def start(name: str, value: str = "x") -> str:
+    axis, t = ("b", "#rows") if value == "x" else ("a", "#apart")
+    types = f"(tensor<2x4xf32, {t}>) -> {W}"
+    return f"%{name} = dist.all_gather %{value} dim 0 over <{axis}> async : {types}"
+
+
+def wait(name: str) -> str:
+    return f"%{name}_ = dist.wait %{name} : ({W}) -> {W}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "latency", "interference", "seconds"),
+    [
+        ([start("g"), wait("g")], 0.01, 0.0, 0.042),  # nothing hides it
+        ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.01, 0.0, 0.128),  # it is hidden
+        ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.2, 0.0, 0.232),  # it hides the product
+        ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.01, 0.5, 0.144),  # half of its bytes' time
+        ([start("g"), f"%p = {PRODUCT}", wait("g")], 0.01, 1.0, 0.16),  # all but its latency
+        # over the same links one after the other
+        ([start("g"), start("h"), wait("g"), wait("h")], 0.01, 0.0, 0.084),
+        # over others at once
+        ([start("g"), start("h", "u"), wait("g"), wait("h")], 0.01, 0.0, 0.042),
+        # the function ends when the last collective ends
+        ([f"%p = {PRODUCT}", start("g"), wait("g")], 0.0, 0.0, 0.16),
+    ],
+)  # fmt: skip
+def test_times_of_overlap(
+    lines: list[str], latency: float, interference: float, seconds: float
+) -> None:
+    found = cost("\n".join(lines), latency, interference)
+    assert found.seconds == pytest.approx(seconds)
+    assert found.overlapped == pytest.approx(sum(c.seconds for c in found.ops) - seconds)
+
+
+def test_in_groups_of_one_device_nothing_is_in_flight() -> None:
+    """Neither in the model nor in the program."""
+    shard, full = (f"tensor<4x4xf32, #dist.local<@m, [{{{a}}}, {{}}]>>" for a in ("a", ""))
+    text = (
+        f"dist.mesh @m <a = 1>\nfunc.func @f(%x: {shard}) -> {full} {{\n"
+        f"  %g = dist.all_gather %x dim 0 over <a> async : ({shard}) -> {full}\n"
+        f"  %y = dist.wait %g : ({full}) -> {full}\n  func.return %y : {full}\n}}"
+    )
+    compiled = shardir.compile(text, "")
+    assert report(compiled.module)[0].seconds == 0.0
+    assert "return x" in compiled.program
+
+
+def test_a_blocking_collective_queues_after_one_in_flight() -> None:
+    blocking = start("h").replace(" async", "")
+    assert cost("\n".join([start("g"), blocking, wait("g")])).seconds == pytest.approx(0.064)
+
+
+# ---- the parts of a bucket ----
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_cuts_of_a_bucket_are_the_best_of_all(seed: int) -> None:
+    rng = Random(seed)
+    count, latency, overhead = rng.randint(1, 8), rng.choice([0.0, 0.01, 0.1]), 1e-3
+    interference = rng.choice([0.0, 0.5, 1.0])
+    sending = [rng.choice([0.01, 0.02, 0.05, 0.4]) for _ in range(count)]
+    ready = sorted(rng.uniform(0, 0.5) for _ in range(count))
+
+    def end(ends: Sequence[int]) -> float:
+        free = late = 0.0
+        for i, j in pairwise((0, *ends)):
+            free = max(free, ready[j - 1] + late) + latency + sum(sending[i:j])
+            late += interference * sum(sending[i:j])
+        return free + overhead * (len(ends) - 1)
+
+    every = [(*c, count) for k in range(count) for c in combinations(range(1, count), k)]
+    on = Cluster((PAIR,), overhead=overhead, interference=interference)
+    assert end(cuts(sending, ready, latency, on)) == pytest.approx(min(map(end, every)))

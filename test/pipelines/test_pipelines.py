@@ -1,0 +1,33 @@
+"""Pipelines as data: their texts, and where strategies are loaded and saved."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardir.pipelines import DECIDERS, MODES, build, split, with_strategies
+
+LEAVES = st.from_regex(r"[a-z]{1,3}(=[0-9])?", fullmatch=True)
+PARTS = st.recursive(
+    LEAVES,
+    lambda inner: st.tuples(LEAVES, st.sampled_from(["{}", "()", "[]"]), st.lists(inner)).map(
+        lambda t: f"{t[0]}{t[1][0]}{','.join(t[2])}{t[1][1]}"
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(PARTS, min_size=1, max_size=4))
+def test_a_list_is_split_at_its_own_commas_only(parts: list[str]) -> None:
+    assert list(split(" , ".join(parts), "list")) == parts
+
+
+@pytest.mark.parametrize("mode", ["data", "hybrid", "semi_auto", "auto"])
+def test_strategies_replace_the_last_pass_that_decides_or_follow_it(mode: str) -> None:
+    passes = build(MODES[mode].pipeline)
+    names = [p.name for p in passes]
+    at = max(i for i, name in enumerate(names) if name in DECIDERS)
+    saved = [p.name for p in with_strategies(passes, None, "plan.txt")]
+    assert saved == [*names[: at + 1], "save-strategies", *names[at + 1 :]]
+    loaded = [p.name for p in with_strategies(passes, "plan.txt", None)]
+    assert loaded == [*names[:at], "load-strategies", *names[at + 1 :]]
