@@ -1,4 +1,4 @@
-"""fuse-communication: small collectives of a kind become one on a bucket, a flat buffer.
+"""fuse-communication: collectives of a kind become one on a flat buffer, where that gains.
 
     %a1 = dist.all_reduce <sum> %a over <dp>
     %b1 = dist.all_reduce <sum> %b over <dp>
@@ -7,19 +7,30 @@
 1. Only collectives of one kind and one reduction, over the same axes, of one element type, are
    fused.
 2. The fused collective is where the last of them was, and before the first use of any result.
-3. Collectives with a `fusion` index are fused with those of the same index, whatever their size;
-   the others fill buckets of `max_bytes` (0: none of them is fused).
-4. A cast of the result of a collective moves to its own first use, so that the first use of the
+3. Collectives with a `fusion` index are fused with those of the same index, whatever their size.
+4. The others are fused where that gains: by the time model of the mesh's cluster, a bucket saves
+   more in latencies than it costs to pack its values. Its operands have at most `max_bytes` (0:
+   none of them is fused). No two that remain would gain.
+5. A cast of the result of a collective moves to its own first use, so that the first use of the
    collective is later.
-5. A collective that is `async` stays as it is.
-6. Reductions between updates, each before its own, move before the first update, and so do
+6. A collective that is `async` stays as it is.
+7. Reductions between updates, each before its own, move before the first update, and so do
    collectives without communication (slices), since some of them lead to reductions.
 """
 
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import islice
+from math import inf
+from operator import add
 
-from xdsl.ir import Block
+from xdsl.ir import Attribute, Block, Operation
 
+from shardir.algebra.mesh import Mesh
+from shardir.cost.buckets import best_buckets, gains, may_gain
+from shardir.cost.seconds import Together, together
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp
@@ -30,7 +41,7 @@ from shardir.rewriting.rewriter import Rewriter, erase
 
 @dataclass(frozen=True)
 class FuseCommunication(LocalPass):
-    """Fuses collectives of a kind into one on a flat buffer, by index and by size."""
+    """Fuses collectives of a kind into one on a flat buffer, by index and where that gains."""
 
     name = "fuse-communication"
     max_bytes: Bytes = 1 << 26
@@ -39,7 +50,8 @@ class FuseCommunication(LocalPass):
     def rewrite(self, f: Function) -> None:
         _sink_casts(f.block)
         _reduce_before_updates(f.block)
-        _fuse(f.block, self.max_bytes)
+        if f.mesh is not None:
+            _fuse(f.block, f.mesh, self.max_bytes)
 
 
 def _sink_casts(block: Block) -> None:
@@ -68,47 +80,102 @@ def _reduce_before_updates(block: Block) -> None:
             block.insert_op_before(op, ops[first])
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Bucket:
-    """Collectives that are fused; the first use of a result, as an index into the block."""
+    """Collectives that are one, or may be: the position of the last of them and of the first use of
+    a result, as indices into the block."""
 
-    ops: list[dist.CollectiveOp]
+    ops: tuple[dist.FusibleOp, ...]
+    last: int
     first_use: int
     bytes: int
+    values: Together
+
+    def __add__(self, other: "_Bucket") -> "_Bucket":
+        return _Bucket(
+            self.ops + other.ops, max(self.last, other.last), min(self.first_use, other.first_use),
+            self.bytes + other.bytes, self.values + other.values,
+        )  # fmt: skip
+
+    def fits(self, other: "_Bucket", max_bytes: float) -> bool:
+        """Whether both can be one: no result is used before the last operand is available."""
+        both = max(self.last, other.last) < min(self.first_use, other.first_use)
+        return both and self.bytes + other.bytes <= max_bytes
 
 
-def _fuse(block: Block, max_bytes: int) -> None:
-    """Fill buckets in the order of the block, and fuse the collectives of each."""
+def _fuse(block: Block, mesh: Mesh, max_bytes: int) -> None:
+    """Fuse the collectives of a block that have an index, and those that gain by it."""
     at = {op: i for i, op in enumerate(block.ops)}
-    buckets: dict[tuple[object, ...], _Bucket] = {}
-    done: list[_Bucket] = []
+    indexed, others = defaultdict[Key, list[_Bucket]](list), defaultdict[Key, list[_Bucket]](list)
     for op, i in at.items():
         if not isinstance(op, dist.FusibleOp) or dist.is_started(op):
             continue
+        first_use = min((at[u.operation] for v in op.results for u in v.uses), default=len(at))
         size = sum(size_of(v) for v in op.values)
-        if op.fusion is None and size > max_bytes:
-            continue
-        uses = [at[u.operation] for v in op.results for u in v.uses]
-        first_use = min(uses, default=len(at))
-        element = unsharded_type(op.values[0]).element_type
-        props = tuple(sorted((k, str(v)) for k, v in op.properties.items()))
-        key = (type(op), props, element)
-        bucket = buckets.get(key)
-        full = bucket is not None and op.fusion is None and bucket.bytes + size > max_bytes
-        if bucket is None or bucket.first_use <= i or full:
-            if bucket is not None:
-                done.append(bucket)
-            buckets[key] = _Bucket([op], first_use, size)
-        else:
-            bucket.ops.append(op)
-            bucket.first_use = min(bucket.first_use, first_use)
-            bucket.bytes += size
-    for bucket in (*done, *buckets.values()):
+        alone = _Bucket((op,), i, first_use, size, together(op, mesh))
+        if op.fusion is not None:
+            indexed[_key(op)].append(alone)
+        elif size <= max_bytes and may_gain(alone.values):
+            others[_key(op)].append(alone)
+    found = [reduce(add, run) for parts in indexed.values() for run in _runs(parts, inf)]
+    for parts in others.values():
+        found += _gainful(parts, max_bytes)
+    for bucket in found:
         if len(bucket.ops) > 1:
-            _merge(bucket.ops)
+            _merge(sorted(bucket.ops, key=at.__getitem__))
 
 
-def _merge(ops: list[dist.CollectiveOp]) -> None:
+Key = tuple[type[Operation], tuple[tuple[str, str], ...], Attribute]
+
+
+def _key(op: dist.FusibleOp) -> Key:
+    """Return what collectives that are fused have in common."""
+    props = tuple(sorted((k, str(v)) for k, v in op.properties.items()))
+    return type(op), props, unsharded_type(op.values[0]).element_type
+
+
+def _runs(parts: Sequence[_Bucket], max_bytes: float) -> Iterator[list[_Bucket]]:
+    """Yield the parts, in order, in runs that fit into one bucket."""
+    run, bucket = list[_Bucket](), None
+    for part in parts:
+        fits = bucket is not None and bucket.fits(part, max_bytes)
+        if run and not fits:
+            yield run
+            run = []
+        bucket = bucket + part if bucket is not None and fits else part
+        run.append(part)
+    if run:
+        yield run
+
+
+def _gainful(parts: Sequence[_Bucket], max_bytes: int) -> list[_Bucket]:
+    """Return the parts, in buckets that take less time: the best ones of each run; then any two of
+    all, as long as that gains."""
+    found: list[_Bucket] = []
+    for run in _runs(parts, max_bytes):
+        buckets = best_buckets([part.values for part in run])
+        inside = {i for bucket in buckets for i in bucket}
+        found += [reduce(add, [run[i] for i in bucket]) for bucket in buckets]
+        found += [part for i, part in enumerate(run) if i not in inside]
+    while (pair := _pair(found, max_bytes)) is not None:
+        a, b = pair
+        found = [c for c in found if c is not a and c is not b] + [a + b]
+    return found
+
+
+def _pair(buckets: list[_Bucket], max_bytes: int) -> tuple[_Bucket, _Bucket] | None:
+    """Return two buckets that gain by being one; None if there are none."""
+    buckets.sort(key=lambda bucket: bucket.last)
+    for i, a in enumerate(buckets):
+        for b in islice(buckets, i + 1, None):
+            if b.last >= a.first_use:
+                break
+            if a.fits(b, max_bytes) and gains(a.values, b.values):
+                return a, b
+    return None
+
+
+def _merge(ops: Sequence[dist.FusibleOp]) -> None:
     """Replace collectives by one on all of their operands, where the last of them is."""
     last = ops[-1]
     results = [v for op in ops for v in op.results]

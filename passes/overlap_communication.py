@@ -44,7 +44,7 @@ from shardir.cost.overlap import (
     users,
 )
 from shardir.cost.schedule import cuts
-from shardir.cost.seconds import OpCost, joining, together
+from shardir.cost.seconds import OpCost, together
 from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.rewriter import Rewriter, erase
@@ -135,12 +135,11 @@ def _cut(op: dist.FusibleOp, timeline: Timeline) -> Iterator[dist.FusibleOp]:
     """Yield the parts by which a bucket is replaced; none if it stays as it is."""
     if len(op.values) == 1 or op.fusion is not None or grows(op):
         return
-    form, each = min(
-        together(op, timeline.mesh), key=lambda choice: choice[0].latency + sum(choice[1])
-    )
+    values = together(op, timeline.mesh)
+    form, each = values.fastest
     available = [timeline.available(v) for v in op.values]
     order = sorted(range(len(available)), key=available.__getitem__)
-    sending = [each[i] + joining(op.values[i], timeline.mesh) for i in order]
+    sending = [each[i] + values.packing[i] for i in order]
     cluster = timeline.mesh.cluster_or_default
     ends = cuts(sending, [available[i] for i in order], form.latency, cluster)
     if len(ends) == 1:

@@ -14,7 +14,7 @@ from math import prod
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 
 from shardir.algebra.cluster import DEFAULT, Cluster
 from shardir.algebra.collectives import CollectiveStep
@@ -134,11 +134,10 @@ class Communication(Work):
     received: int
 
     def cost(self, mesh: Mesh) -> OpCost:
-        forms = _forms(self.steps, mesh)
-        form, each = min(forms, key=lambda choice: choice[0].latency + sum(choice[1]))
-        seconds = form.latency + sum(each) + _joining(self.op, mesh)
+        values = _together(self.op, self.steps, mesh)
+        form, _ = values.fastest
         return OpCost(
-            self.op, 0, self.received, seconds, self.op.axes.data, form.name, form.latency
+            self.op, 0, self.received, values.seconds, self.op.axes.data, form.name, form.latency
         )
 
 
@@ -231,28 +230,47 @@ def _communication(op: dist.CollectiveOp, mesh: Mesh) -> Work:
     return Communication(op, steps, received)
 
 
-def together(op: dist.CollectiveOp, mesh: Mesh) -> list[tuple[Form, list[float]]]:
-    """Return the forms of a collective, each with the seconds of the bytes of each value, without
-    the common latency."""
-    return _forms(_steps(op, mesh), mesh)
+@dataclass(frozen=True)
+class Together:
+    """Values that one collective moves."""
+
+    forms: tuple[Form, ...]
+    """The forms of the collective, of which each value has the same."""
+    sending: tuple[tuple[float, ...], ...]
+    """Of each value the seconds of its bytes, in each form."""
+    packing: tuple[float, ...]
+    """Of each value the seconds to pack it into a buffer with others."""
+
+    def __add__(self, other: "Together") -> "Together":
+        return Together(self.forms, self.sending + other.sending, self.packing + other.packing)
+
+    @property
+    def fastest(self) -> tuple[Form, tuple[float, ...]]:
+        """The form of minimum time, and the seconds of each value's bytes in it."""
+        each = zip(self.forms, zip(*self.sending, strict=True), strict=True)
+        return min(each, key=lambda choice: choice[0].latency + sum(choice[1]))
+
+    @property
+    def seconds(self) -> float:
+        form, each = self.fastest
+        return form.latency + sum(each) + (sum(self.packing) if len(each) > 1 else 0.0)
 
 
-def _forms(steps: Iterable["ValueStep"], mesh: Mesh) -> list[tuple[Form, list[float]]]:
-    forms = [
+def together(op: dist.CollectiveOp, mesh: Mesh) -> Together:
+    """Return the values of a collective."""
+    return _together(op, _steps(op, mesh), mesh)
+
+
+def _together(op: dist.CollectiveOp, steps: Iterable["ValueStep"], mesh: Mesh) -> Together:
+    of_values = [
         [(form, form.rate * prod(shape) * size) for form in step_forms(mesh, shape, before, step)]
         for shape, before, step, size in steps
     ]
-    return [(each[0][0], [s for _, s in each]) for each in zip(*forms, strict=True)]
-
-
-def _joining(op: dist.CollectiveOp, mesh: Mesh) -> float:
-    """Return the seconds to pack several values into one buffer."""
-    return sum(joining(v, mesh) for v in op.values) if len(op.values) > 1 else 0.0
-
-
-def joining(v: SSAValue, mesh: Mesh) -> float:
-    """Return the seconds to pack a value into a buffer with others."""
-    return copying(size_of(v), mesh)
+    return Together(
+        tuple(form for form, _ in of_values[0]),
+        tuple(tuple(seconds for _, seconds in of_value) for of_value in of_values),
+        tuple(copying(size_of(v), mesh) for v in op.values),
+    )
 
 
 def buffers(op: Operation, mesh: Mesh) -> int:

@@ -8,15 +8,18 @@ On every ready-made cluster and on a mesh without one, for random layouts and sm
 3. Between layouts of full axes that split a tensor evenly, no path through a third is faster.
 4. A result of a strategy moves to its users at no more than with any annotation of its layout; to
    one user, in one redistribution.
+5. fuse-communication makes no program slower, and no two collectives that it leaves are faster as
+   one.
 """
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import prod
 from random import Random
 
 import pytest
 from extent import extent
+from xdsl.dialects.func import FuncOp
 
 from shardir import compile, plan_redistribution
 from shardir.algebra.bound import seconds_bound
@@ -26,7 +29,9 @@ from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.moves import RedistributionProblem
 from shardir.cost import report
 from shardir.cost.clusters import load, names
-from shardir.dialects.dist import RedistributeOp
+from shardir.cost.seconds import cost_of
+from shardir.dialects.dist import FusibleOp, RedistributeOp
+from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.syntax.parser import parse
@@ -233,3 +238,54 @@ def test_no_plan_is_below_the_bound_where_an_axis_crosses_levels() -> None:
     """An MLP on 16 devices of two nodes, for which data parallel was a tenth below the bound."""
     mesh = Mesh("m", (("d", 16),), replace(load("h200").part(16), memory=None))
     holds(program(mesh, 65536, [4096, 4096, 4096]))
+
+
+def collectives(f: FuncOp) -> list[FusibleOp]:
+    return [op for op in f.body.block.ops if isinstance(op, FusibleOp)]
+
+
+def faster_as_one(f: FuncOp, mesh: Mesh) -> list[tuple[FusibleOp, FusibleOp]]:
+    """The pairs of equal collectives that may be one, and then make the function faster."""
+    at = {op: i for i, op in enumerate(f.body.block.ops)}
+    found: list[tuple[FusibleOp, FusibleOp]] = []
+    for a, b in combinations(collectives(f), 2):
+        types = {unsharded_type(v).element_type for v in (*a.values, *b.values)}
+        uses = [at[use.operation] for v in a.results for use in v.uses]
+        if type(a) is type(b) and a.properties == b.properties and len(types) == 1 and (
+            min(uses, default=len(at)) > at[b]
+        ):  # fmt: skip
+            one = type(a).create(
+                operands=[*a.operands, *b.operands], properties=dict(a.properties),
+                result_types=[v.type for v in (*a.results, *b.results)],
+            )  # fmt: skip
+            f.body.block.insert_op_after(one, b)
+            costs = [cost_of(op, mesh) for op in (a, b, one)]
+            one.detach()
+            first, second, fused = (c.seconds if c else 0.0 for c in costs)
+            if fused < (first + second) * (1 - 1e-9):
+                found.append((a, b))
+    return found
+
+
+@CLUSTERS
+def test_fusing_collectives_never_makes_a_program_slower(cluster: str | None) -> None:
+    random = Random(str(cluster))
+    for _ in range(extent(2, 60)):
+        mesh = random.choice(meshes(cluster))
+        widths = [mesh.size * random.choice([1, 2, 16, 64]) for _ in range(random.randint(3, 6))]
+        text = program(mesh, mesh.size * random.choice([1, 64]), widths)
+        for name in ("data", "zero-3"):
+            written = plans.PLANS[name](parse(text))
+            module = compile(written, UNFUSED).module
+            before = sum(f.seconds for f in report(module))
+            for limit in (1 << 40, 1 << 16):
+                fused = compile(module, f"fuse-communication{{max_bytes={limit}}}").module
+                assert sum(f.seconds for f in report(fused)) <= before * (1 + 1e-9)
+                if limit > 1 << 16:
+                    assert not [pair for f, _ in bodies(fused) for pair in faster_as_one(f, mesh)]
+
+
+UNFUSED = (
+    "inline-calls,propagate-strategies,insert-redistributions,distributed-autodiff,recompute,"
+    "lower-to-spmd,simplify-communication"
+)

@@ -18,9 +18,17 @@ MUTANTS = [
         "several values are joined for free",
         "A fused collective does not count its copies to the buffer.",
         "shardir/cost/seconds.py",
-        "if len(op.values) > 1 else 0.0",
+        "if len(each) > 1 else 0.0",
         "if False else 0.0",
         "test/cost/test_cost.py::test_several_values_are_put_into_one_buffer",
+    ),
+    Mutant(
+        "a loss is a gain",
+        "fuse-communication fuses two collectives whatever it costs to pack them.",
+        "shardir/cost/buckets.py",
+        "return (a + b).seconds < (a.seconds + b.seconds) * IMPROVEMENT",
+        "return True",
+        "test/cost/test_fused_seconds.py",
     ),
     Mutant(
         "links are not shared",
