@@ -109,25 +109,25 @@ class _SdyValues(Transformer):
         axes = tuple(e for e in entries if isinstance(e, Axis))
         return axes, "?" in entries, int(priority[1:]) if priority else 0
 
-    def kept(self, c: list[Any]) -> tuple[Any, Axes]:
+    def keyed(self, c: list[Any]) -> tuple[Any, Axes]:
         return c[0], tuple(a for a in c[1:] if a is not None)
 
     def sharding(self, c: list[Any]) -> Sharding:
         mesh, *rest = c
         dims = [d for d in rest if d is not None and len(d) == 3]
-        kept: dict[str, Axes] = {}
+        given: dict[str, Axes] = {}
         for word, axes in (k for k in rest if k is not None and len(k) == 2):
-            if word in kept:
+            if word in given:
                 raise NotationError(
                     f"expected {word} once in the sharding, got it twice", word.start_pos
                 )
-            kept[str(word)] = axes
+            given[str(word)] = axes
         layout = Layout(str(mesh), tuple(axes for axes, _, _ in dims))
         return Sharding(
-            layout.with_partial(kept.get("unreduced", ())),
+            layout.with_partial(given.get("unreduced", ())),
             frozenset(i for i, (_, is_open, _) in enumerate(dims) if is_open),
             tuple(priority for _, _, priority in dims),
-            kept.get("replicated", ()),
+            given.get("replicated", ()),
         )
 
     def inlined(self, c: list[Any]) -> Any:

@@ -73,7 +73,9 @@ def op_seconds(
         return 0.0
     found = try_op_sharding(factors, chosen, mesh)
     if found is None:
-        raise ShardirError(f"{kind.name} cannot be split as {chosen} on the mesh {mesh}")
+        raise ShardirError(
+            f"expected a split of factors that {kind.name} has on the mesh {mesh}, got {chosen}"
+        )
     layouts = (*found.operands, *found.results)
     shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]
     flops, touched = work(kind, factors, chosen, mesh, shapes, types)

@@ -59,7 +59,7 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "write one size for each shard",
         ),
         "L7": Code(
-            "An axis that a `#dist.sharding` keeps replicated splits no dimension of it.",
+            "An axis that a `#dist.sharding` lists as replicated splits no dimension of it.",
             "drop it in one place",
         ),
         "L8": Code(
@@ -90,8 +90,8 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "write the layout that the collective produces",
         ),
         "C4": Code(
-            "A collective keeps the global shape and the element type, and no shard replaces one "
-            "of another size.",
+            "A collective preserves the global shape and the element type, and no shard replaces "
+            "one of another size.",
             "use nn.reshape or nn.convert for another shape or element type",
         ),
         "C5": Code(
@@ -243,7 +243,9 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "A mean, a maximum and a minimum are over at least one element.",
             "reduce a dimension that has elements",
         ),
-        "T9": Code("A reshape keeps the number of elements.", "use the same number of elements"),
+        "T9": Code(
+            "A reshape preserves the number of elements.", "use the same number of elements"
+        ),
         "T10": Code(
             "Options of an op are present, within their range, and fit the operands.",
             "correct the option",

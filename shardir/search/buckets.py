@@ -41,9 +41,8 @@ seconds."""
 
 
 def after_update(block: Block) -> Callable[[Sequence[Operation]], bool]:
-    """Return a predicate: whether all of these ops, of which there are some, come after the mark
-    train.update of a training step. What is redistributed for them, fuse-communication puts into
-    buckets."""
+    """Return a predicate of ops: that there are some, all after the mark train.update of a training
+    step. Values that are redistributed for such ops are put into buckets by fuse-communication."""
     ops = set(dropwhile(lambda op: not isinstance(op, UpdateOp), block.ops))
     return lambda users: bool(users) and ops.issuperset(users)
 

@@ -78,7 +78,7 @@ class ModuleBuilder(FunctionReductions):
         t, n = c
         if "#" in t.value:
             self.log.report_at(
-                t, f"{t.value} names one of several results; write {t.value.split('#')[0]}:N"
+                t, f"expected a name of results, got {t.value}; write {t.value.split('#')[0]}:N"
             )
             self.bad = True
         return t, 1 if n is None else int(n.value[:MAX_COUNT_DIGITS])
@@ -99,7 +99,9 @@ class ModuleBuilder(FunctionReductions):
             return None
         operands, types, attrs = operands or (), type.inputs.data, dict(attrs or {})
         if len(operands) != len(types):
-            self.log.report_at(name, f"{len(operands)} operands, but {len(types)} operand types")
+            self.log.report_at(
+                name, f"expected {len(types)} operands, one for each type, got {len(operands)}"
+            )
             return None
         if issubclass(op_type, IRDLOperation) and attrs:
             known = op_type.get_irdl_definition().properties
@@ -130,7 +132,9 @@ class ModuleBuilder(FunctionReductions):
         given: list[Sequence[Any]] = [tokens or () for tokens in parts.operands]
         for tokens, kinds in zip(given, types, strict=True):
             if len(tokens) != len(kinds):
-                raise MisfitError(f"{f.op.name}: {len(tokens)} operands, but {len(kinds)} types")
+                raise MisfitError(
+                    f"expected {len(kinds)} operands, one for each type, got {len(tokens)}"
+                )
             operands += [self.names.operand(t, k) for t, k in zip(tokens, kinds, strict=True)]
         flat = [t for ts in results for t in ts]
         return f.make(parts, operands, flat, self.source.location(name.start))

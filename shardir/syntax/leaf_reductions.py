@@ -67,12 +67,12 @@ class LeafReductions(Transformer[Any, Any]):
             return located(c[0].start, c[0].end, lambda: IntegerAttr(value, type))
         if type in FLOATS.values():
             return FloatAttr(float(value), type)
-        raise LeafError(c[0].start, c[0].end, f"an integer cannot have type {type}")
+        raise LeafError(c[0].start, c[0].end, f"expected a type of numbers, got {type}")
 
     def float_attr(self, c: list[Any]) -> Attribute:
         type = builtin.f64 if c[1] is None else c[1]
         if type not in FLOATS.values():
-            raise LeafError(c[0].start, c[0].end, f"a float cannot have type {type}")
+            raise LeafError(c[0].start, c[0].end, f"expected a type of floats, got {type}")
         return FloatAttr(float(c[0].value), type)
 
     def hex_attr(self, c: list[Any]) -> Attribute:
@@ -251,5 +251,7 @@ def float_bits(t: Token, type: Any) -> Attribute:
     """Return the float of a type whose bits a token spells."""
     bits, size = decimal(t.value, t), type.size
     if not 0 <= bits < 1 << 8 * size:
-        raise LeafError(t.start, t.end, f"{t.value} has more bits than {type}")
+        raise LeafError(
+            t.start, t.end, f"expected at most {8 * size} bits of {type}, got {t.value}"
+        )
     return FloatAttr(type.unpack(bits.to_bytes(size, "little"), 1)[0], type)

@@ -75,7 +75,9 @@ class ScopedNames:
         found, defined = entry
         i = int(index[:MAX_COUNT_DIGITS]) if index else 0
         if i >= len(found):
-            raise MisfitError(f"{name} has {len(found)} results, so there is no {t.value}", t)
+            raise MisfitError(
+                f"expected one of the {len(found)} results of {name}, got {t.value}", t
+            )
         value = found[i]
         if value.type is not type and value.type != type:
             line = self.log.source.line_column(defined.start)[0]
@@ -183,7 +185,7 @@ class ScopedNames:
         one."""
         self.scope = RegionScope(self.scope, t, isolated, lenient)
         if self.scope.depth > MAX_NESTING:
-            self.log.report_at(t, f"regions nest more than {MAX_NESTING} deep")
+            self.log.report_at(t, f"expected at most {MAX_NESTING} nested regions, got more")
             raise StopError
 
     def close(self) -> RegionScope:

@@ -54,7 +54,7 @@ def text_of(t: Token) -> str:
     try:
         return string_bytes(t).decode()
     except UnicodeDecodeError:
-        raise LeafError(t.start, t.end, "this string is not UTF-8 text") from None
+        raise LeafError(t.start, t.end, "expected UTF-8 text, got other bytes") from None
 
 
 def decimal(text: str, t: Token) -> int:
@@ -62,7 +62,7 @@ def decimal(text: str, t: Token) -> int:
     try:
         return int(text, 0) if "x" in text else int(text)
     except ValueError:  # Python reads no more than 4300 digits
-        raise LeafError(t.start, t.end, "this number is too long") from None
+        raise LeafError(t.start, t.end, f"expected at most 4300 digits, got {len(text)}") from None
 
 
 def located(start: int, end: int, make: Callable[[], T]) -> T:

@@ -208,10 +208,10 @@ class Cases:
         for out, full, (_, dtype) in zip(outs, values, given, strict=True):
             check(out, shards(full, 0, self.n)[self.me], dtype)
 
-    def slice(self):
+    def all_slice(self):
         for size, dim in itertools.product([8, 10, 2, 0], [0, 1]):
             full = self.unsharded((size, 3) if dim == 0 else (3, size))
-            out = self.rt.slice(self.mesh, tensor(full), dim, self.axes)
+            out = self.rt.all_slice(self.mesh, tensor(full), dim, self.axes)
             check(out, shards(full, dim, self.n)[self.me])
 
     def broadcast(self):
@@ -283,7 +283,7 @@ NAMES = [
 NAMES = [name for name in NAMES if name not in ("each", "unsharded")]
 # Cases that depend on the ranks of the members of a group.
 FEWER = [name for name in NAMES if name.endswith("_fused")]
-FEWER += ["group", "slice", "all_to_all", "gather", "scatter", "permute", "gather_global"]
+FEWER += ["group", "all_slice", "all_to_all", "gather", "scatter", "permute", "gather_global"]
 
 
 def main(mesh_text, rank, store):

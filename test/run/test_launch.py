@@ -95,7 +95,7 @@ def test_alone_it_reports_how_many_ranks_it_needs(tmp_path):
     with (tmp_path / "out").open("w") as out:
         assert Forked([sys.executable, program], dict(os.environ), out).wait() == 2
     text = (tmp_path / "out").read_text()
-    assert "compiled for 4 ranks (mesh @m <dp = 2, tp = 2>), but was started on 1" in text
+    assert "expected 4 ranks (mesh @m <dp = 2, tp = 2>), got 1" in text
     assert "Traceback" not in text
 
 

@@ -38,7 +38,7 @@ def test_one_rank_never_communicates():
         rt.all_gather(mesh, x, 1, axes, total=2),
         rt.reduce_scatter(mesh, x, "max", 0, axes),
         rt.all_to_all(mesh, x, 0, 1, axes),
-        rt.slice(mesh, x, 0, axes),
+        rt.all_slice(mesh, x, 0, axes),
         rt.broadcast(mesh, x, 0, axes),
         rt.gather(mesh, x, 0, 0, axes),
         rt.scatter(mesh, x, 0, 0, axes),

@@ -51,7 +51,7 @@ WRONG = {
         "1:35 a occurs twice in this dictionary; drop one of them"
     ],
     "builtin.module attributes {a = 300 : i8} {\n}": ["1:32 "],
-    "builtin.module attributes {a = 1.5 : i8} {\n}": ["1:32 a float cannot have type i8"],
+    "builtin.module attributes {a = 1.5 : i8} {\n}": ["1:32 expected a type of floats, got i8"],
     "builtin.module attributes {a = tensor<4xf33>} {\n}": [
         "1:41 unknown type f33; did you mean f32?"
     ],
@@ -66,10 +66,10 @@ WRONG = {
     "fmt.attributes gren": ["1:16 expected 'green' or 'red', got 'gren'; did you mean green?"],
     "fmt.in_dict -> (i32)": ["1:1 "],
     '%a = "test.op"() : () -> i32\n"test.op"(%a#1) : (i32) -> ()': [
-        "2:11 %a has 1 results, so there is no %a#1"
+        "2:11 expected one of the 1 results of %a, got %a#1"
     ],
     '%a:2 = "test.op"() : () -> i32': ["1:1 test.op has 1 results, but 2 are named"],
-    '"test.op"(%a) : () -> ()': ["1:1 1 operands, but 0 operand types"],
+    '"test.op"(%a) : () -> ()': ["1:1 expected 0 operands, one for each type, got 1"],
 }
 
 

@@ -21,7 +21,7 @@ A graph of plain values (`graph.py`) to a fixed point, by a worklist (`worklist.
 6. Results of strategies that are not annotated get the layout, of those in which they are made and
    needed, of minimum redistribution (`results.py`): what a user needs otherwise is not reduced or
    gathered first.
-7. What nothing proposes axes for stays replicated.
+7. A value for which nothing proposes axes stays replicated.
 8. The result is a fixed point: no node refines it further. It depends on which node uses which
    value, not on the order of nodes, and on that of values only by 5. Propagated again it is itself,
    if there are neither priorities nor parameters.

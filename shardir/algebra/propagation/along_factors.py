@@ -3,7 +3,7 @@
     matmul (i, k), (k, j) -> (i, j)      x [{dp}, {}], w [{}, {tp}]: so y [{dp}, {tp}]
 
 Each value proposes the axes of its dimensions for their factors. Activations' proposals are granted
-before parameters'; conflicts are resolved as `conflicts.py` says. Then each value is refined by
+before parameters'; `conflicts.py` resolves conflicts. Then each value is refined by
 what its factors were granted; a merged dimension takes as many of them, major ones first, as a
 layout can express.
 """

@@ -5,7 +5,7 @@
     x = distribute_tensor(full, device_mesh, placements)
     layout, mesh = shardir.from_dtensor(x)
 
-What becomes what, and what has no form on the other side: shardir/algebra/placements.py.
+shardir/algebra/placements.py has the correspondence, and its exceptions.
 """
 
 from math import prod

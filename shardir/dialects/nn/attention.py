@@ -278,7 +278,7 @@ class AttentionGradOp(_Attention):
 @irdl_op_definition
 class AttentionOp(_Attention):
     """softmax(q k^T scale + mask) v, of the last two dimensions. Without a scale it is 1 / sqrt(d).
-    With `causal` query i attends to keys 0 to i. A mask of i1 says which keys count"""
+    With `causal` query i attends to keys 0 to i. A mask of i1 selects the keys"""
 
     name = "nn.attention"
     q = operand_def(TensorType)

@@ -1,4 +1,4 @@
-"""Contractions of two tensors: one family, an einsum equation says which.
+"""Contractions of two tensors: a family whose members have an einsum equation each.
 
     %c = nn.einsum "bik,bkj->bij" %a, %b : (tensor<8x4x5xf32>, tensor<8x5x6xf32>)
                                          -> tensor<8x4x6xf32>

@@ -1,7 +1,7 @@
-"""Losses of elements, and what reduces losses.
+"""Losses of elements, and reductions of them.
 
 `nn.binary_cross_entropy` and `nn.binary_cross_entropy_with_logits` have one loss per element. Each
-`nn.*_loss` reduces as its first word says:
+`nn.*_loss` has its reduction as its first word:
 
     %l = nn.mse_loss <mean> %x, %y : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<f32>
 

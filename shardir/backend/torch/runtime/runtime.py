@@ -1,6 +1,6 @@
 """The runtime of an emitted program: the mesh, shards, and collectives on local tensors.
 
-This file is copied beside every emitted program and needs only torch. A program says
+This file is copied beside every emitted program and needs only torch. A program calls it like this:
 
     import runtime as rt
     y = rt.all_reduce(rt_mesh, y, "sum", ("tp",))
@@ -35,6 +35,7 @@ __all__ = [
     "Sized",
     "all_gather",
     "all_reduce",
+    "all_slice",
     "all_to_all",
     "bounds",
     "broadcast",
@@ -47,7 +48,6 @@ __all__ = [
     "reduce_scatter",
     "scatter",
     "send",
-    "slice",
 ]
 
 
@@ -58,7 +58,7 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
     runtime_main.main(functions, single)
 
 
-def slice(mesh: Mesh, x: Tensor, dim: int, axes: Axes) -> Tensor:
+def all_slice(mesh: Mesh, x: Tensor, dim: int, axes: Axes) -> Tensor:
     """Return this rank's shard of x along `dim`: a view, no communication."""
     start, stop = mesh.bounds(x.shape[dim], axes)
     return x.narrow(dim, start, stop - start)

@@ -32,8 +32,11 @@ def open_npy(path: Path) -> Tensor:
     count = torch.Size(header.shape).numel()
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    if len(memory) < header.offset + count * dtype.itemsize:
-        raise PlanError(f"{path}: the file is shorter than its header says")
+    needed = header.offset + count * dtype.itemsize
+    if len(memory) < needed:
+        raise PlanError(
+            f"{path}: expected at least {needed} bytes, got {len(memory)}; copy it again"
+        )
     flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=header.offset)
     return flat.view(header.shape)
 

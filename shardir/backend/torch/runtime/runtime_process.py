@@ -88,15 +88,15 @@ def join_ranks(plan: ProgramPlan, options: argparse.Namespace) -> rt.Mesh:
     rank = int(os.environ.get("RANK", "0"))
     if int(given or "1") != plan.size:
         raise PlanError(
-            f"the program is compiled for {plan.size} ranks ({plan.mesh_text()}), but was started"
-            f" on {given or '1'}: use `torchrun --nproc-per-node {plan.size} program.py`"
+            f"expected {plan.size} ranks ({plan.mesh_text()}), got {given or '1'};"
+            f" use `torchrun --nproc-per-node {plan.size} program.py`"
             f" or `shard-run {plan.directory}`"
         )
     device = "cpu"
     if options.backend == "nccl":
         local, seen = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if local >= seen:
-            raise PlanError(f"rank {rank} needs GPU {local}, but there are {seen}: try gloo")
+            raise PlanError(f"rank {rank}: expected {local + 1} GPUs or more, got {seen}; use gloo")
         device = f"cuda:{local}"
         torch.cuda.set_device(local)
     if plan.size > 1:

@@ -54,7 +54,7 @@ def _all_gather(s: EmissionScope, op: dist.AllGatherOp) -> Text:
     return None
 
 
-def _slice(s: EmissionScope, op: dist.AllSliceOp) -> Text:
+def _all_slice(s: EmissionScope, op: dist.AllSliceOp) -> Text:
     if is_trivial(s, op):
         return None
     dim = op.dim.value.data
@@ -63,7 +63,7 @@ def _slice(s: EmissionScope, op: dist.AllSliceOp) -> Text:
     s.note(f"own shard of dimension {dim} {over(s, op.axes.data)}, no communication: "
            f"{needed_by(op)} no more")  # fmt: skip
     s.left(op)
-    write_each(s, op, lambda v, _: call(s, "slice", v, f"{dim}, {axes_text(op.axes.data)}"))
+    write_each(s, op, lambda v, _: call(s, "all_slice", v, f"{dim}, {axes_text(op.axes.data)}"))
     return None
 
 
@@ -149,7 +149,7 @@ TORCH: dict[type[Operation], Entry] = {
     dist.AllReduceOp: _all_reduce,
     dist.ReduceScatterOp: _reduce_scatter,
     dist.AllGatherOp: _all_gather,
-    dist.AllSliceOp: _slice,
+    dist.AllSliceOp: _all_slice,
     dist.AllToAllOp: _all_to_all,
     dist.ExchangeOp: _exchange,
     dist.ReplicatedToPartialOp: _replicated_to_partial,
