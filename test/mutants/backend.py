@@ -49,7 +49,7 @@ MUTANTS = [
         "shardir/backend/torch/runtime/runtime_mesh.py",
         "self.order = tuple(by_number.index(r) for r in self.ranks)",
         "self.order = tuple(range(self.size))",
-        "test/run/test_runtime.py::test_collectives_equal_slices_of_the_global_array",
+        "test/backend/test_runtime_ops.py",
     ),
     Mutant(
         "padding is gathered",
@@ -57,7 +57,7 @@ MUTANTS = [
         "shardir/backend/torch/runtime/runtime_buffers.py",
         "spans = [bounds(total, len(blocks), k) for k in range(len(blocks))]",
         "spans = [(0, b.shape[dim]) for b in blocks]",
-        "test/run/test_runtime.py::test_collectives_equal_slices_of_the_global_array",
+        "test/backend/test_runtime_ops.py",
     ),
     Mutant(
         "a mean is a sum",
