@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes
+from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes, shard_bounds
 
 SIZES = (1, 2, 3, 4, 6, 8)
 
@@ -69,11 +69,14 @@ def shapes(rank: int, most: int = 9) -> st.SearchStrategy[Shape]:
 
 @st.composite
 def with_sizes(draw: Any, mesh: Mesh, shape: Shape, layout: Layout) -> Layout:
-    """The layout, with explicit sizes for the shards of some of the dimensions."""
+    """The layout, with explicit sizes for the shards of some of the dimensions: any, or the usual
+    ones."""
     for d, n in enumerate(shape):
         parts = mesh.extent(layout.dims[d])
         if parts > 1 and draw(st.integers(0, 3)) == 0:
-            cuts = draw(st.lists(st.integers(0, n), min_size=parts - 1, max_size=parts - 1))
+            cuts = [shard_bounds(n, parts, k)[0] for k in range(1, parts)]
+            if draw(st.booleans()):
+                cuts = draw(st.lists(st.integers(0, n), min_size=parts - 1, max_size=parts - 1))
             sizes = tuple(b - a for a, b in pairwise([0, *sorted(cuts), n]))
             layout = layout.with_dim(d, SizedAxes(layout.dims[d], sizes))
     return layout

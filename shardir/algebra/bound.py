@@ -55,7 +55,7 @@ from shardir.algebra.traffic import cut, shares, within
 
 MAX_COUNTED_DEVICES = 64
 """The maximum number of devices for which a bound of time counts the elements that each device
-lacks: on more the count costs more than it saves."""
+lacks, where shards are uneven: on more the count costs more than it saves."""
 
 
 def refined(mesh: Mesh, source: Layout, target: Layout) -> tuple[Layout, Layout]:
@@ -82,19 +82,18 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
     cluster = mesh.cluster_or_default
     levels = cluster.levels
     best = [max(l.bandwidth for l in levels[i:]) for i in range(len(levels))]
+    counted = mesh.size <= MAX_COUNTED_DEVICES or (
+        source.even(mesh, shape) and target.even(mesh, shape)
+    )
     mean = 0.0  # of the traffic of all devices, level by level
     for i, bandwidth in enumerate(best):
         if i and bandwidth == best[i - 1]:
             continue
-        total, devices = _all(
-            mesh, shape, source, target, i - 1, count=mesh.size <= MAX_COUNTED_DEVICES
-        )
+        total, devices = _all(mesh, shape, source, target, i - 1, counted)
         if total:
             mean += total / devices * itemsize * (1 / bandwidth - (1 / best[i - 1] if i else 0))
-    if mesh.size <= MAX_COUNTED_DEVICES:
-        one = _maximum(mesh, shape, source, target)
-    else:
-        one = _first(mesh, shape, source, target)
+    largest = _maximum if counted else _first
+    one = largest(mesh, shape, source, target)
     kinds = PARTIAL if source.partial or target.partial else COMPLETE
     factor = min(cluster.times[c.name] for c in kinds)
     moving = factor * max(mean, one * itemsize / best[0])
@@ -114,9 +113,15 @@ def latency_bound(mesh: Mesh, source: Layout, target: Layout) -> float:
         return 0.0
     total = 0.0
     for sub_axis, times in _in_collectives(mesh, source, target):
-        levels = mesh.cluster_or_default.levels[mesh.level((sub_axis,)) :]
-        total += times * log2(mesh.extent((sub_axis,))) * min(l.latency for l in levels)
+        total += times * _latency(mesh, sub_axis)
     return total
+
+
+@lru_cache(maxsize=4096)
+def _latency(mesh: Mesh, sub_axis: Axis) -> float:
+    """Return the minimum latency of a round of messages along a sub-axis of one level."""
+    levels = mesh.cluster_or_default.levels[mesh.level((sub_axis,)) :]
+    return log2(mesh.extent((sub_axis,))) * min(l.latency for l in levels)
 
 
 def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tuple[Axis, float]]:
@@ -151,11 +156,12 @@ def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tupl
             yield a, moved if a in after else ended
 
 
+@lru_cache(maxsize=65536)
 def crossing(mesh: Mesh, source: Layout, target: Layout) -> bool:
     """Whether sub-axes overlap that are not equal, 2 x 3 of 6 and 3 x 2: then they do not determine
     which devices hold the same elements."""
-    sub_axes = {*source.used, *target.used, *mesh.level_sub_axes}
-    return mesh.clash(tuple(sub_axes)) is not None
+    used = (*source.used, *target.used)
+    return mesh.clash(tuple({*used, *mesh.cut(mesh.level_sub_axes, used)})) is not None
 
 
 def _reduced(source: Layout, target: Layout) -> Axes:

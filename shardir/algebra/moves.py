@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 
-from shardir.algebra.bound import MAX_COUNTED_DEVICES, refined
+from shardir.algebra.bound import crossing, refined
 from shardir.algebra.collectives import AxisState, CollectiveStep, move
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
+from shardir.algebra.traffic import cut
 
 REPLICATED, SHARDED, PARTIAL, ROOT = AxisState
 
@@ -26,16 +27,6 @@ class RedistributionProblem:
     @staticmethod
     def of(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> "RedistributionProblem":
         ends = source.simplified(mesh), target.simplified(mesh)
-        if any(map(sizes_of, (*source.dims, *target.dims))):
-            # Explicit sizes may be the usual ones, which a normal form leaves out; but only an
-            # exchange has an operand with explicit sizes.
-            same = [a == b for a, b in zip(ends[0].dims, ends[1].dims, strict=True)]
-            spelled = []
-            for layout, short in zip((source, target), ends, strict=True):
-                dims = zip(same, layout.dims, short.dims, strict=True)
-                retained = tuple(a if sizes_of(a) and not s else b for s, a, b in dims)
-                spelled.append(Layout(short.mesh, retained, short.partial, short.reduction))
-            ends = spelled[0], spelled[1]
         return RedistributionProblem(mesh, shape, *refined(mesh, *ends))
 
     @cached_property
@@ -47,13 +38,9 @@ class RedistributionProblem:
         for axes in (*self.target.dims, *self.source.dims):
             for i in range(len(axes)):
                 found.update(dict.fromkeys(axes[i:j] for j in range(i + 1, len(axes) + 1)))
-        sub_axes = (*self.source.used, *self.target.used)
-        sub_axes += tuple(
-            a
-            for a in self.mesh.cut(self.mesh.names, (*sub_axes, *self.mesh.level_sub_axes))
-            if self.mesh.extent((a,)) > 1 and not any(self.mesh.overlap(a, b) for b in sub_axes)
-        )
-        found.update(dict.fromkeys((a,) for a in sub_axes))
+        for sub_axes in self.spellings:
+            each = self.mesh.cut(self.mesh.names, sub_axes)
+            found.update(dict.fromkeys((a,) for a in each if self.mesh.extent((a,)) > 1))
         return tuple(found)
 
     @property
@@ -90,8 +77,30 @@ class RedistributionProblem:
         """Return the step by which axes go from one state to another."""
         return move(start, end, self.mesh, now, axes, dim, concat, reduction)
 
+    @cached_property
+    def spellings(self) -> tuple[Axes, ...]:
+        """The sub-axes at which layouts are cut; more than one where those of the source cross
+        those of the target, 2 x 3 of 6 and 3 x 2, so that no layout is cut at all."""
+        levels, ends = self.mesh.level_sub_axes, (self.source.used, self.target.used)
+        if not self.crosses:
+            ends = (ends[0] + ends[1],)
+        return tuple((*used, *self.mesh.cut(levels, used)) for used in ends)
+
+    @cached_property
+    def crosses(self) -> bool:
+        """Whether the sub-axes of the two layouts cross."""
+        return crossing(self.mesh, self.source, self.target)
+
+    def spelled(self, now: Layout) -> Layout:
+        """Return a layout in the form in which equal ones are equal."""
+        return now.simplified(self.mesh) if self.crosses else now
+
     def moves(self, now: Layout) -> Iterator[CollectiveStep]:
         """Yield every move from a layout that a plan may need."""
+        for sub_axes in self.spellings:
+            yield from self._moves(cut(self.mesh, now, sub_axes) if self.crosses else now)
+
+    def _moves(self, now: Layout) -> Iterator[CollectiveStep]:
         yield from self._local(now)
         yield from self._reductions(now)
         for dim, have in enumerate(now.dims):
@@ -111,15 +120,14 @@ class RedistributionProblem:
                 for dim, have in enumerate(now.dims):
                     if self.nests(dim, have, have + axes):
                         yield self.move(REPLICATED, SHARDED, now, axes, dim)
-        for a in self.target.partial:
+        # Over axes that cross those of the target, a value may be partial on the way.
+        others = [run[0] for run in self.runs if len(run) == 1] if self.crosses else []
+        for a in dict.fromkeys((*self.target.partial, *others)):
             kind = self.target.reduction
             if self.free(now, (a,)) and (not now.partial or now.reduction == kind):
                 yield self.move(REPLICATED, PARTIAL, now, (a,), reduction=kind)
-        # A partial value with zeros is only needed where a reduction follows.
         if (now if now.partial else self.target).reduction != "sum":
-            return
-        if not (now.partial or self.target.partial):
-            return
+            return  # of other reductions zeros are not the identity
         for dim, have in enumerate(now.dims):
             for n in range(1, len(have) + 1):
                 rest, axes = have[:-n], have[-n:]
@@ -135,36 +143,42 @@ class RedistributionProblem:
         for n in range(len(left), 0, -1):
             for axes in combinations(left, n):
                 yield self.move(PARTIAL, REPLICATED, now, axes)
-        for axes in self.runs:
-            if set(axes) <= set(left):
-                for dim, have in enumerate(now.dims):
-                    if self.nests(dim, have, have + axes):
-                        yield self.move(PARTIAL, SHARDED, now, axes, dim)
-
-    def exchanged(self, now: Layout, layout: Layout) -> Axes:
-        """Return the axes of an exchange; none where it only leaves out the usual sizes."""
-        if any(map(sizes_of, (*now.dims, *layout.dims))):
-            now, layout = now.simplified(self.mesh), layout.simplified(self.mesh)
-        return exchange_axes(now, layout)
+        runs = [axes for axes in self.runs if set(axes) <= set(left)]
+        runs += [axes + _without(left, axes) for axes in runs]
+        runs += [axes for n in range(2, len(left) + 1) for axes in combinations(left, n)]
+        for axes in dict.fromkeys(runs):
+            for dim, have in enumerate(now.dims):
+                if self.nests(dim, have, have + axes):
+                    yield self.move(PARTIAL, SHARDED, now, axes, dim)
 
     def _exchanges(self, now: Layout) -> Iterator[CollectiveStep]:
-        """Yield exchanges: to the target's split, perhaps with the axes over which it is partial at
-        the minor end of a dimension; to that of one dimension; and, on few devices, of one sub-axis
-        to the minor end of a dimension."""
+        """Yield exchanges: to the target's split as far as its axes are not partial, of all
+        dimensions or of one, perhaps with others at the minor end: those over which the target is
+        partial, those that the dimension has, some that are free; and of one sub-axis to the minor
+        end of a dimension."""
         new = tuple(a for a in self.target.partial if a not in now.partial)
+        wanted = [_before(x, now.partial) for x in self.target.dims]
         ends = [self.target.with_dim(d, x + new).dims for d, x in enumerate(self.target.dims)]
-        ends += [now.with_dim(d, x).dims for d, x in enumerate(self.target.dims)]
-        ends.append(self.target.dims)
-        for dim, have in enumerate(now.dims if self.mesh.size <= MAX_COUNTED_DEVICES else ()):
+        placed = tuple(a for x in wanted for a in x)
+        ends.append(tuple(x + _without(y, placed) for x, y in zip(wanted, now.dims, strict=True)))
+        for d, x in enumerate(wanted):
+            elsewhere = tuple(a for e, y in enumerate(now.dims) if e != d for a in y)
+            for end in (x, x + _without(now.dims[d], x), _before(x, elsewhere)):
+                others = tuple(_without(y, end) for y in now.dims)
+                ends.append((*others[:d], end, *others[d + 1 :]))
+        ends.append(tuple(wanted))
+        free = [axes for axes in self.runs if self.free(now, axes)]
+        for end, axes, d in product(ends[:], free, range(len(wanted))):
+            if not set(axes) & {a for x in end for a in x}:
+                ends.append((*end[:d], end[d] + axes, *end[d + 1 :]))
+        for dim, have in enumerate(now.dims):
             for i, a in enumerate(have):
                 rest = now.with_dim(dim, have[:i] + have[i + 1 :])
-                ends += [
-                    rest.with_dim(other, (*theirs, a)).dims
-                    for other, theirs in enumerate(rest.dims)
-                ]
+                for other, theirs in enumerate(rest.dims):
+                    ends += [rest.with_dim(other, (*theirs, a, *x)).dims for x in ((), *free)]
         for dims in dict.fromkeys(ends):
             layout = Layout(now.mesh, dims).with_partial(now.partial, now.reduction)
-            axes = self.exchanged(now, layout)
+            axes = exchange_axes(now, layout)
             # Over no axes it is a slice, except with explicit sizes.
             if (
                 (axes or any(map(sizes_of, (*now.dims, *dims))))
@@ -172,6 +186,18 @@ class RedistributionProblem:
                 and not self.mesh.clash(layout.used)
             ):
                 yield CollectiveStep("exchange", axes, layout)
+
+
+def _before(axes: Axes, others: Axes) -> Axes:
+    """Return the major axes before the first that is one of the others."""
+    n = next((i for i, a in enumerate(axes) if a in others), len(axes))
+    return axes if n == len(axes) else axes[:n]
+
+
+def _without(axes: Axes, others: Axes) -> Axes:
+    """Return the axes that are not among the others; all of them with their sizes."""
+    rest = tuple(a for a in axes if a not in others)
+    return axes if len(rest) == len(axes) else rest
 
 
 class Recipe:
@@ -297,7 +323,7 @@ class Recipe:
         """Exchange to the target's split."""
         layout = target.with_partial(self.now.partial, self.now.reduction)
         if layout.dims != self.now.dims:
-            axes = self.problem.exchanged(self.now, layout)
+            axes = exchange_axes(self.now, layout)
             self.add(CollectiveStep("exchange", axes, layout))
 
     def make_partial(self) -> None:

@@ -11,10 +11,11 @@ bound, A* searches.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import NamedTuple
 
-from shardir.algebra.bound import MAX_COUNTED_DEVICES, bound, latency_bound, seconds_bound
+from shardir.algebra.bound import bound, latency_bound, seconds_bound
 from shardir.algebra.cluster import BYTES, Cluster
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.estimates import IMPROVEMENT
@@ -31,9 +32,9 @@ from shardir.algebra.steps import (
 from shardir.algebra.transitions import check_reachable
 from shardir.diagnostics import ShardirError, coded
 
-MAX_EXPANDED = 400
-"""The maximum number of layouts that A* expands, a tenth of it on many devices; then the fastest
-plan so far is taken."""
+MAX_PRICED = 3000
+"""The number of steps that A* prices at the maximum. After them it prices as many again for a plan
+that takes at most twice the minimum time: it counts the bound of what is left twice."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ def plan_redistribution(
             raise ShardirError(coded("R3", found))
         layout.check(mesh, shape)
     check_reachable(source, target)
-    source, target = source.simplified(mesh), target.simplified(mesh)
     steps = plan(shape, mesh, source, target, BYTES[dtype], memory)
+    source, target = source.simplified(mesh), target.simplified(mesh)
     return Redistribution(shape, dtype, mesh, source, target, steps)
 
 
@@ -130,11 +131,13 @@ def plan(
     itemsize: int = 4,
     memory: int | None = None,
 ) -> tuple[CollectiveStep, ...]:
-    """Return the steps from `source` to `target` for a tensor of global `shape`.
+    """Return the steps from `source` to `target` for a tensor of global `shape`, between their
+    normal forms.
 
     Raises:
         ShardirError: no plan is within `memory`.
     """
+    source, target = source.simplified(mesh), target.simplified(mesh)
     if memory is None and (path := _path(shape, mesh, source, target, itemsize)) is not None:
         return _joined(mesh, tuple(path))
     problem = RedistributionProblem.of(mesh, shape, source, target)
@@ -157,7 +160,6 @@ def _path(
     """Return the shortest path over layouts of full axes; None unless both are such, and even."""
     if any(map(sizes_of, (*source.dims, *target.dims))):
         return None  # only an exchange has an operand with explicit sizes
-    source, target = source.simplified(mesh), target.simplified(mesh)
     reduction = source.reduction if source.partial else target.reduction
     known = routes(mesh, len(shape), reduction)
     return known.steps(shape, itemsize, source, target) if known else None
@@ -178,9 +180,27 @@ def _joined(mesh: Mesh, steps: tuple[CollectiveStep, ...]) -> tuple[CollectiveSt
     return tuple(out)
 
 
-QueueEntry = tuple[float, int, int, float, Layout, int, tuple[CollectiveStep, ...]]
-"""(lower bound of a plan by this path, number of steps, serial number, time so far, layout,
-elements retained, the steps)"""
+class QueueEntry(NamedTuple):
+    """A path that may lead to the fastest plan: the first to be followed is the smallest."""
+
+    first: float
+    """A lower bound of the time of a plan by this path; after MAX_PRICED steps with the bound of
+    what is left twice."""
+    length: int
+    serial: int
+    seconds: float
+    """The time of the steps."""
+    layout: Layout
+    """The layout after them, and the elements that the value retains there."""
+    retained: int
+    steps: tuple[CollectiveStep, ...]
+    following: CollectiveStep | None = None
+    """One step more, which is not priced yet."""
+
+    @property
+    def ahead(self) -> Layout:
+        """The layout after the last step."""
+        return self.following.layout if self.following else self.layout
 
 
 class Search:
@@ -191,6 +211,7 @@ class Search:
         self.problem, self.itemsize, self.memory = problem, itemsize, memory
         self.refused = -1
         self.best: tuple[float, tuple[CollectiveStep, ...]] | None = None
+        self.bounds: dict[Layout, float] = {}
 
     def run(self) -> tuple[CollectiveStep, ...] | None:
         p = self.problem
@@ -231,45 +252,62 @@ class Search:
         return step_seconds(p.mesh, p.shape, layout, step, self.itemsize), retained
 
     def expand(self) -> None:
-        """Search by A* from the source, as long as a plan can be faster than the best."""
-        p, serial = self.problem, count()
-        seen = {(p.source, self.retained()): 0.0}
-        bounds: dict[Layout, float] = {}
-        todo: list[QueueEntry] = [(0.0, 0, next(serial), 0.0, p.source, self.retained(), ())]
-        for _ in range(MAX_EXPANDED if p.mesh.size <= MAX_COUNTED_DEVICES else MAX_EXPANDED // 10):
-            if not todo:
-                return
-            minimum, n, _, so_far, layout, retained, steps = heappop(todo)
-            if self.best is not None and minimum >= self.best[0] * IMPROVEMENT:
-                return
-            if layout == p.target:
-                self.best = so_far, steps
+        """Search by A* from the source, as long as a plan can be faster than the best. A step is
+        priced when its bound is the lowest: most steps never are."""
+        p, serial, weight, priced = self.problem, count(), 0, 0
+        target, start = p.spelled(p.target), (p.spelled(p.source), self.retained())
+        seen = {start: 0.0}
+        todo = [QueueEntry(0.0, 0, next(serial), 0.0, *start, ())]
+        while todo and priced < (weight + 1) * MAX_PRICED:
+            first, n, _, so_far, layout, retained, steps, following = heappop(todo)
+            best = float("inf") if self.best is None else self.best[0] * IMPROVEMENT
+            if not weight and first >= best:
                 return
             if so_far > seen[layout, retained]:
                 continue
-            best = float("inf") if self.best is None else self.best[0] * IMPROVEMENT
-            for step in p.moves(layout):
-                started = so_far + self.latency(step)
-                if started >= best - latency_bound(p.mesh, step.layout, p.target):
-                    continue
-                rest = bounds.get(step.layout)
-                if rest is None:
-                    rest = bounds[step.layout] = seconds_bound(
-                        p.mesh, p.shape, step.layout, p.target, self.itemsize
-                    )
-                limit = best - rest
-                if self.memory is None:  # nothing is retained, so only the fastest path counts
-                    limit = min(limit, seen.get((step.layout, retained), limit))
-                if started >= limit:
-                    continue
-                found = self.after(layout, step, retained)
-                if found is None:
-                    continue
-                seconds, key = so_far + found[0], (step.layout, found[1])
-                if seconds < limit and seconds < seen.get(key, float("inf")):
-                    seen[key] = seconds
-                    entry = seconds + rest, n + 1, next(serial), seconds
-                    heappush(todo, (*entry, *key, (*steps, step)))
+            if following is not None:
+                priced += 1
+                if (found := self.after(layout, following, retained)) is not None:
+                    seconds, key = so_far + found[0], (following.layout, found[1])
+                    rest = self.bound(following.layout)
+                    if seconds < min(best - rest, seen.get(key, best)):
+                        seen[key] = seconds
+                        order = seconds + (weight + 1) * rest, n, next(serial)
+                        heappush(todo, QueueEntry(*order, seconds, *key, (*steps, following)))
+            elif layout == target:
+                self.best = so_far, steps
+                return
+            else:
+                for step, rest in self.following(layout, so_far, best):
+                    limit, seconds = best - rest, so_far + self.latency(step)
+                    if self.memory is None:  # nothing is retained, so only the fastest path counts
+                        limit = min(limit, seen.get((step.layout, retained), limit))
+                    if seconds < limit:
+                        order = seconds + (weight + 1) * rest, n + 1, next(serial)
+                        heappush(todo, QueueEntry(*order, so_far, layout, retained, steps, step))
+            if not weight and priced == MAX_PRICED:
+                weight = 1
+                todo = [e._replace(first=e.first + self.bound(e.ahead)) for e in todo]
+                heapify(todo)
+
+    def following(
+        self, layout: Layout, so_far: float, best: float
+    ) -> Iterator[tuple[CollectiveStep, float]]:
+        """Yield the moves by which a plan may be faster than `best`, each with the lower bound of
+        the time after it."""
+        p = self.problem
+        for move in p.moves(layout):
+            step = replace(move, layout=p.spelled(move.layout)) if p.crosses else move
+            if so_far + self.latency(step) < best - latency_bound(p.mesh, step.layout, p.target):
+                yield step, self.bound(step.layout)
+
+    def bound(self, layout: Layout) -> float:
+        """Return a lower bound of the time from a layout to the target."""
+        p = self.problem
+        if (found := self.bounds.get(layout)) is None:
+            found = seconds_bound(p.mesh, p.shape, layout, p.target, self.itemsize)
+            self.bounds[layout] = found
+        return found
 
     def latency(self, step: CollectiveStep) -> float:
         mesh = self.problem.mesh

@@ -4,6 +4,10 @@ Counting is by dimension. Of a device's new shard, the elements along one dimens
 devices which differ from it along some axes only are those of the old shards whose other sub-axes
 are its own; over dimensions such counts multiply. So only positions along axes that dimensions
 share are enumerated.
+
+Where shards are even and the axes of a dimension, cut into sub-axes of prime sizes, have equal
+sizes in both layouts, place by place, nothing is enumerated. A device has all or nothing of a part
+of its new shard, by whether its indices along the old and the new sub-axis of each place are equal.
 """
 
 from collections import Counter
@@ -108,6 +112,15 @@ def shares(
     """Return, for each device, the number of elements of its new shard, and for each set of axes in
     `free` the number of them on devices that differ from it along those axes only: the distinct
     tuples, with the number of devices of each (up to a common factor)."""
+    if (aligned := _aligned(mesh, shape, source, target, free)) is not None:
+        return aligned
+    return _counted(mesh, shape, source, target, free)
+
+
+def _counted(
+    mesh: Mesh, shape: Shape, source: Layout, target: Layout, free: tuple[frozenset[Axis], ...]
+) -> Counter[Counts]:
+    """Return the `shares` of any shards: by enumeration."""
     out: Counter[Counts] = Counter({(1,) * (len(free) + 1): 1})
     for axes, dims in _components(mesh, source, target):
         names = tuple(n for n, _ in mesh.axes if n in axes)
@@ -117,6 +130,83 @@ def shares(
             both[tuple(x * y for x, y in zip(a, b, strict=True))] += n * m
         out = both
     return out
+
+
+@lru_cache(maxsize=65536)
+def _primes(mesh: Mesh, axes: Axes) -> tuple[tuple[Axis, Axis], ...]:
+    """Return the sub-axes of prime sizes into which axes are cut, each with its axis."""
+    found = []
+    for axis in axes:
+        at, end = mesh.span(axis)
+        size, prime = end // at, 2
+        while size > 1:
+            while size % prime:
+                prime += 1
+            found.append((Axis(axis.name, at, prime), axis))
+            at, size = at * prime, size // prime
+    return tuple(found)
+
+
+def _aligned(
+    mesh: Mesh, shape: Shape, source: Layout, target: Layout, free: tuple[frozenset[Axis], ...]
+) -> Counter[Counts] | None:
+    """Return the `shares` of even shards whose sub-axes of prime sizes are aligned; None for
+    others. Each set in `free` contains the one before."""
+    shard, used, odd = 1, set[Axis](), False
+    equal: list[list[tuple[Axis, Axis]]] = [[] for _ in free]  # the indices that must be
+    parts = [1] * len(free)  # into which what a device has is divided
+    for n, have, want in zip(shape, source.dims, target.dims, strict=True):
+        if not have and not want:
+            shard *= n
+            continue
+        old, new = _primes(mesh, have), _primes(mesh, want)
+        size = mesh.extent(want)
+        if n % size or n % mesh.extent(have) or sizes_of(have) or sizes_of(want):
+            return None
+        shard *= n // size
+        for place, (a, axis) in enumerate(old):
+            b = new[place][0] if place < len(new) else None
+            if b is not None and a.size != b.size:
+                return None
+            odd |= a.size > 2
+            if a == b:
+                continue
+            for i, among in enumerate(free):
+                if axis not in among:
+                    if b is None:
+                        parts[i] *= a.size
+                    else:
+                        equal[i].append((a, b))
+        used.update(a for a, _ in old)
+        used.update(a for a, _ in new)
+    if odd and mesh.clash(tuple(used)) is not None:
+        return None
+    out: Counter[Counts] = Counter()
+    devices = [_solutions(pairs) for pairs in equal]  # one in so many has something
+    total, counted = max([1, *devices]), 0
+    for i, one_in in enumerate(devices):
+        if n := total // one_in - counted:
+            has = tuple(0 if j < i else shard // parts[j] for j in range(len(free)))
+            out[shard, *has] += n
+            counted += n
+    if total > counted:
+        out[shard, *[0] * len(free)] += total - counted
+    return out
+
+
+def _solutions(pairs: list[tuple[Axis, Axis]]) -> int:
+    """Return n where one in n devices has equal indices along the sub-axes of each pair."""
+    parent: dict[Axis, Axis] = {}
+    n = 1
+    for a, b in pairs:
+        while a in parent:
+            a = parent[a]
+        while b in parent:
+            b = parent[b]
+        if a != b:
+            parent[a] = b
+            n *= a.size
+    return n
 
 
 @lru_cache(maxsize=65536)
@@ -156,6 +246,7 @@ def sent(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
     return max(fetched * replicas - retained for _, retained, fetched in cases)
 
 
+@lru_cache(maxsize=65536)
 def cut(mesh: Mesh, layout: Layout, sub_axes: Axes) -> Layout:
     """Return the layout with its axes cut where those of `sub_axes` begin and end."""
 

@@ -21,9 +21,10 @@ def check_dim(layout: Layout, dim: int) -> None:
         raise ShardirError(coded("C6", found))
 
 
-def check_no_sizes(layout: Layout, dim: int) -> None:
-    """Raise ShardirError where a dimension is split into shards of explicit sizes."""
-    if sizes_of(layout.dims[dim]):
+def check_no_sizes(layout: Layout, dim: int, mesh: Mesh) -> None:
+    """Raise ShardirError where a dimension is split into shards of other sizes than the usual
+    ones."""
+    if sizes_of(mesh.simplify(layout.dims[dim])):
         found = (
             f"expected shards of usual sizes in dimension {dim}, got {axes_text(layout.dims[dim])}"
         )
@@ -84,7 +85,7 @@ def more_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> Layo
 def gathered_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
     """Return the layout, its dimension no longer split over these axes, its minor ones."""
     check_dim(layout, dim)
-    check_no_sizes(layout, dim)
+    check_no_sizes(layout, dim, mesh)
     have = layout.dims[dim]
     if axes and have[-len(axes) :] == axes:
         return layout.with_dim(dim, have[: -len(axes)])
@@ -98,7 +99,7 @@ def gathered_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
 def split_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
     """Return the layout, its dimension split over these axes too, on the minor side."""
     check_dim(layout, dim)
-    check_no_sizes(layout, dim)
+    check_no_sizes(layout, dim, mesh)
     check_unused(layout, axes, mesh)
     return layout.with_dim(dim, layout.dims[dim] + axes)
 

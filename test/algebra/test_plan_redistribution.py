@@ -26,9 +26,13 @@ from shardir.algebra.redistribution import Search, named_collectives, plan_redis
 from shardir.algebra.routes import routes
 from shardir.algebra.steps import step_form, step_seconds
 from shardir.algebra.traffic import fetched, sent
+from shardir.cost.clusters import names
 from shardir.diagnostics import ShardirError
 from shardir.interpret.redistribution import redistribute
 from shardir.interpret.values import assemble, split
+from shardir.tools import bench
+
+laws = bench.load("laws")
 
 MESHES = [
     Mesh("m", axes)
@@ -119,6 +123,13 @@ def test_no_detour_is_faster(route: Route) -> None:
         return plan_redistribution(shape, "f32", mesh, x, y).seconds
 
     assert cost(a, c) <= (cost(a, b) + cost(b, c)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("cluster", names())
+def test_no_path_through_a_third_layout_is_faster(cluster: str) -> None:
+    """On the ready-made clusters, between layouts over sub-axes, also where they cross levels."""
+    found = laws.check("triangle", cluster, extent(4, 2000))
+    assert not found["violations"], found
 
 
 def time_of(mesh: Mesh, shape: Shape, layout: Layout, steps: list[CollectiveStep]) -> float:

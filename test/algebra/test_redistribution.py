@@ -31,12 +31,18 @@ from xdsl.dialects.func import ReturnOp
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of
-from shardir.algebra.redistribution import estimated_seconds, plan, received
+from shardir.algebra.redistribution import (
+    estimated_seconds,
+    plan,
+    plan_redistribution,
+    received,
+)
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 from shardir.interpret import run
 from shardir.interpret.values import assemble
 from shardir.rewriting.functions import update_signature
+from shardir.rewriting.placement import layout_at
 
 EVEN, UNEVEN = (8, 8), (5, 7)
 LOWER = ("lower-to-spmd",)
@@ -167,6 +173,25 @@ def test_random_pairs(data: Any):
         data.draw(with_sizes(mesh, shape, data.draw(layouts_on(mesh, rank)))) for _ in range(2)
     )
     assert not error(identity(shape), mesh, source, target)
+
+
+@settings(max_examples=extent(40, 200), deadline=None, derandomize=True)
+@given(st.data())
+def test_what_is_emitted_is_what_is_planned(data: Any):
+    """Also between layouts that are equal but for their spelling."""
+    mesh, rank = data.draw(meshes(8)), data.draw(st.integers(1, 2))
+    shape = data.draw(shapes(rank, 12))
+    source, target = (
+        data.draw(with_sizes(mesh, shape, data.draw(layouts_on(mesh, rank)))) for _ in range(2)
+    )
+    module = compiled(redistribution(identity(shape), mesh, source, target), LOWER)
+    emitted = [
+        (op.name, layout_at(op.results[0]).simplified(mesh))
+        for op in function(module, "f").body.block.ops
+        if op.name.startswith("dist.")
+    ]
+    planned = plan_redistribution(shape, "f64", mesh, source, target).steps
+    assert emitted == [(f"dist.{step.kind}", step.layout) for step in planned]
 
 
 @settings(max_examples=extent(90, 300), deadline=None, derandomize=True)

@@ -23,7 +23,7 @@ class Halo(Collective):
 
     def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         check_dim(before, step.dim)
-        check_no_sizes(before, step.dim)
+        check_no_sizes(before, step.dim, mesh)
         if mesh.simplify(before.dims[step.dim]) != mesh.simplify(step.axes):
             have = axes_text(before.dims[step.dim])
             found = f"expected the axes of dimension {step.dim}, {have}, got {axes_text(step.axes)}"
