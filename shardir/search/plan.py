@@ -29,21 +29,21 @@ from shardir.search.buckets import MAX_SCALINGS, Solve, solve_with_buckets
 from shardir.search.candidates import Candidate, CandidateSource
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
-from shardir.search.memory import TightError, peak, solve_within
+from shardir.search.memory import live
+from shardir.search.memory_limit import TightError, solve_within
 from shardir.search.problem import CostProblem
 from shardir.search.solver import solve
 from shardir.search.transfer_costs import LatencyShares, bucket_price
 from shardir.search.value_layouts import Ties
 
 MEMORY_GAP = 2e-3
-"""The smallest gap of the many problems that are solved for a plan that keeps to the memory."""
+"""The smallest gap at which a plan that keeps to the memory is looked for."""
 
 MAX_MEMORY_PLANS = 5
 """How many plans are looked for whose program keeps to the memory."""
 
-MAX_LIMIT_FACTOR = 0.98
-"""The factor of a plan's live bytes that the next plan may have, at most, if its program does not
-keep to the memory."""
+LIMIT_STEP = 0.02
+"""The part of a plan's live bytes by which the limit of the next plan's differs, at least."""
 
 LOWERING = "lower-plan"
 """The pipeline that makes the program of a plan."""
@@ -114,21 +114,35 @@ def search_plan(
     if limit is None or (used := program_bytes(module, f, plan, mesh)) <= limit:
         return plan
     graph = CostGraph(f.body.block, source, ties, counts_memory=True)
-    allowed, memory_solver = limit, solver(max(gap, MEMORY_GAP))
-    fewest = used
+    gap = max(gap, MEMORY_GAP)
+    best: StrategyPlan | None = None
+    fewest, needed, choices = used, "", list[list[int]]()
+    allowed, below = (
+        limit,
+        2 * limit,
+    )  # of the bytes that are counted; those of a program include others
     for _ in range(MAX_MEMORY_PLANS):
         report(f"a program of {used} B, of which {limit} B fit")
         try:
-            plan = plan_within(graph, allowed, memory_solver)
+            found = plan_within(graph, allowed, gap, solver(gap / 2), choices)
         except TightError as e:
-            needed = f"{e.needed} B of values in the smallest plan"
+            needed = f"{e.needed} B of values in the smallest plan" if allowed >= limit else ""
             break
-        if (used := program_bytes(module, f, plan, mesh)) <= limit:
-            return plan
+        used = program_bytes(module, f, found, mesh)
         fewest = min(fewest, used)
-        allowed = int(plan.live_bytes * min(limit / used, MAX_LIMIT_FACTOR))
-    else:
-        needed = f"{fewest} B in the smallest program"
+        if used > limit:
+            below = int(found.live_bytes * (1 - LIMIT_STEP))
+        elif best is None or found.solution.objective < best.solution.objective:
+            best = found
+        else:
+            break
+        following = min(found.live_bytes + limit - used, below)
+        if used <= limit and following < allowed * (1 + LIMIT_STEP):
+            break
+        allowed = following
+    if best is not None:
+        return best
+    needed = needed or f"{fewest} B in the smallest program"
     raise ShardirError(
         f"@{name_of(f)}: expected a plan within {limit} B on a device, got {needed}; "
         "use more devices, smaller batches, or microbatches"
@@ -154,15 +168,23 @@ def fastest_plan(graph: CostGraph, solve: Solve, scalings: int = MAX_SCALINGS) -
     return StrategyPlan(candidates, layouts, solution, graph, shares)
 
 
-def plan_within(graph: CostGraph, limit: int, solve: Solve) -> StrategyPlan:
+def plan_within(
+    graph: CostGraph, limit: int, gap: float, solve: Solve, choices: list[list[int]]
+) -> StrategyPlan:
     """Return the fastest plan found with at most `limit` live bytes on a device.
+
+    Args:
+        gap: the relative gap that is enough.
+        choices: solutions to begin with; those that are found are added.
 
     Raises:
         TightError: none was found.
     """
     held = graph.live_bytes()
-    plan = fastest_plan(graph, lambda problem: solve_within(problem, held, limit, solve), 1)
-    return replace(plan, live_bytes=peak(held, plan.solution.choice).bytes)
+    plan = fastest_plan(
+        graph, lambda problem: solve_within(problem, held, limit, solve, gap, choices), 1
+    )
+    return replace(plan, live_bytes=int(live(held, plan.solution.choice).max()))
 
 
 def program_bytes(module: ModuleOp, f: FuncOp, plan: StrategyPlan, mesh: Mesh) -> int:

@@ -49,8 +49,8 @@ MUTANTS = [
     Mutant(
         "a bound omits the price of the limit",
         "The bound with a price for memory does not subtract the price of the limit.",
-        "shardir/search/memory.py",
-        "found.bound - price * len(at) * limit",
+        "shardir/search/memory_limit.py",
+        "found.bound - float(price.sum())",
         "found.bound",
         "test/search/test_search_memory.py -k limit",
     ),
