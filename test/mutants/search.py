@@ -55,6 +55,22 @@ MUTANTS = [
         "test/search/test_search_memory.py -k limit",
     ),
     Mutant(
+        "prices of a limit are half",
+        "The prices of memory are not those of the linear program.",
+        "shardir/search/prices.py",
+        "np.maximum(-dual[:rows], 0.0)",
+        "np.maximum(-dual[:rows], 0.0) / 2",
+        "test/search/test_search_memory.py -k prices",
+    ),
+    Mutant(
+        "adjusted plans exceed the limit",
+        "A plan that keeps to the limit is changed beyond it where that is faster.",
+        "shardir/search/adjust.py",
+        "self._added_bytes(now, change)).max() <= self.limit",
+        "self._added_bytes(now, change)).max() <= 2 * self.limit",
+        "test/search/test_search_memory.py -k adjusted",
+    ),
+    Mutant(
         "pairs are transposed",
         "A table of costs is added with its variables exchanged.",
         "shardir/search/problem.py",
