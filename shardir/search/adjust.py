@@ -65,8 +65,8 @@ class Adjuster:
         return bytes_
 
     def _saving(self, now: list[int], v: int, at: int, over: float) -> tuple[float, int] | None:
-        """Return the value of a variable that costs least for each byte that it saves at an op,
-        counting `over` bytes at most, with this cost; None if no value saves any."""
+        """Return the cost for each byte saved at an op, at most `over` bytes counted, and the value
+        of a variable for which it is lowest; None if no value saves any."""
         held = [h for h in self.holding[v] if h.span.start < at <= h.span.end + 1]
         if not held:
             return None
