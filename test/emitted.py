@@ -1,6 +1,8 @@
 """Emitted programs in this process: no collectives, a rank after the other."""
 # ruff: noqa: E501 (texts of programs)
 
+from functools import cache
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -35,10 +37,16 @@ func.func @step(
 """  # fmt: skip
 
 
+@cache
+def code_of(text: str) -> CodeType:
+    """The compiled program. Programs of ranks are often equal."""
+    return compile(text, "<program>", "exec")
+
+
 def functions_of(text: str) -> dict[str, Any]:
     """The functions of a program, without running its main."""
     space: dict[str, Any] = {"__name__": "program"}
-    exec(compile(text, "<program>", "exec"), space)
+    exec(code_of(text), space)
     return space
 
 
