@@ -100,7 +100,7 @@ class Contraction(TensorOp, ABC):
         rows, contracted = ([f for f in x if (f in z) == free] for free in (True, False))
         return Factors.of(
             [list(x), list(y)], [list(z)], [t.get_shape() for t in (*operands, *results)],
-            dealt=dict.fromkeys((*rows, *contracted, *y)),
+            dealt=[*dict.fromkeys((*rows, *contracted, *y))],
         )  # fmt: skip
 
     @classmethod
