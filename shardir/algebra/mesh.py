@@ -92,7 +92,7 @@ class Mesh:
     def __str__(self) -> str:
         return f"@{self.name} <{', '.join(f'{n} = {s}' for n, s in self.axes)}>"
 
-    @property
+    @cached_property
     def size(self) -> int:
         return prod(s for _, s in self.axes)
 
@@ -157,7 +157,7 @@ class Mesh:
                 fix = "use axis sizes that divide it, minor axes first"
                 raise ShardirError(coded("M5", message, use=fix))
 
-    @property
+    @cached_property
     def names(self) -> Axes:
         """All axes, major to minor."""
         return tuple(Axis(n) for n, _ in self.axes)

@@ -59,17 +59,29 @@ class GlobalView:
 
 
 class RankView:
-    """One rank of the local view."""
+    """One rank of the local view. The ranks of an evaluation share `placed`: the layouts and global
+    shapes of the values."""
 
-    def __init__(self, meshes: dict[str, Mesh], rank: int):
-        self.meshes, self.rank = meshes, rank
+    def __init__(
+        self,
+        meshes: dict[str, Mesh],
+        rank: int,
+        placed: dict[SSAValue, tuple[Layout | None, Shape]],
+    ):
+        self.meshes, self.rank, self.placed = meshes, rank, placed
+
+    def _placed(self, value: SSAValue) -> tuple[Layout | None, Shape]:
+        if (found := self.placed.get(value)) is None:
+            layout = dist.layout_of(value)
+            shape = dist.global_shape(value.type, layout and self.meshes[layout.mesh])
+            found = self.placed[value] = layout, shape
+        return found
 
     def _slices(self, value: SSAValue) -> tuple[slice, ...]:
-        layout = dist.layout_of(value)
+        layout, shape = self._placed(value)
         if layout is None:
-            return tuple(slice(0, n) for n in self.global_shape(value))
-        mesh = self.meshes[layout.mesh]
-        return layout.slices(mesh, dist.global_shape(value.type, mesh), self.rank)
+            return tuple(slice(0, n) for n in shape)
+        return layout.slices(self.meshes[layout.mesh], shape, self.rank)
 
     def start(self, value: SSAValue, dim: int) -> int:
         return self._slices(value)[dim].start
@@ -78,8 +90,7 @@ class RankView:
         return tuple(s.stop - s.start for s in self._slices(value))
 
     def global_shape(self, value: SSAValue) -> Shape:
-        layout = dist.layout_of(value)
-        return dist.global_shape(value.type, layout and self.meshes[layout.mesh])
+        return self._placed(value)[1]
 
 
 def check_arguments(f: FuncOp, given: Sequence[Any], meshes: dict[str, Mesh]) -> list[Array]:
@@ -188,7 +199,8 @@ class _LocalEvaluator:
 
     def call_parts(self, f: FuncOp, arguments: list[list[Array]]) -> list[list[Array]]:
         ranks = range(self.mesh.size)
-        devices = [RankView(self.meshes, r) for r in ranks]
+        placed: dict[SSAValue, tuple[Layout | None, Shape]] = {}
+        devices = [RankView(self.meshes, r, placed) for r in ranks]
         env: dict[SSAValue, list[Array]] = dict(zip(f.body.block.args, arguments, strict=True))
         sends = dist.matching_sends(f.body.block.ops)
         for op in f.body.block.ops:

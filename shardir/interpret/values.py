@@ -7,6 +7,7 @@ rounded to the type's precision after each op.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ def for_differences() -> Iterator[None]:
         stopped.reset(tokens[1])
 
 
+@lru_cache(maxsize=64)
 def storage(element: Attribute) -> type:
     """Return the numpy type that stores an element type."""
     if isinstance(element, Float64Type):

@@ -57,14 +57,13 @@ def expanded(module: ModuleOp) -> ModuleOp:
 
 def is_unknown(op: Operation) -> bool:
     """Whether an op is one on tensors that has no definition: of another dialect, or of none."""
-    values = (*op.operands, *op.results)
     return (
         not isinstance(op, TensorOp)
         and name_of(op).split(".")[0] not in DESCRIBED
         and not op.regions
         and not op.successors
         and bool(op.results)
-        and all(isinstance(v.type, TensorType) for v in values)
+        and all(isinstance(v.type, TensorType) for v in (*op.operands, *op.results))
     )
 
 

@@ -8,6 +8,8 @@ layout of the result and the errors. The op of the dialect (`dist.<name>`), nump
 registered by the record's name. docs/how-to-add-a-collective.md adds one.
 """
 
+from functools import lru_cache
+
 from shardir.algebra.collectives import all_devices, by_position, halo
 from shardir.algebra.collectives.base import (
     COLLECTIVES,
@@ -48,6 +50,7 @@ def between(start: AxisState, end: AxisState) -> Collective:
     return _BETWEEN[start, end]
 
 
+@lru_cache(maxsize=16384)
 def move(
     start: AxisState, end: AxisState, mesh: Mesh, before: Layout, axes: Axes, dim: int = -1,
     concat: int = -1, reduction: str = "",
