@@ -6,25 +6,27 @@ are checked, from which their cells are counted. `python test/laws.py` prints th
 
 By default the layouts are those of covering arrays (covering.py) over *kin*: the elementwise ops on
 values of the same ranks, the composite ops of the same factors on them, or the cases of another op
-on them. Over the 2x2 mesh they try each op with each layout of each of its values, and each two
-layouts of each two operands with some of the kin; over the 2x3 mesh each split of each dimension of
-each value with some of the kin; and each case on both meshes, each of its other element types on
-one. The long form (extent.py) takes each case with each element type on its own.
+on them, by their factors. Over the 2x2 mesh they try each op with each split of each dimension of
+each of its values, and with some of the kin each layout of each value and each two splits of
+dimensions of two operands up to matrices; over the 2x3 mesh each split of each dimension of each
+value with some of the kin. In addition each case is tried over 2x3 with each of its factors split
+and no value redistributed, and on both meshes; and each element type of each op. The long form
+(extent.py) takes each case with each element type on its own.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from itertools import combinations, cycle, islice, product
+from itertools import combinations, cycle, islice, permutations, product
 from math import prod
 
-from covering import covering
+from covering import Covered, covering, itself
 from extent import LONG
 from harness import FLOATS, MESH, apply, elements_of, function, layouts, ordered_subsets, program
 from op_cases import CASES, REFERENCES, Case
 from xdsl.dialects.builtin import TensorType
 
-from shardir.algebra.factors import Factors
+from shardir.algebra.factors import Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of
@@ -37,9 +39,10 @@ OPS: list[type[TensorOp]] = [
     op for d in (nn.Nn, train.Train) for op in d.operations if issubclass(op, TensorOp)
 ]
 WIDE_MESH = mesh_of("m", "a = 2, b = 3")
+MATRIX = 2
+"""The maximum rank of two operands of which each two splits of dimensions are tried."""
 PAIRS, SAMPLE, WIDE = 121, 60, 24
-"""PAIRS: each two layouts of two operands are tried where there are no more, which is up to two
-matrices. SAMPLE, WIDE: the bounds of the long form (`each_case`)."""
+"""The bounds of the long form (`each_case`). PAIRS: all layouts of two matrices, together."""
 
 Run = tuple[str, str]
 """A case, by its name, and an element type."""
@@ -121,7 +124,8 @@ def tried(case: Case, element: str) -> list[Tried]:
 @cache
 def by_kin() -> dict[Run, list[Tried]]:
     """The layouts of each run. The rows of a covering array that are of one op are dealt to its
-    cases and element types in turn; each case gets one on each mesh, and each run at least one."""
+    cases and element types in turn; each case gets its aligned ones and one on each mesh, each
+    element type of an op at least one."""
     dealt: dict[Run, list[Tried]] = {(str(c), e): [] for c in CASES for e in c.elements}
     for key, cases in kin().items():
         draw = random.Random(str(key))
@@ -131,11 +135,17 @@ def by_kin() -> dict[Run, list[Tried]]:
         for mesh in (MESH, WIDE_MESH):
             for op, *some in rows(ops, ins, outs, mesh, draw):
                 dealt[next(turns[op])].append((mesh, tuple(some)))
+    for case in map(str, CASES):
+        element = BY_NAME[case].elements[0]
+        found = dealt[case, element]
+        found += [(WIDE_MESH, some) for some in aligned(case, element)]
+        missing = [m for m in (MESH, WIDE_MESH) if not any(m is x for x, _ in found)]
+        found += [(mesh, anything(case, element, mesh)) for mesh in missing]
+    reached = {(BY_NAME[case].op, element) for (case, element), found in dealt.items() if found}
     for (case, element), found in dealt.items():
-        first = element == BY_NAME[case].elements[0]
-        for mesh in (MESH, WIDE_MESH):
-            if not any(m is mesh for m, _ in found) if first else not found:
-                found.append((mesh, anything(case, element, mesh)))
+        if (BY_NAME[case].op, element) not in reached:
+            reached.add((BY_NAME[case].op, element))
+            found.append((MESH, anything(case, element, MESH)))
     return dealt
 
 
@@ -143,6 +153,23 @@ def turn(cases: Sequence[str], draw: random.Random):
     """The runs of these cases without end: first each case with the first of its types."""
     others = [(c, e) for c in cases for e in BY_NAME[c].elements[1:]]
     return cycle([(c, BY_NAME[c].elements[0]) for c in cases] + draw.sample(others, len(others)))
+
+
+def aligned(case: str, element: str) -> list[tuple[Layout, ...]]:
+    """Layouts over 2x3 with which no operand moves. Together they split each factor that can be
+    split, two at once where they can."""
+    f = factors(case, element)
+    left = [name for name, size in f.sizes if size > 1 and name not in f.replicate]
+    found = []
+    while left:
+        for number, axes in product((2, 1), permutations(WIDE_MESH.names)):
+            names = left[:number]
+            chosen = {name: (axis,) for name, axis in zip(names, axes, strict=False)}
+            if (placed := try_op_sharding(f, chosen, WIDE_MESH)) is not None:
+                found.append((*placed.operands, *(l.complete for l in placed.results)))
+                break
+        left = left[len(names) :]
+    return found
 
 
 def anything(case: str, element: str, mesh: Mesh) -> tuple[Layout, ...]:
@@ -179,29 +206,59 @@ def is_elementwise(op: TensorOp) -> bool:
     )
 
 
+@cache
+def elementwise() -> set[type[TensorOp]]:
+    """The ops all of whose cases are elementwise."""
+    kinds: dict[type[TensorOp], set[str]] = {}
+    for (kind, _), cases in kin().items():
+        for case in cases:
+            kinds.setdefault(BY_NAME[case].op, set()).add(kind)
+    return {op for op, found in kinds.items() if found == {"elementwise"}}
+
+
 def rows(
     ops: Sequence[str], ins: Sequence[Shape], outs: Sequence[Shape], mesh: Mesh, draw: random.Random
 ) -> list[tuple]:
-    """An op and the layouts of its values in each row: over 2x2 each op with each layout of each
-    value, and each two layouts of each two operands; over 2x3 each split of each dimension of each
-    value. The axes of 2x2 are equivalent, so one of two rows there that differ by their names."""
+    """An op and the layouts of its values in each row: over 2x2 each layout of each value, if there
+    are several ops each with each split of each dimension of each value, and each two splits of
+    dimensions of two operands up to matrices; over 2x3 each split of each dimension of each value.
+    The axes of 2x2 are equivalent, so one of two rows there that differ by their names."""
     if mesh is WIDE_MESH:
         columns = [ops, *(splits(len(s), mesh, draw) for s in (*ins, *outs))]
         turns = [cycle(draw.sample(c, len(c))) for c in columns]
         return [tuple(map(next, turns)) for _ in range(max(map(len, columns)))]
-    operands = [layouts(len(s), mesh) for s in ins]
-    columns = [ops, *operands, *((None, *layouts(len(s), mesh)) for s in outs)]
-    between = [
-        (i, j)
-        for i, j in combinations(range(len(columns)), 2)
-        if i == 0 or (j <= len(ins) and len(columns[i]) * len(columns[j]) <= PAIRS)
+    values = [
+        *(layouts(len(s), mesh) for s in ins),
+        *((None, *layouts(len(s), mesh)) for s in outs),
     ]
-    return covering(columns, draw, between, renamed)
+    views = (parts, of_kin) if len(ops) > 1 else (itself,)
+    between = [Covered(0, i, view) for view in views for i in range(1, len(values) + 1)]
+    between += [
+        Covered(i, j, parts)
+        for (i, s), (j, t) in combinations(enumerate(ins, 1), 2)
+        if len(s) <= MATRIX >= len(t)
+    ]
+    return covering([ops, *values], draw, between, renamed)
+
+
+def of_kin(value: str | Layout | None) -> Sequence[Hashable]:
+    """The layout, whatever the op."""
+    return ["some op" if isinstance(value, str) else value]
+
+
+def parts(value: str | Layout | None) -> Sequence[Hashable]:
+    """The axes that split each dimension of a layout; the name of an op itself."""
+    return [*enumerate(value.dims)] if isinstance(value, Layout) and value.dims else [value]
 
 
 def splits(rank: int, mesh: Mesh, draw: random.Random) -> list[Layout]:
-    """Layouts in which each dimension is split over any axes in any order, or unsplit."""
-    missing = {(d, axes) for l in layouts(rank, mesh) for d, axes in enumerate(l.dims)}
+    """Layouts in which each dimension is unsplit, and split over any axes in one of the orders."""
+    missing = {
+        (d, draw.choice([*permutations(axes)]))
+        for d in range(rank)
+        for n in range(len(mesh.names) + 1)
+        for axes in combinations(mesh.names, n)
+    }
     found = [] if missing else [*layouts(rank, mesh)]
     while missing:
         some = draw.sample(layouts(rank, mesh), len(layouts(rank, mesh)))
@@ -246,23 +303,22 @@ def with_partial(rank: int, axes: Axes, reduction: str, draw: random.Random) -> 
 
 
 def partials(op: type[TensorOp]) -> list[tuple[Case, list[tuple[Layout, ...]]]]:
-    """The layouts with partial operands that each case of an op is tried with: the rows of cases of
-    the same ranks are dealt to them in turn (in the long form each has all, three times)."""
+    """The layouts with partial operands that each case of an op is tried with: the rows of cases
+    with as many operands are dealt to them in turn (in the long form each has all, three times)."""
     found: list[tuple[Case, list[tuple[Layout, ...]]]] = []
-    by_ranks: dict[tuple[int, ...], list[Case]] = {}
+    by_number: dict[int, list[Case]] = {}
     for case in cases_of(op):
         if case.operands:
-            ranks = tuple(len(a.shape) for a in case.args(case.elements[0]))
-            by_ranks.setdefault(ranks, []).append(case)
-    for ranks, cases in by_ranks.items():
-        draw = random.Random(f"{op.name} {ranks}")
-        if LONG:
-            found += [(c, [r for _ in range(3) for r in partial_rows(c, draw)]) for c in cases]
-            continue
-        some = partial_rows(cases[0], draw)
-        turns = max(len(cases), len(some))
-        dealt = [(cases[i % len(cases)], some[i % len(some)]) for i in range(turns)]
-        found += [(c, [row for mine, row in dealt if mine is c]) for c in cases]
+            by_number.setdefault(len(case.operands), []).append(case)
+    for number, cases in by_number.items():
+        draw = random.Random(f"{op.name} {number}")
+        each = [[r for _ in range(3 if LONG else 1) for r in partial_rows(c, draw)] for c in cases]
+        if not LONG:
+            turns = max(len(cases), len(each[0]))
+            each = [
+                [r[t % len(r)] for t in range(k, turns, len(cases))] for k, r in enumerate(each)
+            ]
+        found += zip(cases, each, strict=True)
     return found
 
 

@@ -9,7 +9,7 @@ MUTANTS = [
         "shardir/dialects/nn/contraction.py",
         'b.einsum(f"{x},{z}->{y}", self.lhs, dy)',
         'b.einsum(f"{x},{z}->{y}", self.lhs, b.neg(dy))',
-        "test/dialects/test_ops.py::test_one_device_is_torch -k matmul",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k matmul",
     ),
     Mutant(
         "a division's second gradient is dropped",
@@ -17,7 +17,7 @@ MUTANTS = [
         "shardir/dialects/nn/arithmetic.py",
         "return dx, b.neg(b.mul(dx, self.out))",
         "return dx, None",
-        "test/dialects/test_ops.py::test_one_device_is_torch -k div",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k div",
     ),
     Mutant(
         "a maximum is summed",
@@ -25,7 +25,7 @@ MUTANTS = [
         "shardir/dialects/nn/reduction.py",
         'reduction = {"any": "max", "all": "min"}.get(kind, kind)',
         'reduction = "sum"',
-        "test/dialects/test_ops.py::test_all_ranks_are_one_device -k reduce",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k reduce",
     ),
     Mutant(
         "sums pass partial maxima on",
@@ -41,7 +41,7 @@ MUTANTS = [
         "shardir/dialects/nn/softmax.py",
         'replicate=[names[axis_of(props, "axis", len(shape))]],',
         "replicate=[],",
-        "test/dialects/test_ops.py::test_all_ranks_are_one_device -k softmax",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k softmax",
     ),
     Mutant(
         "the running variance is biased",
@@ -49,7 +49,7 @@ MUTANTS = [
         "shardir/dialects/nn/norms.py",
         "m * n / (n - 1)",
         "m",
-        "test/dialects/test_ops.py::test_one_device_is_torch -k batch_norm",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k batch_norm",
     ),
     Mutant(
         "eps1 of Adafactor is not squared",
@@ -65,7 +65,7 @@ MUTANTS = [
         "shardir/dialects/train/updates.py",
         "w, u = np.sqrt(arrays)",
         "u, w = np.sqrt(arrays)",
-        "test/dialects/test_ops.py::test_one_device_is_torch -k trust",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k trust",
     ),
     Mutant(
         "Nesterov's update has the old velocity",
@@ -98,5 +98,54 @@ MUTANTS = [
         "return np.where((w > 0) & (u > 0), ratio, 1.0)",
         "return np.where(w > 0, ratio, 1.0)",
         "test/dialects/test_optimizers.py -k trust",
+    ),
+    Mutant(
+        "an i64 maximum is summed",
+        "The maximum over a split dimension is a partial sum, of i64 alone.",
+        "shardir/dialects/nn/reduction.py",
+        "props, reduction=reduction)",
+        'props, reduction="sum" if str(operands[0].element_type) == "i64" else reduction)',
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k reduce",
+    ),
+    Mutant(
+        "the mean of an uneven shard counts padding",
+        "The mean is divided by the size of the shard times the number of shards.",
+        "shardir/dialects/nn/reduction.py",
+        "prod(device.global_shape(self.x)[d] for d in dims)",
+        "prod(-(-device.global_shape(self.x)[d] // max(n, 1)) * n "
+        "for d, n in enumerate(x.shape) if d in dims)",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k reduce-mean",
+    ),
+    Mutant(
+        "products of partial sums are not reduced",
+        "The product of two partial sums is a partial sum.",
+        "shardir/dialects/nn/arithmetic.py",
+        '    """x y"""\n\n    name = "nn.mul"\n',
+        '    """x y"""\n\n    name = "nn.mul"\n    LINEAR: ClassVar[str] = "sum"\n',
+        "test/dialects/test_ops.py::test_partial_operands -k nn.mul",
+    ),
+    Mutant(
+        "causal masks start at row 0",
+        "A shard of the rows of attention is masked as the first one.",
+        "shardir/dialects/nn/attention.py",
+        "at = [device.start(x, len(k.shape) - 2) for x in self.operands[:2]]",
+        "at = [0, 0]",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k attention-causal",
+    ),
+    Mutant(
+        "triangles start at row 0",
+        "Each shard of the result of tril has the triangle of the first one.",
+        "shardir/dialects/nn/selection.py",
+        "device.start(self.x, d) + np.arange(x.shape[d])",
+        "np.arange(x.shape[d])",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k tril",
+    ),
+    Mutant(
+        "shards of random numbers are equal",
+        "Each shard has the random numbers of the first one.",
+        "shardir/dialects/nn/random.py",
+        "[device.start(v, d) for d in range(len(device.global_shape(v)))]",
+        "[0 for d in range(len(device.global_shape(v)))]",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k dropout",
     ),
 ]

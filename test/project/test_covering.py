@@ -5,9 +5,12 @@ from itertools import combinations, product
 
 import laws
 import pytest
-from covering import covering
+from covering import Covered, covering
 from harness import MESH, layouts, ordered_subsets
 from laws import BY_NAME, WIDE_MESH, by_kin, exchanged, kin, signature
+from op_cases import CASES, Case
+
+from shardir.algebra.factors import try_op_sharding
 
 SIZES = [(3, 3, 3, 3), (2, 3, 4, 5), (7, 1, 6), (11, 11, 11), (1, 1), (5,), (9, 2, 2, 2, 2, 2)]
 
@@ -24,9 +27,18 @@ def test_every_pair_is_in_a_row(sizes: tuple[int, ...]):
 
 
 def test_pairs_of_some_columns_only():
-    rows = covering([range(4)] * 4, random.Random(0), [(0, 1), (0, 2), (0, 3)])
+    rows = covering([range(4)] * 4, random.Random(0), [Covered(0, k) for k in (1, 2, 3)])
     assert len(rows) == 16
     assert {(r[0], r[3]) for r in rows} == {*product(range(4), repeat=2)}
+
+
+def test_pairs_of_parts():
+    """Of two pairs of numbers each two of their numbers, in fewer rows than each two pairs."""
+    columns = [[*product(range(3), repeat=2)]] * 2
+    rows = covering(columns, random.Random(0), [Covered(0, 1, lambda p: [*enumerate(p)])])
+    for i, j in product(range(2), repeat=2):
+        assert {(x[i], y[j]) for x, y in rows} == {*product(range(3), repeat=2)}
+    assert 9 <= len(rows) <= 2 * 9
 
 
 def test_an_equivalent_row_counts():
@@ -54,25 +66,52 @@ def of_kin(cases: list[str], mesh: object) -> list[tuple]:
 
 
 def test_layouts_of_kin():
-    """Each op with each layout of each value, and each two layouts of two operands (up to
-    matrices), up to the names of the axes; over 2x3 each split of each dimension of each value;
-    each case on both meshes."""
+    """Up to the names of the axes each layout of each value, each split of each dimension of each
+    value with each op, and each two splits of dimensions of two operands (up to matrices); over 2x3
+    each split of each dimension of each value, up to the order of its axes; each case on both
+    meshes."""
     for key, cases in kin().items():
         ins, outs = (list(map(len, v)) for v in signature(cases[0], BY_NAME[cases[0]].elements[0]))
         found = of_kin(cases, MESH)
         found += [(*r[:3], *(l and exchanged(l) for l in r[3:])) for r in found]
         for k, rank in enumerate([*ins, *outs], 3):
+            assert {r[k] for r in found} >= {*layouts(rank)}, key
             for op in {r[0] for r in found}:
-                assert {r[k] for r in found if r[0] == op} >= {*layouts(rank)}, key
-            splits = {(d, x) for r in of_kin(cases, WIDE_MESH) for d, x in enumerate(r[k].dims)}
-            assert splits == {(d, x) for d in range(rank) for x in ordered_subsets(WIDE_MESH.names)}
+                splits = {x for r in found if r[0] == op and r[k] for x in enumerate(r[k].dims)}
+                assert splits == {*product(range(rank), ordered_subsets(MESH.names))}, key
+            splits = {
+                (d, frozenset(x)) for r in of_kin(cases, WIDE_MESH) for d, x in enumerate(r[k].dims)
+            }
+            axes = map(frozenset, ordered_subsets(WIDE_MESH.names))
+            assert splits == {*product(range(rank), axes)}
         for i, j in combinations(range(len(ins)), 2):
-            wanted = {*product(layouts(ins[i]), layouts(ins[j]))}
-            if len(wanted) <= laws.PAIRS:
-                assert {(r[3 + i], r[3 + j]) for r in found} >= wanted, key
+            if max(ins[i], ins[j]) > laws.MATRIX:
+                continue
+            for d, e in product(range(ins[i]), range(ins[j])):
+                together = {(r[3 + i].dims[d], r[3 + j].dims[e]) for r in found}
+                assert together == {*product(ordered_subsets(MESH.names), repeat=2)}, key
         for mesh in (MESH, WIDE_MESH):
             assert {r[1] for r in of_kin(cases, mesh)} == {*cases}, key
 
 
-def test_each_element_type_of_each_case_has_a_layout():
-    assert all(by_kin().values())
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_each_factor_of_each_case_is_split_where_it_is_computed(case: Case):
+    """No operand of aligned layouts moves, and each factor that can be split over an axis is."""
+    f = laws.factors(str(case), case.elements[0])
+    found: set[str] = set()
+    for row in laws.aligned(str(case), case.elements[0]):
+        chosen = f.axes_of(row, WIDE_MESH)
+        placed = try_op_sharding(f, chosen, WIDE_MESH)
+        assert placed is not None and placed.operands == row[: len(f.operands)]
+        found |= chosen.keys()
+    assert found >= {
+        name
+        for name, size in f.sizes
+        if size > 1 and name not in f.replicate
+        if any(try_op_sharding(f, {name: (a,)}, WIDE_MESH) for a in WIDE_MESH.names)
+    }
+
+
+def test_each_element_type_of_each_op_has_a_layout():
+    wanted = {(c.op, e) for c in CASES for e in c.elements}
+    assert {(BY_NAME[case].op, e) for (case, e), found in by_kin().items() if found} == wanted
