@@ -240,9 +240,18 @@ def traffic(module: ModuleOp, name: str, mesh: Mesh) -> tuple[int, float]:
 
 def numbers(rng: np.random.Generator, element: str, shape: Shape, kind: str = "normal") -> Array:
     """Return a random array of a type: `normal`, `positive` (0.5 to 2), `share` (0.1 to 0.9),
-    `ties` (few different values), `halves` (-2.5 to 2.5), or `below:n`, indices."""
+    `ties` (few different values), `halves` (-2.5 to 2.5), or indices: `below:n`, or
+    `slices:d:m,n`, those of the fields along dimension d within slices of m and n."""
     if kind.startswith("below:"):
         values: Any = rng.integers(0, int(kind[6:]), shape)
+    elif kind.startswith("slices:"):
+        dim, sizes = int(kind.split(":")[1]), [int(n) for n in kind.split(":")[2].split(",")]
+        starts = np.cumsum([0, *sizes])
+        of_fields = np.arange(shape[dim]) * len(sizes) // shape[dim]
+        low, high = (e[of_fields] for e in (starts[:-1], starts[1:]))
+        values = np.moveaxis(
+            rng.integers(low, high, np.moveaxis(np.empty(shape), dim, -1).shape), -1, dim
+        )
     elif element == "i1":
         values = rng.integers(0, 2, shape)
     elif element in INTEGERS:

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from math import fsum, gcd
+from math import fsum, gcd, prod
 from typing import NamedTuple
 
 from shardir.algebra.estimates import ranked
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
 from shardir.algebra.redistribution import estimated_seconds
+from shardir.algebra.slices import SlicedDim
 
 Dims = tuple[tuple[str, ...], ...]
 FactorAxes = dict[str, Axes]
@@ -79,8 +80,8 @@ class Factors:
 
     @staticmethod
     def of(
-        operands: Sequence[Sequence[str]],
-        results: Sequence[Sequence[str]],
+        operands: Sequence[Sequence[str | SlicedDim]],
+        results: Sequence[Sequence[str | SlicedDim]],
         shapes: Sequence[Shape],
         *,
         replicate: Sequence[str] = (),
@@ -91,12 +92,16 @@ class Factors:
         sparse: Sequence[str] = (),
         dealt: Sequence[str] = (),
     ) -> "Factors":
-        """Return factors from a string per dimension ("i", "a b", or "" where nothing can split).
+        """Return factors from a string per dimension ("i", "a b", or "" where nothing can split),
+        or a SlicedDim.
 
         `shapes` are those of the operands, then of the results. The sizes of the factors of a
         merged dimension come from the side on which they stand alone.
         """
-        dims = tuple(tuple(tuple(d.split()) for d in v) for v in (*operands, *results))
+        dims = tuple(
+            tuple(tuple(d.split()) if isinstance(d, str) else d for d in v)
+            for v in (*operands, *results)
+        )
         sizes: dict[str, int] = {}
         for value in dims:
             for d in value:
@@ -104,7 +109,7 @@ class Factors:
                     sizes.setdefault(f, 0)
         for value, shape in zip(dims, shapes, strict=True):
             for d, n in zip(value, shape, strict=True):
-                if len(d) == 1:
+                if len(d) == 1 and not isinstance(d, SlicedDim):
                     sizes[d[0]] = n
         return Factors(
             tuple(sizes.items()), dims[: len(operands)], dims[len(operands) :],
@@ -128,6 +133,10 @@ class Factors:
     def size(self, factor: str) -> int:
         return self._sizes[factor]
 
+    def dim_size(self, dim: tuple[str, ...]) -> int:
+        """Return the size of a dimension, from its factors."""
+        return sum(dim.slices) if isinstance(dim, SlicedDim) else prod(map(self.size, dim))
+
     @cached_property
     def reduced(self) -> frozenset[str]:
         """The factors of the operands that some result lacks."""
@@ -149,6 +158,9 @@ class Factors:
         A merged dimension fills its major factor first; only when that is cut to the last element
         can the next one be split. Axes are cut into sub-axes where that lets them fit.
         """
+        if isinstance(dim, SlicedDim):
+            is_sliced = dim.axes(tuple(axes), mesh) == mesh.simplify(axes)
+            return {dim[0]: tuple(axes) if is_sliced else ()}, is_sliced
         if len(dim) == 1:
             keeps_sizes = dim[0] not in self.sliding | self.moved
             return {dim[0]: axes if keeps_sizes else tuple(axes)}, True
@@ -202,6 +214,8 @@ class Factors:
 
     def compose(self, dim: tuple[str, ...], chosen: FactorAxes, mesh: Mesh) -> Axes | None:
         """Return the axes of a dimension from those of its factors; None if no layout has them."""
+        if isinstance(dim, SlicedDim):
+            return dim.axes(chosen.get(dim[0], ()), mesh)
         if len(dim) == 1:
             return chosen.get(dim[0], ())
         out: list = []

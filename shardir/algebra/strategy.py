@@ -8,11 +8,12 @@ Numbers become axes by dealing out the mesh's devices to the op's factors, major
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import gcd, prod
+from math import gcd
 
 from shardir.algebra.factors import FactorAxes, Factors, OpSharding, try_op_sharding
 from shardir.algebra.layout import Layout, check_sizes
 from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text
+from shardir.algebra.slices import SlicedDim
 from shardir.diagnostics import ShardirError, coded
 
 Cut = int | Axes
@@ -50,11 +51,13 @@ class Strategy:
         found = try_op_sharding(factors, chosen, mesh, partial)
         if found is None:
             self._check_twice(factors, chosen, mesh)
-            where = next(
-                where
+            where, names = next(
+                (where, names)
                 for where, names in _dimensions(factors)
                 if factors.compose(names, chosen, mesh) is None
             )
+            if isinstance(names, SlicedDim):
+                raise ShardirError(_cannot_split(factors, names, where, f"strategy {self}"))
             message = f"{where}: expected consecutive elements in each shard, got strategy {self}"
             fix = "split its major factor only, or into single elements"
             raise ShardirError(coded("S6", message, use=fix))
@@ -181,7 +184,7 @@ class Strategy:
     ) -> None:
         for a in cut:
             _check_axis(mesh, a, where)
-        check_sizes(mesh, cut, prod(factors.size(f) for f in names), where)
+        check_sizes(mesh, cut, factors.dim_size(names), where)
         cut = mesh.simplify(cut)
         assigned, is_all = factors.assign(names, cut, mesh)
         if not is_all:
@@ -229,6 +232,10 @@ def _cannot_split(factors: Factors, names: tuple[str, ...], where: str, got: str
     if not names:
         message = f"{where}: expected no split of a dimension without a factor, got {got}"
         return coded("S6", message, use="leave it unsharded")
+    if isinstance(names, SlicedDim):
+        slices = ", ".join(map(str, names.slices))
+        message = f"{where}: expected shards of as many of its slices <{slices}> each, got {got}"
+        return coded("S6", message, use="write a number, or the sizes of the shards")
     sizes = " x ".join(str(factors.size(f)) for f in names)
     message = f"{where}: expected a split of its factors {sizes} in this order, got {got}"
     return coded("S6", message, use="use numbers that divide them")

@@ -1,12 +1,13 @@
-"""Functions that emitted programs call, on one device: an op, the order of a group, padding."""
+"""Functions that emitted programs call, on one device: ops, the order of a group, padding."""
 
-from itertools import permutations
+from itertools import accumulate, permutations
 
+import numpy as np
 import pytest
 import torch
 
 from shardir.backend.torch.runtime import runtime_buffers as buffers
-from shardir.backend.torch.runtime.ops_runtime import trust_ratio
+from shardir.backend.torch.runtime.ops_runtime import in_slices, trust_ratio
 from shardir.backend.torch.runtime.runtime_mesh import Group, shard_size
 
 
@@ -32,3 +33,28 @@ def test_padded_shards_are_joined_without_their_padding(count: int, total: int, 
     shards = [x.narrow(dim, start, n) for start, n in buffers.parts(total, count)]
     blocks = [buffers.padded(s, dim, shard_size(total, count)) for s in shards]
     assert torch.equal(buffers.joined(blocks, dim, total), x)
+
+
+@pytest.mark.parametrize("slices", [(3, 0, 4, 2), (5, 4), (9,)])
+def test_an_index_out_of_its_slice_is_named_with_its_place(slices: tuple[int, ...]) -> None:
+    """Of 4 x 4 indices over 2 x 2 devices, dimension 1 is that of the fields."""
+    ends = [*accumulate(slices)]
+    of_fields = [slice(ends[f * len(slices) // 4] - slices[f * len(slices) // 4],
+                       ends[f * len(slices) // 4]) for f in range(4)]  # fmt: skip
+    rng = np.random.default_rng(len(slices))
+    for _ in range(20):
+        ids = rng.integers(-1, 11, (4, 4))
+        for row, column in ((0, 0), (0, 2), (2, 0), (2, 2)):
+            mine = torch.tensor(ids[row : row + 2, column : column + 2])
+            wrong = [
+                (r, c) for r in (row, row + 1) for c in (column, column + 1)
+                if not of_fields[c].start <= ids[r, c] < of_fields[c].stop
+            ]  # fmt: skip
+            if not wrong:
+                assert in_slices(mine, 1, slices, 4, (row, column)) is mine
+                continue
+            r, c = wrong[0]
+            low, high = of_fields[c].start, of_fields[c].stop - 1
+            place = rf"index {ids[r, c]} at \[{r}, {c}\] is out .* from {low} to {high}$"
+            with pytest.raises(IndexError, match=place):
+                in_slices(mine, 1, slices, 4, (row, column))

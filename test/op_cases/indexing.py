@@ -29,6 +29,23 @@ def gather(table: Shape, ids: Shape, axis: int, index: str = "i64") -> list[Case
     ]
 
 
+def fields(table: Shape, ids: Shape, axis: int, field: int, slices: Shape) -> list[Case]:
+    """A gather whose indices are those of fields, each in its slice, and its gradient op."""
+    name = f"{'x'.join(map(str, table))}-at-{axis}-field-{field}"
+    props: dict[str, Attribute] = {
+        "axis": int_attr(axis),
+        "field": int_attr(field),
+        "slices": nn.IntsPerDimAttr(slices),
+    }
+    out = (*table[:axis], *ids, *table[axis + 1 :])
+    within = f"slices:{field}:{','.join(map(str, slices))}"
+    of_table, of_ids = table, ("i64", ids)
+    return [
+        Case(name, nn.GatherOp, (of_table, of_ids), ALL, props, kinds=("normal", within)),
+        Case(name, nn.GatherGradOp, (of_ids, out), NUMBERS, props, result=table, kinds=(within,)),
+    ]
+
+
 def embedding(table: Shape, ids: Shape, axis: int, padding: int) -> Case:
     """A gather of which one row gets no gradient."""
     name = f"{'x'.join(map(str, table))}-at-{axis}-but-{padding}"
@@ -57,6 +74,8 @@ CASES: list[Case] = [
     *gather((4, 6, 2), (5,), 1),
     *gather((3, 5), (2, 2), -1),
     *gather((4, 8), (), 0),
+    *fields((8, 4), (4, 4), 0, 1, (3, 1, 2, 2)),
+    *fields((3, 9), (4,), 1, 0, (4, 5)),
     embedding((3, 4), (2, 5), 0, 1),
     embedding((5, 3), (6,), 1, 2),
     *pick((4, 8)),

@@ -1,6 +1,7 @@
 """The examples of layouts, strategies and redistributions on real ranks: results and gradients."""
 # ruff: noqa: E402 (torch may not be installed)
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from example_runs import Tensors, check_training, equal, gradients
+
+import shardir
+from shardir.backend.interface import Options, RunError
+from shardir.backend.torch.launch import run
+from shardir.diagnostics import ShardirError
+from shardir.interpret import run as interpret
+from shardir.syntax.parser import parse
 
 pytestmark = pytest.mark.xdist_group("layout examples")
 
@@ -128,3 +136,57 @@ def test_manual_split(ran):
         return functional.cross_entropy(flat @ v["w"], v["clicks"])
 
     check_training(example, loss, steps=3)
+
+
+def test_the_fields_of_a_manual_split(ran):
+    """Each device looks up the ids of its fields, in its shard of the table."""
+    functional = torch.nn.functional
+    example = ran("manual_split")
+    first = torch.tensor([0, 40, 64, 71])
+    args = example.args("gradient_of_fields")
+    rows, d_table = gradients(
+        lambda table: functional.embedding(args["codes"] + first, table), [args["table"]],
+        args["d_rows"],
+    )  # fmt: skip
+    equal(example.results("fields")[0], rows)
+    equal(example.results("gradient_of_fields")[1], d_table)
+
+    def loss(v: Tensors) -> Any:
+        flat = functional.embedding(v["codes"] + first, v["table"]).flatten(1)
+        return functional.cross_entropy(flat @ v["w"], v["clicks"])
+
+    check_training(example, loss, steps=3, step="step_of_fields")
+
+
+FIELDS = """dist.mesh @m <d = 2>
+!table = tensor<5x2xf32>
+!ids = tensor<16x2xi64>
+func.func @f(
+    %table: !table {{train.input = #train.init<normal>}},
+    %codes: !ids {{train.input = #train.init<integers, low = 0, high = {}>}}
+) -> tensor<16x2x2xf32> {{
+  %first = nn.constant dense<[0, 3]> : tensor<2xi64> -> tensor<2xi64>
+  %ids = nn.add %codes, %first : (!ids, tensor<2xi64>) -> !ids
+  %y = nn.gather %table, %ids axis 0 field 1 slices <3, 2> strategy<((2, 1), (1, 2))>
+    : (!table, !ids) -> tensor<16x2x2xf32>
+  func.return %y : tensor<16x2x2xf32>
+}}"""
+
+
+@pytest.mark.parametrize("high", [2, 3])
+def test_an_id_out_of_its_slice_ends_the_run(tmp_path: Path, high: int):
+    """Of field 1, rows 3 and 4, which rank 1 has; in the interpreter too."""
+    text = FIELDS.format(high)
+    compiled = shardir.compile(text)
+    directory = compiled.save(tmp_path / "f")
+    codes = np.array([[0, 0]] * 15 + [[0, high - 1]])
+    module = parse(text)
+    table = np.zeros((5, 2), np.float32)
+    if high == 2:
+        run(directory, Options(timeout=60))
+        interpret(module, "f", [table, codes])
+        return
+    with pytest.raises(RunError, match=r"rank 1 failed: IndexError: index 5 at \[\d+, 1\] is out"):
+        run(directory, Options(timeout=60))
+    with pytest.raises(ShardirError, match=r"expected an index from 3 to 4 at \[15, 1\], got 5"):
+        interpret(module, "f", [table, codes])

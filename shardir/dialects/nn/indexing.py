@@ -17,9 +17,11 @@ from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, r
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
+from shardir.algebra.slices import SlicedDim
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
+from shardir.dialects.nn.movement import IntsPerDimAttr
 from shardir.dialects.nn.properties import axis_of, int_of
 from shardir.dialects.nn.selection import SelectOp
 from shardir.dialects.nn.types import arithmetic_element, unsharded_type
@@ -54,6 +56,72 @@ def _gathered_shape(table: Shape, ids: Shape, axis: int) -> Shape:
     return (*table[:axis], *ids, *table[axis + 1 :])
 
 
+def check_slices(table: Shape, ids: Shape, props: Props) -> None:
+    """Raise ShardirError where the slices of a table do not fit it, or the indices."""
+    if ("field" in props) != ("slices" in props):
+        found = "expected a field and slices, or neither, got one of them"
+        raise ShardirError(coded("T10", found))
+    if "field" not in props:
+        return
+    rows = table[axis_of(props, "axis", len(table))]
+    fields = ids[axis_of(props, "field", len(ids))]
+    slices = slices_of(props)
+    if sum(slices) != rows or any(n < 0 for n in slices):
+        found = f"expected slices whose sum is {rows}, the rows of the table, got {list(slices)}"
+        raise ShardirError(coded("T10", found))
+    if not slices or fields % len(slices):
+        found = f"expected slices whose number divides the {fields} fields, got {len(slices)}"
+        raise ShardirError(coded("T10", found))
+
+
+def slices_of(props: Props) -> Shape:
+    attr = props["slices"]
+    assert isinstance(attr, IntsPerDimAttr)
+    return attr.data
+
+
+def _dims(
+    table: Shape, ids: Shape, props: Props
+) -> tuple[list[str | SlicedDim], list[str], list[str]]:
+    """Return the dimensions of a table and those of indices, and the factors of the table; with
+    slices its rows are split as the fields are."""
+    axis = axis_of(props, "axis", len(table))
+    t, i = factor_names(len(table), "t"), factor_names(len(ids), "i")
+    if "field" not in props:
+        return [*t], i, t
+    t[axis] = i[axis_of(props, "field", len(ids))]
+    return [*t[:axis], SlicedDim(t[axis], slices_of(props)), *t[axis + 1 :]], i, t
+
+
+def check_fields(device: Device, v: SSAValue, props: Props, ids: Array) -> None:
+    """Check that the indices of each field are within its slice.
+
+    Raises:
+        ShardirError: one is not.
+    """
+    if "field" not in props or not ids.size:
+        return
+    shape, slices = device.global_shape(v), slices_of(props)
+    dim = axis_of(props, "field", len(shape))
+    fields = device.start(v, dim) + np.arange(ids.shape[dim])
+    slice_of = fields * len(slices) // shape[dim]
+    ends = np.cumsum(slices)
+    along = [-1 if d == dim else 1 for d in range(ids.ndim)]
+    low, high = ((e[slice_of]).reshape(along) for e in (ends - slices, ends))
+    outside = np.argwhere((ids < low) | (ids >= high))
+    if len(outside):
+        at = tuple(int(k) for k in outside[0])
+        first, last = (int(np.broadcast_to(e, ids.shape)[at]) for e in (low, high - 1))
+        where = [device.start(v, d) + k for d, k in enumerate(at)]
+        found = f"expected an index from {first} to {last} at {where}, got {int(ids[at])}"
+        raise ShardirError(f"{found}; correct the indices or the slices")
+
+
+def _table_props(op: "GatherOp | GatherGradOp") -> Props:
+    """Return the properties that tell how indices belong to a table."""
+    return {k: op.properties[k] for k in ("axis", "field", "slices") if k in op.properties}
+
+
 class IndexedRead(TensorOp, ABC):
     """An op that reads elements of its first operand at the indices of the second."""
 
@@ -73,9 +141,14 @@ class GatherGradOp(TensorOp):
     ids = operand_def(TensorType)
     dy = operand_def(TensorType)
     axis = prop_def(IntegerAttr.constr(type=i64))
+    field = opt_prop_def(IntegerAttr.constr(type=i64))
+    slices = opt_prop_def(IntsPerDimAttr)
     out = result_def(TensorType)
     INFERRED: ClassVar[bool] = False
-    assembly_format = f"$ids `,` $dy `axis` $axis {STRATEGY}"
+    GLOBAL_TYPES: ClassVar[bool] = True
+    assembly_format = (
+        f"$ids `,` $dy `axis` $axis (`field` $field^)? (`slices` $slices^)? {STRATEGY}"
+    )
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
@@ -86,15 +159,16 @@ class GatherGradOp(TensorOp):
         if operands[1].get_shape() != expected:
             found = f"expected dy of shape {list(expected)}, got {operands[1]}"
             raise ShardirError(coded("T1", found))
+        check_slices(results[0].get_shape(), operands[0].get_shape(), props)
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         table = results[0].get_shape()
         axis = axis_of(props, "axis", len(table))
-        t, i = factor_names(len(table), "t"), factor_names(len(operands[0].get_shape()), "i")
+        t, i, sparse = _dims(table, operands[0].get_shape(), props)
         return Factors.of(
             [i, [*t[:axis], *i, *t[axis + 1 :]]], [t],
-            [v.get_shape() for v in (*operands, *results)], sparse=t,
+            [v.get_shape() for v in (*operands, *results)], sparse=sparse,
         )  # fmt: skip
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
@@ -109,7 +183,7 @@ class GatherGradOp(TensorOp):
         return out
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        return None, b.value(GatherOp, dy, self.ids, props={"axis": self.axis})
+        return None, b.value(GatherOp, dy, self.ids, props=_table_props(self))
 
 
 @irdl_op_definition
@@ -117,6 +191,10 @@ class GatherOp(IndexedRead):
     """Elements of a table at the indices: table.shape[:axis] + ids.shape + table.shape[axis + 1:].
 
     An embedding is a gather at axis 0. Index `padding` of the table gets no gradient.
+
+    With `field d slices <n0, n1, ...>` dimension d of the indices is that of fields: those of the
+    k-th are within the k-th slice of the table. (Of more fields than slices, equal numbers share
+    one.) Then a device that has the slices of its fields has all the elements that they need.
     """
 
     name = "nn.gather"
@@ -124,8 +202,14 @@ class GatherOp(IndexedRead):
     ids = operand_def(TensorType)
     axis = prop_def(IntegerAttr.constr(type=i64))
     padding = opt_prop_def(IntegerAttr.constr(type=i64))
+    field = opt_prop_def(IntegerAttr.constr(type=i64))
+    slices = opt_prop_def(IntsPerDimAttr)
     out = result_def(TensorType)
-    assembly_format = f"$table `,` $ids `axis` $axis (`padding` $padding^)? {STRATEGY}"
+    GLOBAL_TYPES: ClassVar[bool] = True
+    assembly_format = (
+        "$table `,` $ids `axis` $axis (`padding` $padding^)? (`field` $field^)? "
+        f"(`slices` $slices^)? {STRATEGY}"
+    )
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
@@ -135,23 +219,26 @@ class GatherOp(IndexedRead):
         if "padding" in props and (padding := int_of(props, "padding")) < 0:
             found = f"expected a padding index of 0 or more, got {padding}"
             raise ShardirError(coded("T10", found))
+        check_slices(table.get_shape(), ids.get_shape(), props)
         return [
             tensor(table.element_type, _gathered_shape(table.get_shape(), ids.get_shape(), axis))
         ]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        table, ids = operands
-        axis = axis_of(props, "axis", len(table.get_shape()))
-        t, i = factor_names(len(table.get_shape()), "t"), factor_names(len(ids.get_shape()), "i")
+        table, ids = (v.get_shape() for v in operands)
+        axis = axis_of(props, "axis", len(table))
+        t, i, sparse = _dims(table, ids, props)
         return Factors.of(
             [t, i], [[*t[:axis], *i, *t[axis + 1 :]]],
-            [v.get_shape() for v in (*operands, *results)], sparse=t, dealt=[*i, *t],
+            [v.get_shape() for v in (*operands, *results)], sparse=sparse,
+            dealt=[*dict.fromkeys((*i, *sparse))],
         )  # fmt: skip
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         table, ids = arrays
         axis = axis_of(self.properties, "axis", table.ndim)
+        check_fields(device, self.ids, self.properties, ids)
         here, inside = local_indices(device, self.table, axis, ids)
         shape = _gathered_shape(table.shape, ids.shape, axis)
         if table.shape[axis] == 0:
@@ -171,7 +258,7 @@ class GatherOp(IndexedRead):
             dy = b.value(SelectOp, used, dy, b.scalar(0.0, dy))
         d = b.value(
             GatherGradOp, self.ids, dy,
-            props={"axis": self.axis}, result=unsharded_type(self.table), like=self.table,
+            props=_table_props(self), result=unsharded_type(self.table), like=self.table,
         )  # fmt: skip
         return d, None
 

@@ -16,6 +16,13 @@ def rows(s: EmissionScope, v: SSAValue, dim: int) -> str:
 def _gather(s: EmissionScope, op: nn.GatherOp) -> Text:
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.table)))
     table, ids = s.operand(op.table), s.operand(op.ids)
+    if op.slices is not None:
+        s.use("ops")
+        shape = s.global_shape(op.ids)
+        dim = axis_of(op.properties, "field", len(shape))
+        starts = tuple_text([s.start(op.ids, d) for d in range(len(shape))])
+        slices = tuple_text([*map(str, op.slices.data)])
+        ids = f"ops.in_slices({ids}, {dim}, {slices}, {shape[dim]}, {starts})"
     total = s.global_shape(op.table)[axis]
     if axis == 0 and len(s.shape_of(op.table)) == 2 and s.parts(op.table, 0) == 1 and total:
         s.use("F")

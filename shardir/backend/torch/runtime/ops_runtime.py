@@ -42,6 +42,32 @@ def in_range(ids: Tensor, total: int, allowed: int | None = None) -> Tensor:
     return ids.long()
 
 
+def in_slices(
+    ids: Tensor, dim: int, slices: Sequence[int], fields: int, starts: Sequence[int]
+) -> Tensor:
+    """The indices; an error where one of a field is not in that field's slice of the rows. `fields`
+    is the size of `dim` on all ranks, `starts` the global index of the first element here."""
+    ends = torch.tensor(slices, device=ids.device).cumsum(0)
+    mine = torch.arange(ids.shape[dim], device=ids.device) + starts[dim]
+    slice_of = mine * len(slices) // fields
+    along = [-1 if d == dim else 1 for d in range(ids.ndim)]
+    high = ends[slice_of].view(along)
+    low = high - torch.tensor(slices, device=ids.device)[slice_of].view(along)
+    outside = (ids < low) | (ids >= high)
+    if ids.device.type == "cuda":  # the error comes later, but the host need not wait
+        inside = outside.logical_not().all()
+        aten._assert_async.msg(inside, "an index is out of the slice of its field")
+    elif outside.any():
+        at = outside.nonzero()[0].tolist()
+        k = at[dim]
+        where = [start + i for start, i in zip(starts, at, strict=True)]
+        raise IndexError(
+            f"index {int(ids[tuple(at)])} at {where} is out of the slice of its field, from "
+            f"{int(low.flatten()[k])} to {int(high.flatten()[k]) - 1}"
+        )
+    return ids
+
+
 def local_ids(ids: Tensor, start: int, rows: int, total: int) -> tuple[Tensor, Tensor | None]:
     """Indices into this rank's shard, 0 for others, and the mask of those in it (None: all)."""
     ids = in_range(ids, total)
