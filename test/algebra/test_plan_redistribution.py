@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import combinations, count, pairwise
 from math import prod
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,10 @@ from shardir.algebra.mesh import Axis, Mesh, sizes_of
 from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.notation import parse_axes, parse_layout
 from shardir.algebra.redistribution import Search, named_collectives, plan_redistribution
-from shardir.algebra.routes import routes
+from shardir.algebra.routes import Routes, routes
 from shardir.algebra.steps import step_form, step_seconds
 from shardir.algebra.traffic import fetched, sent
-from shardir.cost.clusters import names
+from shardir.cost.clusters import load, names
 from shardir.diagnostics import ShardirError
 from shardir.interpret.redistribution import redistribute
 from shardir.interpret.values import assemble, split
@@ -246,6 +247,24 @@ def test_the_plan_is_the_shortest_path(data: st.DataObject) -> None:
         ends = source.simplified(mesh), target.simplified(mesh)
         problem = RedistributionProblem(mesh, shape, *ends)  # not cut at levels
         assert found <= shortest(problem, of_full_axes) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "cluster", [load("ascend910"), Cluster((Level("all", 8, 1e9, 1e-9),))], ids=["levels", "bytes"]
+)
+def test_no_path_over_any_sub_axes_is_faster(cluster: Cluster) -> None:
+    """Of all paths over all layouts of the three sub-axes of 8 devices; also of those that a plan
+    is not searched among."""
+    mesh, random = Mesh("m", (("d", 8),), cluster), Random(0)
+    every = Routes(mesh, 2, "sum", tuple(Axis("d", pre, 2) for pre in (1, 2, 4)))
+    assert len(every.layouts) == 92
+    for rows in (8, 32768):
+        shape = (rows, 8)
+        found = every.seconds(shape, 4)
+        for _ in range(extent(25, 1000)):
+            i, j = (random.randrange(len(every.layouts)) for _ in range(2))
+            plan = plan_redistribution(shape, "f32", mesh, every.layouts[i], every.layouts[j])
+            assert plan.seconds <= found[i, j] * (1 + 1e-9) + 1e-18, str(plan)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 4096])
