@@ -119,7 +119,7 @@ LOWERING = (
 
 
 LARGE = {
-    "mlp": programs.mlp(layers=2, batch=256, dim=512, hidden=512),
+    "mlp": programs.mlp(layers=1, batch=512, dim=512, hidden=1024),
     "gpt": search.gpt(layers=1, batch=8, seq=128, hidden=512, heads=8, vocab=1024),
 }
 
