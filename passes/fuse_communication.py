@@ -51,7 +51,8 @@ class FuseCommunication(LocalPass):
         _sink_casts(f.block)
         _reduce_before_updates(f.block)
         if f.mesh is not None:
-            _fuse(f.block, f.mesh, self.max_bytes)
+            while _fuse(f.block, f.mesh, self.max_bytes):
+                pass  # the first uses of their operands are later now
 
 
 def _sink_casts(block: Block) -> None:
@@ -103,8 +104,9 @@ class _Bucket:
         return both and self.bytes + other.bytes <= max_bytes
 
 
-def _fuse(block: Block, mesh: Mesh, max_bytes: int) -> None:
-    """Fuse the collectives of a block that have an index, and those that gain by it."""
+def _fuse(block: Block, mesh: Mesh, max_bytes: int) -> bool:
+    """Fuse the collectives of a block that have an index, and those that gain by it; return whether
+    there were any."""
     at = {op: i for i, op in enumerate(block.ops)}
     indexed, others = defaultdict[Key, list[_Bucket]](list), defaultdict[Key, list[_Bucket]](list)
     for op, i in at.items():
@@ -120,9 +122,10 @@ def _fuse(block: Block, mesh: Mesh, max_bytes: int) -> None:
     found = [reduce(add, run) for parts in indexed.values() for run in _runs(parts, inf)]
     for parts in others.values():
         found += _gainful(parts, max_bytes)
-    for bucket in found:
-        if len(bucket.ops) > 1:
-            _merge(sorted(bucket.ops, key=at.__getitem__))
+    fused = [bucket for bucket in found if len(bucket.ops) > 1]
+    for bucket in fused:
+        _merge(sorted(bucket.ops, key=at.__getitem__))
+    return bool(fused)
 
 
 Key = tuple[type[Operation], tuple[tuple[str, str], ...], Attribute]
