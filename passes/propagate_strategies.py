@@ -4,20 +4,21 @@
                              tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>>) -> tensor<8x6xf32>
  -> %h = nn.matmul %x, %w : (...) -> tensor<8x6xf32, #dist.layout<@m, [{dp}, {tp}]>>
 
-The engine is `shardir/algebra/propagation`; this pass makes a graph of each function, and writes
-the layouts that it finds into the types.
+The engine is `shardir/algebra/propagation`, with `shardir/search/reopening.py`; this pass makes a
+graph of each function, and writes the layouts that they find into the types.
 
 1. An annotated layout is never changed; of a `#dist.sharding` open dimensions are split further,
    but over no axis that is to stay replicated, and dimensions of a priority take part after all of
    lower ones. An op with a strategy determines its other results: as it makes them, reduced, or as
    one of their users needs them, where that is cheaper.
 2. Axes propagate along factors, forward and backward, to a fixed point: first those of activations,
-   then those of parameters and states too.
+   then those of parameters and states too. Where these are refused, grants are reopened: each value
+   gets the layout that it has so, or with parameters first, whichever is faster in total.
 3. Of conflicting proposals, at an op or for a value, those of minimum redistribution are granted;
    ties go to the proposal that splits more, then to the first dimension.
 4. An axis is added to a value only where it is not in use in that value.
-5. Inputs that no annotation reaches are split along dimension 0 over the unused axes: data
-   parallel.
+5. Inputs that no annotation and no strategy reaches are split along dimension 0 over the unused
+   axes: data parallel.
 6. Other values are replicated.
 7. The result depends on the uses of values, not on the order of ops.
 8. Values of a `dist.sharding_group` have one sharding: an annotation of one annotates all.
@@ -33,14 +34,16 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
+from shardir.algebra.factors import FactorAxes
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.propagation import PropagationState, propagate
+from shardir.algebra.propagation import PropagationState
 from shardir.algebra.propagation.annotations import ContradictionError
 from shardir.algebra.propagation.graph import GraphValue, Node, PropagationGraph, Tie
 from shardir.analysis.functions import name_of, values
 from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import retained_arguments, ties
+from shardir.cost import op_seconds
 from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects.dist import (
     PropagationBarrierOp,
@@ -49,13 +52,15 @@ from shardir.dialects.dist import (
     sharding_of,
     with_layout,
 )
-from shardir.dialects.nn.base import TensorOp, strategy_factors
+from shardir.dialects.nn.base import TensorOp, decomposes, strategy_factors
 from shardir.dialects.nn.types import itemsize, unsharded_type
-from shardir.dialects.train import Update
+from shardir.dialects.train import GradientOp, StepOp, Update
+from shardir.rewriting.autodiff.activity import Activity, is_float
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import set_type
+from shardir.search.reopening import reopened
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class FunctionPropagation:
              for v, w, op in self.tied()],
         )  # fmt: skip
         try:
-            state = propagate(graph)
+            state = reopened(graph)
         except ContradictionError as e:
             for c in e.contradictions:
                 op = self.ops[c.node]
@@ -131,6 +136,10 @@ class FunctionPropagation:
     def graph_values(self) -> Iterator[GraphValue]:
         """The values of the graph, in the order of `values`."""
         retained = retained_arguments(self.f)
+        activity = Activity(differentiated_arguments(self.f))
+        activity.mark(self.ops)
+        bundled = {op.operands[1] for op in self.ops if isinstance(op, Update)}
+        bundled.update(retained.intersection(activity.active))
         for v in self.values:
             assert isinstance(v.type, TensorType)
             yield GraphValue(
@@ -139,6 +148,8 @@ class FunctionPropagation:
                 is_input=isinstance(v, BlockArgument),
                 is_parameter=v in retained,
                 itemsize=itemsize(unsharded_type(v)),
+                is_active=v in activity.active,
+                is_bundled=v in bundled,
             )
 
     def node(self, op: Operation, errors: list[Located]) -> Node:
@@ -155,7 +166,10 @@ class FunctionPropagation:
                     forward=allowed == "forward", backward=allowed == "backward",
                 )  # fmt: skip
             case TensorOp() if op.strategy is None:
-                return Node(operands, results, strategy_factors(op))
+                return Node(
+                    operands, results, strategy_factors(op), decomposes=decomposes(type(op)),
+                    seconds=lambda axes: self.seconds(op, axes),
+                )  # fmt: skip
             case TensorOp():
                 try:
                     return Node(operands, results, strategy=strategy_op_sharding(op, self.mesh))
@@ -167,6 +181,11 @@ class FunctionPropagation:
             case _:
                 pass
         return Node(operands, results)
+
+    def seconds(self, op: TensorOp, axes: FactorAxes) -> float:
+        """Return the time to compute an op with these axes of its factors."""
+        types = [unsharded_type(v) for v in (*op.operands, *op.results)]
+        return op_seconds(type(op), strategy_factors(op), axes, types, self.mesh)
 
     def tied(self) -> Iterator[tuple[SSAValue, SSAValue, Operation]]:
         """Yield old and new values of parameters and states, and states and their parameter: no
@@ -186,3 +205,15 @@ class FunctionPropagation:
             layout = annotated.simplified(self.mesh) if annotated else Layout(self.mesh.name, dims)
             set_type(v, with_layout(v.type, layout))
         update_signature(self.f)
+
+
+def differentiated_arguments(f: FuncOp) -> Iterator[SSAValue]:
+    """Yield the arguments with respect to which a function is to be differentiated."""
+    module, retained = f.parent_op(), retained_arguments(f)
+    for op in module.regions[0].block.ops if module is not None else ():
+        if not isinstance(op, StepOp | GradientOp) or op.function.string_value() != name_of(f):
+            continue
+        if isinstance(op, GradientOp):
+            yield from (f.body.block.args[i] for i in op.wrt.data)
+        else:
+            yield from (v for v in f.body.block.args if v in retained and is_float(v))

@@ -10,8 +10,9 @@ A graph of plain values (`graph.py`) to a fixed point, by a worklist (`worklist.
    the annotation excludes, and over none that splits another dimension of the value. A node's
    strategy determines its results where they have no annotation.
 2. Axes propagate along factors, forward and backward. First activations propose them, to a fixed
-   point, then parameters too: so a weight that is split over the batch's axis does not displace
-   the batch. This is done for each priority in turn, with the dimensions up to it.
+   point, then parameters too, so that a weight that is split over the batch's axis does not
+   displace the batch; or the other way round. This is done for each priority in turn, with the
+   dimensions up to it.
 3. Where proposals conflict, at a node or for a value, the cheapest compatible ones are granted
    (`conflicts.py`).
 4. Values of a group have one sharding. Values that are tied have one where they can: their shapes
@@ -37,18 +38,19 @@ from shardir.algebra.propagation.state import PropagationState
 from shardir.algebra.propagation.worklist import Worklist
 
 
-def propagate(graph: PropagationGraph) -> PropagationState:
-    """Propagate a graph's annotations and strategies to all of its values.
+def propagate(graph: PropagationGraph, parameters_first: bool = False) -> PropagationState:
+    """Propagate a graph's annotations and strategies to all of its values: those of activations
+    first, or those of parameters.
 
     Raises:
         ContradictionError: annotations of a group's values contradict each other.
     """
-    state = PropagationState(graph)
+    state = PropagationState(graph, parameters_first)
     annotate(state)
     worklist = Worklist(state)
     for priority in state.priorities():
-        for only_activations in (True, False):
-            state.priority, state.only_activations = priority, only_activations
+        for first_alone in (True, False):
+            state.priority, state.first_alone = priority, first_alone
             worklist.run(range(len(graph.nodes)))
     worklist.run(split_inputs(state))
     worklist.run(place_results(state))

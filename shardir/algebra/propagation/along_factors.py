@@ -3,7 +3,7 @@
     matmul (i, k), (k, j) -> (i, j)      x [{dp}, {}], w [{}, {tp}]: so y [{dp}, {tp}]
 
 Each value proposes the axes of its dimensions for their factors. Activations' proposals are granted
-before parameters'; `conflicts.py` resolves conflicts. Then each value is refined by
+before parameters', or after them; `conflicts.py` resolves conflicts. Then each value is refined by
 what its factors were granted; a merged dimension takes as many of them, major ones first, as a
 layout can express.
 """
@@ -45,10 +45,14 @@ class NodeUpdate(NamedTuple):
     """Per factor that is split, the value, and its dimension, that proposed it."""
     conflict: tuple[Alternative, ...]
     """Where proposals conflict, the alternatives, the granted one first."""
+    refuses: bool
+    """Whether proposals of parameters are refused."""
 
 
 @lru_cache(maxsize=65536)
-def update(factors: Factors, states: tuple[OperandState, ...], mesh: Mesh) -> NodeUpdate:
+def update(
+    factors: Factors, states: tuple[OperandState, ...], mesh: Mesh, parameters_first: bool = False
+) -> NodeUpdate:
     """Return the refinement of the values of a node with these factors, operands first."""
     names = (*factors.operands, *factors.results)
     proposed: tuple[dict[str, dict[Axes, tuple[int, int]]], ...] = ({}, {})
@@ -57,7 +61,7 @@ def update(factors: Factors, states: tuple[OperandState, ...], mesh: Mesh) -> No
             proposed[states[i].is_parameter].setdefault(f, {}).setdefault(axes, (i, d))
     chosen: FactorAxes = {}
     conflict: tuple[Alternative, ...] = ()
-    for found in proposed:
+    for found in reversed(proposed) if parameters_first else proposed:
         taken = tuple(a for axes in chosen.values() for a in axes)
         left = {f: found[f] for f, _ in factors.sizes if f in found and f not in chosen}
 
@@ -71,7 +75,8 @@ def update(factors: Factors, states: tuple[OperandState, ...], mesh: Mesh) -> No
     new = tuple(
         _refined(factors, dims, s, chosen, mesh) for dims, s in zip(names, states, strict=True)
     )
-    return NodeUpdate(new, sources, conflict)
+    refuses = any(axes != chosen.get(f) for f, by in proposed[True].items() for axes in by)
+    return NodeUpdate(new, sources, conflict, refuses)
 
 
 def _refined(

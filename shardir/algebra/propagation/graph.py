@@ -1,11 +1,11 @@
 """The graph that propagation runs on: values and nodes, which are named by their indices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from shardir.algebra.factors import Factors, OpSharding
+from shardir.algebra.factors import FactorAxes, Factors, OpSharding
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.sharding import Sharding
@@ -19,9 +19,18 @@ class GraphValue(NamedTuple):
     is_input: bool = False
     """Whether it may be split along dimension 0 where nothing reaches it."""
     is_parameter: bool = False
-    """Whether it proposes axes only after activations have."""
+    """Whether it proposes axes only after activations have, or before them."""
     itemsize: int = 4
     """The bytes of an element."""
+    is_active: bool = False
+    """Whether its cotangent is to be computed."""
+    is_bundled: bool = False
+    """Whether it is a gradient that is reduced in a bucket with others; of a parameter with a
+    cotangent, whether that is."""
+
+
+def _no_time(axes: FactorAxes) -> float:
+    return 0.0
 
 
 class Node(NamedTuple):
@@ -36,6 +45,10 @@ class Node(NamedTuple):
     """Whether its operands propose axes."""
     backward: bool = True
     """Whether its results do."""
+    decomposes: bool = False
+    """Whether it is replaced by others, which redistribute its operands for themselves alone."""
+    seconds: Callable[[FactorAxes], float] = _no_time
+    """The time to compute it with these axes."""
 
 
 class Tie(NamedTuple):

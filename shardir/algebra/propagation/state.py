@@ -1,5 +1,6 @@
 """The state of a propagation: the axes of each value's dimensions, and their provenance."""
 
+from collections.abc import Iterable
 from functools import cache
 from math import fsum
 from typing import NamedTuple
@@ -27,8 +28,9 @@ class Provenance(NamedTuple):
 class PropagationState:
     """The axes, groups, provenance and conflicts of a propagation so far."""
 
-    def __init__(self, graph: PropagationGraph):
+    def __init__(self, graph: PropagationGraph, parameters_first: bool = False):
         self.graph, self.mesh = graph, graph.mesh
+        self.parameters_first = parameters_first
         self.dims: list[DimAxes] = [((),) * len(v.shape) for v in graph.values]
         self.annotations: list[Sharding | None] = [None] * len(graph.values)
         """Of each value, its annotation, or that of its group, or its node's strategy's."""
@@ -39,11 +41,13 @@ class PropagationState:
         """Of each value that is in a group, the node that puts it there."""
         self.priority = 0
         """The priority up to which dimensions take part."""
-        self.only_activations = True
-        """Whether parameters don't propose axes yet."""
+        self.first_alone = True
+        """Whether only activations propose axes so far; or only parameters, if they are first."""
         self.provenance: dict[tuple[int, int], Provenance] = {}
         """Per dimension of a value that is split."""
         self.node_conflicts: dict[int, tuple[Alternative, ...]] = {}
+        self.refusing: set[int] = set()
+        """The nodes at which proposals of parameters are refused."""
         self.value_conflicts: dict[int, tuple[Alternative, ...]] = {}
         """Where proposals conflicted: the alternatives, the granted one first."""
 
@@ -77,6 +81,16 @@ class PropagationState:
             if w != v:
                 self.provenance[w, d] = Provenance("group", self.grouped_by[w], ((v, d),))
 
+    def adopt(self, other: "PropagationState", values: Iterable[int]) -> None:
+        """Give values, and their groups, the axes that they have in another propagation."""
+        for v in values:
+            self.assign(v, other.dims[v])
+            for w in self.members[v]:
+                for d in range(len(self.dims[w])):
+                    self.provenance.pop((w, d), None)
+                    if (w, d) in other.provenance:
+                        self.provenance[w, d] = other.provenance[w, d]
+
     def path(self, v: int, d: int) -> list[tuple[int, int, Provenance]]:
         """Return the path of the axes of a dimension: the dimension itself, then the ones that
         they come from, back to annotations, strategies and inputs; each once."""
@@ -101,7 +115,8 @@ class PropagationState:
                 late = frozenset(d for d in every if annotation.priority(d) > self.priority)
             open, excluded = annotation.open - late, annotation.replicated
         parameter = self.is_parameter[v]
-        silent = every if parameter and self.only_activations else late
+        waits = self.first_alone and parameter != self.parameters_first
+        silent = every if waits else late
         value = self.graph.values[v]
         return OperandState(value.shape, value.itemsize, dims, open, silent, excluded, parameter)
 

@@ -55,7 +55,8 @@ class Worklist:
             node = self.graph.nodes[n]
             if node.factors is None:
                 continue
-            found = update(node.factors, self.operands(node), state.mesh)
+            found = update(node.factors, self.operands(node), state.mesh, state.parameters_first)
+            (state.refusing.add if found.refuses else state.refusing.discard)(n)
             if found.conflict:
                 state.node_conflicts[n] = found.conflict
             touched = (*node.operands, *node.results)
