@@ -17,6 +17,8 @@ from typing import TypeGuard
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.collectives import AxisState, between
+from shardir.algebra.estimates import IMPROVEMENT
+from shardir.cost.seconds import cost_of
 from shardir.dialects import dist, nn
 from shardir.dialects.text import word
 from shardir.rewriting.bases import Function, LocalPass
@@ -89,7 +91,10 @@ def gathered_and_sliced(op: Operation) -> bool:
 @at_each_op
 def reduced_and_sliced(op: Operation) -> bool:
     """%y = dist.all_reduce %x; %z = dist.all_slice %y dim d    ->
-    %z = dist.reduce_scatter %x dim d"""
+    %z = dist.reduce_scatter %x dim d
+
+    Unless a cluster's reduce-scatters are so slow that this takes longer.
+    """
     first = _one_before(op)
     if not isinstance(first, dist.AllReduceOp) or not isinstance(op, dist.AllSliceOp):
         return False
@@ -100,9 +105,20 @@ def reduced_and_sliced(op: Operation) -> bool:
         kind, first.values, [op.outs[0].type], {**first.properties, "dim": op.dim}
     )  # fmt: skip
     new.location = first.location
+    if _seconds(first) < _seconds(new) * IMPROVEMENT:
+        erase(new)
+        return False
     Rewriter.replace(op, new.outs)
     erase(first)
     return True
+
+
+def _seconds(op: dist.CollectiveOp) -> float:
+    """Return the estimated time of a collective."""
+    layout = dist.layout_of(op.outs[0])
+    assert layout is not None
+    cost = cost_of(op, dist.find_mesh(op, layout.mesh))
+    return cost.seconds if cost is not None else 0.0
 
 
 def _one_before(op: Operation) -> dist.CollectiveOp | None:
