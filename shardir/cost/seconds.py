@@ -73,8 +73,10 @@ def op_seconds(
         return 0.0
     found = try_op_sharding(factors, chosen, mesh)
     if found is None:
+        got = ", ".join(f"{f} over {{{', '.join(map(str, axes))}}}" for f, axes in chosen.items())
         raise ShardirError(
-            f"expected a split of factors that {kind.name} has on the mesh {mesh}, got {chosen}"
+            f"expected a split of the factors of {kind.name} in which each axis of @{mesh.name} "
+            f"splits one of them, got {got}"
         )
     layouts = (*found.operands, *found.results)
     shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]

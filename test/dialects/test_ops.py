@@ -1,9 +1,9 @@
 """The law of every op: one device computes what torch does, forward and gradient; and on any layout
 of its operands all ranks together do.
 
-A case is one op on some shapes. Its element types go through the layouts of `laws.tried`, partial
-operands through those of `laws.partials`; which law is checked of which op, and where, is the list
-`laws.cells`.
+A case is one op on some shapes. Its element types go through the layouts of `op_laws.tried`,
+partial operands through those of `op_laws.partials`; which law is checked of which op, and where,
+is the list `op_laws.cells`.
 """
 
 import random
@@ -31,8 +31,8 @@ from harness import (
     program,
     traffic,
 )
-from laws import BY_NAME, OPS, Tried, cells, elementwise, partials, tried
 from op_cases import CASES, EVEN, REFERENCES, Case
+from op_laws import BY_NAME, OPS, Tried, cells, elementwise, partials, tried
 from reference import shape_of
 from xdsl.utils.exceptions import VerifyException
 

@@ -1,8 +1,8 @@
 """The samples of each op of nn and train: a file per family, of the same name as its dialect's.
 
 A file has CASES, the ops on some shapes, and REFERENCES, for each op the independent answer: torch
-on one device. The laws of ops hold on all of them (`laws.py`). A case has the element types that it
-is for; a type that no case of an op has is refused by it.
+on one device. The laws of ops hold on all of them (`op_laws.py`). A case has the element types that
+it is for; a type that no case of an op has is refused by it.
 """
 
 from reference import Reference

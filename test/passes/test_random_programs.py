@@ -10,7 +10,7 @@ from extent import extent
 from harness import PIPELINE, apply
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
-from laws import OPS
+from op_laws import OPS
 from random_layouts import random_form
 from random_programs import Writer, random_problem, usable
 

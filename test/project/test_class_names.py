@@ -1,4 +1,5 @@
-"""A name of a type has one meaning: no two classes or aliases of the sources share one."""
+"""A name has one meaning: no two classes or aliases of the sources share one, and no two files that
+tests import."""
 
 import ast
 from collections import defaultdict
@@ -50,3 +51,9 @@ def test_no_two_types_share_a_name() -> None:
 def test_names_say_of_what() -> None:
     places = found()
     assert not {name: places[name] for name in VAGUE & places.keys()}
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """Those of a benchmark are imported by the same short names."""
+    stems = [p.stem for folder in ("test", "test/bench") for p in (ROOT / folder).glob("*.py")]
+    assert sorted(stems) == sorted({*stems})

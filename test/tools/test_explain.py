@@ -25,7 +25,7 @@ def test_rows_then_columns() -> None:
     y, z = (next(i for i, l in enumerate(source, 1) if l.startswith(f"  %{n} = nn")) for n in "yz")
     paragraphs = explain(placed(path.name, f"{PLACED},distributed-autodiff"))
     assert paragraphs[0].splitlines() == [
-        f"@net at {path}:{z}: %y, tensor<8x8xf32>",
+        f"@net at {path}:{y}: %y, tensor<8x8xf32>",
         f"  from %y = nn.matmul at {path}:{y}",
         f"  for %z = nn.matmul at {path}:{z}, operand 0",
         "  device matrix [4], tensor map [0, -1] -> device matrix [4], tensor map [-1, -1]",

@@ -2,7 +2,7 @@
 
 A cell says what is tried; an empty one is a law that nobody checks of that op, and fails in
 `test/dialects/test_ops.py`. `tried(case, element)` are the layouts with which the laws of layouts
-are checked, from which their cells are counted. `python test/laws.py` prints the list.
+are checked, from which their cells are counted. `python test/op_laws.py` prints the list.
 
 By default the layouts are those of covering arrays (covering.py) over *kin*: the elementwise ops on
 values of the same ranks, the composite ops of the same factors on them, or the cases of another op
