@@ -16,7 +16,11 @@ import numpy as np
 from shardir.search.problem import Table
 
 TOLERANCE = 1e-9
-"""The reduced cost that counts as 0, relative to the largest cost; and the smallest pivot."""
+"""The reduced cost that counts as 0, relative to the largest of a solution; and the smallest
+pivot."""
+
+MAX_PIVOTS = 1000
+"""The maximum number of pivots. Rounding may make the algorithm cycle; any prices give a bound."""
 
 
 class Prices(NamedTuple):
@@ -47,13 +51,13 @@ def prices(costs: Table, excess: Table, ceiling: float) -> Prices:
     cost = np.concatenate(([ceiling], np.zeros(rows), costs))
     right = np.zeros(rows + 1)
     right[rows] = 1.0
+    negligible = TOLERANCE * costs.max(initial=0.0)  # not of the ceiling, which may be far above
     basis = [*range(1, rows + 1), 0]
-    while True:
-        inverse = np.linalg.inv(columns[:, basis])
-        dual = cost[basis] @ inverse
+    inverse, dual = np.eye(rows + 1), cost[basis]
+    for _ in range(MAX_PIVOTS):
         reduced = cost - dual @ columns
         reduced[basis] = 0.0
-        entering = np.flatnonzero(reduced < -TOLERANCE * np.abs(cost).max(initial=1.0))
+        entering = np.flatnonzero(reduced < -negligible)
         if not len(entering):
             break
         direction, values = inverse @ columns[:, entering[0]], inverse @ right
@@ -61,6 +65,8 @@ def prices(costs: Table, excess: Table, ceiling: float) -> Prices:
         ratio = np.where(up, values / np.where(up, direction, 1.0), np.inf)
         ties = np.flatnonzero(ratio <= ratio.min() + TOLERANCE)
         basis[min(ties, key=lambda i: basis[i])] = int(entering[0])
+        inverse = np.linalg.inv(columns[:, basis])
+        dual = cost[basis] @ inverse
     weights = np.zeros(len(cost))
     weights[basis] = inverse @ right
     return Prices(np.maximum(-dual[:rows], 0.0), weights[1 + rows :])

@@ -3,6 +3,7 @@
 from itertools import permutations
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import layouts_on
@@ -17,30 +18,20 @@ AXES: list[Axes] = [p for n in (1, 2, 3) for p in permutations([*map(Axis, "abc"
 SOME = settings(max_examples=60, deadline=None, derandomize=True)
 
 
+@pytest.mark.parametrize(
+    ("change", "undo"), [(gathered_along, split_along), (split_along, gathered_along)]
+)
 @SOME
-@given(st.data())
-def test_what_is_gathered_can_be_split_again(data: Any) -> None:
+@given(data=st.data())
+def test_gathering_and_splitting_undo_each_other(change: Any, undo: Any, data: Any) -> None:
     """So only the minor axes of a dimension can be gathered."""
     layout = data.draw(layouts_on(MESH, 2))
     for dim, axes in ((d, axes) for d in range(2) for axes in AXES):
         try:
-            gathered = gathered_along(layout, dim, axes, MESH)
+            changed = change(layout, dim, axes, MESH)
         except ShardirError:
             continue
-        again = split_along(gathered, dim, axes, MESH)
-        assert again.simplified(MESH) == layout.simplified(MESH)
-
-
-@SOME
-@given(st.data())
-def test_what_is_split_can_be_gathered_again(data: Any) -> None:
-    layout = data.draw(layouts_on(MESH, 2))
-    for dim, axes in ((d, axes) for d in range(2) for axes in AXES):
-        try:
-            cut = split_along(layout, dim, axes, MESH)
-        except ShardirError:
-            continue
-        assert gathered_along(cut, dim, axes, MESH).simplified(MESH) == layout.simplified(MESH)
+        assert undo(changed, dim, axes, MESH).simplified(MESH) == layout.simplified(MESH)
 
 
 @SOME

@@ -71,6 +71,22 @@ MUTANTS = [
         "test/search/test_search_memory.py -k adjusted",
     ),
     Mutant(
+        "nothing is reopened",
+        "Layouts that are refused to parameters stay refused, whatever they cost.",
+        "shardir/search/reopening.py",
+        "return [v for v, i in self.variable.items() if self._is_other(v)[found.choice[i]]]",
+        "return []",
+        "test/search/test_reopening.py",
+    ),
+    Mutant(
+        "reopening omits cotangents",
+        "The redistributions and reductions of cotangents are not counted.",
+        "shardir/search/reopening.py",
+        "return there + self._seconds(value, cotangent, layout.complete, value.is_bundled)",
+        "return there",
+        "test/search/test_reopening.py",
+    ),
+    Mutant(
         "pairs are transposed",
         "A table of costs is added with its variables exchanged.",
         "shardir/search/problem.py",
