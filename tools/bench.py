@@ -14,7 +14,11 @@ from rich.table import Table
 Record = dict[str, Any]
 
 FOLDER = Path(__file__).resolve().parent.parent / "test" / "bench"
-"""The folder of the benchmarks: a file each, with a docstring and `records(log)`."""
+"""The folder of the benchmarks: a file each, with a docstring and `records(log)`. One with options
+has `add_options(parser)`, and `records` a parameter for each of them."""
+
+EXTRAS = {"scipy": "calibrate"}
+"""The extra of a package that benchmarks require; `torch` of any other."""
 
 
 def names() -> dict[str, str]:
@@ -59,7 +63,8 @@ def _text(value: Any) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a benchmark. Exit codes: 0 success, 2 wrong arguments or a missing package."""
+    """Run a benchmark. Exit codes: 0 success, 1 a law is violated, 2 wrong arguments or a missing
+    package."""
     known = names()
     listing = "\n".join(f"  {n:14} {title}" for n, title in known.items())
     parser = argparse.ArgumentParser(
@@ -72,20 +77,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the records of the table as JSON"
     )
-    options = parser.parse_args(arguments)
-    if options.json is not None and not options.json.parent.is_dir():
-        parser.error(f"--json: expected a file in an existing folder, got {options.json}")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = next((a for a in arguments if a in known), "")
     progress = Console(stderr=True)
     try:
-        records = load(options.name).records(lambda line: progress.print(line, style="dim"))
+        module = load(name) if name else None
+        if module is not None and hasattr(module, "add_options"):
+            module.add_options(parser)
+        options = vars(parser.parse_args(arguments))
+        assert module is not None
+        json_file, name = options.pop("json"), options.pop("name")
+        if json_file is not None and not json_file.parent.is_dir():
+            parser.error(f"--json: expected a file in an existing folder, got {json_file}")
+        records = module.records(lambda line: progress.print(line, style="dim"), **options)
     except ImportError as e:
-        missing = "pip install 'shardir[torch]'"
-        print(f"error: {options.name} requires {e.name}; use {missing}", file=sys.stderr)
+        missing = f"pip install 'shardir[{EXTRAS.get(e.name or '', 'torch')}]'"
+        print(f"error: {name} requires {e.name}; use {missing}", file=sys.stderr)
         return 2
-    show(options.name, records, Console(width=None if sys.stdout.isatty() else 120))
-    if options.json is not None:
-        options.json.write_text(json.dumps(records, indent=1) + "\n")
-    return 0
+    show(name, records, Console(width=None if sys.stdout.isatty() else 120))
+    if json_file is not None:
+        json_file.write_text(json.dumps(records, indent=1) + "\n")
+    return 1 if any(r.get("violations") for r in records) else 0
 
 
 if __name__ == "__main__":
