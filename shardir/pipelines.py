@@ -149,7 +149,9 @@ def split(text: str, what: str) -> Iterator[str]:
             yield text[start:i].strip()
             start = i + 1
     if depth or quoted:
-        raise UsageError(f"{what}: a bracket or string in {text[start:]!r} is never closed")
+        raise UsageError(
+            f"{what}: expected a closing bracket or quote, got none in {text[start:]!r}"
+        )
     yield text[start:].strip()
 
 

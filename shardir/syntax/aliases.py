@@ -37,7 +37,9 @@ class Aliases:
         if "=" in text and ("#" in text or "!" in text):
             for m in DEFINITION.finditer(text):
                 if m[1] in self.position:
-                    self.redefined.append((m.start(1), m.end(1), f"{m[1]} is already defined"))
+                    self.redefined.append(
+                        (m.start(1), m.end(1), f"expected a new name, got {m[1]}")
+                    )
                 else:
                     self.position[m[1]] = m.end()
 
@@ -60,9 +62,9 @@ class Aliases:
         if name not in self.position:
             hint = did_you_mean(name, self.position)
             self._failed.add(name)
-            raise LeafError(t.start, t.end, f"{name} is not defined{hint}")
+            raise LeafError(t.start, t.end, f"expected a defined alias, got {name}{hint}")
         if name in self._pending:
-            raise LeafError(t.start, t.end, f"{name} is defined by itself")
+            raise LeafError(t.start, t.end, f"expected a definition without {name} itself")
         m = ATTR.match(self.text, self.position[name])
         if m is None or m.end() == m.start():
             self._failed.add(name)  # a syntax error of the definition

@@ -42,4 +42,6 @@ def read_text(path: Path) -> str:
     except OSError as e:
         raise ShardirError(f"{path} cannot be read: {e.strerror or e}") from None
     except UnicodeDecodeError as e:
-        raise ShardirError(f"{path} is not UTF-8 text: {e.reason} at byte {e.start}") from None
+        raise ShardirError(
+            f"{path}: expected UTF-8 text, got {e.reason} at byte {e.start}"
+        ) from None

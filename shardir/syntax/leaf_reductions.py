@@ -135,7 +135,7 @@ class LeafReductions(Transformer[Any, Any]):
             return found
         near = get_close_matches(word, [*SCALARS, "tensor", "i1", "i32", "i64"], 1, 0.5)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise LeafError(c[0].start, c[0].end, f"unknown type {word}{hint}")
+        raise LeafError(c[0].start, c[0].end, f"expected a type, got {word}{hint}")
 
     def tensor_type(self, c: list[Any]) -> Attribute:
         dims, element, encoding = c

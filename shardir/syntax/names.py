@@ -111,7 +111,7 @@ class ScopedNames:
         while outer is not None:
             if (first := outer.values.get(name)) is not None:
                 line = self.log.source.line_column(first[1].start)[0]
-                self.log.report_at(t, f"{name} is already defined", f"first on line {line}")
+                self.log.report_at(t, f"expected a new name, got {name}", f"first on line {line}")
                 return
             outer = None if outer.isolated else outer.parent
         scope.values[name] = values, t
@@ -161,7 +161,7 @@ class ScopedNames:
         """Return the block whose label this is."""
         scope = self.scope
         if t.value in scope.blocks:
-            self.log.report_at(t, f"block {t.value} is already defined")
+            self.log.report_at(t, f"expected a new name of a block, got {t.value}")
             return Block()
         block = scope.pending[t.value][0] if t.value in scope.pending else _new_block(t)
         scope.blocks[t.value] = block, t

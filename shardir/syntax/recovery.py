@@ -129,7 +129,7 @@ class Recovery:
         elif (m := OPENED.match(text, e.start)) and (why := unclosed(text, m.end() - 1)):
             report(m.end() - 1, m.end(), why)
         elif e.got == '"':
-            report(e.start, e.end, "this string is never closed")
+            report(e.start, e.end, "expected the closing '\"' of this string, got none")
         else:
             literals = self.machine.literals
             hint = did_you_mean(e.got, [literals[k] for k in e.expected if k in literals])
@@ -212,12 +212,12 @@ def unclosed(text: str, at: int) -> str:
             if depth == 0:
                 return ""
         elif m[0] == '"':
-            return f"a string after this '{opens}' is never closed"
+            return f"expected the closing '\"' of a string after this '{opens}', got none"
         elif m[0] == "%":
             if opens == "(":
                 return ""
             break
-    return f"this '{opens}' is never closed, or nests too deeply"
+    return f"expected the '{CLOSES[opens]}' of this '{opens}', got none, or too much nesting"
 
 
 def blank(m: re.Match[str]) -> str:

@@ -79,4 +79,4 @@ def located(start: int, end: int, make: Callable[[], T]) -> T:
     except (VerifyException, ShardirError, ValueError, OverflowError, TypeError) as e:
         raise LeafError(start, end, str(e).split("\n")[0]) from None
     except RecursionError:
-        raise LeafError(start, end, "this nests too deeply") from None
+        raise LeafError(start, end, "expected less nesting, got more than can be read") from None

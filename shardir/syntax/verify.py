@@ -145,7 +145,9 @@ def check_symbols(op: Operation, source: Source, report: Callable[..., None]) ->
                     if (first := seen.setdefault(name.data, inner)) is not inner:
                         note = source.at_op(first, "")
                         report(
-                            inner, f"@{name.data} is already defined", f"first at {note.location}"
+                            inner,
+                            f"expected a new name, got @{name.data}",
+                            f"first at {note.location}",
                         )
 
 

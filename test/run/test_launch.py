@@ -117,7 +117,7 @@ def test_errors_of_an_ir_file_have_their_locations(tmp_path, capsys):
     assert "error:" in error
     path.write_bytes(b"\xff\xfe")
     assert tool.main([str(path)]) == 2
-    assert "is not UTF-8" in capsys.readouterr().err
+    assert "expected UTF-8 text" in capsys.readouterr().err
 
 
 def test_a_disagreement_is_an_error(tmp_path, capsys):

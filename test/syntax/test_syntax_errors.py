@@ -18,17 +18,17 @@ WRONG = {
         '1:1 arith.addi is not an op of shardir; use the generic form "arith.addi"(...)'
     ],
     "func.func @f(%x: tensor<4xf32) {\n  func.return\n}": [
-        "1:24 this '<' is never closed, or nests too deeply"
+        "1:24 expected the '>' of this '<', got none, or too much nesting"
     ],
     "func.func @f() attributes {a = 1 {\n  func.return\n}": [
-        "1:27 this '{' is never closed, or nests too deeply"
+        "1:27 expected the '}' of this '{', got none, or too much nesting"
     ],
     'func.func @f() attributes {a = "x} {\n  func.return\n}': [
-        "1:27 a string after this '{' is never closed"
+        "1:27 expected the closing '\"' of a string after this '{', got none"
     ],
-    "func.func @f(%x: i32, %x: i32) {\n  func.return\n}": ["1:23 %x is already defined"],
+    "func.func @f(%x: i32, %x: i32) {\n  func.return\n}": ["1:23 expected a new name, got %x"],
     "func.func @f() {\n  func.return\n}\nfunc.func @f() {\n  func.return\n}": [
-        "4:1 @f is already defined"
+        "4:1 expected a new name, got @f"
     ],
     "func.func @f() {\n  func.return\n": [
         "2:13 expected a block name, an operation or '}', got the end of the file"
@@ -43,9 +43,9 @@ WRONG = {
     "#a = #dist.layot<@m, []>": [
         "1:6 attribute #dist.layot is not registered; did you mean dist.layout?"
     ],
-    "#a = 1\n#a = 2": ["2:1 #a is already defined"],
+    "#a = 1\n#a = 2": ["2:1 expected a new name, got #a"],
     "func.func @f(%x: tensor<4xf32, #lay>) {\n  func.return\n}\n#lay1 = unit": [
-        "1:32 #lay is not defined; did you mean #lay1?"
+        "1:32 expected a defined alias, got #lay; did you mean #lay1?"
     ],
     "builtin.module attributes {a = 1, a = 2} {\n}": [
         "1:35 a occurs twice in this dictionary; drop one of them"
@@ -53,7 +53,7 @@ WRONG = {
     "builtin.module attributes {a = 300 : i8} {\n}": ["1:32 "],
     "builtin.module attributes {a = 1.5 : i8} {\n}": ["1:32 expected a type of floats, got i8"],
     "builtin.module attributes {a = tensor<4xf33>} {\n}": [
-        "1:41 unknown type f33; did you mean f32?"
+        "1:41 expected a type, got f33; did you mean f32?"
     ],
     "builtin.module attributes {a = vector<4xq>} {\n}": ["1:41 "],
     'builtin.module attributes {a = "\\z"} {\n}': ["1:33 unknown escape '\\\\z' in a string"],

@@ -15,7 +15,7 @@ SPLIT = """func.func @f() {
   func.return
 }
 // -----
-func.func @g(%x: i33x) { // expected-error {{unknown type i33x}}
+func.func @g(%x: i33x) { // expected-error {{expected a type, got i33x}}
   func.return
 }
 // -----
@@ -43,8 +43,8 @@ def test_announced_errors() -> None:
     code, _, err = run("--split-input-file", "--verify-diagnostics", text=text)
     assert code == 1
     assert [line for line in err.splitlines() if line.startswith(("unexpected", "<stdin>"))] == [
-        "unexpected error: <stdin>:5:18: error: unknown type i33x; did you mean i32?",
-        "<stdin>:5: expected error was not produced: unknown type i34x",
+        "unexpected error: <stdin>:5:18: error: expected a type, got i33x; did you mean i32?",
+        "<stdin>:5: expected error was not produced: expected a type, got i34x",
         "unexpected error: <stdin>:10:1: error: operation func.fun is not registered; "
         "did you mean func.func?",
         "<stdin>:9: expected error was not produced: operation func.funny is not registered",
