@@ -111,7 +111,8 @@ def test_a_mode_has_the_options_of_its_passes() -> None:
         ("stand_alone{x=1}", "pipeline single-device has no option x; it has none"),
         ("auto{memory=lots}", "pass search-strategies: option memory: expected a size such as "
          "16GB or 512MiB, got 'lots'"),
-        ("auto{memory=1", "expected a closing bracket or quote, got none in 'auto{memory=1'"),
+        ("auto{memory=1", "pass pipeline: expected a closing bracket or quote, "
+    "got none in 'auto{memory=1'"),
         ("auto{memory=1}x", "pass pipeline: unexpected text after the options of "
          "'auto{memory=1}x'"),
         ("atuo{memory=1}", "there is no mode atuo; did you mean auto?"),

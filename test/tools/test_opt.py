@@ -62,7 +62,7 @@ WRONG = {
     "-p rename{times=16KB}": "pass rename: option times: expected int, got '16KB'",
     "-p rename{to=g to=h}": "pass pipeline: expected option to once, "
     "got it twice in 'rename{to=g to=h}'; drop one",
-    "-p rename{": "expected a closing bracket or quote, got none in 'rename{'",
+    "-p rename{": "pass pipeline: expected a closing bracket or quote, got none in 'rename{'",
     "-p rename}": "pass pipeline: the '}' after 'rename' closes nothing",
     "-p rename{to=h}x": "pass pipeline: unexpected text after the options of 'rename{to=h}x'",
     "-p rename,,cse": "pass pipeline: a pass is missing between the commas of 'rename,,cse'",
@@ -70,7 +70,8 @@ WRONG = {
     "-p twice{tims=1}": "pipeline twice has no option tims; did you mean times?",
     "-p twice{to=z}": "pipeline twice has no option to; it has times, loud, only, size",
     "-p all{times=x}": "pass rename: option times: expected int, got 'x'",
-    "-p all{times=1": "expected a closing bracket or quote, got none in 'all{times=1'",
+    "-p all{times=1": "pass pipeline: expected a closing bracket or quote, "
+    "got none in 'all{times=1'",
     "-p 17+": "pass pipeline: Expected pass name here (in '17+')",
     "-t foldr": "there is no target foldr; did you mean folder?",
     "--cost=h20": "--cost: expected a cluster, got h20; use a readable file or ascend910, gloo, "
