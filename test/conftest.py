@@ -4,6 +4,7 @@ The environment variable SHARDIR_TESTS=all chooses the long forms of the tests (
 test-all` sets it.
 """
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +19,24 @@ sys.path.append(f"{Path(__file__).parents[1]}/shardir/backend/torch/runtime")
 from cpu import Cpu
 from runlines import RunError, run, run_lines
 
+COLLECTED = 700, 10, 1000
+"""The thresholds of Python's garbage collector. IR is cyclic and lives for one test: collections of
+what is new free it. A full one would traverse all tables, which are not freed."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", action="store_true", help="print the CPU seconds of each file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(*COLLECTED)
     if config.getoption("--cpu"):
         config.pluginmanager.register(Cpu())
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the modules and what they hold from garbage collection."""
+    gc.freeze()
 
 
 class RunLine(pytest.Item):

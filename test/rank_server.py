@@ -11,6 +11,7 @@ has ended, {"pid", "code"}. The process ends when the other end of the socket is
 
 import ctypes
 import fcntl
+import gc
 import json
 import os
 import runpy
@@ -102,4 +103,5 @@ def rank(request: dict, files: list[int]) -> None:
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    gc.freeze()  # so that no rank traverses, and thereby copies, what it shares with this process
     serve(socket.socket(fileno=int(sys.argv[1])))
