@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.builtin import BFloat16Type, Float16Type, TensorType, f32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardir.algebra.layout import Layout, Shape
@@ -117,8 +117,14 @@ class OpBuilder(ABC):
         return self.mul(x, self.scalar(number, x))
 
     @abstractmethod
-    def convert(self, x: SSAValue, element: Attribute) -> SSAValue:
-        """x in another element type."""
+    def convert(self, x: SSAValue, element: Attribute, partial: bool = False) -> SSAValue:
+        """x in another element type; with `partial` a partial sum stays one."""
+
+    def widened(self, x: SSAValue) -> SSAValue:
+        """x in f32 where it is in f16 or bf16, whose sums of squares overflow or lose precision."""
+        assert isinstance(x.type, TensorType)
+        narrow = isinstance(x.type.element_type, Float16Type | BFloat16Type)
+        return self.convert(x, f32) if narrow else x
 
     @abstractmethod
     def compare(self, how: str, x: SSAValue, y: SSAValue) -> SSAValue:

@@ -22,7 +22,7 @@ def decompose(op: TensorOp, rewriter: Rewriter) -> list[SSAValue]:
     The new ops have its location and its attributes, such as the mark for `recompute`.
     """
     rewriter.before(op).attributes = dict(op.attributes)
-    values = op.decompose(rewriter)
+    values = op.parts(rewriter)
     rewriter.attributes = {}
     assert values is not None
     outs = []

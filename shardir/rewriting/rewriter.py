@@ -191,7 +191,7 @@ class Rewriter(Spellings):
         if not decomposed:
             return self.op(kind, *operands, props=props, result=result, like=like).results
         op = kind.create(operands=operands, result_types=outs, properties=props or {})
-        made = op.decompose(self)
+        made = op.parts(self)
         op.erase()
         assert made is not None
         return made

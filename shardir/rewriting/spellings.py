@@ -5,7 +5,7 @@ The interface, with their meanings, is `shardir/dialects/builder.py`.
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import AnyFloat, StringAttr, TensorType, i64
+from xdsl.dialects.builtin import AnyFloat, StringAttr, TensorType, UnitAttr, i64
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.algebra.layout import Layout, Shape, replicated
@@ -153,11 +153,12 @@ class Spellings(OpBuilder):
     def einsum(self, equation: str, x: SSAValue, y: SSAValue) -> SSAValue:
         return self.value(nn.EinsumOp, x, y, props={"equation": StringAttr(equation)})
 
-    def convert(self, x: SSAValue, element: Attribute) -> SSAValue:
+    def convert(self, x: SSAValue, element: Attribute, partial: bool = False) -> SSAValue:
         t = unsharded_type(x)
         if t.element_type == element:
             return x
-        return self.value(nn.ConvertOp, x, result=tensor(element, t.get_shape()))
+        props: Props = {"partial": UnitAttr()} if partial else {}
+        return self.value(nn.ConvertOp, x, props=props, result=tensor(element, t.get_shape()))
 
     def compare(self, how: str, x: SSAValue, y: SSAValue) -> SSAValue:
         return self.value(nn.CompareOp, x, y, props={"how": word(nn.ComparisonAttr, how)})

@@ -163,7 +163,7 @@ class CandidateSource:
             operands=block.args, result_types=[unsharded_type(v) for v in op.results],
             properties=dict(op.properties),
         )  # fmt: skip
-        results = trial.decompose(builder)
+        results = trial.parts(builder)
         assert results is not None
         ends = [builder.complete(v) for v in results]
         time = sum(map(self.seconds, block.ops))

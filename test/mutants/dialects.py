@@ -148,4 +148,20 @@ MUTANTS = [
         "[0 for d in range(len(device.global_shape(v)))]",
         "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k dropout",
     ),
+    Mutant(
+        "statistics are not widened",
+        "The parts of a decomposed statistic of f16 are in f16.",
+        "shardir/dialects/nn/base.py",
+        'if self.PRECISION == "wide":',
+        'if self.PRECISION == "none":',
+        "test/dialects/test_half_precision.py",
+    ),
+    Mutant(
+        "the scores are scaled after the product",
+        "Attention over sharded keys multiplies queries and keys before the scale.",
+        "shardir/dialects/nn/attention.py",
+        'b.einsum(self.equation("Qmd,Knd->Qmn"), scaled, k)',
+        'b.scale(b.einsum(self.equation("Qmd,Knd->Qmn"), self.spread(b, q), k), self.factor())',
+        "test/dialects/test_half_precision.py",
+    ),
 ]

@@ -180,10 +180,11 @@ class _Attention(TensorOp, ABC):
         return text.replace("Q", f"{lead}g" if grouped else lead).replace("K", lead)
 
     def probabilities(self, b: "OpBuilder", mask: SSAValue | None) -> SSAValue:
-        """The softmax of the scores, [Q, m, n]."""
+        """The softmax of the scores, [Q, m, n], f32 where the operands are narrower. The scale is
+        applied before the product, which overflows in f16 otherwise."""
         q, k = self.operands[:2]
-        scores = b.einsum(self.equation("Qmd,Knd->Qmn"), self.spread(b, q), k)
-        scores = b.scale(scores, self.factor())
+        scaled = b.scale(self.spread(b, q), self.factor())
+        scores = b.widened(b.einsum(self.equation("Qmd,Knd->Qmn"), scaled, k))
         last = len(unsharded_type(scores).get_shape()) - 1
         if mask is not None or self.causal is not None:
             nothing = b.scalar(float("-inf"), scores)
@@ -191,7 +192,7 @@ class _Attention(TensorOp, ABC):
             rows, columns = (self.count(b, scores, last - 1 + i, i) for i in (0, 1))
             scores = b.select(b.compare("le", columns, rows), scores, nothing)
         if mask is not None:
-            wide = self.spread(b, mask)
+            wide = self.spread(b, b.widened(mask))
             boolean = unsharded_type(mask).element_type == i1
             scores = b.select(wide, scores, nothing) if boolean else b.add(scores, wide)
         top = b.value(StopGradientOp, b.reduce(scores, "max", [last], keep=True))
@@ -220,6 +221,7 @@ class _Attention(TensorOp, ABC):
     def score_cotangent(self, b: "OpBuilder", p: SSAValue, dy: SSAValue) -> SSAValue:
         """The cotangent of the scores, from the probabilities and that of the result."""
         dp = b.einsum(self.equation("Qme,Kne->Qmn"), self.spread(b, dy), self.operands[2])
+        dp = b.widened(dp)
         last = len(unsharded_type(p).get_shape()) - 1
         total = b.reduce(b.mul(p, dp), "sum", [last], keep=True)
         return b.mul(p, b.sub(dp, total))
@@ -267,8 +269,10 @@ class AttentionGradOp(_Attention):
         return ds @ wide_k, dk, dv
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
+        element = unsharded_type(self.q).element_type
         p = self.probabilities(b, self.mask)
-        ds = b.scale(self.score_cotangent(b, p, self.dy), self.factor())
+        ds = b.convert(b.scale(self.score_cotangent(b, p, self.dy), self.factor()), element)
+        p = b.convert(p, element)
         dq = b.einsum(self.equation("Qmn,Knd->Qmd"), ds, self.k)
         dk = b.einsum(self.equation("Qmn,Qmd->Knd"), ds, self.spread(b, self.q))
         dv = b.einsum(self.equation("Qmn,Qme->Kne"), p, self.spread(b, self.dy))
@@ -310,10 +314,11 @@ class AttentionOp(_Attention):
             return (*given, *(None for _ in masks))
         ds = self.score_cotangent(b, self.probabilities(b, self.mask), dy)
         q, k = (unsharded_type(v).get_shape() for v in (self.q, self.k))
-        return (*given, b.sum_to(b.reshape(ds, (*q[:-1], k[-2])), self.mask))
+        d_mask = b.sum_to(b.reshape(ds, (*q[:-1], k[-2])), self.mask)
+        return (*given, b.convert(d_mask, unsharded_type(self.mask).element_type))
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        p = self.probabilities(b, self.mask)
+        p = b.convert(self.probabilities(b, self.mask), unsharded_type(self.v).element_type)
         out = b.einsum(self.equation("Qmn,Kne->Qme"), p, self.v)
         return (
             b.reshape(

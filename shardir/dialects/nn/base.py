@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
-from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.builtin import AnyFloat, TensorType, f32
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import IRDLOperation, opt_prop_def, traits_def
 from xdsl.traits import Pure
@@ -132,6 +132,30 @@ class TensorOp(IRDLOperation, ABC):
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         """Return the results by ops that allow every split; None without a decomposition."""
         return None
+
+    def parts(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
+        """Return the results by `decompose`. Of an op that is "wide", the parts are in f32 where an
+        operand is narrower: the unsharded op has such statistics inside it, where nothing
+        overflows or is rounded."""
+        operands = list(self.operands)
+        if self.PRECISION == "wide":
+            operands = [b.widened(v) for v in operands]
+        if operands == list(self.operands):
+            return self.decompose(b)
+        types = [
+            TensorType(f32 if isinstance(t.element_type, AnyFloat) else t.element_type,
+                       t.get_shape(), t.encoding)
+            for v in self.results if isinstance(t := v.type, TensorType)
+        ]  # fmt: skip
+        op = type(self).create(
+            operands=operands, result_types=types, properties=dict(self.properties)
+        )
+        found = op.decompose(b)
+        op.erase()
+        return found and [
+            b.convert(new, unsharded_type(v).element_type, partial=True)
+            for v, new in zip(self.results, found, strict=True)
+        ]
 
     def exchange(self, mesh: Mesh) -> tuple[type[CollectiveOp], Props] | None:
         """The collective that computes the op in the local view, and its properties, where devices

@@ -52,6 +52,7 @@ class LayerNormGradOp(TensorOp):
 
     name = "nn.layer_norm_grad"
     FLOPS: ClassVar[int] = 12
+    PRECISION: ClassVar[str] = "wide"
     x = operand_def(TensorType)
     weight = operand_def(TensorType)
     dy = operand_def(TensorType)

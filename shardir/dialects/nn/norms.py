@@ -13,12 +13,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xdsl.dialects.builtin import (
-    BFloat16Type,
-    Float16Type,
     FloatAttr,
     IntegerAttr,
     TensorType,
-    f32,
     f64,
     i64,
 )
@@ -44,11 +41,6 @@ class _Norm(Composite, ABC):
 
     PRECISION: ClassVar[str] = "wide"
     eps = prop_def(Number)
-
-    def wide(self, b: "OpBuilder", *values: SSAValue) -> list[SSAValue]:
-        """The values in a type in which sums of squares do not overflow."""
-        short = isinstance(unsharded_type(values[0]).element_type, BFloat16Type | Float16Type)
-        return [b.convert(v, f32) if short else v for v in values]
 
     def scaled(self, b: "OpBuilder", centred: SSAValue, var: SSAValue) -> SSAValue:
         eps = b.constant(float_of(self, "eps"), unsharded_type(var).element_type)
@@ -131,8 +123,8 @@ class BatchNormOp(_ChannelNorm):
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         t = unsharded_type(self.x)
-        shape, element = t.get_shape(), t.element_type
-        x, weight, bias, old_mean, old_var = self.wide(b, *self.operands)
+        shape = t.get_shape()
+        x, weight, bias, old_mean, old_var = self.operands
         dims, n = (0, *range(2, len(shape))), prod(shape[:1] + shape[2:])
         # Reduced at once: otherwise each use would reduce the partial sum.
         mean = b.complete(b.reduce(x, "mean", dims))
@@ -144,7 +136,7 @@ class BatchNormOp(_ChannelNorm):
         new_mean = b.add(b.scale(old_mean, 1 - m), b.scale(mean, m))
         new_var = b.add(b.scale(old_var, 1 - m), b.scale(var, m * n / (n - 1)))
         found = b.add(b.mul(normed, weight), bias), new_mean, new_var
-        return [b.convert(v, element) for v in found]
+        return found
 
 
 @irdl_op_definition
@@ -167,11 +159,11 @@ class BatchNormInferenceOp(_ChannelNorm):
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         rank = len(unsharded_type(self.x).get_shape())
-        x, *rest = self.wide(b, *self.operands)
+        x, *rest = self.operands
         weight, bias, mean, var = (_of_channels(b, v, rank) for v in rest)
         normed = self.scaled(b, b.sub(x, mean), var)
         out = b.add(b.mul(normed, weight), bias)
-        return (b.convert(out, unsharded_type(self.x).element_type),)
+        return (out,)
 
 
 @irdl_op_definition
@@ -204,14 +196,14 @@ class GroupNormOp(_ChannelNorm):
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         t, groups = unsharded_type(self.x), self.groups.value.data
         shape = t.get_shape()
-        x, weight, bias = self.wide(b, *self.operands)
+        x, weight, bias = self.operands
         grouped = b.reshape(x, (shape[0], groups, shape[1] // groups, *shape[2:]))
         dims = range(2, len(shape) + 1)
         centred = b.sub(grouped, b.reduce(grouped, "mean", dims, keep=True))
         var = b.reduce(b.mul(centred, centred), "mean", dims, keep=True)
         normed = b.reshape(self.scaled(b, centred, var), shape)
         weight, bias = (_of_channels(b, v, len(shape)) for v in (weight, bias))
-        return (b.convert(b.add(b.mul(normed, weight), bias), t.element_type),)
+        return (b.add(b.mul(normed, weight), bias),)
 
 
 @irdl_op_definition
@@ -246,7 +238,7 @@ class RmsNormOp(_Norm):
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         t = unsharded_type(self.x)
-        x, weight = self.wide(b, *self.operands)
+        x, weight = self.operands
         rank, norm = len(t.get_shape()), len(unsharded_type(weight).get_shape())
         square = b.reduce(b.mul(x, x), "mean", range(rank - norm, rank), keep=True)
-        return (b.convert(b.mul(self.scaled(b, x, square), weight), t.element_type),)
+        return (b.mul(self.scaled(b, x, square), weight),)

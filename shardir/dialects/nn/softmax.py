@@ -29,6 +29,7 @@ class _RowOp(TensorOp, ABC):
     """Operands and result of one shape; the dimension `axis` is unsharded."""
 
     FLOPS: ClassVar[int] = 5
+    PRECISION: ClassVar[str] = "wide"
     axis = prop_def(IntegerAttr.constr(type=i64))
 
     @classmethod
@@ -74,7 +75,6 @@ class _SoftmaxForm(_RowOp, ABC):
     x = operand_def(TensorType)
     out = result_def(TensorType)
     assembly_format = f"$x `axis` $axis {STRATEGY}"
-    PRECISION: ClassVar[str] = "wide"
     GRAD: ClassVar[type[_RowGrad]]
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:

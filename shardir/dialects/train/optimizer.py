@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from xdsl.dialects.builtin import BFloat16Type, Float16Type, f32, f64
+from xdsl.dialects.builtin import f64
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
@@ -157,15 +157,9 @@ class ParameterStep:
         return self.b.mul(x, self.b.convert(scalar, unsharded_type(x).element_type))
 
 
-def wide(b: OpBuilder, x: SSAValue) -> SSAValue:
-    """x in an element type wide enough for sums of its squares."""
-    narrow = isinstance(unsharded_type(x).element_type, BFloat16Type | Float16Type)
-    return b.convert(x, f32) if narrow else x
-
-
 def sum_of_squares(b: OpBuilder, x: SSAValue) -> SSAValue:
     """The sum of the squares of all elements: a partial sum where x is sharded."""
-    x = wide(b, x)
+    x = b.widened(x)
     return b.reduce(b.mul(x, x), "sum", range(len(unsharded_type(x).get_shape())))
 
 
