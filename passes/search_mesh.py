@@ -36,6 +36,7 @@ from shardir.cost.clusters import load
 from shardir.diagnostics import Failure, Located, ShardirError, report_progress
 from shardir.dialects.dist import ClusterAttr, ClusterOp, MeshAttr, MeshOp, sharding_of
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.train import arguments
 from shardir.rewriting import nested
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
@@ -164,6 +165,11 @@ def check(module: ModuleOp) -> None:
                 op = v.owner if isinstance(v.owner, Operation) else f
                 message = f"expected no axes in the layout of {named(v)}, got {axes_text(axes)}"
                 errors.append((op, f"{message}; {FIX}"))
+        for v, argument in zip(block.args, arguments(f), strict=True):
+            if (layout := argument.state_layout) is not None and layout.used:
+                axes, what = axes_text(layout.used), f"the states of {named(v)}"
+                message = f"expected no axes in the layout of {what}, got {axes}"
+                errors.append((f, f"{message}; {FIX}"))
         for op in block.ops:
             strategy = op.strategy if isinstance(op, TensorOp) else None
             if strategy is not None and names_axes(strategy.data):

@@ -4,7 +4,7 @@
     %z = nn.relu %y strategy<((4,),)> : ...
  -> %z = nn.relu %x : (tensor<8xf32>) -> tensor<8xf32>
 
-1. Afterwards no value has a layout, no op a strategy, and no mesh is declared.
+1. Afterwards no value and no state has a layout, no op a strategy, and no mesh is declared.
 2. Redistributions and propagation barriers are replaced by their operands; sharding groups are
    erased.
 3. Other ops, names and the values computed do not change.
@@ -21,6 +21,7 @@ from shardir.analysis.functions import is_local_body, values
 from shardir.diagnostics import Located
 from shardir.dialects.dist import SAME_VALUE, MeshOp, ShardingGroupOp, sharding_of
 from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.train import remove_state_layouts
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import erase, set_type
@@ -48,6 +49,7 @@ class StripLayouts(FunctionPass):
             if sharding_of(v) is not None:
                 set_type(v, unsharded_type(v))
         update_signature(f.op)
+        remove_state_layouts(f.op)
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         super().apply(ctx, op)

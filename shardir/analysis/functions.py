@@ -16,6 +16,7 @@ from shardir.dialects.dist import (
     undeclared_mesh,
 )
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.train import arguments
 
 
 def values(block: Block) -> Iterator[SSAValue]:
@@ -50,9 +51,11 @@ def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
                 named.setdefault(mesh, op)
         if isinstance(op, TensorOp) and op.strategy is not None and op.strategy.data.mesh:
             named.setdefault(op.strategy.data.mesh, op)
-    for v in f.body.block.args:
+    for v, argument in zip(f.body.block.args, arguments(f), strict=True):
         if (mesh := _mesh_name(v)) is not None:
             named.setdefault(mesh, f)
+        if (layout := argument.state_layout) is not None:
+            named.setdefault(layout.mesh, f)
     if len(named) > 1:
         names = ", ".join(f"@{n}" for n in named)
         message = f"expected one mesh in @{f.sym_name.data}, got {names}; use one of them"

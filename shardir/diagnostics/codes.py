@@ -304,6 +304,10 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "`loss_scale` are within their ranges.",
             "use a number of the range",
         ),
+        "G11": Code(
+            "`train.state_layout` is a complete layout, on an argument that is a parameter.",
+            "write train.state_layout = #dist.layout<@m, [{dp}, {}]>",
+        ),
     },
 }
 """The sections of docs/invariants.md, each with its codes."""

@@ -59,6 +59,8 @@ LAYOUTS: dict[str, list[str | None]] = {
     "split weights": [None, None, "[{a, b}, {}]", "[{b}]", "[{}, {a}, {b}]", None],
     "uneven": [None, None, "[{}, {b, a}]", "[{a, b}]", "[{b}, {a}, {}]", None],
 }
+STATES = {"c": "[{a}]", "u": "[{b}, {}, {a}]"}
+"""The annotated layouts of states, with the layouts "both"."""
 
 
 def module_of(
@@ -72,6 +74,8 @@ def module_of(
     for a in attrs:
         for name, x in (own or {}).get(train.Argument.of(a).key or "", {}).items():
             a[f"train.{name}"] = FloatAttr(x, f64)
+        if texts is LAYOUTS["both"] and (key := train.Argument.of(a).key) in STATES:
+            a["train.state_layout"] = dist.LayoutAttr(layout(STATES[key]))
     train.set_arg_attrs(f, attrs)
     module = add_step(module, optimizer)
     request = module.body.block.last_op
@@ -319,9 +323,10 @@ def test_small_gradients_are_those_of_the_published_adafactor(texts: list[str | 
             np.testing.assert_allclose(ours.values[name], wanted[name], rtol=1e-9)
 
 
+@pytest.mark.parametrize("texts", ["split weights", "both"])
 @pytest.mark.parametrize("optimizer", ["adamw, lr = 0.1", "lamb, lr = 0.1", "adafactor, lr = 0.1"])
-def test_states_have_the_layouts_of_their_parameters(optimizer: str):
-    module = compiled(module_of(optimizer, LAYOUTS["split weights"]))
+def test_states_have_the_layouts_of_their_parameters_or_annotated_ones(optimizer: str, texts: str):
+    module = compiled(module_of(optimizer, LAYOUTS[texts]))
     f = function(module, "step")
     placed = {
         a.key: (dist.layout_of(v), dist.global_shape(v.type, MESH))
@@ -329,6 +334,8 @@ def test_states_have_the_layouts_of_their_parameters(optimizer: str):
     }  # fmt: skip
     for name in ("w", "c", "u", "s"):
         at, shape = placed[name]
+        if texts == "both" and name in STATES:
+            at = layout(STATES[name])
         rest = {k: v for k, v in placed.items() if k and k.startswith(f"{name}.")}
         for key, (there, size) in rest.items():
             gone = {"row_var": len(shape) - 1, "col_var": len(shape) - 2}.get(key.split(".")[1])

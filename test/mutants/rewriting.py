@@ -4,6 +4,22 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "an annotated parameter fixes its states",
+        "Before a search states have the annotated layout of their parameter.",
+        "shardir/rewriting/autodiff/arguments.py",
+        "            return layout\n",
+        "            return layout or layout_of(self[i])\n",
+        "test/filecheck/distributed-autodiff/states.ir test/search/test_states.py",
+    ),
+    Mutant(
+        "gradients are reduced to the parameter's layout",
+        "With sharded states of a replicated parameter the gradient is all-reduced.",
+        "shardir/rewriting/autodiff/function.py",
+        "sum(self.arguments[i], target=target)",
+        "sum(self.arguments[i])",
+        "test/filecheck/distributed-autodiff/states.ir test/search/test_states.py",
+    ),
+    Mutant(
         "addends of one layout are dropped",
         "A value that is used twice has the cotangent of one use.",
         "shardir/rewriting/autodiff/cotangents.py",

@@ -1,6 +1,9 @@
-"""Every optimizer, clipping, loss scaling and microbatches on four Gloo ranks, in one program;
-expected are torch's results on one device."""
+"""Every optimizer, clipping, loss scaling and microbatches on four Gloo ranks, in one program, with
+parameters that are replicated over an axis which splits their states; and the same chosen by the
+search. Expected are torch's results on one device."""
 # ruff: noqa: E402 (torch may not be installed)
+
+import re
 
 import numpy as np
 import pytest
@@ -11,14 +14,18 @@ import shardir
 from shardir.backend.interface import Options
 from shardir.backend.torch.launch import run
 from shardir.backend.torch.runtime import runtime_random
+from shardir.dialects.dist import type_layout
 from shardir.dialects.random import fill
+from shardir.dialects.train import arguments
+from shardir.rewriting.functions import bodies
 
 LOSS = """
 func.func private @loss_NAME(
     %x: tensor<4x4xf32, #dist.layout<@m, [{dp}, {}]>>
         {train.input = #train.init<file, path = "rows.npz", array = "x">},
     %w: tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>>
-        {train.parameter = "NAME_w", train.init = #train.init<normal>},
+        {train.parameter = "NAME_w", train.init = #train.init<normal>,
+         train.state_layout = #dist.layout<@m, [{dp}, {tp}]>},
     %b: tensor<6xf32> {train.parameter = "NAME_b", train.init = #train.init<normal>}
 ) -> tensor<f32> {
   %y = nn.matmul %x, %w : (tensor<4x4xf32, #dist.layout<@m, [{dp}, {}]>>,
@@ -30,6 +37,12 @@ func.func private @loss_NAME(
   func.return %loss : tensor<f32>
 }
 train.step @step_NAME of @loss_NAME <OPTIMIZER>
+"""
+STATE_LAYOUT = re.compile(r",\s*train.state_layout = #dist.layout<[^>]*>")
+SLOW = """
+dist.cluster @c <levels [node = 4 {bandwidth = 1e+7, latency = 1e-7}],
+    memory = 8000000000 {bandwidth = 1e+8}, flops {f32 = 1e+6}>
+dist.mesh @m <dp = 2, tp = 2> on @c
 """
 STEPS = 4
 NORMAL = {"mean": 0.0, "std": 1.0}
@@ -122,24 +135,49 @@ def trained(name, count, make):
     return losses, [w.detach().numpy() for w in p]
 
 
-def test_every_optimizer_on_real_ranks(tmp_path):
-    np.savez(tmp_path / "rows.npz", x=ROWS)
-    text = "dist.mesh @m <dp = 2, tp = 2>\n" + "".join(
-        LOSS.replace("NAME", name).replace("OPTIMIZER>", options)
-        for name, (options, _, _) in CASES.items()
-    )
-    directory = shardir.compile(text, name=str(tmp_path / "steps.ir")).save(tmp_path / "out")
-    dump = tmp_path / "dump.npz"
-    report = run(directory, Options(timeout=60, dump=dump, steps=STEPS))
+def compare_on_ranks(text, names, pipeline, folder):
+    """Compare the losses and parameters of the steps `names` of a program with torch's; return the
+    program and what the ranks dumped."""
+    np.savez(folder / "rows.npz", x=ROWS)
+    program = shardir.compile(text, pipeline, name=str(folder / "steps.ir"))
+    dump = folder / "dump.npz"
+    report = run(program.save(folder / "out"), Options(timeout=60, dump=dump, steps=STEPS))
     with np.load(dump) as found:
-        for name, (_, count, make) in CASES.items():
-            losses, parameters = trained(name, count, make)
+        dumped = dict(found)
+    for name in names:
+        _, count, make = CASES[name]
+        losses, parameters = trained(name, count, make)
+        np.testing.assert_allclose(report.losses[f"step_{name}"], losses, rtol=1e-4, err_msg=name)
+        for k, want in zip("wb", parameters, strict=True):
             np.testing.assert_allclose(
-                report.losses[f"step_{name}"], losses, rtol=1e-4, err_msg=name
+                dumped[f"states/{name}_{k}"], want, rtol=2e-4, atol=2e-5, err_msg=name
             )
-            for k, want in zip("wb", parameters, strict=True):
-                np.testing.assert_allclose(
-                    found[f"states/{name}_{k}"], want, rtol=2e-4, atol=2e-5, err_msg=name
-                )
-        assert found["states/step_scaled.loss_scale"] == 512.0
-        assert found["states/step_adamw.count"] == STEPS
+    return program, dumped
+
+
+def program_of(loss, names):
+    """Return the text of the steps `names`."""
+    return "".join(
+        loss.replace("NAME", name).replace("OPTIMIZER>", CASES[name][0]) for name in names
+    )
+
+
+def test_every_optimizer_on_real_ranks(tmp_path):
+    text = "dist.mesh @m <dp = 2, tp = 2>\n" + program_of(LOSS, CASES)
+    _, dumped = compare_on_ranks(text, CASES, None, tmp_path)
+    assert dumped["states/step_scaled.loss_scale"] == 512.0
+    assert dumped["states/step_adamw.count"] == STEPS
+
+
+def test_the_search_shards_the_states_of_replicated_parameters(tmp_path):
+    names = ["adam", "several"]
+    loss = STATE_LAYOUT.sub("", LOSS).replace("[{}, {tp}]", "[{}, {}]")
+    program, _ = compare_on_ranks(SLOW + program_of(loss, names), names, "auto", tmp_path)
+    split = {
+        a.key: layout.used
+        for f, _ in bodies(program.module)
+        for a, t in zip(arguments(f), f.function_type.inputs, strict=True)
+        if a.key and (layout := type_layout(t)) is not None
+    }  # fmt: skip
+    assert not split["adam_w"] and not split["several_w"]
+    assert all(split[k] for k in ("adam_w.exp_avg", "adam_w.exp_avg_sq", "several_w.momentum"))

@@ -54,6 +54,7 @@ from shardir.dialects.train.roles import (
     in_microbatch,
     is_step,
     mark_step,
+    remove_state_layouts,
     result_attrs,
     set_arg_attrs,
     state_attrs,
@@ -84,7 +85,7 @@ __all__ = [
     "Mark", "MicrobatchOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "Optimizer",
     "OptimizerAttr", "ParameterStep", "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp",
     "StepScalars", "Train", "TrustRatioOp", "Update", "UpdateOp", "Updated", "WithVelocity",
-    "arg_attrs", "arguments", "in_microbatch", "is_step", "mark_step", "result_attrs",
-    "set_arg_attrs", "state_attrs", "sum_of_squares", "updated_arguments", "updated_keys",
-    "updates_attrs",
+    "arg_attrs", "arguments", "in_microbatch", "is_step", "mark_step", "remove_state_layouts",
+    "result_attrs", "set_arg_attrs", "state_attrs", "sum_of_squares", "updated_arguments",
+    "updated_keys", "updates_attrs",
 ]  # fmt: skip

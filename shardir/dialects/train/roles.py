@@ -7,8 +7,9 @@
 
 An argument without such an attribute is an input. A parameter may also have `train.fusion = 2 :
 i64`: its gradient is communicated in one buffer with those of the other parameters of that index.
-`train.weight_decay = 0.0 : f64` replaces the optimizer's weight decay for it, and
-`train.lr_scale = 0.1 : f64` multiplies its learning rate. An input of a step with several
+`train.weight_decay = 0.0 : f64` replaces the optimizer's weight decay for it,
+`train.lr_scale = 0.1 : f64` multiplies its learning rate, and `train.state_layout =
+#dist.layout<@m, [{dp}, {}]>` is the layout of its states. An input of a step with several
 microbatches has the index of its microbatch, `train.microbatch = 0 : i64`.
 """
 
@@ -32,10 +33,13 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 from xdsl.utils.exceptions import VerifyException
 
+from shardir.algebra.layout import Layout
 from shardir.diagnostics import coded
+from shardir.dialects.dist import LayoutAttr, check_type, find_mesh, global_type, with_layout
 
 STEP, UPDATES, MICROBATCH = "train.step", "train.updates", "train.microbatch"
 FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
+STATE_LAYOUT = "train.state_layout"
 
 Attributes = Mapping[str, Attribute]
 
@@ -97,6 +101,12 @@ class Argument:
     def lr_scale(self) -> float:
         return number_attr(self.attributes, LR_SCALE, 1.0)
 
+    @property
+    def state_layout(self) -> Layout | None:
+        """The layout that is annotated for a parameter's states."""
+        found = self.attributes.get(STATE_LAYOUT)
+        return found.data if isinstance(found, LayoutAttr) else None
+
 
 def state_attrs(key: str, init: Attribute) -> dict[str, Attribute]:
     """The attributes of an argument that is a state."""
@@ -132,6 +142,13 @@ def result_attrs(f: FuncOp) -> list[dict[str, Any]]:
 
 def set_arg_attrs(f: FuncOp, attributes: list[dict[str, Any]]) -> None:
     f.properties["arg_attrs"] = ArrayAttr(DictionaryAttr(a) for a in attributes)
+
+
+def remove_state_layouts(f: FuncOp) -> None:
+    """Remove the annotations of the layouts of states."""
+    found = arg_attrs(f)
+    if any(STATE_LAYOUT in a for a in found):
+        set_arg_attrs(f, [{k: x for k, x in a.items() if k != STATE_LAYOUT} for a in found])
 
 
 def arguments(f: FuncOp) -> list[Argument]:
@@ -183,7 +200,8 @@ def check_parameters(f: FuncOp) -> None:
 
 
 def check_arguments(f: FuncOp) -> None:
-    """Raises VerifyException when an argument has two roles, or `train.fusion` is no index."""
+    """Raises VerifyException when an argument has two roles, `train.fusion` is no index, or
+    `train.state_layout` no layout that the argument may have."""
     for i, attributes in enumerate(arg_attrs(f)):
         roles = [role.attribute for role in Role if role.attribute in attributes]
         if len(roles) > 1:
@@ -205,6 +223,27 @@ def check_arguments(f: FuncOp) -> None:
                     f"got {index}",
                 )
             )
+        check_state_layout(f, i, attributes)
+
+
+def check_state_layout(f: FuncOp, i: int, attributes: Attributes) -> None:
+    """Raises VerifyException when argument i has a `train.state_layout` that its states can't
+    have."""
+    if STATE_LAYOUT not in attributes:
+        return
+    argument, t = Argument.of(attributes), f.function_type.inputs.data[i]
+    layout = argument.state_layout
+    if layout is None or layout.partial or argument.role is not Role.PARAMETER:
+        raise VerifyException(
+            coded(
+                "G11",
+                f"expected train.state_layout of argument {i} of @{f.sym_name.data} to be a "
+                f"complete layout, on a parameter, got {attributes[STATE_LAYOUT]} on one that is "
+                f"{'an input' if argument.role is Role.INPUT else f'a {argument.role}'}",
+            )
+        )
+    t = global_type(t, find_mesh(f, layout.mesh))
+    check_type(f, with_layout(t, layout), f"states of argument {i}")
 
 
 def check_own_numbers(f: FuncOp) -> None:

@@ -6,6 +6,7 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Attribute, Block, SSAValue
 
 from shardir.algebra.layout import Layout, replicated
+from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import laid_out, layout_of, tensor
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import Argument, InitAttr, state_attrs
@@ -27,6 +28,14 @@ class Arguments:
         """Return the role of argument i, and the other annotations of its attributes."""
         return Argument.of(self.attributes[i])
 
+    def state_layout(self, i: int, mesh: Mesh | None) -> Layout | None:
+        """Return the layout of the states of parameter i: the annotated one; else the parameter's
+        if values have layouts, on a mesh, or None."""
+        layout = self.annotation(i).state_layout
+        if mesh is None:
+            return layout
+        return layout.simplified(mesh) if layout else layout_of(self[i])
+
     def add(self, type: Attribute, name: str, attributes: ArgAttributes) -> SSAValue:
         """Add an argument."""
         arg = self.block.insert_arg(type, len(self.block.args))
@@ -47,9 +56,11 @@ class Arguments:
         type = laid_out(element, (), layout) if layout is not None else tensor(element, ())
         return self.add_state(type, key, key.rpartition(".")[2], first)
 
-    def add_state_of(self, w: SSAValue, key: str, name: str, dims: Sequence[int]) -> SSAValue:
-        """Add a state of a parameter, which has some of its dimensions, split as they are."""
-        t, layout = unsharded_type(w), layout_of(w)
+    def add_state_of(
+        self, w: SSAValue, layout: Layout | None, key: str, name: str, dims: Sequence[int]
+    ) -> SSAValue:
+        """Add a state of a parameter, which has some of its dimensions, split as in the layout."""
+        t = unsharded_type(w)
         shape = tuple(t.get_shape()[d] for d in dims)
         type = tensor(t.element_type, shape)
         if layout is not None:

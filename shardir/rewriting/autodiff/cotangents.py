@@ -37,12 +37,15 @@ class Cotangents:
         """Remove the addends of a value, and return them."""
         return self.addends.pop(v)
 
-    def sum(self, v: SSAValue, may_be_partial: bool = False) -> SSAValue | None:
-        """Return the cotangent of a value, in the layout of the value; None without addends."""
+    def sum(
+        self, v: SSAValue, may_be_partial: bool = False, target: Layout | None = None
+    ) -> SSAValue | None:
+        """Return the cotangent of a value in the layout `target`, without one in that of the value;
+        None without addends."""
         if v not in self.addends:
             return None
-        total = self._total(v)
-        layout = layout_of(v)
+        layout = target or layout_of(v)
+        total = self._total(v, layout)
         if self.builder.mesh is None or layout is None:
             return total
         if may_be_partial and self.builder.layout(total).complete == layout.complete:
@@ -60,10 +63,10 @@ class Cotangents:
         for v in [v for v in self.addends if v in values]:
             self.addends[v] = self._by_layout(v)
 
-    def _total(self, v: SSAValue) -> SSAValue:
+    def _total(self, v: SSAValue, end: Layout | None) -> SSAValue:
         addends = self._by_layout(v)
         if len(addends) > 1:
-            layout = self._common_layout(v, addends)
+            layout = self._common_layout(v, addends, end)
             addends = [self.builder.redistribute(d, layout) for d in addends]
         total = addends[0]
         for d in addends[1:]:
@@ -84,10 +87,13 @@ class Cotangents:
                 found[layout] = d
         return list(found.values())
 
-    def _common_layout(self, v: SSAValue, addends: Sequence[SSAValue]) -> Layout:
-        """Return the layout in which addends of several layouts are added: that of the value or of
-        an addend, whichever needs the cheapest redistributions, to it and on to the value's."""
-        b, end, t = self.builder, self.builder.layout(v).complete, unsharded_type(v)
+    def _common_layout(
+        self, v: SSAValue, addends: Sequence[SSAValue], end: Layout | None
+    ) -> Layout:
+        """Return the layout in which addends of several layouts are added: `end` or that of an
+        addend, whichever needs the cheapest redistributions, to it and on to `end`."""
+        b, t = self.builder, unsharded_type(v)
+        end = (end or b.layout(v)).complete
         assert b.mesh is not None
         mesh = b.mesh
 

@@ -28,6 +28,7 @@ from shardir.dialects.train import (
     UpdateOp,
     arg_attrs,
     mark_step,
+    remove_state_layouts,
     result_attrs,
     set_arg_attrs,
     updated_arguments,
@@ -113,8 +114,11 @@ class Differentiation:
         self.erase_unused()
 
     def gradient(self, i: int) -> SSAValue | None:
-        """The gradient of argument i, to be communicated with those of its fusion index."""
-        gradient = self.backward.cotangents.sum(self.arguments[i])
+        """The gradient of argument i, of a step in the layout of the parameter's states; to be
+        communicated with those of its fusion index."""
+        is_step = isinstance(self.request, StepOp)
+        target = self.arguments.state_layout(i, self.builder.mesh) if is_step else None
+        gradient = self.backward.cotangents.sum(self.arguments[i], target=target)
         moved = gradient.owner if gradient is not None else None
         index = self.arguments.annotation(i).fusion
         if isinstance(moved, RedistributeOp) and index is not None:
@@ -170,6 +174,7 @@ class Differentiation:
         f.location = self.request.location
         if any(self.arguments.attributes):
             set_arg_attrs(f, self.arguments.attributes)
+            remove_state_layouts(f)  # the types of the states have them
         if any(self.result_attributes):
             found = ArrayAttr(DictionaryAttr(a) for a in self.result_attributes)
             f.properties["res_attrs"] = found

@@ -102,9 +102,10 @@ class TrainStep:
         """Return the optimizer's steps for parameter i; append the states that it requests to
         `old`."""
         w, key, parameter = self.arguments[i], old[0][1], self.arguments.annotation(i)
+        layout = self.arguments.state_layout(i, self.b.mesh)
 
         def state(name: str, dims: Sequence[int]) -> SSAValue:
-            old.append((self.arguments.add_state_of(w, key, name, dims), f"{key}.{name}"))
+            old.append((self.arguments.add_state_of(w, layout, key, name, dims), f"{key}.{name}"))
             return old[-1][0]
 
         numbers = self.request.optimizer.values
