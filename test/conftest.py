@@ -19,7 +19,7 @@ sys.path.append(f"{Path(__file__).parents[1]}/shardir/backend/torch/runtime")
 from cpu import Cpu
 from runlines import RunError, run, run_lines
 
-COLLECTED = 700, 10, 1000
+COLLECTED = 5_000, 10, 200
 """The thresholds of Python's garbage collector. IR is cyclic and lives for one test: collections of
 what is new free it. A full one would traverse all tables, which are not freed."""
 

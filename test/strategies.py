@@ -1,16 +1,28 @@
-"""Strategies of hypothesis: meshes, axes cut into sub-axes, layouts."""
+"""Strategies of hypothesis: meshes, axes cut into sub-axes, layouts.
 
+Hypothesis validates a strategy at its first use, which takes longer than to draw from it; so those
+of equal arguments are one object.
+"""
+
+from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes, shard_bounds
 
+T = TypeVar("T")
 SIZES = (1, 2, 3, 4, 6, 8)
 
 
+@cache
+def among(values: tuple[T, ...]) -> st.SearchStrategy[T]:
+    return st.sampled_from(values)
+
+
+@cache
 @st.composite
 def meshes(draw: Any, most: int = 24) -> Mesh:
     """One to three axes, `most` devices together."""
@@ -19,11 +31,12 @@ def meshes(draw: Any, most: int = 24) -> Mesh:
         left = most
         for s in sizes:
             left //= s
-        sizes.append(draw(st.sampled_from([s for s in SIZES if s <= left])))
+        sizes.append(draw(among(tuple(s for s in SIZES if s <= left))))
     return Mesh("m", tuple(zip("abc", sizes, strict=False)))
 
 
-def chains(size: int) -> list[tuple[int, ...]]:
+@cache
+def chains(size: int) -> tuple[tuple[int, ...], ...]:
     """The ways to cut an axis: chains of divisors from 1 to its size."""
     found: list[tuple[int, ...]] = [(1,)]
     done: list[tuple[int, ...]] = []
@@ -34,15 +47,16 @@ def chains(size: int) -> list[tuple[int, ...]]:
         for n in range(2, size // chain[-1] + 1):
             if size % (chain[-1] * n) == 0:
                 found.append((*chain, chain[-1] * n))
-    return done
+    return (*done,)
 
 
+@cache
 @st.composite
 def sub_axes(draw: Any, mesh: Mesh) -> Axes:
     """Every axis of a mesh, some of them cut into sub-axes, in any order."""
     out: list[Axis] = []
     for name, size in mesh.axes:
-        chain = draw(st.sampled_from(chains(size)))
+        chain = draw(among(chains(size)))
         if len(chain) <= 2:
             out.append(Axis(name))
         else:
@@ -50,6 +64,7 @@ def sub_axes(draw: Any, mesh: Mesh) -> Axes:
     return tuple(draw(st.permutations(out)))
 
 
+@cache
 @st.composite
 def layouts_on(
     draw: Any, mesh: Mesh, rank: int, partial: bool = True, reductions: tuple[str, ...] = ("sum",)
@@ -60,13 +75,15 @@ def layouts_on(
         hands[draw(st.integers(0, rank + partial))].append(a)
     dims = tuple(mesh.simplify(tuple(h)) for h in hands[1 : rank + 1])
     kept = mesh.simplify(tuple(sorted(hands[rank + 1], key=mesh.order)))
-    return Layout(mesh.name, dims).with_partial(kept, draw(st.sampled_from(reductions)))
+    return Layout(mesh.name, dims).with_partial(kept, draw(among(reductions)))
 
 
+@cache
 def shapes(rank: int, most: int = 9) -> st.SearchStrategy[Shape]:
     return st.tuples(*[st.integers(0, most)] * rank)
 
 
+@cache
 @st.composite
 def with_sizes(draw: Any, mesh: Mesh, shape: Shape, layout: Layout) -> Layout:
     """The layout, with explicit sizes for the shards of some of the dimensions: any, or the usual
@@ -82,6 +99,7 @@ def with_sizes(draw: Any, mesh: Mesh, shape: Shape, layout: Layout) -> Layout:
     return layout
 
 
+@cache
 @st.composite
 def laid_out_shapes(draw: Any, partial: bool = True) -> tuple[Mesh, Shape, Layout]:
     """A mesh, a shape (uneven and empty dimensions included) and a layout for it."""
