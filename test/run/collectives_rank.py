@@ -108,6 +108,19 @@ class Cases:
                 check(self.rt.all_reduce(self.mesh, x, op, self.axes), want, dtype)
                 check(x, each[self.me], dtype)  # untouched
 
+    def special_extremes(self):
+        """Each pair of special numbers on each pair of ranks: NaN wins, wherever it is."""
+        special = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1.5, -1.5)
+        pairs = np.array(list(itertools.product(special, repeat=2)))
+        for dtype, op in itertools.product(("float32", "float64", "bfloat16"), ("max", "min")):
+            for first, second in itertools.permutations(range(self.n), 2):
+                each = np.full((self.n, len(pairs)), math.inf if op == "min" else -math.inf)
+                each[first], each[second] = pairs.T
+                want = REDUCE[op](each, axis=0)
+                got = self.rt.all_reduce(self.mesh, tensor(each[self.me], dtype), op, self.axes)
+                found = got.double().numpy()
+                assert np.array_equal(found, want, equal_nan=True), f"{op} {found} not {want}"
+
     def all_reduce_in_place(self):
         each = self.each((4, 3))
         x = tensor(each[self.me])

@@ -105,7 +105,7 @@ class Difference:
 
     @property
     def agrees(self) -> bool:
-        """Whether it is within rounding errors; a NaN never is."""
+        """Whether it is within rounding errors."""
         return self.difference <= self.allowed
 
     def __str__(self) -> str:
@@ -150,31 +150,30 @@ def compare(plan: ProgramPlan, ours: dict, theirs: dict, steps: int) -> list[Dif
         if function.kind == "step" and key in ours:
             a, b = ours[key][:COMPARED_STEPS], theirs[key][:COMPARED_STEPS]
             # Step by step: a late loss may be a thousandth of the first one.
-            each = [_difference(x, y) for x, y in zip(a, b, strict=True)]
+            each = [relative_difference(x, y) for x, y in zip(a, b, strict=True)]
             what = f"{function.name}'s losses in the first {len(each)} {_plural('step', len(each))}"
-            found.append(Difference(what, _largest(each), allowed))
+            found.append(Difference(what, max(each, default=0.0), allowed))
         if function.kind == "function":
             growth = max(1.0, steps / COMPARED_STEPS)
             for i, result in enumerate(function.results):
                 key = f"results/{function.name}/{i}"
                 if key in ours:
                     what = f"{function.name}'s {result.name}"
-                    difference = _difference(ours[key], theirs[key])
+                    difference = relative_difference(ours[key], theirs[key])
                     found.append(Difference(what, difference, allowed * growth))
     return found
 
 
-def _largest(values: list[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
-
-
-def _difference(a: Any, b: Any) -> float:
-    """Return the maximum difference relative to the maximum magnitude."""
+def relative_difference(a: Any, b: Any) -> float:
+    """Return the maximum difference relative to the maximum magnitude of finite numbers; infinite
+    where only one of two numbers is NaN or infinite. Equal infinities agree, and so do NaNs."""
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if a.shape != b.shape:
         return math.inf
-    if a.size == 0 or np.array_equal(a, b):
+    rest = (a != b) & ~(np.isnan(a) & np.isnan(b))
+    if not rest.any():
         return 0.0
-    with np.errstate(invalid="ignore"):
-        scale = max(float(np.abs(b).max()), 1e-30)
-        return float(np.abs(a - b).max()) / scale
+    a, b, finite = a[rest], b[rest], np.abs(b[np.isfinite(b)])
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.inf
+    return float(np.abs(a - b).max()) / max(float(finite.max()), 1e-30)

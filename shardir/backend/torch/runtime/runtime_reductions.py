@@ -45,13 +45,44 @@ def all_reduce(
 
 
 def _reduce_in_place(group: Group, x: Tensor, op: str, wait: bool) -> buffers.Pending:
+    ordered = x.is_floating_point() and op in ("max", "min")
+    sent = _to_ordered(x, op) if ordered else buffers.in_transport_dtype(x)
     work = dist.all_reduce(
-        buffers.in_transport_dtype(x),
-        _reduction(x, op),
-        group=group.process_group,
-        async_op=not wait,
-    )
-    return buffers.Pending(work, lambda: x.div_(group.size) if op == "mean" else x)
+        sent, _reduction(x, op), group=group.process_group, async_op=not wait
+    )  # fmt: skip
+
+    def finish() -> Tensor:
+        if ordered:
+            return x.copy_(_from_ordered(sent))
+        return x.div_(group.size) if op == "mean" else x
+
+    return buffers.Pending(work, finish)
+
+
+def _to_ordered(x: Tensor, op: str) -> Tensor:
+    """Return integers in the order of floats, NaN the last for a max, and the first for a min.
+
+    The transports' own max and min of floats lose NaN: which operand a comparison returns depends
+    on the order of ranks.
+    """
+    wide = x.float() if x.element_size() < 4 else x
+    bits = wide.view(torch.int32 if wide.element_size() == 4 else torch.int64)
+    ends = torch.iinfo(bits.dtype)
+    return _flipped(bits).masked_fill_(wide.isnan(), ends.max if op == "max" else ends.min)
+
+
+def _from_ordered(integers: Tensor) -> Tensor:
+    """Return the floats of `_to_ordered`, f32 for narrower ones."""
+    return _flipped(integers).view(
+        torch.float32 if integers.element_size() == 4 else torch.float64
+    )  # fmt: skip
+
+
+def _flipped(bits: Tensor) -> Tensor:
+    """Return a new tensor of the same signs, the other bits of negative integers inverted: from
+    sign and magnitude to two's complement, or back."""
+    ends = torch.iinfo(bits.dtype)
+    return bits ^ ((bits >> (ends.bits - 1)) & ends.max)
 
 
 def _reduction(x: Tensor, op: str) -> Any:
