@@ -3,7 +3,8 @@
     d_w1, d_w2, d_b2    all-reduced over dp: one bucket
     loss                all-reduced over dp and tp: another
 
-A bucket costs its latency however many tensors are in it: a fixed charge, which is not a sum over
+A bucket costs its latency however many tensors are in it, if there is a moment at which all of them
+are available and none is used yet: a fixed charge, which is not a sum over
 pairs. A sum over pairs can have a share of it for each tensor. If the shares of all tensors that
 might be in a bucket add up to one at most, the minimum is a bound for every plan. If they are those
 of the tensors that a plan has in it, the sum is the plan's cost, and other buckets are expensive.
@@ -16,10 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import dropwhile
 from math import inf
+from typing import NamedTuple
 
 from xdsl.ir import Block, Operation
 
 from shardir.algebra.estimates import IMPROVEMENT
+from shardir.analysis.storages import Span
 from shardir.dialects.train import UpdateOp
 from shardir.search.elimination import Solution
 from shardir.search.problem import CostProblem
@@ -40,6 +43,13 @@ BucketPrice = Callable[[ValueTransfer, LatencyShares], tuple[float, dict[BucketK
 seconds."""
 
 
+class LateTransfer(NamedTuple):
+    """A transfer that may be in buckets, and the first and the last op after which it may be."""
+
+    transfer: ValueTransfer
+    after: Span
+
+
 def after_update(block: Block) -> Callable[[Sequence[Operation]], bool]:
     """Return a predicate of ops: that there are some, all after the mark train.update of a training
     step. Values that are redistributed for such ops are put into buckets by fuse-communication."""
@@ -49,7 +59,7 @@ def after_update(block: Block) -> Callable[[Sequence[Operation]], bool]:
 
 def solve_with_buckets(
     problem: Callable[[LatencyShares], CostProblem],
-    transfers: Callable[[Sequence[int]], list[ValueTransfer]],
+    transfers: Callable[[Sequence[int]], list[LateTransfer]],
     max_transfers: int,
     price: BucketPrice,
     solve: Solve,
@@ -94,31 +104,66 @@ def next_shares(shares: LatencyShares) -> list[LatencyShares]:
 
 
 def shared_seconds(
-    transfers: Sequence[ValueTransfer], price: BucketPrice
+    transfers: Sequence[LateTransfer], price: BucketPrice
 ) -> tuple[float, LatencyShares]:
     """Return the estimated time of transfers that share buckets, and the shares that agree with
     it."""
-    shares = LatencyShares(1 / max(len(transfers), 1))
+    best, shares = _agreeing(transfers, price, LatencyShares(1 / max(len(transfers), 1)))
+    forms = Counter(key[:-1] for key, _ in shares.own)
+    for part in sorted(shares.own, key=str):
+        if forms[part[0][:-1]] > 1:  # its tensors may all have the form of the others
+            trial = _agreeing(transfers, price, LatencyShares(inf, shares.own - {part}))
+            if trial[0] < best * IMPROVEMENT:
+                best, shares = trial
+    return best, shares
+
+
+def _agreeing(
+    transfers: Sequence[LateTransfer], price: BucketPrice, shares: LatencyShares
+) -> tuple[float, LatencyShares]:
+    """Return the time of transfers that are put into buckets by some shares, then by the shares
+    that agree with these buckets, and so on; and the last shares."""
     best = inf, shares
     for _ in range(MAX_SCALINGS):
-        seconds, tensors, latencies = priced(transfers, price, shares)
-        seconds += sum(l * (1 - shares.of(b) * tensors[b]) for b, l in latencies.items())
+        seconds, buckets = priced(transfers, price, shares)
+        own = {key: buffers(b.after) / len(b.after) for key, b in buckets.items()}
+        seconds += sum(
+            b.latency * len(b.after) * (own[key] - shares.of(key)) for key, b in buckets.items()
+        )
         if seconds >= best[0] * IMPROVEMENT:
             break
-        shares = LatencyShares(inf, frozenset((b, 1 / n) for b, n in tensors.items()))
+        shares = LatencyShares(inf, frozenset(own.items()))
         best = seconds, shares
     return best
 
 
+class LateCollectives(NamedTuple):
+    """The collectives of one kind: the latency of each buffer, and the ops after which each of them
+    may be."""
+
+    latency: float
+    after: list[Span]
+
+
 def priced(
-    transfers: Sequence[ValueTransfer], price: BucketPrice, shares: LatencyShares
-) -> tuple[float, Counter[BucketKey], dict[BucketKey, float]]:
-    """Return the time of transfers with these shares; the number of tensors in each bucket, and its
-    latency."""
-    total, tensors, latencies = 0.0, Counter[BucketKey](), dict[BucketKey, float]()
-    for transfer, n in Counter(transfers).items():
-        seconds, buckets = price(transfer, shares)
-        total += n * seconds
-        tensors.update(dict.fromkeys(buckets, n))
-        latencies.update(buckets)
-    return total, tensors, latencies
+    transfers: Sequence[LateTransfer], price: BucketPrice, shares: LatencyShares
+) -> tuple[float, dict[BucketKey, LateCollectives]]:
+    """Return the time of transfers with these shares, and the collectives in each bucket."""
+    total, found = 0.0, dict[BucketKey, LateCollectives]()
+    prices = {t: price(t, shares) for t in dict.fromkeys(t for t, _ in transfers)}
+    for transfer, after in transfers:
+        seconds, latencies = prices[transfer]
+        total += seconds
+        for key, latency in latencies.items():
+            found.setdefault(key, LateCollectives(latency, [])).after.append(after)
+    return total, found
+
+
+def buffers(spans: Sequence[Span]) -> int:
+    """Return the number of buffers for collectives of one kind: the smallest number of moments such
+    that each span has one of them."""
+    count, last = 0, -inf
+    for start, end in sorted(spans, key=lambda span: span.end):
+        if start > last:
+            count, last = count + 1, end
+    return count

@@ -26,7 +26,8 @@ from shardir.analysis.storages import Span
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
-from shardir.search.buckets import after_update
+from shardir.dialects.train import UpdateOp
+from shardir.search.buckets import LateTransfer, after_update
 from shardir.search.candidates import Candidates, CandidateSource
 from shardir.search.live_bytes import (
     LONG_LIVED_OPS,
@@ -50,13 +51,24 @@ from shardir.search.value_layouts import (
 
 class Edge(NamedTuple):
     """The redistributions between two variables: their times with shares of buckets, and the
-    transfers for a value of each variable, at most `max_transfers`."""
+    transfers for a value of each variable, at most `max_transfers`. `after`: the first and the last
+    op after which fuse-communication may put them; `reduced_after`: those that reduce."""
 
     ends: tuple[int, int]
     key: tuple
     max_transfers: int
     table: Callable[[LatencyShares | None], Table]
     transfers: Callable[[int, int], list[ValueTransfer]]
+    after: Span
+    reduced_after: Span
+
+    def late_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
+        """Return the transfers of a solution."""
+        i, j = self.ends
+        return [
+            LateTransfer(t, self.reduced_after if t.source.partial else self.after)
+            for t in self.transfers(choice[i], choice[j])
+        ]
 
 
 class CostGraph:
@@ -99,6 +111,8 @@ class CostGraph:
         self._twice: dict[int, tuple[Candidates, Candidates]] = {}
         self._at = {op: i for i, op in enumerate(block.ops)}
         self._late = after_update(block)
+        updates = (i for op, i in self._at.items() if isinstance(op, UpdateOp))
+        self._update = next(updates, len(self._at))
         self._build()
 
     def _build(self) -> None:
@@ -202,7 +216,11 @@ class CostGraph:
             return [ValueTransfer(t, candidates[x].results[i], layouts[y].layout)]
 
         key = id(candidates), "makes", i, id(layouts)
-        self._add(Edge(ends, key, 1, table, transfers), self._users.get(v, []))
+        users = self._users.get(v, [])
+        after = Span(
+            self._at[op], min((self._at[user] for user in users), default=len(self._at)) - 1
+        )
+        self._add(Edge(ends, key, 1, table, transfers, after, after), users)
 
         def copies() -> Table:
             return np.array([
@@ -235,7 +253,12 @@ class CostGraph:
                 if not (may_share and l == shared)
             ]
 
-        self._add(Edge(ends, key, len(at), table, transfers), [op])
+        last = self._at[op] - 1
+        made = -1 if isinstance(v.owner, Block) else self._at[v.owner]
+        first = self._update - 1 if made < self._update <= last else last
+        self._add(
+            Edge(ends, key, len(at), table, transfers, Span(last, last), Span(first, last)), [op]
+        )
 
         def copies() -> Table:
             needs = [needed(c, at) for c in candidates]
@@ -346,10 +369,9 @@ class CostGraph:
             found.add(*edge.ends, tables[edge.key])
         return found
 
-    def bucket_transfers(self, choice: Sequence[int]) -> list[ValueTransfer]:
+    def bucket_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution that may be in buckets."""
-        ends = [(e, *e.ends) for e in self.bucket_edges]
-        return [transfer for e, i, j in ends for transfer in e.transfers(choice[i], choice[j])]
+        return [transfer for edge in self.bucket_edges for transfer in edge.late_transfers(choice)]
 
 
 def times(candidates: Candidates) -> Table:

@@ -27,13 +27,14 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.analysis.functions import mesh_of
+from shardir.analysis.storages import Span
 from shardir.dialects.dist import ClusterAttr, ClusterOp, RedistributeOp
 from shardir.passes import PASSES
 from shardir.pipelines import build
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.search import plan
-from shardir.search.buckets import after_update, shared_seconds
+from shardir.search.buckets import LateTransfer, after_update, shared_seconds
 from shardir.search.candidates import CandidateSource
 from shardir.search.transfer_costs import bucket_price, transfer_of
 from shardir.syntax.parser import parse
@@ -52,7 +53,7 @@ def applied(text: str, pipeline: str) -> ModuleOp:
 
 def seconds(module: ModuleOp) -> float:
     """Return the estimated time of the only function, whose values have layouts. What the update
-    uses is redistributed in buckets."""
+    uses is redistributed in buckets, all at the same moment."""
     ((f, block),) = bodies(module)
     mesh = mesh_of(f, module)
     assert mesh is not None
@@ -61,7 +62,7 @@ def seconds(module: ModuleOp) -> float:
         op for op in block.ops
         if isinstance(op, RedistributeOp) and late([use.operation for use in op.out.uses])
     ]  # fmt: skip
-    transfers = [transfer_of(op) for op in together]
+    transfers = [LateTransfer(transfer_of(op), Span(0, 0)) for op in together]
     alone = sum(source.seconds(op) for op in block.ops if op not in together)
     return alone + shared_seconds(transfers, partial(bucket_price, mesh))[0]
 

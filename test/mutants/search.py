@@ -98,7 +98,7 @@ MUTANTS = [
         "shares of a bucket are omitted",
         "The latency of a bucket that tensors share is not counted in full.",
         "shardir/search/buckets.py",
-        "(1 - shares.of(b) * tensors[b])",
+        "(own[key] - shares.of(key))",
         "0",
         "test/search/test_buckets.py",
     ),

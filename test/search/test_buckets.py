@@ -1,13 +1,13 @@
 """Buckets: plans with fixed charges against all plans."""
 
-from collections import Counter
 from collections.abc import Sequence
-from itertools import count, product
+from itertools import combinations, count, product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shardir.analysis.storages import Span
 from shardir.search.buckets import Solve, solve_with_buckets
 from shardir.search.elimination import Solution, eliminate
 from shardir.search.problem import CostProblem
@@ -29,6 +29,7 @@ class Instance:
         self.latency = r.uniform(0.5, 2.0, 3)
         self.bucket = r.integers(-1, 3, (TENSORS, CHOICES))
         self.rate = r.uniform(0.0, 1.0, (TENSORS, CHOICES))
+        self.after = [Span(i, i + int(n)) for i, n in enumerate(r.integers(1, 4, TENSORS))]
         self.pairs = {(i, i + 1): r.uniform(0.0, 1.0, (CHOICES,) * 2) for i in range(TENSORS - 1)}
 
     def price(self, transfer: Any, shares: LatencyShares) -> tuple[float, dict[Any, float]]:
@@ -36,7 +37,7 @@ class Instance:
         bucket, rate = int(self.bucket[i, k]), float(self.rate[i, k])
         if bucket < 0:
             return rate, {}
-        name: Any = bucket
+        name: Any = (bucket,)
         latency = float(self.latency[bucket])
         together = latency * shares.of(name) + JOINING
         return rate + min(latency, together), {name: latency} if together < latency else {}
@@ -51,20 +52,31 @@ class Instance:
 
     def solve(self, solve: Solve = by_elimination) -> tuple[Solution, LatencyShares]:
         def transfers(choice: Sequence[int]) -> list[Any]:
-            return list(enumerate(choice))
+            return list(zip(enumerate(choice), self.after, strict=True))
 
         return solve_with_buckets(self.problem, transfers, TENSORS, self.price, solve)
 
     def cost(self, choice: Sequence[int]) -> float:
-        """Return the cost of a choice: of each bucket's tensors alone, or all of them together."""
+        """Return the cost of a choice: of each bucket's tensors alone, or in as few buffers as are
+        possible."""
         total = sum(float(t[choice[i], choice[j]]) for (i, j), t in self.pairs.items())
         total += sum(float(self.rate[i, k]) for i, k in enumerate(choice))
-        buckets = Counter(int(self.bucket[i, k]) for i, k in enumerate(choice))
-        return total + sum(
-            min(n * self.latency[b], self.latency[b] + n * JOINING)
-            for b, n in buckets.items()
-            if b >= 0
-        )
+        for b in range(3):
+            inside = [self.after[i] for i, k in enumerate(choice) if self.bucket[i, k] == b]
+            n, latency = len(inside), float(self.latency[b])
+            total += min(n * latency, fewest_moments(inside) * latency + n * JOINING)
+        return total
+
+
+def fewest_moments(spans: Sequence[Span]) -> int:
+    """The size of the smallest set of moments of which each span has one, of all sets."""
+    ends = range(max((s.end for s in spans), default=0) + 1)
+    return next(
+        n
+        for n in count()
+        for chosen in combinations(ends, n)
+        if all(any(s.start <= m <= s.end for m in chosen) for s in spans)
+    )
 
 
 def test_the_minimum_of_all_plans_is_between_bound_and_objective():
@@ -84,6 +96,7 @@ def test_tensors_choose_one_bucket_of_several_equal_ones():
     """Of buckets of equal cost, all tensors choose the one of the others."""
     made = Instance(0)
     made.bucket[:] = [0, 1, 2]
+    made.after[:] = [Span(0, 0)] * TENSORS
     made.latency[:] = 1.0
     made.rate[:] = 0.0
     made.pairs = {}
@@ -98,6 +111,7 @@ def test_of_plans_that_are_equal_up_to_rounding_the_first_is_chosen(less: float,
     """The k-th plan has some tensors in bucket k, whose latency is `less` than that of k - 1."""
     made, plans = Instance(0), count()
     made.bucket[:] = [-1, -1, -1]
+    made.after[:] = [Span(0, 0)] * TENSORS
     made.bucket[:3] = [0, 1, 2]
     made.latency[:] = [1 - less * k for k in range(3)]
     made.rate[:] = 0.0
