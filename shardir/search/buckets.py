@@ -108,11 +108,20 @@ def shared_seconds(
 ) -> tuple[float, LatencyShares]:
     """Return the estimated time of transfers that share buckets, and the shares that agree with
     it."""
-    best, shares = _agreeing(transfers, price, LatencyShares(1 / max(len(transfers), 1)))
-    forms = Counter(key[:-1] for key, _ in shares.own)
-    for part in sorted(shares.own, key=str):
-        if forms[part[0][:-1]] > 1:  # its tensors may all have the form of the others
-            trial = _agreeing(transfers, price, LatencyShares(inf, shares.own - {part}))
+    few, all_in = LatencyShares(1 / max(len(transfers), 1)), LatencyShares(0.0)
+    best, shares = _agreeing(transfers, price, few)
+    buckets = priced(transfers, price, all_in)[1]
+    after: dict[tuple, list[Span]] = {}
+    for key, b in buckets.items():
+        after.setdefault(key[:-1], []).extend(b.after)
+    keys = dict.fromkeys((*buckets, *priced(transfers, price, few)[1]))
+    forms = Counter(key[:-1] for key in keys)
+    for key in keys:
+        kind = key[:-1]
+        if forms[kind] > 1 and kind in after:  # all collectives of a kind in one form
+            others = {part for part in shares.own if part[0][:-1] != kind}
+            one = key, buffers(after[kind]) / len(after[kind])
+            trial = _agreeing(transfers, price, LatencyShares(inf, frozenset({*others, one})))
             if trial[0] < best * IMPROVEMENT:
                 best, shares = trial
     return best, shares

@@ -24,6 +24,7 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.routes import Table
 from shardir.analysis.storages import Span
 from shardir.dialects.dist import layout_of
+from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import UpdateOp
@@ -253,11 +254,11 @@ class CostGraph:
                 if not (may_share and l == shared)
             ]
 
-        last = self._at[op] - 1
+        here, last = self._at[op] - 1, self._first_use([op]) - 1
         made = -1 if isinstance(v.owner, Block) else self._at[v.owner]
-        first = self._update - 1 if made < self._update <= last else last
+        first = self._update - 1 if made < self._update <= here else here
         self._add(
-            Edge(ends, key, len(at), table, transfers, Span(last, last), Span(first, last)), [op]
+            Edge(ends, key, len(at), table, transfers, Span(here, last), Span(first, last)), [op]
         )
 
         def copies() -> Table:
@@ -267,6 +268,17 @@ class CostGraph:
             ])  # fmt: skip
 
         self._add_transient(op, ends, (*key, t), copies)
+
+    def _first_use(self, users: Sequence[Operation]) -> int:
+        """Return the index of the first op that needs a value which is redistributed for some ops:
+        fuse-communication moves casts to their own first uses."""
+        at = [
+            self._first_use([use.operation for use in op.out.uses])
+            if isinstance(op, ConvertOp)
+            else self._at[op]
+            for op in users
+        ]
+        return min(at, default=len(self._at))
 
     def _made_in(self, candidates: Candidates, i: int) -> ValueLayouts:
         """Return the layouts in which a result is made."""

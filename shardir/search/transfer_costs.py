@@ -99,10 +99,10 @@ def bucket_price(
     buckets, in seconds."""
     t, source, target = transfer
     shape, size = t.get_shape(), itemsize(t)
-    seconds = float(transfer_seconds(mesh, t, [source], [target], shares)[0, 0])
     reduction = source.reduction if source.partial else target.reduction
     costs = transfer_costs(mesh, len(shape), reduction)
-    return seconds, costs.buckets(shape, size, source, target, shares) if costs else {}
+    found = costs.in_buckets(shape, size, source, target, shares) if costs else None
+    return found or (float(transfer_seconds(mesh, t, [source], [target], shares)[0, 0]), {})
 
 
 @lru_cache(maxsize=256)
@@ -134,24 +134,29 @@ class TransferCosts:
             tables[key] = self._along(shape, itemsize, np.minimum(self.routes.each(size), shared))
         return tables[key]
 
-    def buckets(
+    def in_buckets(
         self, shape: Shape, itemsize: int, source: Layout, target: Layout, shares: LatencyShares
-    ) -> dict[BucketKey, float]:
-        """Return the buckets that a tensor is in on its path from one layout to another, each with
-        its latency."""
-        size, found = prod(shape) * itemsize, {}
-        for step in self.routes.steps(shape, itemsize, source, target) or []:
+    ) -> tuple[float, dict[BucketKey, float]] | None:
+        """Return the time of a tensor's path from one layout to another, and the buckets that it is
+        in, each with its latency; None if there is no such path."""
+        steps = self.routes.steps(shape, itemsize, source, target)
+        if steps is None:
+            return None
+        size, total, found = prod(shape) * itemsize, 0.0, {}
+        for step in steps:
             i, j = self.index[source], self.index[step.layout]
             latency, rate = (costs[:, i, j] for costs in self.routes.costs)
-            alone = latency + rate * size
-            part = [shares.of(_bucket(itemsize, step, form)) for form in range(len(latency))]
-            if alone.min() > 0:
+            alone = float((latency + rate * size).min())
+            if alone > 0:
+                part = [shares.of(_bucket(itemsize, step, form)) for form in range(len(latency))]
                 shared = latency * part + (rate + self._copying[i, j]) * size
                 form = int(shared.argmin())
-                if shared[form] < alone.min():
+                if shared[form] < alone:
+                    alone = float(shared[form])
                     found[_bucket(itemsize, step, form)] = float(latency[form])
+            total += alone
             source = step.layout
-        return found
+        return total, found
 
     def _along(self, shape: Shape, itemsize: int, cost: Table) -> Table:
         """Return the sum of the moves' costs along each path."""

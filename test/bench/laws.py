@@ -5,6 +5,8 @@ returns a ratio for each of its claims, at most 1 where the claim holds. LAWS ha
 
     triangle    planned from A to C, over planned from A to B and from B to C: random layouts over
                 sub-axes, split and partial, of tensors with even and uneven shards
+    programs    the bound of the search, its objective, and the times of lowered programs: random
+                programs (random_steps.py), with and without layouts (program_laws.py)
 
 A case is known by its number: `--law triangle --cluster h200 --seed 17 --cases 1` runs number 17.
 If a claim is violated, the exit code is 1.
@@ -13,9 +15,13 @@ If a claim is violated, the exit code is 1.
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from random import Random
 from typing import Any, NamedTuple
+
+from program_laws import claims
+from random_steps import OPTIMIZERS, random_step
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh
@@ -36,6 +42,11 @@ Ratios = dict[str, float]
 TOLERANCE = 1e-9
 """The relative difference by which sums of the same terms differ."""
 
+
+ALL_OPTIMIZERS = [*OPTIMIZERS, "adafactor, lr = 0.1"]
+
+MAX_LAYERS = 6
+"""The layers of random programs, at most."""
 
 PROGRESS = 50
 """After this many cases the progress is reported."""
@@ -84,7 +95,15 @@ class Law(NamedTuple):
     cases: int
 
 
-LAWS = {"triangle": Law(triangle, 200)}
+def programs(cluster: str, random: Random) -> Ratios:
+    mesh = random_mesh(cluster, random)
+    assert mesh.cluster is not None
+    unlimited = replace(mesh, cluster=replace(mesh.cluster, memory=None))
+    text = random_step(unlimited, random, random.randint(1, MAX_LAYERS), ALL_OPTIMIZERS)
+    return claims(text, random)
+
+
+LAWS = {"triangle": Law(triangle, 200), "programs": Law(programs, 250)}
 
 
 def check(

@@ -1,0 +1,151 @@
+"""The law of programs: no plan is below the search's bound, and the objective is what is spent.
+
+Of a training step without annotations, and of the same step with random layouts of its arguments:
+
+    bound <= objective       of the search
+    objective = lowered      the time of the lowered program, in the report; collectives before the
+                             update count as if none of them were fused
+    bound <= written         the time of plans that are written down, lowered: data parallel,
+                             ZeRO-3, and random layouts of the arguments; propagation completes them
+    free <= annotated        the bound without annotations, and the objective with some
+"""
+
+from dataclasses import replace
+from math import isclose
+from random import Random
+
+from plans import PLANS, laid_out, seconds
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
+
+from shardir import compile
+from shardir.algebra.layout import Shape
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.analysis.functions import mesh_of, values
+from shardir.cost import report
+from shardir.cost.seconds import together
+from shardir.dialects.dist import CollectiveOp, FusibleOp, layout_of
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
+from shardir.rewriting.functions import bodies
+from shardir.rewriting.marks import found_by_search
+from shardir.search.buckets import after_update
+from shardir.syntax.parser import parse
+
+SEARCH = "inline-calls,distributed-autodiff,search-strategies"
+AFTERWARDS = (
+    "insert-redistributions,recompute,lower-to-spmd,simplify-communication,"
+    f"fuse-communication{{max_bytes={1 << 40}}}"
+)
+"""In the search a bucket has any size."""
+
+ROUNDING = 1e-6
+"""The relative difference of equal times. Of several buckets that a tensor may join the search need
+not choose that of fuse-communication; they differ by the time to copy it."""
+
+WRITTEN = (
+    "inline-calls,propagate-strategies,insert-redistributions,distributed-autodiff,"
+    + AFTERWARDS.partition(",")[2]
+)
+
+
+def random_rule(random: Random):
+    """Return a rule by which each axis splits a dimension of an argument evenly, or none."""
+
+    def rule(mesh: Mesh, shape: Shape) -> tuple[Axes, ...]:
+        dims: list[Axes] = [() for _ in shape]
+        for axis in mesh.names:
+            d = random.randrange(-1, len(shape))
+            if d >= 0 and shape[d] % mesh.extent((*dims[d], axis)) == 0:
+                dims[d] = (*dims[d], axis)
+        return tuple(map(mesh.simplify, dims))
+
+    return rule
+
+
+def searched(module: ModuleOp) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the figures of a search, and the ratios of the claims about them."""
+    plan = compile(module, SEARCH).module
+    ((f, _),) = bodies(plan)
+    found = found_by_search(f)
+    objective, spent = found["objective"], unfused_seconds(compile(plan, AFTERWARDS).module)
+    return found, {
+        "bound <= objective": ratio(found["bound"], objective),
+        "objective = lowered": max(ratio(objective, spent), ratio(spent, objective)),
+    }
+
+
+def unfused_seconds(module: ModuleOp) -> float:
+    """Return the time of a lowered program, with all collectives before the update alone."""
+    total = 0.0
+    for function, (f, block) in zip(report(module), bodies(module), strict=True):
+        mesh, late = mesh_of(f, module), after_update(block)
+        assert mesh is not None
+        for op in function.ops:
+            total += op.seconds
+            if isinstance(op.op, FusibleOp) and len(op.op.values) > 1 and not late(users(op.op)):
+                values = together(op.op, mesh)
+                alone = (replace(values, sending=(s,), packing=(0.0,)) for s in values.sending)
+                total += sum(each.seconds for each in alone) - values.seconds
+    return total
+
+
+def users(op: Operation) -> list[Operation]:
+    """Return the ops that use the results of a collective, by way of other collectives or not."""
+    found = [use.operation for v in op.results for use in v.uses]
+    return [
+        end for user in found for end in (users(user) if isinstance(user, CollectiveOp) else [user])
+    ]
+
+
+def is_considered(plan: ModuleOp) -> bool:
+    """Whether the search considers plans like one that is written: all axes split evenly and with
+    all of their devices, and no op has a dimension split along which it moves elements."""
+    completed = compile(plan, "inline-calls,propagate-strategies").module
+    ((f, block),) = bodies(completed)
+    mesh = mesh_of(f, completed)
+    assert mesh is not None
+    laid = {v: l for v in values(block) if (l := layout_of(v)) is not None}
+    if any(
+        not l.even(mesh, unsharded_type(v).get_shape()) or any(a.size for a in l.used)
+        for v, l in laid.items()
+    ):
+        return False
+    for op in block.ops:
+        if isinstance(op, TensorOp):
+            factors = op.factors()
+            moved = factors.moved | factors.sliding | factors.replicate
+            for v, dims in zip(
+                (*op.operands, *op.results), (*factors.operands, *factors.results), strict=True
+            ):
+                if v in laid and any(
+                    axes and moved.intersection(names)
+                    for axes, names in zip(laid[v].dims, dims, strict=True)
+                ):
+                    return False
+    return True
+
+
+def ratio(less: float, more: float) -> float:
+    """Return a quotient, which is 1 if both are equal up to rounding."""
+    if isclose(less, more, rel_tol=ROUNDING):
+        return 1.0
+    return less / more if more else float("inf")
+
+
+def claims(text: str, random: Random) -> dict[str, float]:
+    """Return the ratio of each claim for a program and its plans."""
+    module = parse(text)
+    free, found = searched(module)
+    written = {name: PLANS[name](module) for name in ("data", "zero-3")}
+    rule = random_rule(random)
+    annotated = written["annotated"] = laid_out(module, rule, rule)
+    spent = {name: seconds(plan, WRITTEN) for name, plan in written.items() if is_considered(plan)}
+    for name, each in spent.items():
+        found[f"bound <= {name}"] = ratio(free["bound"], each)
+    limited, more = searched(annotated)
+    found |= {f"{name}, annotated": each for name, each in more.items()}
+    if "annotated" in spent:
+        found["bound <= written, annotated"] = ratio(limited["bound"], spent["annotated"])
+    found["free <= annotated"] = ratio(free["bound"], limited["objective"])
+    return found
