@@ -168,10 +168,13 @@ class Mesh:
         Raises:
             ShardirError: the mesh has no such axis.
         """
-        for n, s in self.axes:
-            if n == name:
-                return s
-        raise ShardirError(self._no_axis(name))
+        if (size := self._sizes.get(name)) is None:
+            raise ShardirError(self._no_axis(name))
+        return size
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return dict(self.axes)
 
     def _no_axis(self, name: str) -> str:
         names = ", ".join(n for n, _ in self.axes)

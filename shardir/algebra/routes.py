@@ -5,7 +5,8 @@
 
 An axis whose size is composite and no power of two is cut into sub-axes of a power of two and of
 primes: collectives over 2 and 3 devices, one after the other, wait for fewer messages than one over
-6, a ring.
+6, a ring. An axis that crosses the units of a level is cut there, so that a collective within a
+unit and one across units can be of different kinds; where that gives too many layouts, it is not.
 
 The forms of a move have a latency and a rate, which are equal for all shapes with even shards: they
 are found once for a mesh and a number of dimensions. Between these layouts the planner
@@ -15,28 +16,28 @@ are found once for a mesh and a number of dimensions. Between these layouts the 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, combinations, permutations
-from math import inf, prod
+from itertools import accumulate, combinations, permutations, product
+from math import comb, inf, prod
 from operator import mul
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from shardir.algebra.collectives import AxisState, CollectiveStep, move
 from shardir.algebra.exchange import exchange_axes
+from shardir.algebra.exchange_costs import Table, exchange_costs
 from shardir.algebra.forms import Forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.steps import step_forms
+from shardir.algebra.traffic import Indices
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 
-Table = np.ndarray[Any, np.dtype[np.float64]]
-
-Solved = tuple[Table, np.ndarray[Any, np.dtype[np.int64]]]
+Solved = tuple[Table, Indices]
 """The lengths of the shortest paths, and the first layout of each: [from, to]."""
 
-MAX_LAYOUTS, MAX_ORDERED_LAYOUTS = 400, 100
+MAX_LAYOUTS, MAX_ORDERED_LAYOUTS = 400, 180
 """The maximum number of layouts in a table; and that with axes in all orders: where there would be
 more, the axes of a dimension are in the mesh's order."""
 
@@ -53,11 +54,24 @@ equal time the preferred one is taken."""
 def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
     """Return the paths between the layouts of tensors of `rank` dimensions; None where there are
     too many layouts."""
+    if reduction == "any":
+        return None
     full = tuple(a for a in mesh.names if mesh.extent((a,)) > 1)
-    for axes in (_cut(mesh, full), full):
-        if (rank + 2) ** len(axes) <= MAX_LAYOUTS and reduction != "any":
+    cut = _cut(mesh, full)
+    by_level = mesh.cut(cut, mesh.level_sub_axes)
+    if _count(rank, len(by_level)) <= MAX_ORDERED_LAYOUTS:
+        return Routes(mesh, rank, reduction, by_level)
+    for axes in (cut, full):
+        if (rank + 2) ** len(axes) <= MAX_LAYOUTS:
             return Routes(mesh, rank, reduction, axes)
     return None
+
+
+def _count(rank: int, axes: int) -> int:
+    """Return the number of layouts over some axes in all orders."""
+    return sum(
+        comb(axes, n) * 2 ** (axes - n) * prod(range(rank, rank + n)) for n in range(axes + 1)
+    )
 
 
 def _cut(mesh: Mesh, axes: Axes) -> Axes:
@@ -89,7 +103,8 @@ class Routes:
             for partial in combinations(axes, n)
             for dims in _dims(tuple(a for a in axes if a not in partial), ((),) * rank)
         ]
-        if len(every) > MAX_ORDERED_LAYOUTS:
+        self._in_order = len(every) > MAX_ORDERED_LAYOUTS
+        if self._in_order:
             every = [l for l in every if all(d == tuple(a for a in axes if a in d) for d in l.dims)]
         self.layouts = every
         self.index = {self._normal(l): i for i, l in enumerate(every)}
@@ -119,7 +134,7 @@ class Routes:
         found = []
         while i != j:
             k = int(via[i, j])
-            found.append(self.moves[i, k])
+            found.append(self._move(i, k))
             i = k
         return found
 
@@ -139,24 +154,19 @@ class Routes:
         among = np.ix_(even, even)
         seconds[among] = self.each(size)[among]
         np.fill_diagonal(seconds, 0.0)
-        weight = seconds * np.where(self._irregular, 1 + PREFERENCE, 1.0)
+        weight = seconds.copy()
+        weight[tuple(self._exchanges.T)] *= 1 + PREFERENCE
         for k in even:
-            several = (seconds[:, k, None] > 0) & (seconds[k] > 0)
-            path = (weight[:, k, None] + weight[k]) * np.where(several, 1 + 3 * PREFERENCE, 1.0)
-            better = path < weight * (1 - MAX_ROUNDING)
-            np.copyto(weight, path, where=better)
-            np.copyto(seconds, seconds[:, k, None] + seconds[k], where=better)
-            np.copyto(via, via[:, k, None], where=better)
+            first, then = weight[:, k], weight[k]
+            path = np.add.outer(first, then) * (1 + 3 * PREFERENCE)
+            path[first == 0] = then  # one move: the other part communicates nothing
+            path[:, then == 0] = first[:, None]
+            better = np.flatnonzero(path < weight * (1 - MAX_ROUNDING))
+            i, j = np.divmod(better, n)
+            weight.flat[better] = path.flat[better]
+            seconds.flat[better] = seconds[i, k] + seconds[k, j]
+            via.flat[better] = via[i, k]
         return seconds, via
-
-    @cached_property
-    def _irregular(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """The moves that are exchanges: [from, to]."""
-        n = len(self.layouts)
-        found = np.zeros((n, n), dtype=np.bool_)
-        for (i, j), step in self.moves.items():
-            found[i, j] = step.kind == "exchange"
-        return found
 
     def each(self, size: int) -> Table:
         """Return the seconds of each single move of `size` bytes in its fastest form."""
@@ -166,34 +176,76 @@ class Routes:
     @cached_property
     def costs(self) -> tuple[Table, Table]:
         """The latencies and rates of the forms of moves: [form, from, to]."""
-        n, count = len(self.index), max((len(f) for _, f in self._moves.values()), default=1)
+        n, count = len(self.index), max((len(f) for _, f in self._named.values()), default=1)
         latency, rate = np.full((count, n, n), inf), np.zeros((count, n, n))
-        for (i, j), (_, forms) in self._moves.items():
+        if self._exchanges.size:
+            ends = tuple(self._exchanges.T)
+            latency[:, *ends], rate[:, *ends] = self._exchange_costs()
+        for (i, j), (_, forms) in self._named.items():
             padded = [*forms, *[forms[-1]] * (count - len(forms))]
             latency[:, i, j] = [f.latency for f in padded]
             rate[:, i, j] = [f.rate for f in padded]
         return latency, rate
 
+    def _exchange_costs(self) -> tuple[Table, Table]:
+        """Return the latencies and rates of the exchanges."""
+        splits = list(dict.fromkeys(d for l in self.layouts for d in l.dims))
+        numbers = {axes: i for i, axes in enumerate(splits)}
+        dims = np.array([[numbers[d] for d in l.dims] for l in self.layouts], dtype=np.int64)
+        source, target = (dims[ends] for ends in self._exchanges.T)
+        latency, rate = exchange_costs(self.mesh, splits, source, target)
+        for k in np.flatnonzero(np.isnan(rate)).tolist():
+            before, after = (self.layouts[i] for i in self._exchanges[k])
+            step = CollectiveStep("exchange", exchange_axes(before, after), after)
+            ((_, latency[k], rate[k]),) = self._forms(before, step)
+        return latency, rate
+
     @cached_property
     def moves(self) -> dict[tuple[int, int], CollectiveStep]:
         """The move from one layout to another, where there is one: by both indices."""
-        return {ends: step for ends, (step, _) in self._moves.items()}
+        exchanges = ((int(i), int(j)) for i, j in self._exchanges)
+        return {ends: self._move(*ends) for ends in (*self._named, *exchanges)}
+
+    def _move(self, i: int, j: int) -> CollectiveStep:
+        """Return the move between two layouts."""
+        if (found := self._named.get((i, j))) is not None:
+            return found[0]
+        axes = exchange_axes(self.layouts[i], self.layouts[j])
+        axes = self.mesh.simplify(axes) if self._is_cut else axes
+        return CollectiveStep("exchange", axes, self._normal(self.layouts[j]))
 
     @cached_property
-    def _moves(self) -> dict[tuple[int, int], tuple[CollectiveStep, Forms]]:
-        """The moves with their forms: an exchange where no named collective does it."""
+    def _exchanges(self) -> Indices:
+        """The exchanges, where no named collective does it: the indices of both layouts."""
+        split: dict[Axes, list[int]] = {}
+        for i, layout in enumerate(self.layouts):
+            split.setdefault(layout.partial, []).append(i)
+        found = [
+            (i, j)
+            for equally_partial in split.values()
+            for i, j in product(equally_partial, repeat=2)
+            if (i, j) not in self._named and exchange_axes(self.layouts[i], self.layouts[j])
+        ]
+        return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+    @cached_property
+    def _named(self) -> dict[tuple[int, int], tuple[CollectiveStep, Forms]]:
+        """The moves by named collectives, with their forms."""
         found: dict[tuple[int, int], tuple[CollectiveStep, Forms]] = {}
         for i, layout in enumerate(self.layouts):
-            for step in (*self._named(layout), *self._exchanges(layout)):
+            for step in self._named_from(layout):
                 end = self._normal(step.layout)
                 j = self.index.get(end)
                 if j is not None and (i, j) not in found:
-                    forms = self._forms(layout, replace(step, layout=self.layouts[j]))
-                    axes = self.mesh.simplify(step.axes) if self._is_cut else step.axes
-                    found[i, j] = replace(step, axes=axes, layout=end), forms
+                    if self._is_cut:
+                        step = replace(step, layout=self.layouts[j])
+                    forms = self._forms(layout, step)
+                    if self._is_cut:
+                        step = replace(step, axes=self.mesh.simplify(step.axes), layout=end)
+                    found[i, j] = step, forms
         return found
 
-    def _named(self, now: Layout) -> Iterator[CollectiveStep]:
+    def _named_from(self, now: Layout) -> Iterator[CollectiveStep]:
         mesh = self.mesh
         for a in self.axes:
             if a in now.used:
@@ -205,7 +257,7 @@ class Routes:
             for axes in combinations(now.partial, n):
                 yield move(PARTIAL, REPLICATED, mesh, now, axes)
                 for dim in range(self.rank):
-                    for order in permutations(axes):
+                    for order in (axes,) if self._in_order else permutations(axes):
                         yield move(PARTIAL, SHARDED, mesh, now, order, dim)
         for dim, have in enumerate(now.dims):
             for n in range(1, len(have) + 1):
@@ -216,11 +268,6 @@ class Routes:
                 for other in range(self.rank):
                     if other != dim:
                         yield move(SHARDED, SHARDED, mesh, now, axes, other, dim)
-
-    def _exchanges(self, now: Layout) -> Iterator[CollectiveStep]:
-        for layout in self.layouts:
-            if layout.partial == now.partial and (axes := exchange_axes(now, layout)):
-                yield CollectiveStep("exchange", axes, layout)
 
     def _forms(self, before: Layout, step: CollectiveStep) -> Forms:
         """Return the forms of a move. They are equal for all tensors and dimensions but the first,

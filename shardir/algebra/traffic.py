@@ -13,7 +13,7 @@ of its new shard, by whether its indices along the old and the new sub-axis of e
 from collections import Counter
 from functools import lru_cache
 from itertools import accumulate, pairwise, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -147,51 +147,75 @@ def _primes(mesh: Mesh, axes: Axes) -> tuple[tuple[Axis, Axis], ...]:
     return tuple(found)
 
 
+class Places(NamedTuple):
+    """A dimension of which the sub-axes of prime sizes are aligned: those of the old split that
+    have no new one in their place, and the pairs of those that differ, each with the axis of the
+    old one; and all of them, old and new."""
+
+    parts: tuple[tuple[Axis, int], ...]
+    pairs: tuple[tuple[Axis, Axis, Axis], ...]
+    used: frozenset[Axis]
+
+
+@lru_cache(maxsize=65536)
+def places(mesh: Mesh, have: Axes, want: Axes) -> Places | None:
+    """Return the places of a dimension; None where sizes differ in one."""
+    old, new = _primes(mesh, have), _primes(mesh, want)
+    parts, pairs = [], []
+    for place, (a, axis) in enumerate(old):
+        b = new[place][0] if place < len(new) else None
+        if b is None:
+            parts.append((axis, a.size))
+        elif a.size != b.size:
+            return None
+        elif a != b:
+            pairs.append((a, b, axis))
+    return Places(tuple(parts), tuple(pairs), frozenset(a for a, _ in (*old, *new)))
+
+
 def _aligned(
     mesh: Mesh, shape: Shape, source: Layout, target: Layout, free: tuple[frozenset[Axis], ...]
 ) -> Counter[Counts] | None:
     """Return the `shares` of even shards whose sub-axes of prime sizes are aligned; None for
     others. Each set in `free` contains the one before."""
-    shard, used, odd = 1, set[Axis](), False
-    equal: list[list[tuple[Axis, Axis]]] = [[] for _ in free]  # the indices that must be
-    parts = [1] * len(free)  # into which what a device has is divided
+    shard, dims = 1, list[Places]()
     for n, have, want in zip(shape, source.dims, target.dims, strict=True):
-        if not have and not want:
-            shard *= n
-            continue
-        old, new = _primes(mesh, have), _primes(mesh, want)
-        size = mesh.extent(want)
-        if n % size or n % mesh.extent(have) or sizes_of(have) or sizes_of(want):
-            return None
-        shard *= n // size
-        for place, (a, axis) in enumerate(old):
-            b = new[place][0] if place < len(new) else None
-            if b is not None and a.size != b.size:
+        if have or want:
+            size = mesh.extent(want)
+            if n % size or n % mesh.extent(have) or sizes_of(have) or sizes_of(want):
                 return None
-            odd |= a.size > 2
-            if a == b:
-                continue
-            for i, among in enumerate(free):
-                if axis not in among:
-                    if b is None:
-                        parts[i] *= a.size
-                    else:
-                        equal[i].append((a, b))
-        used.update(a for a, _ in old)
-        used.update(a for a, _ in new)
-    if odd and mesh.clash(tuple(used)) is not None:
+            if (found := places(mesh, have, want)) is None:
+                return None
+            dims.append(found)
+            n //= size
+        shard *= n
+    if _overlapping(mesh, frozenset[Axis]().union(*(d.used for d in dims))):
         return None
     out: Counter[Counts] = Counter()
-    devices = [_solutions(pairs) for pairs in equal]  # one in so many has something
+    held, devices = [], []
+    for among in free:
+        parts, pairs = 1, []
+        for d in dims:
+            for axis, size in d.parts:
+                if axis not in among:
+                    parts *= size
+            pairs += [(a, b) for a, b, axis in d.pairs if axis not in among]
+        held.append(shard // parts)
+        devices.append(_solutions(pairs) if pairs else 1)  # one in so many has something
     total, counted = max([1, *devices]), 0
     for i, one_in in enumerate(devices):
         if n := total // one_in - counted:
-            has = tuple(0 if j < i else shard // parts[j] for j in range(len(free)))
-            out[shard, *has] += n
+            out[shard, *[0] * i, *held[i:]] += n
             counted += n
     if total > counted:
         out[shard, *[0] * len(free)] += total - counted
     return out
+
+
+@lru_cache(maxsize=4096)
+def _overlapping(mesh: Mesh, primes: frozenset[Axis]) -> bool:
+    """Whether some sub-axes of prime sizes overlap."""
+    return mesh.clash(tuple(primes)) is not None
 
 
 def _solutions(pairs: list[tuple[Axis, Axis]]) -> int:

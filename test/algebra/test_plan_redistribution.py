@@ -481,7 +481,7 @@ def test_requests_that_do_not_fit_are_refused(options: dict[str, Any], message: 
 
 def test_a_move_costs_the_same_beside_unsharded_dimensions():
     """Of tensors of one dimension and of more, whichever are asked for first."""
-    cluster = Cluster((Level("n", 8, 1e11, 1e-6), Level("p", 8, 1e9, 1e-5)))
+    cluster = Cluster((Level("n", 4, 1e11, 1e-6), Level("p", 16, 1e9, 1e-5)))
     mesh = Mesh("m", (("a", 4), ("b", 4), ("c", 4)), cluster)
     one, two = routes(mesh, 1), routes(mesh, 2)
     assert one is not None and two is not None

@@ -1,0 +1,102 @@
+"""The latencies and rates of many exchanges at once, between layouts that split a tensor evenly.
+
+They are those of `Exchange` (collectives/all_devices.py), by the closed form of traffic.py. An old
+and a new split of one dimension determine a factor of what a device has of its new shard, so it is
+found once for each two splits, and the rest is arithmetic of arrays.
+
+The device that receives for longest has nothing where some device has nothing: where indices along
+two sub-axes must be equal. This holds if no inner link is slower than an outer one.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from shardir.algebra.forms import copying, rounds
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.traffic import Indices, places, within
+
+Table = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def exchange_costs(
+    mesh: Mesh, splits: Sequence[Axes], source: Indices, target: Indices
+) -> tuple[Table, Table]:
+    """Return the latency of each exchange, and the seconds for each byte of the global tensor; NaN
+    where there is no closed form.
+
+    Args:
+        splits: of a dimension; their axes are equal or disjoint.
+        source, target: the numbers of the splits of all dimensions: [exchange, dimension].
+    """
+    levels = mesh.cluster_or_default.levels
+    axes = tuple(dict.fromkeys(a for s in splits for a in s))
+    pieces = mesh.cut(axes, mesh.level_sub_axes)
+    fine = [mesh.cut(s, mesh.level_sub_axes) for s in splits]
+    extent = np.array([float(mesh.extent(s)) for s in splits])
+    changed = source != target
+    n = np.where(changed, extent[source], 1).prod(axis=1)  # devices in the group
+    before, after = 1 / extent[source].prod(axis=1), 1 / extent[target].prod(axis=1)
+
+    # what the device that receives for longest has on those of its unit of each level
+    fetched = _Overlaps(mesh, fine, splits, pieces)
+    parts, paired, known = fetched.of(source, target)
+    reached = []
+    for level in range(-1, len(levels) - 1):
+        near = within(mesh, level, pieces)
+        far = np.array([piece not in near for piece in pieces], dtype=np.bool_)
+        lacks = (paired & far).any(axis=1)
+        reached.append(np.where(lacks, 0, 1 / np.where(far, parts, 1).prod(axis=1)))
+    reached.append(np.ones(len(n)))
+    receiving = sum(
+        (b - a) / level.bandwidth for (a, b), level in zip(pairwise(reached), levels, strict=True)
+    )
+
+    # the maximum that a device sends: to all that want it, or less what it keeps
+    member = np.array([[a in s for a in axes] for s in splits], dtype=np.bool_)
+    sizes = np.array([float(mesh.extent((a,))) for a in axes])
+    old, new = member[source].any(axis=1), member[target].any(axis=1)
+    moving = (member[source] & changed[..., None]).any(axis=1)
+    copies = n / np.where(moving & new, sizes, 1).prod(axis=1)
+    parts, paired, backward = _Overlaps(mesh, splits, splits, axes).of(target, source)
+    wanted = before / np.where(old, 1, parts).prod(axis=1) * copies
+    kept = np.where((paired & old).any(axis=1), 0, before / parts.prod(axis=1))
+    sent = np.maximum(wanted - kept, 0)
+
+    outermost = np.array([mesh.level(s) for s in splits])
+    reach = np.where(changed, outermost[source], 0).max(axis=1, initial=0)
+    messages = {x: rounds(int(x)) for x in np.unique(n).tolist()}
+    latency = np.array([messages[x] for x in n.tolist()], dtype=np.float64)
+    latency *= np.array([level.latency for level in levels])[reach]
+    times = mesh.cluster_or_default.times["exchange"]
+    packed = 2 * sent + (1 - reached[0]) * after
+    rate = times * receiving * after + copying(1, mesh) * packed
+    speeds = [level.bandwidth for level in levels]
+    known &= backward & (speeds == sorted(speeds, reverse=True))
+    return np.where(known, times * latency, np.nan), np.where(known, rate, np.nan)
+
+
+class _Overlaps:
+    """For each old and new split: by each axis, the number of parts into which it divides what a
+    device has of a new shard, and whether an index along it must be equal to one along another."""
+
+    def __init__(self, mesh: Mesh, old: Sequence[Axes], new: Sequence[Axes], axes: Axes):
+        shape, at = (len(old), len(new), len(axes)), {a: i for i, a in enumerate(axes)}
+        self.parts, self.paired = np.ones(shape), np.zeros(shape, dtype=np.bool_)
+        self.known = np.ones(shape[:2], dtype=np.bool_)
+        for i, have in enumerate(old):
+            for j, want in enumerate(new):
+                if (found := places(mesh, have, want)) is None:
+                    self.known[i, j] = False
+                    continue
+                for axis, size in found.parts:
+                    self.parts[i, j, at[axis]] *= size
+                for _, _, axis in found.pairs:
+                    self.paired[i, j, at[axis]] = True
+
+    def of(self, old: Indices, new: Indices) -> tuple[Table, Any, Any]:
+        """Return these of all dimensions together, and whether they are known: [exchange, axis]."""
+        parts = self.parts[old, new].prod(axis=1)
+        return parts, self.paired[old, new].any(axis=1), self.known[old, new].all(axis=1)
