@@ -162,14 +162,14 @@ class ModuleBuilder(FunctionReductions):
     def unregistered_text(self, word: str) -> str:
         dialect, dot, _ = word.partition(".")
         if dot and self.ctx.get_optional_op(word) is not None:
-            return f'{word} is not an op of shardir; use the generic form "{word}"(...)'
+            return f'expected an op of shardir, got {word}; use the generic form "{word}"(...)'
         hint = did_you_mean(word, self.known)
         if not hint and dot:
             dialects = sorted({name.split(".")[0] for name in self.known})
             if dialect not in dialects:
                 near = did_you_mean(dialect, dialects)
-                return f"operation {word} is not registered: there is no dialect {dialect}{near}"
-        return f"operation {word} is not registered{hint}"
+                return f"expected an operation of a registered dialect, got {word}{near}"
+        return f"expected a registered operation, got {word}{hint}"
 
     def children(self, c: list[Any]) -> list[Any]:
         return c

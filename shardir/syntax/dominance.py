@@ -31,11 +31,11 @@ def undominated(op: Operation, i: int, value: SSAValue) -> str:
     try:
         owner = value.owner
     except ValueError:
-        return f"{name} has no definition"
+        return f"expected a definition of {name}, got none"
     inside = owner if isinstance(owner, Block) else owner.parent
     if inside is op.parent:
-        return f"{name} is used before it is defined"
-    return f"{name} is used where its definition does not dominate it"
+        return f"expected a definition of {name} before its use, got one after it"
+    return f"expected a definition of {name} that dominates its use, got another"
 
 
 def blocks_with_scope(region: Region, outer: Iterable[int]) -> Iterable[tuple[Block, set[int]]]:

@@ -198,11 +198,13 @@ class LeafReductions(Transformer[Any, Any]):
             hint = did_you_mean(name, known)
             end = t.start + len(name) + 1
             what = "type" if is_type else "attribute"
-            raise LeafError(t.start, end, f"{what} {t.value[0]}{name} is not registered{hint}")
+            raise LeafError(
+                t.start, end, f"expected a registered {what}, got {t.value[0]}{name}{hint}"
+            )
         if issubclass(base, TextAttr):
             start = t.start + len(name) + 2
             if not angle:
-                raise LeafError(t.end, t.end + 1, f"expected '<' after #{name}")
+                raise LeafError(t.end, t.end + 1, f"expected '<' after #{name}, got none")
             return located(start, t.end, lambda: base.read(rest[:-1]))
         return self.by_xdsl(t.value, t)
 

@@ -82,7 +82,7 @@ class ScopedNames:
         if value.type is not type and value.type != type:
             line = self.log.source.line_column(defined.start)[0]
             self.log.report_at(
-                t, f"{t.value} has type {value.type}, but is used here with type {type}",
+                t, f"expected {t.value} of type {value.type}, got {type}",
                 f"{name} is defined on line {line}",
             )  # fmt: skip
             return self._lost(type)
@@ -99,8 +99,8 @@ class ScopedNames:
         if (found := scope.forward.get(t.value)) is None:
             scope.forward[t.value] = found = ForwardDeclaredValue(type), t
         elif found[0].type != type:
-            self.log.report_at(t, f"{t.value} is used here with type {type}, "
-                               f"but earlier with type {found[0].type}")  # fmt: skip
+            self.log.report_at(t, f"expected {t.value} of type {found[0].type}, as used "
+                               f"before, got {type}")  # fmt: skip
             return self._lost(type)
         return found[0]
 
@@ -130,8 +130,8 @@ class ScopedNames:
                     continue
                 placeholder, use = found
                 if placeholder.type != v.type:
-                    self.log.report_at(use, f"{key} is used with type {placeholder.type}, "
-                                       f"but its definition has type {v.type}")  # fmt: skip
+                    self.log.report_at(use, f"expected {key} of type {v.type}, as defined later, "
+                                       f"got {placeholder.type}")  # fmt: skip
                     self._incomplete(placeholder)
                 else:
                     placeholder.replace_all_uses_with(v)
@@ -196,14 +196,14 @@ class ScopedNames:
             if name not in scope.blocks:
                 self._incomplete(block)
                 if not scope.lost:
-                    self.log.report_at(t, f"{name} is not a block of this region")
+                    self.log.report_at(t, f"expected a block of this region, got {name}")
         if scope.parent is None or scope.isolated:
             for name, (value, use) in scope.forward.items():
                 self._incomplete(value)
                 if name not in scope.values:
                     known = [n for n, v in scope.values.items() if v is not None]
                     hint = did_you_mean(name, known)
-                    self.log.report_at(use, f"{name} is used, but not defined{hint}")
+                    self.log.report_at(use, f"expected a defined value, got {name}{hint}")
         else:
             for name, (value, use) in scope.forward.items():
                 first, _ = scope.parent.forward.setdefault(name, (value, use))

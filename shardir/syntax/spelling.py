@@ -41,7 +41,11 @@ def string_bytes(t: Token) -> bytes:
             out += KNOWN_ESCAPES[m[2]]
         else:
             at = t.start + t.value.index('"') + 1 + m.start()
-            raise LeafError(at, at + 2, f"unknown escape {m[0]!r} in a string")
+            raise LeafError(
+                at,
+                at + 2,
+                f'expected an escape of a string, got {m[0]!r}; \\n, \\t, \\" and \\\\ are some',
+            )
         last = m.end()
     return bytes(out + text[last:].encode())
 

@@ -10,12 +10,14 @@ from shardir.syntax.parser import parse
 from shardir.syntax.verify import verify_all
 
 WRONG = {
-    "%x = nn.relu %y : (i32) -> i32": ["1:14 %y is used, but not defined"],
-    "nn.rellu": ["1:1 operation nn.rellu is not registered; did you mean nn.relu?"],
-    "zz.frob": ["1:1 operation zz.frob is not registered: there is no dialect zz"],
-    '"nn.rellu"() : () -> ()': ["1:1 operation nn.rellu is not registered; did you mean nn.relu?"],
+    "%x = nn.relu %y : (i32) -> i32": ["1:14 expected a defined value, got %y"],
+    "nn.rellu": ["1:1 expected a registered operation, got nn.rellu; did you mean nn.relu?"],
+    "zz.frob": ["1:1 expected an operation of a registered dialect, got zz.frob"],
+    '"nn.rellu"() : () -> ()': [
+        "1:1 expected a registered operation, got nn.rellu; did you mean nn.relu?"
+    ],
     "arith.addi": [
-        '1:1 arith.addi is not an op of shardir; use the generic form "arith.addi"(...)'
+        '1:1 expected an op of shardir, got arith.addi; use the generic form "arith.addi"(...)'
     ],
     "func.func @f(%x: tensor<4xf32) {\n  func.return\n}": [
         "1:24 expected the '>' of this '<', got none, or too much nesting"
@@ -41,7 +43,7 @@ WRONG = {
     "dist.mesh @m <dp 2>": ["1:18 "],
     "dist.mesh m <dp = 2>": ["1:11 expected a symbol, got 'm'"],
     "#a = #dist.layot<@m, []>": [
-        "1:6 attribute #dist.layot is not registered; did you mean dist.layout?"
+        "1:6 expected a registered attribute, got #dist.layot; did you mean dist.layout?"
     ],
     "#a = 1\n#a = 2": ["2:1 expected a new name, got #a"],
     "func.func @f(%x: tensor<4xf32, #lay>) {\n  func.return\n}\n#lay1 = unit": [
@@ -56,11 +58,13 @@ WRONG = {
         "1:41 expected a type, got f33; did you mean f32?"
     ],
     "builtin.module attributes {a = vector<4xq>} {\n}": ["1:41 "],
-    'builtin.module attributes {a = "\\z"} {\n}': ["1:33 unknown escape '\\\\z' in a string"],
+    'builtin.module attributes {a = "\\z"} {\n}': [
+        "1:33 expected an escape of a string, got '\\\\z'"
+    ],
     "}": ["1:1 expected an operation or the end of the file, got '}'"],
     "func.func @f() {\n}": ["1:1 the body of func.func is empty; it must end with a terminator"],
     'func.func @f() {\n  "test.termop"()[^a] : () -> ()\n}': [
-        "2:19 ^a is not a block of this region"
+        "2:19 expected a block of this region, got ^a"
     ],
     'fmt.either a "x" b': ["1:18 "],
     "fmt.attributes gren": ["1:16 expected 'green' or 'red', got 'gren'; did you mean green?"],
@@ -112,14 +116,16 @@ def test_dominance() -> None:
         "func.func @f() {\n"
         '  "test.op"(%a) : (i32) -> ()\n  %a = "test.op"() : () -> i32\n  func.return\n}'
     )
-    assert messages(before, with_test()) == ["2:3 %a is used before it is defined"]
+    assert messages(before, with_test()) == [
+        "2:3 expected a definition of %a before its use, got one after it"
+    ]
     beside = (
         '"test.op"() ({\n  "test.termop"()[^l, ^r] : () -> ()\n^l:\n'
         '  %a = "test.op"() : () -> i32\n  "test.termop"()[^j] : () -> ()\n^r:\n'
         '  "test.termop"()[^j] : () -> ()\n^j:\n  "test.termop"(%a) : (i32) -> ()\n}) : () -> ()'
     )
     assert messages(beside, with_test()) == [
-        "9:3 %a is used where its definition does not dominate it"
+        "9:3 expected a definition of %a that dominates its use, got another"
     ]
     through = beside.replace("^l, ^r", "^l").replace("^r:\n", "^r(%z: i32):\n")
     with_test().parse(through, verify=True)
@@ -127,7 +133,7 @@ def test_dominance() -> None:
         '%a = "test.op"() : () -> i32\nfunc.func @f() {\n  "test.op"(%a) : (i32) -> ()\n'
         "  func.return\n}"
     )
-    assert messages(isolated, with_test()) == ["3:13 %a is used, but not defined"]
+    assert messages(isolated, with_test()) == ["3:13 expected a defined value, got %a"]
 
 
 def test_every_op_is_verified() -> None:

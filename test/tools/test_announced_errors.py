@@ -19,7 +19,7 @@ func.func @g(%x: i33x) { // expected-error {{expected a type, got i33x}}
   func.return
 }
 // -----
-// expected-error@+1 {{operation func.fun is not registered}}
+// expected-error@+1 {{expected a registered operation, got func.fun}}
 func.fun @h() {
 // -----
 func.func @i() {
@@ -39,15 +39,16 @@ def test_split_input() -> None:
 
 
 def test_announced_errors() -> None:
-    text = SPLIT.replace("i33x}}", "i34x}}").replace("func.fun is", "func.funny is")
+    text = SPLIT.replace("i33x}}", "i34x}}").replace("func.fun}}", "func.funny}}")
     code, _, err = run("--split-input-file", "--verify-diagnostics", text=text)
     assert code == 1
     assert [line for line in err.splitlines() if line.startswith(("unexpected", "<stdin>"))] == [
         "unexpected error: <stdin>:5:18: error: expected a type, got i33x; did you mean i32?",
         "<stdin>:5: expected error was not produced: expected a type, got i34x",
-        "unexpected error: <stdin>:10:1: error: operation func.fun is not registered; "
+        "unexpected error: <stdin>:10:1: error: expected a registered operation, got func.fun; "
         "did you mean func.func?",
-        "<stdin>:9: expected error was not produced: operation func.funny is not registered",
+        "<stdin>:9: expected error was not produced: "
+        "expected a registered operation, got func.funny",
     ]
     code, _, err = run("--verify-diagnostics", text=PROGRAM + "// expected-error@-1 {{x}}")
     assert (code, err) == (1, "<stdin>:4: expected error was not produced: x\n")
@@ -85,5 +86,5 @@ def test_lines_of_announced_errors() -> None:
 
 def test_verify_diagnostics_writes_nothing_unexpected(tmp_path: Path) -> None:
     path = tmp_path / "out.ir"
-    text = "x.y // expected-error {{not registered}}"
+    text = "x.y // expected-error {{of a registered dialect}}"
     assert run("-o", str(path), "--verify-diagnostics", text=text)[0] == 0
