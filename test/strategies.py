@@ -8,6 +8,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from shardir.algebra.layout import Layout, Shape
@@ -15,6 +16,8 @@ from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes, shard_bounds
 
 T = TypeVar("T")
 SIZES = (1, 2, 3, 4, 6, 8)
+quick = settings(max_examples=150, deadline=None, derandomize=True)
+"""Those of laws that take a second or so."""
 
 
 @cache

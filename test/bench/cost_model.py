@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from programs import NORMAL, Text, mlp, tensor, transformer
+from program_text import NORMAL, Text, tensor
+from programs import mlp, transformer
 from rich.markup import escape
 
 from shardir.api import compile

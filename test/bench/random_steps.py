@@ -8,7 +8,7 @@ and perhaps an earlier one. Most sizes are divided by all devices together, some
 from collections.abc import Callable, Sequence
 from random import Random
 
-from programs import NORMAL, ONES, ZEROS, tensor
+from program_text import NORMAL, ONES, ZEROS, tensor
 
 from shardir.algebra.mesh import Mesh
 

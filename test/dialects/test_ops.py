@@ -1,9 +1,9 @@
 """The law of every op: one device computes what torch does, forward and gradient; and on any layout
 of its operands all ranks together do.
 
-A case is one op on some shapes. Its element types go through the layouts of `op_laws.tried`,
-partial operands through those of `op_laws.partials`; which law is checked of which op, and where,
-is the list `op_laws.cells`.
+A case is one op on some shapes. Its element types go through the layouts of `op_layouts.tried`,
+partial operands through those of `op_layouts.partials`; which law is checked of which op, and
+where, is the list `op_laws.cells`.
 """
 
 import random
@@ -32,7 +32,8 @@ from harness import (
     traffic,
 )
 from op_cases import CASES, EVEN, REFERENCES, Case
-from op_laws import BY_NAME, OPS, Tried, cells, elementwise, partials, tried
+from op_laws import OPS, cells
+from op_layouts import BY_NAME, Tried, elementwise, partials, tried
 from reference import shape_of
 from xdsl.utils.exceptions import VerifyException
 

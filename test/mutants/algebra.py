@@ -9,7 +9,7 @@ MUTANTS = [
         "shardir/algebra/mesh.py",
         "c = -(-size // parts)",
         "c = size // parts",
-        "test/algebra/test_algebra.py::test_shards_hold_each_element_once",
+        "test/algebra/test_layouts.py::test_shards_hold_each_element_once",
     ),
     Mutant(
         "groups are ordered by rank",
@@ -17,7 +17,7 @@ MUTANTS = [
         "shardir/algebra/mesh.py",
         "return tuple(tuple(r for _, r in sorted(m)) for m in members.values())",
         "return tuple(tuple(sorted(r for _, r in m)) for m in members.values())",
-        "test/algebra/test_algebra.py::test_groups_partition_the_ranks",
+        "test/algebra/test_meshes.py::test_groups_partition_the_ranks",
     ),
     Mutant(
         "sub-axes overlap at their ends",
@@ -25,7 +25,7 @@ MUTANTS = [
         "shardir/algebra/mesh.py",
         "return b0 % a1 != 0 and a0 % b1 != 0",
         "return b0 % a1 != 0 or a0 % b1 != 0",
-        "test/algebra/test_algebra.py::test_axes_overlap_unless_their_coordinates_are_independent",
+        "test/algebra/test_meshes.py::test_axes_overlap_unless_their_coordinates_are_independent",
     ),
     Mutant(
         "a reduced factor leaves nothing partial",
@@ -33,7 +33,7 @@ MUTANTS = [
         "shardir/algebra/factors.py",
         "reduced = [a for f in lacking for a in chosen.get(f, ())]",
         "reduced = []",
-        "test/algebra/test_algebra.py::test_a_placement_is_legal_and_splits_what_is_agreed_on",
+        "test/algebra/test_factors.py::test_a_placement_is_legal_and_splits_what_is_agreed_on",
     ),
     Mutant(
         "partial maxima pass through sums",
@@ -42,7 +42,7 @@ MUTANTS = [
         '(first.reduction == "sum" or factors.linear == "any")',
         "True",
         (
-            "test/algebra/test_algebra.py::test_a_placement_is_legal_and_splits_what_is_agreed_on"
+            "test/algebra/test_factors.py::test_a_placement_is_legal_and_splits_what_is_agreed_on"
             "[add]"
         ),
     ),
@@ -53,8 +53,8 @@ MUTANTS = [
         "            if left > 1:\n                break\n        return out, not todo",
         "        return out, not todo",
         (
-            "test/algebra/test_algebra.py::test_compose_is_the_inverse_of_assign "
-            "test/algebra/test_algebra.py::test_assign_is_the_inverse_of_compose"
+            "test/algebra/test_factors.py::test_compose_is_the_inverse_of_assign "
+            "test/algebra/test_factors.py::test_assign_is_the_inverse_of_compose"
         ),
     ),
     Mutant(
@@ -87,7 +87,7 @@ MUTANTS = [
         "shardir/algebra/bound.py",
         "(lost - stay + max(groups, 1) - 1)",
         "(lost - stay + max(groups, 1))",
-        "test/algebra/test_plan_redistribution.py::test_rings_reach_the_bound",
+        "test/algebra/test_bound.py::test_rings_reach_the_bound",
     ),
     Mutant(
         "an all-reduce receives as much as a reduce-scatter",
@@ -95,7 +95,7 @@ MUTANTS = [
         "shardir/algebra/collectives/all_devices.py",
         "return -(-2 * t.have * (t.n - 1) // t.n)",
         "return -(-t.have * (t.n - 1) // t.n)",
-        "test/algebra/test_plan_redistribution.py::test_rings_reach_the_bound",
+        "test/algebra/test_bound.py::test_rings_reach_the_bound",
     ),
     Mutant(
         "a tree halves the bytes",

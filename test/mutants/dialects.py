@@ -89,7 +89,7 @@ MUTANTS = [
         "shardir/dialects/train/updates.py",
         "np.where(np.isfinite(grown), grown, scale)",
         "grown",
-        "test/dialects/test_optimizers.py -k next_loss_scale",
+        "test/dialects/test_scaled_gradients.py -k next_loss_scale",
     ),
     Mutant(
         "an update of norm zero has a trust ratio",

@@ -41,7 +41,7 @@ MUTANTS = [
         "shardir/rewriting/autodiff/microbatches.py",
         "        backward.cotangents.accumulate(retained)\n        block",
         "        block",
-        "test/dialects/test_optimizers.py -k memory_of_microbatches",
+        "test/dialects/test_microbatches.py -k memory_of_microbatches",
     ),
     Mutant(
         "redistributions are made twice",

@@ -3,12 +3,12 @@
 import random
 from itertools import combinations, product
 
-import op_laws
+import op_layouts
 import pytest
 from covering import Covered, covering
 from harness import MESH, layouts, ordered_subsets
 from op_cases import CASES, Case
-from op_laws import BY_NAME, WIDE_MESH, by_kin, exchanged, kin, signature
+from op_layouts import BY_NAME, WIDE_MESH, by_kin, exchanged, kin, signature
 
 from shardir.algebra.factors import try_op_sharding
 
@@ -85,7 +85,7 @@ def test_layouts_of_kin():
             axes = map(frozenset, ordered_subsets(WIDE_MESH.names))
             assert splits == {*product(range(rank), axes)}
         for i, j in combinations(range(len(ins)), 2):
-            if max(ins[i], ins[j]) > op_laws.MATRIX:
+            if max(ins[i], ins[j]) > op_layouts.MATRIX:
                 continue
             for d, e in product(range(ins[i]), range(ins[j])):
                 together = {(r[3 + i].dims[d], r[3 + j].dims[e]) for r in found}
@@ -97,9 +97,9 @@ def test_layouts_of_kin():
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_factor_of_each_case_is_split_where_it_is_computed(case: Case):
     """No operand of aligned layouts moves, and each factor that can be split over an axis is."""
-    f = op_laws.factors(str(case), case.elements[0])
+    f = op_layouts.factors(str(case), case.elements[0])
     found: set[str] = set()
-    for row in op_laws.aligned(str(case), case.elements[0]):
+    for row in op_layouts.aligned(str(case), case.elements[0]):
         chosen = f.axes_of(row, WIDE_MESH)
         placed = try_op_sharding(f, chosen, WIDE_MESH)
         assert placed is not None and placed.operands == row[: len(f.operands)]

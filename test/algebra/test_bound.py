@@ -1,0 +1,86 @@
+"""The bound of a redistribution: the fewest messages, where they can be counted; rings reach it."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from shardir.algebra.bound import bound
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.notation import parse_layout
+from shardir.algebra.redistribution import plan_redistribution
+
+
+def messages(addends: int, groups: list[list[int]], holders: list[int]) -> int:
+    """The fewest messages after which each group of devices has all partial values among its
+    members; device d begins with partial value holders[d], or with none (-1). A message is the sum
+    of some that its sender knows; breadth first over all states of knowledge."""
+    full = (1 << addends) - 1
+    start = tuple(frozenset({1 << c} if c >= 0 else ()) for c in holders)
+
+    def sums(known: frozenset[int]) -> set[int]:
+        """The sums of disjoint known ones."""
+        found = set()
+        for n in range(1, len(known) + 1):
+            for some in combinations(sorted(known), n):
+                if sum(some) == np.bitwise_or.reduce(some) and sum(x.bit_count() for x in some) == (
+                    sum(some).bit_count()
+                ):
+                    found.add(sum(some))
+        return found
+
+    def done(state: tuple[frozenset[int], ...]) -> bool:
+        return all(full in sums(frozenset().union(*(state[d] for d in g))) for g in groups)
+
+    level, seen, sent = {start}, {start}, 0
+    while not any(done(s) for s in level):
+        after = set()
+        for state in level:
+            for sender in range(len(state)):
+                for message in sums(state[sender]):
+                    for taker in range(len(state)):
+                        if taker != sender and message not in state[taker]:
+                            new = list(state)
+                            new[taker] = state[taker] | {message}
+                            after.add(tuple(new))
+        level, sent = after - seen, sent + 1
+        seen |= level
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("axes", "source", "target"),
+    [
+        ("d = 2", "partial sum {d}", ""), ("d = 3", "partial sum {d}", ""),
+        ("a = 2, b = 2", "partial sum {a, b}", "partial sum {b}"),
+        ("a = 2, b = 2", "partial sum {a}", "partial sum {b}"),
+        ("a = 2, b = 2", "partial sum {a}", "partial sum {a, b}"),
+        ("a = 2, b = 2", "partial sum {a}", ""),
+    ],
+)  # fmt: skip
+def test_the_bound_of_a_reduction_is_the_fewest_messages(
+    axes: str, source: str, target: str
+) -> None:
+    """One element, so that all messages are of it; the bound is the mean of all devices, or what
+    one needs."""
+    sizes = [part.split(" = ") for part in axes.split(", ")]
+    mesh = Mesh("m", tuple((n, int(s)) for n, s in sizes))
+    have, want = (parse_layout("@m, [{}]" + (f", {t}" if t else "")) for t in (source, target))
+    holders = [mesh.index(rank, have.partial) for rank in range(mesh.size)]
+    groups = [list(g) for g in mesh.groups(want.partial)]
+    fewest = messages(mesh.extent(have.partial), groups, holders)
+    many = 840  # elements, each as this one; a multiple of what the mean divides by
+    minimum = bound(mesh, (many,), have, want)
+    assert minimum * mesh.size <= fewest * many or minimum == many  # a true bound
+    if not want.partial:
+        assert minimum * mesh.size == max(fewest, mesh.size) * many  # and the mean of the fewest
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_rings_reach_the_bound(n: int) -> None:
+    """Reduce-scatter and all-reduce of even shards (Patarasuk and Yuan, 2009)."""
+    mesh = Mesh("m", (("d", n),))
+    partial = parse_layout("@m, [{}], partial sum {d}")
+    for target, share in (("@m, [{d}]", n - 1), ("@m, [{}]", 2 * (n - 1))):
+        plan = plan_redistribution((64,), "f32", mesh, partial, parse_layout(target))
+        assert plan.received_bytes == plan.bound_bytes == 64 * 4 * share // n
