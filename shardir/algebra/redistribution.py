@@ -111,7 +111,14 @@ def plan_redistribution(
             )
         mesh = replace(mesh, cluster=cluster)
     mesh.check_cluster()
+    if not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise ShardirError(f"expected a shape of integers of 0 or more, got {shape}")
+    shape = tuple(shape)
     for layout in (source, target):
+        if not isinstance(layout, Layout):
+            raise ShardirError(
+                f"expected a Layout, got {layout!r}; use shardir.algebra.notation.parse_layout"
+            )
         if layout.mesh != mesh.name:
             found = f"expected a layout of mesh @{mesh.name}, got [{layout}]"
             raise ShardirError(coded("R3", found))

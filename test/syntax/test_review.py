@@ -4,6 +4,7 @@ The docstring of a test is the wrong behaviour before.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from harness import compiled
 
 import shardir
+from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of, parse_layout
 from shardir.backend.torch.runtime import runtime as rt
@@ -367,8 +369,26 @@ def test_empty_sizes_are_refused() -> None:
         parse_layout("@m, [{a} sizes []]")
 
 
-def test_a_cluster_is_not_a_name() -> None:
-    mesh, layout = Mesh("m", (("a", 2),)), parse_layout("@m, [{a}]")
-    name: Any = "h200"
-    with pytest.raises(ShardirError, match="expected a Cluster, got 'h200'"):
-        shardir.plan_redistribution((4,), "f32", mesh, layout, layout, cluster=name)
+DEVICES = Cluster((Level("node", 2, 1e9, 1e-6),))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cluster": "h200"}, "expected a Cluster, got 'h200'"),
+        ({"shape": (-4,)}, "integers of 0 or more, got (-4,)"),
+        ({"shape": (4.0,)}, "integers of 0 or more, got (4.0,)"),
+        ({"shape": (4, 4)}, "a layout of 2 dimensions"),
+        ({"source": "@m, [{a}]"}, "expected a Layout, got '@m, [{a}]'"),
+        ({"dtype": "f31"}, "expected an element type, got f31"),
+    ],
+)
+def test_wrong_arguments_of_a_plan(change: dict[str, Any], message: str) -> None:
+    layout = parse_layout("@m, [{a}]")
+    given: dict[str, Any] = {
+        "shape": [4], "dtype": "f32", "mesh": Mesh("m", (("a", 2),)), "source": layout,
+        "target": layout, "cluster": DEVICES,
+    }  # fmt: skip
+    assert not shardir.plan_redistribution(**given).steps
+    with pytest.raises(ShardirError, match=re.escape(message)):
+        shardir.plan_redistribution(**given | change)
