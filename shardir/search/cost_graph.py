@@ -127,14 +127,14 @@ class CostGraph:
             if any(v in self.unsaved for v in op.results):
                 candidates = self._with_recomputed(candidates)
             self.candidates[op] = candidates
-            self.op_variable[op] = self.problem.variable(self._op_seconds(candidates))
         for op in self.block.ops:
             for v in dict.fromkeys(op.operands):
                 self._users.setdefault(v, []).append(op)
         for v in self.block.args:
             if isinstance(v.type, TensorType):
                 self._add_value(v)
-        for op in ops:
+        for op in ops:  # in the order of the program: the solver's bound grows fastest then
+            self.op_variable[op] = self.problem.variable(self._op_seconds(self.candidates[op]))
             for v in op.results:
                 if v not in self.value_variable and self._needs_variable(v):
                     self._add_value(v)

@@ -6,10 +6,11 @@ distributes them over the later ones (sequential reweighted message passing, Kol
 2015). That sum is the bound. A value is ruled out if the bound with it is above the cost of a known
 solution.
 
-Variables of one colour (in repeated layers) have the same messages, which are computed once.
+Messages are passed in the order of the variables, so the bound grows fastest where neighbours are
+near to each other in it, as in the order of the program. Variables of one colour (in repeated
+layers) have the same messages, which are computed once.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -24,7 +25,7 @@ MAX_ROUNDED_UP = 1 + 1e-9
 """The factor by which a bound may exceed the cost of a solution through rounding alone: a value is
 ruled out only if its bound exceeds the known cost by more."""
 
-COLOUR_ROUNDS = 2
+COLOUR_ROUNDS = 1
 """Rounds of colour refinement: the distance up to which variables of a group have the same
 surroundings."""
 
@@ -69,8 +70,19 @@ class _EqualVariables:
         return self.unary + sum(s.count * s.message for s in self.slots)
 
 
-TableKind = tuple[Table, _Slot, _Slot]
-"""A table between two groups, and the slots of its ends."""
+@dataclass(eq=False)
+class _TableKind:
+    """A table between two groups, the slots of its ends, and how many pairs have it."""
+
+    table: Table
+    groups: tuple[int, int]
+    slots: tuple[_Slot, _Slot]
+    count: int = 0
+
+    def rest(self) -> Table:
+        """Return the table less its messages."""
+        one, two = self.slots
+        return self.table - one.message[:, None] - two.message
 
 
 class Margins(NamedTuple):
@@ -87,7 +99,8 @@ class Relaxation:
     def __init__(self, problem: CostProblem, choice: Sequence[int]):
         self.problem, self.neighbours = problem, problem.neighbours()
         self.choice, self.objective = list(choice), problem.cost(choice)
-        *_, coarse, group_of = colours(problem, self.neighbours, COLOUR_ROUNDS)
+        *_, coarse, self.group_of = colours(problem, self.neighbours, COLOUR_ROUNDS)
+        group_of = self.group_of
         members: dict[int, list[int]] = {}
         for v, n in enumerate(group_of):
             members.setdefault(n, []).append(v)
@@ -104,19 +117,19 @@ class Relaxation:
             _EqualVariables(problem.unary[vs[0]], list(mine.values()), vs)
             for vs, mine in zip(members.values(), slots, strict=True)
         ]
-        found: dict[tuple, TableKind] = {}
-        self.kind_of: dict[tuple[int, int], TableKind] = {}
+        kinds: dict[tuple, _TableKind] = {}
+        self.kind_of: dict[tuple[int, int], _TableKind] = {}
         for (i, j), t in problem.pairs.items():
             key = names[id(t)], group_of[i], group_of[j]
-            if key not in found:
+            if key not in kinds:
                 one = slots[group_of[i]][names[id(t)], coarse[j]]
                 two = slots[group_of[j]][identity(t.T), coarse[i]]
                 one.tables.append((t, two))
                 two.tables.append((np.ascontiguousarray(t.T), one))
-                found[key] = t, one, two
-            self.kind_of[i, j] = found[key]
-        self.counts = Counter(map(id, self.kind_of.values()))
-        self.kinds = list(found.values())
+                kinds[key] = _TableKind(t, (group_of[i], group_of[j]), (one, two))
+            kinds[key].count += 1
+            self.kind_of[i, j] = kinds[key]
+        self.kinds = list(kinds.values())
 
     def run(self, sweeps: int) -> None:
         """Pass messages through all groups, forwards and backwards, `sweeps` times."""
@@ -145,14 +158,9 @@ class Relaxation:
         if (cost := self.problem.cost(choice)) < self.objective:
             self.choice, self.objective = choice, cost
 
-    def rest(self, kind: TableKind) -> Table:
-        """Return a table less its messages."""
-        table, one, two = kind
-        return table - one.message[:, None] - two.message
-
     def bound(self) -> float:
         """Return a lower bound of all solutions' costs."""
-        total = sum(self.counts[id(k)] * float(self.rest(k).min()) for k in self.kinds)
+        total = sum(k.count * float(k.rest().min()) for k in self.kinds)
         return total + sum(len(g.members) * float(g.own().min()) for g in self.groups)
 
     def margins(self) -> Margins:
@@ -184,15 +192,27 @@ class Relaxation:
         """Return the relaxation with the allowed values of each variable only."""
         choice = [int(np.searchsorted(k, x)) for k, x in zip(allowed, self.choice, strict=True)]
         rest = Relaxation(self.problem.restricted(allowed), choice)
-        for (i, j), (_, *slots) in rest.kind_of.items():
-            for slot, before, v in zip(slots, self.kind_of[i, j][1:], (i, j), strict=True):
+        for (i, j), kind in rest.kind_of.items():
+            for slot, before, v in zip(kind.slots, self.kind_of[i, j].slots, (i, j), strict=True):
                 slot.message = before.message[allowed[v]]
         return rest
+
+    def folded(self) -> CostProblem:
+        """Return the problem with one variable for each group: its solutions are those in which the
+        variables of a group have one value."""
+        found = CostProblem([len(g.members) * g.unary for g in self.groups])
+        for kind in self.kinds:
+            found.add(*kind.groups, kind.count * kind.table)
+        return found
+
+    def unfolded(self, choice: Sequence[int]) -> list[int]:
+        """Return a solution of the folded problem as one of the problem."""
+        return [choice[n] for n in self.group_of]
 
     def reparametrised(self) -> CostProblem:
         """Return the problem with the costs where the messages moved them: its solutions cost the
         same, and the bounds of its parts add up to more."""
-        tables = {id(k): self.rest(k) for k in self.kinds}
+        tables = {id(k): k.rest() for k in self.kinds}
         owns = {v: own for g in self.groups for own in [g.own()] for v in g.members}
         return CostProblem(
             [owns[v] for v in range(len(self.choice))],

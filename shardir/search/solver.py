@@ -3,10 +3,12 @@
 1. Bucket elimination (elimination.py), if none of its tables has more than `cap` entries.
 2. Otherwise variables of one or two neighbours are eliminated first: their tables are again of one
    variable or of two (Scholz and Eckstein 2002).
-3. A bound (relaxation.py) rules out values of the other variables, again and again, until the
-   tables fit, or until the best solution is within the gap. The solutions to compare with come from
-   mini-buckets, and from elimination among the values nearest to the bound.
-4. If the bound stalls before, the result is the best solution so far, with the best bound.
+3. Repeated layers are solved as one: a problem with a variable for each group of equal ones has the
+   solutions in which these have equal values.
+4. A bound (relaxation.py) rules out values of the other variables, again and again, until the
+   tables fit, or until the best solution is within the gap. The solutions to compare with are that
+   of 3, and others from mini-buckets, and from elimination among the values nearest to the bound.
+5. If the bound stalls before, the result is the best solution so far, with the best bound.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +35,11 @@ PAIR_NEIGHBOURS = 2
 MAX_NARROWINGS = 16
 """How many times values are ruled out."""
 
-SWEEPS = 10
+SWEEPS = 20
 """The sweeps of messages before values are ruled out."""
+
+MIN_REPETITION = 2
+"""The number of variables for each group of equal ones from which on layers are solved as one."""
 
 STALLED_ROUNDS = 3
 """The number of narrowings in which the gap must shrink to less than MIN_PROGRESS of itself."""
@@ -76,19 +81,27 @@ def narrow(problem: CostProblem, cap: int, gap: float, progress: ReportBounds) -
     or until the gap is reached."""
     allowed = [np.arange(len(u)) for u in problem.unary]
     relaxation = Relaxation(problem, [int(u.argmin()) for u in problem.unary])
+    if len(relaxation.groups) * MIN_REPETITION <= len(allowed):
+        relaxation.offer(relaxation.unfolded(solve(relaxation.folded(), cap, gap).choice))
     filter_cap, bound, part = min(cap, MAX_FILTER_ENTRIES), -inf, 1 / len(allowed)
     gaps: list[float] = []
+
+    def is_close() -> bool:
+        return relaxation.objective - bound <= gap * abs(relaxation.objective)
+
     for _ in range(MAX_NARROWINGS):
         relaxation.run(SWEEPS)
-        rough = eliminate(relaxation.reparametrised(), filter_cap)
-        relaxation.offer(rough.choice)
         margins = relaxation.margins()
-        part = search_near_bound(relaxation, margins, 2 * part, filter_cap)
-        bound = max(bound, margins.bound, rough.bound)
+        bound = max(bound, margins.bound)
+        if not is_close():
+            rough = eliminate(relaxation.reparametrised(), filter_cap)
+            relaxation.offer(rough.choice)
+            part = search_near_bound(relaxation, margins, 2 * part, filter_cap)
+            bound = max(bound, rough.bound)
         progress(relaxation.objective, bound)
         gaps.append(relaxation.objective - bound)
         stalled = len(gaps) > STALLED_ROUNDS and gaps[-1] > MIN_PROGRESS * gaps[-1 - STALLED_ROUNDS]
-        if stalled or gaps[-1] <= gap * abs(relaxation.objective):
+        if stalled or is_close():
             break
         keep = relaxation.allowed(margins)
         allowed = [a[k] for a, k in zip(allowed, keep, strict=True)]

@@ -1,4 +1,4 @@
-"""Mutants of analysis: aliasing, storages, roles and repeats."""
+"""Mutants of analysis: aliasing, storages and roles."""
 
 from mutants import Mutant
 
@@ -26,14 +26,6 @@ MUTANTS = [
         ".append(Span(self.at[op], end))",
         "",
         "test/analysis/test_storages.py",
-    ),
-    Mutant(
-        "repeated blocks may be connected differently",
-        "Blocks repeat whatever the operands of their ops are.",
-        "shardir/analysis/repeats.py",
-        "if not (same or outside or begins):",
-        "if False:",
-        "test/analysis/test_repeats.py",
     ),
     Mutant(
         "operands of unused ops are live",

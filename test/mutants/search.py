@@ -47,6 +47,14 @@ MUTANTS = [
         "test/search/test_elimination.py",
     ),
     Mutant(
+        "a folded layer costs once",
+        "Repeated layers are solved as one, whose redistributions cost as much as those of one.",
+        "shardir/search/relaxation.py",
+        "found.add(*kind.groups, kind.count * kind.table)",
+        "found.add(*kind.groups, kind.table)",
+        "test/search/test_elimination.py -k folded",
+    ),
+    Mutant(
         "a bound omits the price of the limit",
         "The bound with a price for memory does not subtract the price of the limit.",
         "shardir/search/memory_limit.py",

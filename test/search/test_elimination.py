@@ -259,6 +259,17 @@ def test_a_relaxation_of_layers_rules_out_nothing_that_is_better(seed: int):
         )
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_solution_of_folded_layers_costs_what_it_costs_in_all_of_them(seed: int):
+    problem = layers(3 + seed, seed)
+    relaxation = Relaxation(problem, [0] * len(problem.unary))
+    folded, rng = relaxation.folded(), np.random.default_rng(seed)
+    assert len(folded.unary) == len(set(relaxation.unfolded(range(len(folded.unary)))))
+    for _ in range(5):
+        choice = [int(rng.integers(len(u))) for u in folded.unary]
+        assert folded.cost(choice) == problem.cost(relaxation.unfolded(choice))
+
+
 def test_the_default_gap_leads_to_the_minimum_where_a_gap_of_a_fifth_stops_before():
     """Eight variables with a table for each pair, more than tables of 27 entries hold."""
     rng = np.random.default_rng(20)
