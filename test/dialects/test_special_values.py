@@ -24,6 +24,7 @@ from xdsl.ir import Attribute, SSAValue
 from shardir.dialects import nn
 from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.movement import IntsPerDimAttr
 from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
 from shardir.dialects.text import word
 
@@ -93,3 +94,13 @@ def test_special_values(op: type[TensorOp], props: dict[str, Attribute]) -> None
     for text in ("[{a}, {}]", "[{}, {a}]", "[{}, {b, a}]"):
         module = compiled(laid_out(p.module, MESH, [layout(text)] * (1 + two)))
         assert not p.errors(module), text
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5])
+@pytest.mark.parametrize("layouts", ["[{}, {}, {}]", "[{}, {}, {a}]", "[{a}, {}, {b}]"])
+def test_special_values_stay_in_their_part(size: int, layouts: str) -> None:
+    """Adaptive pooling: parts without NaN or infinities are finite."""
+    x = np.stack([np.arange(8.0), X[0].repeat(2), X[5].repeat(2), -X[4].repeat(2)])[:, None]
+    props = {"size": IntsPerDimAttr((size,))}
+    p = problem(lambda b, x: list(b.op(nn.AdaptiveAvgPoolOp, x, props=props).results), x)
+    assert not p.errors(compiled(laid_out(p.module, MESH, [layout(layouts)])))

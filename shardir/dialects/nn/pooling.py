@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from xdsl.dialects.builtin import TensorType, UnitAttr
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import TensorType, UnitAttr, i1
+from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
@@ -225,7 +225,7 @@ class AvgPoolOp(Composite, _WindowPool):
         for d, (s, size) in enumerate(zip(found, t.get_shape()[SPATIAL:], strict=True), SPATIAL):
             start = np.arange(shape[d]) * s.stride - s.low
             inside = np.minimum(start + s.kernel, size) - np.maximum(start, 0)
-            more = _constant(b, s.kernel / inside, t)
+            more = _constant(b, s.kernel / inside, t.element_type)
             mean = b.mul(mean, b.reshape(more, (shape[d], *[1] * (len(shape) - 1 - d))))
         return (mean,)
 
@@ -266,26 +266,36 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
         )
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
-        x, t = self.x, unsharded_type(self.x)
-        names = "abcdefgh"[: len(t.get_shape())]
-        for d, (size, n) in enumerate(
-            zip(t.get_shape()[SPATIAL:], self.size.data, strict=True), SPATIAL
-        ):
+        x = self.x
+        sizes = unsharded_type(x).get_shape()[SPATIAL:]
+        for d, (size, n) in enumerate(zip(sizes, self.size.data, strict=True), SPATIAL):
             if n == 1:
                 x = b.reduce(x, "mean", [d], keep=True)
-            elif n != size:
-                part = np.arange(n)
-                first, last = part * size // n, -(-(part + 1) * size // n)
-                index = np.arange(size)
-                inside = (index >= first[:, None]) & (index < last[:, None])
-                share = _constant(b, inside / (last - first)[:, None], t)
-                y = names.replace(names[d], "o")
-                x = b.einsum(f"{names},o{names[d]}->{y}", x, share)
+            elif size % n == 0:
+                part = size // n
+                x = b.reduce(b.unfold(x, d, Windows(size, n, part, part, 0)), "mean", [d + 1])
+            else:
+                x = self.uneven_means(b, x, d, n)
         return (x,)
 
+    @staticmethod
+    def uneven_means(b: "OpBuilder", x: SSAValue, d: int, n: int) -> SSAValue:
+        """The means of n parts of dimension d, which may overlap. Elements are selected, not
+        multiplied by 0, so that a NaN stays in its parts."""
+        shape = unsharded_type(x).get_shape()
+        size, rest = shape[d], [1] * (len(shape) - 1 - d)
+        part, index = np.arange(n), np.arange(size)
+        first, last = part * size // n, -(-(part + 1) * size // n)
+        inside = (index >= first[:, None]) & (index < last[:, None])
+        chosen = b.reshape(_constant(b, inside, i1), (n, size, *rest))
+        each = b.reshape(x, (*shape[:d], 1, *shape[d:]))
+        total = b.reduce(b.select(chosen, each, b.scalar(0.0, x)), "sum", [d + 1])
+        share = _constant(b, 1 / (last - first), unsharded_type(x).element_type)
+        return b.mul(total, b.reshape(share, (n, *rest)))
 
-def _constant(b: "OpBuilder", values: np.ndarray, like: TensorType) -> SSAValue:
-    type = tensor(like.element_type, values.shape)
+
+def _constant(b: "OpBuilder", values: np.ndarray, element: Attribute) -> SSAValue:
+    type = tensor(element, values.shape)
     return b.value(
         ConstantOp, props={"value": dense_attr(type, values.flatten().tolist())}, result=type
     )
