@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from shardir.backend.torch.runtime import runtime_buffers as buffers
+from shardir.backend.torch.runtime import runtime_reductions as reductions
 from shardir.backend.torch.runtime.ops_runtime import in_slices, trust_ratio
-from shardir.backend.torch.runtime.runtime_mesh import Group, shard_size
+from shardir.backend.torch.runtime.runtime_mesh import Group, Mesh, shard_size
 
 
 @pytest.mark.parametrize("w", [0.0, 4.0])
@@ -58,3 +59,38 @@ def test_an_index_out_of_its_slice_is_named_with_its_place(slices: tuple[int, ..
             place = rf"index {ids[r, c]} at \[{r}, {c}\] is out .* from {low} to {high}$"
             with pytest.raises(IndexError, match=place):
                 in_slices(mine, 1, slices, 4, (row, column))
+
+
+# ---- reductions ----
+
+FLOATS = [np.nan, -np.inf, -3.0, -1e-40, -0.0, 0.0, 1e-40, 2.5, np.inf]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_integers_in_the_order_of_floats_have_numpys_extremes(op: str, dtype: str) -> None:
+    """Of each two floats, NaN among them: the transport reduces the integers."""
+    x = torch.tensor(FLOATS, dtype=getattr(torch, dtype))
+    pairs = [side.reshape(-1) for side in torch.meshgrid(x, x, indexing="ij")]
+    reduced = getattr(torch, f"{op}imum")(*(reductions._to_ordered(t, op) for t in pairs))
+    wanted = getattr(np, f"{op}imum")(*(t.double().numpy() for t in pairs))
+    found = reductions._from_ordered(reduced).to(x.dtype).double().numpy()
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
+def test_an_all_reduce_of_equal_values(
+    op: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum is that of all ranks, a mean or an extreme the value."""
+
+    def transport(x: torch.Tensor, how: object, **_: object) -> None:
+        if how == torch.distributed.ReduceOp.SUM:
+            x.mul_(ranks)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", transport)
+    mesh, x = Mesh([("d", ranks)]), torch.tensor([1.5, -2.0])
+    mesh._groups["d",] = Group(range(ranks), 0, None)
+    found = reductions.all_reduce(mesh, x, op, ("d",))
+    assert torch.equal(found, x * ranks if op == "sum" else x)

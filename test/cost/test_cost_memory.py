@@ -163,6 +163,13 @@ GATHERED = """func.func @f(%x: $x) -> $g attributes {train.step} {
   func.return %z : $g
 }
 """
+IN_FLIGHT = """func.func @f(%x: $x, %y: $g) -> ($g, $g) attributes {train.step} {
+  %z = dist.all_gather %x dim 0 over <d> async : ($x) -> $g
+  %n = nn.neg %y : ($g) -> $g
+  %e = dist.wait %z : ($g) -> $g
+  func.return %e, %n : $g, $g
+}
+"""
 
 
 @pytest.mark.parametrize(
@@ -172,8 +179,9 @@ GATHERED = """func.func @f(%x: $x) -> $g attributes {train.step} {
         (KEPT, 1 + 1, "dist.all_reduce"),  # not into what is the caller's
         (FUSED, 1 + 1 + 2, "dist.all_reduce"),  # both results in one flat buffer
         (GATHERED, 1 + 4 + 4, "dist.all_gather"),  # small ones are gathered by way of copies
+        (IN_FLIGHT, 1 + 4 + 4 + 4 + 4, "nn.neg"),  # the copies live until the wait
     ],
-    ids=["alone", "kept", "fused", "gathered"],
+    ids=["alone", "kept", "fused", "gathered", "in flight"],
 )
 def test_collectives(text: str, values: int, at: str) -> None:
     """In values of 4 x 8 f32, 128 B."""

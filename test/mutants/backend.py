@@ -65,7 +65,7 @@ MUTANTS = [
         "shardir/backend/torch/runtime/runtime_reductions.py",
         'return x.div_(group.size) if op == "mean" else x\n',
         "return x\n",
-        "test/run/test_runtime.py::test_collectives_equal_slices_of_the_global_array",
+        "test/backend/test_runtime_ops.py -k all_reduce",
     ),
     Mutant(
         "ranks outlive the run",
@@ -73,7 +73,7 @@ MUTANTS = [
         "shardir/backend/torch/launch/ranks.py",
         "left = [process for process in self.processes if process.poll() != 0]",
         "left = []",
-        "test/run/test_launch.py::test_a_failing_rank_ends_the_run -k hang",
+        "test/backend/test_ranks.py",
     ),
     Mutant(
         "a maximum over ranks loses NaN",
@@ -81,7 +81,7 @@ MUTANTS = [
         "shardir/backend/torch/runtime/runtime_reductions.py",
         '.masked_fill_(wide.isnan(), ends.max if op == "max" else ends.min)',
         "",
-        "test/run/test_runtime.py::test_collectives_equal_slices_of_the_global_array",
+        "test/backend/test_runtime_ops.py -k extremes",
     ),
     Mutant(
         "a NaN agrees",

@@ -52,7 +52,7 @@ MUTANTS = [
         "shardir/cost/memory.py",
         "for k in range(i, ends.get(op, i) + 1):",
         "for k in range(i, i + 1):",
-        "test/passes/test_overlap.py test/filecheck/overlap-communication",
+        "test/cost/test_cost_memory.py::test_collectives",
     ),
     Mutant(
         "reductions are between ops",
@@ -76,7 +76,7 @@ MUTANTS = [
         "shardir/cost/overlap.py",
         "            if grows(op):",
         "            if False:",
-        "test/filecheck/overlap-communication",
+        "test/cost/test_starts.py",
     ),
     Mutant(
         "a collective is started for nothing",
@@ -84,6 +84,6 @@ MUTANTS = [
         "shardir/cost/overlap.py",
         "MIN_HIDDEN = 0.05",
         "MIN_HIDDEN = 0.0",
-        "test/passes/test_overlap.py -k twentieth",
+        "test/cost/test_starts.py",
     ),
 ]

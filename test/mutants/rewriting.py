@@ -25,7 +25,7 @@ MUTANTS = [
         "shardir/rewriting/autodiff/cotangents.py",
         "found[layout] = self.builder.add(found[layout], d)",
         "pass",
-        "test/passes/test_autodiff.py::test_a_value_used_twice",
+        "test/rewriting/test_cotangents.py",
     ),
     Mutant(
         "stop_gradient passes gradients",
@@ -33,7 +33,7 @@ MUTANTS = [
         "shardir/rewriting/autodiff/activity.py",
         "if isinstance(op, StopGradientOp):",
         "if False:",
-        "test/passes/test_autodiff.py::test_an_op_without_gradient_may_follow_stop_gradient",
+        "test/rewriting/test_cotangents.py",
     ),
     Mutant(
         "gradients are added up at the end",
@@ -41,7 +41,7 @@ MUTANTS = [
         "shardir/rewriting/autodiff/microbatches.py",
         "        backward.cotangents.accumulate(retained)\n        block",
         "        block",
-        "test/dialects/test_microbatches.py -k memory_of_microbatches",
+        "test/rewriting/test_microbatches.py -k memory_of_microbatches",
     ),
     Mutant(
         "redistributions are made twice",
@@ -65,10 +65,7 @@ MUTANTS = [
         "shardir/rewriting/lowering.py",
         'new.properties["fusion"] = op.fusion',
         "pass",
-        (
-            "test/filecheck/lower-to-spmd test/filecheck/fuse-communication "
-            "test/filecheck/distributed-autodiff"
-        ),
+        "test/rewriting/test_rewriting.py -k fusion_index",
     ),
     Mutant(
         "a kibibyte is a kilobyte",

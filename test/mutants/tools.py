@@ -9,7 +9,7 @@ MUTANTS = [
         "tools/run.py",
         "return 0 if all(difference.agrees for difference in differences) else 1",
         "return 0",
-        "test/run/test_launch.py::test_a_disagreement_is_an_error",
+        "test/tools/test_exit_codes.py",
     ),
     Mutant(
         "errors are success",

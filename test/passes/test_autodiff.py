@@ -184,14 +184,6 @@ def test_addends_of_different_layouts():
     assert forward == {"all_gather": 1} and backward == {"reduce_scatter": 1}
 
 
-@pytest.mark.parametrize(
-    "text", ["[{a}, {}]", "[{}, {b}]", "[{a}, {b}]", "[{}, {}]", "[{b, a}, {}]"]
-)
-def test_a_value_used_twice(text: str):
-    p = problem([f64(4, 4)], lambda b, x: b.add(b.mul(x, x), matmul(b, x, x)), (0,))
-    counted(p, [text])
-
-
 # ---- losses ----
 
 

@@ -12,11 +12,12 @@ from shardir.algebra.layout import Layout
 from shardir.analysis.functions import mesh_of
 from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.dialects import nn
-from shardir.dialects.dist import RedistributeOp, layout_of
+from shardir.dialects.dist import FusibleOp, RedistributeOp, layout_of
 from shardir.pipelines import build
 from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass, GlobalPass, LocalPass
 from shardir.rewriting.functions import bodies
+from shardir.rewriting.lowering import lower
 from shardir.rewriting.rewriter import Rewriter
 from shardir.syntax.parser import parse
 from shardir.syntax.printer import print_module
@@ -178,6 +179,26 @@ def test_the_same_redistribution_is_made_once() -> None:
     unsharded = Rewriter(None, block)
     assert unsharded.redistribute(x, replicated) is x
     assert unsharded.constant(1.0, f64).owner is block.last_op
+
+
+@pytest.mark.parametrize("fusion", [None, 0, 3])
+def test_collectives_of_a_redistribution_have_its_fusion_index(fusion: int | None) -> None:
+    """Two gathers, along two dimensions."""
+    index = "" if fusion is None else f" fusion {fusion}"
+    full, split = (f"tensor<4x8xf32, #dist.layout<@m, [{d}]>>" for d in ("{}, {}", "{a}, {b}"))
+    module = parse(
+        "dist.mesh @m <a = 2, b = 2>\n"
+        f"func.func @f(%x: {split}) -> {full} {{\n"
+        f"  %y = dist.redistribute %x{index} : ({split}) -> {full}\n"
+        f"  func.return %y : {full}\n}}"
+    )
+    f, block = next(bodies(module))
+    mesh = mesh_of(f, module)
+    assert mesh is not None
+    lower(block, mesh)
+    found = [op.fusion for op in block.ops if isinstance(op, FusibleOp)]
+    assert len(found) == 2
+    assert [None if i is None else i.value.data for i in found] == [fusion] * 2
 
 
 # ---- pipelines within passes ----

@@ -1,0 +1,45 @@
+"""Activity, and the cotangents of values that are used several times."""
+
+from functools import reduce
+from typing import Any
+
+import pytest
+from harness import MESH, Arg, compiled, laid_out, layout, problem
+
+from shardir.dialects import nn
+from shardir.dialects.builder import OpBuilder
+from shardir.rewriting.autodiff.activity import Activity
+from shardir.rewriting.functions import bodies
+from shardir.syntax.parser import parse
+
+
+def used(b: OpBuilder, x: Any) -> Any:
+    """Use a value nine times, some in one op."""
+    found = [b.add(x, x), b.mul(x, x), b.value(nn.MatmulOp, x, x), b.transpose(x, [1, 0])]
+    return reduce(b.add, [x, *found, b.neg(x)])
+
+
+@pytest.mark.parametrize(
+    "text", ["[{a}, {}]", "[{}, {b}]", "[{a}, {b}]", "[{}, {}]", "[{b, a}, {}]"]
+)
+def test_a_cotangent_is_the_sum_of_those_of_all_uses(text: str) -> None:
+    p = problem([Arg("f64", (4, 4))], used, (0,))
+    assert not p.errors(compiled(laid_out(p.module, MESH, [layout(text)]), check=True))
+
+
+STOPPED = """func.func @f(%x: tensor<4xf32>, %c: tensor<4xf32>) -> tensor<4xf32> {
+  %a = nn.neg %x : (tensor<4xf32>) -> tensor<4xf32>
+  %s = nn.stop_gradient %a : (tensor<4xf32>) -> tensor<4xf32>
+  %t = nn.exp %s : (tensor<4xf32>) -> tensor<4xf32>
+  %d = nn.mul %c, %t : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  %b = nn.mul %a, %d : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  func.return %b : tensor<4xf32>
+}
+"""
+
+
+def test_what_depends_on_an_argument_but_through_stop_gradient_is_active() -> None:
+    ((_, block),) = bodies(parse(STOPPED))
+    activity = Activity([block.args[0]])
+    activity.mark(block.ops)
+    assert {v.name_hint for v in activity.active} == {"x", "a", "b"}
