@@ -1,4 +1,4 @@
-"""When collectives start, and which of them computation hides enough."""
+"""The starts of collectives, and which of them computation hides enough."""
 
 from math import ceil
 
