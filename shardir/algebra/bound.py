@@ -47,6 +47,7 @@ Local steps have no axes in a collective, and there are no other kinds of moves.
 from collections.abc import Iterator
 from functools import lru_cache
 from math import log2, prod
+from typing import NamedTuple
 
 from shardir.algebra.collectives import COLLECTIVES, AxisState, Collective, between
 from shardir.algebra.layout import Layout, Shape
@@ -71,7 +72,7 @@ def bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
     source, target = refined(mesh, source.simplified(mesh), target.simplified(mesh))
     if crossing(mesh, source, target):
         return 0 if source.partial or target.partial else _maximum(mesh, shape, source, target)
-    total, devices = _all(mesh, shape, source, target, -1)
+    ((total, devices),) = _all(mesh, shape, source, target, (-1,))
     return max(-(-total // devices), _maximum(mesh, shape, source, target))
 
 
@@ -79,25 +80,30 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
     """Return a lower bound of the time of any plan between two refined layouts."""
     if crossing(mesh, source, target):
         return 0.0
-    cluster = mesh.cluster_or_default
-    levels = cluster.levels
-    best = [max(l.bandwidth for l in levels[i:]) for i in range(len(levels))]
+    levels, seconds = _outward(mesh)
     counted = mesh.size <= MAX_COUNTED_DEVICES or (
         source.even(mesh, shape) and target.even(mesh, shape)
     )
     mean = 0.0  # of the traffic of all devices, level by level
-    for i, bandwidth in enumerate(best):
-        if i and bandwidth == best[i - 1]:
-            continue
-        total, devices = _all(mesh, shape, source, target, i - 1, counted)
+    traffic = _all(mesh, shape, source, target, levels, counted)
+    for (total, devices), each in zip(traffic, seconds, strict=True):
         if total:
-            mean += total / devices * itemsize * (1 / bandwidth - (1 / best[i - 1] if i else 0))
+            mean += total / devices * itemsize * each
     largest = _maximum if counted else _first
-    one = largest(mesh, shape, source, target)
-    kinds = PARTIAL if source.partial or target.partial else COMPLETE
-    factor = min(cluster.times[c.name] for c in kinds)
-    moving = factor * max(mean, one * itemsize / best[0])
-    return moving + latency_bound(mesh, source, target)
+    one = largest(mesh, shape, source, target) * itemsize * seconds[0]
+    factor = _factors(mesh, bool(source.partial or target.partial)).traffic
+    return factor * max(mean, one) + latency_bound(mesh, source, target)
+
+
+@lru_cache(maxsize=256)
+def _outward(mesh: Mesh) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return the levels (-1: the device itself) outside of which the fastest links are slower than
+    outside of the level before, and by how many seconds for each byte."""
+    links = mesh.cluster_or_default.levels
+    best = [max(l.bandwidth for l in links[i:]) for i in range(len(links))]
+    found = [i for i in range(len(best)) if not i or best[i] < best[i - 1]]
+    seconds = (1 / best[i] - (1 / best[i - 1] if i else 0) for i in found)
+    return tuple(i - 1 for i in found), tuple(seconds)
 
 
 PARTIAL = [c for c in COLLECTIVES.values() if c.planned and c.communicates]
@@ -124,44 +130,70 @@ def _latency(mesh: Mesh, sub_axis: Axis) -> float:
     return log2(mesh.extent((sub_axis,))) * min(l.latency for l in levels)
 
 
-def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tuple[Axis, float]]:
-    """Yield the sub-axes that must be in collectives, each with the sum of their factors."""
+class _MinimumFactors(NamedTuple):
+    """The minimum of the cluster's factors of bytes; then those of the latencies along a sub-axis,
+    for each doubling, by what happens to it."""
+
+    traffic: float
+    spread: float
+    """From a root."""
+    moved: float
+    """In some collective."""
+    ended: float
+    """In one that ends a split."""
+    scattered: float
+    reduced: float
+
+
+@lru_cache(maxsize=256)
+def _factors(mesh: Mesh, partial: bool) -> _MinimumFactors:
+    """Return the factors of redistributions in which something is partial, or nothing."""
     times = mesh.cluster_or_default.times
 
     def factor(*kinds: Collective) -> float:
         return min(times[c.name] * c.rounds for c in kinds)
 
+    every = PARTIAL if partial else COMPLETE
+    kinds = [c for c in every if c.start is not AxisState.ROOT]
+    return _MinimumFactors(
+        min(times[c.name] for c in every),
+        factor(between(AxisState.ROOT, AxisState.REPLICATED)),
+        factor(*kinds),
+        factor(*(c for c in kinds if c.end is not AxisState.SHARDED)),
+        factor(between(AxisState.PARTIAL, AxisState.SHARDED)),
+        factor(between(AxisState.PARTIAL, AxisState.REPLICATED)),
+    )
+
+
+def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tuple[Axis, float]]:
+    """Yield the sub-axes that must be in collectives, each with the sum of their factors."""
+    factors = _factors(mesh, bool(source.partial or target.partial))
     if source.reduction == "any" and source.partial:
-        spread = factor(between(AxisState.ROOT, AxisState.REPLICATED))
-        yield from ((a, spread) for a in _reduced(source, target))
+        yield from ((a, factors.spread) for a in _reduced(source, target))
         return
     after = {a for axes in target.dims for a in axes}
-    kinds = [c for c in PARTIAL if c.start is not AxisState.ROOT]
-    if not (source.partial or target.partial):
-        kinds = COMPLETE
-    moved = factor(*kinds)
-    ended = factor(*(c for c in kinds if c.end is not AxisState.SHARDED))  # where a split is
     for a in _reduced(source, target):
-        split = factor(between(AxisState.PARTIAL, AxisState.SHARDED))
-        if a not in after and a not in target.partial:
-            split += ended
-        yield a, min(factor(between(AxisState.PARTIAL, AxisState.REPLICATED)), split)
+        stays = a in after or a in target.partial
+        split = factors.scattered + (0 if stays else factors.ended)
+        yield a, min(factors.reduced, split)
     for axes, wanted in zip(source.dims, target.dims, strict=True):
         retained = 0
         while retained < min(len(axes), len(wanted)) and axes[retained] == wanted[retained]:
             retained += 1
         for a in axes[retained:]:
-            if a in target.partial:
-                continue
-            yield a, moved if a in after else ended
+            if a not in target.partial:
+                yield a, factors.moved if a in after else factors.ended
 
 
-@lru_cache(maxsize=65536)
 def crossing(mesh: Mesh, source: Layout, target: Layout) -> bool:
     """Whether sub-axes overlap that are not equal, 2 x 3 of 6 and 3 x 2: then they do not determine
     which devices hold the same elements."""
-    used = (*source.used, *target.used)
-    return mesh.clash(tuple({*used, *mesh.cut(mesh.level_sub_axes, used)})) is not None
+    return _cross(mesh, frozenset(source.used + target.used))
+
+
+@lru_cache(maxsize=4096)
+def _cross(mesh: Mesh, used: frozenset[Axis]) -> bool:
+    return mesh.clash(tuple({*used, *mesh.cut(mesh.level_sub_axes, tuple(used))})) is not None
 
 
 def _reduced(source: Layout, target: Layout) -> Axes:
@@ -172,32 +204,48 @@ def _reduced(source: Layout, target: Layout) -> Axes:
 
 
 def _all(
-    mesh: Mesh, shape: Shape, source: Layout, target: Layout, level: int, count: bool = True
-) -> tuple[int, int]:
-    """Return (messages, devices): the elements that all devices together must receive from outside
-    of their unit of the level (-1: the device itself). Without `count` 0 where each device would
-    have to be visited."""
-    inner = within(mesh, level, (*source.used, *target.used))
-    unit = mesh.cluster_or_default.units[level] if level >= 0 else 1
-
-    def outer(axes: Axes) -> int:
-        return mesh.extent(tuple(a for a in axes if a not in inner))
-
+    mesh: Mesh,
+    shape: Shape,
+    source: Layout,
+    target: Layout,
+    levels: tuple[int, ...],
+    count: bool = True,
+) -> list[tuple[int, int]]:
+    """Return (messages, devices) for each level (-1: the device itself): the elements that all
+    devices together must receive from outside of their unit of the level. Without `count` 0 where
+    each device would have to be visited."""
     if source.reduction == "any":  # the devices of the root have all elements
-        return 0, 1
-    splits = tuple(a for d in target.dims for a in d)
+        return [(0, 1)] * len(levels)
+    splits, used = tuple(a for d in target.dims for a in d), (*source.used, *target.used)
     gone = _reduced(source, target)
-    if (lost := outer(source.partial)) > (
-        stay := outer(tuple(a for a in source.partial if a not in gone))
-    ):
-        groups = mesh.size // unit // outer(splits) // outer(target.partial)
-        return prod(shape) * (lost - stay + max(groups, 1) - 1), mesh.size
-    if not count:
-        return 0, 1
-    among = inner | frozenset(target.partial)
-    equal = unit * outer(target.partial) // mesh.extent(tuple(a for a in splits if a in inner))
-    cases = shares(mesh, shape, source.complete, target.complete, (among,))
-    return sum((want - have) * n for (want, have), n in cases.items()), sum(cases.values()) * equal
+    retained = tuple(a for a in source.partial if a not in gone)
+    inner = [within(mesh, level, used) for level in levels]
+    units = [mesh.cluster_or_default.units[level] if level >= 0 else 1 for level in levels]
+    found = [(0, 1)] * len(levels)
+    unreduced = []  # the levels outside of which nothing is reduced
+    for i, (near, unit) in enumerate(zip(inner, units, strict=True)):
+        lost, stay = _outside(mesh, near, source.partial), _outside(mesh, near, retained)
+        if lost > stay:
+            groups = mesh.size // unit // _outside(mesh, near, splits + target.partial)
+            found[i] = prod(shape) * (lost - stay + max(groups, 1) - 1), mesh.size
+        else:
+            unreduced.append(i)
+    if not (count and unreduced):
+        return found
+    among = tuple(inner[i] | frozenset(target.partial) for i in unreduced)
+    cases = shares(mesh, shape, source.complete, target.complete, among)
+    visited = sum(cases.values())
+    for k, i in enumerate(unreduced):
+        equal = units[i] * _outside(mesh, inner[i], target.partial)
+        equal //= mesh.extent(tuple(a for a in splits if a in inner[i]))
+        lacking = sum((case[0] - case[k + 1]) * n for case, n in cases.items())
+        found[i] = lacking, visited * equal
+    return found
+
+
+def _outside(mesh: Mesh, inner: frozenset[Axis], axes: Axes) -> int:
+    """Return the number of positions along those of the axes that are not in `inner`."""
+    return mesh.extent(tuple([a for a in axes if a not in inner]))
 
 
 def _maximum(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:

@@ -321,16 +321,7 @@ class Mesh:
     def cut(self, axes: Axes, others: Axes) -> Axes:
         """Return `axes` cut where those of `others` begin and end, so that they compare. An axis
         stays uncut where sub-axes would cross: 2 x 3 of 6, and 3 x 2."""
-        out: list[Axis] = []
-        for a in axes:
-            start, end = self.span(a)
-            inner = {c for b in others if b.name == a.name for c in self.span(b)}
-            at = [start, *sorted(c for c in inner if start < c < end), end]
-            if len(at) == 2 or any(hi % lo for lo, hi in pairwise(at)):
-                out.append(a)
-            else:
-                out += [Axis(a.name, lo, hi // lo) for lo, hi in pairwise(at)]
-        return tuple(out)
+        return _cut(self, axes, others)
 
     def take(self, counts: tuple[int, ...]) -> tuple[Axes, ...] | None:
         """Return axes for each number of slices, dealing out the mesh's devices major first.
@@ -357,6 +348,20 @@ class Mesh:
                 count //= part
             taken.append(self.simplify(tuple(mine)))
         return tuple(taken)
+
+
+@lru_cache(maxsize=16384)
+def _cut(mesh: Mesh, axes: Axes, others: Axes) -> Axes:
+    out: list[Axis] = []
+    for a in axes:
+        start, end = mesh.span(a)
+        inner = {c for b in others if b.name == a.name for c in mesh.span(b)}
+        at = [start, *sorted(c for c in inner if start < c < end), end]
+        if len(at) == 2 or any(hi % lo for lo, hi in pairwise(at)):
+            out.append(a)
+        else:
+            out += [Axis(a.name, lo, hi // lo) for lo, hi in pairwise(at)]
+    return tuple(out)
 
 
 @lru_cache(maxsize=4096)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations, product
 
 from shardir.algebra.bound import crossing, refined
@@ -68,7 +68,7 @@ class RedistributionProblem:
         return tuple(a for a in now.partial if not (same and a in self.target.partial))
 
     def free(self, now: Layout, axes: Axes) -> bool:
-        return not any(self.mesh.overlap(a, b) for a in axes for b in now.used)
+        return _free(self.mesh, now, axes)
 
     def move(
         self, start: AxisState, end: AxisState, now: Layout, axes: Axes, dim: int = -1,
@@ -112,7 +112,7 @@ class RedistributionProblem:
                 for other, theirs in enumerate(now.dims):
                     if other != dim and self.nests(other, theirs, theirs + axes):
                         yield self.move(SHARDED, SHARDED, now, axes, other, dim)
-        yield from self._exchanges(now)
+        yield from _exchanges(self.mesh, self.runs, self.target, now)
 
     def _local(self, now: Layout) -> Iterator[CollectiveStep]:
         for axes in self.runs:
@@ -151,41 +151,51 @@ class RedistributionProblem:
                 if self.nests(dim, have, have + axes):
                     yield self.move(PARTIAL, SHARDED, now, axes, dim)
 
-    def _exchanges(self, now: Layout) -> Iterator[CollectiveStep]:
-        """Yield exchanges: to the target's split as far as its axes are not partial, of all
-        dimensions or of one, perhaps with others at the minor end: those over which the target is
-        partial, those that the dimension has, some that are free; and of one sub-axis to the minor
-        end of a dimension."""
-        new = tuple(a for a in self.target.partial if a not in now.partial)
-        wanted = [_before(x, now.partial) for x in self.target.dims]
-        ends = [self.target.with_dim(d, x + new).dims for d, x in enumerate(self.target.dims)]
-        placed = tuple(a for x in wanted for a in x)
-        ends.append(tuple(x + _without(y, placed) for x, y in zip(wanted, now.dims, strict=True)))
-        for d, x in enumerate(wanted):
-            elsewhere = tuple(a for e, y in enumerate(now.dims) if e != d for a in y)
-            for end in (x, x + _without(now.dims[d], x), _before(x, elsewhere)):
-                others = tuple(_without(y, end) for y in now.dims)
-                ends.append((*others[:d], end, *others[d + 1 :]))
-        ends.append(tuple(wanted))
-        free = [axes for axes in self.runs if self.free(now, axes)]
-        for end, axes, d in product(ends[:], free, range(len(wanted))):
-            if not set(axes) & {a for x in end for a in x}:
-                ends.append((*end[:d], end[d] + axes, *end[d + 1 :]))
-        for dim, have in enumerate(now.dims):
-            for i, a in enumerate(have):
-                rest = now.with_dim(dim, have[:i] + have[i + 1 :])
-                for other, theirs in enumerate(rest.dims):
-                    ends += [rest.with_dim(other, (*theirs, a, *x)).dims for x in ((), *free)]
-        for dims in dict.fromkeys(ends):
-            layout = Layout(now.mesh, dims).with_partial(now.partial, now.reduction)
-            axes = exchange_axes(now, layout)
-            # Over no axes it is a slice, except with explicit sizes.
-            if (
-                (axes or any(map(sizes_of, (*now.dims, *dims))))
-                and dims != now.dims
-                and not self.mesh.clash(layout.used)
-            ):
-                yield CollectiveStep("exchange", axes, layout)
+
+@lru_cache(maxsize=4096)
+def _exchanges(
+    mesh: Mesh, runs: tuple[Axes, ...], target: Layout, now: Layout
+) -> tuple[CollectiveStep, ...]:
+    """Return exchanges: to the target's split as far as its axes are not partial, of all dimensions
+    or of one, perhaps with others at the minor end: those over which the target is partial, those
+    that the dimension has, some of the `runs` that are free; and of one sub-axis to the minor end
+    of a dimension."""
+    new = tuple(a for a in target.partial if a not in now.partial)
+    wanted = [_before(x, now.partial) for x in target.dims]
+    ends = [target.with_dim(d, x + new).dims for d, x in enumerate(target.dims)]
+    placed = tuple(a for x in wanted for a in x)
+    ends.append(tuple(x + _without(y, placed) for x, y in zip(wanted, now.dims, strict=True)))
+    for d, x in enumerate(wanted):
+        elsewhere = tuple(a for e, y in enumerate(now.dims) if e != d for a in y)
+        for end in (x, x + _without(now.dims[d], x), _before(x, elsewhere)):
+            others = tuple(_without(y, end) for y in now.dims)
+            ends.append((*others[:d], end, *others[d + 1 :]))
+    ends.append(tuple(wanted))
+    free = [axes for axes in runs if _free(mesh, now, axes)]
+    for end, axes, d in product(ends[:], free, range(len(wanted))):
+        if not set(axes) & {a for x in end for a in x}:
+            ends.append((*end[:d], end[d] + axes, *end[d + 1 :]))
+    for dim, have in enumerate(now.dims):
+        for i, a in enumerate(have):
+            rest = now.with_dim(dim, have[:i] + have[i + 1 :])
+            for other, theirs in enumerate(rest.dims):
+                ends += [rest.with_dim(other, (*theirs, a, *x)).dims for x in ((), *free)]
+    found = []
+    for dims in dict.fromkeys(ends):
+        layout = Layout(now.mesh, dims).with_partial(now.partial, now.reduction)
+        axes = exchange_axes(now, layout)
+        # Over no axes it is a slice, except with explicit sizes.
+        if (
+            (axes or any(map(sizes_of, (*now.dims, *dims))))
+            and dims != now.dims
+            and not mesh.clash(layout.used)
+        ):
+            found.append(CollectiveStep("exchange", axes, layout))
+    return tuple(found)
+
+
+def _free(mesh: Mesh, now: Layout, axes: Axes) -> bool:
+    return not any(mesh.overlap(a, b) for a in axes for b in now.used)
 
 
 def _before(axes: Axes, others: Axes) -> Axes:
