@@ -107,6 +107,8 @@ class RedistributionProblem:
             for n in range(1, len(have) + 1):
                 rest, axes = have[:-n], have[-n:]
                 if not self.nests(dim, rest, have):
+                    gathered = now.with_dim(dim, rest)
+                    yield CollectiveStep("exchange", exchange_axes(now, gathered), gathered)
                     continue
                 yield self.move(SHARDED, REPLICATED, now, axes, dim)
                 for other, theirs in enumerate(now.dims):

@@ -56,6 +56,19 @@ def test_each_rank_ends_with_its_shard(route: Route) -> None:
     assert plan.seconds <= time_of(mesh, shape, plan.source, recipe) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("rows", [10, 12, 22])
+def test_shards_that_need_not_nest_become_partial_after_a_gather(rows: int) -> None:
+    """Each device gathers over one axis the rows that its neighbour has, and drops those that are
+    of the other half: the others of its group have them."""
+    mesh = Mesh("m", (("a", 2), ("b", 3)), Cluster((Level("all", 6, 2.0**30, 0.0),)))
+    source, target = parse_layout("@m, [{b, a}]"), parse_layout("@m, [{a}], partial sum {b}")
+    plan = plan_redistribution((rows,), "f32", mesh, source, target)
+    assert plan.received_bytes == 4 * -(-rows // 6)
+    value = np.arange(rows, dtype=np.float64)
+    parts = redistribute(plan, split(value, source, mesh))
+    np.testing.assert_array_equal(assemble(parts, target, mesh, (rows,)), value)
+
+
 @settings(max_examples=extent(90, 300), deadline=None, derandomize=True)
 @given(routes_of(3, MESHES))
 def test_no_detour_is_faster(route: Route) -> None:
