@@ -44,6 +44,10 @@ LEVEL = between(AxisState.SHARDED, AxisState.REPLICATED).name
 IMPLAUSIBLE_RATE = 1e17
 """Bytes/s or flop/s, above those of any device: the rate had no influence on the fit."""
 
+MAX_LOAD = 0.5
+"""The number of other processes that run, for each core, above which times are not to be believed:
+latencies are several times as long then."""
+
 LARGEST_MESSAGE = {"gloo": 1 << 22, "nccl": 1 << 28}
 """The default of --most, in bytes, by backend."""
 
@@ -161,11 +165,12 @@ def _short(c: Cluster) -> Cluster:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Calibrate. Exit codes: 0 success, 1 a rank failed, 2 no start, or no output."""
+    """Calibrate. Exit codes: 0 success, 1 a rank failed, 2 no start, or no output, 3 the machine
+    was too busy; its file is written all the same."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        found, about = _measured(options)
+        found, about, load = _measured(options)
     except ImportError as error:
         print(
             f"error: shard-calibrate requires {error.name}; use pip install 'shardir[calibrate]'",
@@ -190,6 +195,13 @@ def main(arguments: list[str] | None = None) -> int:
         except ShardirError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
+    if load > MAX_LOAD:
+        print(
+            f"error: expected a quiet machine, got {load:.1f} other running processes for each "
+            "core; measure again when it is quiet",
+            file=sys.stderr,
+        )
+        return 3
     return 0
 
 
@@ -261,8 +273,15 @@ def _name(text: str) -> str:
     return text
 
 
-def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str]]:
-    """Return the calibration, and a description of the machine."""
+def other_load(before: float, after: float, ranks: int, cores: int) -> float:
+    """Return the number of other running processes for each core, at least: by the load average
+    before and after the ranks and this process ran."""
+    return max(before, after - ranks - 1) / cores
+
+
+def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str], float]:
+    """Return the calibration, a description of the machine, and the load of other processes for
+    each core."""
     import scipy  # noqa: F401 - before anything is measured
     import torch
 
@@ -272,7 +291,7 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str]]:
     most = options.most or LARGEST_MESSAGE[options.backend]
     given = probes(options.ranks, most, cpu)
     compiled = compile(module(given, options.ranks), "", "probes.ir")
-    busy = os.getloadavg()[0]
+    before = os.getloadavg()[0]
     with (
         tempfile.TemporaryDirectory(prefix="shard-calibrate-") as folder,
         _progress(options.rounds) as show,
@@ -280,19 +299,21 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str]]:
         program = compiled.save(Path(folder) / "program")
         run = Options(backend=options.backend, timeout=options.timeout)
         (found,) = compiled.backend.measure([program], options.rounds, options.turn, run, show)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    load = other_load(before, os.getloadavg()[0], options.ranks, cores or 1)
     memory = _memory() // options.ranks if cpu else torch.cuda.get_device_properties(0).total_memory
     calibration = fitted(
         given, compiled, {n: median(v) for n, v in found.items()}, unmeasured(options.ranks, memory)
     )
     device = _processor() if cpu else torch.cuda.get_device_name(0)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return calibration, [
+    about = [
         f"shard-calibrate: {options.ranks} ranks on {options.backend}, {cores} cores, {device}, "
         f"torch {torch.__version__}",
         f"{len(given)} probes on all ranks at once, messages of up to {most} B, medians of "
         f"{options.rounds} rounds",
-        f"Load average before it: {busy:.1f} processes; with more, latencies grow",
+        f"Other running processes for each core: {load:.1f}; above {MAX_LOAD:g}, latencies grow",
     ]
+    return calibration, about, load
 
 
 @contextmanager

@@ -52,6 +52,14 @@ MUTANTS = [
         "test/tools/test_shard_calibrate.py::test_groups_and_sizes",
     ),
     Mutant(
+        "a busy machine calibrates",
+        "shard-calibrate succeeds while other processes use the cores.",
+        "tools/calibrate.py",
+        "if load > MAX_LOAD:",
+        "if False:",
+        "test/tools/test_shard_calibrate.py",
+    ),
+    Mutant(
         "errors count on one side only",
         "An error counts only where the model predicts too much.",
         "tools/calibrate.py",

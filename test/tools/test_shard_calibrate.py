@@ -1,6 +1,8 @@
 """shard-calibrate: its probes, the errors that it reports, and its command line."""
 
+from itertools import product
 from math import log
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,30 @@ def test_errors_are_of_the_ratio_either_way() -> None:
     found = calibrate.Calibration(on, ones, {a: 0.5, b: 4.0})
     assert found.errors() == {"f64": [pytest.approx(1.0), pytest.approx(3.0)]}
     assert log(2) == pytest.approx(-log(0.5))
+
+
+def test_of_a_busy_machine_the_file_is_written_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of the four cores run other processes, then one more."""
+    file, found = tmp_path / "here.ir", calibrate.unmeasured(4, 10**9)
+    for others, code in ((2.0, 0), (3.0, 3)):
+        load = calibrate.other_load(others, 4 + 1 + others, ranks=4, cores=4)
+        assert load == others / 4
+        measured = calibrate.Calibration(found, Coefficients(1, 1, 1, 1), {}), [], load
+        monkeypatch.setattr(calibrate, "_measured", lambda options, all=measured: all)
+        file.unlink(missing_ok=True)
+        assert calibrate.main(["--ranks", "4", "-o", str(file)]) == code
+        assert file.exists()
+        told = capsys.readouterr().err
+        assert ("got 0.8 other running processes for each core" in told) == (code == 3)
+
+
+def test_load_counts_before_and_after_the_ranks() -> None:
+    for before, after in product((0.0, 1.0, 3.0), repeat=2):
+        load = calibrate.other_load(before, 2 + 1 + after, ranks=2, cores=2)
+        assert load == max(before, after) / 2
+    assert calibrate.other_load(0.0, 1.0, ranks=2, cores=2) == 0  # the ranks ran for a short time
 
 
 WRONG = [
