@@ -109,7 +109,7 @@ class SearchMesh(PassOptions):
         trial = program.clone()
         declare(trial, mesh)
         try:
-            options = f"entries={self.entries} gap={gap:.12f} memory={memory}"
+            options = f"entries={self.entries} gap={gap:.12f} memory={memory} overlap=false"
             nested.run(f"search-strategies{{{options}}}", ctx, trial)
         except Failure as e:
             return MeshEstimate(inf, -inf, e)

@@ -19,8 +19,11 @@ a training step are those of the forward and the backward part together.
    cluster). If the program of the fastest plan needs more, the plan is the fastest one found of
    those that need less, and that repeat the redistributions of the forward part for the backward
    part.
-6. The function's attribute `search` has the estimated time (`objective`), the bound, the gap, and
-   whether redistributions are repeated (`recompute`).
+6. If the program of a product of presets (docs/search.md) is faster with overlap, its plan is
+   chosen instead, unless `overlap` is false.
+7. The function's attribute `search` has the sum of estimated times of the plan (`objective`), a
+   lower bound on that of every plan (`bound`), the gap, the product of presets that the plan is of
+   (`presets`), and whether redistributions are repeated (`recompute`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,8 +54,9 @@ from shardir.rewriting.options import Bytes
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.search.drawing import writer_of
 from shardir.search.picture import Described, described
-from shardir.search.plan import search_plan, write
+from shardir.search.plan import search_plan
 from shardir.search.solver import DEFAULT_GAP, MAX_TABLE_ENTRIES
+from shardir.search.strategy_plan import write
 from shardir.search.value_layouts import tied_values
 from shardir.syntax.files import write_text
 from shardir.syntax.printer import value_names
@@ -70,6 +74,8 @@ class SearchStrategies(GlobalPass):
     adds to it."""
     memory: Bytes = 0
     """The bytes that a device holds; 0: those of the cluster's devices, if it has them."""
+    overlap: bool = True
+    """Whether presets whose programs are faster with overlap are chosen instead."""
     graph: str | None = None
     """A file for the cost graph: .json, .dot or .svg."""
 
@@ -107,7 +113,9 @@ class SearchStrategies(GlobalPass):
             resolve_markers(f.block, None)
             expand(f.block, None)
             limit = self.memory or f.mesh.cluster_or_default.memory
-            plan = search_plan(f.module, f.op, f.mesh, ties, limit, self.entries, self.gap, report)
+            plan = search_plan(
+                f.module, f.op, f.mesh, ties, limit, self.entries, self.gap, self.overlap, report
+            )
             if writer is not None:
                 graphs.append(described(f.name, f.mesh, value_names(f.block), plan))
             write(f.op, plan)

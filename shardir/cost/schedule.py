@@ -12,6 +12,9 @@ So a collective and a computation of c seconds beside it take max(s, interferenc
 """
 
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 from xdsl.ir import Operation
@@ -80,3 +83,60 @@ def cuts(
     for previous in reversed(before[1:count]):
         found.append(int(previous[found[-1]]))
     return found[::-1]
+
+
+class Flight(NamedTuple):
+    """A chain of collectives: the op after which it can start (-1: none), and the op before which
+    it must have ended; each with its level, its seconds, and those of them that are latency."""
+
+    after: int
+    before: int
+    moves: tuple[tuple[str, float, float], ...]
+
+
+def elapsed_at_best(seconds: Sequence[float], flights: Iterable[Flight], mesh: Mesh) -> float:
+    """Return the seconds from the first op to the end of the last, if each collective starts when
+    its operands are there and its links are free, those that are needed first before others.
+
+    Args:
+        seconds: of each op, in the order of the program.
+    """
+    interference = mesh.cluster_or_default.interference
+    starting: dict[int, list[Flight]] = {}
+    for flight in flights:
+        starting.setdefault(flight.after, []).append(flight)
+    now, free = 0.0, dict[str, float]()
+    waiting: list[tuple[int, int, float, Flight]] = []  # by the op that needs it
+    started: list[tuple[int, float]] = []  # by the op that needs it, with the end
+    number = count()
+
+    def offer(op: int) -> None:
+        for flight in starting.get(op, []):
+            heappush(waiting, (flight.before, next(number), now, flight))
+
+    def start(at: float, flight: Flight) -> float:
+        """Occupy the links, and return the end."""
+        for level, duration, _ in flight.moves:
+            at = free[level] = max(at, free.get(level, 0.0)) + duration
+        return at
+
+    offer(-1)
+    for i, duration in enumerate(seconds):
+        while waiting and waiting[0][0] <= i:
+            _, _, ready, flight = heappop(waiting)
+            now = max(now, start(ready, flight))
+        while started and started[0][0] <= i:
+            now = max(now, heappop(started)[1])
+        end = now + duration
+        while waiting:
+            needed, _, ready, flight = waiting[0]
+            if max(ready, free.get(flight.moves[0][0], 0.0)) >= end:
+                break
+            heappop(waiting)
+            heappush(started, (needed, start(ready, flight)))
+            end += interference * sum(s - latency for _, s, latency in flight.moves)
+        now = end
+        offer(i)
+    for _, _, ready, flight in sorted(waiting, key=lambda w: w[:2]):
+        start(ready, flight)
+    return max((now, *free.values()))

@@ -1,6 +1,6 @@
 """Marks that passes leave for later ones, and the ops that are markers."""
 
-from xdsl.dialects.builtin import DictionaryAttr, FloatAttr
+from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block
 
@@ -14,14 +14,24 @@ RECOMPUTE = "recompute"
 SEARCHED = "search"
 """The attribute of a function with the result of a search."""
 
+PRESETS = "presets"
+"""The field of that attribute with the product of presets that the plan is of."""
+
 
 def found_by_search(f: FuncOp) -> dict[str, float]:
-    """Return the result that a search reports on a function: the estimated seconds of its plan
-    (`objective`), a lower bound on those of any plan (`bound`), and the relative gap between both;
-    empty without a search."""
+    """Return the result that a search reports on a function: the sum of estimated seconds of its
+    plan (`objective`), a lower bound on that of any plan (`bound`), and the relative gap between
+    both; empty without a search."""
     found = f.attributes.get(SEARCHED)
     numbers = found.data.items() if isinstance(found, DictionaryAttr) else ()
     return {k: x.value.data for k, x in numbers if isinstance(x, FloatAttr)}
+
+
+def presets_of(f: FuncOp) -> str:
+    """Return the product of presets that the plan of a search is of; empty if it is of none."""
+    found = f.attributes.get(SEARCHED)
+    presets = found.data.get(PRESETS) if isinstance(found, DictionaryAttr) else None
+    return presets.data if isinstance(presets, StringAttr) else ""
 
 
 def resolve_marker(op: PropagationBarrierOp | ShardingGroupOp, rewriter: Rewriter) -> None:

@@ -23,6 +23,7 @@ from xdsl.ir import Block, Operation
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.storages import Span
+from shardir.dialects.nn import ConvertOp
 from shardir.dialects.train import UpdateOp
 from shardir.search.elimination import Solution
 from shardir.search.problem import CostProblem
@@ -52,8 +53,13 @@ class LateTransfer(NamedTuple):
 
 def after_update(block: Block) -> Callable[[Sequence[Operation]], bool]:
     """Return a predicate of ops: that there are some, all after the mark train.update of a training
-    step. Values that are redistributed for such ops are put into buckets by fuse-communication."""
+    step, or casts that only such ops use. Values that are redistributed for them are put into
+    buckets by fuse-communication, which moves casts to their first uses."""
     ops = set(dropwhile(lambda op: not isinstance(op, UpdateOp), block.ops))
+    for op in reversed(list(block.ops)):
+        users = [use.operation for use in op.out.uses] if isinstance(op, ConvertOp) else []
+        if users and ops.issuperset(users):
+            ops.add(op)
     return lambda users: bool(users) and ops.issuperset(users)
 
 

@@ -218,9 +218,7 @@ class CostGraph:
 
         key = id(candidates), "makes", i, id(layouts)
         users = self._users.get(v, [])
-        after = Span(
-            self._at[op], min((self._at[user] for user in users), default=len(self._at)) - 1
-        )
+        after = Span(self._at[op], self._first_use(users) - 1)
         self._add(Edge(ends, key, 1, table, transfers, after, after), users)
 
         def copies() -> Table:

@@ -37,7 +37,7 @@ from shardir.dialects.dist import sharding_of
 from shardir.dialects.locations import short_location
 from shardir.dialects.nn.base import TensorOp
 from shardir.search.candidates import Candidates
-from shardir.search.plan import StrategyPlan
+from shardir.search.strategy_plan import StrategyPlan
 from shardir.search.value_layouts import ValueLayouts
 
 Described = dict[str, Any]

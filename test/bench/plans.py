@@ -29,6 +29,7 @@ from shardir.passes.strip_layouts import StripLayouts
 from shardir.pipelines import build
 from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.rewriter import set_type
+from shardir.search.presets import Product, ProductOfPresets, Structure
 
 Entries = tuple[Axes, ...]
 Rule = Callable[[Mesh, tuple[int, ...]], Entries]
@@ -57,6 +58,23 @@ def laid_out(module: ModuleOp, parameter: Rule, input: Rule) -> ModuleOp:
             if isinstance(arg.type, TensorType):
                 dims = (parameter if role.is_retained else input)(mesh, arg.type.get_shape())
                 set_type(arg, with_layout(unsharded_type(arg), Layout(mesh.name, dims)))
+        update_signature(f)
+    return found
+
+
+def of_presets(module: ModuleOp, presets: Product) -> ModuleOp | None:
+    """Return the bare program with the arguments' layouts of a product of presets, one for each
+    axis with several devices; None if a function does not have it."""
+    found = bare(module)
+    for f, block in bodies(found):
+        mesh = mesh_of(f, found)
+        assert mesh is not None
+        plan = ProductOfPresets(presets, Structure(f), mesh)
+        if not plan.exists:
+            return None
+        for arg in block.args:
+            if isinstance(arg.type, TensorType):
+                set_type(arg, with_layout(unsharded_type(arg), plan.layout(arg)))
         update_signature(f)
     return found
 

@@ -6,8 +6,8 @@ tiny sizes latencies dominate a step; at those of one layer of the benchmarks co
 latencies all count. The objective of the search is the time of the report, unless the program is
 annotated with `recompute`.
 
-These are times of ops one after the other. Overlap comes after the search, and may hide more of
-another plan: of docs/examples/overlap.ir 1.9 % of the step, of no other program here.
+With overlap too no written plan is faster. Then a plan of presets may be chosen (test_presets.py)
+whose sum of times is larger; the law of the sums is that of the search without overlap.
 """
 
 import re
@@ -23,14 +23,12 @@ from shardir import compile
 from shardir.analysis.functions import mesh_of, name_of
 from shardir.cost import report
 from shardir.rewriting.functions import bodies
-from shardir.rewriting.marks import RECOMPUTE, found_by_search
+from shardir.rewriting.marks import RECOMPUTE, found_by_search, presets_of
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
 plans, programs = bench.load("plans"), bench.load("programs")
 OVERLAP = "overlap-communication"
-MAX_OVERLAP_RATIO = 1.02
-"""The time of the searched program over that of the fastest written one, with overlap, at most."""
 COMMENT = re.compile("//.*")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -61,16 +59,18 @@ def assert_auto_is_fastest(module: ModuleOp) -> None:
     (mesh,) = {mesh_of(f, module) for f, _ in bodies(module)}
     assert mesh is not None
     names = [n for n in plans.PLANS if n != "2d" or len(mesh.names) == 2]
-    pipeline = plans.without_overlap("train")
+    pipeline, bare = plans.without_overlap("train"), plans.bare(module)
     written = [compile(plans.PLANS[n](module), pipeline).module for n in names]
-    searched = compile(plans.bare(module), plans.without_overlap("auto")).module
-    seconds = {f.name: f.seconds for f in report(searched)}
+    searched = compile(bare, plans.without_overlap("auto")).module
     overlapped = plans.seconds(searched, OVERLAP)
+    if any(presets_of(f) for f, _ in bodies(searched)):
+        searched = compile(bare, plans.without_overlap("auto{overlap=false}")).module
+    seconds = {f.name: f.seconds for f in report(searched)}
     for plan in written:
         costs = report(plan)
         assert sum(seconds.values()) <= sum(f.seconds for f in costs)
         if overlapped > sum(f.computation for f in costs):  # which overlap cannot reduce
-            assert overlapped <= plans.seconds(plan, OVERLAP) * MAX_OVERLAP_RATIO
+            assert overlapped <= plans.seconds(plan, OVERLAP) * (1 + 1e-9)
     again = [op for op in module.walk() if RECOMPUTE in op.attributes]
     for f, _ in bodies(searched):
         if counted := found_by_search(f):

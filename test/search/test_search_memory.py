@@ -36,6 +36,7 @@ from shardir.search.memory_limit import TightError, solve_within
 from shardir.search.prices import prices
 from shardir.search.problem import CostProblem
 from shardir.search.solver import MAX_TABLE_ENTRIES, solve
+from shardir.search.strategy_plan import LoweredPlans
 from shardir.tools import bench
 
 search = bench.load("search")
@@ -244,7 +245,7 @@ def test_a_limit_below_every_plan_is_an_error():
 
 def test_an_error_reports_the_smallest_program_of_all_attempts(monkeypatch: pytest.MonkeyPatch):
     peaks = iter((5000, 3000, 2000, 4000, 3500, 2500))
-    monkeypatch.setattr(plan, "program_bytes", lambda *_: next(peaks))
+    monkeypatch.setattr(LoweredPlans, "bytes", lambda *_: next(peaks))
     monkeypatch.setattr(plan, "plan_within", lambda graph, *args: plan.fastest_plan(graph, args[2]))
     with pytest.raises(Failure, match="got 2000 B in the smallest program;"):
         planned(1000, layers=1)

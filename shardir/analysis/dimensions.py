@@ -1,0 +1,53 @@
+"""Classes of dimensions: those that ops connect, so that to split one splits the others.
+
+    %h = nn.matmul %x, %w1 : (8x4, 4x6) -> 8x6      rows of %x and %h are of one class, columns of
+    %y = nn.relu %h                                 %w1, %h and %y, and those of %x with rows of %w1
+
+Dimensions are connected where an op has the same factor in both; of several factors the major one
+counts.
+"""
+
+from collections.abc import Iterable
+
+from xdsl.ir import SSAValue
+
+from shardir.dialects.nn.base import TensorOp
+
+Dimension = tuple[SSAValue, int]
+"""A dimension of a value; of a class the one that represents it."""
+
+
+class DimensionClasses:
+    """The classes of the dimensions of ops' operands and results."""
+
+    def __init__(self, ops: Iterable[TensorOp]):
+        self._above: dict[Dimension, Dimension] = {}
+        self._first: dict[TensorOp, dict[str, Dimension]] = {}
+        for op in ops:
+            factors = op.factors()
+            first = self._first[op] = dict[str, Dimension]()
+            for v, dims in zip(
+                (*op.operands, *op.results), (*factors.operands, *factors.results), strict=True
+            ):
+                for d, dim in enumerate(dims):
+                    major = next((f for f in dim if factors.size(f) > 1), None)
+                    if major is not None:
+                        self._join(first.setdefault(major, (v, d)), (v, d))
+
+    def _join(self, a: Dimension, b: Dimension) -> None:
+        a, b = self.of(a), self.of(b)
+        if a != b:
+            self._above[b] = a
+
+    def of(self, dimension: Dimension) -> Dimension:
+        """Return the class of a dimension."""
+        path = list[Dimension]()
+        while dimension in self._above:
+            path.append(dimension)
+            dimension = self._above[dimension]
+        self._above.update(dict.fromkeys(path, dimension))
+        return dimension
+
+    def of_factors(self, op: TensorOp) -> dict[str, Dimension]:
+        """Return the classes of an op's factors."""
+        return {f: self.of(dimension) for f, dimension in self._first[op].items()}

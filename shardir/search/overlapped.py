@@ -1,0 +1,141 @@
+"""The time of a plan with overlap, estimated without its lowered program.
+
+The ops of the function are computed in their order, and each redistribution of the plan is in
+flight from the op that makes the value to the first one that needs it. fuse-communication moves
+casts of gradients to the update, and so does the estimate. What the estimate leaves out: memory
+that keeps collectives from being started, buckets that start when their last value is there, and
+collectives that later passes remove.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+from xdsl.ir import Block, SSAValue
+
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.redistribution import plan
+from shardir.algebra.steps import step_form
+from shardir.cost.schedule import Flight, elapsed_at_best, level_of
+from shardir.dialects.nn import ConvertOp
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import itemsize, unsharded_type
+from shardir.dialects.train import UpdateOp
+from shardir.search.buckets import after_update
+from shardir.search.candidates import Candidate
+from shardir.search.transfer_costs import (
+    LatencyShares,
+    ValueTransfer,
+    bucket_price,
+    transfer_seconds,
+)
+
+Moves = tuple[tuple[str, float, float], ...]
+
+
+class StepTimeline:
+    """The ops of a block in their order, and how they use its values."""
+
+    def __init__(self, block: Block, mesh: Mesh):
+        self.block, self.mesh = block, mesh
+        self._ops = list(block.ops)
+        self._at = {op: i for i, op in enumerate(self._ops)}
+        self._late = after_update(block)
+        self._users: dict[SSAValue, list[tuple[TensorOp, tuple[int, ...]]]] = {}
+        for op in self._ops:
+            if isinstance(op, TensorOp):
+                for v in dict.fromkeys(op.operands):
+                    operands = tuple(i for i, w in enumerate(op.operands) if w is v)
+                    self._users.setdefault(v, []).append((op, operands))
+        self._computed = self._positions()
+        self._moves: dict[tuple, Moves] = {}
+
+    def _positions(self) -> list[int]:
+        """Return the position at which each op is computed: its own; of a cast that is only used
+        after the update, the first use."""
+        found = list(range(len(self._ops)))
+        update = next((i for i, op in enumerate(self._ops) if isinstance(op, UpdateOp)), 0)
+        for i in reversed(range(update)):
+            op = self._ops[i]
+            if isinstance(op, ConvertOp) and self._late([op]):
+                found[i] = min(found[self._at[use.operation]] for use in op.out.uses)
+        return found
+
+    def seconds(
+        self,
+        candidates: Mapping[TensorOp, Candidate],
+        layouts: Mapping[SSAValue, Layout],
+        shares: LatencyShares,
+    ) -> float:
+        """Return the time of a plan: of candidates and layouts, with shares of buckets."""
+        computing = [0.0] * len(self._ops)
+        for op, c in candidates.items():
+            computing[self._computed[self._at[op]]] += c.seconds * c.times
+        flights = [
+            Flight(after, before, moves)
+            for after, before, transfer, late in self._transfers(candidates, layouts)
+            if (moves := self._moves_of(transfer, shares if late else None))
+        ]
+        return elapsed_at_best(computing, flights, self.mesh)
+
+    def _transfers(
+        self, candidates: Mapping[TensorOp, Candidate], layouts: Mapping[SSAValue, Layout]
+    ) -> Iterator[tuple[int, int, ValueTransfer, bool]]:
+        """Yield the redistributions, each between the positions of two ops, and whether it is for
+        ops after the update only."""
+        made: list[tuple[int, SSAValue, Layout]] = [
+            (-1, v, layouts[v]) for v in self.block.args if v in layouts
+        ]
+        for op, c in candidates.items():
+            i = self._at[op]
+            made += [(i, v, l) for v, l in zip(op.results, c.results, strict=True)]
+        for i, v, source in made:
+            t, layout = unsharded_type(v), layouts[v]
+            users = self._users.get(v, [])
+            if source != layout:
+                yield i, self._first(users), ValueTransfer(t, source, layout), self._is_late(users)
+            needs: dict[Layout, list[tuple[TensorOp, tuple[int, ...]]]] = {}
+            for op, operands in users:
+                for need in dict.fromkeys(candidates[op].operands[k] for k in operands):
+                    if need != layout:
+                        needs.setdefault(need, []).append((op, operands))
+            for need, those in needs.items():
+                yield i, self._first(those), ValueTransfer(t, layout, need), self._is_late(those)
+
+    def _first(self, users: Sequence[tuple[TensorOp, tuple[int, ...]]]) -> int:
+        """Return the position of the first user."""
+        return min((self._computed[self._at[op]] for op, _ in users), default=len(self._ops))
+
+    def _is_late(self, users: Sequence[tuple[TensorOp, tuple[int, ...]]]) -> bool:
+        return self._late([op for op, _ in users])
+
+    def _moves_of(self, transfer: ValueTransfer, shares: LatencyShares | None) -> Moves:
+        """Return the level, the seconds and the latency of each step of a redistribution; none if
+        nothing is sent."""
+        key = transfer, shares
+        if key not in self._moves:
+            self._moves[key] = tuple(self._priced(transfer, shares))
+        return self._moves[key]
+
+    def _priced(
+        self, transfer: ValueTransfer, shares: LatencyShares | None
+    ) -> Iterator[tuple[str, float, float]]:
+        t, source, target = transfer
+        shape, size, mesh = t.get_shape(), itemsize(t), self.mesh
+        steps = plan(shape, mesh, source, target, size)
+        before = [source, *(step.layout for step in steps)]
+        forms = [
+            (level_of(mesh, step.axes), step_form(mesh, shape, have, step, size))
+            for have, step in zip(before, steps, strict=False) if step.communicates(mesh)
+        ]  # fmt: skip
+        alone = [form.seconds(prod(shape) * size) for _, form in forms]
+        latency = sum(form.latency for _, form in forms)
+        if shares is None:
+            total = float(transfer_seconds(mesh, t, [source], [target])[0, 0])
+        else:
+            total, buckets = bucket_price(mesh, transfer, shares)
+            if buckets:
+                latency = sum(shares.of(b) * seconds for b, seconds in buckets.items())
+        for (level, _), seconds in zip(forms, alone, strict=True):
+            part = seconds / sum(alone)
+            yield level, total * part, min(latency, total) * part

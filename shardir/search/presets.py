@@ -1,0 +1,320 @@
+"""Presets: known plans of a function, found by its structure, not by names.
+
+    data               the batch is split
+    zero-3             the batch; a parameter and its states are split along a dimension, and the
+                       parameter is gathered for its uses (Rajbhandari et al., 2020)
+    megatron           of two products with parameters in a row the first has its columns split, the
+                       second its rows; so have tables that are looked up, and the last product
+                       before a loss (Shoeybi et al., 2019)
+    megatron+sequence  the same; ops in which that splits nothing have the sequence split
+                       (Korthikanti et al., 2022)
+
+A product has a preset for each axis of a mesh, which says what the axis splits: `zero-3` over dp
+and `megatron` over tp split the batch and columns of the same ops.
+
+The batch is the class of the first dimension of inputs (analysis/dimensions.py); the sequence that
+of their second one, unless parameters are multiplied along it. Columns are a class that products
+make before other products use it, so that it is not that of a residual connection.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from itertools import product, takewhile
+from math import gcd, prod
+from typing import NamedTuple
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
+from shardir.algebra.factors import FactorAxes
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.analysis.dimensions import Dimension, DimensionClasses
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.train import BackwardOp, Role, Update, arguments
+
+
+class Preset(StrEnum):
+    """The dimensions that the devices along an axis split."""
+
+    DATA = "data"
+    ZERO_3 = "zero-3"
+    MEGATRON = "megatron"
+    MEGATRON_SEQUENCE = "megatron+sequence"
+
+
+Product = tuple[Preset, ...]
+"""A preset for each axis of a mesh with several devices."""
+
+
+def axes_of(mesh: Mesh) -> Axes:
+    """Return the axes of a mesh along which there are several devices."""
+    return tuple([a for a in mesh.names if mesh.extent((a,)) > 1])
+
+
+def products(mesh: Mesh) -> Iterator[Product]:
+    """Yield all products of presets."""
+    return product(Preset, repeat=len(axes_of(mesh)))
+
+
+class ParameterUse(NamedTuple):
+    """A product with a parameter: the classes that are summed over, and those of the parameter that
+    the result has. Of a table that is looked up the rows only."""
+
+    rows: tuple[Dimension, ...]
+    columns: tuple[Dimension, ...]
+    is_lookup: bool = False
+
+
+class Structure:
+    """The dimensions of a function that presets split.
+
+    Attributes:
+        owner: the parameter of each parameter, of what is computed of one element by element, and
+            of gradients.
+        batch, sequence: classes of dimensions, if there are any.
+        columns: the classes that `megatron` splits.
+        roles: of each op.
+    """
+
+    def __init__(self, f: FuncOp):
+        block = f.body.block
+        self.ops = [op for op in block.ops if isinstance(op, TensorOp)]
+        forward = takewhile(lambda op: not isinstance(op, BackwardOp), block.ops)
+        self._forward = [op for op in forward if isinstance(op, TensorOp)]
+        self.classes = DimensionClasses(self.ops)
+        self.owner: dict[SSAValue, SSAValue] = {}
+        inputs: list[SSAValue] = []
+        for v, argument in zip(block.args, arguments(f), strict=True):
+            if isinstance(v.type, TensorType):
+                if argument.role is Role.PARAMETER:
+                    self.owner[v] = v
+                elif argument.role is Role.INPUT:
+                    inputs.append(v)
+        self._add_owned()
+        uses = [use for op in self._forward if (use := self._parameter_use(op)) is not None]
+        multiplied = {c for use in uses for c in use.rows}
+        self.batch = self._most_common(inputs, 0, set())
+        self.sequence = self._most_common(inputs, 1, {self.batch, *multiplied})
+        self.columns = self._columns(uses)
+        self._divisor: dict[Dimension, int] = {}
+        for op in self.ops:
+            factors = op.factors()
+            for f_, c in self.classes.of_factors(op).items():
+                self._divisor[c] = gcd(self._divisor.get(c, 0), factors.size(f_))
+        self.roles = {op: self._roles(op) for op in self.ops}
+
+    # ---- structure ----
+
+    def _add_owned(self) -> None:
+        """Find the owners of values that are made of a parameter, or that update it."""
+        constant = set[SSAValue]()
+        for op in self.ops:
+            given = [v for v in op.operands if v not in constant and _elements(v) > 1]
+            if all(v in constant for v in op.operands):
+                constant.update(op.results)
+            elif given and all(v in self.owner for v in given):
+                own = self.owner[given[0]]
+                self.owner.update((v, own) for v in op.results if _elements(v) == _elements(own))
+        for op in reversed(self.ops):
+            if isinstance(op, Update):
+                own = self.owner.get(op.operands[0])
+            elif op.factors().reduced:
+                own = None
+            else:
+                own = next((self.owner[v] for v in op.results if v in self.owner), None)
+            if own is not None:
+                for v in op.operands:
+                    if v not in constant and _elements(v) == _elements(own):
+                        self.owner.setdefault(v, own)
+
+    def _parameter_use(self, op: TensorOp) -> ParameterUse | None:
+        """Return the product or lookup that an op is; None if it is neither."""
+        factors, classes = op.factors(), self.classes.of_factors(op)
+        owned = {i for i, v in enumerate(op.operands) if v in self.owner}
+        dims = [[f for dim in of for f in dim if f in classes] for of in factors.operands]
+        others = {f for i, fs in enumerate(dims) if i not in owned for f in fs}
+        mine = [f for i in sorted(owned) for f in dims[i]]
+        summed = [f for f in mine if f in factors.reduced]
+        if not others or not summed:
+            return None
+        if factors.sparse:
+            ids = max((factors.size(f) for f in others), default=1)
+            rows = [classes[f] for f in summed if factors.size(f) > ids]
+            return ParameterUse(tuple(rows), (), is_lookup=True)
+        rows = [classes[f] for f in summed if f in others]
+        columns = [classes[f] for f in mine if f not in others and f not in factors.reduced]
+        return ParameterUse(tuple(rows), tuple(columns)) if rows else None
+
+    def _most_common(
+        self, inputs: Sequence[SSAValue], d: int, excluded: set[Dimension | None]
+    ) -> Dimension | None:
+        """Return the class that most inputs have as dimension d."""
+        found = Counter(
+            c
+            for v in inputs
+            if len(_shape(v)) > d and (c := self.classes.of((v, d))) not in excluded
+        )
+        return found.most_common(1)[0][0] if found else None
+
+    def _columns(self, uses: Sequence[ParameterUse]) -> frozenset[Dimension]:
+        """Return the classes that are split as columns of one product and rows of the next."""
+        made, used = dict[Dimension, int](), dict[Dimension, int]()
+        for i, use in enumerate(uses):
+            made.update(dict.fromkeys(use.columns, i))
+            for c in use.rows:
+                used.setdefault(c, i)
+        normalised = {
+            c for op in self._forward for f, c in self.classes.of_factors(op).items()
+            if f in op.factors().replicate
+        }  # fmt: skip
+        found = {c for use in uses if use.is_lookup for c in use.rows}
+        for use in uses:
+            if found.isdisjoint((*use.rows, *use.columns)):
+                split = (
+                    c for c in use.columns if c not in (self.batch, self.sequence)
+                    and (made[c] < used[c] if c in used else c in normalised)
+                )  # fmt: skip
+                found.update([*split][:1])
+        return frozenset(found)
+
+    def divides(self, extent: int, c: Dimension | None) -> bool:
+        """Whether all dimensions of a class can be split so many ways."""
+        return extent == 1 or (c is not None and self._divisor.get(c, 0) % extent == 0)
+
+    def _roles(self, op: TensorOp) -> "OpRoles":
+        classes = self.classes.of_factors(op)
+        columns = [(f, self._divisor[c]) for f, c in classes.items() if c in self.columns]
+        first = {c: f for f, c in reversed(classes.items())}
+        batch = first.get(self.batch) if self.batch else None
+        return OpRoles(
+            batch,
+            first.get(self.sequence) if self.sequence and batch else None,
+            tuple(columns),
+            () if batch else tuple(self._retained(op)),
+        )
+
+    def _retained(self, op: TensorOp) -> Iterator["RetainedDim"]:
+        """Yield the dimensions of the parameter that an op is for."""
+        factors = op.factors()
+        dims_of = zip(
+            (*op.operands, *op.results), (*factors.operands, *factors.results), strict=True
+        )
+        v, dims = next(((v, dims) for v, dims in dims_of if v in self.owner), (None, ()))
+        if v is None:
+            return
+        mine = [self.classes.of((v, d)) for d in range(len(dims))]
+        for d, n in enumerate(_shape(self.owner[v])):
+            c = self.classes.of((self.owner[v], d))
+            same = [e for e, other in enumerate(mine) if other == c]
+            at = d if d in same else next(iter(same), None)
+            f = None if at is None else next((f for f in dims[at] if factors.size(f) > 1), None)
+            yield RetainedDim(n, self._divisor.get(c, 0) if c in self.columns else 0, f)
+
+
+class RetainedDim(NamedTuple):
+    """A dimension of an op's parameter: its size, what the sizes of its class have as a common
+    divisor if that is of columns (or 0), and the op's factor."""
+
+    size: int
+    columns: int
+    factor: str | None
+
+
+class OpRoles(NamedTuple):
+    """The factors of an op that presets split.
+
+    Attributes:
+        batch, sequence: the factors.
+        columns: the factors, each with the common divisor of its class.
+        retained: the dimensions of the parameter that the op is for, of one without a batch.
+    """
+
+    batch: str | None
+    sequence: str | None
+    columns: tuple[tuple[str, int], ...]
+    retained: tuple[RetainedDim, ...]
+
+
+class ProductOfPresets:
+    """A preset for each axis of a mesh with several devices: what each op splits."""
+
+    def __init__(self, presets: Product, structure: Structure, mesh: Mesh):
+        def along(*those: Preset) -> Axes:
+            axes = zip(axes_of(mesh), presets, strict=True)
+            return mesh.simplify(tuple([a for a, preset in axes if preset in those]))
+
+        self.presets, self.structure, self.mesh = presets, structure, mesh
+        self.batch = along(Preset.DATA, Preset.ZERO_3)
+        self.retained = along(Preset.ZERO_3)
+        self.sequence = along(Preset.MEGATRON_SEQUENCE)
+        self.columns = along(Preset.MEGATRON, Preset.MEGATRON_SEQUENCE)
+        self._splits: dict[OpRoles, FactorAxes] = {}
+
+    def __str__(self) -> str:
+        return " * ".join(
+            f"{p}({a})" for p, a in zip(self.presets, axes_of(self.mesh), strict=True)
+        )
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is all that the presets split, and whether it can be split."""
+        s, extent = self.structure, self.mesh.extent
+        return (
+            s.divides(extent(self.batch), s.batch)
+            and s.divides(extent(self.sequence), s.sequence)
+            and (not self.columns or any(s.divides(extent(self.columns), c) for c in s.columns))
+        )
+
+    def layout(self, v: SSAValue) -> Layout:
+        """Return the layout of an argument: an input has its batch split, a parameter its columns,
+        and a parameter or state the dimension that `zero-3` retains in shards."""
+        structure, extent = self.structure, self.mesh.extent
+        classes = [structure.classes.of((v, d)) for d in range(len(_shape(v)))]
+        if v not in structure.owner:
+            dims = [self.batch if c == structure.batch else () for c in classes]
+            return Layout(self.mesh.name, tuple(dims))
+        split = {c for c in structure.columns if structure.divides(extent(self.columns), c)}
+        column = next((d for d, c in enumerate(classes) if c in split), None)
+        dims = [self.columns if d == column else () for d in range(len(classes))]
+        for d, n in enumerate(_shape(v)):
+            axes = tuple(sorted((*dims[d], *self.retained), key=self.mesh.order))
+            if n % extent(axes) == 0:
+                dims[d] = self.mesh.simplify(axes)
+                break
+        return Layout(self.mesh.name, tuple(dims))
+
+    def split(self, roles: OpRoles) -> FactorAxes:
+        """Return the axes that split each factor of an op."""
+        if roles not in self._splits:
+            self._splits[roles] = self._split(roles)
+        return self._splits[roles]
+
+    def _split(self, roles: OpRoles) -> FactorAxes:
+        extent, found = self.mesh.extent(self.columns), FactorAxes()
+        if roles.batch is not None and self.batch:
+            found[roles.batch] = self.batch
+        column = next((f for f, n in roles.columns if n % extent == 0), None)
+        if column is not None and self.columns:
+            found[column] = self.columns
+        elif roles.sequence is not None and self.sequence:
+            found[roles.sequence] = self.sequence
+        for size, divisor, f in roles.retained:
+            of_columns = self.columns if divisor and divisor % extent == 0 else ()
+            axes = tuple(sorted((*of_columns, *self.retained), key=self.mesh.order))
+            if self.retained and size % self.mesh.extent(axes) == 0:
+                if f is not None:
+                    found[f] = self.mesh.simplify(axes)
+                break
+        return found
+
+
+def _shape(v: SSAValue) -> Shape:
+    assert isinstance(v.type, TensorType)
+    return v.type.get_shape()
+
+
+def _elements(v: SSAValue) -> int:
+    return prod(_shape(v))

@@ -1,0 +1,132 @@
+"""The plan of a function: a candidate for each op and a layout for each value.
+
+write           the plan, in the IR
+LoweredPlans    its programs, lowered to be measured
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, UnitAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import name_of, values
+from shardir.cost.report import FunctionCost, cost_of_function
+from shardir.dialects.dist import StrategyAttr, with_layout
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.properties import float_attr
+from shardir.dialects.nn.types import unsharded_type
+from shardir.rewriting import nested
+from shardir.rewriting.functions import update_signature
+from shardir.rewriting.marks import PRESETS, RECOMPUTE, SEARCHED
+from shardir.rewriting.rewriter import erase, set_type
+from shardir.search.candidates import Candidate
+from shardir.search.cost_graph import CostGraph
+from shardir.search.elimination import Solution
+from shardir.search.problem import CostProblem
+from shardir.search.transfer_costs import LatencyShares
+
+LOWERING = "lower-plan"
+"""The pipeline that makes the program of a plan."""
+
+
+@dataclass(frozen=True)
+class StrategyPlan:
+    """A solution of a cost graph, with shares of buckets.
+
+    Attributes:
+        live_bytes: the live bytes on a device, if the graph counts memory. Then what is
+            redistributed in the forward part is redistributed again in the backward part, and not
+            saved.
+        presets: the product of presets that the plan is of; empty if it was searched for.
+    """
+
+    candidates: Mapping[TensorOp, Candidate]
+    layouts: Mapping[SSAValue, Layout]
+    solution: Solution
+    graph: CostGraph
+    shares: LatencyShares
+    live_bytes: int = 0
+    presets: str = ""
+
+    @staticmethod
+    def of(graph: CostGraph, solution: Solution, shares: LatencyShares) -> "StrategyPlan":
+        """Return the plan of a solution."""
+        choice = solution.choice
+        candidates = {
+            op: graph.candidates[op][choice[i]]
+            for op, i in graph.op_variable.items() if isinstance(op, TensorOp)
+        }  # fmt: skip
+        layouts = {v: graph.layouts[v][choice[i]].layout for v, i in graph.value_variable.items()}
+        for op, candidate in candidates.items():
+            for v, layout in zip(op.results, candidate.results, strict=True):
+                layouts.setdefault(v, layout)
+        return StrategyPlan(candidates, layouts, solution, graph, shares)
+
+    @property
+    def problem(self) -> CostProblem:
+        """The problem in which the solution has its cost."""
+        return self.graph.problem_with(self.shares)
+
+    def on(
+        self, ops: Mapping[Operation, Operation], values: Mapping[SSAValue, SSAValue]
+    ) -> "StrategyPlan":
+        """Return the plan of a copy of the function."""
+        candidates = {ops[op]: c for op, c in self.candidates.items()}
+        layouts = {values[v]: layout for v, layout in self.layouts.items()}
+        return replace(self, candidates=candidates, layouts=layouts)
+
+
+class LoweredPlans:
+    """The cost of the lowered programs of a function's plans, each lowered once."""
+
+    def __init__(self, module: ModuleOp, f: FuncOp, mesh: Mesh):
+        self.module, self.f, self.mesh = module, f, mesh
+        self._costs: dict[int, tuple[StrategyPlan, FunctionCost]] = {}
+
+    def cost(self, plan: StrategyPlan) -> FunctionCost:
+        """Return the cost of the lowered program of a plan."""
+        if id(plan) not in self._costs:
+            self._costs[id(plan)] = plan, self._lowered(plan)  # the plan too, so that its id is its
+        return self._costs[id(plan)][1]
+
+    def bytes(self, plan: StrategyPlan) -> int:
+        """Return the peak of a device's memory in the lowered program of a plan."""
+        return self.cost(plan).memory.peak
+
+    def _lowered(self, plan: StrategyPlan) -> FunctionCost:
+        trial = self.module.clone()
+        name = name_of(self.f)
+        copy = next(g for g in trial.body.ops if isinstance(g, FuncOp) and name_of(g) == name)
+        for other in trial.body.ops:
+            if isinstance(other, FuncOp) and other is not copy:
+                erase(other)
+        block, copied = self.f.body.block, copy.body.block
+        ops = dict(zip(block.ops, copied.ops, strict=True))
+        write(copy, plan.on(ops, dict(zip(values(block), values(copied), strict=True))))
+        nested.run(LOWERING, Context(), trial)
+        return cost_of_function(copy, self.mesh)
+
+
+def write(f: FuncOp, plan: StrategyPlan) -> None:
+    """Write a plan into the IR: strategies, layouts, and the attribute `search` of the function."""
+    for op, candidate in plan.candidates.items():
+        if op.operands:
+            op.properties["strategy"] = StrategyAttr(candidate.strategy)
+        if candidate.times > 1:
+            op.attributes[RECOMPUTE] = UnitAttr()
+    for v, layout in plan.layouts.items():
+        set_type(v, with_layout(unsharded_type(v), layout))
+    update_signature(f)
+    s = plan.solution
+    figures = {"objective": s.objective, "bound": s.bound, "gap": s.gap}
+    found: dict[str, Attribute] = {k: float_attr(x) for k, x in figures.items()}
+    if plan.presets:
+        found[PRESETS] = StringAttr(plan.presets)
+    if plan.live_bytes:
+        found[RECOMPUTE] = UnitAttr()
+    f.attributes[SEARCHED] = DictionaryAttr(found)

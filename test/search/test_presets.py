@@ -1,0 +1,168 @@
+"""Presets: against plans written by hand, against formulas, and against the mode auto.
+
+The programs of presets to compare with have the layouts of the arguments only; propagation infers
+the others, and the pipeline `train` differentiates them. `auto` takes the same plans from its own
+graph, after differentiation.
+"""
+
+import re
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from math import prod
+from random import Random
+
+import pytest
+from extent import extent
+
+from shardir import compile
+from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import mesh_of
+from shardir.cost import report
+from shardir.cost.clusters import load, names
+from shardir.cost.report import FunctionCost
+from shardir.cost.schedule import Flight, elapsed_at_best
+from shardir.dialects.dist import layout_of
+from shardir.rewriting.composites import expand
+from shardir.rewriting.functions import bodies
+from shardir.search.candidates import CandidateSource
+from shardir.search.cost_graph import CostGraph
+from shardir.search.preset_plans import plan_of
+from shardir.search.preset_solutions import PresetSolutions
+from shardir.search.presets import Preset, Product, ProductOfPresets, Structure, products
+from shardir.search.strategy_plan import LoweredPlans
+from shardir.search.transfer_costs import LatencyShares
+from shardir.search.value_layouts import tied_values
+from shardir.syntax.parser import parse
+from shardir.tools import bench
+
+plans, programs, search = bench.load("plans"), bench.load("programs"), bench.load("search")
+
+DATA, ZERO_3, MEGATRON, SEQUENCE = Preset
+SMALL = {"layers": 1, "batch": 16, "seq": 32, "hidden": 64, "heads": 8}
+MODELS = {
+    "gpt": partial(programs.gpt, **SMALL, vocab=128),
+    "transformer": partial(programs.transformer, **SMALL),
+    "mlp": programs.mlp,
+}
+
+STATISTICS = 1.002
+"""The part by which the pipeline `train` may be faster: it differentiates the sharded loss, and so
+computes the statistics of its rows once; `auto` differentiates first, and computes them twice."""
+
+
+def on(cluster: str, mesh: Mesh, program: str) -> str:
+    """Return a program on a mesh of a cluster."""
+    bare = search.LAYOUT.sub("", program)
+    declared = re.sub("dist.mesh @m <[^>]*>", f"dist.mesh {mesh} on @c", bare, count=1)
+    return f"dist.cluster @c <{load(cluster).part(mesh.size)}>\n{declared}"
+
+
+@pytest.mark.parametrize("model", ["gpt", "transformer"])
+def test_megatron_is_the_plan_written_by_hand(model: str) -> None:
+    module = parse(MODELS[model](mesh=(2, 4)))
+    found = plans.of_presets(module, (DATA, MEGATRON))
+    for (_, written), (_, block) in zip(bodies(module), bodies(found), strict=True):
+        assert [layout_of(v) for v in block.args] == [layout_of(v) for v in written.args]
+
+
+def preset_cost(text: str, presets: Product) -> FunctionCost:
+    """Return the cost of the plan of presets in the graph of a step, lowered."""
+    module = search.applied(text, "distributed-autodiff")
+    ((f, block),) = bodies(module)
+    mesh = mesh_of(f, module)
+    assert mesh is not None
+    ties = tied_values(f, block)
+    expand(block, None)
+    graph, structure = CostGraph(block, CandidateSource(mesh), ties), Structure(f)
+    solutions = PresetSolutions(graph, graph.problem_with(LatencyShares(1.0)), structure)
+    choice = solutions.choice(solutions.solve(ProductOfPresets(presets, structure, mesh)))
+    return LoweredPlans(module, f, mesh).cost(plan_of(graph, choice, 0.0, "presets"))
+
+
+@pytest.mark.parametrize("presets", [(DATA, DATA), (MEGATRON, DATA)], ids=str)
+@pytest.mark.parametrize("model", ["transformer", "mlp"])
+def test_a_plan_of_presets_is_that_of_its_layouts(model: str, presets: Product) -> None:
+    text = on("h200", Mesh("m", (("dp", 2), ("tp", 4))), MODELS[model]())
+    (written,) = report(compile(plans.of_presets(parse(text), presets)).module)
+    assert preset_cost(text, presets).seconds == pytest.approx(written.seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("presets", [MEGATRON, SEQUENCE])
+def test_bytes_of_megatron(presets: Preset) -> None:
+    """Two all-reduces of an activation forward and two backward for each layer: each of 2 (n - 1) /
+    n of its bytes. With sequence parallelism each is a reduce-scatter and an all-gather, of as many
+    bytes."""
+    layers, n, shape = 2, 4, (16, 32, 64)
+    made = programs.transformer(layers=layers, batch=16, seq=32, hidden=64, heads=8)
+    text = on("h200", Mesh("m", (("tp", n),)), made)
+    activations = 8 * layers * 4 * prod(shape) * (n - 1) / n
+    ((received, _),) = preset_cost(text, (presets,)).communication.values()
+    assert activations <= received <= activations * 1.02  # and the norms' gradients, and the loss
+
+
+CASES = [
+    ("ascend910", (("a", 4),), "gpt"),
+    ("h200", (("a", 2), ("b", 2)), "transformer"),
+    ("pod2048", (("a", 16),), "mlp"),
+]
+MESHES = [(4,), (8,), (2, 4), (4, 2), (2, 2, 2)]
+MANY = [
+    (cluster, tuple(zip("abc", sizes, strict=False)), model)
+    for cluster, sizes, model in product(names(), MESHES, MODELS)
+]
+
+
+@pytest.mark.parametrize(("cluster", "axes", "model"), extent(CASES, CASES + MANY))
+def test_auto_is_never_slower_than_presets(cluster: str, axes: tuple, model: str) -> None:
+    never_slower(on(cluster, Mesh("m", axes), MODELS[model]()))
+
+
+def never_slower(text: str) -> None:
+    """The law, by the report of the lowered programs, overlap included."""
+    module = parse(text)
+    seconds = plans.seconds(compile(module, "auto").module, "")
+    ((f, _),) = bodies(module)
+    mesh = mesh_of(f, module)
+    assert mesh is not None
+    written = {str(p): p for each in products(mesh) if (p := plans.of_presets(module, each))}
+    assert written
+    for program in written.values():
+        (cost,) = report(compile(program).module)
+        memory = mesh.cluster_or_default.memory
+        if memory is None or cost.memory.peak <= memory:
+            assert seconds <= cost.seconds * STATISTICS
+
+
+def random_flights(random: Random, ops: int) -> list[Flight]:
+    flights = []
+    for _ in range(random.randint(1, 8)):
+        after = random.randrange(-1, ops - 1)
+        level, seconds = random.choice(["node", "rack"]), random.uniform(0.1, 2.0)
+        moves = ((level, seconds, random.uniform(0.0, seconds)),)
+        flights.append(Flight(after, random.randrange(after + 1, ops + 1), moves))
+    return flights
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_time_at_best_is_between_its_bounds(seed: int) -> None:
+    """At least the computation, and what each level sends; at most all of them in turn. A device
+    that loses all of the time of transfers hides latencies only."""
+    random = Random(seed)
+    seconds = [random.uniform(0.0, 1.0) for _ in range(10)]
+    flights = random_flights(random, 10)
+    total = sum(seconds) + sum(s for f in flights for _, s, _ in f.moves)
+    levels = {
+        name: sum(s for f in flights for level, s, _ in f.moves if level == name)
+        for name in ("node", "rack")
+    }
+    for interference in (0.0, 1.0):
+        cluster = replace(load("h200").part(8), interference=interference)
+        mesh = Mesh("m", (("a", 8),), cluster)
+        found = elapsed_at_best(seconds, flights, mesh)
+        assert max(sum(seconds), *levels.values()) - 1e-9 <= found <= total + 1e-9
+        alone = [f._replace(before=f.after + 1) for f in flights[:1]]
+        after_one = elapsed_at_best(seconds, alone, mesh)
+        assert after_one == pytest.approx(sum(seconds) + alone[0].moves[0][1])
+    latencies = sum(latency for f in flights for _, _, latency in f.moves)
+    assert found >= sum(seconds) + max(levels.values()) - latencies - 1e-9
