@@ -36,9 +36,12 @@ def moved_after_reduced(op: Operation) -> bool:
         end = end.results[0].get_user_of_unique_use()
     if not isinstance(end, nn.AddOp | dist.AllSliceOp):
         return False
-    y, before = op.results[0], dist.layout_of(reduce.values[0])
-    out = dist.layout_of(y)
-    assert before is not None and out is not None and isinstance(y.type, TensorType)
+    y = op.results[0]
+    before, after, out = (dist.layout_of(v) for v in (reduce.values[0], reduce.outs[0], y))
+    assert before is not None and after is not None and out is not None
+    assert isinstance(y.type, TensorType)
+    if out.partial != after.partial:
+        return False  # the op itself makes a partial value, such as a slice of a split dimension
     mesh = dist.find_mesh(op, out.mesh)
     if any(mesh.overlap(a, b) for a in before.partial for b in out.used):
         return False  # the devices with partial values hold different shards afterwards

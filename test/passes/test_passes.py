@@ -238,6 +238,36 @@ def test_a_broadcast_moves_after_any_redistribution(shape: tuple[int, ...], dims
         assert after <= counts and not p.errors(module), (source, target)
 
 
+MOVED = {
+    "transpose": lambda b, x: b.transpose(x, [1, 0]),
+    "reshape": lambda b, x: b.reshape(x, (16, 2)),
+    "slice": lambda b, x: b.slice(x, [0, 1], [4, 3], [1, 1]),
+    "slice of half": lambda b, x: b.slice(x, [0, 4], [4, 8], [1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_reduction_moves_after_an_op_that_only_moves_elements(name: str):
+    """Whatever the layout that is reduced, and also where the op makes a partial value."""
+    move, fewer = MOVED[name], 0
+    p = problem(
+        [Arg("f64", (4, 2)), Arg("f64", (2, 8)), Arg("f64", (2, 8))],
+        lambda b, x, w, v: b.add(*(move(b, b.value(nn.MatmulOp, x, y)) for y in (w, v))),
+    )
+    for made in layouts(2):
+        given = [layout("[{}, {a}]"), layout("[{a}, {}]"), layout("[{a}, {}]")]
+        module = laid_out(p.module, MESH, given)
+        for op in module.walk():
+            if isinstance(op, nn.MatmulOp):
+                set_type(op.out, dist.with_layout(unsharded_type(op.out), made))
+        before = compiled(module, upto("simplify-communication"))
+        counts = traffic(before, "f", MESH)
+        after = traffic(compiled(module, ("simplify-communication",)), "f", MESH)
+        assert after[0] <= counts[0] and after[1] <= counts[1] and not p.errors(module), made
+        fewer += after < counts
+    assert fewer
+
+
 @pytest.mark.parametrize("kind, count", [("sum", 1), ("mean", 1), ("max", 2), ("min", 2)])
 def test_only_sums_are_reduced_after_they_are_added(kind: str, count: int):
     """The maximum of a sum is not the sum of the maxima."""
