@@ -28,7 +28,7 @@ def decompose(op: TensorOp, rewriter: Rewriter) -> list[SSAValue]:
     outs = []
     for v, new in zip(op.results, values, strict=True):
         layout = layout_of(v)
-        outs.append(new if layout is None else rewriter.redistribute(new, layout.complete))
+        outs.append(new if layout is None else rewriter.redistribute(new, layout))
     rewriter.replace(op, outs)
     return outs
 

@@ -25,6 +25,7 @@ from harness import (
     function,
     laid_out,
     layout,
+    layouts,
     names,
     parts,
     problem,
@@ -33,7 +34,16 @@ from harness import (
 )
 from op_cases import CASES, EVEN, REFERENCES, Case
 from op_laws import OPS, cells
-from op_layouts import BY_NAME, Tried, elementwise, partials, tried
+from op_layouts import (
+    BY_NAME,
+    Tried,
+    elementwise,
+    partials,
+    program_of,
+    signature,
+    tried,
+    with_partial,
+)
 from reference import shape_of
 from xdsl.utils.exceptions import VerifyException
 
@@ -159,6 +169,23 @@ def test_partial_operands(op: type[TensorOp]):
         assert not wrong, f"{case}: {len(wrong)} layouts are wrong, such as\n" + "\n".join(
             wrong[:3]
         )
+
+
+def test_results_have_the_partial_layouts_that_are_annotated():
+    """Whether an op is placed or decomposed."""
+    draw, wrong, (_, b) = random.Random(0), [], MESH.names
+    for op in OPS:
+        case = next(c for c in CASES if c.op is op)
+        ins, outs = signature(str(case), case.elements[0])
+        given = [draw.choice([l for l in layouts(len(s)) if b not in l.used]) for s in ins]
+        results = [with_partial(len(s), (b,), "max", draw) for s in outs]
+        p = program_of(str(case), case.elements[0])
+        module = compiled(laid_out(p, MESH, given, results), PIPELINE[:2], verify=False)
+        end = function(module, "f").body.block.last_op
+        found = [dist.layout_of(v) for v in end.operands]
+        if found != results:
+            wrong.append(f"{case}: {', '.join(map(str, found))}")
+    assert not wrong, "\n".join(wrong)
 
 
 LINEAR = {
