@@ -182,6 +182,7 @@ def test_results_have_the_partial_layouts_that_are_annotated():
         p = program_of(str(case), case.elements[0])
         module = compiled(laid_out(p, MESH, given, results), PIPELINE[:2], verify=False)
         end = function(module, "f").body.block.last_op
+        assert end is not None
         found = [dist.layout_of(v) for v in end.operands]
         if found != results:
             wrong.append(f"{case}: {', '.join(map(str, found))}")

@@ -167,4 +167,20 @@ MUTANTS = [
             "test/algebra/test_placements.py::test_the_order_of_a_spec"
         ),
     ),
+    Mutant(
+        "results of strategies are placed one after another",
+        "Of two results of strategies that are used together, the first in the text decides.",
+        "shardir/algebra/propagation/results.py",
+        "for change in [c for n in together for c in _changes(state, n)]:",
+        "for change in (c for n in together for c in _changes(state, n)):",
+        "test/algebra/test_propagation_laws.py -k nodes_with_strategies",
+    ),
+    Mutant(
+        "the first user of a result decides",
+        "Of equally fast layouts of a result, that of its first user in the text is chosen.",
+        "shardir/algebra/propagation/results.py",
+        "layout != present, str(layout)",
+        'layout != present, ""',
+        "test/algebra/test_propagation_laws.py -k nodes_with_strategies",
+    ),
 ]

@@ -75,4 +75,20 @@ MUTANTS = [
         '("iB", 1000)',
         "test/rewriting/test_options.py",
     ),
+    Mutant(
+        "an all-reduce moves after what makes a partial value",
+        "A slice that makes a partial sum passes as one that only moves elements.",
+        "shardir/rewriting/reordering.py",
+        "if out.partial != after.partial:",
+        "if False:",
+        "test/passes/test_passes.py -k a_reduction_moves_after",
+    ),
+    Mutant(
+        "decomposed results are complete",
+        "The partial layout that a decomposed op's result is annotated with is dropped.",
+        "shardir/rewriting/composites.py",
+        "rewriter.redistribute(new, layout)",
+        "rewriter.redistribute(new, layout.complete)",
+        "test/dialects/test_ops.py -k partial_layouts_that_are_annotated",
+    ),
 ]

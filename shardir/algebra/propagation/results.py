@@ -7,40 +7,61 @@
 A strategy determines the layout in which its node makes a result. The result is redistributed from
 that to its own layout, and from there to those in which its users need it. So its own is one of
 these, or the one in which it is made, reduced: that with the minimum sum of estimated times; of
-equal ones one in which a user needs it, if there is one.
+equal ones one in which a user needs it, if there is one. The order of nodes decides nothing.
 """
 
 from collections.abc import Iterator
+from itertools import groupby
 from math import fsum
+from typing import NamedTuple
 
 from shardir.algebra.estimates import ranked
 from shardir.algebra.factors import OpSharding, choose_op_sharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.propagation.state import PropagationState, Provenance
 from shardir.algebra.redistribution import estimated_seconds
+from shardir.algebra.sharding import DimAxes
+
+
+class _Change(NamedTuple):
+    """The dimensions of a value in another layout, and the provenance of those that differ."""
+
+    value: int
+    dims: DimAxes
+    provenance: dict[int, Provenance]
 
 
 def place_results(state: PropagationState) -> list[int]:
     """Give results of strategies the layouts of minimum redistribution; return the nodes that touch
-    one whose layout changes. Those that are annotated, or in a group, stay."""
+    one whose layout changes. Those that are annotated, or in a group, stay.
+
+    The nodes of a level find the same values, so it does not matter which of them stands first.
+    """
     graph, affected = state.graph, list[int]()
-    for n in sorted(range(len(graph.nodes)), key=graph.levels.__getitem__):
-        node = graph.nodes[n]
-        if node.strategy is None:
-            continue
-        for v, made in zip(node.results, node.strategy.results, strict=True):
-            if graph.values[v].annotation is not None or len(state.members[v]) > 1:
-                continue
-            present, needs = Layout(state.mesh.name, state.dims[v]), [*_needs(state, v)]
-            found = _cheapest(state, v, made, present, [*dict(needs)])
-            if found != present:
-                state.assign(v, found.dims)
-                user = next(user for layout, user in needs if layout.complete == found)
-                for d, axes in enumerate(found.dims):
-                    if axes != present.dims[d]:
-                        state.record(v, d, _origin(state, user, v, d))
-                affected += graph.touching[v]
+    nodes = (n for n, node in enumerate(graph.nodes) if node.strategy is not None)
+    level = graph.levels.__getitem__
+    for _, together in groupby(sorted(nodes, key=level), level):
+        for change in [c for n in together for c in _changes(state, n)]:
+            state.assign(change.value, change.dims)
+            for d, provenance in change.provenance.items():
+                state.record(change.value, d, provenance)
+            affected += graph.touching[change.value]
     return affected
+
+
+def _changes(state: PropagationState, n: int) -> Iterator[_Change]:
+    """Yield the results of a node with a strategy that are to have another layout."""
+    node = state.graph.nodes[n]
+    assert node.strategy is not None
+    for v, made in zip(node.results, node.strategy.results, strict=True):
+        if state.graph.values[v].annotation is not None or len(state.members[v]) > 1:
+            continue
+        present, needs = Layout(state.mesh.name, state.dims[v]), [*_needs(state, v)]
+        found = _cheapest(state, v, made, present, [*dict(needs)])
+        if found != present:
+            user = next(user for layout, user in needs if layout.complete == found)
+            changed = [d for d, axes in enumerate(found.dims) if axes != present.dims[d]]
+            yield _Change(v, found.dims, {d: _origin(state, user, v, d) for d in changed})
 
 
 def _placed(state: PropagationState, n: int) -> OpSharding | None:
@@ -80,8 +101,11 @@ def _cheapest(
             for source, target in moves if source != target
         )  # fmt: skip
 
+    def preference(layout: Layout) -> tuple[bool, bool, str]:
+        return layout not in needs, layout != present, str(layout)
+
     options = dict.fromkeys((present, *(need.complete for need in needs)))
-    return ranked(options, seconds, lambda layout: (layout not in needs, layout != present))[0][1]
+    return ranked(options, seconds, preference)[0][1]
 
 
 def _origin(state: PropagationState, n: int, v: int, d: int) -> Provenance:
