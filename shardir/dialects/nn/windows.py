@@ -90,8 +90,13 @@ class _WindowsOp(TensorOp, ABC):
         x, out = both if cls.LINEAR == "any" else both[::-1]
         return Factors.of(
             [x], [out], [t.get_shape() for t in (*operands, *results)],
-            linear=cls.LINEAR, sliding=[names[d]],
+            linear=cls.linear(props), sliding=[names[d]],
         )  # fmt: skip
+
+    @classmethod
+    def linear(cls, props: Props) -> str:
+        """Return the `linear` of the factors."""
+        return cls.LINEAR
 
     LINEAR: ClassVar[str]
 
@@ -148,6 +153,11 @@ class UnfoldOp(_WindowsOp):
         super().check_results(operands, results, props)
         if "lowest" in props:
             arithmetic_element(cls.name, operands)
+
+    @classmethod
+    def linear(cls, props: Props) -> str:
+        """The lowest number is no share of a sum: of integers, the lowest twice is 0."""
+        return "" if "lowest" in props else cls.LINEAR
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         d, (count, size) = self.at, device.shape(self.out)[self.at : self.at + 2]
