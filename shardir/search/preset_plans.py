@@ -25,6 +25,9 @@ from shardir.search.transfer_costs import LatencyShares, bucket_price
 MAX_ESTIMATED = 12
 """How many plans of presets have their time with overlap estimated: those of the smallest sums."""
 
+MAX_ESTIMATED_OPS = 20_000
+"""The ops of these plans together."""
+
 MAX_LOWERED = 4
 """How many plans of presets are lowered: those of the smallest estimates."""
 
@@ -51,7 +54,8 @@ def with_overlap(
         return timeline.seconds(p.candidates, p.layouts, p.shares)
 
     base = estimate(plan)
-    plans = islice(preset_plans(plan, lowered, limit, MARGIN * base), MAX_ESTIMATED)
+    many = min(MAX_ESTIMATED, 1 + MAX_ESTIMATED_OPS // max(len(plan.candidates), 1))
+    plans = islice(preset_plans(plan, lowered, limit, MARGIN * base), many)
     estimated = sorted(((estimate(p), p) for p in plans), key=lambda e: e[0])
     near = [(s, p) for s, p in estimated[:MAX_LOWERED] if s < MARGIN * base]
     if len(plan.candidates) * (1 + len(near)) > MAX_LOWERED_OPS:
