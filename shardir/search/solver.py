@@ -26,7 +26,7 @@ MAX_TABLE_ENTRIES = 1 << 24
 MAX_FILTER_ENTRIES = 1 << 16
 """The entries of the largest table while values are ruled out."""
 
-DEFAULT_GAP = 1e-4
+DEFAULT_GAP = 5e-4
 """The gap at which the solver stops."""
 
 PAIR_NEIGHBOURS = 2
