@@ -102,7 +102,8 @@ def reduced_and_sliced(op: Operation) -> bool:
         return False
     kind = dist.OPS[between(AxisState.PARTIAL, AxisState.SHARDED).name]
     new = Rewriter().before(op).create(
-        kind, first.values, [op.outs[0].type], {**first.properties, "dim": op.dim}
+        kind, first.values, [op.outs[0].type], {**first.properties, "dim": op.dim},
+        first.attributes,
     )  # fmt: skip
     new.location = first.location
     if _seconds(first) < _seconds(new) * IMPROVEMENT:
@@ -141,7 +142,8 @@ def sum_of_reduced(op: Operation) -> bool:
     assert isinstance(a, dist.CollectiveOp) and isinstance(b, dist.CollectiveOp)
     if op.lhs.type != after:
         return False
-    new = Rewriter().after(op).create(type(a), [op.out], [after], a.properties, names=[op.out])
+    rewriter = Rewriter().after(op)
+    new = rewriter.create(type(a), [op.out], [after], a.properties, op.attributes, names=[op.out])
     op.out.replace_uses_with_if(new.outs[0], lambda use: use.operation is not new)
     op.operands[0], op.operands[1] = a.values[0], b.values[0]
     set_type(op.out, a.values[0].type)
