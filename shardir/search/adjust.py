@@ -101,9 +101,7 @@ class Adjuster:
             reached = [min(remaining)]
             remaining.discard(reached[0])
             for v in reached:
-                joined = (u for u, _ in self.neighbours[v])
-                held = (u for h in self.holding[v] for u in h.variables)
-                for u in (*joined, *held):
+                for u in self._near(v):
                     if u in remaining:
                         remaining.discard(u)
                         reached.append(u)
@@ -113,24 +111,34 @@ class Adjuster:
         """Change one variable at a time to its cheapest value that keeps to the limit, until no
         change makes the solution cheaper."""
         waiting = set(range(len(now)))
+        over: dict[int, set[int]] = {}  # where cheaper values of a variable exceed the limit most
         while waiting:
             for v in sorted(waiting):
                 waiting.discard(v)
+                over.pop(v, None)
                 costs = self._costs(now, v)
                 for value in np.argsort(costs, kind="stable"):
                     if costs[value] >= costs[now[v]]:
                         break
-                    change = {v: int(value)}
-                    if (bytes_ + self._added_bytes(now, change)).max() <= self.limit:
-                        bytes_ = self._change(now, bytes_, change)
-                        waiting.update(u for u, _ in self.neighbours[v])
-                        break
+                    more = self._added_bytes(now, {v: int(value)})
+                    if (bytes_ + more).max() > self.limit:
+                        over.setdefault(v, set()).add(int((bytes_ + more).argmax()))
+                        continue
+                    now[v], bytes_ = int(value), bytes_ + more
+                    waiting.update(self._near(v))
+                    waiting.update(u for u, ops in over.items() if any(more[i] < 0 for i in ops))
+                    break
 
     # ---- costs and bytes of changes ----
 
     def _costs(self, now: Sequence[int], v: int) -> Table:
         """Return the costs of a variable's values, with all others as they are."""
         return self.problem.unary[v] + sum([t[:, now[u]] for u, t in self.neighbours[v]])
+
+    def _near(self, v: int) -> list[int]:
+        """Return the variables that cost or hold bytes together with one."""
+        joined = (u for u, _ in self.neighbours[v])
+        return [*joined, *(u for h in self.holding[v] for u in h.variables if u != v)]
 
     def _row(self, held: LiveBytes, now: Sequence[int], v: int) -> tuple:
         return tuple([slice(None) if u == v else now[u] for u in held.variables])

@@ -28,14 +28,6 @@ MAX_PRICED_SOLUTIONS = 16
 """How many problems with prices are solved, at most."""
 
 
-class TightError(Exception):
-    """No solution was found that keeps to the limit. `needed`: the bytes of the smallest one."""
-
-    def __init__(self, needed: int):
-        super().__init__(needed)
-        self.needed = needed
-
-
 class _Known(NamedTuple):
     """A solution, its cost, and its live bytes: of the arguments alone, then at each op."""
 
@@ -52,23 +44,18 @@ def solve_within(
     gap: float = 0.0,
     choices: list[list[int]] | None = None,
 ) -> Solution:
-    """Return the cheapest solution found that holds at most `limit` bytes at once.
+    """Return the cheapest solution found that holds at most `limit` bytes at once; if there is
+    none, the one that holds the fewest.
 
     Args:
         solve: solves a problem without a limit.
         gap: the relative gap of objective and bound that is enough.
         choices: solutions to begin with, whatever they hold; those for prices are added to them.
-
-    Raises:
-        TightError: none was found.
     """
-    needed = live([h for h in held if len(h.variables) == 1], _smallest(problem, held)).max()
-    if needed > limit:
-        raise TightError(int(needed))
     adjuster = Adjuster(problem, held, limit)
     ceiling = sum(float(t.max()) for t in (*problem.unary, *problem.pairs.values()))
     known, at = list[_Known](), list[int]()
-    best, bound, fewest = None, -inf, inf
+    best, bound, smallest, fewest = None, -inf, list[int](), inf
 
     def learn(choice: list[int]) -> _Known:
         """Add a solution to the known ones, and its peak to the ops with a price."""
@@ -93,7 +80,8 @@ def solve_within(
         for start in (found.choice, *([best.choice] if best else [])):
             choice = adjuster.adjusted(start, [found.choice, *mixed])
             bytes_, cost = float(live(held, choice).max()), problem.cost(choice)
-            fewest = min(fewest, bytes_)
+            if bytes_ < fewest:
+                smallest, fewest = choice, bytes_
             if bytes_ <= limit and (best is None or cost < best.objective):
                 best = Solution(choice, cost, -inf)
         if best is not None and best.objective - bound <= gap * best.objective:
@@ -102,15 +90,5 @@ def solve_within(
             break
         learn(found.choice)
         choices.append(found.choice)
-    if best is None:
-        raise TightError(int(fewest))
+    best = best or Solution(smallest, problem.cost(smallest), -inf)
     return Solution(best.choice, best.objective, min(bound, best.objective))
-
-
-def _smallest(problem: CostProblem, held: Sequence[LiveBytes]) -> list[int]:
-    """Return the solution in which each variable by itself holds the fewest bytes."""
-    total = [np.zeros(len(u)) for u in problem.unary]
-    for h in held:
-        if len(h.variables) == 1:
-            total[h.variables[0]] = total[h.variables[0]] + h.bytes
-    return [int(t.argmin()) for t in total]

@@ -4,6 +4,7 @@ fits in the memory.
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
@@ -15,7 +16,7 @@ from shardir.search.buckets import MAX_SCALINGS, Solve, solve_with_buckets
 from shardir.search.candidates import CandidateSource
 from shardir.search.cost_graph import CostGraph
 from shardir.search.memory import live
-from shardir.search.memory_limit import TightError, solve_within
+from shardir.search.memory_limit import solve_within
 from shardir.search.preset_plans import with_overlap
 from shardir.search.solver import solve
 from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
@@ -47,7 +48,8 @@ def search_plan(
     report: ReportLine,
 ) -> StrategyPlan:
     """Return the fastest plan of a function; with a limit, the fastest one found whose program
-    keeps to it.
+    keeps to it. The bound is that of all plans, whatever memory they need: the search counts more
+    bytes than some programs need, and a bound for plans of few counted bytes is none for those.
 
     Args:
         limit: bytes of a device.
@@ -83,38 +85,37 @@ def _searched(
     if limit is None or (used := lowered.bytes(plan)) <= limit:
         return plan
     graph = CostGraph(block, source, ties, counts_memory=True)
-    gap = max(gap, MEMORY_GAP)
+    gap, bound = max(gap, MEMORY_GAP), plan.solution.bound
     best: StrategyPlan | None = None
-    fewest, needed, choices = used, "", list[list[int]]()
-    allowed, below = (
-        limit,
-        2 * limit,
-    )  # of the bytes that are counted; those of a program include others
+    fewest, choices = used, list[list[int]]()
+    allowed, low, high = limit, 1, inf  # of the bytes that are counted
     for _ in range(MAX_MEMORY_PLANS):
         report(f"a program of {used} B, of which {limit} B fit")
-        try:
-            found = plan_within(graph, allowed, gap, solver(gap / 2), choices)
-        except TightError as e:
-            needed = f"{e.needed} B of values in the smallest plan" if allowed >= limit else ""
-            break
+        found = plan_within(graph, allowed, gap, solver(gap / 2), choices)
         used = lowered.bytes(found)
         fewest = min(fewest, used)
+        solution, counted = found.solution, found.live_bytes
+        report(
+            f"{solution.objective:.6g} s with {counted} B of values; bound with {allowed} B: "
+            f"{solution.bound:.6g} s"
+        )
         if used > limit:
-            below = int(found.live_bytes * (1 - LIMIT_STEP))
-        elif best is None or found.solution.objective < best.solution.objective:
-            best = found
+            if counted > allowed:
+                break
+            high = int(counted * (1 - LIMIT_STEP))
+        elif best is None or solution.objective < best.solution.objective:
+            best, low = found, int(max(allowed, counted) * (1 + LIMIT_STEP))
         else:
             break
-        following = min(found.live_bytes + limit - used, below)
-        if used <= limit and following < allowed * (1 + LIMIT_STEP):
+        allowed = int(min(counted + limit - used, high))
+        if allowed < low:
             break
-        allowed = following
     if best is not None:
-        return best
-    needed = needed or f"{fewest} B in the smallest program"
+        solution = best.solution
+        return replace(best, solution=replace(solution, bound=min(bound, solution.objective)))
     raise ShardirError(
-        f"@{name_of(lowered.f)}: expected a plan within {limit} B on a device, got {needed}; "
-        "use more devices, smaller batches, or microbatches"
+        f"@{name_of(lowered.f)}: expected a plan within {limit} B on a device, got {fewest} B in "
+        "the smallest program found; use more devices, smaller batches, or microbatches"
     )
 
 
@@ -131,14 +132,12 @@ def fastest_plan(graph: CostGraph, solve: Solve, scalings: int = MAX_SCALINGS) -
 def plan_within(
     graph: CostGraph, limit: int, gap: float, solve: Solve, choices: list[list[int]]
 ) -> StrategyPlan:
-    """Return the fastest plan found with at most `limit` live bytes on a device.
+    """Return the fastest plan found with at most `limit` live bytes on a device; if there is none,
+    the one with the fewest.
 
     Args:
         gap: the relative gap that is enough.
         choices: solutions to begin with; those that are found are added.
-
-    Raises:
-        TightError: none was found.
     """
     held = graph.live_bytes()
     plan = fastest_plan(

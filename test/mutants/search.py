@@ -74,8 +74,16 @@ MUTANTS = [
         "adjusted plans exceed the limit",
         "A plan that keeps to the limit is changed beyond it where that is faster.",
         "shardir/search/adjust.py",
-        "self._added_bytes(now, change)).max() <= self.limit",
-        "self._added_bytes(now, change)).max() <= 2 * self.limit",
+        "if (bytes_ + more).max() > self.limit",
+        "if (bytes_ + more).max() > 2 * self.limit",
+        "test/search/test_search_memory.py -k adjusted",
+    ),
+    Mutant(
+        "adjusted plans leave freed memory unused",
+        "Where a change frees memory, cheaper values that need it are not tried again.",
+        "shardir/search/adjust.py",
+        "any(more[i] < 0 for i in ops)",
+        "any(more[i] < -1e9 for i in ops)",
         "test/search/test_search_memory.py -k adjusted",
     ),
     Mutant(
