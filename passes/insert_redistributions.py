@@ -13,13 +13,14 @@
 6. Equal redistributions of a value are one; an op that is placed at minimum cost uses the
    redistributions that other ops need at no cost.
 7. The mark `recompute` of an argument goes to its redistributions, that of a search to those that
-   gather: a parameter that is gathered for the forward part is gathered again for the backward
-   part, and not saved in between.
+   gather, but not to those from the layout in which an op makes a result to the result's own: a
+   parameter that is gathered for the forward part is gathered again for the backward part, and not
+   saved in between.
 8. Sharding groups and propagation barriers are erased; a barrier between two layouts becomes a
    redistribution.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -67,13 +68,15 @@ class InsertRedistributions(GlobalPass):
         if f.mesh is None or not f.has_layouts:
             resolve_markers(f.block, None)
             return
-        _FunctionPlacement(f, f.mesh).run()
-        _mark(f, f.mesh)
+        placement = _FunctionPlacement(f, f.mesh)
+        placement.run()
+        _mark(f, f.mesh, placement.own)
 
 
-def _mark(f: Function, mesh: Mesh) -> None:
+def _mark(f: Function, mesh: Mesh, own: Container[SSAValue]) -> None:
     """Mark redistributions of arguments with the mark `recompute`; and, where a search found that
-    memory needs it, those whose result is larger than their operand."""
+    memory needs it, those whose result is larger than their operand, and a copy: not one of the
+    values `own`, which are results in their own layout."""
     marks: dict[SSAValue, dict[str, Any]] = dict(zip(f.block.args, arg_attrs(f.op), strict=True))
     found = f.op.attributes.get(SEARCHED)
     tight = isinstance(found, DictionaryAttr) and RECOMPUTE in found.data
@@ -84,7 +87,7 @@ def _mark(f: Function, mesh: Mesh) -> None:
             continue
         shape = unsharded_type(op.value).get_shape()
         before, after = (prod(layout_at(v).local_shape(mesh, shape)) for v in (op.value, op.out))
-        if RECOMPUTE in marks.get(op.value, ()) or (tight and after > before):
+        if RECOMPUTE in marks.get(op.value, ()) or (tight and after > before and op.out not in own):
             op.attributes[RECOMPUTE] = UnitAttr()
 
 
@@ -94,6 +97,8 @@ class _FunctionPlacement:
     def __init__(self, f: Function, mesh: Mesh):
         self.block, self.mesh, self.rewriter = f.block, mesh, Rewriter(mesh)
         self.needs: Needs = {}
+        self.own: set[SSAValue] = set()
+        """Results that were redistributed to their own layout."""
         for op in self.block.ops:
             try:
                 if isinstance(op, TensorOp) and not is_decomposed(op, mesh):
@@ -139,6 +144,7 @@ class _FunctionPlacement:
             if (assigned := layout_at(v)) != natural:
                 set_type(v, with_layout(unsharded_type(v), natural))
                 new = _redistribute_after(op, v, assigned)
+                self.own.add(new)
                 self.needs[new] = self.needs.pop(v, {})
 
     def decompose(self, op: TensorOp) -> None:
@@ -147,6 +153,7 @@ class _FunctionPlacement:
                 op.operands[i] = self.rewriter.redistribute(op.operands[i], want)
         results = list(op.results)
         for v, new in zip(results, decompose(op, self.rewriter), strict=True):
+            self.own.add(new)
             self.needs[new] = self.needs.pop(v, {})
 
 
