@@ -1,5 +1,5 @@
-"""Laws of reopened grants: a step is never slower than with activations first, and its layouts
-depend neither on the order of ops nor on how often propagation runs."""
+"""Reopened grants: some steps are not slower than with activations first (a mixture is chosen by
+an estimate), and layouts depend neither on the order of ops nor on how often propagation runs."""
 
 import random
 
