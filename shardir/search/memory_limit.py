@@ -10,9 +10,15 @@ for all solutions that keep to the limit.
    prices give no better bound.
 2. The solution for a price may be over the limit, or far below it. So each is changed until it
    keeps to the limit, and as long as it gets cheaper (adjust.py).
+3. Where the best solution is not near the bound, and the problem is small, its solutions are
+   divided into two parts: a variable has one value, or one of the others. It is one that differs
+   between the solutions of the cheapest mix. Each part has prices and a bound of its own; the part
+   with the lowest bound is divided next (branch and bound).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
@@ -25,7 +31,16 @@ from shardir.search.prices import prices
 from shardir.search.problem import CostProblem, Table
 
 MAX_PRICED_SOLUTIONS = 16
-"""How many problems with prices are solved, at most."""
+"""How many problems with prices are solved for all solutions, at most."""
+
+PART_SOLUTIONS = 4
+"""How many problems with prices are solved for a part of them, at most."""
+
+MAX_PART_ENTRIES = 1 << 19
+"""The entries of the tables of the problems that are solved for parts, in all."""
+
+MAX_PART_SOLUTIONS = 64
+"""How many problems are solved for parts, in all, at most."""
 
 
 class _Known(NamedTuple):
@@ -34,6 +49,23 @@ class _Known(NamedTuple):
     choice: list[int]
     cost: float
     live: Table
+
+
+@dataclass(order=True)
+class _Part:
+    """A part of the solutions: the `allowed` values of each variable.
+
+    Attributes:
+        bound: of the cost of its solutions that keep to the limit.
+        known: some of its solutions.
+        mix: those of the cheapest mix, and the solution for the last prices.
+    """
+
+    bound: float
+    number: int
+    allowed: list[np.ndarray] = field(compare=False)
+    known: list[_Known] = field(compare=False)
+    mix: list[list[int]] = field(compare=False, default_factory=list)
 
 
 def solve_within(
@@ -52,43 +84,126 @@ def solve_within(
         gap: the relative gap of objective and bound that is enough.
         choices: solutions to begin with, whatever they hold; those for prices are added to them.
     """
-    adjuster = Adjuster(problem, held, limit)
-    ceiling = sum(float(t.max()) for t in (*problem.unary, *problem.pairs.values()))
-    known, at = list[_Known](), list[int]()
-    best, bound, smallest, fewest = None, -inf, list[int](), inf
+    return _LimitedSearch(problem, held, limit, solve, gap).solution(
+        [] if choices is None else choices
+    )
 
-    def learn(choice: list[int]) -> _Known:
-        """Add a solution to the known ones, and its peak to the ops with a price."""
-        found = _Known(choice, problem.cost(choice), live(held, choice))
-        known.append(found)
-        if found.live.max() > limit and (peak := int(found.live.argmax())) not in at:
+
+class _LimitedSearch:
+    """A problem with a limit, the best solution so far that keeps to it, and the one that holds the
+    fewest bytes."""
+
+    def __init__(
+        self, problem: CostProblem, held: Sequence[LiveBytes], limit: int,
+        solve: Callable[[CostProblem], Solution], gap: float,
+    ):  # fmt: skip
+        self.problem, self.held, self.limit = problem, held, limit
+        self.solve, self.gap = solve, gap
+        self.adjuster, self.ops = Adjuster(problem, held, limit), ops_of(held)
+        tables = (*problem.unary, *problem.pairs.values())
+        self.ceiling = sum(float(t.max()) for t in tables)
+        self.remaining = min(MAX_PART_ENTRIES // sum(t.size for t in tables), MAX_PART_SOLUTIONS)
+        self.best: Solution | None = None
+        self.smallest, self.fewest = list[int](), inf
+
+    def solution(self, choices: list[list[int]]) -> Solution:
+        """Return the solution; those for the prices of all are added to `choices`."""
+        everything = [np.arange(len(u)) for u in self.problem.unary]
+        root = _Part(-inf, 0, everything, [self._known(choice) for choice in choices])
+        self._price(root, MAX_PRICED_SOLUTIONS)
+        choices += [k.choice for k in root.known[len(choices) :]]
+        parts, closed, numbers = [root], list[float](), 1
+        while parts and self.remaining > 0 and self._is_open(parts[0]):
+            part = heappop(parts)
+            v = self._dividing(part)
+            value = part.mix[0][v]
+            for allowed in ([value], [x for x in part.allowed[v] if x != value]):
+                inside = [k for k in part.known if k.choice[v] in allowed]
+                values = [*part.allowed[:v], np.array(allowed), *part.allowed[v + 1 :]]
+                half = _Part(part.bound, numbers, values, inside)
+                numbers += 1
+                self.remaining -= self._price(half, min(PART_SOLUTIONS, self.remaining))
+                if self._is_open(half):
+                    heappush(parts, half)
+                else:
+                    closed.append(half.bound)
+        choice = self.best.choice if self.best else self.smallest
+        objective = self.problem.cost(choice)
+        return Solution(
+            choice, objective, min([*closed, *(part.bound for part in parts), objective])
+        )
+
+    def _is_open(self, part: _Part) -> bool:
+        """Whether a part may have a better solution, and can be divided."""
+        if not part.mix or all(len(values) == 1 for values in part.allowed):
+            return False
+        return self.best is None or self.best.objective - part.bound > self.gap * abs(
+            self.best.objective
+        )
+
+    def _price(self, part: _Part, rounds: int) -> int:
+        """Raise the bound of a part by prices, and offer the solutions for them. Return the number
+        of problems that are solved."""
+        at = list[int]()
+        for k in part.known:
+            self._add_peak(k, at)
+        for i in range(rounds):
+            costs = np.array([k.cost for k in part.known])
+            excess = np.array([k.live[at] / self.limit - 1 for k in part.known])
+            price, weights = prices(costs, excess.reshape(len(costs), len(at)), self.ceiling)
+            each = np.zeros(self.ops)
+            each[at] = price / self.limit
+            problem = priced(self.problem, self.held, each)
+            found = self.solve(problem if part.number == 0 else problem.restricted(part.allowed))
+            choice = [int(a[x]) for a, x in zip(part.allowed, found.choice, strict=True)]
+            part.bound = max(part.bound, found.bound - float(price.sum()))
+            mixed = [k.choice for k, w in zip(part.known, weights, strict=True) if w > 0]
+            part.mix = [choice, *mixed]
+            self._offer(choice, part.mix)
+            if self.best is not None:
+                self._offer(self.best.choice, part.mix)
+            is_known = any(choice == k.choice for k in part.known)
+            if is_known or not self._is_open(part):
+                return i + 1
+            part.known.append(self._known(choice))
+            self._add_peak(part.known[-1], at)
+        return rounds
+
+    def _offer(self, start: list[int], others: Sequence[list[int]]) -> None:
+        """Adjust a solution to the limit, and retain it if it is the best so far."""
+        choice = self.adjuster.adjusted(start, others)
+        bytes_, cost = float(live(self.held, choice).max()), self.problem.cost(choice)
+        if bytes_ < self.fewest:
+            self.smallest, self.fewest = choice, bytes_
+        if bytes_ <= self.limit and (self.best is None or cost < self.best.objective):
+            self.best = Solution(choice, cost, -inf)
+
+    def _known(self, choice: list[int]) -> _Known:
+        return _Known(choice, self.problem.cost(choice), live(self.held, choice))
+
+    def _add_peak(self, known: _Known, at: list[int]) -> None:
+        """Add the peak of a solution to the ops with a price."""
+        if known.live.max() > self.limit and (peak := int(known.live.argmax())) not in at:
             at.append(peak)
-        return found
 
-    choices = [] if choices is None else choices
-    for choice in choices:
-        learn(choice)
-    for _ in range(MAX_PRICED_SOLUTIONS):
-        costs = np.array([k.cost for k in known])
-        excess = np.array([k.live[at] / limit - 1 for k in known]).reshape(len(known), len(at))
-        price, weights = prices(costs, excess, ceiling)
-        each = np.zeros(ops_of(held))
-        each[at] = price / limit
-        found = solve(priced(problem, held, each))
-        bound = max(bound, found.bound - float(price.sum()))
-        mixed = [k.choice for k, w in zip(known, weights, strict=True) if w > 0]
-        for start in (found.choice, *([best.choice] if best else [])):
-            choice = adjuster.adjusted(start, [found.choice, *mixed])
-            bytes_, cost = float(live(held, choice).max()), problem.cost(choice)
-            if bytes_ < fewest:
-                smallest, fewest = choice, bytes_
-            if bytes_ <= limit and (best is None or cost < best.objective):
-                best = Solution(choice, cost, -inf)
-        if best is not None and best.objective - bound <= gap * best.objective:
-            break
-        if any(found.choice == k.choice for k in known):
-            break
-        learn(found.choice)
-        choices.append(found.choice)
-    best = best or Solution(smallest, problem.cost(smallest), -inf)
-    return Solution(best.choice, best.objective, min(bound, best.objective))
+    def _dividing(self, part: _Part) -> int:
+        """Return the variable by which a part is divided: the one whose bytes differ most between
+        the solutions of the mix; if none differs, the one with most values."""
+        differing = [
+            v for v in range(len(part.allowed)) if len({choice[v] for choice in part.mix}) > 1
+        ]
+        if not differing:
+            return max(range(len(part.allowed)), key=lambda v: len(part.allowed[v]))
+
+        def spread(v: int) -> float:
+            held = [self._bytes(v, choice[v]) for choice in part.mix]
+            return max(held) - min(held)
+
+        return max(differing, key=spread)
+
+    def _bytes(self, v: int, value: int) -> float:
+        """Return the most bytes that a value of a variable may hold."""
+        return sum(
+            float(h.bytes.take(value, axis=h.variables.index(v)).max())
+            for h in self.adjuster.holding[v]
+        )

@@ -7,6 +7,8 @@ returns a ratio for each of its claims, at most 1 where the claim holds. LAWS ha
                 sub-axes, split and partial, of tensors with even and uneven shards
     programs    the bound of the search, its objective, and the times of lowered programs: random
                 programs (random_steps.py), with and without layouts (program_laws.py)
+    memory      plans within a limit of memory, against a mixed-integer linear program
+                (memory_laws.py); graphs of 10 to 200 variables, on up to 16 devices
 
 A case is known by its number: `--law triangle --cluster h200 --seed 17 --cases 1` runs number 17.
 If a claim is violated, the exit code is 1.
@@ -20,7 +22,7 @@ from math import prod
 from random import Random
 from typing import Any, NamedTuple
 
-from program_laws import claims
+import program_laws
 from random_steps import OPTIMIZERS, random_step
 
 from shardir.algebra.layout import Layout, Shape
@@ -100,10 +102,23 @@ def programs(cluster: str, random: Random) -> Ratios:
     assert mesh.cluster is not None
     unlimited = replace(mesh, cluster=replace(mesh.cluster, memory=None))
     text = random_step(unlimited, random, random.randint(1, MAX_LAYERS), ALL_OPTIMIZERS)
-    return claims(text, random)
+    return program_laws.claims(text, random)
 
 
-LAWS = {"triangle": Law(triangle, 200), "programs": Law(programs, 250)}
+def memory(cluster: str, random: Random) -> Ratios:
+    from memory_laws import claims  # requires scipy
+
+    mesh = random_mesh(cluster, random)
+    while len(mesh.names) > 2 or mesh.size > 16:
+        mesh = random_mesh(cluster, random)
+    return claims(random_step(mesh, random, random.randint(1, 3)), random)
+
+
+LAWS = {
+    "triangle": Law(triangle, 200),
+    "programs": Law(programs, 250),
+    "memory": Law(memory, 50),
+}
 
 
 def check(

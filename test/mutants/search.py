@@ -118,4 +118,20 @@ MUTANTS = [
         "0",
         "test/search/test_buckets.py",
     ),
+    Mutant(
+        "solutions within memory are not divided",
+        "Where prices leave a gap, the search within memory stops.",
+        "shardir/search/memory_limit.py",
+        "while parts and self.remaining > 0",
+        "while parts and self.remaining < 0",
+        "test/search/test_search_memory.py",
+    ),
+    Mutant(
+        "a bucket joins what is not available yet",
+        "Collectives count as one buffer though some are used before others are available.",
+        "shardir/search/buckets.py",
+        "if start > last:",
+        "if last == -inf:",
+        "test/search/test_buckets.py",
+    ),
 ]
