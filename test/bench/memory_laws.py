@@ -97,12 +97,12 @@ def minimum(problem: CostProblem, held: Sequence[LiveBytes], limit: int) -> list
     low: list[float] = []
     high: list[float] = []
 
-    def row(at: np.ndarray, factors: np.ndarray, least: float, most: float) -> None:
+    def row(at: np.ndarray, factors: np.ndarray, minimum: float, maximum: float) -> None:
         rows.extend([len(low)] * at.size)
         columns.extend(at.ravel())
         entries.extend(factors.ravel())
-        low.append(least)
-        high.append(most)
+        low.append(minimum)
+        high.append(maximum)
 
     for v in range(len(problem.unary)):
         at = linear.columns((v,))
