@@ -14,8 +14,8 @@
 5. A cast of the result of a collective moves to its own first use, so that the first use of the
    collective is later.
 6. A collective that is `async` stays as it is.
-7. Reductions between updates, each before its own, move before the first update, and so do
-   collectives without communication (slices), since some of them lead to reductions.
+7. Reductions after the first update that read no result of it or after it move before it, and so
+   do collectives without communication (slices), since some of them lead to reductions.
 """
 
 from collections import defaultdict
@@ -72,7 +72,7 @@ def _reduce_before_updates(block: Block) -> None:
     first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
     later = {v for op in ops[first:] for v in op.results}
     for op in ops[first:]:
-        if not isinstance(op, dist.CollectiveOp):
+        if not isinstance(op, dist.CollectiveOp) or dist.is_started(op):
             continue
         leads = op.record.reduces or not op.record.communicates
         if leads and later.isdisjoint(op.operands):

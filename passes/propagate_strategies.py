@@ -42,7 +42,7 @@ from shardir.algebra.propagation.annotations import ContradictionError
 from shardir.algebra.propagation.graph import GraphValue, Node, PropagationGraph, Tie
 from shardir.analysis.functions import name_of, values
 from shardir.analysis.groups import contradiction, sharding_groups
-from shardir.analysis.roles import retained_arguments, ties
+from shardir.analysis.roles import differentiated_arguments, retained_arguments, ties
 from shardir.cost import op_seconds
 from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects.dist import (
@@ -54,8 +54,8 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp, decomposes, strategy_factors
 from shardir.dialects.nn.types import itemsize, unsharded_type
-from shardir.dialects.train import GradientOp, StepOp, Update
-from shardir.rewriting.autodiff.activity import Activity, is_float
+from shardir.dialects.train import GradientOp, StepOp, Update, arguments
+from shardir.rewriting.autodiff.activity import Activity
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import strategy_op_sharding
@@ -136,7 +136,7 @@ class FunctionPropagation:
     def graph_values(self) -> Iterator[GraphValue]:
         """The values of the graph, in the order of `values`."""
         retained = retained_arguments(self.f)
-        activity = Activity(differentiated_arguments(self.f))
+        activity = Activity(differentiated_values(self.f))
         activity.mark(self.ops)
         bundled = {op.operands[1] for op in self.ops if isinstance(op, Update)}
         bundled.update(retained.intersection(activity.active))
@@ -207,13 +207,9 @@ class FunctionPropagation:
         update_signature(self.f)
 
 
-def differentiated_arguments(f: FuncOp) -> Iterator[SSAValue]:
+def differentiated_values(f: FuncOp) -> Iterator[SSAValue]:
     """Yield the arguments with respect to which a function is to be differentiated."""
-    module, retained = f.parent_op(), retained_arguments(f)
+    module, args = f.parent_op(), f.body.block.args
     for op in module.regions[0].block.ops if module is not None else ():
-        if not isinstance(op, StepOp | GradientOp) or op.function.string_value() != name_of(f):
-            continue
-        if isinstance(op, GradientOp):
-            yield from (f.body.block.args[i] for i in op.wrt.data)
-        else:
-            yield from (v for v in f.body.block.args if v in retained and is_float(v))
+        if isinstance(op, StepOp | GradientOp) and op.function.string_value() == name_of(f):
+            yield from (args[i] for i in differentiated_arguments(op, arguments(f)))

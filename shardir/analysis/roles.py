@@ -1,9 +1,28 @@
 """The roles of a function's values: which arguments are retained, which results replace them."""
 
+from collections.abc import Sequence
+
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import SSAValue
 
-from shardir.dialects.train import arguments, updated_arguments
+from shardir.dialects.train import (
+    Argument,
+    GradientOp,
+    Role,
+    StepOp,
+    arguments,
+    updated_arguments,
+)
+
+
+def differentiated_arguments(
+    request: StepOp | GradientOp, arguments: Sequence[Argument]
+) -> list[int]:
+    """Return the indices of the arguments with respect to which a function is differentiated: those
+    that a gradient names, and of a step the parameters."""
+    if isinstance(request, GradientOp):
+        return list(request.wrt.data)
+    return [i for i, argument in enumerate(arguments) if argument.role is Role.PARAMETER]
 
 
 def retained_arguments(f: FuncOp) -> frozenset[SSAValue]:

@@ -225,7 +225,9 @@ def test_simplifying_never_communicates_more():
 
 
 @pytest.mark.parametrize("shape, dims", [((4,), (1,)), ((2, 1), (0, 1)), ((4, 2), (1, 0))])
-def test_a_broadcast_moves_after_any_redistribution(shape: tuple[int, ...], dims: tuple[int, ...]):
+def test_a_broadcast_of_any_redistribution_communicates_no_more(
+    shape: tuple[int, ...], dims: tuple[int, ...]
+):
     """A dimension along which the operand is repeated is one that it lacks, or of size 1 there."""
     p = problem([Arg("f64", shape)], lambda b, x: b.neg(b.broadcast(x, dims, (2, 4))))
     for source, target in itertools.product(layouts(2), repeat=2):
@@ -235,7 +237,8 @@ def test_a_broadcast_moves_after_any_redistribution(shape: tuple[int, ...], dims
         before = compiled(module, upto("simplify-communication"))
         counts = traffic(before, "f", MESH)
         after = traffic(compiled(module, ("simplify-communication",)), "f", MESH)
-        assert after <= counts and not p.errors(module), (source, target)
+        fewer = all(x <= y for x, y in zip(after, counts, strict=True))
+        assert fewer and not p.errors(module), (source, target)
 
 
 MOVED = {

@@ -143,7 +143,8 @@ MOMENTS = (
 
 
 class WithRate(Update, ABC):
-    """An update with a learning rate, after the operands of the classes that are named before."""
+    """An update with a learning rate as its last operand. It is the last of the bases of a class,
+    since operands are in the order of the bases."""
 
     lr = operand_def(TensorType)
 

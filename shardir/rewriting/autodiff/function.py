@@ -17,13 +17,13 @@ from xdsl.ir import Block, Region, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import name_of
+from shardir.analysis.roles import differentiated_arguments
 from shardir.diagnostics import Failure, Located
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import (
     BackwardOp,
     GradientOp,
-    Role,
     StepOp,
     UpdateOp,
     arg_attrs,
@@ -72,11 +72,8 @@ class Differentiation:
         Raises:
             Failure: some of them are not float tensors.
         """
-        if isinstance(self.request, GradientOp):
-            found = list(self.request.wrt.data)
-        else:
-            indices = range(len(self.arguments.attributes))
-            found = [i for i in indices if self.arguments.annotation(i).role is Role.PARAMETER]
+        annotations = map(self.arguments.annotation, range(len(self.arguments.attributes)))
+        found = differentiated_arguments(self.request, list(annotations))
         errors: list[Located] = []
         for i in found:
             t = self.arguments[i].type
