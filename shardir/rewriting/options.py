@@ -104,6 +104,11 @@ def made_from(kind: str, cls: type[ArgSpecConvertible], spec: ArgSpec) -> Any:
                 f"{kind} {spec.name}: option {dashed(name)}: "
                 f"expected {_expected(types[name])}, got {got}"
             ) from None
+        if types[name] == Bytes and value[0] < 0:
+            raise UsageError(
+                f"{kind} {spec.name}: option {dashed(name)}: expected 0 bytes or more, "
+                f"got {value[0]}"
+            )
     try:
         return cls.from_spec(spec)
     except ValueError as e:

@@ -30,8 +30,13 @@ def mesh_candidates(name: str, devices: int, axes: int, cluster: Cluster | None)
     one refines.
 
     Raises:
-        ShardirError: no mesh has so few axes, or the axes of none make up units of the cluster.
+        ShardirError: there are no devices, no mesh has so few axes, or the axes of none make up
+            units of the cluster.
     """
+    if devices < 1:
+        raise ShardirError(
+            f"expected at least 1 device, got {devices}; write search-mesh{{devices=8}}"
+        )
     part = cluster and cluster.part(devices)
     found: dict[Shape, Mesh] = {}
     error = None

@@ -216,8 +216,9 @@ class GatherOp(IndexedRead):
         table, ids = operands
         check_indices(ids)
         axis = axis_of(props, "axis", len(table.get_shape()))
-        if "padding" in props and (padding := int_of(props, "padding")) < 0:
-            found = f"expected a padding index of 0 or more, got {padding}"
+        rows = table.get_shape()[axis]
+        if "padding" in props and not 0 <= (padding := int_of(props, "padding")) < rows:
+            found = f"expected a padding index from 0 to below {rows}, got {padding}"
             raise ShardirError(coded("T10", found))
         check_slices(table.get_shape(), ids.get_shape(), props)
         return [
