@@ -97,17 +97,17 @@ def made_from(kind: str, cls: type[ArgSpecConvertible], spec: ArgSpec) -> Any:
         if name not in types:
             raise no_option(f"{kind} {spec.name}", name, types)
         try:
-            _convert_arg_to_type(value, _plain(types[name]))
+            converted: Any = _convert_arg_to_type(value, _plain(types[name]))
         except ValueError:
             got = repr(",".join(map(str, value))) if value else "no value"
             raise UsageError(
                 f"{kind} {spec.name}: option {dashed(name)}: "
                 f"expected {_expected(types[name])}, got {got}"
             ) from None
-        if types[name] == Bytes and value[0] < 0:
+        if types[name] == Bytes and converted < 0:
             raise UsageError(
                 f"{kind} {spec.name}: option {dashed(name)}: expected 0 bytes or more, "
-                f"got {value[0]}"
+                f"got {converted}"
             )
     try:
         return cls.from_spec(spec)
