@@ -86,7 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
             module.add_options(parser)
         options = vars(parser.parse_args(arguments))
         assert module is not None
-        json_file, name = options.pop("json"), options.pop("name")
+        json_file, chosen = options.pop("json"), options.pop("name")
+        if chosen != name:  # another one is the value of an option before it
+            parser.error(f"expected the benchmark before its options, got {name} before {chosen}")
         if json_file is not None and not json_file.parent.is_dir():
             parser.error(f"--json: expected a file in an existing folder, got {json_file}")
         records = module.records(lambda line: progress.print(line, style="dim"), **options)

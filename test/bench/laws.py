@@ -15,7 +15,7 @@ If a claim is violated, the exit code is 1.
 """
 
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
@@ -150,11 +150,17 @@ def check(
     return records
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"expected at least 1 case, got {text}")
+    return int(text)
+
+
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--law", choices=list(LAWS), help="only this law")
     parser.add_argument("--cluster", choices=names(), help="only this cluster")
     parser.add_argument(
-        "--cases", type=int, metavar="N", help="the cases of each law on each cluster"
+        "--cases", type=_positive, metavar="N", help="the cases of each law on each cluster"
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="the number of the first case (default: 0)"

@@ -68,7 +68,7 @@ def seconds(module: ModuleOp) -> float:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_step_is_never_slower_than_with_activations_first(
+def test_these_steps_are_no_slower_than_with_activations_first(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ):
     reopened = seconds(annotated(seed))

@@ -35,3 +35,18 @@ def test_a_missing_package_is_an_error(
     assert bench.main(["laws"]) == 2
     expected = f"error: laws requires {package}; use pip install 'shardir[{extra}]'\n"
     assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["laws", "--cases", "0"], "expected at least 1 case, got 0"),
+        (["--json", "step", "search"], "expected the benchmark before its options"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(arguments)
+    assert message in capsys.readouterr().err
