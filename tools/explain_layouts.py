@@ -106,7 +106,7 @@ def _paths(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
         yield from (f"  {line}" for line in lines)
     if not any(state.dims[index]):
         closed = state.is_closed(index)
-        yield "annotated: replicated" if closed else "no axis was proposed: replicated"
+        yield "annotated: replicated" if closed else "no axis was granted: replicated"
     if index in state.value_conflicts:
         yield f"for it proposals conflicted: {_conflict(state.value_conflicts[index])}"
     for n in state.graph.touching[index]:
@@ -125,8 +125,10 @@ def _origin(p: FunctionPropagation, v: SSAValue, origin: Provenance) -> str:
     if origin.kind == "strategy":
         return f"by the strategy of {called(op)}"
     group = f" (group {op.group.value.data})" if isinstance(op, dist.ShardingGroupOp) else ""
-    sources = " and ".join(f"dimension {e} of {named(p.values[w])}" for w, e in origin.sources)
-    return f"by {called(op)}{group} from {sources}"
+    sources = " and ".join(
+        f"dimension {s.dim} of {named(p.values[s.value])}" for s in origin.sources
+    )
+    return f"by {called(op)}{group} from {sources or 'a layout for which a faster one was found'}"
 
 
 def _conflict(alternatives: Sequence[Alternative]) -> str:

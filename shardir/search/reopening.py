@@ -95,7 +95,7 @@ def reopened(graph: PropagationGraph) -> PropagationState:
     state = propagate(graph)
     if state.refusing:
         other = propagate(graph, parameters_first=True)
-        state.adopt(other, Reopening(state, other).cheaper())
+        state = state.mixed(other, Reopening(state, other).cheaper())
     return state
 
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 import pytest
@@ -231,3 +232,31 @@ def test_every_split_dimension_has_a_path(seed: int):
             assert bool(axes) == bool(path)
             if axes:
                 assert {"annotation", "input"} & {found.kind for _, _, found in path}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_source_of_axes_has_them(seed: int):
+    """Also where results of strategies got other layouts, and in mixtures of two propagations."""
+    draw = random.Random(seed)
+    for graph in (random_graph(seed), products(seed)):
+        first, other = propagate(graph), propagate(graph, parameters_first=True)
+        differing = [v for v, dims in enumerate(first.dims) if dims != other.dims[v]]
+        mixture = first.mixed(other, [v for v in differing if draw.random() < 0.5])
+        for state in (first, other, mixture):
+            for v, d in ((v, d) for v, dims in enumerate(state.dims) for d in range(len(dims))):
+                for w, e, origin in state.path(v, d):
+                    axes, annotation = state.dims[w][e], graph.values[w].annotation
+                    for s in origin.sources:
+                        shared = product(axes, state.dims[s.value][s.dim])
+                        assert any(THREE.overlap(a, b) for a, b in shared)
+                    if origin.kind == "annotation":
+                        assert annotation is not None
+                        assert refines(axes, annotation.layout.dims[e], THREE)
+                    if origin.kind == "strategy":
+                        node = graph.nodes[origin.node or 0]
+                        assert node.strategy is not None
+                        found = zip(
+                            (*node.operands, *node.results),
+                            (*node.strategy.operands, *node.strategy.results), strict=True,
+                        )  # fmt: skip
+                        assert axes in [l.dims[e] for x, l in found if x == w]

@@ -41,8 +41,8 @@ class NodeUpdate(NamedTuple):
 
     dims: tuple[DimAxes, ...]
     """Per value, operands first: the same object where nothing is refined."""
-    sources: dict[str, tuple[int, int]]
-    """Per factor that is split, the value, and its dimension, that proposed it."""
+    sources: dict[str, tuple[int, int, Axes]]
+    """Per factor that is split, the value, and its dimension with its axes, that proposed it."""
     conflict: tuple[Alternative, ...]
     """Where proposals conflict, the alternatives, the granted one first."""
     refuses: bool
@@ -55,10 +55,12 @@ def update(
 ) -> NodeUpdate:
     """Return the refinement of the values of a node with these factors, operands first."""
     names = (*factors.operands, *factors.results)
-    proposed: tuple[dict[str, dict[Axes, tuple[int, int]]], ...] = ({}, {})
+    proposed: tuple[dict[str, dict[Axes, tuple[int, int, Axes]]], ...] = ({}, {})
     for i, d, f, axes in factors.assigned([s.dims for s in states], mesh):
         if axes and d not in states[i].silent:
-            proposed[states[i].is_parameter].setdefault(f, {}).setdefault(axes, (i, d))
+            proposed[states[i].is_parameter].setdefault(f, {}).setdefault(
+                axes, (i, d, states[i].dims[d])
+            )
     chosen: FactorAxes = {}
     conflict: tuple[Alternative, ...] = ()
     for found in reversed(proposed) if parameters_first else proposed:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from shardir.algebra.factors import OpSharding
 from shardir.algebra.layout import Layout
-from shardir.algebra.propagation.state import PropagationState, Provenance
+from shardir.algebra.propagation.state import PropagationState, Provenance, SourceDim
 from shardir.algebra.sharding import DimAxes, Sharding
 from shardir.diagnostics import ShardirError
 
@@ -102,7 +102,8 @@ def _set(state: PropagationState, v: int, sharding: Sharding, given: Given) -> N
         others = [w for w in members if axes and (w, d) not in state.provenance]
         for w in others:
             source = next(x for x in members if x not in others)
-            state.provenance[w, d] = Provenance("group", state.grouped_by[w], ((source, d),))
+            sources = (SourceDim(source, d, axes),)
+            state.provenance[w, d] = Provenance("group", state.grouped_by[w], sources)
 
 
 def _tie(state: PropagationState) -> None:

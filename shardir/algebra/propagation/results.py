@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shardir.algebra.estimates import ranked
 from shardir.algebra.factors import OpSharding, choose_op_sharding
 from shardir.algebra.layout import Layout
-from shardir.algebra.propagation.state import PropagationState, Provenance
+from shardir.algebra.propagation.state import PropagationState, Provenance, SourceDim
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.sharding import DimAxes
 
@@ -117,7 +117,7 @@ def _origin(state: PropagationState, n: int, v: int, d: int) -> Provenance:
     touched = [*zip((*node.operands, *node.results), names, strict=True)]
     mine = {f for w, dims in touched if w == v for f in dims[d]}
     sources = [
-        (w, e) for w, dims in touched for e, dim in enumerate(dims)
+        SourceDim(w, e, state.dims[w][e]) for w, dims in touched for e, dim in enumerate(dims)
         if w != v and state.dims[w][e] and not mine.isdisjoint(dim)
     ]  # fmt: skip
     return Provenance("factors", n, tuple(dict.fromkeys(sources)))

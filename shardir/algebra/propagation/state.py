@@ -1,6 +1,7 @@
 """The state of a propagation: the axes of each value's dimensions, and their provenance."""
 
 from collections.abc import Iterable
+from copy import copy
 from functools import cache
 from math import fsum
 from typing import NamedTuple
@@ -11,7 +12,15 @@ from shardir.algebra.propagation.along_factors import OperandState
 from shardir.algebra.propagation.conflicts import Alternative, resolve
 from shardir.algebra.propagation.graph import PropagationGraph
 from shardir.algebra.redistribution import estimated_seconds
-from shardir.algebra.sharding import DimAxes, Sharding, refine
+from shardir.algebra.sharding import DimAxes, Sharding, refine, refines
+
+
+class SourceDim(NamedTuple):
+    """A dimension of a value, and the axes that it had when it proposed them."""
+
+    value: int
+    dim: int
+    axes: Axes
 
 
 class Provenance(NamedTuple):
@@ -21,8 +30,8 @@ class Provenance(NamedTuple):
     """"annotation", "strategy", "input" (one that nothing reached), "group", or "factors"."""
     node: int | None = None
     """The node with the strategy or the factors, or that which puts the value into its group."""
-    sources: tuple[tuple[int, int], ...] = ()
-    """The values' dimensions that proposed them."""
+    sources: tuple[SourceDim, ...] = ()
+    """The dimensions that proposed them."""
 
 
 class PropagationState:
@@ -75,32 +84,49 @@ class PropagationState:
             self.dims[w] = dims
 
     def record(self, v: int, d: int, provenance: Provenance) -> None:
-        """Record the provenance of the axes of a dimension, and of those of its group."""
-        self.provenance[v, d] = provenance
+        """Record the provenance of the axes that a dimension has been given, and of those of its
+        group: of the sources those that proposed one of them."""
+        axes, overlap = self.dims[v][d], self.mesh.overlap
+        sources = [
+            s for s in provenance.sources if any(overlap(a, b) for a in axes for b in s.axes)
+        ]
+        self.provenance[v, d] = provenance._replace(sources=tuple(sources))
         for w in self.members[v]:
             if w != v:
-                self.provenance[w, d] = Provenance("group", self.grouped_by[w], ((v, d),))
+                source = SourceDim(v, d, axes)
+                self.provenance[w, d] = Provenance("group", self.grouped_by[w], (source,))
 
-    def adopt(self, other: "PropagationState", values: Iterable[int]) -> None:
-        """Give values, and their groups, the axes that they have in another propagation."""
+    def mixed(self, other: "PropagationState", values: Iterable[int]) -> "PropagationState":
+        """Return this propagation, in which values, and their groups, have the axes of another one
+        of the same graph."""
+        mixture = copy(self)
+        mixture.dims, mixture.provenance = [*self.dims], dict(self.provenance)
         for v in values:
-            self.assign(v, other.dims[v])
+            mixture.assign(v, other.dims[v])
             for w in self.members[v]:
                 for d in range(len(self.dims[w])):
-                    self.provenance.pop((w, d), None)
+                    mixture.provenance.pop((w, d), None)
                     if (w, d) in other.provenance:
-                        self.provenance[w, d] = other.provenance[w, d]
+                        mixture.provenance[w, d] = other.provenance[w, d]
+        return mixture
+
+    def origin(self, v: int, d: int) -> Provenance:
+        """Return the provenance of the axes of a dimension, with the sources that still have the
+        axes that they proposed: others have a layout that was found to be faster since."""
+        found = self.provenance[v, d]
+        kept = [s for s in found.sources if refines(self.dims[s.value][s.dim], s.axes, self.mesh)]
+        return found._replace(sources=tuple(kept))
 
     def path(self, v: int, d: int) -> list[tuple[int, int, Provenance]]:
         """Return the path of the axes of a dimension: the dimension itself, then the ones that
         they come from, back to annotations, strategies and inputs; each once."""
-        found, seen, todo = [], set[tuple[int, int]](), [(v, d)]
+        found, seen, todo = [], {(v, d)}, [(v, d)]
         while todo:
             w, e = todo.pop()
             if not self.dims[w][e]:
                 continue
-            found.append((w, e, self.provenance[w, e]))
-            sources = [s for s in found[-1][2].sources if s not in seen]
+            found.append((w, e, self.origin(w, e)))
+            sources = [s[:2] for s in found[-1][2].sources if s[:2] not in seen]
             seen.update(sources)
             todo += reversed(sources)
         return found

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shardir.algebra.propagation.along_factors import NodeUpdate, OperandState, update
 from shardir.algebra.propagation.graph import Node
-from shardir.algebra.propagation.state import PropagationState, Provenance
+from shardir.algebra.propagation.state import PropagationState, Provenance, SourceDim
 from shardir.algebra.sharding import DimAxes
 
 
@@ -69,11 +69,11 @@ class Worklist:
         for first, of_value in proposals.items():
             members, before = state.members[first], state.dims[first]
             dims = state.granted(first, [p.dims for p in of_value])
+            state.assign(first, dims)
             for p in of_value:
                 for d, axes in enumerate(dims):
                     if axes == p.dims[d] != before[d]:
                         self.record(p, d)
-            state.assign(first, dims)
             alone = of_value[0].node if len(of_value) == len(members) == 1 else None
             refined += [(v, alone) for v in members]
         return refined
@@ -101,7 +101,7 @@ class Worklist:
         names = dims[proposal.position][d]
         sources = proposal.update.sources
         proposed_by = [sources[f] for f in names if f in sources]
-        found = dict.fromkeys((touched[i], e) for i, e in proposed_by)
+        found = dict.fromkeys(SourceDim(touched[i], e, axes) for i, e, axes in proposed_by)
         provenance = Provenance("factors", proposal.node, tuple(found))
         self.state.record(touched[proposal.position], d, provenance)
 
