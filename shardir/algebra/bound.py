@@ -16,7 +16,8 @@ them.
 
 A bound of time is the sum of two bounds, of the bytes and of the latencies of all steps of any
 plan, for a step costs the latency of a form and its bytes times the form's rate (forms.py), both
-times the cluster's factor for its kind; the bound has the smallest of these factors.
+times the cluster's factor for its kind. A plan may consist of any kinds: a complete value may
+become partial on the way, since zeros cost nothing. So the bound has the smallest of these factors.
 
 Bytes: each form costs at least the time of a program of the same step in which every device
 receives as many bytes over the links of each level. That program is the form itself, except for the
@@ -25,6 +26,12 @@ that are not hierarchical: they count all bytes at the outermost links, some of 
 over inner ones that are at least as fast. (Where inner links are slower, the bound counts the
 fastest links that are at least as far out.) Packing is not counted. So the sum over the steps is
 the time in which a redistribution receives its bytes, and the argument above holds.
+
+Where a complete value becomes partial, one device of each group has an element, and the others have
+zeros (or all have it). By an all-reduce of n such devices, or of n units, at most n - 1 get the
+element, and it is received 2 (n - 1) times; by a reduce-scatter one gets it, and it is received
+n - 1 times. So between complete layouts the mean counts the factor of an all-reduce twice. One
+device may get as many elements as it receives (n = 2), so the device that receives most does not.
 
 Latencies: let a collective be over sub-axes of n_1, n_2, ... devices, of one level each. Its
 latency is at least the sum of log2 n_i a_i, with a_i the smallest latency from that level outwards:
@@ -91,8 +98,10 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
             mean += total / devices * itemsize * each
     largest = _maximum if counted else _first
     one = largest(mesh, shape, source, target) * itemsize * seconds[0]
-    factor = _factors(mesh, bool(source.partial or target.partial)).traffic
-    return factor * max(mean, one) + latency_bound(mesh, source, target)
+    factors = _factors(mesh)
+    complete = not (source.partial or target.partial)
+    mean *= factors.complete if complete else factors.received
+    return max(mean, factors.received * one) + latency_bound(mesh, source, target)
 
 
 @lru_cache(maxsize=256)
@@ -104,11 +113,6 @@ def _outward(mesh: Mesh) -> tuple[tuple[int, ...], tuple[float, ...]]:
     found = [i for i in range(len(best)) if not i or best[i] < best[i - 1]]
     seconds = (1 / best[i] - (1 / best[i - 1] if i else 0) for i in found)
     return tuple(i - 1 for i in found), tuple(seconds)
-
-
-PARTIAL = [c for c in COLLECTIVES.values() if c.planned and c.communicates]
-COMPLETE = [c for c in PARTIAL if c.start in (AxisState.SHARDED, None)]
-"""The collectives of a redistribution in which nothing is partial, and of any other."""
 
 
 @lru_cache(maxsize=65536)
@@ -131,10 +135,12 @@ def _latency(mesh: Mesh, sub_axis: Axis) -> float:
 
 
 class _MinimumFactors(NamedTuple):
-    """The minimum of the cluster's factors of bytes; then those of the latencies along a sub-axis,
-    for each doubling, by what happens to it."""
+    """The minimum of the cluster's factors of bytes: of those that a device receives, and for each
+    element that the devices together get between complete layouts; then those of the latencies
+    along a sub-axis, for each doubling, by what happens to it."""
 
-    traffic: float
+    received: float
+    complete: float
     spread: float
     """From a root."""
     moved: float
@@ -146,17 +152,17 @@ class _MinimumFactors(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _factors(mesh: Mesh, partial: bool) -> _MinimumFactors:
-    """Return the factors of redistributions in which something is partial, or nothing."""
+def _factors(mesh: Mesh) -> _MinimumFactors:
     times = mesh.cluster_or_default.times
+    every = [c for c in COLLECTIVES.values() if c.planned and c.communicates]
 
     def factor(*kinds: Collective) -> float:
         return min(times[c.name] * c.rounds for c in kinds)
 
-    every = PARTIAL if partial else COMPLETE
     kinds = [c for c in every if c.start is not AxisState.ROOT]
     return _MinimumFactors(
         min(times[c.name] for c in every),
+        factor(*every),
         factor(between(AxisState.ROOT, AxisState.REPLICATED)),
         factor(*kinds),
         factor(*(c for c in kinds if c.end is not AxisState.SHARDED)),
@@ -167,7 +173,7 @@ def _factors(mesh: Mesh, partial: bool) -> _MinimumFactors:
 
 def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tuple[Axis, float]]:
     """Yield the sub-axes that must be in collectives, each with the sum of their factors."""
-    factors = _factors(mesh, bool(source.partial or target.partial))
+    factors = _factors(mesh)
     if source.reduction == "any" and source.partial:
         yield from ((a, factors.spread) for a in _reduced(source, target))
         return

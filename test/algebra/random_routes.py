@@ -1,4 +1,6 @@
-"""Random layouts, one after the other, between which a tensor is redistributed."""
+"""Random layouts, one after the other, between which a tensor is redistributed; random clusters."""
+
+from random import Random
 
 from hypothesis import strategies as st
 from strategies import with_sizes
@@ -31,6 +33,26 @@ LEVELLED = [
     Mesh("m", (("d", 8),), two_levels(4, 2)),
     Mesh("m", (("a", 3), ("b", 4)), two_levels(4, 3)),
 ]
+KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "exchange")
+
+
+def random_cluster(devices: int, random: Random) -> Cluster:
+    """One or two levels, the inner links perhaps the slower ones; perhaps no latencies; one kind
+    of collectives takes less time than the formulas, the others more."""
+    inner = random.choice([n for n in range(1, devices + 1) if devices % n == 0])
+    levels = [
+        Level(
+            name, n, 10 ** random.uniform(8, 11), random.choice([0.0, 10 ** random.uniform(-9, -4)])
+        )
+        for name, n in (("node", inner), ("pod", devices // inner))
+        if n > 1
+    ]
+    fast = random.choice(KINDS)
+    factors = tuple((k, 10 ** random.uniform(*((-1, 0) if k == fast else (0, 1)))) for k in KINDS)
+    speed = random.choice([None, 1e10])
+    return Cluster(tuple(levels), memory_bandwidth=speed, collectives=factors)
+
+
 SHAPES = [(5, 7), (8, 8), (12, 1), (1, 3), (2, 3, 4), (24,), (0, 4)]
 EVEN_OR_NOT = [(8, 8), (5, 7), (64,), (48,)]
 

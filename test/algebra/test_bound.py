@@ -1,14 +1,23 @@
 """The bound of a redistribution: the fewest messages, where they can be counted; rings reach it."""
 
 from itertools import combinations
+from math import prod
+from random import Random
 
 import numpy as np
 import pytest
+from extent import extent
+from random_routes import random_cluster
 
-from shardir.algebra.bound import bound
+from shardir.algebra.bound import bound, refined, seconds_bound
 from shardir.algebra.mesh import Mesh
+from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.notation import parse_layout
 from shardir.algebra.redistribution import plan_redistribution
+from shardir.algebra.steps import step_received, step_seconds
+from shardir.tools import bench
+
+laws = bench.load("laws")
 
 
 def messages(addends: int, groups: list[list[int]], holders: list[int]) -> int:
@@ -84,3 +93,31 @@ def test_rings_reach_the_bound(n: int) -> None:
     for target, share in (("@m, [{d}]", n - 1), ("@m, [{}]", 2 * (n - 1))):
         plan = plan_redistribution((64,), "f32", mesh, partial, parse_layout(target))
         assert plan.received_bytes == plan.bound_bytes == 64 * 4 * share // n
+
+
+@pytest.mark.parametrize("sizes", [(8,), (2, 2), (2, 3), (12,), (2, 2, 2)], ids=str)
+def test_no_moves_are_below_the_bound(sizes: tuple[int, ...]) -> None:
+    """One to three random moves, on clusters of random links and factors of collectives, against
+    the bounds between the layouts where they begin and end. Complete values become partial too."""
+    for case in range(extent(40, 2000)):
+        random = Random(f"{sizes} {case}")
+        axes = tuple(zip("abc", sizes, strict=False))
+        mesh = Mesh("m", axes, random_cluster(prod(sizes), random))
+        shape = tuple(random.choice([1, 3, mesh.size, 8 * mesh.size]) for _ in range(2))
+        source, other = (laws.random_layout(mesh, 2, random) for _ in range(2))
+        source = random.choice([source, source.complete])
+        problem = RedistributionProblem.of(mesh, shape, source, other)
+        for _ in range(3):
+            now, received, seconds = problem.source, 0, 0.0
+            for _ in range(random.randint(1, 3)):
+                moves = list(problem.moves(now))
+                local = [move for move in moves if not move.communicates(mesh)]
+                if not moves:
+                    break
+                move = random.choice(random.choice([moves, local or moves]))
+                received += step_received(mesh, shape, now, move)
+                seconds += step_seconds(mesh, shape, now, move, 4)
+                now = move.layout
+                assert bound(mesh, shape, source, now) <= received
+                minimum = seconds_bound(mesh, shape, *refined(mesh, source, now), 4)
+                assert minimum <= seconds * (1 + 1e-9), (case, source, now)

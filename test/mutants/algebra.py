@@ -90,6 +90,22 @@ MUTANTS = [
         "test/algebra/test_bound.py::test_rings_reach_the_bound",
     ),
     Mutant(
+        "complete values never become partial",
+        "The lower bound between complete layouts has the factors of gathers and exchanges alone.",
+        "shardir/algebra/bound.py",
+        "if c.planned and c.communicates]",
+        "if c.planned and c.communicates and not c.reduces]",
+        "test/algebra/test_bound.py::test_no_moves_are_below_the_bound",
+    ),
+    Mutant(
+        "an all-reduce of partial values counts twice",
+        "The lower bound from a partial value has twice the factor of an all-reduce.",
+        "shardir/algebra/bound.py",
+        "factors.complete if complete else factors.received",
+        "factors.complete",
+        "test/algebra/test_bound.py::test_no_moves_are_below_the_bound",
+    ),
+    Mutant(
         "an all-reduce receives as much as a reduce-scatter",
         "The bytes of an all-reduce are half of what they are.",
         "shardir/algebra/collectives/all_devices.py",
