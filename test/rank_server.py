@@ -26,7 +26,6 @@ import torch.distributed as dist
 
 MESSAGE, FILES = 1 << 18, 8
 PR_SET_PDEATHSIG = 1
-HIGH = 200  # where files wait until their numbers are free
 
 
 def serve(requests: socket.socket) -> None:
@@ -46,12 +45,15 @@ def serve(requests: socket.socket) -> None:
             message, files, _, _ = socket.recv_fds(requests, MESSAGE, FILES)
             if not message:
                 return
+            begun, begin = os.pipe()
             pid = os.fork()
             if pid == 0:
                 requests.close()
-                rank(json.loads(message), files)
-            for file in files:
+                rank(json.loads(message), files, begin)
+            for file in (*files, begin):
                 os.close(file)
+            os.read(begun, 1)  # until its session is made, to which signals are sent
+            os.close(begun)
             requests.send(json.dumps({"pid": pid}).encode())
 
 
@@ -67,17 +69,20 @@ def ended() -> list[tuple[int, int]]:
         found.append((pid, status))
 
 
-def rank(request: dict, files: list[int]) -> None:
+def rank(request: dict, files: list[int], begin: int) -> None:
     """Runs the program as `python argv...` does, and ends the process."""
     code = 1
     try:
         os.setsid()
+        os.close(begin)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        waiting = [fcntl.fcntl(file, fcntl.F_DUPFD, HIGH) for file in files]
-        for file, number in zip(waiting, [1, *request["fds"]], strict=True):
+        numbers = [1, *request["fds"]]
+        waiting = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
+        for file, number in zip(waiting, numbers, strict=True):
             os.dup2(file, number)
+            os.close(file)
         os.dup2(1, 2)
         os.chdir(request["cwd"])
         os.environ.clear()

@@ -65,7 +65,6 @@ class Report:
     losses: dict[str, list[float]] = field(default_factory=dict)
     steps_per_second: dict[str, float] = field(default_factory=dict)
     results: list[dict[str, Any]] = field(default_factory=list)
-    finished: bool = False
 
     def add(self, event: dict[str, Any]) -> None:
         """Add one event of the ranks (its kinds: runtime_main.py)."""
@@ -76,8 +75,6 @@ class Report:
                 self.steps_per_second[event["function"]] = event["steps_per_second"]
             case "result":
                 self.results.append(event)
-            case "done":
-                self.finished = True
 
 
 MeasuredTimes = list[dict[str, list[float]]]

@@ -1,29 +1,141 @@
-"""The processes of a run: none is left."""
+"""The processes of a run: none is left, and the one that is the cause of an error is named."""
 
+import json
+import random
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shardir.backend.interface import Options, RunError
+from shardir.backend.interface import LaunchError, Options, RunError
 from shardir.backend.torch.launch.ranks import Ranks
+from shardir.backend.torch.runtime import FOLDER
+from shardir.backend.torch.runtime.runtime_events import event_of
 
 PROGRAM = """
-import os, sys, time
-if os.environ["RANK"] == "{failing}":
-    sys.exit(3)
-time.sleep(100)
+import json, os, signal, subprocess, sys, time
+sys.path.append({folder!r})
+from runtime_events import Events
+rank = int(os.environ["RANK"])
+events = Events(rank)
+def done():
+    events.send(always=True, event="done")
+def error(kind):
+    events.send(always=True, event="error", kind=kind, message="of " + kind)
+    sys.exit(1)
+{lines}
 """
 
 
-@pytest.mark.parametrize("failing", [0, 2])
-def test_no_rank_outlives_one_that_fails(failing: int, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(failing=failing))
-    ranks = Ranks(program, 3, Options(timeout=60))
+def run(folder: Path, lines: str, count: int = 3, **options: Any) -> list[dict[str, Any]]:
+    """Run these lines on all ranks; return the events. None of the ranks is left."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM.format(folder=str(FOLDER), lines=lines))
+    ranks, events = Ranks(program, count, Options(timeout=60, **options)), []
     try:
-        with pytest.raises(RunError, match=f"^rank {failing} ended with exit code 3"):
-            ranks.run(lambda event: None)
-        assert [process.poll() is None for process in ranks.processes] == [False] * 3
+        ranks.run(events.append)
     finally:
+        running = [process.poll() is None for process in ranks.processes]
         for process in ranks.processes:
             process.kill()
+        assert not any(running)
+    return events
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("code", [0, 3])
+def test_no_rank_outlives_one_that_leaves(failing: int, code: int, tmp_path: Path) -> None:
+    lines = f"sys.exit({code}) if rank == {failing} else time.sleep(100)"
+    with pytest.raises(RunError, match=f"^rank {failing} ended with exit code {code} before"):
+        run(tmp_path, lines)
+
+
+def test_what_a_finished_rank_has_started_is_ended(tmp_path: Path) -> None:
+    lines = f"""
+child = subprocess.Popen(["sleep", "100"])
+open("{tmp_path}/" + str(rank), "w").write(str(child.pid))
+done()
+"""
+    assert run(tmp_path, lines) == []
+    until = time.monotonic() + 20
+    while any(alive((tmp_path / str(rank)).read_text()) for rank in range(3)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        # the others lose their connection, and report it, before a rank is seen to end
+        ("time.sleep(1) or os._exit(7) if rank == 2 else error('lost')",
+         "rank 2 ended with exit code 7"),
+        ("time.sleep(1) or os.kill(os.getpid(), 9) if rank == 2 else error('lost')",
+         "rank 2 was killed by SIGKILL"),
+        # of two that are silent, one is stopped
+        ("os.kill(os.getpid(), signal.SIGSTOP) if rank == 2 else"
+         " time.sleep(100) if rank == 0 else time.sleep(1) or error('late')",
+         "rank 2 is stopped: the others waited"),
+        ("time.sleep(100) if rank == 2 else error('late')",
+         "rank 2 is alive but does not answer: the others waited"),
+        ("time.sleep(0.2) or error('program') if rank == 2 else error('lost')",
+         "rank 2 failed: of program"),
+        ("os.kill(os.getpid(), 40) if rank == 2 else time.sleep(100)",
+         "rank 2 was killed by signal 40"),
+    ],
+)  # fmt: skip
+def test_the_rank_that_is_the_cause_is_named(lines: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        run(tmp_path, lines)
+    assert str(caught.value).startswith(message)
+
+
+def test_what_cannot_be_started(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"^rank 0 cannot be started: No such file or directory"):
+        run(tmp_path, "done()", python=str(tmp_path / "python"))
+
+
+START = {"event": "start", "ranks": 3, "backend": "gloo", "rank": 0, "time": 1.5}
+LOSSES = {"event": "steps", "function": "f", "first": 1, "losses": [1.0, 2], "rank": 0, "time": 2}
+
+
+def test_foreign_lines_are_no_events(tmp_path: Path) -> None:
+    """A program may write to any of its files."""
+    lines = """
+texts = ["x", "[" * 100000, "1" * 5000, '{"event": []}', "[]", "null", "\\0", "\\x80\\xff",
+         json.dumps({"event": "steps"}), json.dumps({"event": "done", "rank": 7, "time": 0}),
+         json.dumps({"event": "error", "rank": "0", "time": 0, "kind": "plan", "message": ""})]
+if rank == 0:
+    for text in texts:
+        os.write(events.fd, text.encode("latin1") + b"\\n")
+    events.send(event="start", ranks=3, backend="gloo")
+    os.write(events.fd, b"no end")
+else:
+    done()
+"""
+    with pytest.raises(RunError, match=r"^rank 0 ended with exit code 0 before the end"):
+        run(tmp_path, lines)
+    again = lines.replace('os.write(events.fd, b"no end")', "done()")
+    assert [event["event"] for event in run(tmp_path, again)] == ["start"]
+
+
+def test_an_event_has_the_fields_of_its_kind() -> None:
+    for event in (START, LOSSES):
+        assert event_of(json.dumps(event).encode(), 3) == event
+    chance = random.Random(0)
+    others: list[Any] = [None, "x", [], {}, -1, ["x"], [[]], {"x": 1}]
+    for _ in range(300):
+        event = dict(chance.choice([START, LOSSES]))
+        field = chance.choice(list(event))
+        event[field] = chance.choice(others)
+        is_text = isinstance(event[field], str) and field in ("backend", "function")
+        is_number = event[field] == -1 and field == "time"
+        line = json.dumps(event).encode()
+        assert (event_of(line, 3) is not None) == (is_text or is_number), event

@@ -4,11 +4,12 @@
    If the launcher itself is killed, Linux kills the ranks (they ask for it: runtime_process.py).
 2. The first rank that fails ends the run at once; the error names the rank that is the cause, not
    the ones that lost their connection to it.
-3. No wait is unbounded: a rank that stops or hangs ends the run after the time-out.
+3. A run is complete when every rank has said so: one that leaves early fails, whatever its exit
+   code.
+4. No wait is unbounded: a rank that stops or hangs ends the run after the time-out.
 """
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -20,13 +21,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shardir.backend.interface import OnEvent, Options, RunError
+from shardir.backend.interface import LaunchError, OnEvent, Options, RunError
+from shardir.backend.torch.runtime.runtime_events import event_of
 from shardir.backend.torch.runtime.runtime_plan import START_SECONDS
 
 POLL_SECONDS = 0.05
-GRACE_SECONDS = 0.5  # for the other ranks' messages after the first failure
+GRACE_SECONDS = 0.5  # after the first error, for the other ranks' messages
+CAUSE_SECONDS = 5.0  # the same where the first rank lost a connection: the other one has ended
 TERM_SECONDS = 2.0  # between asking a rank to end and killing it
 TAIL_LINES, TAIL_BYTES = 15, 1 << 14
+UNREAD_BYTES = 1 << 24  # a line that is longer is no event
+STOPPED = {"T": "is stopped", "t": "is stopped by a debugger"}
+STATES = {**STOPPED, "D": "waits for a device"}
 
 
 def arguments(options: Options) -> list[str]:
@@ -44,16 +50,26 @@ class Ranks:
         self.processes: list[subprocess.Popen] = []
         self.logs: list[Any] = []  # what each rank prints: files without a name
         self.errors: dict[int, dict[str, Any]] = {}  # the error event of each rank that sent one
+        self.done: set[int] = set()  # the ranks that did all their work
         self._unread = b""
         self._ended = False  # no rank holds the other end of the events' pipe any more
+        self._drained = False  # nothing was in it at the last poll
 
     def run(self, on_event: OnEvent) -> None:
-        """Start all ranks; return when all have ended. Raises RunError where one fails."""
+        """Start all ranks; return when all have ended.
+
+        Raises:
+            LaunchError: they cannot be started; RunError: one fails.
+        """
         self._events, events = os.pipe()
         with socket.create_server(("127.0.0.1", 0), backlog=self.count + 8) as store:
             try:
                 for rank in range(self.count):
-                    self._start(rank, events, store)
+                    try:
+                        self._start(rank, events, store)
+                    except OSError as error:
+                        reason = error.strerror or error
+                        raise LaunchError(f"rank {rank} cannot be started: {reason}") from None
                 os.close(events)
                 events = -1
                 self._watch(on_event)
@@ -97,36 +113,41 @@ class Ranks:
         last_sign = time.monotonic() + START_SECONDS
         while True:
             states = [process.poll() for process in self.processes]
-            events = self._read()
-            for event in events:
+            for event in self._read():
                 last_sign = time.monotonic()
                 on_event(event)
-            if any(states) or self.errors:
+            if self.errors or (self._drained and self._left(states)):
                 self._fail(on_event)
-            if None not in states and (self._ended or not events):
+            if None not in states and self._drained:
                 return
             if time.monotonic() - last_sign > self.options.timeout + 5:
-                raise RunError(self._stalled())
+                raise RunError(
+                    f"nothing was heard of the ranks for {self.options.timeout:g} s"
+                    f" ({self._silence()}); if a step takes longer than that, give a longer"
+                    " --timeout"
+                )
 
     def _read(self) -> list[dict[str, Any]]:
         """Return the events that arrive within a poll."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._events, selectors.EVENT_READ)
-            if self._ended or not selector.select(POLL_SECONDS):
-                time.sleep(POLL_SECONDS if self._ended else 0)
-                return []
+            self._drained = self._ended or not selector.select(POLL_SECONDS)
+        if self._drained:
+            time.sleep(POLL_SECONDS if self._ended else 0)
+            return []
         data = os.read(self._events, 1 << 16)
         self._ended = not data
         *lines, self._unread = (self._unread + data).split(b"\n")
+        self._unread = self._unread[:UNREAD_BYTES]
         events = []
         for line in lines:
-            try:
-                event = json.loads(line)
-                kind = event["event"]
-            except (ValueError, KeyError, TypeError):
+            event = event_of(line, self.count)
+            if event is None:
                 continue  # not ours: the program may write to any of its files
-            if kind == "error":
-                self.errors.setdefault(int(event["rank"]), event)
+            if event["event"] == "error":
+                self.errors.setdefault(event["rank"], event)
+            elif event["event"] == "done":
+                self.done.add(event["rank"])
             else:
                 events.append(event)
         return events
@@ -134,69 +155,70 @@ class Ranks:
     # ---- what went wrong ----
 
     def _fail(self, on_event: OnEvent) -> None:
-        """Wait briefly for the other ranks' messages; raise the error of the rank that is the
-        cause."""
-        until = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < until and not self._ended:
+        """Wait for the end or the message of the rank that is the cause; raise its error."""
+        begun, seconds, cause = time.monotonic(), CAUSE_SECONDS, None
+        while time.monotonic() - begun < seconds:
             for event in self._read():
                 on_event(event)
-        rank = self._cause()
-        raise RunError(self._story(rank))
+            cause = self._cause()
+            lost = cause is None and self._first()["kind"] == "lost"
+            seconds = CAUSE_SECONDS if lost else GRACE_SECONDS
+        if cause is not None:
+            raise RunError(self._story(cause))
+        silent = self._silence()
+        if silent:
+            seconds = f"{self.options.timeout:g} s"
+            raise RunError(f"{silent}: the others waited for it for {seconds}")
+        raise RunError(self._story(self._first()["rank"]))
 
-    def _cause(self) -> int:
-        """Return the rank that is the cause: one that was killed, else the first that reported an
-        error of its own, else one that ended without a message, else one that others wait
-        for."""
+    def _cause(self) -> int | None:
+        """Return the rank that is the cause, if one is known to be: one that was killed, else the
+        first that reported an error of its own, else one that left before its work was done."""
         codes = [process.poll() for process in self.processes]
-        own = sorted((e["time"], rank) for rank, e in self.errors.items() if e["kind"] != "peer")
-        silent = [rank for rank, code in enumerate(codes) if rank not in self.errors]
+        left = self._left(codes)
+        own = [e for e in self.errors.values() if e["kind"] in ("plan", "program")]
         choices = [
-            [rank for rank, code in enumerate(codes) if code is not None and code < 0],
-            [rank for _, rank in own],
-            [rank for rank in silent if codes[rank]],
-            [rank for rank in silent if codes[rank] is None],
-            sorted(self.errors, key=lambda rank: self.errors[rank]["time"]),
-            [rank for rank, code in enumerate(codes) if code],
+            [rank for rank in left if (codes[rank] or 0) < 0],
+            [e["rank"] for e in sorted(own, key=lambda e: e["time"])],
+            [rank for rank in left if rank not in self.errors],
         ]
-        return next(choice[0] for choice in choices if choice)
+        return next((choice[0] for choice in choices if choice), None)
+
+    def _first(self) -> dict[str, Any]:
+        """Return the error that a rank reported first."""
+        return min(self.errors.values(), key=lambda error: error["time"])
+
+    def _left(self, codes: list[int | None]) -> list[int]:
+        """Return the ranks that have ended before their work was done."""
+        return [r for r, code in enumerate(codes) if code is not None and r not in self.done]
 
     def _story(self, rank: int) -> str:
         code, error = self.processes[rank].poll(), self.errors.get(rank)
         if error and error["kind"] == "plan":
             return error["message"]
-        if code is None and not error:
-            seconds = f"{self.options.timeout:g} s"
-            return f"rank {rank} {self._doing(rank)}: the others waited for it for {seconds}"
         if code is not None and code < 0:
-            name = signal.Signals(-code).name
+            name = {s.value: s.name for s in signal.Signals}.get(-code, f"signal {-code}")
             memory = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
             headline = f"rank {rank} was killed by {name}{memory}"
         elif error:
             headline = f"rank {rank} failed: {error['message']}"
         else:
-            headline = f"rank {rank} ended with exit code {code}"
+            headline = f"rank {rank} ended with exit code {code} before the end of the run"
         return "\n".join([headline, *(f"  | {line}" for line in self._tail(rank))])
 
-    def _stalled(self) -> str:
-        doing = ", ".join(
-            f"rank {rank} {self._doing(rank)}"
+    def _silence(self) -> str:
+        """Return what the ranks do that have neither ended nor reported an error: those that are
+        stopped, or else all of them."""
+        states = {
+            rank: _state(process)
             for rank, process in enumerate(self.processes)
-            if process.poll() is None
+            if process.poll() is None and rank not in self.errors
+        }
+        chosen = {rank: s for rank, s in states.items() if s in STOPPED} or states
+        return ", ".join(
+            f"rank {rank} {STATES.get(state, 'is alive but does not answer')}"
+            for rank, state in chosen.items()
         )
-        return (
-            f"nothing was heard of the ranks for {self.options.timeout:g} s ({doing}); if a step"
-            " takes longer than that, give a longer --timeout"
-        )
-
-    def _doing(self, rank: int) -> str:
-        """Return the state of a running rank, as the system reports it."""
-        try:
-            stat = Path(f"/proc/{self.processes[rank].pid}/stat").read_text()
-            state = stat.rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            state = "?"
-        names = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for a device"}
-        return names.get(state, "is alive but does not answer")
 
     def _tail(self, rank: int) -> list[str]:
         log = self.logs[rank].fileno()
@@ -208,19 +230,27 @@ class Ranks:
 
     def stop(self) -> None:
         """End every rank and the processes that it started: terminate, then kill."""
-        left = [process for process in self.processes if process.poll() != 0]
         try:
-            for process in left:
+            for process in self.processes:
                 _signal(process, signal.SIGTERM)
                 _signal(process, signal.SIGCONT)  # a stopped one would not hear the first
             until = time.monotonic() + TERM_SECONDS
-            for process in left:
+            for process in self.processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, until - time.monotonic()))
         finally:  # also if a second Ctrl-C comes meanwhile
-            for process in left:
+            for process in self.processes:
                 _signal(process, signal.SIGKILL)  # its group: also what a dead rank had started
                 process.wait()
+
+
+def _state(process: subprocess.Popen) -> str:
+    """Return the state of a running process, as Linux abbreviates it."""
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "?"
 
 
 def _signal(process: subprocess.Popen, number: int) -> None:

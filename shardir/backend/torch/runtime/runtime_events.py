@@ -4,7 +4,58 @@ their fields). A part of the runtime; needs only Python."""
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _count(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_count, value))
+
+
+def _numbers(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_number, value))
+
+
+def _value(value: object) -> bool:
+    return value is None or _number(value) or isinstance(value, list)
+
+
+_FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
+    "start": {"ranks": _count, "backend": _text},
+    "steps": {"function": _text, "first": _count, "losses": _numbers},
+    "trained": {"function": _text, "steps": _count, "seconds": _number,
+                "steps_per_second": _number},
+    "result": {"function": _text, "name": _text, "shape": _counts, "dtype": _text,
+               "value": _value},
+    "round": {"done": _count, "of": _count},
+    "times": {"program": _count, "function": _text, "seconds": _numbers},
+    "done": {},
+    "error": {"kind": _text, "message": _text},
+}  # fmt: skip
+"""The fields of each kind of event; each event also has `rank` and `time`."""
+
+
+def event_of(line: bytes, ranks: int) -> dict[str, Any] | None:
+    """Return the event of a line; None if it is none of one of these ranks."""
+    try:
+        event = json.loads(line)
+        fields = {"rank": _count, "time": _number, **_FIELDS[event["event"]]}
+        right = all(is_right(event[name]) for name, is_right in fields.items())
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return event if right and event["rank"] < ranks else None
 
 
 class Events:

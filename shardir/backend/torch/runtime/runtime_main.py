@@ -9,8 +9,8 @@ a path):
     {"event": "trained", "function": "step", "steps": 100, "seconds": 1.2, "steps_per_second": 83.0}
     {"event": "result", "function": "accuracy", "name": "acc", "shape": [], "dtype": "f32",
      "value": 0.97}                                        (null where there are over 4096 elements)
-    {"event": "done"}
-and from any rank {"event": "error", "rank": 2, "kind": "plan" | "peer" | "program", "message"}.
+and each rank how it ended: {"event": "done"}, or
+    {"event": "error", "kind": "plan" | "program" | "late" | "lost", "message": "ValueError: ..."}
 """
 
 import argparse

@@ -4,6 +4,7 @@ A part of the runtime; needs only torch.
 """
 
 import argparse
+import contextlib
 import ctypes
 import os
 import signal
@@ -19,38 +20,59 @@ import torch.distributed as dist
 from runtime_events import Events
 from runtime_plan import START_SECONDS, PlanError, ProgramPlan
 
-_PEER_FAILED = ("closed by peer", "reset by peer", "timed out", "timeout", "broken pipe", "refused")
-"""Parts of torch's messages about the failure of another rank."""
+_OTHERS = {
+    "late": ("timed out", "timeout"),
+    "lost": ("closed by peer", "reset by peer", "broken pipe", "refused"),
+}
+"""The kinds of errors whose cause is another rank, by parts of torch's messages: it did not answer
+in time, or its connection was lost."""
 
 
 def as_rank(work: Callable[[argparse.Namespace, Events], None]) -> None:
     """Do the work of one rank, without gradients, and end the process. The last event is how it
-    ended."""
-    options = _options()
+    ended.
+
+    The interpreter is not finalized: a thread of a process group that outlives it aborts the
+    process, and leaving in good order after an error would wait for the other ranks.
+    """
     events = Events(int(os.environ.get("RANK", "0")))
+    code = 1
     try:
+        options = _options()
         _behave(options)
         with torch.no_grad():
             work(options, events)
-        events.send(event="done")
         if dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()
+        events.send(always=True, event="done")
+        code = 0
     except PlanError as error:
         events.send(always=True, event="error", kind="plan", message=str(error))
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(2)  # at once: leaving in good order would wait for the other ranks
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
     except Exception as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0][:1000]
-        peer = isinstance(error, RuntimeError) and any(
-            w in str(error).lower() for w in _PEER_FAILED
-        )
-        kind = "peer" if peer else "program"
-        events.send(always=True, event="error", kind=kind, message=message)
+        events.send(always=True, event="error", kind=_kind(error), message=message)
         traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # full, closed or absent
+                stream.flush()
+        os._exit(code)
+
+
+def _kind(error: Exception) -> str:
+    """Return whose error it is: of the program, or of another rank (see _OTHERS)."""
+    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    found = (kind for kind, parts in _OTHERS.items() if any(part in text for part in parts))
+    return next(found, "program")
 
 
 def _options() -> argparse.Namespace:
