@@ -9,7 +9,8 @@ a training step are those of the forward and the backward part together.
 1. Every op gets a strategy, every value a layout; the estimated time of what insert-redistributions
    makes of them is the search's objective.
 2. Annotated layouts and strategies stay; the values of a sharding group get one layout, and
-   barriers have no effect.
+   barriers have no effect. A barrier whose result is annotated with another layout than its operand
+   is an error.
 3. The plan is the one of minimum estimated time among all plans in which an axis splits one
    dimension of an op, evenly and with all of its devices; or one within the reported gap of it:
    where the solver's tables would be too large, and where collectives at the end of a step share

@@ -89,6 +89,19 @@ def gathered_and_sliced(op: Operation) -> bool:
 
 
 @at_each_op
+def sliced_and_gathered(op: Operation) -> bool:
+    """%y = dist.all_slice %x dim d; %z = dist.all_gather %y dim d    ->    %x"""
+    first = _one_before(op)
+    if not isinstance(first, dist.AllSliceOp) or not isinstance(op, dist.AllGatherOp):
+        return False
+    if first.dim != op.dim or dist.is_started(op) or first.values[0].type != op.outs[0].type:
+        return False
+    op.outs[0].replace_all_uses_with(first.values[0])
+    erase(op)
+    return True
+
+
+@at_each_op
 def reduced_and_sliced(op: Operation) -> bool:
     """%y = dist.all_reduce %x; %z = dist.all_slice %y dim d    ->
     %z = dist.reduce_scatter %x dim d
@@ -190,6 +203,6 @@ def _reduces_sum(op: Operation | Block) -> TypeGuard[dist.CollectiveOp]:
 
 
 PATTERNS: tuple[Pattern, ...] = (
-    unused, equal, gathered_and_sliced, reduced_and_sliced, sum_of_reduced,
-    reduced_next_to_each_other, moved_after_reduced, moved_before_repeated,
+    unused, equal, gathered_and_sliced, sliced_and_gathered, reduced_and_sliced,
+    sum_of_reduced, reduced_next_to_each_other, moved_after_reduced, moved_before_repeated,
 )  # fmt: skip

@@ -19,17 +19,20 @@ DESCRIBED = ("builtin", "func", "dist", "nn", "train")
 def decompose(op: TensorOp, rewriter: Rewriter) -> list[SSAValue]:
     """Replace an op by its decomposition, with results in the same layouts; return their values.
 
-    The new ops have its location and its attributes, such as the mark for `recompute`.
+    The new ops have its location and its attributes, such as the mark for `recompute`. Those that
+    only unused results need are erased.
     """
+    first, end = op.prev_op, op.next_op
     rewriter.before(op).attributes = dict(op.attributes)
     values = op.parts(rewriter)
     rewriter.attributes = {}
     assert values is not None
     outs = []
     for v, new in zip(op.results, values, strict=True):
-        layout = layout_of(v)
+        layout = layout_of(v) if v.first_use is not None else None
         outs.append(new if layout is None else rewriter.redistribute(new, layout))
     rewriter.replace(op, outs)
+    rewriter.erase_unused(first, end)
     return outs
 
 

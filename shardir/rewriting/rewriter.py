@@ -121,6 +121,21 @@ class Rewriter(Spellings):
             old.replace_all_uses_with(new)
         erase(op)
 
+    def erase_unused(self, first: Operation | None, end: Operation | None) -> None:
+        """Erase the tensor ops and redistributions after `first` (None: from the first op on) and
+        before `end` whose results have no uses."""
+        assert self.block is not None
+        op = self.block.last_op if end is None else end.prev_op
+        while op is not first and op is not None:
+            before = op.prev_op
+            if isinstance(op, TensorOp | RedistributeOp) and all(
+                v.first_use is None for v in op.results
+            ):
+                if isinstance(op, RedistributeOp):
+                    self._moved.pop((op.value, self.layout(op.out)), None)
+                erase(op)
+            op = before
+
     # ---- tensor ops ----
 
     def op(

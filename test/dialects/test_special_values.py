@@ -27,6 +27,7 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.movement import IntsPerDimAttr
 from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
 from shardir.dialects.text import word
+from shardir.interpret import run
 
 NAN, INF = np.nan, np.inf
 X = np.array([
@@ -104,3 +105,48 @@ def test_special_values_stay_in_their_part(size: int, layouts: str) -> None:
     props = {"size": IntsPerDimAttr((size,))}
     p = problem(lambda b, x: list(b.op(nn.AdaptiveAvgPoolOp, x, props=props).results), x)
     assert not p.errors(compiled(laid_out(p.module, MESH, [layout(layouts)])))
+
+
+def windows(**numbers: tuple[int, ...]) -> dict[str, Attribute]:
+    return {n: IntsPerDimAttr(v) for n, v in numbers.items()}
+
+
+SLIDING: list[tuple[type[TensorOp], dict[str, Attribute], tuple[int, ...], tuple[int, ...] | None]]
+SLIDING = [
+    (nn.ConvOp, windows(stride=(3,)), (1, 1, 10), (1, 1, 2)),
+    (nn.ConvOp, windows(padding=(1, 1)), (2, 2, 9), (2, 2, 3)),
+    (nn.ConvOp, windows(padding=(0, 2), dilation=(2,)), (1, 2, 7), (2, 1, 3)),
+    (nn.ConvOp, windows(padding=(1, 1, 0, 1)), (1, 1, 5, 3), (1, 1, 3, 2)),
+    (nn.MaxPoolOp, windows(window=(3,), stride=(1,), padding=(1, 1)), (2, 2, 4), None),
+    (nn.MaxPoolOp, windows(window=(4,), stride=(2,), padding=(2, 0)), (2, 2, 9), None),
+    (nn.MaxPoolOp, windows(window=(2, 3), stride=(1, 2), padding=(0, 1, 1, 1)), (2, 1, 3, 7), None),
+    (nn.AvgPoolOp, windows(window=(2,), stride=(3,)), (2, 2, 7), None),
+]
+
+
+@pytest.mark.parametrize("layouts", ["[{}, {}, {}]", "[{}, {}, {a}]", "[{}, {}, {b, a}]"])
+@pytest.mark.parametrize("op, props, x, w", SLIDING, ids=lambda v: getattr(v, "name", None))
+def test_special_values_stay_under_their_windows(
+    op: type[TensorOp], props: dict[str, Attribute], x: tuple[int, ...], w: tuple[int, ...] | None,
+    layouts: str,
+) -> None:  # fmt: skip
+    """Also in the gradient of a maximum where all of a padded window is -inf. In that of a
+    convolution's weight a channel's kernel is finite where torch's is; where torch has NaN in some
+    of its elements, others may be NaN too: at the end of a split dimension they meet in a product
+    with 0."""
+    rng = np.random.default_rng(0)
+    for share in (0.1, 0.5, 1.0):
+        special = rng.choice([NAN, INF, -INF, -INF, -INF, 0.0], x)
+        operands = [np.where(rng.random(x) < share, special, rng.standard_normal(x))]
+        if w is not None:
+            operands.append(rng.standard_normal(w))
+        p = problem(lambda b, *v: list(b.op(op, *v, props=props).results), *operands)
+        given = layout(layouts if len(x) == 3 else layouts.replace("]", ", {}]"))
+        module = compiled(laid_out(p.module, MESH, [given]))
+        if w is not None:
+            found = run(module, "g", p.arguments)[-1]
+            taps = (*range(2, found.ndim),)
+            finite = np.isfinite(p.wanted[-1]).all(taps, keepdims=True)
+            assert (np.isfinite(found).all(taps, keepdims=True) == finite).all(), share
+            p.wanted[-1] = np.where(finite, p.wanted[-1], found)
+        assert not p.errors(module), share

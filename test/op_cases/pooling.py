@@ -42,13 +42,19 @@ CASES: list[Case] = [
 ]
 
 
+BELOW_ALL = -1e300
+"""What counts as -inf, so that it is above the padding, which is none of the elements."""
+
+
 def _max_pool(op: Any, x: torch.Tensor) -> torch.Tensor:
     found = op.slides()
-    padded = functional.pad(
-        x, [n for s in reversed(found) for n in (s.low, s.high)], value=-torch.inf
-    )
+    ends = [n for s in reversed(found) for n in (s.low, s.high)]
+    values = functional.pad(x, ends, value=-torch.inf)
+    order = functional.pad(x.detach().clamp(min=BELOW_ALL), ends, value=-torch.inf)
     call = getattr(functional, f"max_pool{len(found)}d")
-    return call(padded, [s.kernel for s in found], [s.stride for s in found])
+    kernel, stride = ([getattr(s, n) for s in found] for n in ("kernel", "stride"))
+    y, at = call(order, kernel, stride, return_indices=True)
+    return values.flatten(2).gather(2, at.flatten(2)).view(y.shape)
 
 
 def _max_pool_grad(op: Any, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,7 @@ from shardir.dialects.nn.reduction import *
 from shardir.dialects.nn.selection import *
 from shardir.dialects.nn.shape import *
 from shardir.dialects.nn.slicing import *
+from shardir.dialects.nn.sliding import *
 from shardir.dialects.nn.softmax import *
 from shardir.dialects.nn.statistics import *
 from shardir.dialects.nn.windows import *

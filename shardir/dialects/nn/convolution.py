@@ -29,8 +29,7 @@ from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types
 from shardir.dialects.nn.movement import IntsPerDimAttr
-from shardir.dialects.nn.types import float_element, unsharded_type
-from shardir.dialects.nn.windows import (
+from shardir.dialects.nn.sliding import (
     SPATIAL,
     Slide,
     Tiles,
@@ -40,6 +39,7 @@ from shardir.dialects.nn.windows import (
     taps,
     tiles,
 )
+from shardir.dialects.nn.types import float_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder

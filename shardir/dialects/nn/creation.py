@@ -12,11 +12,12 @@ from xdsl.dialects.builtin import (
     TensorType,
     i64,
 )
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import irdl_op_definition, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import coded
+from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import arithmetic_element
@@ -86,6 +87,13 @@ class ConstantOp(TensorOp):
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return ()
+
+
+def array_constant(b: "OpBuilder", values: Array, element: Attribute) -> SSAValue:
+    """A constant with the numbers of an array."""
+    type = tensor(element, values.shape)
+    data = dense_attr(type, values.flatten().tolist())
+    return b.value(ConstantOp, props={"value": data}, result=type)
 
 
 @irdl_op_definition

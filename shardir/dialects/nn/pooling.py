@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType, UnitAttr, i1
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
@@ -31,19 +31,20 @@ from shardir.dialects.nn.base import (
     Types,
     factor_names,
 )
-from shardir.dialects.nn.creation import ConstantOp, dense_attr
+from shardir.dialects.nn.creation import array_constant
 from shardir.dialects.nn.movement import IntsPerDimAttr
-from shardir.dialects.nn.types import float_element, unsharded_type
-from shardir.dialects.nn.windows import (
+from shardir.dialects.nn.sliding import (
     SPATIAL,
     Slide,
     Tiles,
+    between,
     padded,
     slide_props,
     slides,
     taps,
     tiles,
 )
+from shardir.dialects.nn.types import float_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
@@ -125,7 +126,8 @@ class _MaxPooling(_WindowPool, ABC):
 
 @irdl_op_definition
 class MaxPoolGradOp(_MaxPooling):
-    """Zeros, to which dy is added at the maximum under each window"""
+    """Zeros, to which dy is added at the maximum under each window: at the first of equal ones, the
+    last of several NaN (as in torch), and none of the padding"""
 
     name = "nn.max_pool_grad"
     x = operand_def(TensorType)
@@ -148,20 +150,38 @@ class MaxPoolGradOp(_MaxPooling):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, dy = arrays
         found, positions = self.slides(), dy.shape[SPATIAL:]
-        inner = padded(x, found, -np.inf)
-        out, top = np.zeros_like(inner), _maximum(inner, found, dy.shape)
-        left = np.ones(dy.shape, bool)
-        for _, under in taps(found, positions):
-            here = left & ((inner[under] == top) | np.isnan(inner[under]))
-            out[under] += np.where(here, dy, 0)
-            left &= ~here
+        inner, inside = padded(x, found, -np.inf), padded(np.ones(x.shape, bool), found, False)
+        out, top = np.zeros_like(inner), np.full(dy.shape, -np.inf, x.dtype)
+        chosen = np.full(dy.shape, -1)
+        for i, (_, under) in enumerate(taps(found, positions)):
+            value = inner[under]
+            here = inside[under] & ((chosen < 0) | (value > top) | np.isnan(value))
+            chosen[here], top[here] = i, value[here]
+        for i, (_, under) in enumerate(taps(found, positions)):
+            out[under] += np.where(chosen == i, dy, 0)
         ends = zip(found, x.shape[SPATIAL:], strict=True)
         return out[(..., *(slice(s.low, s.low + n) for s, n in ends))]
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         cut, props = self.tiles(b, self.dy)
-        x, dy = cut.of_x(b, self.x, lowest=True), cut.of_y(b, self.dy)
-        return (cut.to_x(b, b.value(MaxPoolGradOp, x, dy, props=props)),)
+        x, dy = cut.of_x(b, self.x, maxima=True), cut.of_y(b, self.dy)
+        dx = b.value(MaxPoolGradOp, x, dy, props=props)
+        for i, (d, windows, _, _) in enumerate(cut.cut):
+            if windows.offset < 0:
+                dx = self.without_copies(b, dx, d + i, -windows.offset)
+        return (cut.to_x(b, dx),)
+
+    @staticmethod
+    def without_copies(b: "OpBuilder", dx: SSAValue, dim: int, low: int) -> SSAValue:
+        """dx with what is at the first `low` elements of the first of the windows `dim`, which are
+        copies, added to the one after them, which they are copies of."""
+        shape = list(unsharded_type(dx).get_shape())
+        first = np.arange(shape[dim]) == 0
+        here = b.reshape(array_constant(b, first, i1), (shape[dim], *[1] * (len(shape) - 1 - dim)))
+        lost = b.reduce(between(b, dx, dim + 1, 0, low), "sum", [dim + 1], keep=True)
+        before, after = [0] * len(shape), [0] * len(shape)
+        before[dim + 1], after[dim + 1] = low, shape[dim + 1] - low - 1
+        return b.add(dx, b.pad(b.select(here, lost, b.scalar(0.0, lost)), before, after))
 
 
 @irdl_op_definition
@@ -183,7 +203,7 @@ class MaxPoolOp(_MaxPooling):
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         cut, props = self.tiles(b, self.out)
-        return (cut.to_y(b, b.value(MaxPoolOp, cut.of_x(b, self.x, lowest=True), props=props)),)
+        return (cut.to_y(b, b.value(MaxPoolOp, cut.of_x(b, self.x, maxima=True), props=props)),)
 
 
 def _maximum(x: Array, found: Sequence[Slide], shape: Shape) -> Array:
@@ -225,7 +245,7 @@ class AvgPoolOp(Composite, _WindowPool):
         for d, (s, size) in enumerate(zip(found, t.get_shape()[SPATIAL:], strict=True), SPATIAL):
             start = np.arange(shape[d]) * s.stride - s.low
             inside = np.minimum(start + s.kernel, size) - np.maximum(start, 0)
-            more = _constant(b, s.kernel / inside, t.element_type)
+            more = array_constant(b, s.kernel / inside, t.element_type)
             mean = b.mul(mean, b.reshape(more, (shape[d], *[1] * (len(shape) - 1 - d))))
         return (mean,)
 
@@ -287,15 +307,8 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
         part, index = np.arange(n), np.arange(size)
         first, last = part * size // n, -(-(part + 1) * size // n)
         inside = (index >= first[:, None]) & (index < last[:, None])
-        chosen = b.reshape(_constant(b, inside, i1), (n, size, *rest))
+        chosen = b.reshape(array_constant(b, inside, i1), (n, size, *rest))
         each = b.reshape(x, (*shape[:d], 1, *shape[d:]))
         total = b.reduce(b.select(chosen, each, b.scalar(0.0, x)), "sum", [d + 1])
-        share = _constant(b, 1 / (last - first), unsharded_type(x).element_type)
+        share = array_constant(b, 1 / (last - first), unsharded_type(x).element_type)
         return b.mul(total, b.reshape(share, (n, *rest)))
-
-
-def _constant(b: "OpBuilder", values: np.ndarray, element: Attribute) -> SSAValue:
-    type = tensor(element, values.shape)
-    return b.value(
-        ConstantOp, props={"value": dense_attr(type, values.flatten().tolist())}, result=type
-    )

@@ -1,18 +1,15 @@
-"""Windows of a dimension, and ops with a sliding kernel: convolutions, pools.
+"""Windows of a dimension, as two dimensions: the windows, and the elements of each.
 
     %w = nn.unfold %x dim 2 step 4 offset -1
            : (tensor<8x3x16xf32>) -> tensor<8x3x4x6xf32>
 
 Where the dimension is split, the windows are split over the same axes, and lower-to-spmd makes an
-exchange of it, in which each device fetches the elements of its windows that it lacks. So an op
-that slides over a split dimension is computed on windows, one for each device (`Tiles`).
+exchange of it, in which each device fetches the elements of its windows that it lacks.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from itertools import product
-from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from xdsl.dialects.builtin import IntegerAttr, TensorType, UnitAttr, i64
@@ -26,14 +23,12 @@ from xdsl.irdl import (
 )
 
 from shardir.algebra.factors import Factors
-from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects import dist
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
-from shardir.dialects.nn.movement import IntsPerDimAttr
 from shardir.dialects.nn.properties import axis_of, int_attr, int_of
 from shardir.dialects.nn.types import arithmetic_element, same_element, unsharded_type
 
@@ -42,9 +37,6 @@ if TYPE_CHECKING:
 
 Int = IntegerAttr.constr(type=i64)
 T = TypeVar("T")
-
-
-# ---- windows as dimensions ----
 
 
 class _WindowsOp(TensorOp, ABC):
@@ -226,182 +218,3 @@ def fold(x: Array, dim: int, size: int, step: int, start: int) -> Array:
     for p in range(x.shape[dim]):
         out += span(x.take(p, dim), dim, -start - p * step, size)
     return out
-
-
-# ---- sliding kernels ----
-
-SPATIAL = 2
-"""The first spatial dimension: before it are the batch and the channels."""
-
-
-class Slide(NamedTuple):
-    """A kernel that slides over one dimension, with a padding of `low` and `high` at its ends."""
-
-    kernel: int
-    stride: int = 1
-    low: int = 0
-    high: int = 0
-    dilation: int = 1
-
-    @property
-    def span(self) -> int:
-        """The number of elements from the first to the last under the kernel."""
-        return self.dilation * (self.kernel - 1) + 1
-
-    @property
-    def passes(self) -> bool:
-        """Whether each element is computed from one: the dimension can be split."""
-        return self[:4] == (1, 1, 0, 0)
-
-    def positions(self, size: int) -> int:
-        """The number of positions of the kernel over a dimension of `size` elements.
-
-        Raises:
-            ShardirError: it does not fit.
-        """
-        if min(self.kernel, self.stride, self.dilation) < 1 or min(self.low, self.high) < 0:
-            raise ShardirError(
-                coded(
-                    "T10",
-                    "expected a kernel, stride and dilation of at least 1, and a padding of 0 or "
-                    f"more, got {self.kernel}, {self.stride}, {self.dilation} and {self.low}, "
-                    f"{self.high}",
-                )
-            )
-        free = size + self.low + self.high - self.span
-        if free < 0:
-            raise ShardirError(
-                coded(
-                    "T10",
-                    f"expected a kernel that fits {size} elements and a padding of {self.low} and "
-                    f"{self.high}, got one over {self.span}",
-                )
-            )
-        return free // self.stride + 1
-
-    def under(self, k: int, positions: int) -> slice:
-        """The elements, padding included, under element k of the kernel at each position."""
-        first = k * self.dilation
-        return slice(first, first + (positions - 1) * self.stride + 1, self.stride)
-
-
-def slides(kernel: Sequence[int], props: Props) -> list[Slide]:
-    """The slide of the kernel over each spatial dimension.
-
-    Raises:
-        ShardirError: a property does not have one number for each spatial dimension.
-    """
-    n = len(kernel)
-
-    def numbers(name: str, per_dim: int, default: int) -> tuple[int, ...]:
-        attr = props.get(name)
-        found = attr.data if isinstance(attr, IntsPerDimAttr) else (default,) * n * per_dim
-        if len(found) != n * per_dim:
-            each = "two numbers, low and high," if per_dim == 2 else "one number"
-            raise ShardirError(
-                coded(
-                    "T10",
-                    f"expected {name} with {each} for each of {n} dimensions, got "
-                    f"<{', '.join(map(str, found))}>",
-                )
-            )
-        return found
-
-    stride, dilation = numbers("stride", 1, 1), numbers("dilation", 1, 1)
-    padding = numbers("padding", 2, 0)
-    return [
-        Slide(*s) for s in zip(kernel, stride, padding[::2], padding[1::2], dilation, strict=True)
-    ]
-
-
-def slide_props(found: Sequence[Slide]) -> dict[str, Any]:
-    """The properties of a slide: stride, padding and dilation."""
-    return {
-        "stride": IntsPerDimAttr(tuple(s.stride for s in found)),
-        "padding": IntsPerDimAttr(tuple(n for s in found for n in (s.low, s.high))),
-        "dilation": IntsPerDimAttr(tuple(s.dilation for s in found)),
-    }
-
-
-def taps(found: Sequence[Slide], positions: Shape) -> Iterator[tuple[Any, Any]]:
-    """Yield each index of the kernel, and the elements of padded x under it."""
-    for at in product(*(range(s.kernel) for s in found)):
-        under = (s.under(k, n) for s, k, n in zip(found, at, positions, strict=True))
-        yield (..., *at), (..., *under)
-
-
-def padded(x: Array, found: Sequence[Slide], value: float = 0.0) -> Array:
-    """x padded with a value."""
-    ends = [(0, 0)] * (x.ndim - len(found)) + [(s.low, s.high) for s in found]
-    return np.pad(x, ends, constant_values=value)
-
-
-class Tiles:
-    """An op that slides, in tiles: a split dimension of `x` becomes two, the devices' windows and
-    their elements; one of the result `y`, the windows and the positions in each. The kernel stays
-    within a window, so that the dimension of windows can be split."""
-
-    def __init__(self, found: Sequence[Slide], x: Shape, y: Shape, parts: Sequence[int]):
-        self.slides: list[Slide] = []
-        self.kept: list[bool] = []
-        self.cut: list[tuple[int, Windows, Windows]] = []
-        self.x, self.y = list(x[:SPATIAL]), list(y[:SPATIAL])
-        for i, (s, total, positions, n) in enumerate(
-            zip(found, x[SPATIAL:], y[SPATIAL:], parts, strict=True)
-        ):
-            if n == 1 or s.passes:
-                self.slides.append(s)
-                self.x.append(total)
-                self.y.append(positions)
-                continue
-            each = -(-positions // n)
-            count = -(-positions // each)
-            size = (each - 1) * s.stride + s.span
-            self.cut.append(
-                (SPATIAL + i, Windows(total, count, size, each * s.stride, -s.low),
-                 Windows(positions, count, each, each))
-            )  # fmt: skip
-            self.slides += [Slide(1), Slide(s.kernel, s.stride, dilation=s.dilation)]
-            self.x += [count, size]
-            self.y += [count, each]
-
-    def of_x(self, b: "OpBuilder", x: SSAValue, lowest: bool = False) -> SSAValue:
-        """The windows of x."""
-        for dim, windows, _ in reversed(self.cut):
-            x = b.unfold(x, dim, windows, lowest)
-        return x
-
-    def of_y(self, b: "OpBuilder", y: SSAValue) -> SSAValue:
-        """The positions of each window."""
-        for dim, _, windows in reversed(self.cut):
-            y = b.unfold(y, dim, windows)
-        return y
-
-    def to_x(self, b: "OpBuilder", x: SSAValue) -> SSAValue:
-        """The sum of windows, of the shape of x."""
-        for dim, windows, _ in self.cut:
-            x = b.fold(x, dim, windows)
-        return x
-
-    def to_y(self, b: "OpBuilder", y: SSAValue) -> SSAValue:
-        """The positions of all windows."""
-        for dim, _, windows in self.cut:
-            y = b.fold(y, dim, windows)
-        return y
-
-    @property
-    def kernel(self) -> tuple[int, ...]:
-        return tuple(s.kernel for s in self.slides)
-
-
-def tiles(b: "OpBuilder", found: Sequence[Slide], x: Shape, y: Shape, *values: SSAValue) -> Tiles:
-    """The tiles for the layouts of these values, of shape x or y."""
-    assert b.mesh is not None
-    mesh = b.mesh
-    layouts = [b.layout(v) for v in values]
-    parts = [max(mesh.extent(l.dims[SPATIAL + i]) for l in layouts) for i in range(len(found))]
-    return Tiles(found, x, y, parts)
-
-
-def kernel_size(found: Sequence[Slide]) -> int:
-    return prod(s.kernel for s in found)

@@ -9,7 +9,7 @@ from shardir.backend.torch.emit.names import tuple_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.convolution import Convolving, groups_of
-from shardir.dialects.nn.windows import SPATIAL, Slide
+from shardir.dialects.nn.sliding import SPATIAL, Slide
 
 
 def numbers(values: Sequence[int]) -> str:

@@ -129,9 +129,7 @@ def max_pool(x: Tensor, kernel: Numbers, stride: Numbers, padding: Numbers) -> T
     s = SlidingKernel(x.shape[2:], kernel, stride, padding, [1] * len(kernel))
     folded = s.fold(x)
     if folded.numel():
-        padded, left = s.padded(folded, -torch.inf)
-        call = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(left) - 1]
-        y = call(padded, s.kernel, s.stride, left)
+        y = _maxima(*s.padded(folded, -torch.inf), s)
     else:
         y = x.new_empty((*folded.shape[:2], *s.places(folded)))
     return s.unfold(y, x.shape)
@@ -143,7 +141,23 @@ def max_pool_grad(
     """The cotangent of x. The forward part is recomputed, to find the maxima."""
     if not x.numel():
         return torch.zeros_like(x)
+    s = SlidingKernel(x.shape[2:], kernel, stride, padding, [1] * len(kernel))
+    folded = s.fold(x)
+    padded, left = s.padded(folded, -torch.inf)
     with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        y = max_pool(leaf, kernel, stride, padding)
-    return torch.autograd.grad(y, leaf, dy)[0]
+        leaf = padded.detach().requires_grad_()
+        y = _maxima(leaf, left, s)
+    dx = torch.autograd.grad(y, leaf, s.fold(dy))[0]
+    for d, n in enumerate(folded.shape[2:]):
+        low = s.low[d] - left[d]
+        inside = dx.narrow(2 + d, low, n)
+        if low:  # of a window that is all -inf, torch takes the first, padding too
+            inside = inside.clone()
+            inside.narrow(2 + d, 0, 1).add_(dx.narrow(2 + d, 0, low).sum(2 + d, keepdim=True))
+        dx = inside
+    return s.unfold(dx, x.shape)
+
+
+def _maxima(padded: Tensor, left: list[int], s: SlidingKernel) -> Tensor:
+    call = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(left) - 1]
+    return call(padded, s.kernel, s.stride, left)

@@ -1,0 +1,240 @@
+"""Kernels that slide over dimensions: those of convolutions and pools.
+
+An op that slides over a split dimension is computed on windows of it, one for each device
+(`Tiles`, on `nn.unfold`).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from xdsl.dialects.builtin import i1
+from xdsl.ir import SSAValue
+
+from shardir.algebra.layout import Shape
+from shardir.algebra.windows import Windows
+from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.nn.base import Array, Props
+from shardir.dialects.nn.creation import array_constant
+from shardir.dialects.nn.movement import IntsPerDimAttr
+from shardir.dialects.nn.types import unsharded_type
+
+if TYPE_CHECKING:
+    from shardir.dialects.builder import OpBuilder
+
+SPATIAL = 2
+"""The first spatial dimension: before it are the batch and the channels."""
+
+
+class Slide(NamedTuple):
+    """A kernel that slides over one dimension, with a padding of `low` and `high` at its ends."""
+
+    kernel: int
+    stride: int = 1
+    low: int = 0
+    high: int = 0
+    dilation: int = 1
+
+    @property
+    def span(self) -> int:
+        """The number of elements from the first to the last under the kernel."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    @property
+    def passes(self) -> bool:
+        """Whether each element is computed from one: the dimension can be split."""
+        return self[:4] == (1, 1, 0, 0)
+
+    def positions(self, size: int) -> int:
+        """The number of positions of the kernel over a dimension of `size` elements.
+
+        Raises:
+            ShardirError: it does not fit.
+        """
+        if min(self.kernel, self.stride, self.dilation) < 1 or min(self.low, self.high) < 0:
+            raise ShardirError(
+                coded(
+                    "T10",
+                    "expected a kernel, stride and dilation of at least 1, and a padding of 0 or "
+                    f"more, got {self.kernel}, {self.stride}, {self.dilation} and {self.low}, "
+                    f"{self.high}",
+                )
+            )
+        free = size + self.low + self.high - self.span
+        if free < 0:
+            raise ShardirError(
+                coded(
+                    "T10",
+                    f"expected a kernel that fits {size} elements and a padding of {self.low} and "
+                    f"{self.high}, got one over {self.span}",
+                )
+            )
+        return free // self.stride + 1
+
+    def under(self, k: int, positions: int) -> slice:
+        """The elements, padding included, under element k of the kernel at each position."""
+        first = k * self.dilation
+        return slice(first, first + (positions - 1) * self.stride + 1, self.stride)
+
+
+def slides(kernel: Sequence[int], props: Props) -> list[Slide]:
+    """The slide of the kernel over each spatial dimension.
+
+    Raises:
+        ShardirError: a property does not have one number for each spatial dimension.
+    """
+    n = len(kernel)
+
+    def numbers(name: str, per_dim: int, default: int) -> tuple[int, ...]:
+        attr = props.get(name)
+        found = attr.data if isinstance(attr, IntsPerDimAttr) else (default,) * n * per_dim
+        if len(found) != n * per_dim:
+            each = "two numbers, low and high," if per_dim == 2 else "one number"
+            raise ShardirError(
+                coded(
+                    "T10",
+                    f"expected {name} with {each} for each of {n} dimensions, got "
+                    f"<{', '.join(map(str, found))}>",
+                )
+            )
+        return found
+
+    stride, dilation = numbers("stride", 1, 1), numbers("dilation", 1, 1)
+    padding = numbers("padding", 2, 0)
+    return [
+        Slide(*s) for s in zip(kernel, stride, padding[::2], padding[1::2], dilation, strict=True)
+    ]
+
+
+def slide_props(found: Sequence[Slide]) -> dict[str, Any]:
+    """The properties of a slide: stride, padding and dilation."""
+    return {
+        "stride": IntsPerDimAttr(tuple(s.stride for s in found)),
+        "padding": IntsPerDimAttr(tuple(n for s in found for n in (s.low, s.high))),
+        "dilation": IntsPerDimAttr(tuple(s.dilation for s in found)),
+    }
+
+
+def taps(found: Sequence[Slide], positions: Shape) -> Iterator[tuple[Any, Any]]:
+    """Yield each index of the kernel, and the elements of padded x under it."""
+    for at in product(*(range(s.kernel) for s in found)):
+        under = (s.under(k, n) for s, k, n in zip(found, at, positions, strict=True))
+        yield (..., *at), (..., *under)
+
+
+def padded(x: Array, found: Sequence[Slide], value: float = 0.0) -> Array:
+    """x padded with a value."""
+    ends = [(0, 0)] * (x.ndim - len(found)) + [(s.low, s.high) for s in found]
+    return np.pad(x, ends, constant_values=value)
+
+
+class Tiles:
+    """An op that slides, in tiles: a split dimension of `x` becomes two, the devices' windows and
+    their elements; one of the result `y`, the windows and the positions in each. The kernel stays
+    within a window, so that the dimension of windows can be split."""
+
+    def __init__(self, found: Sequence[Slide], x: Shape, y: Shape, parts: Sequence[int]):
+        self.slides: list[Slide] = []
+        self.cut: list[tuple[int, Windows, Windows, Slide]] = []
+        self.x, self.y = list(x[:SPATIAL]), list(y[:SPATIAL])
+        for i, (s, total, positions, n) in enumerate(
+            zip(found, x[SPATIAL:], y[SPATIAL:], parts, strict=True)
+        ):
+            if n == 1 or s.passes:
+                self.slides.append(s)
+                self.x.append(total)
+                self.y.append(positions)
+                continue
+            each = -(-positions // n)
+            count = -(-positions // each)
+            size = (each - 1) * s.stride + s.span
+            self.cut.append(
+                (SPATIAL + i, Windows(total, count, size, each * s.stride, -s.low),
+                 Windows(positions, count, each, each), s)
+            )  # fmt: skip
+            self.slides += [Slide(1), Slide(s.kernel, s.stride, dilation=s.dilation)]
+            self.x += [count, size]
+            self.y += [count, each]
+
+    def of_x(self, b: "OpBuilder", x: SSAValue, maxima: bool = False) -> SSAValue:
+        """The windows of x.
+
+        For products, elements under no position are zeros: times 0, a NaN there would reach the
+        gradient of a weight. For `maxima`, the padding before the first element is a copy of it,
+        which passes its cotangent on to it, also where all of a window is the lowest number; the
+        padding after the last element is the lowest number.
+        """
+        for dim, windows, positions, slide in reversed(self.cut):
+            x = b.unfold(x, dim, windows, lowest=maxima)
+            low = max(-windows.offset, 0)
+            element = np.arange(windows.size)
+            window = np.arange(windows.count)[:, None]
+            if maxima:
+                hidden, other = (
+                    (window == 0) & (element < low),
+                    between(b, x, dim + 1, low, low + 1),
+                )
+            else:
+                hidden, other = _unused(windows, positions, slide), b.scalar(0.0, x)
+            if hidden.any():
+                rest = [1] * (len(unsharded_type(x).get_shape()) - dim - 2)
+                where = b.reshape(array_constant(b, hidden, i1), (*hidden.shape, *rest))
+                x = b.select(where, other, x)
+        return x
+
+    def of_y(self, b: "OpBuilder", y: SSAValue) -> SSAValue:
+        """The positions of each window."""
+        for dim, _, windows, _ in reversed(self.cut):
+            y = b.unfold(y, dim, windows)
+        return y
+
+    def to_x(self, b: "OpBuilder", x: SSAValue) -> SSAValue:
+        """The sum of windows, of the shape of x."""
+        for dim, windows, _, _ in self.cut:
+            x = b.fold(x, dim, windows)
+        return x
+
+    def to_y(self, b: "OpBuilder", y: SSAValue) -> SSAValue:
+        """The positions of all windows."""
+        for dim, _, windows, _ in self.cut:
+            y = b.fold(y, dim, windows)
+        return y
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        return tuple(s.kernel for s in self.slides)
+
+
+def _unused(windows: Windows, positions: Windows, slide: Slide) -> Array:
+    """The mask of the elements of windows that are of the dimension, but under no position."""
+    element = np.arange(windows.size)
+    window = np.arange(windows.count)[:, None]
+    index = window * windows.step + windows.offset + element
+    under = np.zeros((windows.count, windows.size), bool)
+    for p, k in product(range(positions.size), range(slide.kernel)):
+        exists = np.arange(windows.count) * positions.step + p < positions.rows
+        under[exists, p * slide.stride + k * slide.dilation] = True
+    return ~under & (index >= 0) & (index < windows.rows)
+
+
+def tiles(b: "OpBuilder", found: Sequence[Slide], x: Shape, y: Shape, *values: SSAValue) -> Tiles:
+    """The tiles for the layouts of these values, of shape x or y."""
+    assert b.mesh is not None
+    mesh = b.mesh
+    layouts = [b.layout(v) for v in values]
+    parts = [max(mesh.extent(l.dims[SPATIAL + i]) for l in layouts) for i in range(len(found))]
+    return Tiles(found, x, y, parts)
+
+
+def between(b: "OpBuilder", x: SSAValue, dim: int, start: int, end: int) -> SSAValue:
+    """Elements [start, end) of a dimension."""
+    ends = list(unsharded_type(x).get_shape())
+    starts = [0] * len(ends)
+    starts[dim], ends[dim] = start, end
+    return b.slice(x, starts, ends)
+
+
+def kernel_size(found: Sequence[Slide]) -> int:
+    return prod(s.kernel for s in found)
