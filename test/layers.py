@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 LAYERS = {
-    "diagnostics": 0,
+    "diagnostics": 0, "grammar": 0,
     "algebra": 1,
     "dialects": 2,
     "syntax": 3, "analysis": 3,

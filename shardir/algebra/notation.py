@@ -8,10 +8,7 @@ import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
-
-from lark import Lark, Transformer, UnexpectedInput
-from lark.exceptions import VisitError
+from typing import Any, Self
 
 from shardir.algebra.cluster import BYTES, Cluster, Level
 from shardir.algebra.collectives import PRICED
@@ -20,6 +17,7 @@ from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
 from shardir.diagnostics import NotationError, coded
+from shardir.grammar.machine import Machine, UnexpectedError
 
 STARTS = [
     "layout",
@@ -77,8 +75,19 @@ def check_sizes(axes: Sequence[tuple[Any, int]]) -> None:
             )
 
 
-class _NotationValues(Transformer):
-    """Parse tree -> values; `c` is the list of a rule's children."""
+class Word(str):
+    """A terminal, which begins at `start_pos`."""
+
+    start_pos: int
+
+    def __new__(cls, text: str, start: int, end: int) -> Self:
+        word = super().__new__(cls, text)
+        word.start_pos = start
+        return word
+
+
+class _NotationValues:
+    """The reductions of notation.lark; `c` is the list of a rule's children."""
 
     def axis(self, c: list[Any]) -> Axis:
         name, pre, size = c
@@ -233,36 +242,29 @@ class _NotationValues(Transformer):
 
 
 @cache
-def _lark() -> Lark:
-    return grammar("notation.lark", STARTS)
+def _machine() -> Machine:
+    return Machine(grammar("notation.lark"), STARTS, _NotationValues(), token=Word)
 
 
 @lru_cache(maxsize=65536)
 def _parse(text: str, start: str, what: str) -> Any:
-    return read(_lark(), _NotationValues(), text, start, what)
+    return read(_machine(), text, start, what)
 
 
-def grammar(file: str, starts: list[str]) -> Lark:
-    """Return the LALR tables of a grammar in this folder."""
-    text = (Path(__file__).parent / file).read_text()
-    return Lark(text, parser="lalr", start=starts, maybe_placeholders=True)
+def grammar(file: str) -> str:
+    """Return the text of a grammar in this folder."""
+    return (Path(__file__).parent / file).read_text()
 
 
-def read(lark: Lark, values: Transformer, text: str, start: str, what: str) -> Any:
+def read(machine: Machine, text: str, start: str, what: str) -> Any:
     """Return the value of a text; messages call it `what`. Raises NotationError."""
     try:
-        return values.transform(lark.parse(text, start=start))
-    except UnexpectedInput as e:
-        at = len(text) if e.pos_in_stream is None or e.pos_in_stream < 0 else e.pos_in_stream
-        token = getattr(e, "token", None)
-        if token is not None and token.type == "$END":
-            at = len(text)
-        got = repr(text[at]) if at < len(text) else "end"
-        raise NotationError(f"expected {what}, got {got}", at) from None
-    except VisitError as e:
-        if isinstance(e.orig_exc, NotationError):
-            raise e.orig_exc from None
-        raise NotationError(f"expected {what}, got an invalid number: {e.orig_exc}") from None
+        return machine.run(text, start)
+    except UnexpectedError as e:
+        got = repr(text[e.start]) if e.start < len(text) else "end"
+        raise NotationError(f"expected {what}, got {got}", e.start) from None
+    except ValueError as e:
+        raise NotationError(f"expected {what}, got an invalid number: {e}") from None
 
 
 def parse_layout(text: str) -> Layout:

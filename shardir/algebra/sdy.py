@@ -13,13 +13,12 @@ import re
 from functools import cache, lru_cache
 from typing import Any
 
-from lark import Lark, Token, Transformer
-
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
-from shardir.algebra.notation import check_sizes, grammar, read
+from shardir.algebra.notation import Word, check_sizes, grammar, read
 from shardir.algebra.sharding import Sharding
 from shardir.diagnostics import NotationError, ShardirError, coded
+from shardir.grammar.machine import Machine
 
 NAME = re.compile(r"[A-Za-z_][\w$.]*")
 """The names of meshes and axes that are valid in both notations."""
@@ -91,14 +90,8 @@ def _axis_text(a: Axis) -> str:
     return f'"{a.name}":({a.pre}){a.size}' if a.size else f'"{a.name}"'
 
 
-class _SdyValues(Transformer):
-    """Parse tree -> values; `c` is the list of a rule's children."""
-
-    def SYMBOL(self, token: Token) -> Token:
-        return _name(token, token[1:].strip('"'), "a mesh")
-
-    def STRING(self, token: Token) -> Token:
-        return _name(token, token[1:-1], "an axis")
+class _SdyValues:
+    """The reductions of sdy.lark; `c` is the list of a rule's children."""
 
     def axis(self, c: list[Any]) -> Axis:
         name, pre, size = c
@@ -137,7 +130,7 @@ class _SdyValues(Transformer):
             c[0].start_pos,
         )
 
-    def size(self, c: list[Any]) -> tuple[Token, int]:
+    def size(self, c: list[Any]) -> tuple[Word, int]:
         return c[0], int(c[1])
 
     def device_ids(self, c: list[Any]) -> list[int]:
@@ -161,21 +154,30 @@ class _SdyValues(Transformer):
         return mesh
 
 
-def _name(token: Token, text: str, what: str) -> Token:
+def _symbol(text: str, start: int, end: int) -> Word:
+    return _name(text[1:].strip('"'), "a mesh", start, end)
+
+
+def _string(text: str, start: int, end: int) -> Word:
+    return _name(text[1:-1], "an axis", start, end)
+
+
+def _name(text: str, what: str, start: int, end: int) -> Word:
     if not NAME.fullmatch(text):
         raise NotationError(
             f"expected a name of {what} of letters, digits, _, $ and ., beginning with a letter or "
             f'_, got "{text}"; rename it',
-            token.start_pos or 0,
+            start,
         )
-    return token.update(value=text)
+    return Word(text, start, end)
 
 
 @cache
-def _lark() -> Lark:
-    return grammar("sdy.lark", ["sharding", "mesh"])
+def _machine() -> Machine:
+    names = {"SYMBOL": _symbol, "STRING": _string}
+    return Machine(grammar("sdy.lark"), ["sharding", "mesh"], _SdyValues(), names, token=Word)
 
 
 @lru_cache(maxsize=65536)
 def _parse(text: str, start: str, what: str) -> Any:
-    return read(_lark(), _SdyValues(), text, start, what)
+    return read(_machine(), text, start, what)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from xdsl.ir import Attribute
 
 from shardir.diagnostics import did_you_mean
-from shardir.syntax.lexer import TERMINALS, Token
+from shardir.grammar.machine import Token
+from shardir.syntax.lexer import TERMINALS
 from shardir.syntax.spelling import LeafError, SilentError
 
 ATTR = re.compile(TERMINALS["ATTR"], re.ASCII)

@@ -9,10 +9,10 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import IRDLOperation
 
 from shardir.diagnostics import ShardirError, did_you_mean
+from shardir.grammar.machine import Token
 from shardir.syntax.formats import MisfitError, OpFormat, OpParts
 from shardir.syntax.functions import FunctionReductions
 from shardir.syntax.leaves import Leaves
-from shardir.syntax.lexer import Token
 from shardir.syntax.names import MAX_COUNT_DIGITS
 
 

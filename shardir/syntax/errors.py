@@ -1,7 +1,7 @@
 """The errors of one text, and the parts of its module that are missing because of them."""
 
 from shardir.diagnostics import Diagnostic
-from shardir.syntax.lexer import Token
+from shardir.grammar.machine import Token
 from shardir.syntax.source import Source
 from shardir.syntax.verify import Incomplete
 

@@ -25,7 +25,7 @@ from xdsl.irdl.operations import AttrSizedSegments, VarIRConstruct
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import ShardirError
-from shardir.syntax.lexer import Token
+from shardir.grammar.machine import Token
 
 Setter = Callable[[ParsingState, Any], None]
 RulePiece = tuple[str, list[Setter]]

@@ -7,7 +7,7 @@ from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FunctionType, Modul
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, Region
 
-from shardir.syntax.lexer import Token
+from shardir.grammar.machine import Token
 from shardir.syntax.reductions import Reductions
 from shardir.syntax.spelling import text_of
 

@@ -8,7 +8,6 @@ import re
 from difflib import get_close_matches
 from typing import Any
 
-from lark import Transformer
 from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import (
@@ -37,8 +36,8 @@ from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from shardir.diagnostics import did_you_mean
 from shardir.dialects.text import TextAttr
+from shardir.grammar.machine import Token
 from shardir.syntax.aliases import Aliases
-from shardir.syntax.lexer import Token
 from shardir.syntax.spelling import LeafError, decimal, located, string_bytes, text_of
 
 FLOAT_NAMES = (
@@ -50,11 +49,10 @@ SCALARS = FLOATS | {"index": builtin.IndexType(), "none": builtin.NoneType()}
 SIGNS = {"i": Signedness.SIGNLESS, "si": Signedness.SIGNED, "ui": Signedness.UNSIGNED}
 
 
-class LeafReductions(Transformer[Any, Any]):
+class LeafReductions:
     """The reductions of leaves.lark; `c` is the list of a rule's children."""
 
     def __init__(self, ctx: Context):
-        super().__init__(visit_tokens=False)
         self.ctx = ctx
         self.aliases: Aliases
         """Those of the current text."""

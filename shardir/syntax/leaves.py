@@ -10,6 +10,7 @@ from xdsl.ir import Attribute, TypeAttribute
 
 from shardir.diagnostics import one_of
 from shardir.dialects.text import TextAttr
+from shardir.grammar.machine import Machine, Token, UnexpectedError
 from shardir.syntax.aliases import Aliases
 from shardir.syntax.leaf_reductions import LeafReductions, number
 from shardir.syntax.lexer import (
@@ -18,9 +19,6 @@ from shardir.syntax.lexer import (
     STRING,
     SYMBOL,
     TYPE,
-    Machine,
-    Token,
-    UnexpectedError,
     lark_regexes,
 )
 from shardir.syntax.spelling import LeafError, located

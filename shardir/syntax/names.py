@@ -11,9 +11,9 @@ from xdsl.ir import Attribute, Block, SSAValue
 from xdsl.parser.core import ForwardDeclaredValue
 
 from shardir.diagnostics import did_you_mean
+from shardir.grammar.machine import Token
 from shardir.syntax.errors import ErrorLog, StopError
 from shardir.syntax.formats import MisfitError
-from shardir.syntax.lexer import Token
 
 MAX_NESTING = 100
 """The depth of nested regions; more would exceed Python's recursion limit."""

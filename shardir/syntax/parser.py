@@ -1,4 +1,4 @@
-"""`.ir` text -> module, by Lark's LALR(1) tables; the IR is built during the reductions.
+"""`.ir` text -> module, by LALR(1) tables; the IR is built during the reductions.
 
     module = parse(text, "digits.ir")        # raises ParseErrors with all errors
 
@@ -6,7 +6,7 @@
                                                              of functions), names.py their names
     leaves.lark   types and attributes   leaf_reductions.py  their reductions, which leaves.py runs
                                                              once per spelling; aliases.py
-    lexer.py      terminals, the loop    formats.py          one rule for each assembly_format
+    lexer.py      terminals              formats.py          one rule for each assembly_format
                                          recovery.py         resumption after a syntax error
 
 An error does not stop the parser. A wrong leaf or operand drops its op only; a syntax error skips
@@ -30,11 +30,12 @@ from xdsl.ir import Dialect
 from xdsl.irdl import IRDLOperation
 
 from shardir.diagnostics import ParseErrors
+from shardir.grammar.machine import Machine
 from shardir.syntax.builder import ModuleBuilder
 from shardir.syntax.errors import StopError
 from shardir.syntax.formats import OpFormat, Rules
 from shardir.syntax.leaves import Leaves
-from shardir.syntax.lexer import TERMINALS, Machine, lark_regexes
+from shardir.syntax.lexer import TERMINALS, lark_regexes
 from shardir.syntax.recovery import Recovery
 from shardir.syntax.source import Source
 from shardir.syntax.verify import verify_all
@@ -61,8 +62,8 @@ def no_gc() -> Iterator[None]:
 
 
 class IRParser:
-    """A parser for the ops of some dialects. Constructing one takes about 0.3 s where the tables of
-    its grammar are retained (lexer.built), else 1 s: reuse it."""
+    """A parser for the ops of some dialects. Constructing one takes about 0.1 s where the tables of
+    its grammar are retained (grammar/tables.py), else 1 s: reuse it."""
 
     def __init__(self, dialects: Sequence[Dialect], ctx: Context | None = None):
         self.ctx = ctx or context_of(dialects)

@@ -6,9 +6,9 @@ from typing import Any
 from xdsl.ir import Region
 
 from shardir.diagnostics import did_you_mean, one_of
+from shardir.grammar.machine import Machine, Row, Token, UnexpectedError
 from shardir.syntax.builder import ModuleBuilder
 from shardir.syntax.errors import StopError
-from shardir.syntax.lexer import Machine, Row, Token, UnexpectedError
 
 BLANK = r"[^\S\n]*+"
 RESULT_LIST = rf"{BLANK}(?:%[\w$.-]++{BLANK}(?::{BLANK}\d++{BLANK})?,?{BLANK})++=(?!=)"

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from lark import Transformer
 from xdsl.context import Context
 from xdsl.dialects.builtin import LocationAttr
 from xdsl.ir import Attribute, Block
 
+from shardir.grammar.machine import Token
 from shardir.syntax.errors import ErrorLog
 from shardir.syntax.leaves import Leaves
-from shardir.syntax.lexer import Token
 from shardir.syntax.names import ScopedNames
 from shardir.syntax.source import Source
 from shardir.syntax.spelling import LeafError, SilentError, text_of
@@ -19,12 +18,11 @@ BlockArgs = list[tuple[Token, Attribute | None, LocationAttr | None]]
 """Arguments of a block: name, type, which is None where it has an error, and location."""
 
 
-class Reductions(Transformer[Any, Any]):
+class Reductions:
     """The state of the text that is being parsed. An error does not stop it: the current op is
     parsed to its end, and then dropped."""
 
     def __init__(self, ctx: Context, leaves: Leaves):
-        super().__init__(visit_tokens=False)
         self.ctx, self.leaves = ctx, leaves
         self.begin(Source(""))
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 from xdsl.utils.exceptions import ParseError, VerifyException
 
 from shardir.diagnostics import NotationError, ShardirError
-from shardir.syntax.lexer import Token
+from shardir.grammar.machine import Token
 
 T = TypeVar("T")
 

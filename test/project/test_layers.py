@@ -22,9 +22,10 @@ from shardir.passes import PASSES
 
 LIBRARIES = {
     "diagnostics": set(),
-    "algebra": {"lark", "numpy"},
+    "grammar": {"lark"},
+    "algebra": {"numpy"},
     "dialects": {"numpy", "xdsl"},
-    "syntax": {"lark", "xdsl"},
+    "syntax": {"xdsl"},
     "analysis": {"xdsl"},
     "rewriting": {"xdsl"},
     "interpret": {"numpy", "xdsl"},

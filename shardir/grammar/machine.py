@@ -1,0 +1,232 @@
+"""LALR(1) tables, run by one loop with a lexer for each parser state.
+
+Lark's own loop and lexer keep line counts and token objects that cost half of the time of a large
+module. This loop keeps offsets only, drops punctuation, and turns leaf tokens into values as it
+shifts them. It also owns its stacks, which is what error recovery needs.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from shardir.grammar.tables import Production, Terminal, tables_of
+
+SKIP = r"(?:\s++|//[^\n]*+)*+"
+_skip = re.compile(SKIP, re.ASCII)
+ODD = re.compile(r'[A-Za-z_][\w$.]*|%[\w$.-]+|[@#!^][\w$.-]+|"[^"\n]*"|\d+|->|.', re.ASCII | re.S)
+WORD = re.compile(r"[A-Za-z_][\w$.]*+", re.ASCII)
+
+
+class Token:
+    """A terminal with a value."""
+
+    __slots__ = ("end", "start", "value")
+
+    def __init__(self, value: str, start: int, end: int):
+        self.value, self.start, self.end = value, start, end
+
+
+class UnexpectedError(Exception):
+    """A terminal that no rule allows here; `after` is the end of the one before it."""
+
+    def __init__(self, after: int, start: int, end: int, got: str, expected: list[str]):
+        super().__init__(got)
+        self.after, self.start, self.end = after, start, end
+        self.got, self.expected = got, expected
+
+
+class Row:
+    """The actions of one state."""
+
+    __slots__ = ("goto", "match", "number", "reduce", "shift", "words")
+
+    def __init__(self, number: int):
+        self.number = number
+        self.shift: dict[str, tuple[Row, Callable[[str, int, int], Any] | None]] = {}
+        self.reduce: dict[str, tuple[Callable[[list[Any]], Any], int, str]] = {}
+        self.goto: dict[str, Row] = {}
+        self.match: Any = None
+        self.words: dict[str, dict[str, str]] = {}
+
+    @property
+    def kinds(self) -> list[str]:
+        return [*self.shift, *self.reduce]
+
+
+class Machine:
+    """A grammar with its actions, ready to run.
+
+    `convert`: leaf terminals -> value, made as they are shifted.
+    `words`: spellings of one terminal that are terminals of their own, such as names of ops.
+    """
+
+    def __init__(
+        self,
+        grammar: str,
+        starts: Sequence[str],
+        actions: object,
+        convert: dict[str, Callable[[str, int, int], Any]] | None = None,
+        words: dict[str, dict[str, str]] | None = None,
+        token: Callable[[str, int, int], Any] = Token,
+    ):
+        tables = tables_of(grammar, starts)
+        self.words = words or {}
+        self.spelt = tables.spelt
+        self.terminals: dict[str, Terminal] = {t.name: t for t in tables.terminals}
+        makes = dict.fromkeys(tables.kept, token) | (convert or {})
+        reductions = [(_reduction(r, actions), r.size, r.origin) for r in tables.rules]
+        rows = [Row(number) for number in range(len(tables.states))]
+        kept = {*tables.kept}
+        for row, state in zip(rows, tables.states, strict=True):
+            row.shift = {
+                name: (rows[to], makes[name] if name in kept else None)
+                for name, to in state.shift.items()
+            }
+            for number, among in state.reduce:
+                row.reduce |= dict.fromkeys(tables.lookaheads[among], reductions[number])
+            row.goto = {name: rows[to] for name, to in state.goto.items()}
+        self.first = {start: rows[n] for start, n in tables.first.items()}
+        self.final = {start: rows[n] for start, n in tables.final.items()}
+
+    @property
+    def literals(self) -> dict[str, str]:
+        """The texts of punctuation and keywords."""
+        return {t.name: t.text for t in self.terminals.values() if t.is_literal}
+
+    def _prepare(self, row: Row) -> Any:
+        """Return the regex of a state, made on first use: most states never lex."""
+        defs = [self.terminals[k] for k in row.kinds if k in self.terminals]
+        for t in defs:
+            spelt = {n: self.terminals[n] for n in self.spelt.get(t.name, ())}
+            words = {w.text: n for n, w in spelt.items() if w in defs}
+            words = dict(self.words.get(t.name, {})) | words
+            if words:
+                row.words[t.name] = words
+        inner = {name for w in row.words.values() for name in w.values()}
+        defs = [t for t in defs if t.name not in inner]
+        defs.sort(key=lambda t: (-t.priority, t.is_literal, -len(t.text), t.name))
+        parts = []
+        for t in defs:
+            regex = t.text
+            if t.is_literal:
+                regex = re.escape(t.text) + (r"(?![\w$.])" if WORD.fullmatch(t.text) else "")
+            parts.append(f"(?P<{t.name}>{regex})")
+        row.match = re.compile(SKIP + f"(?:{'|'.join(parts) or '(?!)'})", re.ASCII).match
+        return row.match
+
+    def run(
+        self,
+        text: str,
+        start: str,
+        pos: int = 0,
+        end: int | None = None,
+        recover: Callable[[list[Row], list[Any], UnexpectedError], int] | None = None,
+    ) -> Any:
+        """Return the value of `text[pos:end]`; `recover` repairs the stacks and returns where to
+        resume."""
+        stop = len(text) if end is None else end
+        row, final = self.first[start], self.final[start]
+        stack, values = [row], []
+        while True:
+            kind: Any
+            m = (row.match or self._prepare(row))(text, pos, stop)
+            if m is None:
+                kind, value = "", ""
+                blank = _skip.match(text, pos, stop)
+                begin = finish = pos if blank is None else blank.end()
+                if begin >= stop:
+                    kind = "$END"
+            else:
+                kind = m.lastgroup
+                value, begin, finish = m[kind], m.start(kind), m.end()
+                if kind in row.words:
+                    kind = row.words[kind].get(value, kind)
+            while True:
+                if (shift := row.shift.get(kind)) is not None:
+                    row, make = shift
+                    stack.append(row)
+                    values.append(None if make is None else make(value, begin, finish))
+                    pos = finish
+                    break
+                if (reduce := row.reduce.get(kind)) is None:
+                    error = self._unexpected(text, pos, begin, stop, stack)
+                    if recover is None:
+                        raise error
+                    pos = recover(stack, values, error)
+                    row = stack[-1]
+                    break
+                call, size, origin = reduce
+                if size:
+                    children = values[-size:]
+                    del values[-size:], stack[-size:]
+                else:
+                    children = []
+                row = stack[-1].goto[origin]
+                stack.append(row)
+                values.append(call(children))
+                if row is final and kind == "$END":
+                    return values[-1]
+
+    def _unexpected(
+        self, text: str, after: int, begin: int, stop: int, stack: list[Row]
+    ) -> UnexpectedError:
+        m = ODD.match(text, begin, stop)
+        expected = [k for k in dict.fromkeys(stack[-1].kinds) if self.accepts(stack, k)]
+        if m is None:
+            return UnexpectedError(after, stop, stop + 1, "", expected)
+        return UnexpectedError(after, begin, m.end(), m[0], expected)
+
+    def accepts(self, stack: list[Row], kind: str) -> bool:
+        """Whether a terminal can follow: reductions may end in a state in which it cannot."""
+        rows = list(stack)
+        while kind not in rows[-1].shift:
+            if (reduce := rows[-1].reduce.get(kind)) is None:
+                return rows[-1] in self.final.values() and kind == "$END"
+            _, size, origin = reduce
+            if size:
+                del rows[-size:]
+            if origin not in rows[-1].goto:
+                return kind == "$END"
+            rows.append(rows[-1].goto[origin])
+        return True
+
+
+def _reduction(rule: Production, actions: object) -> Callable[[list[Any]], Any]:
+    """Return the function from the values of a rule's children to its own value; that of a rule
+    without a method is the list of them."""
+    make = getattr(actions, rule.method, _same)
+    if rule.expands:
+        make = partial(_expanded, make)
+    picks = rule.picks
+    if picks == [(i, False) for i in range(rule.size)]:
+        return make
+    if not any(inlined for _, inlined in picks):
+        return partial(_picked, make, [i for i, _ in picks])
+    return partial(_joined, make, picks)
+
+
+def _same(children: list[Any]) -> list[Any]:
+    return children
+
+
+def _expanded(make: Callable[[list[Any]], Any], children: list[Any]) -> Any:
+    return children[0] if len(children) == 1 else make(children)
+
+
+def _picked(make: Callable[[list[Any]], Any], picks: list[int], children: list[Any]) -> Any:
+    return make([None if i < 0 else children[i] for i in picks])
+
+
+def _joined(
+    make: Callable[[list[Any]], Any], picks: list[tuple[int, bool]], children: list[Any]
+) -> Any:
+    found: list[Any] = []
+    for i, inlined in picks:
+        if not inlined:
+            found.append(None if i < 0 else children[i])
+        elif found:
+            found += children[i]
+        else:  # nobody else has the list: a long one is not copied at each of its elements
+            found = children[i]
+    return make(found)

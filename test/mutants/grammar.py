@@ -1,0 +1,30 @@
+"""Mutants of grammar: the tables and the loop that runs them."""
+
+from mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "the tables of any grammar are used",
+        "The file of the tables is not named by the grammar.",
+        "shardir/grammar/tables.py",
+        'key = repr((FORMAT, version("lark"), [*starts], grammar))',
+        'key = repr((FORMAT, version("lark"), [*starts]))',
+        "test/grammar/test_retained_tables.py",
+    ),
+    Mutant(
+        "the tables are never retained",
+        "Lark computes the tables in each process.",
+        "shardir/grammar/tables.py",
+        "part.replace(file)",
+        "part.unlink()",
+        "test/grammar/test_retained_tables.py",
+    ),
+    Mutant(
+        "an absent child is dropped",
+        "A reduction gets no None for an optional child that is absent.",
+        "shardir/grammar/machine.py",
+        "[None if i < 0 else children[i] for i in picks]",
+        "[children[i] for i in picks if i >= 0]",
+        "test/grammar/test_machine.py",
+    ),
+]
