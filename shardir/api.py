@@ -11,7 +11,6 @@
 An error in a program is a ShardirError with source locations.
 """
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from shardir import pipelines
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Options, Report
 from shardir.diagnostics import Failure, ParseErrors
-from shardir.syntax.files import read_text
+from shardir.syntax.files import read_text, scratch_folder
 from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.parser import parse as _parse
 from shardir.syntax.printer import print_module
@@ -138,8 +137,8 @@ class Compiled:
     def run(self, **options: Any) -> Report:
         """Run the program on local processes, one for each rank: steps=, seed=, backend=,
         timeout=, ... as in shardir.backend.interface.Options."""
-        with tempfile.TemporaryDirectory(prefix="shardir-") as folder:
-            return self.backend.run(self.save(Path(folder) / "program"), Options(**options))
+        with scratch_folder() as folder:
+            return self.backend.run(self.save(folder / "program"), Options(**options))
 
 
 def run(program: "str | Path | Compiled", *, mode: str | None = None, **options: Any) -> Report:

@@ -17,7 +17,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(f"{Path(__file__).parents[1]}/shardir/backend/torch/runtime")
 
 from cpu import Cpu
+from hypothesis import HealthCheck, settings
 from runlines import RunError, run, run_lines
+
+settings.register_profile(
+    "any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
+"""No test of hypothesis fails because the machine is busy."""
 
 COLLECTED = 5_000, 10, 200
 """The thresholds of Python's garbage collector. IR is cyclic and lives for one test: collections of

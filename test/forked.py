@@ -40,6 +40,7 @@ class Server:
         socket.send_fds(self.socket, [json.dumps(request).encode()], [output, *fds])
         while "code" in (answer := self.answer(ANSWER_SECONDS)):
             pass
+        self.codes.pop(answer["pid"], None)  # that of an earlier process of the same number
         return answer["pid"]
 
     def answer(self, seconds: float) -> dict[str, int]:

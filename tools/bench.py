@@ -11,6 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from shardir.diagnostics import ShardirError
+from shardir.syntax.files import write_text
+from shardir.tools.commands import command
+
 Record = dict[str, Any]
 
 FOLDER = Path(__file__).resolve().parent.parent / "test" / "bench"
@@ -98,9 +102,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     show(name, records, Console(width=None if sys.stdout.isatty() else 120))
     if json_file is not None:
-        json_file.write_text(json.dumps(records, indent=1) + "\n")
+        try:
+            write_text(json_file, json.dumps(records, indent=1) + "\n")
+        except ShardirError as e:
+            print(f"error: {e}", file=sys.stderr)
+            return 2
     return 1 if any(r.get("violations") for r in records) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command("bench"))

@@ -11,7 +11,6 @@ import platform
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,8 +23,9 @@ from shardir.algebra.collectives import AxisState, between
 from shardir.backend.interface import LaunchError, Options
 from shardir.cost import Coefficients, clusters, report
 from shardir.diagnostics import ShardirError
-from shardir.syntax.files import write_text
+from shardir.syntax.files import scratch_folder, write_text
 from shardir.tools.arguments import new_file, positive, seconds
+from shardir.tools.commands import command
 from shardir.tools.probes import COLLECTIVES, SMALLEST, Probe, against, module, probes
 
 if TYPE_CHECKING:
@@ -183,9 +183,6 @@ def main(arguments: list[str] | None = None) -> int:
     except ShardirError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; all ranks have ended", file=sys.stderr)
-        return 130
     result = text(options.name, found, about)
     if options.output is None:
         sys.stdout.write(result)
@@ -293,10 +290,10 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str], floa
     compiled = compile(module(given, options.ranks), "", "probes.ir")
     before = os.getloadavg()[0]
     with (
-        tempfile.TemporaryDirectory(prefix="shard-calibrate-") as folder,
+        scratch_folder() as folder,
         _progress(options.rounds) as show,
     ):
-        program = compiled.save(Path(folder) / "program")
+        program = compiled.save(folder / "program")
         run = Options(backend=options.backend, timeout=options.timeout)
         (found,) = compiled.backend.measure([program], options.rounds, options.turn, run, show)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -346,4 +343,4 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command("calibrate"))

@@ -4,7 +4,8 @@
     shard-opt input.ir -p train -t torch -o out/
 
 It is xDSL's driver with our parser, and with every error at its location. Exit codes: 0, 1 for
-errors of the input, 2 for a wrong command line, 70 for an internal error.
+errors of the input, 2 for a wrong command line or output that cannot be written, 70 for an
+internal error; commands.py has those of signals.
 """
 
 import dataclasses
@@ -35,6 +36,7 @@ from shardir.syntax.source import Source, collect_warnings
 from shardir.syntax.verify import verify_all
 from shardir.tools import opt_files as files
 from shardir.tools.arguments import import_modules
+from shardir.tools.commands import command
 from shardir.tools.expected import compare
 from shardir.tools.internal import BUG, InternalError, guard
 from shardir.tools.opt_arguments import OptArguments, multiverse
@@ -213,11 +215,7 @@ class Driver(OptArguments):
             return self.text_of(module)
         if original is not None and self.args.output_file:
             with self.internal(f"target {target.name}"):
-                files.write_directory(
-                    Path(self.args.output_file),
-                    target.name,
-                    lambda folder: target.emit_directory(self.ctx, module, original, folder),
-                )
+                target.emit_directory(self.ctx, module, original, Path(self.args.output_file))
             return ""
         out = StringIO()
         with self.internal(f"target {self.args.target}"):
@@ -253,12 +251,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except InternalError as e:
         print(f"shard-opt: internal error in {e}\n{BUG}", file=sys.stderr)
         return 70
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 1
     finally:
         Attribute.__post_init__ = checked
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command("opt"))

@@ -1,15 +1,12 @@
 """The input and the output files of `shard-opt`."""
 
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from shardir.diagnostics import ShardirError
 from shardir.rewriting.options import UsageError
-from shardir.syntax.files import write_text
+from shardir.syntax.files import reason, write_text
 
 SEPARATOR = "// -----"
 """The line between two programs of one file."""
@@ -18,6 +15,8 @@ SEPARATOR = "// -----"
 def read_input(name: str | None) -> tuple[str, str]:
     """Return the name and the text of a file, or of stdin."""
     if name in (None, "-"):
+        if sys.stdin is None:
+            raise UsageError("expected a program on the standard input, which is closed")
         name, data = "<stdin>", sys.stdin.buffer.read()
     else:
         try:
@@ -52,50 +51,9 @@ def write_output(name: str | None, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    path = Path(name)
-    if path.is_dir():
+    if os.path.isdir(name):
         raise UsageError(f"expected a file for -o, got the directory {name}")
     try:
-        write_text(path, text)
+        write_text(Path(name), text)
     except ShardirError as e:
         raise UsageError(str(e)) from None
-
-
-def write_directory(out: Path, target: str, emit: Callable[[Path], None]) -> None:
-    """Emit into a temporary directory beside `out`, and move its files there.
-
-    So an error leaves no incomplete output.
-    """
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"expected a directory for -o with -t {target}, got the file {out}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError as e:
-        raise UsageError(f"cannot write {out}: {reason(e)}") from None
-    try:
-        fresh.chmod(0o755)
-        emit(fresh)
-        try:
-            _move_into(fresh, out)
-        except OSError as e:
-            raise UsageError(f"cannot write {out}: {reason(e)}") from None
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _move_into(fresh: Path, out: Path) -> None:
-    if not out.exists():
-        os.replace(fresh, out)
-        return
-    for path in sorted(fresh.rglob("*")):
-        target = out / path.relative_to(fresh)
-        if path.is_dir():
-            target.mkdir(exist_ok=True)
-        else:
-            os.replace(path, target)
-
-
-def reason(e: Exception) -> str:
-    """Return the system's message of an OSError, or the text of another error."""
-    return (e.strerror if isinstance(e, OSError) else None) or str(e)

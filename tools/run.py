@@ -1,16 +1,17 @@
 """shard-run: run a compiled directory, or compile an .ir file and run it."""
 
 import argparse
-import signal
+import os
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
 from shardir.backend.interface import LaunchError, Options
 from shardir.backend.torch.launch import Progress, read_plan, run, run_and_check, summary
 from shardir.diagnostics import ShardirError
-from shardir.tools.arguments import import_modules, new_file, positive, seconds
+from shardir.syntax.files import scratch_folder
+from shardir.tools.arguments import import_modules, npz_file, positive, seconds
+from shardir.tools.commands import command
 
 
 class InternalLaunchError(LaunchError):
@@ -22,16 +23,15 @@ class InternalLaunchError(LaunchError):
 def main(arguments: list[str] | None = None) -> int:
     """Run a program. Exit codes: 0 success, 1 a rank failed or --check disagreed, 2 no start."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         with ExitStack() as stack:
             directory = options.program
-            if not directory.is_dir() and directory.suffix in (".ir", ".mlir"):
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shard-run-"))
-                import_modules(options.imports)
-                directory = _compiled(directory, options, Path(folder))
-            elif directory.is_dir():
+            if os.path.isdir(directory):
                 _check_compiled(directory, options)
+            elif directory.suffix in (".ir", ".mlir"):
+                import_modules(options.imports)
+                folder = stack.enter_context(scratch_folder())
+                directory = _compiled(directory, options, folder)
             return _run(directory, options)
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -43,9 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
     except RecursionError:
         print("error: the program is nested too deeply", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; all ranks have ended", file=sys.stderr)
-        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         help="threads per rank (1 with gloo, torch's default with nccl)",
     )
     add(
-        "--dump", type=new_file, metavar="FILE", help="write all states and results to an .npz file"
+        "--dump", type=npz_file, metavar="FILE", help="write all states and results to an .npz file"
     )
     add("--seed", type=int, default=0, help="the seed of parameters and batches (0)")
     add("--pass-pipeline", metavar="P", help="for an .ir file: the passes to run (train)")
@@ -112,7 +109,7 @@ def _check_compiled(directory: Path, options: argparse.Namespace) -> None:
 
 def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
     """Compile an .ir file into the directory."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise LaunchError(f"{path}: no such file")
     from shardir.api import compile_file
     from shardir.syntax.source import collect_warnings
@@ -159,4 +156,4 @@ def _run(directory: Path, arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command("run"))

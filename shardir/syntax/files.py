@@ -1,34 +1,26 @@
-"""Atomic writes of text files: the new content, or the old one."""
+"""Files of the tools: texts are written completely or not at all, and folders for a while."""
 
-import os
+import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from shardir.diagnostics import ShardirError
+from shardir.syntax.writing import writing
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically, replacing an existing one. A device or a pipe is written to
-    directly.
+    """Write a file, as `writing` does. Names of files in the text may have any bytes.
 
     Raises:
         ShardirError: it can't be written; an existing file is unchanged.
     """
     try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-            return
-        handle, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as f:
-                f.write(text)
-            os.chmod(fresh, 0o644)
-            os.replace(fresh, path)
-        except OSError:
-            os.unlink(fresh)
-            raise
-    except OSError as e:
-        raise ShardirError(f"cannot write {path}: {e.strerror or e}") from None
+        with writing(path) as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
+    except (OSError, ValueError) as e:
+        raise ShardirError(f"cannot write {path}: {reason(e)}") from None
 
 
 def read_text(path: Path) -> str:
@@ -39,9 +31,35 @@ def read_text(path: Path) -> str:
     """
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as e:
-        raise ShardirError(f"{path} cannot be read: {e.strerror or e}") from None
     except UnicodeDecodeError as e:
         raise ShardirError(
             f"{path}: expected UTF-8 text, got {e.reason} at byte {e.start}"
         ) from None
+    except (OSError, ValueError) as e:
+        raise ShardirError(f"{path} cannot be read: {reason(e)}") from None
+
+
+def reason(e: Exception) -> str:
+    """Return the system's message of an OSError, or the text of another error."""
+    return (e.strerror if isinstance(e, OSError) else None) or str(e)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield a new folder, which is removed at the end of the block, or of this process.
+
+    A shell waits for the end of a pipe that only this process holds: so the folder is removed also
+    if this process is killed.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardir-", ignore_cleanup_errors=True) as folder:
+        remove = 'read _; rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; }'
+        guard = subprocess.Popen(
+            ["/bin/sh", "-c", remove, folder], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield Path(folder)
+        finally:
+            assert guard.stdin is not None
+            guard.stdin.close()
+            guard.wait()

@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 from shardir.backend.interface import LaunchError, Options, RunError
 from shardir.backend.torch.launch import read_plan, report
 from shardir.backend.torch.launch import start as launch
-from shardir.backend.torch.runtime.runtime_plan import PlanError, load_plan
+from shardir.backend.torch.runtime.runtime_plan import PlanError, load_plan, npy_header
 from shardir.dialects.random import batch_rows, fill
 from shardir.tools import run as tool
 
@@ -274,6 +274,19 @@ CHANGES = {
         init={"kind": "constant", "value": 1}
     ),
     "single: there is no file 'none.py'": lambda p: p.update(single="none.py"),
+    "single: '/etc/passwd' is outside the directory": lambda p: p.update(single="/etc/passwd"),
+    "expected version 1, got true": lambda p: p.update(version=True),
+    "kind: expected one of step, function, got [1]": lambda p: p["functions"]["step"].update(
+        kind=[1]
+    ),
+    "embedded null byte": lambda p: p.update(single="a\0b"),
+    "File name too long": lambda p: p.update(single="x" * 300),
+    "init.data[0]: expected a truth value or an integer or a number, got": lambda p: p["functions"][
+        "step"
+    ]["args"][2]["init"].update(data=["1"]),
+    "the lists in it have different lengths": lambda p: p["functions"]["step"]["args"][2][
+        "init"
+    ].update(data=[[1], [1, 2]]),
 }
 
 
@@ -383,6 +396,44 @@ def test_check_needs_a_program_for_one_device(tmp_path, capsys):
     directory = broken(tmp_path, lambda p: p.update(single=None))
     assert tool.main([str(directory), "--check"]) == 2
     assert "no program for one device" in capsys.readouterr().err
+
+
+def npy(header, version=b"\x01\x00", data=b"\0" * 64):
+    size = len(header).to_bytes(2 if version[0] == 1 else 4, "little")
+    return b"\x93NUMPY" + version + size + header + data
+
+
+def header(**fields):
+    return repr({"descr": "<f4", "fortran_order": False, "shape": (4, 4), **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00", b"\x93NUMPY\x01\x00\xff",
+        npy(b""), npy(b"[" * 5000), npy(b"-" * 9000 + b"1"), npy(b"\xff\0"), npy(b"{}"),
+        npy(b"[1]"), npy(b"__import__('os')"), npy(header(), b"\x02\x00")[:12] + b"\xff" * 4,
+        npy(header(descr=["<f4"])), npy(header(descr=[("a", "<f4")])), npy(header(descr="|O")),
+        npy(header(shape=4)), npy(header(shape=(-1, -16))), npy(header(shape=("4", 4))),
+        npy(header(shape=(True, 4))), npy(header(shape=(4.0, 4))), npy(header(shape=(1 << 70,))),
+        npy(header(fortran_order=True)), npy(header(), data=b"\0" * 63),
+    ],
+)  # fmt: skip
+def test_a_broken_array_is_one_clear_message(tmp_path, content):
+    path = tmp_path / "x.npy"
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match=r"x\.npy: ") as caught:
+        npy_header(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_header_is_that_of_numpy(tmp_path):
+    path = tmp_path / "x.npy"
+    for dtype, shape in (("<f4", (3, 2)), ("|b1", ()), ("<i8", (0, 5)), ("<f2", (1,) * 20)):
+        np.save(path, np.zeros(shape, dtype))
+        found = npy_header(path)
+        assert (found.dtype, found.shape) == (dtype, shape)
+        assert found.offset + np.zeros(shape, dtype).nbytes == path.stat().st_size
 
 
 def test_embedders_get_a_launch_error(tmp_path):

@@ -149,6 +149,9 @@ def test_no_passes_are_no_passes(tmp_path: Path) -> None:
         (["--dump", "/"], "expected a file, got the directory /"),
         (["--timeout", "0"], "more than 0"),
         (["--timeout", "nan"], "more than 0"),
+        (["--timeout", "inf"], "at most 1000000, got inf"),
+        (["--timeout", "1e10"], "at most 1000000, got 1e10"),
+        (["--dump", "program.py"], "expected a name that ends in .npz, got program.py"),
         (["--threads", "-1"], "expected 1 or more"),
     ],
 )

@@ -93,7 +93,7 @@ class Refuse(ModulePass):
 
 @dataclass(frozen=True)
 class Folder(Target):
-    """Write a directory, or fail after the first file."""
+    """Write a directory, or fail."""
 
     name = "folder"
     fail: bool = False
@@ -102,11 +102,12 @@ class Folder(Target):
         print("text", file=output)
 
     def emit_directory(self, ctx: Context, module: ModuleOp, original: ModuleOp, out: Path) -> None:
+        if self.fail:
+            raise Failure("this cannot be emitted")
+        out.mkdir(parents=True, exist_ok=True)
         for name, m in (("now", module), ("before", original)):
             (f,) = (f for f in m.ops if isinstance(f, FuncOp))
             (out / name).write_text(f.sym_name.data)
-            if self.fail:
-                raise Failure("this cannot be emitted")
 
 
 NAMED = pipelines.PIPELINES | {

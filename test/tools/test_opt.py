@@ -188,16 +188,13 @@ def test_directories(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     assert run("-t", "folder", "-o", str(out), "-p", "rename") == (0, "", "")
     assert (out / "now").read_text() == "g" and (out / "before").read_text() == "f"
-    (out / "other").write_text("kept")
-    assert run("-t", "folder", "-o", str(out), "-p", "rename{to=h}") == (0, "", "")
-    assert (out / "now").read_text() == "h" and (out / "other").read_text() == "kept"
     code, _, err = run("-t", "folder{fail=true}", "-o", str(out), "-p", "rename{to=i}")
     assert (code, err) == (1, "<stdin>: error: this cannot be emitted\n")
-    assert (out / "now").read_text() == "h"
-    assert [p.name for p in out.parent.iterdir()] == ["out"]
     assert run("-t", "folder") == (0, "text\n", "")
-    code, _, err = run("-t", "folder", "-o", str(out / "now"))
-    assert code == 2 and "expected a directory for -o with -t folder, got the file" in err
+    code, _, err = run("-t", "torch", "-o", str(out / "now"))
+    assert code == 2 and "expected a directory, got the file" in err
+    code, _, err = run("-t", "torch", "-o", str(out))
+    assert code == 2 and "has other files and no plan.json: it is not overwritten" in err
 
 
 def test_frontends() -> None:

@@ -1,5 +1,7 @@
-"""Emitted directories on disk, written atomically: beside their path, and then moved there."""
+"""Emitted directories on disk: complete when they appear, and nothing of others is overwritten."""
 
+import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -7,55 +9,86 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardir.backend.torch.runtime import RUNTIME_FILES
-from shardir.diagnostics import ShardirError
+from shardir.rewriting.options import UsageError
+from shardir.syntax.files import reason
 
-
-def _is_ours(name: str) -> bool:
-    """Whether a file of an emitted directory is replaced with it."""
-    known = {*RUNTIME_FILES, "program.py", "single.py", "plan.json", "data", "__pycache__"}
-    return name in known or (name.startswith("program_rank") and name.endswith(".py"))
+PLAN = "plan.json"
+FILES = {*RUNTIME_FILES, "program.py", "single.py", PLAN}
+"""The names of an emitted directory, beside data/*.npy and program_rank*.py."""
 
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """Yield a new folder, which replaces `out` at the end. Other files of an earlier one, such as
-    checkpoints, stay.
+    """Yield a new folder, whose files replace those of the program in `out` at the end.
+
+    1. A directory that does not exist appears at once, with all its files.
+    2. An existing one has to be empty or to have a program. Its files are replaced one by one,
+       plan.json last, and those that the new program does not have are removed.
+    3. All other files in it, such as checkpoints, stay where they are.
+    4. After an error before the end nothing has changed.
 
     Raises:
-        ShardirError: `out` exists and is not an emitted program, or cannot be written.
+        UsageError: `out` exists and is not an emitted program, or cannot be written.
     """
-    out = out.absolute()
-    if out.is_symlink():
-        out = out.resolve()
-    if out.exists() and not out.is_dir():
-        raise ShardirError(f"{out} is a file, not a directory")
-    old = sorted(out.iterdir()) if out.exists() else []
-    if old and not (out / "plan.json").is_file():
-        raise ShardirError(
-            f"{out} has other files and no plan.json: it is not overwritten; choose another"
-        )
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError as error:
-        raise ShardirError(f"{out} cannot be written: {error}") from None
-    fresh, aside = work / "new", work / "old"
+        out = out.absolute()
+        old = _files_of(out)
+        folder = out.resolve() if old is not None else out.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".shardir.", dir=folder))
+    except (OSError, ValueError) as e:
+        raise UsageError(f"cannot write {out}: {reason(e)}") from None
     try:
+        fresh = work / "new"
         fresh.mkdir()
         yield fresh
-        if not out.exists():
+        if old is None:
             fresh.rename(out)
-            return
-        out.rename(aside)
-        try:
-            fresh.rename(out)
-        except BaseException:
-            aside.rename(out)
-            raise
-        for path in old:
-            if not _is_ours(path.name):
-                (aside / path.name).rename(out / path.name)
-    except OSError as error:
-        raise ShardirError(f"{out} cannot be written: {error}") from None
+        else:
+            _replace(folder, old, fresh)
+    except OSError as e:
+        raise UsageError(f"cannot write {out}: {reason(e)}") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _files_of(out: Path) -> set[Path] | None:
+    """Return the files of the program in a directory, relative to it; None if there is no
+    directory."""
+    try:
+        out.lstat()
+    except FileNotFoundError:
+        return None
+    if not out.is_dir():
+        raise UsageError(f"expected a directory, got the file {out}")
+    names = {path.name for path in out.iterdir()}
+    if not names:
+        return set()
+    try:
+        plan = json.loads((out / PLAN).read_text(encoding="utf-8"))
+        inits = [arg["init"] for f in plan["functions"].values() for arg in f["args"]]
+        data = {Path(init["file"]) for init in inits if init["kind"] == "file"}
+    except FileNotFoundError:
+        raise UsageError(
+            f"{out} has other files and no {PLAN}: it is not overwritten; choose another"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UsageError(
+            f"{out}/{PLAN} is not that of a program: {out} is not overwritten; choose another"
+        ) from None
+    own = {n for n in names if n in FILES or (n.startswith("program_rank") and n.endswith(".py"))}
+    return {*map(Path, own), *(path for path in data if path.parent == Path("data"))}
+
+
+def _replace(out: Path, old: set[Path], fresh: Path) -> None:
+    """Move all files of `fresh` to `out`; remove those of `old` that it does not have."""
+    new = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()}
+    for path in sorted(new, key=lambda path: (path == Path(PLAN), path)):
+        (out / path).parent.mkdir(exist_ok=True)
+        os.replace(fresh / path, out / path)
+    for path in old - new:
+        (out / path).unlink(missing_ok=True)
+    data = out / "data"
+    if data.is_dir() and not any(data.iterdir()):
+        data.rmdir()
+    shutil.rmtree(out / "__pycache__", ignore_errors=True)  # a file's time may be the old one's

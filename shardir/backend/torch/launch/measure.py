@@ -6,7 +6,6 @@ it drifts for all of them.
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from shardir.backend.interface import LaunchError, MeasuredTimes, Options
 from shardir.backend.torch.launch.ranks import Ranks
 from shardir.backend.torch.launch.start import read_plan
 from shardir.backend.torch.runtime import FOLDER, MEASURING, RUNTIME_FILES
+from shardir.syntax.files import scratch_folder
 
 
 def times(
@@ -46,8 +46,7 @@ def times(
             case "times" if event["program"] < len(found):
                 found[event["program"]][event["function"]] = event["seconds"]
 
-    with tempfile.TemporaryDirectory(prefix="shardir-measure-") as folder:
-        here = Path(folder)
+    with scratch_folder() as here:
         for name in RUNTIME_FILES:
             shutil.copyfile(FOLDER / name, here / name)
         turns = {

@@ -2,11 +2,9 @@
 
 import math
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
@@ -14,6 +12,7 @@ import numpy as np
 from shardir.backend.interface import LaunchError, Options, Report
 from shardir.backend.torch.launch.start import run
 from shardir.backend.torch.runtime.runtime_plan import ProgramPlan
+from shardir.syntax.files import scratch_folder
 
 COMPARED_STEPS = 20
 # How far two runs may differ, relatively, where the sums are added up in another order.
@@ -125,8 +124,8 @@ def run_and_check(
             "--check: there is no program for one device to check against: this one was compiled"
             " from a program that is already written per rank"
         )
-    with tempfile.TemporaryDirectory(prefix="shard-check-") as folder:
-        ranks, single = options.dump or Path(folder) / "ranks.npz", Path(folder) / "single.npz"
+    with scratch_folder() as folder:
+        ranks, single = options.dump or folder / "ranks.npz", folder / "single.npz"
         with progress.shown():
             report = run(plan.directory, replace(options, dump=ranks), on_event=progress)
         alone = Progress("one device: ", progress.steps, progress.log_every, progress.out)

@@ -6,7 +6,8 @@ import zipfile
 from pathlib import Path
 
 import torch
-from runtime_plan import PlanError, npy_header
+from runtime_plan import npy_header
+from runtime_writing import writing
 from torch import Tensor
 
 # numpy's name of each type, and the torch type of the same memory
@@ -32,11 +33,6 @@ def open_npy(path: Path) -> Tensor:
     count = torch.Size(header.shape).numel()
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    needed = header.offset + count * dtype.itemsize
-    if len(memory) < needed:
-        raise PlanError(
-            f"{path}: expected at least {needed} bytes, got {len(memory)}; copy it again"
-        )
     flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=header.offset)
     return flat.view(header.shape)
 
@@ -44,8 +40,7 @@ def open_npy(path: Path) -> Tensor:
 def save_npz(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write an .npz as numpy does (bf16 as f32), without numpy."""
     names = {dtype: name for name, dtype in NPY_DTYPES.items()}
-    partly = path.with_name(path.name + ".part")
-    with zipfile.ZipFile(partly, "w") as file:
+    with writing(path) as archive, zipfile.ZipFile(archive, "w") as file:
         for name, tensor in tensors.items():
             x = tensor.detach().cpu().contiguous()
             x = x.float() if x.dtype == torch.bfloat16 else x
@@ -60,4 +55,3 @@ def save_npz(path: Path, tensors: dict[str, Tensor]) -> None:
             with file.open(f"{name.replace('..', '__')}.npy", "w", force_zip64=True) as member:
                 member.write(start + header)
                 member.write(data)
-    partly.replace(path)

@@ -27,6 +27,7 @@ program from beside it.
 import ast
 import json
 import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from typing import Any
 
 DTYPES = ("f32", "f64", "bf16", "f16", "i64", "i32", "i1")
 NPY_TYPES = ("<f4", "<f8", "<f2", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")
+HEADER_BYTES = 10_000
 START_SECONDS = 60.0  # beside the time-out: to import torch and to meet, on a busy machine
 _NUMBER = (int, float)
 # The fields of each kind of initial value, with their types.
@@ -141,8 +143,9 @@ class ProgramPlan:
 def load_plan(directory: str | Path) -> ProgramPlan:
     """Return the checked plan of a directory. Raises PlanError."""
     directory = Path(directory)
-    if not directory.is_dir():
-        what = "is a file, not a compiled directory" if directory.exists() else "no such directory"
+    if not os.path.isdir(directory):
+        is_file = os.path.exists(directory)
+        what = "is a file, not a compiled directory" if is_file else "no such directory"
         raise PlanError(f"{directory}: {what}")
     path = directory / "plan.json"
     try:
@@ -153,7 +156,7 @@ def load_plan(directory: str | Path) -> ProgramPlan:
         raise PlanError(f"{path} cannot be read: {error}") from None
     try:
         return _plan(_Field(data, ""), directory)
-    except PlanError as error:
+    except (PlanError, OSError, ValueError, RecursionError) as error:  # also of names of files
         raise PlanError(f"{path}: {error}") from None
 
 
@@ -183,7 +186,7 @@ class _Field:
         return self
 
     def one_of(self, choices: Any) -> str:
-        if self.value not in choices:
+        if not isinstance(self.value, str) or self.value not in choices:
             raise self.fail(f"expected one of {', '.join(choices)}, got {_show(self.value)}")
         return self.value
 
@@ -211,7 +214,7 @@ def _names(kinds: tuple) -> str:
 
 def _plan(top: _Field, directory: Path) -> ProgramPlan:
     version = top.get("version").value
-    if version != 1:
+    if version != 1 or version is True:
         raise top.fail(f"expected version 1, got {_show(version)}")
     mesh = top.get("mesh", dict)
     sizes: dict[str, int] = {}
@@ -228,8 +231,8 @@ def _plan(top: _Field, directory: Path) -> ProgramPlan:
     )
     _check_states(functions)
     single = top.get("single", (str, type(None)), default=None)
-    if single.value is not None and not (directory / single.value).is_file():
-        raise single.fail(f"there is no file {single.value!r}")
+    if single.value is not None:
+        file_in(directory, single)
     return ProgramPlan(
         directory=directory,
         mesh_name=mesh.get("name", str).value,
@@ -339,10 +342,12 @@ def _check_init(field: _Field, arg: PlanArgument, kind: str, directory: Path) ->
     init = field.value
     if init["kind"] == "integers" and init["low"] >= init["high"]:
         raise field.fail("low must be below high")
-    if init["kind"] == "values" and _count(init["data"]) != math.prod(arg.shape):
-        raise field.fail(f"{_count(init['data'])} values for the shape {list(arg.shape)}")
+    if init["kind"] == "values":
+        count = _count(field.get("data"))
+        if count != math.prod(arg.shape):
+            raise field.fail(f"{count} values for the shape {list(arg.shape)}")
     if init["kind"] == "file":
-        shape = npy_header(file_of(directory, field)).shape
+        shape = npy_header(file_in(directory, field.get("file"))).shape
         want = list(arg.shape)
         if arg.role != "input":
             right = list(shape) == want
@@ -357,17 +362,24 @@ def _check_init(field: _Field, arg: PlanArgument, kind: str, directory: Path) ->
             raise field.fail(f"the file's shape {list(shape)} does not fit the shape {want}")
 
 
-def _count(data: Any) -> int:
-    return sum(map(_count, data)) if isinstance(data, list) else 1
+def _count(data: _Field) -> int:
+    """Return the number of values in nested lists."""
+    if not isinstance(data.value, list):
+        data.of((bool, *_NUMBER))
+        return 1
+    counts = [_count(item) for item in data.items()]
+    if len({*counts}) > 1:
+        raise data.fail("the lists in it have different lengths")
+    return sum(counts)
 
 
-def file_of(directory: Path, init: _Field) -> Path:
-    """Return the path of an initial value's file, which is in the directory."""
-    path = (directory / init.get("file", str).value).resolve()
+def file_in(directory: Path, name: _Field) -> Path:
+    """Return the path of a file of the directory."""
+    path = (directory / name.value).resolve()
     if not path.is_relative_to(directory.resolve()):
-        raise init.fail(f"{init.value['file']!r} is outside the directory")
+        raise name.fail(f"{name.value!r} is outside the directory")
     if not path.is_file():
-        raise init.fail(f"there is no file {init.value['file']!r}")
+        raise name.fail(f"there is no file {name.value!r}")
     return path
 
 
@@ -381,20 +393,30 @@ class NpyHeader:
 
 
 def npy_header(path: Path) -> NpyHeader:
-    """Return the header of an .npy file. Raises PlanError."""
+    """Return the header of an .npy file, which has all its data. Raises PlanError."""
     try:
         with path.open("rb") as file:
             start = file.read(8)
-            if start[:6] != b"\x93NUMPY":
+            if start[:6] != b"\x93NUMPY" or len(start) < 8:
                 raise ValueError("not an .npy file")
             size_format = "<H" if start[6] == 1 else "<I"
             (size,) = struct.unpack(size_format, file.read(struct.calcsize(size_format)))
+            if size > HEADER_BYTES:
+                raise ValueError(f"expected a header of at most {HEADER_BYTES} bytes, got {size}")
             header = ast.literal_eval(file.read(size).decode("latin1").strip())
             found = NpyHeader(header["descr"], tuple(header["shape"]), file.tell())
-            if header["fortran_order"]:
-                raise ValueError("the array is in Fortran's order; save it in C's")
-            if found.dtype not in NPY_TYPES:
-                raise ValueError(f"expected a type of {NPY_TYPES}, got {found.dtype!r}")
-            return found
-    except (OSError, ValueError, SyntaxError, KeyError, TypeError, struct.error) as error:
+            there = file.seek(0, os.SEEK_END)
+        if header["fortran_order"]:
+            raise ValueError("the array is in Fortran's order; save it in C's")
+        if found.dtype not in NPY_TYPES:
+            raise ValueError(f"expected a type of {NPY_TYPES}, got {found.dtype!r}")
+        if not all(type(n) is int and n >= 0 for n in found.shape):
+            raise ValueError(f"expected sizes of 0 or more, got the shape {found.shape}")
+        needed = found.offset + math.prod(found.shape) * int(found.dtype[2:])
+        if there < needed:
+            raise ValueError(f"expected at least {needed} bytes, got {there}; copy it again")
+        return found
+    except (KeyError, TypeError, SyntaxError, RecursionError, MemoryError, struct.error):
+        raise PlanError(f"{path}: its header is damaged") from None
+    except (OSError, ValueError) as error:
         raise PlanError(f"{path}: {error}") from None

@@ -39,6 +39,8 @@ def as_rank(work: Callable[[argparse.Namespace, Events], None]) -> None:
     code = 1
     try:
         options = _options()
+        if options.dump and not options.dump.endswith(".npz"):
+            raise PlanError(f"--dump: expected a name that ends in .npz, got {options.dump}")
         _behave(options)
         with torch.no_grad():
             work(options, events)

@@ -1,0 +1,96 @@
+"""The commands `shard-opt`, `shard-run`, `shard-bench` and `shard-calibrate`: their start and end.
+
+1. An interrupt ends a command with exit code 130, SIGTERM and SIGHUP with 128 plus their number.
+   What it was writing is removed, and its ranks are ended.
+2. Output that cannot be written is an error with exit code 2. If its reader has left (`| head`),
+   the exit code is 141, without a message.
+3. None of this shows a traceback, at any moment: the modules of a command are imported here.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from io import TextIOWrapper
+from typing import NoReturn
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+def opt() -> int:
+    return command("opt")
+
+
+def run() -> int:
+    return command("run")
+
+
+def bench() -> int:
+    return command("bench")
+
+
+def calibrate() -> int:
+    return command("calibrate")
+
+
+def command(name: str) -> int:
+    """Run shardir/tools/NAME.py with the arguments of the process; return the exit code."""
+    _prepare_streams()
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.default_int_handler:  # a job in the background ignores it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to remove yet
+    main = import_module(f"shardir.tools.{name}").main
+    for number in ENDING:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+    try:
+        signal.signal(signal.SIGINT, interrupt)
+        code = _exit_code(main)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = _failed("interrupted", 128 + signal.SIGINT)
+    except BrokenPipeError:
+        code = _failed("", 128 + signal.SIGPIPE)
+    except OSError as e:
+        code = _failed(f"error: {e.filename or 'cannot write the output'}: {e.strerror}", 2)
+    for number in (signal.SIGINT, *ENDING):
+        signal.signal(number, signal.SIG_IGN)  # while Python ends
+    return code
+
+
+def _exit_code(main: Callable[[], int]) -> int:
+    """Return the exit code of `main`, also where it ends the process."""
+    try:
+        return main()
+    except SystemExit as e:
+        return e.code if isinstance(e.code, int) else int(e.code is not None)
+
+
+def _failed(message: str, code: int) -> int:
+    """Print a message, drop the output that cannot be written, and return the code."""
+    with suppress(OSError):
+        print(message, end="\n" if message else "", file=sys.stderr, flush=True)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    return code
+
+
+def _end(number: int, _: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def _prepare_streams() -> None:
+    """Open /dev/null in place of standard streams that are closed, so that no other file gets their
+    numbers. Print UTF-8 in any locale, and names of files with the bytes that they have."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
