@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 
 from shardir.algebra.bound import crossing, refined
 from shardir.algebra.collectives import AxisState, CollectiveStep, move
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh, sizes_of
+from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.traffic import cut
 
 REPLICATED, SHARDED, PARTIAL, ROOT = AxisState
@@ -79,12 +79,17 @@ class RedistributionProblem:
 
     @cached_property
     def spellings(self) -> tuple[Axes, ...]:
-        """The sub-axes at which layouts are cut; more than one where those of the source cross
-        those of the target, 2 x 3 of 6 and 3 x 2, so that no layout is cut at all."""
-        levels, ends = self.mesh.level_sub_axes, (self.source.used, self.target.used)
+        """The sub-axes at which layouts are cut; more than one where those of the source, the
+        target and the levels cross, 2 x 3 of 6 and 3 x 2, so that no layout is cut at all."""
+        source, target, levels = self.source.used, self.target.used, self.mesh.level_sub_axes
         if not self.crosses:
-            ends = (ends[0] + ends[1],)
-        return tuple((*used, *self.mesh.cut(levels, used)) for used in ends)
+            return ((*source, *target, *self.mesh.cut(levels, source + target)),)
+        orders = ((source, levels, target), (target, levels, source), (levels, source, target))
+        found: dict[frozenset[Axis], Axes] = {}
+        for first, second, third in orders:
+            spelling = _uncrossed(self.mesh, first + second + third)
+            found.setdefault(frozenset(spelling), spelling)
+        return tuple(found.values())
 
     @cached_property
     def crosses(self) -> bool:
@@ -98,9 +103,9 @@ class RedistributionProblem:
     def moves(self, now: Layout) -> Iterator[CollectiveStep]:
         """Yield every move from a layout that a plan may need."""
         for sub_axes in self.spellings:
-            yield from self._moves(cut(self.mesh, now, sub_axes) if self.crosses else now)
+            yield from self._moves(*(cut(self.mesh, l, sub_axes) for l in (now, self.target)))
 
-    def _moves(self, now: Layout) -> Iterator[CollectiveStep]:
+    def _moves(self, now: Layout, target: Layout) -> Iterator[CollectiveStep]:
         yield from self._local(now)
         yield from self._reductions(now)
         for dim, have in enumerate(now.dims):
@@ -114,7 +119,7 @@ class RedistributionProblem:
                 for other, theirs in enumerate(now.dims):
                     if other != dim and self.nests(other, theirs, theirs + axes):
                         yield self.move(SHARDED, SHARDED, now, axes, other, dim)
-        yield from _exchanges(self.mesh, self.runs, self.target, now)
+        yield from _exchanges(self.mesh, self.runs, target, now)
 
     def _local(self, now: Layout) -> Iterator[CollectiveStep]:
         for axes in self.runs:
@@ -154,29 +159,54 @@ class RedistributionProblem:
                     yield self.move(PARTIAL, SHARDED, now, axes, dim)
 
 
+def _uncrossed(mesh: Mesh, axes: Axes) -> Axes:
+    """Return the axes without those that cross one before them."""
+    found: Axes = ()
+    for a in axes:
+        both = (*found, a)
+        if mesh.clash(tuple({*mesh.cut(both, both)})) is None:
+            found = both
+    return found
+
+
 @lru_cache(maxsize=4096)
 def _exchanges(
     mesh: Mesh, runs: tuple[Axes, ...], target: Layout, now: Layout
 ) -> tuple[CollectiveStep, ...]:
-    """Return exchanges: to the target's split as far as its axes are not partial, of all dimensions
+    """Return exchanges. To the target's split as far as its axes are not partial, of all dimensions
     or of one, perhaps with others at the minor end: those over which the target is partial, those
-    that the dimension has, some of the `runs` that are free; and of one sub-axis to the minor end
-    of a dimension."""
+    that the dimension has, all that are left, some of the `runs` that are not used; with the minor
+    axes of one dimension in another; and with a run that crosses axes in place of one dimension's.
+    And of one sub-axis to the minor end of a dimension."""
     new = tuple(a for a in target.partial if a not in now.partial)
     wanted = [_before(x, now.partial) for x in target.dims]
     ends = [target.with_dim(d, x + new).dims for d, x in enumerate(target.dims)]
     placed = tuple(a for x in wanted for a in x)
-    ends.append(tuple(x + _without(y, placed) for x, y in zip(wanted, now.dims, strict=True)))
+    rest = [_without(y, placed) for y in now.dims]
+    ends.append(tuple(x + y for x, y in zip(wanted, rest, strict=True)))
+    if not any(map(sizes_of, now.dims)):
+        left = tuple(a for y in rest for a in y)
+        ends += [(*wanted[:d], x + left, *wanted[d + 1 :]) for d, x in enumerate(wanted)]
     for d, x in enumerate(wanted):
         elsewhere = tuple(a for e, y in enumerate(now.dims) if e != d for a in y)
         for end in (x, x + _without(now.dims[d], x), _before(x, elsewhere)):
             others = tuple(_without(y, end) for y in now.dims)
             ends.append((*others[:d], end, *others[d + 1 :]))
     ends.append(tuple(wanted))
-    free = [axes for axes in runs if _free(mesh, now, axes)]
+    free = [axes for axes in runs if not set(axes) & set(now.used)]
     for end, axes, d in product(ends[:], free, range(len(wanted))):
         if not set(axes) & {a for x in end for a in x}:
             ends.append((*end[:d], end[d] + axes, *end[d + 1 :]))
+    used = target.used + now.used
+    for axes in runs:
+        if any(a != b and mesh.overlap(a, b) for a in axes for b in used):
+            ends += [(*wanted[:d], axes, *wanted[d + 1 :]) for d in range(len(wanted))]
+    if not any(map(sizes_of, target.dims)):
+        for dim, other in permutations(range(len(wanted)), 2):
+            for n in range(len(wanted[dim])):
+                end = list(wanted)
+                end[dim], end[other] = wanted[dim][:n], wanted[other] + wanted[dim][n:]
+                ends.append(tuple(end))
     for dim, have in enumerate(now.dims):
         for i, a in enumerate(have):
             rest = now.with_dim(dim, have[:i] + have[i + 1 :])

@@ -106,6 +106,22 @@ MUTANTS = [
         "test/algebra/test_bound.py::test_no_moves_are_below_the_bound",
     ),
     Mutant(
+        "the cuts of crossing levels are lost",
+        "Where sub-axes of a layout and levels cross, no move is over a part of an axis.",
+        "shardir/algebra/moves.py",
+        "if mesh.clash(tuple({*mesh.cut(both, both)})) is None:",
+        "if both:",
+        "test/algebra/test_every_path.py",
+    ),
+    Mutant(
+        "axes that are left stay in their dimensions",
+        "No exchange on the way moves other axes to a dimension that they split evenly.",
+        "shardir/algebra/moves.py",
+        "    if not any(map(sizes_of, now.dims)):",
+        "    if not now.dims:",
+        "test/algebra/test_every_path.py",
+    ),
+    Mutant(
         "an all-reduce receives as much as a reduce-scatter",
         "The bytes of an all-reduce are half of what they are.",
         "shardir/algebra/collectives/all_devices.py",
