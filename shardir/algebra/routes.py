@@ -5,8 +5,9 @@
 
 An axis whose size is composite and no power of two is cut into sub-axes of a power of two and of
 primes: collectives over 2 and 3 devices, one after the other, wait for fewer messages than one over
-6, a ring. An axis that crosses the units of a level is cut there, so that a collective within a
-unit and one across units can be of different kinds; where that gives too many layouts, it is not.
+6, a ring. An only axis of another size is cut in two, so that two dimensions may be split over it.
+An axis that crosses the units of a level is cut there, so that a collective within a unit and one
+across units can be of different kinds; where that gives too many layouts, it is not.
 
 The forms of a move have a latency and a rate, which are equal for all shapes with even shards: they
 are found once for a mesh and a number of dimensions. Between these layouts the planner
@@ -56,12 +57,11 @@ def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
     too many layouts."""
     if reduction == "any":
         return None
-    full = tuple(a for a in mesh.names if mesh.extent((a,)) > 1)
-    cut = _cut(mesh, full)
+    cut = parts(mesh)
     by_level = mesh.cut(cut, mesh.level_sub_axes)
     if _count(rank, len(by_level)) <= MAX_ORDERED_LAYOUTS:
         return Routes(mesh, rank, reduction, by_level)
-    for axes in (cut, full):
+    for axes in (cut, full_axes(mesh)):
         if (rank + 2) ** len(axes) <= MAX_LAYOUTS:
             return Routes(mesh, rank, reduction, axes)
     return None
@@ -74,8 +74,26 @@ def _count(rank: int, axes: int) -> int:
     )
 
 
-def _cut(mesh: Mesh, axes: Axes) -> Axes:
-    """Return the axes, those of a composite size cut into a power of two and odd primes."""
+def full_axes(mesh: Mesh) -> Axes:
+    """Return the axes of a mesh that have several devices."""
+    return tuple([a for a in mesh.names if mesh.extent((a,)) > 1])
+
+
+@lru_cache(maxsize=256)
+def parts(mesh: Mesh) -> Axes:
+    """Return the axes, those of a composite size cut into a power of two and odd primes; an only
+    one in two: where the units of a level end, or near the middle."""
+    full = full_axes(mesh)
+    found = _in_primes(mesh, full)
+    if len(found) != 1:
+        return found
+    n = mesh.extent(full)
+    ends = [a.pre for a in mesh.level_sub_axes] or [k for k in range(2, n) if n % k == 0]
+    end = min(ends, key=lambda k: max(k, n // k), default=1)
+    return mesh.split(full[0], end) if end > 1 else found
+
+
+def _in_primes(mesh: Mesh, axes: Axes) -> Axes:
     found: list[Axis] = []
     for axis in axes:
         n = mesh.extent((axis,))

@@ -4,7 +4,7 @@
     none: 16 candidates
 
 1. Each axis splits one factor, evenly and with all of its devices, or none: then the op is computed
-   redundantly along it.
+   redundantly along it. An only axis may be divided in two, and each part splits a factor then.
 2. A linear op may also take operands that are partial over an axis, and pass the partial sums on.
 3. An op that needs a dimension unsharded may have it split where it has a sharded decomposition.
 4. An annotated strategy is the only candidate.
@@ -22,6 +22,7 @@ from xdsl.ir import Block, Operation
 from shardir.algebra.factors import FactorAxes, Factors, OpSharding, try_op_sharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.routes import full_axes, parts
 from shardir.algebra.strategy import Strategy
 from shardir.cost import op_seconds
 from shardir.diagnostics import ShardirError
@@ -48,12 +49,21 @@ class Candidate:
 Candidates = tuple[Candidate, ...]
 
 
+def divisions(mesh: Mesh) -> tuple[Axes, ...]:
+    """Return the divisions of a mesh: its axes, and an only axis in two, at each end of a part."""
+    axes, cut = full_axes(mesh), parts(mesh)
+    if len(axes) != 1:
+        return (axes,)
+    ends = range(1, len(cut))
+    return axes, *[(*mesh.simplify(cut[:i]), *mesh.simplify(cut[i:])) for i in ends]
+
+
 class CandidateSource:
     """The candidates of ops on a mesh, made once for each signature."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
-        self.axes = [a for a in mesh.names if mesh.extent((a,)) > 1]
+        self.divisions = divisions(mesh)
         self._made: dict[Any, Candidates] = {}
 
     def of(self, op: TensorOp, constant: bool) -> Candidates:
@@ -84,30 +94,40 @@ class CandidateSource:
             yield self._candidate(op, strategy, sharding)
             return
         factors = strategy_factors(op)
-        for over in [()] if redundant else self._partial_axes(op):
-            for split in [{}] if redundant else self._splits(factors, over):
-                try:
-                    found = self._strategy(factors, split, over)
-                    if found is not None:
-                        yield self._candidate(op, *found)
-                except ShardirError:
-                    continue  # it has no decomposition with this sharding
+        choices = [((), {})] if redundant else self._choices(op, factors)
+        for over, split in choices:
+            try:
+                found = self._strategy(factors, split, over)
+                if found is not None:
+                    yield self._candidate(op, *found)
+            except ShardirError:
+                continue  # it has no decomposition with this sharding
 
-    def _partial_axes(self, op: TensorOp) -> Iterator[Axes]:
+    def _choices(self, op: TensorOp, factors: Factors) -> Iterator[tuple[Axes, FactorAxes]]:
+        """Yield axes over which the operands are partial, and a split over others, each once."""
+        seen = set()
+        for axes in self.divisions:
+            for over in self._partial_axes(op, axes):
+                for split in self._splits(factors, tuple([a for a in axes if a not in over])):
+                    choice = self.mesh.simplify(over), split
+                    key = choice[0], frozenset(split.items())
+                    if key not in seen:
+                        seen.add(key)
+                        yield choice
+
+    def _partial_axes(self, op: TensorOp, axes: Axes) -> Iterator[Axes]:
         """Yield the axes over which operands may be partial: none, if a result is larger than all
         operands."""
         shapes, n = op.shapes(), len(op.operands)
         yield ()
         if op.factors().linear and max(map(prod, shapes[:n])) >= max(map(prod, shapes[n:])):
-            for k in range(1, len(self.axes) + 1):
-                yield from combinations(self.axes, k)
+            for k in range(1, len(axes) + 1):
+                yield from combinations(axes, k)
 
-    def _splits(self, factors: Factors, over: Axes) -> Iterator[FactorAxes]:
-        """Yield the even splits in which each axis that is not in `over` splits one factor or
-        none."""
+    def _splits(self, factors: Factors, axes: Axes) -> Iterator[FactorAxes]:
+        """Yield the even splits in which each of the axes splits one factor or none."""
         fixed = factors.replicate | factors.moved | factors.sliding
         names = [f for f, _ in factors.sizes if f not in fixed]
-        axes = [a for a in self.axes if a not in over]
         for combination in product([None, *names], repeat=len(axes)):
             split: FactorAxes = {}
             for axis, f in zip(axes, combination, strict=True):

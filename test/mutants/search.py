@@ -134,4 +134,12 @@ MUTANTS = [
         "if last == -inf:",
         "test/search/test_buckets.py",
     ),
+    Mutant(
+        "an only axis is not divided",
+        "Candidates split no two factors over sub-axes of an only axis.",
+        "shardir/search/candidates.py",
+        "    if len(axes) != 1:\n        return (axes,)",
+        "    if axes:\n        return (axes,)",
+        "test/search/test_divisions.py",
+    ),
 ]

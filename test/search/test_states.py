@@ -21,7 +21,8 @@ search = bench.load("search")
 
 SLOW_LINKS = "bandwidth = 1e+9, latency = 1e-7"
 SLOW_STARTS = "bandwidth = 4e+11, latency = 1e-3"
-LAYOUTS = ("[{}, {}]", "[{d}, {}]", "[{}, {d}]")
+ONE_DIMENSION = ("[{}, {}]", "[{d}, {}]", "[{}, {d}]")
+LAYOUTS = (*ONE_DIMENSION, "[{d:(1)2}, {d:(2)2}]", "[{d:(2)2}, {d:(1)2}]")
 
 
 def step(links: str = SLOW_LINKS, states: str | None = None, layers: int = 1) -> str:
@@ -108,17 +109,18 @@ def test_within_memory_states_are_sharded_and_parameters_stay_as_annotated():
     limit = int(parameters * 4.25)
     text = step(SLOW_STARTS, layers=4)
     free, found = searched(text), searched(text, limit)
-    for module, states in ((free, "[{}, {}]"), (found, "[{d}, {}]")):
+    for module, states in ((free, LAYOUTS[:1]), (found, LAYOUTS[1:])):
         layouts = layouts_of(module)
         assert {layouts.pop(f"w{i}") for i in range(4)} == {"[{}, {}]"}
-        assert {*layouts.values()} == {states, "[]"}
+        assert layouts.pop("step.count") == "[]"
+        assert {*layouts.values()} <= {*states}
     assert objective(free) < objective(found)
     assert memory(free).peak > limit >= memory(found).peak
     assert memory(found).parts["parameters"] == parameters
     assert memory(found).parts["states"] == 2 * parameters // 4 + 8
 
 
-@pytest.mark.parametrize("states", LAYOUTS)
+@pytest.mark.parametrize("states", ONE_DIMENSION)
 def test_a_step_receives_the_bytes_of_one_all_reduce_of_the_gradient(states: str):
     """A reduce-scatter of the gradient and an all-gather of the parameter receive as many. The loss
     is reduced too."""
