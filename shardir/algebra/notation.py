@@ -152,10 +152,12 @@ class _NotationValues:
     def level(self, c: list[Any]) -> Level:
         name, count, bandwidth, latency = c
         found = Level(str(name), int(count), float(bandwidth), float(latency))
-        if found.count < 1 or found.bandwidth <= 0 or found.latency < 0:
+        if found.count < 1 or not (
+            0 < found.bandwidth < math.inf and 0 <= found.latency < math.inf
+        ):
             raise NotationError(
                 f"expected level {name} to have at least one unit, a positive bandwidth and no "
-                f"negative latency, got {found}",
+                f"negative latency, both finite, got {found}",
                 name.start_pos,
             )
         return found
@@ -182,7 +184,7 @@ class _NotationValues:
 
     def memory(self, c: list[Any]) -> tuple[int, float | None]:
         size, *bandwidth = c
-        if bandwidth and float(bandwidth[0]) <= 0:
+        if bandwidth and not 0 < float(bandwidth[0]) < math.inf:
             raise NotationError(
                 f"expected a positive bandwidth of the memory, got {bandwidth[0]}",
                 bandwidth[0].start_pos,
@@ -190,7 +192,7 @@ class _NotationValues:
         return int(size), float(bandwidth[0]) if bandwidth else None
 
     def overhead(self, c: list[Any]) -> float:
-        return float(c[0])
+        return self.float(c)
 
     def interference(self, c: list[Any]) -> float:
         if not 0 <= (share := float(c[0])) <= 1:

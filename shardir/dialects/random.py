@@ -30,8 +30,20 @@ _SIN = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(8, -1, -1)]
 _HALF_EXPONENT = 0x3FF0000000000000 >> 1  # of 1.0
 
 
+LARGEST = {
+    "f64": 1.7976931348623157e308, "f32": 3.4028234663852886e38, "bf16": 3.3895313892515355e38,
+    "f16": 65504.0, "i64": 2**63 - 1, "i32": 2**31 - 1,
+}  # fmt: skip
+"""The largest number of each element type; the smallest is its negative, or one less."""
+
+
 def check_range(kind: str, params: Mapping[str, Any], element: str) -> None:
-    """Raises ShardirError unless numbers of an element type can be drawn from low to high."""
+    """Raises ShardirError unless an element type has the numbers that an initial value names."""
+    if kind != "integers" and element in LARGEST:
+        for name in ("value", "mean", "std", "low", "high"):
+            if not abs(number := params.get(name, 0)) <= LARGEST[element]:
+                found = f"expected {name} to be a number that {element} holds, got {number}"
+                raise ShardirError(coded("T10", found, use=""))
     if kind not in ("uniform", "integers"):
         return
     low, high = params["low"], params["high"]
@@ -41,10 +53,11 @@ def check_range(kind: str, params: Mapping[str, Any], element: str) -> None:
         raise ShardirError(
             coded("T10", f"expected low to be below high, {high}, which is excluded, got {low}")
         )
-    if kind == "integers" and element == "i32" and not -(2**31) <= low < high <= 2**31:
-        raise ShardirError(
-            coded("T10", f"expected numbers that i32 holds, got {low} to {high - 1}", use="use i64")
-        )
+    end = LARGEST.get(element, high) + 1
+    if kind == "integers" and not -end <= low < high <= end:
+        use = "use i64" if element == "i32" else ""
+        found = f"expected numbers that {element} holds, got {low} to {high - 1}"
+        raise ShardirError(coded("T10", found, use=use))
 
 
 def seed_of(key: str) -> int:

@@ -238,3 +238,20 @@ def test_constants_of_equal_elements_keep_their_type():
     module = parse(f"func.func @f() -> (tensor<2xf32>, tensor<2xf64>) {{\n{lines}\n}}")
     a, b = functions_of(program_text(module))["f"](rt.Mesh(()))
     assert (a.dtype, b.dtype) == (torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("line", [
+    "nn.leaky_relu %0 slope INF : (tensor<3xf32>) -> tensor<3xf32>",
+    "nn.elu %0 alpha INF : (tensor<3xf32>) -> tensor<3xf32>",
+    "nn.hardtanh %0 min 0.0 max INF : (tensor<3xf32>) -> tensor<3xf32>",
+    "nn.clamp %0 max INF : (tensor<3xf32>) -> tensor<3xf32>",
+    "nn.pad %0 low <1> high <1> value INF : (tensor<3xf32>) -> tensor<5xf32>",
+    "nn.sinusoid <interleaved> %0 base INF : (tensor<3xi32>) -> tensor<3x4xf32>",
+])  # fmt: skip
+def test_infinite_properties_are_emitted(line):
+    """Python has no literal of an infinity."""
+    module, _ = module_of(line.replace("INF", "1.0e400"))
+    (want,) = run(module, "f", [x := np.array([-1.0, 1.0, 2.0])])
+    given = tensor(x, str(unsharded_type(the_op(module).operands[0]).element_type))
+    got = functions_of(program_text(module))["f"](rt.Mesh(()), given)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-6)

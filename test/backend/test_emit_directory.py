@@ -43,6 +43,9 @@ def test_data_are_beside_the_program(tmp_path):
     ({"x": np.zeros(3)}, ["%x", "[3]"]),
     ({"x": np.zeros((0, 3))}, ["[0, 3]"]),
     ({"n": np.zeros(10)}, ["%n", "i32", "float64"]),
+    ({"n": np.array([0, 2**32 + 1])}, ["%n", "i32", "4294967297 at [1]"]),
+    ({"n": np.array([0, 1, -(2**31) - 1, 2**40])}, ["-2147483649 at [2]"]),
+    ({"n": np.array([2**31], np.uint32)}, ["2147483648 at [0]"]),
     ({"x": np.array([["a", "b", "c"]])}, ["%x", "numbers"]),
     ({"x": np.array([{}, {}], dtype=object)}, ["%x", "cannot be read"]),
 ])  # fmt: skip
@@ -51,6 +54,19 @@ def test_bad_data_are_errors(tmp_path, arrays, words):
         shardir.compile_file(save_data(tmp_path, **arrays), "strip-layouts").save(tmp_path / "out")
     assert all(w in str(error.value) for w in [*words, "p.ir:2"])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("element", "init", "message"), [
+    ("i32", "constant, value = 1099511627776", "value to be a number that i32 holds"),
+    ("f16", "constant, value = -65520.0", "value to be a number that f16 holds"),
+    ("f32", "normal, std = 1e39", "std to be a number that f32 holds"),
+    ("bf16", "uniform, low = 0.0, high = 3.4e38", "high to be a number that bf16 holds"),
+    ("i32", "integers, low = -2147483649, high = 0", "numbers that i32 holds"),
+])  # fmt: skip
+def test_initial_values_beyond_their_type_are_errors(tmp_path, element, init, message):
+    text = f"func.func @f(%x: tensor<2x{element}> {{train.input = #train.init<{init}>}}) {{\n"
+    with pytest.raises(shardir.ShardirError, match=f"%x: .*expected {message}"):
+        shardir.compile(text + "  func.return\n}", "strip-layouts").save(tmp_path / "out")
 
 
 def test_missing_data_are_errors(tmp_path):

@@ -1,5 +1,6 @@
 """NaN, infinities and zeros: forward and gradient are what torch gives, on one device and split."""
 
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -15,10 +16,13 @@ from harness import (
     laid_out,
     layout,
     numbers,
+    posed,
     program,
     tensors,
     torch_gradient,
 )
+from op_cases import CASES, Case
+from random_layouts import random_layout
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
@@ -95,6 +99,60 @@ def test_special_values(op: type[TensorOp], props: dict[str, Attribute]) -> None
     for text in ("[{a}, {}]", "[{}, {a}]", "[{}, {b, a}]"):
         module = compiled(laid_out(p.module, MESH, [layout(text)] * (1 + two)))
         assert not p.errors(module), text
+
+
+FINITE = (
+    nn.BatchNormOp, nn.GroupNormOp, nn.LayerNormOp, nn.RmsNormOp, nn.LerpOp, nn.VarOp, nn.StdOp,
+    nn.BinaryCrossEntropyWithLogitsOp, nn.BceWithLogitsLossOp,
+)  # fmt: skip
+"""Ops whose formula has several products and differences, in an order that torch documents nowhere
+and that differs by device: they are finite where torch's are, and equal there; elsewhere one may
+have NaN where the other has an infinity."""
+WITHOUT_NAN = (nn.EluOp, nn.HardtanhOp)
+"""torch's kernel for several elements has another gradient at NaN than that for one."""
+UNDEFINED = (
+    nn.AttentionOp, nn.BatchNormInferenceOp, nn.BceLossOp, nn.BinaryCrossEntropyOp,
+    nn.CrossEntropyLossOp, nn.CrossEntropyOp, nn.KlDivLossOp, nn.RemainderOp, nn.SoftMarginLossOp,
+)  # fmt: skip
+"""torch refuses the numbers, its kernels differ from each other, or the docstring names how the op
+differs from torch."""
+
+
+def first_cases() -> list[Case]:
+    """A case of each op that has a gradient, other than the gradient ops themselves."""
+    found: dict[type, Case] = {}
+    for case in CASES:
+        own = case.gradient and "f64" in case.elements and case.op.name.startswith("nn.")
+        floats = any(a.element == "f64" for a in case.args("f64"))
+        if own and floats and case.op not in UNDEFINED and not case.op.name.endswith("_grad"):
+            found.setdefault(case.op, case)
+    return [*found.values()]
+
+
+@pytest.mark.parametrize("case", first_cases(), ids=str)
+def test_special_values_of_each_op(case: Case) -> None:
+    """NaN, infinities and zeros among the elements of the operands, of one device and split."""
+    rng = np.random.default_rng(len(str(case)))
+    args, draw = case.args("f64"), random.Random(len(str(case)))
+    kinds = [*case.kinds, *["normal"] * (len(args) - len(case.kinds))]
+    values = [INF, -INF, 0.0, -0.0, *([] if case.op in WITHOUT_NAN else [NAN])]
+    for share in (0.05, 0.4):
+        arrays = [numbers(rng, a.element, a.shape, k) for a, k in zip(args, kinds, strict=True)]
+        for i, x in enumerate(arrays):
+            if x.dtype.kind == "f":
+                arrays[i] = np.where(rng.random(x.shape) < share, rng.choice(values, x.shape), x)
+        p = posed(program(args, case.body("f64"), case.wrt("f64")), case.wrt("f64"), arrays, rng)
+        given = [random_layout(draw, MESH, len(a.shape)) for a in args]
+        for module in (
+            apply(p.module.clone(), "distributed-autodiff"),
+            compiled(laid_out(p.module, MESH, given)),
+        ):
+            if case.op in FINITE:
+                found = run(module, "g", p.arguments)
+                for i, (x, y) in enumerate(zip(found, p.wanted, strict=True)):
+                    assert (np.isfinite(x) == np.isfinite(y)).all(), f"result {i} of {given}"
+                    p.wanted[i] = np.where(np.isfinite(y), y, x)
+            assert not p.errors(module), given
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5])

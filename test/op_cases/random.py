@@ -56,7 +56,7 @@ def _random(op: nn.RandomOp, key: torch.Tensor) -> torch.Tensor:
 def _dropout(op: nn.DropoutOp, x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     p = op.p.value.data
     dropped = _drawn(op, "bernoulli", {"p": p}, shape_of(op.out), key, torch.bool)
-    return torch.where(dropped, 0.0, x / (1 - p if p < 1 else 1))
+    return x * ~dropped / (1 - p if p < 1 else 1)
 
 
 REFERENCES: dict[type[Operation], Reference] = {

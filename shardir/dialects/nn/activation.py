@@ -206,7 +206,8 @@ class SoftplusOp(FloatUnary):
         return np.where(x > 20, x, np.logaddexp(x, np.zeros((), x.dtype)))
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        return (b.mul(dy, b.value(SigmoidOp, self.x)),)
+        beyond = b.compare("gt", self.x, b.scalar(20.0, self.x))
+        return (b.select(beyond, dy, b.mul(dy, b.value(SigmoidOp, self.x))),)
 
 
 @irdl_op_definition

@@ -105,7 +105,8 @@ class MinOp(Extreme):
 
 @irdl_op_definition
 class RemainderOp(Arithmetic, Binary):
-    """x - floor(x / y) y: the remainder of a division, with the sign of y"""
+    """x - floor(x / y) y: the remainder of a division, with the sign of y. The derivative by an
+    infinite y or 0 is NaN; of integers, y = 0 is an error"""
 
     name = "nn.remainder"
 

@@ -64,8 +64,8 @@ class _PerElement(Binary, ABC):
 
 @irdl_op_definition
 class BinaryCrossEntropyOp(_PerElement):
-    """-(y log x + (1 - y) log(1 - x)) of a probability x; logarithms are -100 or more, as torch
-    has it"""
+    """-(y log x + (1 - y) log(1 - x)) of a probability x. As in torch logarithms are -100 or more,
+    but not in the derivative by y"""
 
     name = "nn.binary_cross_entropy"
 
@@ -76,11 +76,11 @@ class BinaryCrossEntropyOp(_PerElement):
     def partials(self, b: "OpBuilder", dy: SSAValue) -> tuple[SSAValue, SSAValue]:
         x, y = self.lhs, self.rhs
         rest = b.sub(b.scalar(1.0, x), x)
-        # 1e-12 is what torch has; f16 has nothing as small
-        floor = 6e-8 if isinstance(unsharded_type(x).element_type, Float16Type) else 1e-12
+        # As in torch, 1e-12 in f32; but f16 has no such number, and torch divides by 0 there.
+        half = isinstance(unsharded_type(x).element_type, Float16Type)
+        floor = 6e-8 if half else float(np.float32(1e-12))
         dx = b.div(b.sub(x, y), b.value(MaxOp, b.mul(x, rest), b.scalar(floor, x)))
-        logs = [b.value(MaxOp, b.value(LogOp, v), b.scalar(-100.0, x)) for v in (rest, x)]
-        return b.mul(dy, dx), b.mul(dy, b.sub(*logs))
+        return b.mul(dy, dx), b.mul(dy, b.sub(b.value(LogOp, rest), b.value(LogOp, x)))
 
 
 @irdl_op_definition
@@ -275,7 +275,8 @@ class SoftMarginLossOp(_ElementLoss):
 
 @irdl_op_definition
 class KlDivLossOp(_ElementLoss):
-    """y (log y - x) of log-probabilities x, 0 where y is 0; with `log_target`, e^y (y - x)"""
+    """y (log y - x) of log-probabilities x, 0 where y is 0, where its derivative by y is taken as
+    -x (torch's is NaN); with `log_target`, e^y (y - x)"""
 
     name = "nn.kl_div_loss"
     log_target = opt_prop_def(UnitAttr)

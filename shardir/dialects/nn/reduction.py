@@ -220,11 +220,10 @@ class ReduceOp(OverDims):
         left = b.mul(at_zero, self.x)
         lefts = self.spread(b, b.reduce(left, "sum", dims, keep))
         other = b.mul(product, b.sub(lefts, left))
-        here = b.select(single, product, b.select(double, other, zero))
+        here = b.select(single, product, b.select(double, other, b.mul(zero, product)))
         rest = b.div(product, filled)
-        return b.select(
-            is_zero, here, b.select(none, rest, b.select(single, b.mul(lefts, rest), zero))
-        )
+        several = b.select(single, b.mul(lefts, rest), b.mul(zero, rest))
+        return b.select(is_zero, here, b.select(none, rest, several))
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         """The product of each shard, then the product of those, which are gathered for it."""

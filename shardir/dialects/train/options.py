@@ -13,7 +13,7 @@ from xdsl.irdl import irdl_attr_definition
 
 from shardir.algebra.notation import NamedOptions
 from shardir.diagnostics import NotationError, coded
-from shardir.dialects.random import DRAWN
+from shardir.dialects.random import DRAWN, LARGEST
 from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, option_offset
 
 
@@ -103,13 +103,14 @@ class ClipAttr(OptionsAttr):
 
 @irdl_attr_definition
 class LossScaleAttr(OptionsAttr):
-    """The factor of cotangents, which keeps small ones from underflow in a narrow type."""
+    """The factor of cotangents, which keeps small ones from underflow in a narrow type. It is
+    in f32."""
 
     name = "train.loss_scale"
     KINDS: ClassVar[Kinds] = {
-        "static": {"factor": OptionSpec(float, minimum=0.0, ends="()")},
+        "static": {"factor": OptionSpec(float, minimum=0.0, maximum=LARGEST["f32"], ends="(]")},
         "dynamic": {
-            "initial": OptionSpec(float, 65536.0, minimum=0.0, ends="()"),
+            "initial": OptionSpec(float, 65536.0, minimum=0.0, maximum=LARGEST["f32"], ends="(]"),
             "growth": OptionSpec(float, 2.0, minimum=1.0),
             "backoff": OptionSpec(float, 0.5, minimum=0.0, maximum=1.0, ends="()"),
             "interval": OptionSpec(int, 2000, minimum=1),

@@ -83,7 +83,8 @@ class SgdOp(Update):
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         w, g, lr = arrays
-        return w - lr * (g + float_of(self, "weight_decay") * w)
+        decay = float_of(self, "weight_decay")
+        return w - lr * (g + decay * w if decay else g)
 
 
 class WithVelocity(Update, ABC):
@@ -104,7 +105,8 @@ class WithVelocity(Update, ABC):
     )
 
     def decayed(self, w: Array, g: Array) -> Array:
-        return g + float_of(self, "weight_decay") * w
+        decay = float_of(self, "weight_decay")
+        return g + decay * w if decay else g
 
 
 class WithMoments(Update, ABC):

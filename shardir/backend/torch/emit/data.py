@@ -123,7 +123,21 @@ def _file(
     if value["dtype"].startswith("i") and values.dtype.kind == "f":
         message = f"{where}: expected {value['dtype']}, got {values.dtype} in {init['array']!r}"
         raise Failure.at(f, f"{message}; convert one of them")
+    if (place := _beyond(values, value["dtype"])) is not None:
+        number, at = values[place], ", ".join(map(str, place))
+        message = f"{where}: expected numbers that {value['dtype']} holds, got {number} at [{at}]"
+        raise Failure.at(f, f"{message} of {init['array']!r}; use i64, or correct the file")
     return name
+
+
+def _beyond(values: Array, element: str) -> tuple[int, ...] | None:
+    """The first place of an integer that the element type does not hold, if there is one."""
+    if element != "i32" or values.dtype.itemsize < 8 or not values.size:
+        return None
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    if low <= values.min() and values.max() <= high:
+        return None
+    return tuple(int(i) for i in np.argwhere((values < low) | (values > high))[0])
 
 
 def _base(f: FuncOp, data: Data) -> Path:

@@ -36,6 +36,11 @@ def fold(op: Operation, known: dict[SSAValue, Number]) -> Number | None:
             return round_to(a, element)
 
 
+def float_text(number: float) -> str:
+    """A float as an expression of Python, which has no literal of an infinity or NaN."""
+    return repr(number) if np.isfinite(number) else f'float("{number}")'
+
+
 def number_text(number: float | int, element: str) -> str:
     """A number as a literal of Python, rounded as a tensor of the element type holds it."""
     if isinstance(number, bool) or element == "i1":
@@ -44,7 +49,7 @@ def number_text(number: float | int, element: str) -> str:
         return str(int(number))
     held = round_to(float(number), element)
     if not np.isfinite(held):
-        return f'float("{held}")'
+        return float_text(held)
     short = str(np.float32(held)) if element == "f32" else repr(held)
     beyond = element == "f32" and abs(float(short)) > float(np.finfo(np.float32).max)
     return repr(held) if beyond else short

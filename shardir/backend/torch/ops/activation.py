@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
+from shardir.backend.torch.emit.literals import float_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.common import method
 from shardir.dialects import nn
@@ -15,7 +16,7 @@ def _function(call: str, *options: str) -> Callable[[EmissionScope, Operation], 
 
     def entry(s: EmissionScope, op: Operation) -> Text:
         s.use("F")
-        given = [s.operand(op.operands[0]), *(repr(float_of(op, n)) for n in options)]
+        given = [s.operand(op.operands[0]), *(float_text(float_of(op, n)) for n in options)]
         return f"F.{call}({', '.join(given)})"
 
     return entry

@@ -2,6 +2,7 @@
 
 from xdsl.ir import Operation
 
+from shardir.backend.torch.emit.literals import float_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import float_of
@@ -21,7 +22,7 @@ def _options(s: EmissionScope, op: nn.AttentionOp | nn.AttentionGradOp) -> list[
     elif masks:
         out.append(f"attn_mask={masks[0]}")
     if op.scale is not None:
-        out.append(f"scale={float_of(op, 'scale')!r}")
+        out.append(f"scale={float_text(float_of(op, 'scale'))}")
     q, k = s.global_shape(op.q), s.global_shape(op.k)
     if len(q) > 2 and q[-3] != k[-3]:
         out.append("enable_gqa=True")

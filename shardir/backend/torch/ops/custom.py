@@ -4,10 +4,9 @@ Which module is imported and which function called follows from what Python regi
 the program's text; of that, options are given by name, and their values are literals.
 """
 
-from math import isfinite
-
 from xdsl.ir import Operation
 
+from shardir.backend.torch.emit.literals import float_text
 from shardir.backend.torch.emit.names import RESERVED, literal, tuple_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.runtime import RUNTIME_FILES
@@ -25,7 +24,7 @@ def value_text(value: Value) -> str:
         return literal(value)
     if isinstance(value, tuple):
         return tuple_text([value_text(v) for v in value])
-    return repr(value) if isfinite(value) else f'float("{value}")'
+    return float_text(value)
 
 
 def _custom(s: EmissionScope, op: nn.CustomOp) -> Text:

@@ -2,6 +2,7 @@
 
 from xdsl.ir import Operation
 
+from shardir.backend.torch.emit.literals import float_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import float_of
@@ -9,7 +10,7 @@ from shardir.dialects.nn.properties import float_of
 
 def _rotary(s: EmissionScope, op: nn.RotaryOp) -> Text:
     s.use("ops_positions")
-    given = [s.operand(op.x), s.operand(op.positions), repr(float_of(op, "base"))]
+    given = [s.operand(op.x), s.operand(op.positions), float_text(float_of(op, "base"))]
     given += ["interleaved=True"] if op.pairing.data == "interleaved" else []
     given += ["reverse=True"] if op.reverse is not None else []
     return f"ops_positions.rotary({', '.join(given)})"
@@ -19,7 +20,7 @@ def _sinusoid(s: EmissionScope, op: nn.SinusoidOp) -> Text:
     s.use("ops_positions")
     last = len(s.shape_of(op.out)) - 1
     given = [s.operand(op.positions), s.start(op.out, last), s.size(op.out, last)]
-    given += [str(s.global_shape(op.out)[last]), repr(float_of(op, "base")), s.dtype(op.out)]
+    given += [str(s.global_shape(op.out)[last]), float_text(float_of(op, "base")), s.dtype(op.out)]
     given += ["interleaved=True"] if op.pairing.data == "interleaved" else []
     return f"ops_positions.sinusoid({', '.join(given)})"
 
