@@ -10,33 +10,38 @@
 3. Collectives with a `fusion` index are fused with those of the same index, whatever their size.
 4. The others are fused where that gains: by the time model of the mesh's cluster, a bucket saves
    more in latencies than it costs to pack its values. Its operands have at most `max_bytes` (0:
-   none of them is fused). No two that remain would gain.
+   none of them is fused). No two that remain would gain. Those whose results are used only after
+   the update are fused first: the search counts their buckets.
 5. A cast of the result of a collective moves to its own first use, so that the first use of the
-   collective is later.
+   collective is later. Casts and slices of its results move after a fused collective.
 6. A collective that is `async` stays as it is.
 7. Reductions after the first update that read no result of it or after it move before it, and so
    do collectives without communication (slices), since some of them lead to reductions.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
 from math import inf
 from operator import add
 
 from xdsl.ir import Attribute, Block, Operation
 
 from shardir.algebra.mesh import Mesh
-from shardir.cost.buckets import best_buckets, gains, may_gain
-from shardir.cost.seconds import Together, together
+from shardir.analysis.storages import Span
+from shardir.analysis.updates import after_update
+from shardir.cost.buckets import Bucket, fused, runs
+from shardir.cost.seconds import steps_of, together
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.options import Bytes
 from shardir.rewriting.rewriter import Rewriter, erase
+
+MOVABLE = (nn.ConvertOp, dist.AllSliceOp)
+"""Ops on the result of a collective that move with it."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,9 @@ class FuseCommunication(LocalPass):
         _sink_casts(f.block)
         _reduce_before_updates(f.block)
         if f.mesh is not None:
-            while _fuse(f.block, f.mesh, self.max_bytes):
-                pass  # the first uses of their operands are later now
+            for is_early in (False, True):
+                while _fuse(f.block, f.mesh, self.max_bytes, is_early):
+                    pass  # the first uses of their operands are later now
 
 
 def _sink_casts(block: Block) -> None:
@@ -81,51 +87,41 @@ def _reduce_before_updates(block: Block) -> None:
             block.insert_op_before(op, ops[first])
 
 
-@dataclass(frozen=True)
-class _Bucket:
-    """Collectives that are one, or may be: the position of the last of them and of the first use of
-    a result, as indices into the block."""
-
-    ops: tuple[dist.FusibleOp, ...]
-    last: int
-    first_use: int
-    bytes: int
-    values: Together
-
-    def __add__(self, other: "_Bucket") -> "_Bucket":
-        return _Bucket(
-            self.ops + other.ops, max(self.last, other.last), min(self.first_use, other.first_use),
-            self.bytes + other.bytes, self.values + other.values,
-        )  # fmt: skip
-
-    def fits(self, other: "_Bucket", max_bytes: float) -> bool:
-        """Whether both can be one: no result is used before the last operand is available."""
-        both = max(self.last, other.last) < min(self.first_use, other.first_use)
-        return both and self.bytes + other.bytes <= max_bytes
-
-
-def _fuse(block: Block, mesh: Mesh, max_bytes: int) -> bool:
+def _fuse(block: Block, mesh: Mesh, max_bytes: int, is_early: bool) -> bool:
     """Fuse the collectives of a block that have an index, and those that gain by it; return whether
-    there were any."""
-    at = {op: i for i, op in enumerate(block.ops)}
-    indexed, others = defaultdict[Key, list[_Bucket]](list), defaultdict[Key, list[_Bucket]](list)
+    there were any. Without `is_early` only those whose results are used after the update."""
+    ops, late = list(block.ops), after_update(block)
+    at = {op: i for i, op in enumerate(ops)}
+    indexed, others = defaultdict[Key, list[Bucket]](list), defaultdict[Key, list[Bucket]](list)
     for op, i in at.items():
         if not isinstance(op, dist.FusibleOp) or dist.is_started(op):
             continue
-        first_use = min((at[u.operation] for v in op.results for u in v.uses), default=len(at))
         size = sum(size_of(v) for v in op.values)
-        alone = _Bucket((op,), i, first_use, size, together(op, mesh))
+        after = Span(i, _first_use(op, at) - 1)
+        alone = Bucket((i,), after, size, together(steps_of(op, mesh), mesh))
         if op.fusion is not None:
             indexed[_key(op)].append(alone)
-        elif size <= max_bytes and may_gain(alone.values):
+        elif is_early or late([op]):
             others[_key(op)].append(alone)
-    found = [reduce(add, run) for parts in indexed.values() for run in _runs(parts, inf)]
+    found = [reduce(add, run) for parts in indexed.values() for run in runs(parts, inf)]
     for parts in others.values():
-        found += _gainful(parts, max_bytes)
-    fused = [bucket for bucket in found if len(bucket.ops) > 1]
-    for bucket in fused:
-        _merge(sorted(bucket.ops, key=at.__getitem__))
-    return bool(fused)
+        found += fused(parts, max_bytes)
+    buckets = [[ops[i] for i in sorted(bucket.members)] for bucket in found]
+    buckets = [bucket for bucket in buckets if len(bucket) > 1]
+    for bucket in buckets:
+        _merge([op for op in bucket if isinstance(op, dist.FusibleOp)], block, at)
+    return bool(buckets)
+
+
+def _users(op: Operation) -> list[Operation]:
+    return [use.operation for v in op.results for use in v.uses]
+
+
+def _first_use(op: Operation, at: Mapping[Operation, int]) -> int:
+    """Return the position of the first use of a collective, or of casts and slices of it, which
+    may move."""
+    each = [_first_use(u, at) if isinstance(u, MOVABLE) else at[u] for u in _users(op)]
+    return min(each, default=len(at))
 
 
 Key = tuple[type[Operation], tuple[tuple[str, str], ...], Attribute]
@@ -137,49 +133,9 @@ def _key(op: dist.FusibleOp) -> Key:
     return type(op), props, unsharded_type(op.values[0]).element_type
 
 
-def _runs(parts: Sequence[_Bucket], max_bytes: float) -> Iterator[list[_Bucket]]:
-    """Yield the parts, in order, in runs that fit into one bucket."""
-    run, bucket = list[_Bucket](), None
-    for part in parts:
-        fits = bucket is not None and bucket.fits(part, max_bytes)
-        if run and not fits:
-            yield run
-            run = []
-        bucket = bucket + part if bucket is not None and fits else part
-        run.append(part)
-    if run:
-        yield run
-
-
-def _gainful(parts: Sequence[_Bucket], max_bytes: int) -> list[_Bucket]:
-    """Return the parts, in buckets that take less time: the best ones of each run; then any two of
-    all, as long as that gains."""
-    found: list[_Bucket] = []
-    for run in _runs(parts, max_bytes):
-        buckets = best_buckets([part.values for part in run])
-        inside = {i for bucket in buckets for i in bucket}
-        found += [reduce(add, [run[i] for i in bucket]) for bucket in buckets]
-        found += [part for i, part in enumerate(run) if i not in inside]
-    while (pair := _pair(found, max_bytes)) is not None:
-        a, b = pair
-        found = [c for c in found if c is not a and c is not b] + [a + b]
-    return found
-
-
-def _pair(buckets: list[_Bucket], max_bytes: int) -> tuple[_Bucket, _Bucket] | None:
-    """Return two buckets that gain by being one; None if there are none."""
-    buckets.sort(key=lambda bucket: bucket.last)
-    for i, a in enumerate(buckets):
-        for b in islice(buckets, i + 1, None):
-            if b.last >= a.first_use:
-                break
-            if a.fits(b, max_bytes) and gains(a.values, b.values):
-                return a, b
-    return None
-
-
-def _merge(ops: Sequence[dist.FusibleOp]) -> None:
-    """Replace collectives by one on all of their operands, where the last of them is."""
+def _merge(ops: Sequence[dist.FusibleOp], block: Block, at: Mapping[Operation, int]) -> None:
+    """Replace collectives by one on all of their operands, where the last of them is; casts and
+    slices of results that are before it move after it."""
     last = ops[-1]
     results = [v for op in ops for v in op.results]
     operands, types = [v for op in ops for v in op.values], [v.type for v in results]
@@ -188,5 +144,12 @@ def _merge(ops: Sequence[dist.FusibleOp]) -> None:
     )  # fmt: skip
     for old, out in zip(results, new.results, strict=True):
         old.replace_all_uses_with(out)
+    moved: list[Operation] = [new]
+    for op in moved:
+        for user in _users(op):
+            if at.get(user, inf) < at[last]:
+                user.detach()
+                block.insert_op_after(user, moved[-1])
+                moved.append(user)
     for op in ops:
         erase(op)

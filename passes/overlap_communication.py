@@ -44,7 +44,7 @@ from shardir.cost.overlap import (
     users,
 )
 from shardir.cost.schedule import cuts
-from shardir.cost.seconds import OpCost, together
+from shardir.cost.seconds import OpCost, steps_of, together
 from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.rewriter import Rewriter, erase
@@ -135,7 +135,7 @@ def _cut(op: dist.FusibleOp, timeline: Timeline) -> Iterator[dist.FusibleOp]:
     """Yield the parts by which a bucket is replaced; none if it stays as it is."""
     if len(op.values) == 1 or op.fusion is not None or grows(op):
         return
-    values = together(op, timeline.mesh)
+    values = together(steps_of(op, timeline.mesh), timeline.mesh)
     form, each = values.fastest
     available = [timeline.available(v) for v in op.values]
     order = sorted(range(len(available)), key=available.__getitem__)

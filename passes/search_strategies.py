@@ -23,7 +23,8 @@ a training step are those of the forward and the backward part together.
 6. If the program of a product of presets (docs/search.md) is faster with overlap, its plan is
    chosen instead, unless `overlap` is false.
 7. The function's attribute `search` has the sum of estimated times of the plan (`objective`), a
-   lower bound on that of every plan (`bound`), the gap, the product of presets that the plan is of
+   lower bound on that of every plan (`bound`; within a limit of memory, of every plan whose
+   arguments keep to it), the gap, the product of presets that the plan is of
    (`presets`), and whether redistributions are repeated (`recompute`).
 """
 

@@ -5,14 +5,89 @@
 
 So a value gains a - p by a bucket that is there for others. The forms of a collective differ in
 latency and rate: small values may gain by another form than large ones.
+
+fuse-communication and the search ask `fused`, so that they have the same buckets.
 """
 
-from collections.abc import Sequence
-from itertools import chain, combinations
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import chain, combinations, islice
 from math import inf
+from operator import add
 
 from shardir.algebra.estimates import IMPROVEMENT
+from shardir.analysis.storages import Span
 from shardir.cost.seconds import Together
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Collectives that are one, or may be.
+
+    Attributes:
+        members: their numbers.
+        after: the first and the last op after which they may be.
+        bytes: of their operands on one device.
+    """
+
+    members: tuple[int, ...]
+    after: Span
+    bytes: int
+    values: Together
+
+    def __add__(self, other: "Bucket") -> "Bucket":
+        after = Span(max(self.after.start, other.after.start), min(self.after.end, other.after.end))
+        size = self.bytes + other.bytes
+        return Bucket(self.members + other.members, after, size, self.values + other.values)
+
+    def fits(self, other: "Bucket", max_bytes: float) -> bool:
+        """Whether both can be one: no result is used before the last operand is available."""
+        start, end = (self.after.start, other.after.start), (self.after.end, other.after.end)
+        return max(start) <= min(end) and self.bytes + other.bytes <= max_bytes
+
+
+def fused(parts: Sequence[Bucket], max_bytes: float = inf) -> list[Bucket]:
+    """Return the buckets in which collectives of one kind take less time than alone: the best ones
+    of each run; then any two of all, as long as that gains."""
+    some = [part for part in parts if part.bytes <= max_bytes and may_gain(part.values)]
+    found: list[Bucket] = []
+    for run in runs(some, max_bytes):
+        buckets = best_buckets([part.values for part in run])
+        inside = {i for bucket in buckets for i in bucket}
+        found += [reduce(add, [run[i] for i in bucket]) for bucket in buckets]
+        found += [part for i, part in enumerate(run) if i not in inside]
+    while (pair := _gainful_pair(found, max_bytes)) is not None:
+        a, b = pair
+        found = [c for c in found if c is not a and c is not b] + [a + b]
+    return [bucket for bucket in found if len(bucket.members) > 1]
+
+
+def runs(parts: Sequence[Bucket], max_bytes: float) -> Iterator[list[Bucket]]:
+    """Yield the parts, in the order in which they are available, in runs that fit into one
+    bucket."""
+    run, bucket = list[Bucket](), None
+    for part in sorted(parts, key=lambda part: part.after.start):
+        fits = bucket is not None and bucket.fits(part, max_bytes)
+        if run and not fits:
+            yield run
+            run = []
+        bucket = bucket + part if bucket is not None and fits else part
+        run.append(part)
+    if run:
+        yield run
+
+
+def _gainful_pair(buckets: list[Bucket], max_bytes: float) -> tuple[Bucket, Bucket] | None:
+    """Return two buckets that gain by being one; None if there are none."""
+    buckets.sort(key=lambda bucket: bucket.after.start)
+    for i, a in enumerate(buckets):
+        for b in islice(buckets, i + 1, None):
+            if b.after.start > a.after.end:
+                break
+            if a.fits(b, max_bytes) and gains(a.values, b.values):
+                return a, b
+    return None
 
 
 def may_gain(values: Together) -> bool:

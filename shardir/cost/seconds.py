@@ -22,7 +22,7 @@ from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
 from shardir.algebra.forms import Form, copying, direct, fastest, forms_of
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.steps import step_buffers, step_forms, step_received
+from shardir.algebra.steps import elements, step_buffers, step_forms, step_received
 from shardir.analysis.aliasing import VIEWS, moves_nothing
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
@@ -138,7 +138,7 @@ class Communication(Work):
     received: int
 
     def cost(self, mesh: Mesh) -> OpCost:
-        values = _together(self.op, self.steps, mesh)
+        values = together(self.steps, mesh)
         form, _ = values.fastest
         return OpCost(
             self.op, 0, self.received, values.seconds, self.op.axes.data, form.name, form.latency
@@ -227,7 +227,7 @@ def is_scalar_constant(kind: type[TensorOp], t: TensorType) -> bool:
 def _communication(op: dist.CollectiveOp, mesh: Mesh) -> Work:
     if not op.record.communicates or mesh.extent(op.axes.data) == 1:
         return NoWork(op)
-    steps = tuple(_steps(op, mesh))
+    steps = tuple(steps_of(op, mesh))
     received = sum(
         step_received(mesh, shape, before, step) * size for shape, before, step, size in steps
     )
@@ -260,12 +260,9 @@ class Together:
         return form.latency + sum(each) + (sum(self.packing) if len(each) > 1 else 0.0)
 
 
-def together(op: dist.CollectiveOp, mesh: Mesh) -> Together:
-    """Return the values of a collective."""
-    return _together(op, _steps(op, mesh), mesh)
-
-
-def _together(op: dist.CollectiveOp, steps: Iterable["ValueStep"], mesh: Mesh) -> Together:
+def together(steps: Iterable["ValueStep"], mesh: Mesh) -> Together:
+    """Return the values that one collective moves."""
+    steps = tuple(steps)
     of_values = [
         [(form, form.rate * prod(shape) * size) for form in step_forms(mesh, shape, before, step)]
         for shape, before, step, size in steps
@@ -273,7 +270,9 @@ def _together(op: dist.CollectiveOp, steps: Iterable["ValueStep"], mesh: Mesh) -
     return Together(
         tuple(form for form, _ in of_values[0]),
         tuple(tuple(seconds for _, seconds in of_value) for of_value in of_values),
-        tuple(copying(size_of(v), mesh) for v in op.values),
+        tuple(
+            copying(elements(mesh, shape, before) * size, mesh) for shape, before, _, size in steps
+        ),
     )
 
 
@@ -284,7 +283,7 @@ def buffers(op: Operation, mesh: Mesh) -> int:
     alone = len(op.values) == 1
     return sum(
         step_buffers(mesh, shape, have, step, alone) * size
-        for shape, have, step, size in _steps(op, mesh)
+        for shape, have, step, size in steps_of(op, mesh)
     )
 
 
@@ -293,7 +292,7 @@ ValueStep = tuple[Shape, Layout, CollectiveStep, int]
 bytes of an element."""
 
 
-def _steps(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[ValueStep]:
+def steps_of(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[ValueStep]:
     """Yield the step of each value of a collective."""
     for value, out in zip(op.values, op.outs, strict=True):
         have = dist.layout_of(value)

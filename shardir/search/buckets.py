@@ -14,17 +14,14 @@ last one from the minimum.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import dropwhile
+from collections.abc import Callable, Hashable, Sequence
 from math import inf
-from typing import NamedTuple
-
-from xdsl.ir import Block, Operation
+from typing import NamedTuple, Protocol
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.storages import Span
-from shardir.dialects.nn import ConvertOp
-from shardir.dialects.train import UpdateOp
+from shardir.cost.buckets import Bucket, fused
+from shardir.cost.seconds import Together
 from shardir.search.elimination import Solution
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import BucketKey, LatencyShares, ValueTransfer
@@ -39,9 +36,32 @@ looked for."""
 
 Solve = Callable[[CostProblem], Solution]
 
-BucketPrice = Callable[[ValueTransfer, LatencyShares], tuple[float, dict[BucketKey, float]]]
-"""The estimated time of a transfer with shares of buckets, and the latencies of its buckets, in
-seconds."""
+
+class BucketPrices(Protocol):
+    """The prices of transfers that may be in buckets."""
+
+    def seconds(self, transfer: ValueTransfer, shares: LatencyShares) -> float:
+        """Return the estimated time of a transfer with shares of buckets."""
+        ...
+
+    def collectives(self, transfer: ValueTransfer) -> "Sequence[LateCollective]":
+        """Return the collectives of a transfer that may be in buckets."""
+        ...
+
+
+class LateCollective(NamedTuple):
+    """A collective that may be in a bucket.
+
+    Attributes:
+        kind: what the collectives of a bucket have in common.
+        shared: the bucket of each form.
+        bytes: of its operand on one device.
+    """
+
+    kind: Hashable
+    shared: tuple[BucketKey, ...]
+    bytes: int
+    values: Together
 
 
 class LateTransfer(NamedTuple):
@@ -51,23 +71,11 @@ class LateTransfer(NamedTuple):
     after: Span
 
 
-def after_update(block: Block) -> Callable[[Sequence[Operation]], bool]:
-    """Return a predicate of ops: that there are some, all after the mark train.update of a training
-    step, or casts that only such ops use. Values that are redistributed for them are put into
-    buckets by fuse-communication, which moves casts to their first uses."""
-    ops = set(dropwhile(lambda op: not isinstance(op, UpdateOp), block.ops))
-    for op in reversed(list(block.ops)):
-        users = [use.operation for use in op.out.uses] if isinstance(op, ConvertOp) else []
-        if users and ops.issuperset(users):
-            ops.add(op)
-    return lambda users: bool(users) and ops.issuperset(users)
-
-
 def solve_with_buckets(
     problem: Callable[[LatencyShares], CostProblem],
     transfers: Callable[[Sequence[int]], list[LateTransfer]],
     max_transfers: int,
-    price: BucketPrice,
+    prices: BucketPrices,
     solve: Solve,
     scalings: int = MAX_SCALINGS,
 ) -> tuple[Solution, LatencyShares]:
@@ -86,11 +94,11 @@ def solve_with_buckets(
         it; and the part of the cost that the former left out."""
         found = solve(problem(shares))
         chosen = transfers(found.choice)
-        seconds, agreeing = shared_seconds(chosen, price)
-        missing = seconds - priced(chosen, price, shares)[0]
+        seconds, agreeing = shared_seconds(chosen, prices)
+        missing = seconds - priced(chosen, prices, shares)
         return Solution(found.choice, found.objective + missing, found.bound), agreeing, missing
 
-    best, shares, missing = plan(LatencyShares(1 / max(max_transfers, 1)))
+    best, shares, missing = plan(smallest_shares(max_transfers))
     bound = best.bound
     remaining = next_shares(shares) if missing > MAX_UNPRICED * best.objective else []
     for _ in range(scalings):
@@ -102,6 +110,11 @@ def solve_with_buckets(
     return Solution(best.choice, best.objective, min(bound, best.objective)), shares
 
 
+def smallest_shares(max_transfers: int) -> LatencyShares:
+    """Return the shares with which no plan of so many transfers costs more than in its buckets."""
+    return LatencyShares(1 / max(max_transfers, 1))
+
+
 def next_shares(shares: LatencyShares) -> list[LatencyShares]:
     """Return the shares to try after a plan: its own, then its own less each bucket, those of few
     tensors first."""
@@ -110,75 +123,31 @@ def next_shares(shares: LatencyShares) -> list[LatencyShares]:
 
 
 def shared_seconds(
-    transfers: Sequence[LateTransfer], price: BucketPrice
+    transfers: Sequence[LateTransfer], prices: BucketPrices
 ) -> tuple[float, LatencyShares]:
-    """Return the estimated time of transfers that share buckets, and the shares that agree with
-    it."""
-    few, all_in = LatencyShares(1 / max(len(transfers), 1)), LatencyShares(0.0)
-    best, shares = _agreeing(transfers, price, few)
-    buckets = priced(transfers, price, all_in)[1]
-    after: dict[tuple, list[Span]] = {}
-    for key, b in buckets.items():
-        after.setdefault(key[:-1], []).extend(b.after)
-    keys = dict.fromkeys((*buckets, *priced(transfers, price, few)[1]))
-    forms = Counter(key[:-1] for key in keys)
-    for key in keys:
-        kind = key[:-1]
-        if forms[kind] > 1 and kind in after:  # all collectives of a kind in one form
-            others = {part for part in shares.own if part[0][:-1] != kind}
-            one = key, buffers(after[kind]) / len(after[kind])
-            trial = _agreeing(transfers, price, LatencyShares(inf, frozenset({*others, one})))
-            if trial[0] < best * IMPROVEMENT:
-                best, shares = trial
-    return best, shares
-
-
-def _agreeing(
-    transfers: Sequence[LateTransfer], price: BucketPrice, shares: LatencyShares
-) -> tuple[float, LatencyShares]:
-    """Return the time of transfers that are put into buckets by some shares, then by the shares
-    that agree with these buckets, and so on; and the last shares."""
-    best = inf, shares
-    for _ in range(MAX_SCALINGS):
-        seconds, buckets = priced(transfers, price, shares)
-        own = {key: buffers(b.after) / len(b.after) for key, b in buckets.items()}
-        seconds += sum(
-            b.latency * len(b.after) * (own[key] - shares.of(key)) for key, b in buckets.items()
-        )
-        if seconds >= best[0] * IMPROVEMENT:
-            break
-        shares = LatencyShares(inf, frozenset(own.items()))
-        best = seconds, shares
-    return best
-
-
-class LateCollectives(NamedTuple):
-    """The collectives of one kind: the latency of each buffer, and the ops after which each of them
-    may be."""
-
-    latency: float
-    after: list[Span]
-
-
-def priced(
-    transfers: Sequence[LateTransfer], price: BucketPrice, shares: LatencyShares
-) -> tuple[float, dict[BucketKey, LateCollectives]]:
-    """Return the time of transfers with these shares, and the collectives in each bucket."""
-    total, found = 0.0, dict[BucketKey, LateCollectives]()
-    prices = {t: price(t, shares) for t in dict.fromkeys(t for t, _ in transfers)}
+    """Return the estimated time of transfers in the buckets of fuse-communication, and the shares
+    that agree with these."""
+    alone = LatencyShares(inf)
+    total = priced(transfers, prices, alone)
+    kinds: dict[Hashable, list[tuple[LateCollective, Bucket]]] = {}
+    collectives = {t: prices.collectives(t) for t in dict.fromkeys(t for t, _ in transfers)}
     for transfer, after in transfers:
-        seconds, latencies = prices[transfer]
-        total += seconds
-        for key, latency in latencies.items():
-            found.setdefault(key, LateCollectives(latency, [])).after.append(after)
-    return total, found
+        for c in collectives[transfer]:
+            same = kinds.setdefault(c.kind, [])
+            same.append((c, Bucket((len(same),), after, c.bytes, c.values)))
+    buckets, tensors = Counter[BucketKey](), Counter[BucketKey]()
+    for same in kinds.values():
+        for bucket in fused([part for _, part in same]):
+            total += bucket.values.seconds - sum(same[i][1].values.seconds for i in bucket.members)
+            form, _ = bucket.values.fastest
+            key = same[0][0].shared[bucket.values.forms.index(form)]
+            buckets[key] += 1
+            tensors[key] += len(bucket.members)
+    own = {key: n / tensors[key] for key, n in buckets.items()}
+    return total, LatencyShares(inf, frozenset(own.items()))
 
 
-def buffers(spans: Sequence[Span]) -> int:
-    """Return the number of buffers for collectives of one kind: the smallest number of moments such
-    that each span has one of them."""
-    count, last = 0, -inf
-    for start, end in sorted(spans, key=lambda span: span.end):
-        if start > last:
-            count, last = count + 1, end
-    return count
+def priced(transfers: Sequence[LateTransfer], prices: BucketPrices, shares: LatencyShares) -> float:
+    """Return the estimated time of transfers with these shares."""
+    counts = Counter(transfer for transfer, _ in transfers)
+    return sum(n * prices.seconds(transfer, shares) for transfer, n in counts.items())

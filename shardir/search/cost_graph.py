@@ -23,12 +23,13 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardir.algebra.layout import Layout
 from shardir.algebra.routes import Table
 from shardir.analysis.storages import Span
+from shardir.analysis.updates import after_update
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import UpdateOp
-from shardir.search.buckets import LateTransfer, after_update
+from shardir.search.buckets import LateTransfer
 from shardir.search.candidates import Candidates, CandidateSource
 from shardir.search.live_bytes import (
     LONG_LIVED_OPS,
@@ -329,6 +330,20 @@ class CostGraph:
             table = self.table(("copies", *key), copies)
             self.transients.append(LiveBytes(ends, table, Span(at, at)))
 
+    def _shard_bytes(self, t: TensorType, layouts: ValueLayouts) -> Table:
+        """Return the bytes of a value on a device, in each of its layouts."""
+        return self.table(
+            (id(layouts), "holds", t),
+            lambda: np.array([float(shard_bytes(t, l, self.mesh)) for l, _ in layouts]),
+        )
+
+    def argument_bytes(self) -> list[LiveBytes]:
+        """Return the live bytes of the arguments, which every program holds."""
+        return [
+            LiveBytes((i,), self._shard_bytes(unsharded_type(v), self.layouts[v]), Span(-1, -1))
+            for v, i in self.value_variable.items() if isinstance(v.owner, Block)
+        ]  # fmt: skip
+
     def live_bytes(self) -> list[LiveBytes]:
         """Return the live bytes of all values, and of redistributed copies."""
         assert self.spans is not None
@@ -338,20 +353,14 @@ class CostGraph:
                 continue
             t = unsharded_type(v)
             if v in self.value_variable:
-                i, key = self.value_variable[v], (id(self.layouts[v]), "holds", t)
-                layouts = self.layouts[v]
+                i, layouts = self.value_variable[v], self.layouts[v]
             elif v.owner in self.op_variable:
                 assert isinstance(v.owner, Operation)
                 n, candidates = result_index(v), self.candidates[v.owner]
-                i, key = self.op_variable[v.owner], (id(candidates), "holds", n, t)
-                layouts = self._made_in(candidates, n)
+                i, layouts = self.op_variable[v.owner], self._made_in(candidates, n)
             else:
                 continue
-            table = self.table(
-                key, lambda t=t, layouts=layouts: np.array([
-                    float(shard_bytes(t, l, self.mesh)) for l, _ in layouts
-                ])
-            )  # fmt: skip
+            table = self._shard_bytes(t, layouts)
             gap = self.unsaved.get(v)
             if gap is None or v not in self.value_variable:
                 found.append(LiveBytes((i,), table, span))
@@ -359,7 +368,7 @@ class CostGraph:
             assert isinstance(v.owner, Operation)
             makers = self.candidates[v.owner]
             saved = self.table(
-                (*key, id(makers), "saved"),
+                (id(table), id(makers), "saved"),
                 lambda table=table, makers=makers: (2 - times(makers))[:, None] * table,
             )
             found += [LiveBytes((i,), table, Span(span.start, gap.start - 1)),
@@ -368,6 +377,11 @@ class CostGraph:
         return found
 
     # ---- solutions ----
+
+    @property
+    def max_late_transfers(self) -> int:
+        """The largest number of transfers of a solution that may be in buckets."""
+        return sum(edge.max_transfers for edge in self.bucket_edges)
 
     def problem_with(self, shares: LatencyShares) -> CostProblem:
         """Return the problem in which transfers pay these shares of buckets."""

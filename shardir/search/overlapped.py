@@ -16,12 +16,12 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import step_form
+from shardir.analysis.updates import after_update
 from shardir.cost.schedule import Flight, elapsed_at_best, level_of
 from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import UpdateOp
-from shardir.search.buckets import after_update
 from shardir.search.candidates import Candidate
 from shardir.search.transfer_costs import (
     LatencyShares,

@@ -12,7 +12,8 @@ from xdsl.dialects.func import FuncOp
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import name_of
 from shardir.diagnostics import ShardirError
-from shardir.search.buckets import MAX_SCALINGS, Solve, solve_with_buckets
+from shardir.search.bucket_prices import TransferPrices
+from shardir.search.buckets import MAX_SCALINGS, Solve, smallest_shares, solve_with_buckets
 from shardir.search.candidates import CandidateSource
 from shardir.search.cost_graph import CostGraph
 from shardir.search.memory import live
@@ -20,7 +21,6 @@ from shardir.search.memory_limit import solve_within
 from shardir.search.preset_plans import with_overlap
 from shardir.search.solver import solve
 from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
-from shardir.search.transfer_costs import bucket_price
 from shardir.search.value_layouts import Ties
 
 MEMORY_GAP = 2e-3
@@ -48,8 +48,9 @@ def search_plan(
     report: ReportLine,
 ) -> StrategyPlan:
     """Return the fastest plan of a function; with a limit, the fastest one found whose program
-    keeps to it. The bound is that of all plans, whatever memory they need: the search counts more
-    bytes than some programs need, and a bound for plans of few counted bytes is none for those.
+    keeps to it. The bound is that of all plans whose arguments keep to it: the search counts more
+    bytes of other values than some programs need, and a bound for plans of few counted bytes is
+    none for those.
 
     Args:
         limit: bytes of a device.
@@ -84,8 +85,8 @@ def _searched(
     plan = fastest_plan(CostGraph(block, source, ties), solver(gap))
     if limit is None or (used := lowered.bytes(plan)) <= limit:
         return plan
-    graph = CostGraph(block, source, ties, counts_memory=True)
-    gap, bound = max(gap, MEMORY_GAP), plan.solution.bound
+    graph, gap = CostGraph(block, source, ties, counts_memory=True), max(gap, MEMORY_GAP)
+    bound = bound_within(plan, limit, gap, solver(gap / 2))
     best: StrategyPlan | None = None
     fewest, choices = used, list[list[int]]()
     allowed, low, high = limit, 1, inf  # of the bytes that are counted
@@ -121,12 +122,22 @@ def _searched(
 
 def fastest_plan(graph: CostGraph, solve: Solve, scalings: int = MAX_SCALINGS) -> StrategyPlan:
     """Return the fastest plan that is found."""
-    max_transfers = sum(edge.max_transfers for edge in graph.bucket_edges)
     solution, shares = solve_with_buckets(
-        graph.problem_with, graph.bucket_transfers, max_transfers,
-        lambda transfer, shares: bucket_price(graph.mesh, transfer, shares), solve, scalings,
+        graph.problem_with, graph.bucket_transfers, graph.max_late_transfers,
+        TransferPrices(graph.mesh), solve, scalings,
     )  # fmt: skip
     return StrategyPlan.of(graph, solution, shares)
+
+
+def bound_within(plan: StrategyPlan, limit: int, gap: float, solve: Solve) -> float:
+    """Return a bound of all plans with at most `limit` bytes of arguments, from the fastest plan
+    without a limit."""
+    held = plan.graph.argument_bytes()
+    if live(held, plan.solution.choice).max() <= limit:
+        return plan.solution.bound
+    problem = plan.graph.problem_with(smallest_shares(plan.graph.max_late_transfers))
+    choices = [plan.solution.choice]
+    return max(plan.solution.bound, solve_within(problem, held, limit, solve, gap, choices).bound)
 
 
 def plan_within(

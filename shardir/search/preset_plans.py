@@ -8,11 +8,11 @@ lowered and measured. So no preset is faster than the result, as far as the esti
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 
 from shardir.algebra.estimates import IMPROVEMENT
-from shardir.search.buckets import priced, shared_seconds
+from shardir.search.bucket_prices import TransferPrices
+from shardir.search.buckets import priced, shared_seconds, smallest_shares
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
 from shardir.search.memory import live
@@ -20,7 +20,6 @@ from shardir.search.overlapped import StepTimeline
 from shardir.search.preset_solutions import GroupedSolution, PresetSolutions
 from shardir.search.presets import ProductOfPresets, Structure, axes_of, products
 from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
-from shardir.search.transfer_costs import LatencyShares, bucket_price
 
 MAX_ESTIMATED = 12
 """How many plans of presets have their time with overlap estimated: those of the smallest sums."""
@@ -80,8 +79,7 @@ def preset_plans(
     """Yield the plans of products of presets that may take less than `longest` with overlap, in
     the order of their sums; if the graph counts memory, those that keep to the limit."""
     graph, structure = plan.graph, Structure(lowered.f)
-    every = sum(edge.max_transfers for edge in graph.bucket_edges)
-    problem = graph.problem_with(LatencyShares(1 / max(every, 1)))
+    problem = graph.problem_with(smallest_shares(graph.max_late_transfers))
     solutions = PresetSolutions(graph, problem, structure)
     found: list[tuple[GroupedSolution, ProductOfPresets]] = []
     for each in products(lowered.mesh):
@@ -109,10 +107,10 @@ def _shortest(solution: GroupedSolution) -> float:
 
 def plan_of(graph: CostGraph, choice: list[int], bound: float, presets: str) -> StrategyPlan:
     """Return the plan of a choice, with its full cost and the bound of all plans."""
-    price = partial(bucket_price, graph.mesh)
+    prices = TransferPrices(graph.mesh)
     transfers = graph.bucket_transfers(choice)
-    seconds, shares = shared_seconds(transfers, price)
-    missing = seconds - priced(transfers, price, shares)[0]
+    seconds, shares = shared_seconds(transfers, prices)
+    missing = seconds - priced(transfers, prices, shares)
     objective = graph.problem_with(shares).cost(choice) + missing
     solution = Solution(choice, objective, min(bound, objective))
     return replace(StrategyPlan.of(graph, solution, shares), presets=presets)

@@ -16,8 +16,10 @@ import numpy as np
 from shardir.search.problem import Table
 
 TOLERANCE = 1e-9
-"""The reduced cost that counts as 0, relative to the largest of a solution; and the smallest
-pivot."""
+"""The reduced cost that counts as 0, relative to the largest of a solution."""
+
+MIN_PIVOT = 1e-7
+"""The smallest pivot: smaller ones are the rounding of 0, and leave a singular basis."""
 
 MAX_PIVOTS = 1000
 """The maximum number of pivots. Rounding may make the algorithm cycle; any prices give a bound."""
@@ -61,7 +63,7 @@ def prices(costs: Table, excess: Table, ceiling: float) -> Prices:
         if not len(entering):
             break
         direction, values = inverse @ columns[:, entering[0]], inverse @ right
-        up = direction > TOLERANCE
+        up = direction > MIN_PIVOT
         ratio = np.where(up, values / np.where(up, direction, 1.0), np.inf)
         ties = np.flatnonzero(ratio <= ratio.min() + TOLERANCE)
         basis[min(ties, key=lambda i: basis[i])] = int(entering[0])

@@ -148,12 +148,12 @@ class TransferCosts:
             latency, rate = (costs[:, i, j] for costs in self.routes.costs)
             alone = float((latency + rate * size).min())
             if alone > 0:
-                part = [shares.of(_bucket(itemsize, step, form)) for form in range(len(latency))]
+                part = [shares.of(bucket_key(itemsize, step, form)) for form in range(len(latency))]
                 shared = latency * part + (rate + self._copying[i, j]) * size
                 form = int(shared.argmin())
                 if shared[form] < alone:
                     alone = float(shared[form])
-                    found[_bucket(itemsize, step, form)] = float(latency[form])
+                    found[bucket_key(itemsize, step, form)] = float(latency[form])
             total += alone
             source = step.layout
         return total, found
@@ -175,7 +175,7 @@ class TransferCosts:
         latency, rate = self.routes.costs
         steps, kind = self._kinds
         part = np.array([
-            [shares.of(_bucket(itemsize, step, form)) for step in steps] + [1.0]
+            [shares.of(bucket_key(itemsize, step, form)) for step in steps] + [1.0]
             for form in range(len(latency))
         ])  # fmt: skip
         return latency * part[:, kind] + (rate + self._copying) * size
@@ -189,7 +189,7 @@ class TransferCosts:
         kind = np.full((n, n), -1)
         for (i, j), step in self.routes.moves.items():
             if step.record.communicates:
-                kind[i, j], _ = steps.setdefault(_bucket(0, step, 0), (len(steps), step))
+                kind[i, j], _ = steps.setdefault(bucket_key(0, step, 0), (len(steps), step))
         return [step for _, step in steps.values()], kind
 
     @cached_property
@@ -203,5 +203,6 @@ class TransferCosts:
         return np.where(latency.min(axis=0) > 0, shards[:, None], 0.0)
 
 
-def _bucket(itemsize: int, step: CollectiveStep, form: int) -> BucketKey:
+def bucket_key(itemsize: int, step: CollectiveStep, form: int) -> BucketKey:
+    """Return the bucket of a step, in one of its forms."""
     return itemsize, step.kind, step.axes, step.dim, step.concat, form

@@ -7,6 +7,8 @@ returns a ratio for each of its claims, at most 1 where the claim holds. LAWS ha
                 sub-axes, split and partial, of tensors with even and uneven shards
     programs    the bound of the search, its objective, and the times of lowered programs: random
                 programs (random_steps.py), with and without layouts (program_laws.py)
+    presets     the time of the mode auto, over that of presets, with overlap: random programs and
+                products of presets (preset_laws.py)
     memory      plans within a limit of memory, against a mixed-integer linear program
                 (memory_laws.py); graphs of 10 to 200 variables, on up to 16 devices
 
@@ -22,6 +24,7 @@ from math import prod
 from random import Random
 from typing import Any, NamedTuple
 
+import preset_laws
 import program_laws
 from random_steps import OPTIMIZERS, random_step
 
@@ -29,6 +32,7 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.cost.clusters import load, names
+from shardir.syntax.parser import parse
 
 MESHES = {
     "ascend910": [(4,), (8,), (2, 4), (4, 2), (2, 2, 2)],
@@ -49,6 +53,9 @@ ALL_OPTIMIZERS = [*OPTIMIZERS, "adafactor, lr = 0.1"]
 
 MAX_LAYERS = 6
 """The layers of random programs, at most."""
+
+MAX_PRODUCTS = 6
+"""The products of presets that a program is compared with, at most."""
 
 PROGRESS = 50
 """After this many cases the progress is reported."""
@@ -105,6 +112,17 @@ def programs(cluster: str, random: Random) -> Ratios:
     return program_laws.claims(text, random)
 
 
+def presets(cluster: str, random: Random) -> Ratios:
+    text = random_step(random_mesh(cluster, random), random, random.randint(1, 3), OPTIMIZERS)
+    module = parse(text)
+    every = preset_laws.existing(module)
+    some = random.sample(every, min(MAX_PRODUCTS, len(every)))
+    found: Ratios = {}
+    for claim, ratio in preset_laws.claims(module, some):
+        found[claim] = max(ratio, found.get(claim, 0.0))
+    return found
+
+
 def memory(cluster: str, random: Random) -> Ratios:
     from memory_laws import claims  # requires scipy
 
@@ -117,6 +135,7 @@ def memory(cluster: str, random: Random) -> Ratios:
 LAWS = {
     "triangle": Law(triangle, 200),
     "programs": Law(programs, 250),
+    "presets": Law(presets, 100),
     "memory": Law(memory, 50),
 }
 

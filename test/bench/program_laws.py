@@ -10,26 +10,24 @@ Of a training step without annotations, and of the same step with random layouts
     free <= annotated        the bound without annotations, and the objective with some
 """
 
-from dataclasses import replace
 from math import isclose
 from random import Random
 
 from plans import PLANS, laid_out, seconds
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation
 
 from shardir import compile
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.analysis.functions import mesh_of, values
+from shardir.analysis.updates import after_update
 from shardir.cost import report
-from shardir.cost.seconds import together
-from shardir.dialects.dist import CollectiveOp, FusibleOp, layout_of
+from shardir.cost.seconds import steps_of, together
+from shardir.dialects.dist import FusibleOp, layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
-from shardir.search.buckets import after_update
 from shardir.syntax.parser import parse
 
 SEARCH = "inline-calls,distributed-autodiff,search-strategies"
@@ -76,26 +74,22 @@ def searched(module: ModuleOp) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def unfused_seconds(module: ModuleOp) -> float:
-    """Return the time of a lowered program, with all collectives before the update alone."""
+    """Return the time of a lowered program, with each collective alone of values that are used
+    before the update."""
     total = 0.0
     for function, (f, block) in zip(report(module), bodies(module), strict=True):
         mesh, late = mesh_of(f, module), after_update(block)
         assert mesh is not None
         for op in function.ops:
             total += op.seconds
-            if isinstance(op.op, FusibleOp) and len(op.op.values) > 1 and not late(users(op.op)):
-                values = together(op.op, mesh)
-                alone = (replace(values, sending=(s,), packing=(0.0,)) for s in values.sending)
-                total += sum(each.seconds for each in alone) - values.seconds
+            if isinstance(op.op, FusibleOp):
+                steps = [*steps_of(op.op, mesh)]
+                is_late = [late([use.operation for use in out.uses]) for out in op.op.outs]
+                apart = [[step] for step, its in zip(steps, is_late, strict=True) if not its]
+                rest = [step for step, its in zip(steps, is_late, strict=True) if its]
+                total += sum(together(those, mesh).seconds for those in (*apart, rest) if those)
+                total -= op.seconds
     return total
-
-
-def users(op: Operation) -> list[Operation]:
-    """Return the ops that use the results of a collective, by way of other collectives or not."""
-    found = [use.operation for v in op.results for use in v.uses]
-    return [
-        end for user in found for end in (users(user) if isinstance(user, CollectiveOp) else [user])
-    ]
 
 
 def is_considered(plan: ModuleOp) -> bool:

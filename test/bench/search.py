@@ -16,7 +16,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import log, prod
 from typing import Any
 from unittest import mock
@@ -28,15 +27,17 @@ from xdsl.dialects.builtin import ModuleOp
 
 from shardir.analysis.functions import mesh_of
 from shardir.analysis.storages import Span
+from shardir.analysis.updates import after_update
 from shardir.dialects.dist import ClusterAttr, ClusterOp, RedistributeOp
 from shardir.passes import PASSES
 from shardir.pipelines import build
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.search import plan
-from shardir.search.buckets import LateTransfer, after_update, shared_seconds
+from shardir.search.bucket_prices import TransferPrices
+from shardir.search.buckets import LateTransfer, shared_seconds
 from shardir.search.candidates import CandidateSource
-from shardir.search.transfer_costs import bucket_price, transfer_of
+from shardir.search.transfer_costs import transfer_of
 from shardir.syntax.parser import parse
 
 LAYOUT = re.compile(r", #dist\.layout<[^>]*>")
@@ -64,7 +65,7 @@ def seconds(module: ModuleOp) -> float:
     ]  # fmt: skip
     transfers = [LateTransfer(transfer_of(op), Span(0, 0)) for op in together]
     alone = sum(source.seconds(op) for op in block.ops if op not in together)
-    return alone + shared_seconds(transfers, partial(bucket_price, mesh))[0]
+    return alone + shared_seconds(transfers, TransferPrices(mesh))[0]
 
 
 ANNOTATED = "propagate-strategies,insert-redistributions,distributed-autodiff"

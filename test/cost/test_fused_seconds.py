@@ -1,10 +1,10 @@
 """The collectives that take less time as one: the best buckets are those of all partitions."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 from random import Random
 
 import pytest
+from partitions import partitions
 
 from shardir.algebra.forms import Form
 from shardir.cost.buckets import best_buckets, gains, may_gain
@@ -23,17 +23,6 @@ def random_parts(random: Random, n: int) -> list[Together]:
         sending = tuple(tuple(v * s for s in slower) for v in values)
         parts.append(Together(forms, sending, tuple(v * random.random() for v in values)))
     return parts
-
-
-def partitions(numbers: list[int]) -> Iterator[list[list[int]]]:
-    if not numbers:
-        yield []
-        return
-    first, *others = numbers
-    for rest in partitions(others):
-        yield [[first], *rest]
-        for i, block in enumerate(rest):
-            yield [*rest[:i], [first, *block], *rest[i + 1 :]]
 
 
 def seconds(parts: list[Together], blocks: list[list[int]]) -> float:

@@ -22,17 +22,17 @@ MUTANTS = [
     Mutant(
         "a bucket forgets its earlier first use",
         "fuse-communication puts a collective into a bucket after the first use of one in it.",
-        "passes/fuse_communication.py",
-        "max(self.last, other.last), min(self.first_use, other.first_use),",
-        "max(self.last, other.last), other.first_use,",
+        "shardir/cost/buckets.py",
+        "min(self.after.end, other.after.end))",
+        "other.after.end)",
         "test/filecheck/fuse-communication",
     ),
     Mutant(
         "buffers grow without a limit",
         "fuse-communication ignores max_bytes for what fits alone.",
-        "passes/fuse_communication.py",
-        "return both and self.bytes + other.bytes <= max_bytes",
-        "return both",
+        "shardir/cost/buckets.py",
+        "<= min(end) and self.bytes + other.bytes <= max_bytes",
+        "<= min(end)",
         "test/filecheck/fuse-communication",
     ),
     Mutant(

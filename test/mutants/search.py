@@ -114,8 +114,8 @@ MUTANTS = [
         "shares of a bucket are omitted",
         "The latency of a bucket that tensors share is not counted in full.",
         "shardir/search/buckets.py",
-        "(own[key] - shares.of(key))",
-        "0",
+        "total += bucket.values.seconds - sum(",
+        "total += 0 * sum(",
         "test/search/test_buckets.py",
     ),
     Mutant(
@@ -129,9 +129,9 @@ MUTANTS = [
     Mutant(
         "a bucket joins what is not available yet",
         "Collectives count as one buffer though some are used before others are available.",
-        "shardir/search/buckets.py",
-        "if start > last:",
-        "if last == -inf:",
+        "shardir/cost/buckets.py",
+        "return max(start) <= min(end) and",
+        "return",
         "test/search/test_buckets.py",
     ),
     Mutant(

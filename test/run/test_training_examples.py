@@ -74,6 +74,16 @@ def test_loss_parallel(ran):
         equal(example.results(function)[0], args["table"][args["tokens"]])
 
 
+def test_a_plan_of_presets(ran):
+    """The plan that the mode auto takes is one of ZeRO-3: it hides more of its communication."""
+
+    def loss(v: Tensors) -> Any:
+        c = torch.tanh(v["x"] @ v["up"]) @ v["down"]
+        return (torch.tanh(c @ v["up2"]) @ v["down2"]).square().mean()
+
+    check_training(ran("presets", mode="auto"), loss, steps=3)
+
+
 def dropout_factors(key: int, stream: int, p: float, *shape: int) -> Any:
     """Return the factors by which dropout multiplies the global tensor: 0 or 1 / (1 - p)."""
     drawn = uniform(seed_at(key, stream), np.arange(np.prod(shape))).reshape(shape)

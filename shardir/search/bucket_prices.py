@@ -1,0 +1,44 @@
+"""The prices of redistributions whose collectives may be in buckets (buckets.py)."""
+
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.steps import elements, step_forms
+from shardir.cost.seconds import together
+from shardir.dialects.nn.types import itemsize
+from shardir.search.buckets import LateCollective
+from shardir.search.transfer_costs import (
+    LatencyShares,
+    ValueTransfer,
+    bucket_key,
+    bucket_price,
+    transfer_costs,
+)
+
+
+class TransferPrices:
+    """The prices of redistributions between devices of a mesh."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+
+    def seconds(self, transfer: ValueTransfer, shares: LatencyShares) -> float:
+        """Return the estimated time of a transfer with shares of buckets."""
+        return bucket_price(self.mesh, transfer, shares)[0]
+
+    def collectives(self, transfer: ValueTransfer) -> list[LateCollective]:
+        """Return the collectives of a transfer that may be in buckets."""
+        t, have, target = transfer
+        shape, size, mesh = t.get_shape(), itemsize(t), self.mesh
+        reduction = have.reduction if have.partial else target.reduction
+        costs = transfer_costs(mesh, len(shape), reduction)
+        steps = costs and costs.routes.steps(shape, size, have, target)
+        found: list[LateCollective] = []
+        for step in steps or ():
+            if step.communicates(mesh):
+                kind = t.element_type, step.kind, step.axes, step.dim, step.concat, step.reduction
+                forms = step_forms(mesh, shape, have, step)
+                shared = tuple(bucket_key(size, step, i) for i in range(len(forms)))
+                values = together([(shape, have, step, size)], mesh)
+                bytes_ = elements(mesh, shape, have) * size
+                found.append(LateCollective(kind, shared, bytes_, values))
+            have = step.layout
+        return found
