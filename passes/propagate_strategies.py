@@ -13,7 +13,8 @@ graph of each function, and writes the layouts that they find into the types.
    one of their users needs them, where that is cheaper.
 2. Axes propagate along factors, forward and backward, to a fixed point: first those of activations,
    then those of parameters and states too. Where these are refused, grants are reopened: each value
-   gets the layout that it has so, or with parameters first, whichever is faster in total.
+   gets the layout that it has so, or with parameters first, whichever is faster in total. No
+   lowered program is slower for it, if the function has at most MAX_LOWERED_OPS ops.
 3. Of conflicting proposals, at an op or for a value, those of minimum redistribution are granted;
    ties go to the proposal that splits more, then to the first dimension.
 4. An axis is added to a value only where it is not in use in that value.
@@ -30,7 +31,7 @@ graph of each function, and writes the layouts that they find into the types.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
@@ -44,6 +45,7 @@ from shardir.analysis.functions import name_of, values
 from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import differentiated_arguments, retained_arguments, ties
 from shardir.cost import op_seconds
+from shardir.cost.report import cost_of_function
 from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects.dist import (
     PropagationBarrierOp,
@@ -61,6 +63,7 @@ from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import set_type
 from shardir.search.reopening import reopened
+from shardir.search.trial import lowered
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,13 @@ class PropagateStrategies(GlobalPass):
         propagate_functions(functions)
 
 
+MAX_LOWERED_OPS = 1000
+"""The ops of a function that is lowered in two layouts, to be compared."""
+
+LOWERING = "lower-layouts"
+"""The pipeline that lowers them."""
+
+
 def propagate_functions(functions: Iterable[Function]) -> "list[FunctionPropagation]":
     """Set the layout of each value of the functions that have a mesh; return their propagations.
 
@@ -83,8 +93,8 @@ def propagate_functions(functions: Iterable[Function]) -> "list[FunctionPropagat
 
     def propagate_function(f: Function) -> None:
         if f.mesh is not None:
-            found.append(FunctionPropagation(f.op, f.block, f.mesh))
-            found[-1].write()
+            found.append(FunctionPropagation(f.op, f.block, f.mesh, f.module))
+            found[-1].write(f.op, found[-1].state)
 
     collect_errors(functions, propagate_function)
     return found
@@ -93,10 +103,10 @@ def propagate_functions(functions: Iterable[Function]) -> "list[FunctionPropagat
 class FunctionPropagation:
     """The propagation of a function: `state`, whose values and nodes are `values` and `ops`."""
 
-    def __init__(self, f: FuncOp, block: Block, mesh: Mesh):
-        self.f, self.block, self.mesh = f, block, mesh
+    def __init__(self, f: FuncOp, block: Block, mesh: Mesh, module: ModuleOp):
+        self.f, self.block, self.mesh, self.module = f, block, mesh, module
         self.ops = list(block.ops)
-        self.values = [v for v in values(block) if isinstance(v.type, TensorType)]
+        self.values = _tensors(block)
         self.value_index = {v: i for i, v in enumerate(self.values)}
         self.op_index = {op: i for i, op in enumerate(self.ops)}
         self.state = self.propagated()
@@ -120,7 +130,7 @@ class FunctionPropagation:
              for v, w, op in self.tied()],
         )  # fmt: skip
         try:
-            state = reopened(graph)
+            state = reopened(graph, self.price)
         except ContradictionError as e:
             for c in e.contradictions:
                 op = self.ops[c.node]
@@ -138,8 +148,9 @@ class FunctionPropagation:
         retained = retained_arguments(self.f)
         activity = Activity(differentiated_values(self.f))
         activity.mark(self.ops)
+        active = activity.active & _returned(self.ops)
         bundled = {op.operands[1] for op in self.ops if isinstance(op, Update)}
-        bundled.update(retained.intersection(activity.active))
+        bundled.update(retained & active)
         for v in self.values:
             assert isinstance(v.type, TensorType)
             yield GraphValue(
@@ -148,7 +159,7 @@ class FunctionPropagation:
                 is_input=isinstance(v, BlockArgument),
                 is_parameter=v in retained,
                 itemsize=itemsize(unsharded_type(v)),
-                is_active=v in activity.active,
+                is_active=v in active,
                 is_bundled=v in bundled,
             )
 
@@ -197,14 +208,39 @@ class FunctionPropagation:
         for new, old in ties(self.f).items():
             yield old, new, self.ops[-1]
 
-    def write(self) -> None:
-        """Set the layouts of all values."""
-        for v, dims in zip(self.values, self.state.dims, strict=True):
+    def price(self, state: PropagationState) -> tuple[float, ...] | None:
+        """Return the times of the lowered program, with overlap and without; None of one that is
+        too large, or can't be lowered."""
+        if len(self.ops) > MAX_LOWERED_OPS:
+            return None
+        try:
+            programs = lowered(self.module, self.f, lambda f: self.write(f, state), LOWERING)
+            costs = [cost_of_function(f, self.mesh) for f in programs]
+        except ShardirError:  # an error of the program: its own lowering reports it
+            return None
+        return sum(c.seconds for c in costs), sum(op.seconds for c in costs for op in c.ops)
+
+    def write(self, f: FuncOp, state: PropagationState) -> None:
+        """Set the layouts of all values of the function, or of a copy of it."""
+        for v, dims in zip(_tensors(f.body.block), state.dims, strict=True):
             assert isinstance(v.type, TensorType)
             annotated = layout_of(v)
             layout = annotated.simplified(self.mesh) if annotated else Layout(self.mesh.name, dims)
             set_type(v, with_layout(v.type, layout))
-        update_signature(self.f)
+        update_signature(f)
+
+
+def _tensors(block: Block) -> list[SSAValue]:
+    return [v for v in values(block) if isinstance(v.type, TensorType)]
+
+
+def _returned(ops: Sequence[Operation]) -> set[SSAValue]:
+    """Return the values on which results of the function depend."""
+    found: set[SSAValue] = set(ops[-1].operands)
+    for op in reversed(ops):
+        if any(v in found for v in op.results):
+            found.update(op.operands)
+    return found
 
 
 def differentiated_values(f: FuncOp) -> Iterator[SSAValue]:

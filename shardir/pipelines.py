@@ -38,18 +38,17 @@ _LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"
 _LOWERED = "lower-to-spmd,simplify-communication,fuse-communication,overlap-communication"
 
 PIPELINES: dict[str, str] = {
-    "train": f"inline-calls,propagate-strategies,{_LAID_OUT},{_LOWERED}",
+    "train": "inline-calls,propagate-strategies,lower-layouts",
+    "lower-layouts": f"{_LAID_OUT},{_LOWERED}",
     "auto": "inline-calls,distributed-autodiff,search-strategies,lower-plan",
     "lower-plan": f"insert-redistributions,recompute,{_LOWERED}",
-    "data": f"inline-calls,data-parallel,propagate-strategies,{_LAID_OUT},{_LOWERED}",
-    "hybrid": (
-        f"inline-calls,data-parallel{{hybrid=true}},propagate-strategies,{_LAID_OUT},{_LOWERED}"
-    ),
-    "manual": f"inline-calls,require-layouts,{_LAID_OUT},{_LOWERED}",
+    "data": "inline-calls,data-parallel,propagate-strategies,lower-layouts",
+    "hybrid": "inline-calls,data-parallel{hybrid=true},propagate-strategies,lower-layouts",
+    "manual": "inline-calls,require-layouts,lower-layouts",
     "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute",
 }
 """Names for sequences of passes, used like a pass. search-strategies also measures plans by
-`lower-plan`."""
+`lower-plan`, and propagate-strategies layouts by `lower-layouts`."""
 
 DEFAULT = "train"
 """The pipeline of a compilation that names none."""

@@ -7,28 +7,27 @@ LoweredPlans    its programs, lowered to be measured
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import name_of, values
+from shardir.analysis.functions import values
 from shardir.cost.report import FunctionCost, cost_of_function
 from shardir.dialects.dist import StrategyAttr, with_layout
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.properties import float_attr
 from shardir.dialects.nn.types import unsharded_type
-from shardir.rewriting import nested
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.marks import PRESETS, RECOMPUTE, SEARCHED
-from shardir.rewriting.rewriter import erase, set_type
+from shardir.rewriting.rewriter import set_type
 from shardir.search.candidates import Candidate
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import LatencyShares
+from shardir.search.trial import lowered
 
 LOWERING = "lower-plan"
 """The pipeline that makes the program of a plan."""
@@ -99,17 +98,13 @@ class LoweredPlans:
         return self.cost(plan).memory.peak
 
     def _lowered(self, plan: StrategyPlan) -> FunctionCost:
-        trial = self.module.clone()
-        name = name_of(self.f)
-        copy = next(g for g in trial.body.ops if isinstance(g, FuncOp) and name_of(g) == name)
-        for other in trial.body.ops:
-            if isinstance(other, FuncOp) and other is not copy:
-                erase(other)
-        block, copied = self.f.body.block, copy.body.block
-        ops = dict(zip(block.ops, copied.ops, strict=True))
-        write(copy, plan.on(ops, dict(zip(values(block), values(copied), strict=True))))
-        nested.run(LOWERING, Context(), trial)
-        return cost_of_function(copy, self.mesh)
+        def write_on(copy: FuncOp) -> None:
+            block, copied = self.f.body.block, copy.body.block
+            ops = dict(zip(block.ops, copied.ops, strict=True))
+            write(copy, plan.on(ops, dict(zip(values(block), values(copied), strict=True))))
+
+        (program,) = lowered(self.module, self.f, write_on, LOWERING)
+        return cost_of_function(program, self.mesh)
 
 
 def write(f: FuncOp, plan: StrategyPlan) -> None:

@@ -1,0 +1,38 @@
+"""Trials: a copy of one function, lowered by a pipeline to be measured."""
+
+from collections.abc import Callable
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+
+from shardir.analysis.functions import name_of
+from shardir.dialects.train import GradientOp, StepOp
+from shardir.rewriting import nested
+from shardir.rewriting.rewriter import erase
+from shardir.syntax.source import collect_warnings
+
+
+def lowered(
+    module: ModuleOp, f: FuncOp, write: Callable[[FuncOp], object], pipeline: str
+) -> list[FuncOp]:
+    """Return the functions that a pipeline makes of a copy of a function, with what is requested of
+    it, and without the other functions of its module. `write` changes the copy before.
+
+    Raises:
+        Failure: it can't be lowered.
+    """
+    trial = module.clone()
+    copy = next(g for g in trial.body.ops if isinstance(g, FuncOp) and name_of(g) == name_of(f))
+    requests = [op for op in trial.body.ops if isinstance(op, StepOp | GradientOp)]
+    names = {name_of(f)}
+    while found := [r for r in requests if r.function.root_reference.data in names]:
+        names.update(r.sym_name.data for r in found)
+        requests = [r for r in requests if r not in found]
+    others = [g for g in trial.body.ops if isinstance(g, FuncOp) and g is not copy]
+    for op in (*requests, *others):
+        erase(op)
+    write(copy)
+    with collect_warnings():  # those of the program itself come when it is lowered
+        nested.run(pipeline, Context(), trial)
+    return [g for g in trial.body.ops if isinstance(g, FuncOp)]
