@@ -105,7 +105,8 @@ def partial_value(x: Array, reduction: str, n: int, k: int, holder: int) -> Arra
     """Return partial value `k` of `n`, whose reduction is `x`, without rounding.
 
     They differ from each other and from `x`, so that an op that takes one for the value, or
-    applies to each what holds for their sum only, gets a wrong result.
+    applies to each what holds for their sum only, gets a wrong result. A sum has an infinity or NaN
+    in its first part.
     """
     if n == 1:
         return x
@@ -113,7 +114,8 @@ def partial_value(x: Array, reduction: str, n: int, k: int, holder: int) -> Arra
     match reduction:
         case "sum" if not boolean:
             first = 2 * x if n % 2 == 0 else x
-            return first if k == 0 else -x if k % 2 else x
+            share = first if k == 0 else -x if k % 2 else x
+            return np.where(np.isfinite(x), share, x if k == 0 else np.zeros_like(x))
         case "mean":
             return x if n % 2 and k == n - 1 else np.zeros_like(x) if k % 2 else 2 * x
         case "max" | "min" if k != holder:

@@ -23,6 +23,7 @@ from harness import (
 )
 from op_cases import CASES, Case
 from random_layouts import random_layout
+from special_values import FINITE, SPECIAL, UNDEFINED, WITHOUT_NAN, with_special
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
@@ -101,23 +102,6 @@ def test_special_values(op: type[TensorOp], props: dict[str, Attribute]) -> None
         assert not p.errors(module), text
 
 
-FINITE = (
-    nn.BatchNormOp, nn.GroupNormOp, nn.LayerNormOp, nn.RmsNormOp, nn.LerpOp, nn.VarOp, nn.StdOp,
-    nn.BinaryCrossEntropyWithLogitsOp, nn.BceWithLogitsLossOp,
-)  # fmt: skip
-"""Ops whose formula has several products and differences, in an order that torch documents nowhere
-and that differs by device: they are finite where torch's are, and equal there; elsewhere one may
-have NaN where the other has an infinity."""
-WITHOUT_NAN = (nn.EluOp, nn.HardtanhOp)
-"""torch's kernel for several elements has another gradient at NaN than that for one."""
-UNDEFINED = (
-    nn.AttentionOp, nn.BatchNormInferenceOp, nn.BceLossOp, nn.BinaryCrossEntropyOp,
-    nn.CrossEntropyLossOp, nn.CrossEntropyOp, nn.KlDivLossOp, nn.RemainderOp, nn.SoftMarginLossOp,
-)  # fmt: skip
-"""torch refuses the numbers, its kernels differ from each other, or the docstring names how the op
-differs from torch."""
-
-
 def first_cases() -> list[Case]:
     """A case of each op that has a gradient, other than the gradient ops themselves."""
     found: dict[type, Case] = {}
@@ -135,12 +119,10 @@ def test_special_values_of_each_op(case: Case) -> None:
     rng = np.random.default_rng(len(str(case)))
     args, draw = case.args("f64"), random.Random(len(str(case)))
     kinds = [*case.kinds, *["normal"] * (len(args) - len(case.kinds))]
-    values = [INF, -INF, 0.0, -0.0, *([] if case.op in WITHOUT_NAN else [NAN])]
+    values = [x for x in SPECIAL if not (case.op in WITHOUT_NAN and np.isnan(x))]
     for share in (0.05, 0.4):
         arrays = [numbers(rng, a.element, a.shape, k) for a, k in zip(args, kinds, strict=True)]
-        for i, x in enumerate(arrays):
-            if x.dtype.kind == "f":
-                arrays[i] = np.where(rng.random(x.shape) < share, rng.choice(values, x.shape), x)
+        arrays = [with_special(rng, x, share, values) for x in arrays]
         p = posed(program(args, case.body("f64"), case.wrt("f64")), case.wrt("f64"), arrays, rng)
         given = [random_layout(draw, MESH, len(a.shape)) for a in args]
         for module in (

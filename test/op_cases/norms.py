@@ -71,7 +71,8 @@ def _batch_norm_inference(op: Any, x: torch.Tensor, *channels: torch.Tensor) -> 
 REFERENCES: dict[type[Operation], Reference] = {
     nn.BatchNormOp: _batch_norm,
     nn.BatchNormInferenceOp: _batch_norm_inference,
-    nn.GroupNormOp: lambda op, x, w, b: functional.group_norm(
+    # torch.nn.functional refuses groups of one element, whose result is b
+    nn.GroupNormOp: lambda op, x, w, b: torch.group_norm(
         x, op.groups.value.data, w, b, op.eps.value.data
     ),
     nn.RmsNormOp: lambda op, x, w: functional.rms_norm(x, w.shape, w, op.eps.value.data),
