@@ -4,15 +4,10 @@ ops, dist, train, passes, options, modes, invariants or mutants.
 `python test/project/test_docs.py --regenerate` puts them into the pages.
 """
 
-import ast
-import dataclasses
-import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Iterator
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 
 from xdsl.dialects.builtin import (
@@ -37,7 +32,7 @@ from shardir.dialects.train import Role, arguments
 from shardir.dialects.train.optimizer import Optimizer
 from shardir.dialects.train.optimizers import OPTIMIZERS
 from shardir.passes import PASSES
-from shardir.rewriting.options import Bytes, dashed, option_types
+from shardir.rewriting.options import dashed, default_text, meanings, option_types
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 
@@ -221,32 +216,9 @@ def options() -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     for name in pipelines.in_order():
         cls = PASSES[name]()
-        fields = {f.name: f for f in dataclasses.fields(cls)}
-        for option, type in option_types(cls).items():
-            default = fields[option].default
-            shown = "required" if default is dataclasses.MISSING else _default(default, type)
-            meaning = _escaped(meanings(cls)[option])
+        for option in option_types(cls):
+            shown, meaning = default_text(cls, option), _escaped(meanings(cls)[option])
             yield f"| `{name}` | `{dashed(option)}` | {shown} | {meaning} |"
-
-
-def meanings(cls: type) -> dict[str, str]:
-    """Return the texts after the fields of a class."""
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(node, ast.ClassDef)
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in pairwise(node.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }
-
-
-def _default(value: object, type: object) -> str:
-    if type == Bytes and isinstance(value, int) and value % 2**20 == 0 and value:
-        return f"{value >> 20}MiB"
-    if value in (None, ""):
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def modes() -> Iterator[str]:

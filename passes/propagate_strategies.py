@@ -31,6 +31,7 @@ graph of each function, and writes the layouts that they find into the types.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
@@ -58,7 +59,7 @@ from shardir.dialects.nn.base import TensorOp, decomposes, strategy_factors
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import GradientOp, StepOp, Update, arguments
 from shardir.rewriting.autodiff.activity import Activity
-from shardir.rewriting.bases import Function, GlobalPass, collect_errors
+from shardir.rewriting.bases import Function, GlobalPass, collect_errors, warn_without_mesh
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import set_type
@@ -71,6 +72,10 @@ class PropagateStrategies(GlobalPass):
     """Propagates layouts and strategies from annotated values and ops to all."""
 
     name = "propagate-strategies"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        warn_without_mesh(op)
+        super().apply(ctx, op)
 
     def rewrite_all(self, functions: Sequence[Function]) -> None:
         propagate_functions(functions)

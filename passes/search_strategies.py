@@ -39,6 +39,7 @@ from xdsl.dialects.func import CallOp
 from xdsl.ir import Operation
 
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import values
 from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.diagnostics import Failure, Located, ShardirError, report_progress
 from shardir.dialects.dist import (
@@ -49,7 +50,7 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import GradientOp, StepOp
-from shardir.rewriting.bases import Function, GlobalPass, collect_errors
+from shardir.rewriting.bases import Function, GlobalPass, collect_errors, warn_without_mesh
 from shardir.rewriting.composites import expand
 from shardir.rewriting.marks import resolve_markers
 from shardir.rewriting.options import Bytes
@@ -62,6 +63,7 @@ from shardir.search.strategy_plan import write
 from shardir.search.value_layouts import tied_values
 from shardir.syntax.files import write_text
 from shardir.syntax.printer import value_names
+from shardir.syntax.source import warn
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class SearchStrategies(GlobalPass):
                 f"entry, and a gap from 0.0 to below 1.0, got memory={self.memory} "
                 f"entries={self.entries} gap={self.gap}"
             )
+        warn_without_mesh(op)
         super().apply(ctx, op)
 
     def concerns(self, f: Function) -> bool:
@@ -121,6 +124,7 @@ class SearchStrategies(GlobalPass):
             if writer is not None:
                 graphs.append(described(f.name, f.mesh, value_names(f.block), plan))
             write(f.op, plan)
+            _warn_of_replication(f, f.mesh)
 
         collect_errors(functions, search)
         if self.graph is not None and writer is not None:
@@ -128,6 +132,19 @@ class SearchStrategies(GlobalPass):
                 message = "expected a function with a mesh for the cost graph, got none"
                 raise Failure(f"{message}; declare a mesh with dist.mesh")
             write_text(Path(self.graph), writer(graphs))
+
+
+def _warn_of_replication(f: Function, mesh: Mesh) -> None:
+    """Warn of a plan in which the devices all compute the same."""
+    ops = [op for op in f.block.ops if isinstance(op, TensorOp)]
+    layouts = [l for v in values(f.block) if (l := layout_of(v)) is not None]
+    if ops and mesh.size > 1 and not any(axes for l in layouts for axes in l.dims):
+        warn(
+            f.op,
+            f"expected a plan for @{f.name} that splits something over the {mesh.size} devices of "
+            f"@{mesh.name}, got one that replicates all values: by the time model of the cluster "
+            "no split is faster; use a larger batch, or the cluster of the devices (dist.cluster)",
+        )
 
 
 def _annotation_errors(f: Function, mesh: Mesh) -> list[tuple[Operation | None, str]]:

@@ -1,9 +1,11 @@
 """A compiler from single-device tensor programs to per-rank programs on torch.distributed."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardir import cost as cost
     from shardir.algebra.redistribution import plan_redistribution as plan_redistribution
     from shardir.algebra.sdy import from_sdy as from_sdy
     from shardir.algebra.sdy import to_sdy as to_sdy
@@ -35,7 +37,10 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, imported at their first use: `import shardir` stays light."""
-    if name not in PLACES:
+    """The public names and the packages, imported at their first use: `import shardir` stays
+    light."""
+    if name in PLACES:
+        return getattr(import_module(PLACES[name]), name)
+    if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(PLACES[name]), name)
+    return import_module(f"{__name__}.{name}")

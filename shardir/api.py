@@ -22,7 +22,7 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir import pipelines
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Options, Report
-from shardir.diagnostics import Failure, ParseErrors
+from shardir.diagnostics import Failure, ParseErrors, ShardirError
 from shardir.syntax.files import read_text, scratch_folder
 from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.parser import parse as _parse
@@ -66,6 +66,11 @@ def compile(
             source = Source(text_or_module, name)
             original = parse(text_or_module, name)
         else:
+            if not isinstance(text_or_module, ModuleOp):
+                raise ShardirError(
+                    f"expected text or a ModuleOp, got {text_or_module!r:.80}; use compile_file "
+                    "for a file"
+                )
             source, original = Source("", name), text_or_module.clone()
             verify(original, source)
         module, context = original.clone(), default_parser().ctx
@@ -138,7 +143,7 @@ class Compiled:
         """Run the program on local processes, one for each rank: steps=, seed=, backend=,
         timeout=, ... as in shardir.backend.interface.Options."""
         with scratch_folder() as folder:
-            return self.backend.run(self.save(folder / "program"), Options(**options))
+            return self.backend.run(self.save(folder / "program"), Options.of(options))
 
 
 def run(program: "str | Path | Compiled", *, mode: str | None = None, **options: Any) -> Report:
@@ -151,4 +156,4 @@ def run(program: "str | Path | Compiled", *, mode: str | None = None, **options:
         )
     if isinstance(program, Compiled):
         return program.run(**options)
-    return backend_of(DEFAULT).run(Path(program), Options(**options))
+    return backend_of(DEFAULT).run(Path(program), Options.of(options))

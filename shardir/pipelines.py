@@ -16,6 +16,7 @@ from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import ArgSpec
 
 from shardir.diagnostics import ShardirError, did_you_mean
+from shardir.dialects.installed import installed
 from shardir.passes import PASSES
 from shardir.rewriting import nested
 from shardir.rewriting.options import (
@@ -74,15 +75,14 @@ MODES: dict[str, Mode] = {
 """The modes by the names that `--mode` reads: MindSpore's, without their `_parallel`."""
 
 
-def build(
-    text: str, passes: Loaders = PASSES, pipelines: Mapping[str, str] | None = None
-) -> list[ModulePass]:
-    """The passes of a pipeline, ready to run.
+def build(text: str) -> list[ModulePass]:
+    """Return the passes of a pipeline, ready to run: ours and those of other installed packages.
 
     Raises:
         UsageError: the text is malformed, or a pass or an option does not exist.
     """
-    specs = expand(text, passes, PIPELINES if pipelines is None else pipelines)
+    passes = PASSES | installed().all_passes
+    specs = expand(text, passes, PIPELINES)
     return [made_from("pass", passes[spec.name](), spec) for spec in specs]
 
 
@@ -212,6 +212,11 @@ def with_strategies(
     return found
 
 
+def text_of(passes: Sequence[ModulePass]) -> str:
+    """Return the text of a pipeline, with all options that are not at their defaults."""
+    return ",".join(str(p.pipeline_pass_spec()) for p in passes)
+
+
 def runs_on_one_device(p: ModulePass) -> bool:
     """Whether the program of one device has the effect of a pass too: its ONE_DEVICE."""
     return getattr(p, "ONE_DEVICE", False)
@@ -219,5 +224,6 @@ def runs_on_one_device(p: ModulePass) -> bool:
 
 def in_order(passes: Loaders = PASSES) -> list[str]:
     """Return the names of all passes, in the order of the pipelines; those of no pipeline last."""
-    used = [s.name for text in PIPELINES.values() for s in expand(text, PASSES, PIPELINES)]
+    known = {**PASSES, **passes}
+    used = [s.name for text in PIPELINES.values() for s in expand(text, known, PIPELINES)]
     return [n for n in dict.fromkeys([*used, *passes]) if n in passes]

@@ -24,7 +24,8 @@ LAYERS = {
     "pipelines": 8,
     "backend": 9,
     "api": 10, "universe": 10,
-    "tools": 11, "__init__": 11,
+    "__init__": 11,
+    "tools": 12,
 }  # fmt: skip
 """A package imports from lower layers and from itself; docs/architecture.md has what is in each."""
 

@@ -1,39 +1,50 @@
 """`--list-passes`: each pass with its options, then the pipelines and the modes."""
 
-import dataclasses
 import textwrap
+from collections.abc import Iterator
+
+from xdsl.passes import ModulePass
+from xdsl.transforms import get_all_passes
 
 from shardir import pipelines
 from shardir.pipelines import Loaders
-from shardir.rewriting.options import dashed, option_types, type_text
+from shardir.rewriting.options import dashed, default_text, meanings, option_types, type_text
+
+WIDTH = 96
 
 
 def describe(passes: Loaders) -> str:
-    """Return the list: the first sentence of each pass, and its options with defaults."""
-    lines = []
+    """Return the list: the first sentence of each pass, and its options with their defaults and
+    meanings; those of xDSL by name."""
+    of_xdsl = get_all_passes()
+    lines: list[str] = []
     for name in pipelines.in_order(passes):
-        cls = passes[name]()
-        lines += [name, *textwrap.wrap(first_sentence(cls), 92, initial_indent="    ",
-                                       subsequent_indent="    ")]  # fmt: skip
-        types = option_types(cls)
-        for f in dataclasses.fields(cls):
-            if f.name in types:
-                lines.append(f"      {dashed(f.name)}: {type_text(types[f.name])} = {_default(f)}")
-    lines += ["", "pipelines:"]
+        if name not in of_xdsl:
+            lines += [name, *_described(passes[name]())]
+    names = ", ".join(sorted(n for n in passes if n in of_xdsl))
+    lines += ["", "passes of xDSL:", *_wrapped(names, 2)]
+    lines += ["", "pipelines, each with the options of its passes:"]
     lines += [f"  {name} = {text}" for name, text in pipelines.PIPELINES.items()]
     lines += ["", "modes:"]
     lines += [f"  {name} = {mode.pipeline}: {mode.does}" for name, mode in pipelines.MODES.items()]
     return "\n".join(lines)
 
 
+def _described(cls: type[ModulePass]) -> Iterator[str]:
+    yield from _wrapped(first_sentence(cls), 4)
+    texts = meanings(cls)
+    for option, type in option_types(cls).items():
+        yield f"      {dashed(option)}: {type_text(type)} = {default_text(cls, option)}"
+        yield from _wrapped(texts.get(option, ""), 10)
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    blank = " " * indent
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=blank, subsequent_indent=blank, break_on_hyphens=False
+    )
+
+
 def first_sentence(cls: type) -> str:
     doc = textwrap.dedent(cls.__doc__ or "").strip()
     return " ".join(doc.split("\n\n")[0].split())
-
-
-def _default(field: dataclasses.Field) -> str:
-    if field.default is not dataclasses.MISSING:
-        return str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
-    if field.default_factory is not dataclasses.MISSING:
-        return str(field.default_factory())
-    return "required"

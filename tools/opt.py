@@ -12,14 +12,11 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import Builtin, ModuleOp
-from xdsl.dialects.func import Func
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute
 from xdsl.parser import Parser
 from xdsl.passes import ModulePass
@@ -29,8 +26,9 @@ from xdsl.xdsl_opt_main import _empty_post_init
 
 from shardir import pipelines
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError, did_you_mean
+from shardir.dialects.installed import installed
 from shardir.rewriting.options import UsageError, made_from, parse_options
-from shardir.syntax.parser import IRParser, no_gc
+from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.printer import print_module
 from shardir.syntax.source import Source, collect_warnings
 from shardir.syntax.verify import verify_all
@@ -39,7 +37,7 @@ from shardir.tools.arguments import import_modules
 from shardir.tools.commands import command
 from shardir.tools.expected import compare
 from shardir.tools.internal import BUG, InternalError, guard
-from shardir.tools.opt_arguments import OptArguments, multiverse
+from shardir.tools.opt_arguments import OptArguments
 from shardir.tools.opt_reports import PassTimes, Reports
 from shardir.tools.progress import progress_shown
 
@@ -55,16 +53,21 @@ class Driver(OptArguments):
         if self.args.list_passes:
             from shardir.tools.listing import describe
 
-            print(describe(pipelines.PASSES))
+            print(describe(self.available_passes))
+            return 0
+        if self.args.show_dialects:
+            print("\n".join(sorted(installed().all_dialects)))
             return 0
         import_modules(self.args.imports)
         text = pipelines.pipeline_of(self.args.passes, self.args.mode, "")
         self.passes = pipelines.with_strategies(
-            pipelines.build(text, self.available_passes),
+            pipelines.build(text),
             self.args.load_strategies,
             self.args.save_strategies,
             self.args.cost_graph,
         )
+        if self.args.dump_pass_pipeline:
+            print(pipelines.text_of(self.passes), file=sys.stderr)
         self.target = self.make_target()
         self.internal = guard(self.args.traceback)
         self.times = PassTimes()
@@ -151,7 +154,7 @@ class Driver(OptArguments):
         return self.times.measure("print", lambda: self.emit(module, original))
 
     def parse(self, source: Source) -> ModuleOp:
-        parser = shared_parser(self.args.allow_unregistered_dialect)
+        parser = default_parser(allow_unregistered=self.args.allow_unregistered_dialect)
         self.ctx = parser.ctx
         if self.args.frontend != "xdsl":
             return parser.parse_source(source)
@@ -186,7 +189,7 @@ class Driver(OptArguments):
     def make_target(self) -> Target | Callable[..., None] | None:
         """Return the target; None prints the module."""
         spec = parse_options(self.args.target, "target")
-        if spec.name == "mlir" and not spec.parameters and not self.args.syntax_highlight:
+        if spec.name == "mlir" and not spec.parameters:
             return None
         if spec.name not in self.available_targets:
             hint = did_you_mean(spec.name, self.available_targets)
@@ -226,26 +229,13 @@ class Driver(OptArguments):
         return out.getvalue()
 
 
-@cache
-def shared_parser(allow_unregistered: bool = False) -> IRParser:
-    """Return the parser of the process: one grammar for the hundreds of runs of the tests."""
-    from shardir.dialects import DIALECTS
-
-    ctx = Context(allow_unregistered=allow_unregistered)
-    for name, make in multiverse().all_dialects.items():
-        ctx.register_dialect(name, make)
-    for name in ("builtin", "func", *DIALECTS):
-        ctx.get_dialect(name) if name in ctx.registered_dialect_names else None
-    return IRParser([Builtin, Func, *(make() for make in DIALECTS.values())], ctx)
-
-
 def main(args: Sequence[str] | None = None) -> int:
     """Run `shard-opt`, and return its exit code."""
     checked = Attribute.__post_init__  # --disable-verify replaces it for the process
     try:
         with no_gc():
             return Driver(args).main()
-    except UsageError as e:
+    except ShardirError as e:
         print(f"shard-opt: error: {e}", file=sys.stderr)
         return 2
     except InternalError as e:

@@ -3,13 +3,14 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.universe import Universe
 from xdsl.xdsl_opt_main import xDSLOptMain
+
+from shardir import __version__
+from shardir.dialects.installed import installed
 
 HELP = {
     "input_file": "the program (standard input)",
@@ -27,12 +28,11 @@ HELP = {
     "print_op_generic": "print ops in the generic form",
     "print_no_properties": "print properties as attributes",
     "print_debuginfo": "print source locations",
-    "syntax_highlight": "print in colours",
-    "version": "print the version of xDSL",
+    "version": "print the versions of shardir and xDSL",
 }
 """The help texts of xDSL's arguments."""
 
-UNSUPPORTED = ("parsing_diagnostics", "shrink")
+UNSUPPORTED = ("parsing_diagnostics", "shrink", "syntax_highlight")
 """xDSL's arguments that shard-opt does not have."""
 
 OPTIONAL_VALUE = ("--cost", "--explain")
@@ -42,8 +42,11 @@ OPTIONAL_VALUE = ("--cost", "--explain")
 class OptArguments(xDSLOptMain):
     """xDSL's driver up to its parsed arguments.
 
-    Dialects, passes and targets come from the installed universes, ours included.
+    Dialects, passes and targets come from the installed universes, ours included. Options that
+    mlir-opt has too are known by its names.
     """
+
+    version_format = f"shard-opt of shardir {__version__}, on xDSL {{xdsl_version}}"
 
     def __init__(self, args: Sequence[str] | None = None):
         self.available_frontends = {}
@@ -66,10 +69,10 @@ class OptArguments(xDSLOptMain):
         self.available_frontends = dict.fromkeys(("ir", "mlir", "xdsl"), unused_frontend)
 
     def register_all_passes(self) -> None:
-        self.available_passes.update(multiverse().all_passes)
+        self.available_passes.update(installed().all_passes)
 
     def register_all_targets(self) -> None:
-        self.available_targets.update(multiverse().all_targets)
+        self.available_targets.update(installed().all_targets)
 
     def register_all_arguments(self, arg_parser: argparse.ArgumentParser) -> None:
         super().register_all_arguments(arg_parser)
@@ -83,7 +86,14 @@ class OptArguments(xDSLOptMain):
             if action.dest == "passes":
                 action.default = None
         add = arg_parser.add_argument
-        add("--pass-pipeline", dest="passes", help="the same as -p; also builtin.module(...)")
+        add(
+            "--pass-pipeline", "-pass-pipeline", dest="passes",
+            help="the same as -p; also builtin.module(...)",
+        )  # fmt: skip
+        add(
+            "--dump-pass-pipeline", action="store_true",
+            help="print the passes with their options to stderr, for -p",
+        )  # fmt: skip
         add(
             "--mode",
             help="the mode, instead of a pipeline: stand_alone, data, hybrid, semi_auto, auto or "
@@ -115,6 +125,7 @@ class OptArguments(xDSLOptMain):
         )
         add(
             "--print-ir-after-all",
+            "--mlir-print-ir-after-all",
             action="store_true",
             help="print the IR after each pass to stderr",
         )
@@ -144,6 +155,7 @@ class OptArguments(xDSLOptMain):
             help="import a Python module that registers custom ops (shardir.register_custom_op)",
         )
         add("--list-passes", action="store_true", help="print the passes and their options")
+        add("--show-dialects", action="store_true", help="print the names of the dialects")
         add(
             "--no-aliases", action="store_true", help="print layouts in full instead of as #layoutN"
         )
@@ -157,9 +169,3 @@ class OptArguments(xDSLOptMain):
 def unused_frontend(_: Any) -> ModuleOp:
     """An entry of xDSL's table, which only lists the choices: Driver.parse parses."""
     raise NotImplementedError
-
-
-@cache
-def multiverse() -> Universe:
-    """Return the installed universes: one load per process."""
-    return Universe.get_multiverse()

@@ -1,12 +1,14 @@
 """shard-run: run a compiled directory, or compile an .ir file and run it."""
 
 import argparse
+import math
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from shardir.backend.interface import LaunchError, Options
+from shardir.backend.interface import LaunchError, Options, Report
 from shardir.backend.torch.launch import Progress, read_plan, run, run_and_check, summary
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder
@@ -21,7 +23,8 @@ class InternalLaunchError(LaunchError):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a program. Exit codes: 0 success, 1 a rank failed or --check disagreed, 2 no start."""
+    """Run a program. Exit codes: 0 success; 1 a rank failed, --check disagreed or the last loss is
+    not finite; 2 no start."""
     options = _parser().parse_args(arguments)
     try:
         with ExitStack() as stack:
@@ -51,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     add("program", type=Path, help="a directory that shard-opt wrote, or an .ir file")
     add("--nproc", type=int, help="the number of ranks (that of the mesh)")
     add("--steps", type=positive, default=100, help="the number of training steps (100)")
+    add("--allow-nan", action="store_true", help="exit with 0 although a loss is not finite")
     add("--check", action="store_true", help="compare with the same program on one device")
     add(
         "--backend",
@@ -152,7 +156,23 @@ def _run(directory: Path, arguments: argparse.Namespace) -> int:
         with progress.shown():
             report = run(directory, options, on_event=progress)
     print(*summary(report), *differences, sep="\n", flush=True)
+    diverged = [] if arguments.allow_nan else list(not_finite(report))
+    for line in diverged:
+        print(f"error: {line}", file=sys.stderr)
+    if diverged:
+        return 1
     return 0 if all(difference.agrees for difference in differences) else 1
+
+
+def not_finite(report: Report) -> Iterator[str]:
+    """Yield an error for each function whose last loss is not finite."""
+    for name, losses in report.losses.items():
+        if losses and not math.isfinite(losses[-1]):
+            first = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
+            yield (
+                f"{name}: expected a finite loss, got {losses[first]:g} in step {first + 1} and "
+                f"{losses[-1]:g} in the last; use a lower learning rate, or --allow-nan"
+            )
 
 
 if __name__ == "__main__":

@@ -102,6 +102,8 @@ def plan_redistribution(
             the code of the invariant), there is no such element type, or no plan is within
             `memory`.
     """
+    if not isinstance(mesh, Mesh):
+        raise ShardirError(f"expected a Mesh, got {mesh!r}; use shardir.algebra.mesh.Mesh")
     if dtype not in BYTES:
         raise ShardirError(f"expected an element type, got {dtype}; use {', '.join(BYTES)}")
     if cluster is not None:

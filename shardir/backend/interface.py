@@ -11,14 +11,17 @@ The module is in the local view, after all passes. The compiler uses a backend o
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self, get_type_hints
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.utils.target import Target
+
+from shardir.diagnostics import ShardirError, did_you_mean
+from shardir.rewriting.options import type_text
 
 
 class LaunchError(Exception):
@@ -54,6 +57,32 @@ class Options:
     threads: int = 0
     dump: Path | None = None
     python: str = sys.executable
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Return options by name.
+
+        Raises:
+            ShardirError: there is no such option, or it has another type.
+        """
+        hints = get_type_hints(cls)
+        for name, value in given.items():
+            if name not in hints:
+                hint = did_you_mean(name, hints) or f"; it has {', '.join(hints)}"
+                raise ShardirError(f"a run has no option {name}{hint}")
+            wanted = _ACCEPTED.get(hints[name], hints[name])
+            if not isinstance(value, wanted) or isinstance(value, bool):
+                expected = type_text(hints[name])
+                raise ShardirError(f"option {name} of a run: expected {expected}, got {value!r}")
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        if self.dump is not None:
+            object.__setattr__(self, "dump", Path(self.dump))
+
+
+_ACCEPTED: dict[Any, Any] = {float: int | float, Path | None: str | Path | None}
+"""What is accepted for an option of a type, if not the type alone."""
 
 
 @dataclass

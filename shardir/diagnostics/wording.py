@@ -5,8 +5,11 @@ from difflib import get_close_matches
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?`, or nothing when no known word is close."""
-    near = get_close_matches(word, list(known), n=1, cutoff=0.7)
+    """Return `; did you mean X?`, or nothing when no known word is close. A word of at least three
+    letters is close to the one that begins with it, if there is one such."""
+    words = list(known)
+    longer = [w for w in words if w.startswith(word)] if len(word) > 2 else []
+    near = longer if len(longer) == 1 else get_close_matches(word, words, n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
 

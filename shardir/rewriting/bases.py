@@ -21,8 +21,11 @@ from xdsl.ir import Block, Operation
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import has_layouts, is_local_body, mesh_of, name_of, unlaid
 from shardir.diagnostics import Failure, Located, ShardirError
+from shardir.dialects.dist import MeshOp
+from shardir.dialects.nn.base import TensorOp
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.options import PassOptions
+from shardir.syntax.source import warn
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +113,17 @@ class LocalPass(FunctionPass):
 
     def concerns(self, f: Function) -> bool:
         return is_local_body(f.block)
+
+
+def warn_without_mesh(module: ModuleOp) -> None:
+    """Warn of a module with tensor ops and no mesh, in which there is no layout to decide on."""
+    if any(isinstance(op, MeshOp) for op in module.ops):
+        return
+    for f, block in bodies(module):
+        if any(isinstance(op, TensorOp) for op in block.ops):
+            message = f"expected a mesh for @{name_of(f)}, got none: the program is for one device"
+            warn(f, f"{message}; declare dist.mesh @m <dp = 4>, or use the mode stand_alone")
+            return
 
 
 Item = TypeVar("Item", bound=Function | Operation)

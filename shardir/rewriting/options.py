@@ -3,9 +3,13 @@
 A field annotated with `Bytes` is a size: it reads `16GB` and `512MiB` besides numbers of bytes.
 """
 
+import ast
 import dataclasses
+import inspect
 import re
+import textwrap
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from xdsl.passes import ModulePass
@@ -62,6 +66,36 @@ def option_types(cls: type[ArgSpecConvertible]) -> dict[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
     fields = dataclasses.fields(cls)
     return {f.name: hints[f.name] for f in fields if f.init and f.name != "name"}
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """Return the texts after the fields of a class; none where its source is not at hand."""
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, SyntaxError, TypeError):
+        return {}
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(getattr(node, "body", ()))
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(text.value.value, str)
+    }
+
+
+def default_text(cls: type[ArgSpecConvertible], option: str) -> str:
+    """Return the default of an option as help and documents show it."""
+    (found,) = (f for f in dataclasses.fields(cls) if f.name == option)
+    if found.default_factory is not dataclasses.MISSING:
+        return str(found.default_factory())
+    value = found.default
+    if value is dataclasses.MISSING:
+        return "required"
+    if value in (None, ""):
+        return "none"
+    if option_types(cls)[option] == Bytes and isinstance(value, int) and value:
+        return f"{value >> 20}MiB" if value % 2**20 == 0 else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def with_sizes(cls: type[ArgSpecConvertible], spec: ArgSpec) -> ArgSpec:

@@ -27,9 +27,17 @@ from xdsl.utils.exceptions import VerifyException
 from shardir.diagnostics import ShardirError
 from shardir.grammar.machine import Token
 
+HANDWRITTEN = {"builtin.module": "MODULE", "func.func": "FUNC"}
+"""The terminals of ops whose rules are in mlir.lark."""
+
 Setter = Callable[[ParsingState, Any], None]
 RulePiece = tuple[str, list[Setter]]
 TypeLists = Sequence[Sequence[Attribute]]
+
+
+def has_format(op: type[Operation]) -> bool:
+    """Whether an op has an `assembly_format`."""
+    return issubclass(op, IRDLOperation) and op.get_irdl_definition().assembly_format is not None
 
 
 class MisfitError(ShardirError):

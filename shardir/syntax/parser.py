@@ -23,17 +23,18 @@ from functools import cache
 from pathlib import Path
 
 from xdsl.context import Context
-from xdsl.dialects import get_all_dialects
 from xdsl.dialects.builtin import Builtin, ModuleOp
 from xdsl.dialects.func import Func
 from xdsl.ir import Dialect
 from xdsl.irdl import IRDLOperation
 
 from shardir.diagnostics import ParseErrors
+from shardir.dialects import DIALECTS
+from shardir.dialects.installed import installed
 from shardir.grammar.machine import Machine
 from shardir.syntax.builder import ModuleBuilder
 from shardir.syntax.errors import StopError
-from shardir.syntax.formats import OpFormat, Rules
+from shardir.syntax.formats import HANDWRITTEN, OpFormat, Rules, has_format
 from shardir.syntax.leaves import Leaves
 from shardir.syntax.lexer import TERMINALS, lark_regexes
 from shardir.syntax.recovery import Recovery
@@ -43,7 +44,6 @@ from shardir.syntax.verify import verify_all
 HERE = Path(__file__).parent
 LEAVES = ("TYPE", "FN_TYPE", "ATTR", "BRACES", "LOC")
 SHORT = {"module": "builtin.module", "return": "func.return", "call": "func.call"}
-HANDWRITTEN = {"builtin.module": "MODULE", "func.func": "FUNC"}
 
 
 @contextmanager
@@ -73,9 +73,7 @@ class IRParser:
         groups: dict[str, str] = {}
         words: dict[str, str] = dict(HANDWRITTEN)
         for op in (op for d in dialects for op in d.operations):
-            if op.name in HANDWRITTEN or not issubclass(op, IRDLOperation):
-                continue
-            if op.get_irdl_definition().assembly_format is None:
+            if op.name in HANDWRITTEN or not issubclass(op, IRDLOperation) or not has_format(op):
                 continue
             f = builder.formats[op.name] = OpFormat(op, rules)
             words[op.name] = groups.setdefault(f.rhs, f"OPS{len(groups)}")
@@ -139,11 +137,11 @@ class IRParser:
         return module
 
 
-def context_of(dialects: Iterable[Dialect]) -> Context:
-    """Return a context with these dialects loaded, and xDSL's own registered."""
-    ctx = Context()
+def context_of(dialects: Iterable[Dialect], *, allow_unregistered: bool = False) -> Context:
+    """Return a context with these dialects loaded, and all that are installed registered."""
+    ctx = Context(allow_unregistered=allow_unregistered)
     loaded = {d.name: d for d in dialects}
-    for name, make in get_all_dialects().items():
+    for name, make in installed().all_dialects.items():
         if name not in loaded:
             ctx.register_dialect(name, make)
     for d in loaded.values():
@@ -151,12 +149,15 @@ def context_of(dialects: Iterable[Dialect]) -> Context:
     return ctx
 
 
-@cache
-def default_parser() -> IRParser:
+def default_parser(*, allow_unregistered: bool = False) -> IRParser:
     """Return the parser of shardir's dialects: one grammar per process."""
-    from shardir.dialects import DIALECTS
+    return _parser(allow_unregistered)
 
-    return IRParser([Builtin, Func, *(make() for make in DIALECTS.values())])
+
+@cache
+def _parser(allow_unregistered: bool) -> IRParser:
+    dialects = [Builtin, Func, *(make() for make in DIALECTS.values())]
+    return IRParser(dialects, context_of(dialects, allow_unregistered=allow_unregistered))
 
 
 def parse(text: str, name: str = "<input>", *, verify: bool = False) -> ModuleOp:

@@ -4,10 +4,12 @@
     ...
     %y = nn.relu %x : (tensor<8x8xf32, #layout0>) -> tensor<8x8xf32, #layout0>
 
-The text parses again, by our parser and by xDSL's own, to an equal module.
+The text parses again, by our parser and by xDSL's own, to an equal module: ops of other dialects,
+whose syntax our parser does not know, are printed in the generic form.
 """
 
 from collections import Counter
+from functools import cache
 from io import StringIO
 from typing import Any
 
@@ -15,6 +17,12 @@ from xdsl.dialects.builtin import ModuleOp, NoneAttr, TensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.printer import Printer
+
+from shardir.dialects import DIALECTS
+from shardir.syntax.formats import HANDWRITTEN, has_format
+
+READ = {"builtin", "func", *DIALECTS}
+"""The dialects whose syntax our parser reads."""
 
 
 class FastPrinter(Printer):
@@ -75,8 +83,12 @@ class FastPrinter(Printer):
     def print_op(self, op: Operation) -> None:
         if isinstance(op, FuncOp) and op.is_declaration and op.res_attrs is not None:
             self.print_declaration(op)
-        else:
+        elif self.print_generic_format or reads(type(op)):
             super().print_op(op)
+        else:
+            self.print_generic_format = True
+            super().print_op(op)
+            self.print_generic_format = False
 
     def print_declaration(self, op: FuncOp) -> None:
         """Print a declaration whose results have attributes, which xDSL's printer drops."""
@@ -101,6 +113,13 @@ class FastPrinter(Printer):
         if self.print_debuginfo:
             self.print_string(" ")
             self.print_attribute(op.location)
+
+
+@cache
+def reads(op: type[Operation]) -> bool:
+    """Whether our parser reads the own syntax of an op."""
+    dialect, _, _ = op.name.partition(".")
+    return op.name in HANDWRITTEN or (dialect in READ and has_format(op))
 
 
 def value_names(block: Block) -> dict[SSAValue, str]:

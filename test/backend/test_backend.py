@@ -14,6 +14,7 @@ import shardir
 from shardir.backend import BACKENDS, backend_of
 from shardir.backend.interface import Backend, LaunchError, MeasuredTimes, OnEvent, Options, Report
 from shardir.backend.torch.backend import TorchBackend
+from shardir.dialects.installed import installed
 from shardir.tools import opt
 
 PROGRAM = """
@@ -101,7 +102,7 @@ def test_backends_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shard_opt_emits_with_any_backend(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(opt.multiverse().all_targets, "listing", lambda: Listing)
+    monkeypatch.setitem(installed().all_targets, "listing", lambda: Listing)
     (tmp_path / "p.ir").write_text(PROGRAM)
     assert opt.main([str(tmp_path / "p.ir"), "-p", "train", "-t", "listing"]) == 0
     text = capsys.readouterr().out

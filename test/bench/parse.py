@@ -12,8 +12,8 @@ from typing import Any
 from programs import OPS_PER_LAYER, transformer
 from xdsl.context import Context
 from xdsl.parser import Parser
-from xdsl.universe import Universe
 
+from shardir.dialects.installed import installed
 from shardir.syntax.parser import parse
 
 OPS = 20_000
@@ -28,7 +28,7 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
 
     def xdsl() -> None:
         ctx = Context()
-        for name, dialect in Universe.get_multiverse().all_dialects.items():
+        for name, dialect in installed().all_dialects.items():
             ctx.register_dialect(name, dialect)
         Parser(ctx, text).parse_module()
 

@@ -75,4 +75,12 @@ MUTANTS = [
         "sum(p.received_bytes for p in plans[1:])",
         "test/tools/test_explain.py",
     ),
+    Mutant(
+        "a loss that is NaN is success",
+        "shard-run exits with 0 after a run whose loss is not finite.",
+        "tools/run.py",
+        "if losses and not math.isfinite(losses[-1]):",
+        "if losses and math.isinf(losses[-1]):",
+        "test/tools/test_exit_codes.py",
+    ),
 ]

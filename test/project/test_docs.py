@@ -4,7 +4,8 @@ What a page may hold, and what is checked of it:
 
     ```mlir ... ```                      parses and verifies; with `// expected-error {{...}}` it
                                          fails so, on that line
-    ```sh ... ```                        its tools and their flags exist
+    ```sh ... ```                        its tools and their flags exist; shard-opt runs on the
+                                         page's files
     <!-- file: NAME -->, then a block    the block is that file, for the commands of the page
     <!-- from: COMMAND -->               what follows, up to <!-- end -->, is what it prints
     <!-- runs -->, then a block          the block runs as Python, with the page's files at hand
@@ -125,6 +126,30 @@ def test_shell_line_names_what_exists(line: str) -> None:
             assert all((ROOT / w).is_file() for w in words if w.endswith(".py"))
         else:
             assert tool in OTHER_TOOLS, f"no tool {tool}"
+
+
+def compilations() -> Iterator[object]:
+    """The commands of each page that compile one of its files, in their order."""
+    for page in PAGES:
+        files = [name for name, _ in FILE.findall(page.read_text())]
+        lines = [
+            shlex.split(line, comments=True)
+            for _, text in blocks(page, "sh")
+            for line in text.splitlines()
+        ]
+        found = [words for words in lines if words[:1] == ["shard-opt"] and words[1] in files]
+        if found:
+            yield pytest.param(page, found, id=page.name)
+
+
+@pytest.mark.parametrize(("page", "commands"), list(compilations()))
+def test_files_compile(page: Path, commands: list[list[str]], tmp_path: Path) -> None:
+    for name, text in FILE.findall(page.read_text()):
+        (tmp_path / name).write_text(text)
+    with chdir(tmp_path):
+        for words in commands:
+            code, _, errors = run_tool(words, b"")
+            assert (code, errors) == (0, ""), words
 
 
 # ---- outputs of commands ----

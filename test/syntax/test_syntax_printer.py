@@ -252,3 +252,22 @@ def test_parsing_is_faster_than_xdsl() -> None:
         Parser(default_parser().ctx, text).parse_module()
         theirs = min(theirs, time.process_time() - start)
     assert theirs > 2 * ours, f"{theirs:.3f} s against {ours:.3f} s"
+
+
+def test_ops_of_other_dialects_are_read_again() -> None:
+    text = """
+    func.func @f(%c: i1) -> i32 {
+      %0 = arith.constant 3 : i32
+      %1 = scf.if %c -> (i32) {
+        scf.yield %0 : i32
+      } else {
+        %2 = arith.addi %0, %0 : i32
+        %3 = func.call @f(%c) : (i1) -> i32
+        scf.yield %2 : i32
+      }
+      func.return %1 : i32
+    }"""
+    module = Parser(default_parser().ctx, text).parse_module()
+    printed = print_module(module)
+    assert parse(printed).is_structurally_equivalent(module)
+    assert "func.func @f(%c: i1)" in printed

@@ -6,16 +6,15 @@ import pytest
 from driver import NAMED, Break, Complain, Crash, Folder, Refuse, Rename
 
 from shardir import pipelines
-from shardir.tools import opt
+from shardir.dialects.installed import installed
 
 
 @pytest.fixture
 def sample_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     made = {p.name: (lambda p=p: p) for p in (Rename, Complain, Crash, Break, Refuse)}
-    universe = opt.multiverse()
+    universe = installed()
     with monkeypatch.context() as m:
         m.setattr(universe, "all_passes", universe.all_passes | made)
         m.setattr(universe, "all_targets", universe.all_targets | {"folder": lambda: Folder})
         m.setattr(pipelines, "PIPELINES", NAMED)
-        m.setattr(pipelines, "PASSES", universe.all_passes)
         yield

@@ -1,10 +1,12 @@
-"""The exit code of shard-run --check."""
+"""The exit codes of shard-run after a run."""
 
 from itertools import product
+from math import inf, nan
 from pathlib import Path
 
 import pytest
 
+from shardir.backend.interface import Report
 from shardir.backend.torch.launch.report import Difference
 from shardir.tools import run
 
@@ -21,6 +23,34 @@ def test_it_is_1_if_any_result_disagrees(
     monkeypatch.setattr(run, "summary", lambda _: ())
     for found in product((WITHIN, BEYOND), repeat=count):
         differences = [Difference(f"w{i}", d, ALLOWED) for i, d in enumerate(found)]
-        monkeypatch.setattr(run, "run_and_check", lambda *_, d=differences: (None, d))
+        monkeypatch.setattr(run, "run_and_check", lambda *_, d=differences: (Report(1, "gloo"), d))
         assert run.main([str(tmp_path), "--check"]) == int(BEYOND in found)
         assert capsys.readouterr().out.count("DISAGREE") == found.count(BEYOND)
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        ([], ""),
+        ([2.0, 1.0], ""),
+        ([nan, 1.0], ""),
+        ([1.0, nan], "expected a finite loss, got nan in step 2 and nan in the last"),
+        ([1.0, inf, nan], "expected a finite loss, got inf in step 2 and nan in the last"),
+        ([-inf], "expected a finite loss, got -inf in step 1 and -inf in the last"),
+    ],
+)
+def test_it_is_1_if_the_last_loss_is_not_finite(
+    losses: list[float],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("read_plan", "_check_compiled"):
+        monkeypatch.setattr(run, name, lambda *_: None)
+    report = Report(1, "gloo", {"step": losses} if losses else {}, {"step": 10.0})
+    monkeypatch.setattr(run, "run", lambda *_, **__: report)
+    assert run.main([str(tmp_path)]) == int(bool(message))
+    assert message in capsys.readouterr().err
+    assert run.main([str(tmp_path), "--allow-nan"]) == 0
+    assert capsys.readouterr().err == ""

@@ -6,13 +6,14 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from driver import PROGRAM, Rename, run
 
 from shardir import pipelines
-from shardir.rewriting.options import UsageError, parse_options
+from shardir.rewriting.options import UsageError, meanings, option_types, parse_options
 from shardir.syntax.parser import parse
 from shardir.tools import opt
 
@@ -50,6 +51,7 @@ def test_pipelines(pipeline: str, name: str) -> None:
 
 WRONG = {
     "-p renam": "there is no pass renam; did you mean rename?",
+    "-p propagate": "there is no pass propagate; did you mean propagate-strategies?",
     "-p zzz": "there is no pass zzz; see --list-passes",
     "-p twic": "there is no pass twic; did you mean twice?",
     "-p rename{too=h}": "pass rename has no option too; did you mean to?",
@@ -100,7 +102,7 @@ def test_wrong_command_lines(args: str) -> None:
     ],
 )  # fmt: skip
 def test_sizes_have_units(text: str, size: int) -> None:
-    (p,) = pipelines.build(f"rename{{size={text}}}", pipelines.PASSES)
+    (p,) = pipelines.build(f"rename{{size={text}}}")
     assert isinstance(p, Rename) and p.size == size
     spec = parse_options(f"rename{{size={text}}}", "pass")
     assert Rename.from_spec(spec).size == size  # xDSL calls it
@@ -165,6 +167,29 @@ def test_list_passes() -> None:
         and "More about it" not in out
     )
     assert "  twice = rename{to=a},rename{to=b}" in out
+    assert " cse," in out.partition("passes of xDSL:")[2]
+
+
+def test_each_option_has_a_meaning() -> None:
+    for name, load in pipelines.PASSES.items():
+        cls = load()
+        assert option_types(cls).keys() == meanings(cls).keys(), name
+
+
+def test_options_of_mlir_opt() -> None:
+    code, out, err = run(
+        "-pass-pipeline=builtin.module(twice{times=2},cse)", "--dump-pass-pipeline"
+    )
+    assert (code, err) == (0, 'rename{to="a" times=2},rename{to="b" times=2},cse\n')
+    assert run("-p", err.strip()) == (0, out, "")
+    assert run("-p", "cse", "--mlir-print-ir-after-all") == run("-p", "cse", "--print-ir-after-all")
+    code, out, _ = run("--show-dialects")
+    assert code == 0 and {"builtin", "func", "arith", "dist", "nn", "train"} <= {*out.split()}
+
+
+def test_version() -> None:
+    code, out, _ = run("--version")
+    assert code == 0 and f"shardir {version('shardir')}" in out and version("xdsl") in out
 
 
 # ---- output ----

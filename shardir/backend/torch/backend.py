@@ -68,6 +68,8 @@ class TorchBackend(Backend):
     ) -> tuple[dict[str, str], set[str], Data]:
         """The texts by file name, the modules that they import, and the data."""
         plan, data = plan_of(module, base_dir)
+        for f, message in data.warnings:
+            warn(f, message)
         programs = {"program.py": emitted(module)}
         single = single_program(ctx, original, plan, base_dir) if original is not None else None
         if single is not None:

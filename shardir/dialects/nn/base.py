@@ -83,6 +83,14 @@ class TensorOp(IRDLOperation, ABC):
     """Floating-point operations for each element of the largest of its operands and results; a
     function such as exp is one."""
 
+    def __init__(self, *values: SSAValue, **parts: Any):
+        if values:
+            raise ShardirError(
+                f"expected the parts of {self.name} by name, got values; use operands=[...] and "
+                "result_types=[...], or shardir.rewriting.rewriter.Rewriter, which infers types"
+            )
+        super().__init__(**parts)
+
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         """Return the result types, where they follow from the operands. Raises ShardirError where

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 from xdsl.dialects.func import FuncOp
@@ -33,6 +34,7 @@ class Data:
     files: dict[str, Array] = field(default_factory=dict)
     inits: dict[str, InitAttr] = field(default_factory=dict)
     """The initial value of each parameter and state, given by one of the functions that use it."""
+    warnings: list[tuple[FuncOp, str]] = field(default_factory=list)
     _names: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, path: Path, array: str) -> str:
@@ -40,7 +42,7 @@ class Data:
         KeyError."""
         key = str(path.resolve()), array
         if key not in self._names:
-            values = _load(path)[array]
+            values = _array(path, array)
             kind = values.dtype.kind
             if kind not in "fiub" or values.dtype.itemsize > 8:
                 raise ValueError(f"expected numbers of at most 64 bits, got {values.dtype}")
@@ -66,10 +68,21 @@ def _open(path: str, stamp: tuple[int, int]) -> Any:
 def _load(path: Path) -> Any:
     """An .npz file; the same one is opened once while it does not change."""
     stat = path.stat()
-    found = _open(str(path), (stat.st_mtime_ns, stat.st_size))
-    if not hasattr(found, "files"):
-        raise ValueError("expected an .npz file of named arrays, got one array; use np.savez")
-    return found
+    if not is_zipfile(path):
+        raise ValueError("expected an .npz file of named arrays, got another one; use np.savez")
+    return _open(str(path), (stat.st_mtime_ns, stat.st_size))
+
+
+def _array(path: Path, name: str) -> Any:
+    found = _load(path)
+    try:
+        return found[name]
+    except ValueError:  # numpy advises to unpickle it
+        if name not in found.files:
+            raise
+        raise ValueError(
+            f"expected an array of numbers, got Python objects in {name!r}; convert them"
+        ) from None
 
 
 def initial_value(
@@ -120,6 +133,12 @@ def _file(
     if not fits:
         message = f"{where}: expected {wanted}, got array {init['array']!r} of {path}, {have}"
         raise Failure.at(f, message)
+    if role is Role.INPUT and have[0] < want[0]:
+        message = (
+            f"{where}: expected at least the {want[0]} rows of a batch, got array "
+            f"{init['array']!r} of {path}, {have}: a batch repeats rows; use a smaller batch"
+        )
+        data.warnings.append((f, message))
     if value["dtype"].startswith("i") and values.dtype.kind == "f":
         message = f"{where}: expected {value['dtype']}, got {values.dtype} in {init['array']!r}"
         raise Failure.at(f, f"{message}; convert one of them")
