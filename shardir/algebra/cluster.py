@@ -68,6 +68,20 @@ class Cluster:
     interference: float = 0.0
     collectives: tuple[tuple[str, float], ...] = ()
 
+    def __post_init__(self) -> None:
+        for name, count, bandwidth, latency in self.levels:
+            if count < 1 or not bandwidth > 0 or not latency >= 0:
+                raise ValueError(
+                    f"expected level {name} to have at least one unit, a positive bandwidth and no "
+                    f"negative latency, got {count} units, bandwidth {bandwidth}, latency {latency}"
+                    "; give its bandwidth in bytes/s and its latency in s"
+                )
+        if self.memory_bandwidth is not None and not self.memory_bandwidth > 0:
+            raise ValueError(
+                "expected a positive bandwidth of the memory, or None, got "
+                f"{self.memory_bandwidth}; give it in bytes/s"
+            )
+
     def __str__(self) -> str:
         parts = [f"levels [{', '.join(map(str, self.levels))}]"]
         if self.memory is not None:

@@ -62,7 +62,7 @@ def test_levels_of_groups() -> None:
 
 
 def test_forms_by_hand() -> None:
-    """Of 3 devices nothing doubles; of 64 B the tree is fastest, of 3 GB the ring."""
+    """Of 3 devices nothing doubles, so that the ring is fastest; of 100 the tree is, of 64 B."""
     three = ((3, Level("l", 3, 1e9, 1e-6)),)
     small, large = (fastest(all_reduce(three), size) for size in (64, 3e9))
     assert (small.name, large.name) == ("ring", "ring")
@@ -94,3 +94,16 @@ def test_hierarchies_by_hand() -> None:
     found = fastest(all_gather(levels), 8e8)
     assert found.name == "hierarchical"
     assert found.seconds(8e8) == pytest.approx(0.6 + 2e-6 + 1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("level", "memory"),
+    [
+        (Level("l", 4, 0.0, 1e-6), None), (Level("l", 4, -1.0, 1e-6), None),
+        (Level("l", 4, 1e9, -1e-6), None), (Level("l", 0, 1e9, 1e-6), None),
+        (Level("l", 4, 1e9, 1e-6), 0.0), (Level("l", 4, float("nan"), 1e-6), None),
+    ],
+)  # fmt: skip
+def test_a_cluster_of_impossible_figures_is_refused(level: Level, memory: float | None) -> None:
+    with pytest.raises(ValueError, match=r"^expected .*, got .*; give "):
+        Cluster((level,), memory_bandwidth=memory)

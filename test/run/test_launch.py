@@ -308,7 +308,7 @@ def test_a_bad_plan_is_one_clear_message(tmp_path, capsys, message):
         (["garbled"], "garbled/plan.json cannot be read: "),
         (["list"], "list/plan.json: expected an object, got [1]"),
         (["dir", "--nproc", "3"],
-         "--nproc is 3, but the program is compiled for 4 ranks (mesh @m <dp = 2, tp = 2>)"),
+         "expected --nproc 4, for mesh @m <dp = 2, tp = 2>, got 3; omit --nproc"),
         (["npy"], "not an .npy file"),
     ],
 )  # fmt: skip

@@ -66,7 +66,10 @@ def check_slices(table: Shape, ids: Shape, props: Props) -> None:
     rows = table[axis_of(props, "axis", len(table))]
     fields = ids[axis_of(props, "field", len(ids))]
     slices = slices_of(props)
-    if sum(slices) != rows or any(n < 0 for n in slices):
+    if any(n < 0 for n in slices):
+        found = f"expected slices of 0 or more rows, got {list(slices)}"
+        raise ShardirError(coded("T10", found))
+    if sum(slices) != rows:
         found = f"expected slices whose sum is {rows}, the rows of the table, got {list(slices)}"
         raise ShardirError(coded("T10", found))
     if not slices or fields % len(slices):

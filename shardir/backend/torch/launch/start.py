@@ -23,8 +23,7 @@ def read_plan(directory: str | Path, nproc: int | None = None) -> ProgramPlan:
         raise LaunchError(f"{directory} has no program.py: it is not a compiled program")
     if nproc is not None and nproc != plan.size:
         raise LaunchError(
-            f"--nproc is {nproc}, but the program is compiled for {plan.size} ranks"
-            f" ({plan.mesh_text()})"
+            f"expected --nproc {plan.size}, for {plan.mesh_text()}, got {nproc}; omit --nproc"
         )
     return plan
 
