@@ -17,11 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xdsl.context import Context
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
-from xdsl.parser import Parser
-from xdsl.utils.exceptions import ParseError
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
@@ -38,8 +35,10 @@ from shardir.rewriting.functions import update_signature
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_markers
 from shardir.rewriting.rewriter import set_type
 from shardir.syntax.files import read_text
+from shardir.syntax.parser import default_parser
 from shardir.syntax.printer import value_names
 from shardir.syntax.source import Source
+from shardir.syntax.spelling import LeafError
 
 
 @dataclass(frozen=True)
@@ -136,8 +135,8 @@ class _LoadedFunction:
         if text is None:
             return
         try:
-            self.search_result = Parser(Context(), text).parse_attribute()
-        except ParseError:
+            self.search_result = default_parser().parse_attribute(text)
+        except LeafError:
             message = f"expected an attribute as the search result of @{self.name}, got {text}"
             yield LineError(self.saved.numbers[f"@{self.name}"], 0, coded("V1", message))
 

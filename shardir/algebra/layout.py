@@ -70,6 +70,13 @@ class Layout:
 
     def check(self, mesh: Mesh, shape: Shape) -> None:
         """Raise ShardirError with the code of the violated invariant (docs/invariants.md)."""
+        self.check_rank(shape)
+        self.check_axes(mesh)
+        for d, (n, axes) in enumerate(zip(shape, self.dims, strict=True)):
+            check_sizes(mesh, axes, n, f"dimension {d}")
+
+    def check_rank(self, shape: Shape) -> None:
+        """Raise ShardirError where the tensor has another number of dimensions."""
         if len(self.dims) != len(shape):
             message = (
                 f"expected a layout of {len(shape)} dimensions, as the tensor has, got "
@@ -77,9 +84,6 @@ class Layout:
             )
             fix = "write an entry for each, {} for an unsharded one"
             raise ShardirError(coded("L1", message, use=fix))
-        self.check_axes(mesh)
-        for d, (n, axes) in enumerate(zip(shape, self.dims, strict=True)):
-            check_sizes(mesh, axes, n, f"dimension {d}")
 
     def check_axes(self, mesh: Mesh) -> None:
         """Raise ShardirError where no tensor can have this layout on the mesh."""
@@ -108,7 +112,9 @@ class Layout:
         )
 
     def global_shape(self, mesh: Mesh, local: Shape) -> Shape:
-        """Return the global shape, where all shards are `local` or of explicit sizes."""
+        """Return the global shape, where all shards are `local` or of explicit sizes. Raises
+        ShardirError where the layout is of another rank."""
+        self.check_rank(local)
         return tuple(
             sum(sizes_of(axes)) or n * mesh.extent(axes)
             for n, axes in zip(local, self.dims, strict=True)

@@ -41,12 +41,32 @@ class Windows:
         when the elements are split into as many parts."""
         return _needed(self, parts, k)
 
+    def count_needed(self, parts: int, k: int, low: int, high: int) -> int:
+        """Return the number of the elements of [low, high) that are needed by part k."""
+        first, last = shard_bounds(self.count, parts, k)
+        start, stop = self.span(parts, k)
+        if self.step <= self.size:
+            return max(0, min(high, stop) - max(low, start))
+
+        def below(end: int) -> int:
+            whole, rest = divmod(max(end - start, 0), self.step)
+            return min(whole * self.size + min(rest, self.size), (last - first) * self.size)
+
+        return below(high) - below(low)
+
     def halo(self, parts: int) -> int:
         """Return the maximum number of elements that a device needs and others have."""
-        return max(
-            sum(r.stop - r.start for r in self.needed(parts, k) if r.holder != k)
-            for k in range(parts)
-        )
+        return _halo(self, parts)
+
+
+@lru_cache(maxsize=65536)
+def _halo(w: Windows, parts: int) -> int:
+    shard = max(-(-w.rows // parts), 1)
+    return max(
+        w.count_needed(parts, k, 0, w.rows)
+        - w.count_needed(parts, k, min(k * shard, w.rows), min((k + 1) * shard, w.rows))
+        for k in range(parts)
+    )
 
 
 @lru_cache(maxsize=65536)

@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import (
     UNKNOWN_LOC,
     ArrayAttr,
     BytesAttr,
+    DenseIntOrFPElementsAttr,
     DictionaryAttr,
     FileLineColLoc,
     FloatAttr,
@@ -22,6 +23,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     IntegerType,
     NoneAttr,
+    ShapedType,
     Signedness,
     StringAttr,
     SymbolRefAttr,
@@ -38,6 +40,7 @@ from shardir.diagnostics import did_you_mean
 from shardir.dialects.text import TextAttr
 from shardir.grammar.machine import Token
 from shardir.syntax.aliases import Aliases
+from shardir.syntax.lexer import NUMBER, STRING
 from shardir.syntax.spelling import LeafError, decimal, located, string_bytes, text_of
 
 FLOAT_NAMES = (
@@ -46,6 +49,9 @@ FLOAT_NAMES = (
 )
 FLOATS: dict[str, Attribute] = {name: getattr(builtin, name) for name in FLOAT_NAMES.split()}
 SCALARS = FLOATS | {"index": builtin.IndexType(), "none": builtin.NoneType()}
+STRINGS = re.compile(rf"//[^\n]*|({STRING})")
+"""The strings of an attribute's text, in its first group, and the comments."""
+NUMBERS, HEX = re.compile(NUMBER, re.ASCII), re.compile(r"-?0x[0-9a-fA-F]+")
 SIGNS = {"i": Signedness.SIGNLESS, "si": Signedness.SIGNED, "ui": Signedness.UNSIGNED}
 
 
@@ -121,6 +127,38 @@ class LeafReductions:
 
     def props(self, c: list[Any]) -> dict[str, Attribute]:
         return c[0]
+
+    def dense_attr(self, c: list[Any]) -> Attribute:
+        """Return the dense attribute of a text and a type. One number for all elements is held
+        once, where xDSL's parser makes a list of as many as the type has elements."""
+        t: Token = c[0]
+        type: Any = c[1]
+        if not t.value.startswith("dense<"):
+            return self.by_xdsl(f"{t.value} : {type}", t)
+        content = re.sub(r"//[^\n]*", "", t.value[len("dense<") : -1]).strip()
+        element: Any = getattr(type, "element_type", None)
+        shape = type.get_shape() if isinstance(type, ShapedType) else ()
+        if content[:1] not in ("", "[") and shape and min(shape) > 0:
+            try:
+                one: Any = self._dense(content, TensorType(element, []), t)
+                return located(t.start, t.end, lambda: DenseIntOrFPElementsAttr(type, one.data))
+            except LeafError:
+                pass  # the numbers of all elements in hexadecimal, or an error
+        return self._dense(content, type, t)
+
+    def _dense(self, content: str, type: Any, t: Token) -> Attribute:
+        """Return a dense attribute; a hexadecimal number of floats has the bits of one, where
+        xDSL's parser reads an integer."""
+        element = getattr(type, "element_type", None)
+        if element not in FLOATS.values() or "0x" not in content or content.startswith('"'):
+            return self.by_xdsl(f"dense<{content}> : {type}", t)
+        found: Any = self.by_xdsl(f"dense<{HEX.sub('0.0', content)}> : {type}", t)
+        values = [
+            float_bits(Token(m[0], t.start, t.end), element).value.data if HEX.fullmatch(m[0])
+            else value
+            for m, value in zip(NUMBERS.finditer(content), found.get_values(), strict=True)
+        ]  # fmt: skip
+        return DenseIntOrFPElementsAttr.from_list(type, values)
 
     # ---- types ----
     def scalar_type(self, c: list[Token]) -> Attribute:
@@ -211,7 +249,12 @@ class LeafReductions:
 
     def by_xdsl(self, text: str, t: Token, shift: int = 0) -> Attribute:
         """Return the attribute that xDSL's parser reads in a text: the token's, after `shift`
-        characters that are not in the source."""
+        characters that are not in the source.
+
+        xDSL's lexer takes exponential time for strings that have no valid escapes."""
+        for m in STRINGS.finditer(text):
+            if m[1]:
+                string_bytes(Token(m[1], t.start + m.start() - shift, t.start + m.end() - shift))
         parser = Parser(self.ctx, text)
         for name in self.aliases.used_in(text):
             parser.attribute_aliases[name] = self.aliases.value(name, t)
@@ -247,7 +290,7 @@ def number(type: Any, t: Token) -> Attribute:
     return FloatAttr(float(t.value), type)
 
 
-def float_bits(t: Token, type: Any) -> Attribute:
+def float_bits(t: Token, type: Any) -> FloatAttr[Any]:
     """Return the float of a type whose bits a token spells."""
     bits, size = decimal(t.value, t), type.size
     if not 0 <= bits < 1 << 8 * size:

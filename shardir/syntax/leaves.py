@@ -18,7 +18,6 @@ from shardir.syntax.lexer import (
     DENSE,
     STRING,
     SYMBOL,
-    TYPE,
     lark_regexes,
 )
 from shardir.syntax.spelling import LeafError, located
@@ -46,7 +45,8 @@ TERMINALS = lark_regexes(
         "DIALECT_TYPE": rf"!{DIALECT}(?:{ANGLES})?",
         "HASH_ALIAS": r"#[A-Za-z_$][\w$-]*(?![\w.$<-])",
         "BANG_ALIAS": r"![A-Za-z_$][\w$-]*(?![\w.$<-])",
-        "OPAQUE_ATTR.3": rf"{DENSE}\s*:\s*{TYPE}|(?:{BY_XDSL}){ANGLES}",
+        "OPAQUE_ATTR.3": rf"(?:{BY_XDSL}){ANGLES}",
+        "DENSE.3": DENSE,
         "OPAQUE_TYPE.3": rf'(?:vector|memref|complex){ANGLES}|tensor<\s*\*(?:[^<>"]|{ANGLES})*>',
         "SCALAR": r"[A-Za-z_]\w*",
         "KEY": r"[A-Za-z_][\w.$]*",
@@ -119,7 +119,7 @@ class Leaves:
 
         def make() -> Attribute:
             if t.value.startswith("dense"):
-                return self.reductions.by_xdsl(f"{t.value} : {type}", t)
+                return self.reductions.dense_attr([t, type])
             return number(type, t)
 
         return self._cached((str(type), t.value), t.start, t.end, make)

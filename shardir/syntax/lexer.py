@@ -1,6 +1,6 @@
 """The terminals of the two grammars of `.ir` text, as regexes."""
 
-STRING = r'"(?:[^"\\\n]++|\\.)*+"'
+STRING = r'"(?:[^"\\\n\v\f]++|\\.)*+"'
 
 
 def balanced(opens: str, closes: str, depth: int) -> str:

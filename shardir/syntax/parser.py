@@ -25,7 +25,7 @@ from pathlib import Path
 from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin, ModuleOp
 from xdsl.dialects.func import Func
-from xdsl.ir import Dialect
+from xdsl.ir import Attribute, Dialect
 from xdsl.irdl import IRDLOperation
 
 from shardir.diagnostics import ParseErrors
@@ -113,6 +113,12 @@ class IRParser:
         """Return the module of a source, which the caller keeps for later diagnostics."""
         with self.lock:
             return self._parse(source, verify)
+
+    def parse_attribute(self, text: str) -> Attribute:
+        """Return the attribute of a text. Raises LeafError."""
+        with self.lock:
+            self.leaves.begin(text)
+            return self.leaves.read("ATTR", text, 0, len(text))
 
     def _parse(self, source: Source, verify: bool) -> ModuleOp:
         builder = self.builder

@@ -1,5 +1,6 @@
 """A parser with a dialect that has one op for each directive of formats, and checks of parsers."""
 
+import re
 from functools import cache
 from typing import ClassVar
 
@@ -170,11 +171,13 @@ def with_test() -> IRParser:
 
 
 def agree(text: str, parser: IRParser | None = None) -> ModuleOp:
-    """Return our module, after a check that it is equal to that of xDSL's parser."""
+    """Return our module, after a check that it is equal to that of xDSL's parser, which holds the
+    number of `dense<1.0>` as often as its type has elements."""
     parser = parser or default_parser()
     ours = parser.parse(text, "t.ir")
     theirs = Parser(parser.ctx, text).parse_module()
-    if "%later" in text:  # xDSL finds no module with a forward reference equal to any other
+    # xDSL finds no module with a forward reference equal to any other
+    if "%later" in text or re.search(r"dense<\s*[^\[\s>]", text):
         assert str(ours) == str(theirs)
     else:
         assert ours.is_structurally_equivalent(theirs), f"{ours}\n{theirs}"

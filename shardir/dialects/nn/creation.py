@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 def dense_values(attr: DenseIntOrFPElementsAttr[Any]) -> Array:
-    """The numbers of a dense attribute, in its type's (global) shape; bf16 as float32."""
+    """The numbers of a dense attribute, in its type's (global) shape; bf16 as float32. One number
+    for all elements is held once."""
     values = attr.get_values()
     element = attr.get_element_type()
     if isinstance(element, IntegerType):
@@ -36,11 +37,14 @@ def dense_values(attr: DenseIntOrFPElementsAttr[Any]) -> Array:
         kind = np.float32 if isinstance(element, BFloat16Type) else np.float64
     flat = np.array(values, dtype=kind)
     shape = attr.get_shape()
-    return np.full(shape, flat[0]) if flat.size == 1 else flat.reshape(shape)
+    return np.broadcast_to(flat[0], shape) if flat.size == 1 else flat.reshape(shape)
 
 
 def dense_attr(type: TensorType[Any], values: Sequence[float]) -> DenseIntOrFPElementsAttr[Any]:
-    """The dense attribute of these numbers, row by row."""
+    """The dense attribute of these numbers, row by row; or of one for all elements."""
+    if len(values) == 1:
+        one = DenseIntOrFPElementsAttr.from_list(TensorType(type.element_type, []), values)
+        return DenseIntOrFPElementsAttr(type, one.data)
     return DenseIntOrFPElementsAttr.from_list(type, values)
 
 

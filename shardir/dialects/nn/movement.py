@@ -9,6 +9,7 @@ All other dimensions keep their layout, and partial values pass through.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -37,8 +38,28 @@ if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
 
 
-SourceIndices = Mapping[int, Array]
-"""For each dimension that changes: its index in the operand for each index of the result, or -1."""
+@dataclass(frozen=True)
+class IndexMap:
+    """Where the elements of a dimension come from: index j of `length` ones of the result is index
+    `first` + `step` * j of the operand, modulo its size where `wraps`; an index outside of the
+    operand is filled."""
+
+    length: int
+    first: int = 0
+    step: int = 1
+    wraps: bool = False
+
+    def indices(self, start: int, count: int, size: int) -> Array:
+        """The indices in an operand of `size` for `count` indices of the result from `start`; -1
+        stands for those outside of it."""
+        found = self.first + self.step * np.arange(start, start + count)
+        if self.wraps:
+            return found % max(1, size)
+        return np.where((found >= 0) & (found < size), found, -1)
+
+
+SourceIndices = Mapping[int, IndexMap]
+"""The index map of each dimension that changes."""
 
 
 @irdl_attr_definition
@@ -95,7 +116,7 @@ def union(b: "OpBuilder", x: SSAValue, y: SSAValue) -> SSAValue:
 
 
 class IndexMapOp(Movement, ABC):
-    """Along each dimension, index j of the result is index `sources[j]` of the operand, or is
+    """Each element of the result is one of the operand, by an index map for each dimension, or is
     filled."""
 
     x = operand_def(TensorType)
@@ -106,7 +127,7 @@ class IndexMapOp(Movement, ABC):
     @classmethod
     @abstractmethod
     def sources(cls, shape: Shape, props: Props) -> SourceIndices:
-        """The operand's index for each index of the result. Raises ShardirError."""
+        """The index map of each dimension that changes. Raises ShardirError."""
 
     @classmethod
     def filling(cls, props: Props) -> float:
@@ -116,8 +137,8 @@ class IndexMapOp(Movement, ABC):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         shape = list(operands[0].get_shape())
-        for d, indices in cls.sources(tuple(shape), props).items():
-            shape[d] = len(indices)
+        for d, found in cls.sources(tuple(shape), props).items():
+            shape[d] = found.length
         return [tensor(operands[0].element_type, tuple(shape))]
 
     @classmethod
@@ -126,8 +147,8 @@ class IndexMapOp(Movement, ABC):
         that communicates fewer elements than a gather of the dimension."""
         shape = operands[0].get_shape()
         ins, outs, moved = factor_names(len(shape)), factor_names(len(shape)), []
-        for d, indices in cls.sources(shape, props).items():
-            if cls.PART and 2 * len(indices) < shape[d]:
+        for d, found in cls.sources(shape, props).items():
+            if cls.PART and 2 * found.length < shape[d]:
                 outs[d] = f"o{d}"
             else:
                 moved.append(ins[d])
@@ -138,11 +159,10 @@ class IndexMapOp(Movement, ABC):
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         (out,) = arrays
-        shape = device.shape(self.out)
+        shape, total = device.shape(self.out), device.global_shape(self.x)
         filling = np.asarray(self.filling(self.properties)).astype(out.dtype)
-        for d, indices in self.sources(device.global_shape(self.x), self.properties).items():
-            first = device.start(self.out, d)
-            indices = indices[first : first + shape[d]]
+        for d, found in self.sources(total, self.properties).items():
+            indices = found.indices(device.start(self.out, d), shape[d], total[d])
             here = indices - device.start(self.x, d)
             inside = (indices >= 0) & (here >= 0) & (here < out.shape[d])
             column = [1] * out.ndim
@@ -165,7 +185,7 @@ class FlipOp(IndexMapOp):
 
     @classmethod
     def sources(cls, shape: Shape, props: Props) -> SourceIndices:
-        return {d: np.arange(shape[d])[::-1] for d in dims_of(props, "dims", len(shape))}
+        return {d: IndexMap(shape[d], shape[d] - 1, -1) for d in dims_of(props, "dims", len(shape))}
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (b.value(FlipOp, dy, props={"dims": self.dims}),)
@@ -182,7 +202,7 @@ class RollOp(IndexMapOp):
     @classmethod
     def sources(cls, shape: Shape, props: Props) -> SourceIndices:
         return {
-            d: (np.arange(n) - k) % n
+            d: IndexMap(n, -k, wraps=True)
             for d, (n, k) in enumerate(
                 zip(shape, ints_of(props, "shifts", len(shape)), strict=True)
             )
@@ -220,7 +240,7 @@ class TileOp(IndexMapOp):
         if any(k < 0 for k in repeats):
             raise ShardirError(coded("T10", f"expected repeats of 0 or more, got {list(repeats)}"))
         return {
-            d: np.tile(np.arange(n), k)
+            d: IndexMap(n * k, wraps=True)
             for d, (n, k) in enumerate(zip(shape, repeats, strict=True))
             if k != 1
         }

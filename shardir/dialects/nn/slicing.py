@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from xdsl.dialects.builtin import FloatAttr, f64
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
@@ -21,6 +20,7 @@ from shardir.dialects.nn.types import unsharded_type
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.movement import (
+    IndexMap,
     IndexMapOp,
     IntsPerDimAttr,
     SourceIndices,
@@ -69,7 +69,7 @@ class SliceOp(IndexMapOp):
     @classmethod
     def sources(cls, shape: Shape, props: Props) -> SourceIndices:
         return {
-            d: np.arange(start, limit, stride)
+            d: IndexMap(-((start - limit) // stride), start, stride)
             for d, (start, limit, stride) in enumerate(cls.bounds(shape, props))
             if (start, limit, stride) != (0, shape[d], 1)
         }
@@ -132,8 +132,7 @@ class PadOp(IndexMapOp):
                     )
                 )
             if before or after:
-                indices = np.arange(-before, n + after)
-                found[d] = np.where(indices < n, indices, -1)
+                found[d] = IndexMap(n + before + after, -before)
         return found
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:

@@ -115,10 +115,7 @@ class _WindowsOp(TensorOp, ABC):
     def exchange(self, mesh: Mesh) -> tuple[type[dist.CollectiveOp], Props] | None:
         layout = layout_of(self.x)
         axes = layout.dims[self.at] if layout is not None else ()
-        parts = mesh.extent(axes)
-        windows = self.windows(mesh)
-        needed = ((k, r.holder) for k in range(parts) for r in windows.needed(parts, k))
-        if all(k == holder for k, holder in needed):
+        if not self.windows(mesh).halo(mesh.extent(axes)):
             return None
         props = {n: p for n, p in self.properties.items() if n != "strategy"}
         return self.COLLECTIVE, {**props, "dim": int_attr(self.at), "axes": dist.AxesAttr(axes)}

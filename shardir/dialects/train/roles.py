@@ -280,8 +280,7 @@ def check_updates(f: FuncOp) -> None:
             )
         done.add(at)
         old = f.function_type.inputs.data[at]
-        assert isinstance(t, TensorType) and isinstance(old, TensorType)
-        if (t.element_type, t.get_shape()) != (old.element_type, old.get_shape()):
+        if without_layout(t) != without_layout(old):
             raise VerifyException(
                 coded(
                     "G7",
@@ -289,6 +288,11 @@ def check_updates(f: FuncOp) -> None:
                     use="reshape or convert it",
                 )
             )
+
+
+def without_layout(type: Attribute) -> Attribute:
+    """The type without its layout, if it is one of tensors."""
+    return with_layout(type, None) if isinstance(type, TensorType) else type
 
 
 def text_attr(attributes: Attributes, name: str) -> str | None:

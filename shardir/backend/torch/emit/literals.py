@@ -21,7 +21,7 @@ def fold(op: Operation, known: dict[SSAValue, Number]) -> Number | None:
         return None
     element = str(out.element_type)
     if isinstance(op, nn.ConstantOp):
-        number = dense_values(op.value).reshape(-1)[0].item()
+        number = dense_values(op.value).item()
         return round_to(number, element) if isinstance(number, float) else number
     numbers = [known.get(v) for v in op.operands]
     if element.startswith("i") or not all(isinstance(n, float) for n in numbers):

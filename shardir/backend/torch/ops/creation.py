@@ -12,16 +12,16 @@ from shardir.dialects.nn.properties import axis_of
 
 def _constant(s: EmissionScope, op: nn.ConstantOp) -> Text:
     values = dense_values(op.value)
-    element, flat = s.element(op.out), values.reshape(-1)
-    if not flat.size:
+    element = s.element(op.out)
+    if not values.size:
         shape = tuple_text(s.sizes(op.out))
         return f"torch.empty({shape}, dtype={s.dtype(op.out)}, device=mesh.device)"
-    if op.value.is_splat() or len(set(flat.tolist())) == 1:
-        text = number_text(flat[0].item(), element)
+    if op.value.is_splat():
+        text = number_text(values.item(*[0] * values.ndim), element)
         shape = tuple_text(s.sizes(op.out))
         return f"torch.full({shape}, {text}, dtype={s.dtype(op.out)}, device=mesh.device)"
     s.use("ops")
-    numbers = [number_text(n, element) for n in flat.tolist()]
+    numbers = [number_text(n, element) for n in values.reshape(-1).tolist()]
     name = s.program.constant(numbers)
     shape = tuple_text(list(map(str, values.shape)))
     given = f"mesh, {name}, {shape}, {s.dtype(op.out)}"

@@ -1,0 +1,74 @@
+"""Compile time and memory do not depend on the number of elements: the ops compile, forward and
+backward, with a dimension of 2^40."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from extent import LONG
+from harness import MESH, compiled, laid_out, program
+from limits import faults_of
+from op_cases import CASES, Case
+from xdsl.utils.exceptions import VerifyException
+
+from shardir.algebra.layout import Layout, Shape
+from shardir.diagnostics import ShardirError
+from shardir.syntax.parser import parse
+from shardir.syntax.printer import print_module
+
+LARGE = 1 << 40
+
+
+def enlarged(case: Case) -> Iterator[Case]:
+    """The case with one of its sizes replaced by LARGE, in turn; with rules of its own it may
+    refuse them."""
+
+    def grown(operand: Any, size: int) -> Any:
+        if operand and isinstance(operand[0], str):
+            return operand[0], grown(operand[1], size)
+        return tuple(LARGE if n == size else n for n in operand)
+
+    for size in sorted({n for a in case.args(case.elements[0]) for n in a.shape if n > 1}):
+        operands = tuple(grown(o, size) for o in case.operands)
+        yield replace(case, operands=operands, result=case.result and grown(case.result, size))
+
+
+def compiles(case: Case) -> bool:
+    """Whether the verifier accepts a case; then it is compiled, with each operand split along its
+    large dimension, printed and parsed."""
+    element = case.elements[0]
+    args = case.args(element)
+    try:
+        module = program(args, case.body(element), case.wrt(element) or None)
+        module.verify()
+    except (ShardirError, VerifyException):
+        return False
+    module = laid_out(module, MESH, [layout(a.shape) for a in args])
+    printed = print_module(compiled(module))
+    assert print_module(parse(printed)) == printed
+    return True
+
+
+def layout(shape: Shape) -> Layout | None:
+    if shape.count(LARGE) != 1:
+        return None
+    return Layout(MESH.name, tuple(MESH.names[:1] if n == LARGE else () for n in shape))
+
+
+def kin(op: type[Any]) -> object:
+    """What ops have in common that one of them is tried for, in the default form."""
+    return op if LONG else (op.infer.__func__, op.rule.__func__, op.decompose)
+
+
+def not_compiled() -> list[str]:
+    """The ops of which no enlarged case compiles."""
+    cases: dict[object, list[Case]] = {}
+    for case in CASES:
+        for large in enlarged(case):
+            cases.setdefault(kin(case.op), []).append(large)
+    return [str(found[0]) for found in cases.values() if not any(map(compiles, found))]
+
+
+def test_each_op_compiles_with_a_dimension_of_2_to_the_40():
+    """Within limits of time and memory (limits.py). The numbers of a constant are text."""
+    assert [c for c in faults_of(not_compiled) if not c.startswith("constant")] == []

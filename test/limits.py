@@ -1,0 +1,41 @@
+"""Functions under limits of CPU time and memory, each in a process of its own."""
+
+import os
+import pickle
+import resource
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+SECONDS = 20
+"""The CPU seconds of a process, after which it hangs: what is well takes less than a tenth."""
+BYTES = 10**9
+"""The memory of a process beyond that of its parent."""
+
+
+def faults_of(faults: Callable[[], list[str]]) -> list[str]:
+    """Return the faults that a function finds, in a fork of this process; what it raises, and that
+    it ends beyond the limits, are others."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "result")
+        child = os.fork()
+        if child == 0:
+            try:
+                sys.stderr = sys.__stderr__
+                resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+                mapped = int(Path("/proc/self/statm").read_text().split()[0])
+                limit = mapped * resource.getpagesize() + BYTES
+                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+                try:
+                    found = faults()
+                except BaseException:
+                    found = [traceback.format_exc()[-1500:]]
+                result.write_bytes(pickle.dumps(found))
+            finally:
+                os._exit(0)
+        _, status, used = os.wait4(child, 0)
+        if not result.exists():
+            return [f"ended with status {status} after {used.ru_utime:.0f} CPU seconds"]
+        return pickle.loads(result.read_bytes())
