@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STEPS ?= 240
 PROGRAMS ?= 2000
+MUTANTS ?= 2000
 JOBS ?= 2
 
-.PHONY: demo test test-all mutants programs lint clean
+.PHONY: demo test test-all mutants programs fuzz lint clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 $(VENV)/ready: pyproject.toml
@@ -37,6 +38,9 @@ mutants: $(VENV)/ready  ## plant errors, each of which the tests of its package 
 
 programs: $(VENV)/ready  ## random programs of all ops, others each time
 	PROGRAMS=$(PROGRAMS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 test/passes/test_random_programs.py
+
+fuzz: $(VENV)/ready  ## damaged variants of the examples: a message or a program, in time and memory
+	OMP_NUM_THREADS=1 $(BIN)/python test/mutations.py --mutants $(MUTANTS) --jobs $(JOBS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -12,12 +12,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 from xdsl.dialects.builtin import SymbolRefAttr
 from xdsl.dialects.func import CallOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
-from shardir.diagnostics import Located, coded
+from shardir.analysis.functions import MAX_OPS
+from shardir.diagnostics import Failure, Located, coded
 from shardir.rewriting.bases import Function, FunctionPass, collect_errors
 from shardir.rewriting.rewriter import erase
 
@@ -33,33 +35,70 @@ class InlineCalls(FunctionPass):
 
     def check_all(self, functions: Sequence[Function]) -> None:
         callees = {f.name: f for f in functions}
-        collect_errors(functions, lambda f: _not_inlinable(f, callees))
+        sizes = _inlined_sizes(callees)
+        collect_errors(functions, lambda f: _not_inlinable(f, callees, recursive=not sizes))
+        total = 0
+        for f in _kept(functions):
+            total += sizes[f.name]
+            if total > MAX_OPS:
+                found = f"expected at most {MAX_OPS} ops, got {total} up to @{f.name}"
+                raise Failure([(f.op, coded("F4", found))])
 
     def rewrite_all(self, functions: Sequence[Function]) -> None:
         callees = {f.name: f for f in functions}
-        called: dict[Function, None] = {}
-        for f in _callees_first(functions, callees):
-            for call in _calls(f):
-                callee = callees[call.callee.string_value()]
-                called[callee] = None
-                _inline(call, callee)
-        for f in reversed(called):
-            private = f.op.sym_visibility is not None and f.op.sym_visibility.data == "private"
-            if private and not any(f.name in _names(op) for op in f.module.body.ops):
+        kept = _kept(functions)
+        for f in kept:
+            op = f.block.first_op
+            while op is not None:
+                is_call = isinstance(op, CallOp)
+                op = _inline(op, callees[op.callee.string_value()]) if is_call else op.next_op
+        for f in functions:
+            if f not in kept:
                 erase(f.op)
+
+
+def _kept(functions: Sequence[Function]) -> list[Function]:
+    """Return the functions that remain: those that are public, not called, or named otherwise."""
+    called = {call.callee.string_value() for f in functions for call in _calls(f)}
+    if not functions:
+        return []
+    named = {name for op in functions[0].module.body.ops for name in _names(op)}
+    return [
+        f
+        for f in functions
+        if f.name not in called
+        or f.name in named
+        or f.op.sym_visibility is None
+        or f.op.sym_visibility.data != "private"
+    ]
+
+
+def _inlined_sizes(callees: Callees) -> dict[str, int]:
+    """Return the number of ops that each function has with its calls inlined; none where a function
+    calls itself."""
+    calls = {name: [c.callee.string_value() for c in _calls(f)] for name, f in callees.items()}
+    sizes: dict[str, int] = {}
+    try:
+        for name in TopologicalSorter(calls).static_order():
+            own = len(callees[name].block.ops) - 1 if name in callees else 0  # no func.return
+            sizes[name] = own + sum(sizes[c] - 1 for c in calls.get(name, ()))
+    except CycleError:
+        return {}
+    return sizes
 
 
 def _calls(f: Function) -> list[CallOp]:
     return [op for op in f.block.ops if isinstance(op, CallOp)]
 
 
-def _not_inlinable(f: Function, callees: Callees) -> Iterator[Located]:
-    """Yield the calls of functions without a body, and those by which a function calls itself."""
+def _not_inlinable(f: Function, callees: Callees, recursive: bool) -> Iterator[Located]:
+    """Yield the calls of functions without a body, and those by which a function calls itself,
+    where there are some (`recursive`)."""
     for call in _calls(f):
         name = call.callee.string_value()
         if name not in callees:
             yield call, coded("F1", f"expected a function with a body, got @{name} without one")
-        elif cycle := _cycle(f.name, (f.name, name), callees):
+        elif recursive and (cycle := _cycle(f.name, (f.name, name), callees)):
             path = " calls ".join(f"@{n}" for n in cycle)
             yield call, coded("F2", f"expected calls without recursion, got {path}")
 
@@ -81,24 +120,11 @@ def _cycle(name: str, path: tuple[str, ...], callees: Callees) -> tuple[str, ...
     return None
 
 
-def _callees_first(functions: Sequence[Function], callees: Callees) -> list[Function]:
-    """Return the functions, each after those that it calls."""
-    order: dict[Function, None] = {}
-
-    def visit(f: Function) -> None:
-        if f not in order:
-            for call in _calls(f):
-                visit(callees[call.callee.string_value()])
-            order[f] = None
-
-    for f in functions:
-        visit(f)
-    return list(order)
-
-
-def _inline(call: CallOp, callee: Function) -> None:
+def _inline(call: CallOp, callee: Function) -> Operation | None:
+    """Replace a call by the ops of a function; return the first of them, or what follows."""
     block = call.parent
     assert block is not None
+    before = call.prev_op
     values: dict[SSAValue, SSAValue] = dict(zip(callee.block.args, call.operands, strict=True))
     for op in callee.block.ops:
         if isinstance(op, ReturnOp):
@@ -109,6 +135,7 @@ def _inline(call: CallOp, callee: Function) -> None:
         new.location = op.location
         block.insert_op_before(new, call)
     erase(call)
+    return block.first_op if before is None else before.next_op
 
 
 def _names(op: Operation) -> set[str]:

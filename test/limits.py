@@ -15,9 +15,9 @@ BYTES = 10**9
 """The memory of a process beyond that of its parent."""
 
 
-def faults_of(faults: Callable[[], list[str]]) -> list[str]:
-    """Return the faults that a function finds, in a fork of this process; what it raises, and that
-    it ends beyond the limits, are others."""
+def problems_of(problems: Callable[[], list[str]]) -> list[str]:
+    """Return the problems that a function finds, in a fork of this process. An exception, and an
+    end beyond the limits, are others."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result")
         child = os.fork()
@@ -29,7 +29,7 @@ def faults_of(faults: Callable[[], list[str]]) -> list[str]:
                 limit = mapped * resource.getpagesize() + BYTES
                 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
                 try:
-                    found = faults()
+                    found = problems()
                 except BaseException:
                     found = [traceback.format_exc()[-1500:]]
                 result.write_bytes(pickle.dumps(found))

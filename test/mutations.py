@@ -19,7 +19,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 
-from limits import faults_of
+from limits import problems_of
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "docs" / "examples").glob("*.ir"))
 WAYS = {"parse": (), "train": ("-p", "train"), "auto": ("--mode", "auto"),
@@ -193,8 +193,8 @@ def compiled(path: Path, *args: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def faults(path: Path, ways: Sequence[str] = tuple(WAYS)) -> list[str]:
-    """What is wrong with how the program of a file is compiled."""
+def problems(path: Path, ways: Sequence[str] = tuple(WAYS)) -> list[str]:
+    """The problems of compiling the program of a file."""
     found: list[str] = []
     for way in ways:
         code, out, err = compiled(path, *WAYS[way])
@@ -212,7 +212,7 @@ def faults(path: Path, ways: Sequence[str] = tuple(WAYS)) -> list[str]:
 
 
 def wrong_errors(path: Path, code: int, err: str) -> list[str]:
-    """What is wrong with an exit code and its errors."""
+    """The problems of an exit code and its errors."""
     if code not in (0, 1):
         return [f"exit code {code}: {err[-300:]}"]
     if "Traceback" in err:
@@ -224,7 +224,7 @@ def wrong_errors(path: Path, code: int, err: str) -> list[str]:
 
 
 def unread(path: Path, printed: str) -> list[str]:
-    """What is wrong with printed text: it parses to a module that prints the same."""
+    """The problems of printed text: it parses to a module that prints the same."""
     again = path.with_suffix(".printed.ir")
     again.write_text(printed, newline="")
     code, out, err = compiled(again)
@@ -234,11 +234,11 @@ def unread(path: Path, printed: str) -> list[str]:
 
 
 def check(text: str, ways: Sequence[str] = tuple(WAYS)) -> list[str]:
-    """What is wrong with how a text is compiled, in a process of its own."""
+    """The problems of compiling a text, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "damaged.ir")
         path.write_text(text, newline="")
-        return faults_of(lambda: faults(path, ways))
+        return problems_of(lambda: problems(path, ways))
 
 
 def prepared() -> None:
@@ -268,7 +268,7 @@ def main() -> int:
             wrong += bool(found)
             for text in found:
                 print(f"{seed}: {text}", flush=True)
-    print(f"{args.mutants} mutants, {wrong} with faults")
+    print(f"{args.mutants} mutants, {wrong} with problems")
     return int(wrong > 0)
 
 

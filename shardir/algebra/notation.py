@@ -56,23 +56,27 @@ def _once(what: str, c: list[Any]) -> tuple[tuple[str, float], ...]:
     Raises:
         NotationError: a name occurs twice.
     """
-    for i, (name, _) in enumerate(c):
-        if any(name == n for n, _ in c[:i]):
+    seen: set[str] = set()
+    for name, _ in c:
+        if name in seen:
             raise NotationError(f"{what}: expected {name} once, got it twice", name.start_pos)
+        seen.add(name)
     return tuple((str(n), number) for n, number in c)
 
 
 def check_sizes(axes: Sequence[tuple[Any, int]]) -> None:
     """Raise NotationError for an axis (its token, its size) that a mesh cannot have."""
-    for i, (name, size) in enumerate(axes):
+    seen: set[str] = set()
+    for name, size in axes:
         if size < 1:
             raise NotationError(
                 f"expected a size of at least 1 for axis {name}, got {size}", name.start_pos
             )
-        if any(name == n for n, _ in axes[:i]):
+        if name in seen:
             raise NotationError(
                 f"expected axis {name} once in the mesh, got it twice", name.start_pos
             )
+        seen.add(name)
 
 
 class Word(str):

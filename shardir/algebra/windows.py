@@ -49,8 +49,8 @@ class Windows:
             return max(0, min(high, stop) - max(low, start))
 
         def below(end: int) -> int:
-            whole, rest = divmod(max(end - start, 0), self.step)
-            return min(whole * self.size + min(rest, self.size), (last - first) * self.size)
+            full, rest = divmod(max(end - start, 0), self.step)
+            return min(full * self.size + min(rest, self.size), (last - first) * self.size)
 
         return below(high) - below(low)
 

@@ -262,6 +262,11 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "No function calls itself, directly or through others.", "write the repetitions out"
         ),
         "F3": Code("Layouts do not propagate through calls.", "run inline-calls first"),
+        "F4": Code(
+            "The functions of a module have at most 200,000 ops, once calls are inlined and the "
+            "parts of each microbatch are written out.",
+            "use fewer calls, or fewer and larger microbatches",
+        ),
     },
     "Training": {
         "G1": Code(

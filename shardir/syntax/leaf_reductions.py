@@ -23,7 +23,6 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     IntegerType,
     NoneAttr,
-    ShapedType,
     Signedness,
     StringAttr,
     SymbolRefAttr,
@@ -137,7 +136,7 @@ class LeafReductions:
             return self.by_xdsl(f"{t.value} : {type}", t)
         content = re.sub(r"//[^\n]*", "", t.value[len("dense<") : -1]).strip()
         element: Any = getattr(type, "element_type", None)
-        shape = type.get_shape() if isinstance(type, ShapedType) else ()
+        shape: tuple[int, ...] = type.get_shape() if hasattr(type, "get_shape") else ()
         if content[:1] not in ("", "[") and shape and min(shape) > 0:
             try:
                 one: Any = self._dense(content, TensorType(element, []), t)

@@ -7,7 +7,7 @@ from typing import Any
 
 from extent import LONG
 from harness import MESH, compiled, laid_out, program
-from limits import faults_of
+from limits import problems_of
 from op_cases import CASES, Case
 from xdsl.utils.exceptions import VerifyException
 
@@ -56,7 +56,7 @@ def layout(shape: Shape) -> Layout | None:
 
 
 def kin(op: type[Any]) -> object:
-    """What ops have in common that one of them is tried for, in the default form."""
+    """The key of ops of which one is tried in the default form: the same types and factors."""
     return op if LONG else (op.infer.__func__, op.rule.__func__, op.decompose)
 
 
@@ -71,4 +71,4 @@ def not_compiled() -> list[str]:
 
 def test_each_op_compiles_with_a_dimension_of_2_to_the_40():
     """Within limits of time and memory (limits.py). The numbers of a constant are text."""
-    assert [c for c in faults_of(not_compiled) if not c.startswith("constant")] == []
+    assert [c for c in problems_of(not_compiled) if not c.startswith("constant")] == []

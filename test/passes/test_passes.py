@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 
@@ -14,6 +15,7 @@ from harness import (
     Problem,
     apply,
     compiled,
+    defined,
     function,
     laid_out,
     layout,
@@ -322,6 +324,39 @@ def test_inlined_ops_have_the_locations_of_the_function_that_is_called():
     assert len({*wanted}) == 2
     *inlined, _ = function(apply(module, "inline-calls"), "f").body.block.ops
     assert [op.location for op in inlined] == wanted
+
+
+def calling(depth: int, calls: int) -> str:
+    """A program of functions, each of which calls the next one `calls` times."""
+    value = "tensor<4xf32>"
+    functions = [
+        f"func.func {'private ' * (i > 0)}@f{i}(%v0: {value}) -> {value} {{"
+        + "".join(
+            f"\n%v{k + 1} = func.call @f{i + 1}(%v{k}) : ({value}) -> {value}" for k in range(calls)
+        )
+        + f"\nfunc.return %v{calls} : {value}\n}}\n"
+        for i in range(depth)
+    ]
+    end = f"func.func private @f{depth}(%v0: {value}) -> {value} {{\n%v1 = nn.relu %v0 : ({value})"
+    return "".join(functions) + f"{end} -> {value}\nfunc.return %v1 : {value}\n}}\n"
+
+
+def test_calls_of_calls_are_inlined_at_once():
+    module = apply(parse(calling(8, 2)), "inline-calls")
+    assert defined(module) == {"f0"}
+    assert Counter(op.name for op in function(module, "f0").body.block.ops)["nn.relu"] == 2**8
+
+
+def test_chains_of_calls_are_as_deep_as_they_are():
+    """No function of Python's calls itself for each."""
+    module = apply(parse(calling(300, 1)), "inline-calls")
+    relu, _ = function(module, "f0").body.block.ops
+    assert relu.name == "nn.relu"
+
+
+def test_a_program_that_would_be_too_large_is_refused_before_it_is_made():
+    with pytest.raises(Failure, match=f"at most 200000 ops, got {2**60} up to @f0"):
+        apply(parse(calling(60, 2)), "inline-calls")
 
 
 # ---- strip-layouts ----

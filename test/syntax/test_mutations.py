@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from extent import extent
-from limits import faults_of
+from limits import problems_of
 from mutations import EXAMPLES, WAYS, check, compiled, variant
 
 from shardir.diagnostics import ParseErrors
@@ -53,11 +53,11 @@ def test_deep_nesting() -> None:
     )
     default_parser()
     for text in texts:
-        assert faults_of(lambda text=text: unlocated(text)) == []
+        assert problems_of(lambda text=text: unlocated(text)) == []
 
 
 def unlocated(text: str) -> list[str]:
-    """What is wrong with the errors of a text, which has some."""
+    """The problems of the errors of a text, which has some."""
     with pytest.raises(ParseErrors) as e:
         parse(text, "hostile.ir")
     return [str(d) for d in e.value.errors if not d.line]
@@ -93,7 +93,7 @@ SLOW_STRINGS = [
 )
 def test_no_backtracking(text: str) -> None:
     default_parser()
-    assert faults_of(lambda: unlocated(text)) == []
+    assert problems_of(lambda: unlocated(text)) == []
 
 
 def test_huge_numbers() -> None:

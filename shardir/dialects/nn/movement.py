@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IndexMap:
-    """Where the elements of a dimension come from: index j of `length` ones of the result is index
+    """The source of the elements of a dimension: index j of `length` ones of the result is index
     `first` + `step` * j of the operand, modulo its size where `wraps`; an index outside of the
     operand is filled."""
 

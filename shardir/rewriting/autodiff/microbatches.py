@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 from xdsl.ir import Operation, SSAValue
 
+from shardir.analysis.functions import MAX_OPS
+from shardir.diagnostics import Failure, coded
 from shardir.dialects.train import MicrobatchOp, in_microbatch
 from shardir.rewriting.autodiff.backward import BackwardPart
 
@@ -22,7 +24,11 @@ def add_microbatches(
     backward: BackwardPart, forward: Sequence[Operation], returned: Sequence[SSAValue], count: int
 ) -> list[list[SSAValue]]:
     """Add the backward part of a forward part, the first microbatch's, then the parts of the
-    others. Return the returned values of each."""
+    others. Return the returned values of each.
+
+    Raises:
+        Failure: the parts of all microbatches have too many ops.
+    """
     arguments, activity, step = backward.arguments, backward.activity, backward.step
     assert step is not None
     block = arguments.block
@@ -30,6 +36,12 @@ def add_microbatches(
     inputs = [i for i in indices if not arguments.annotation(i).is_retained]
     updated = [i for i in backward.updated if i is not None]
     own = activity.dependent(forward, [arguments[i] for i in (*inputs, *updated)])
+    if 2 * len(own) * count > MAX_OPS:
+        found = (
+            f"expected at most {MAX_OPS} ops, got {count} microbatches of {len(own)} ops and as "
+            "many of the backward part"
+        )
+        raise Failure([(backward.request, coded("F4", found))])
     mine = set(own)
     shared = [op for op in forward if op not in mine]
     backward.transposition.mark(shared)
