@@ -3,8 +3,9 @@
     nn.matmul (i, k), (k, j) -> (i, j) on <dp = 2, tp = 4>: dp on i, k, j or none, tp on i, k, j or
     none: 16 candidates
 
-1. Each axis splits one factor, evenly and with all of its devices, or none: then the op is computed
-   redundantly along it. An only axis may be divided in two, and each part splits a factor then.
+1. Each axis splits one factor, with all of its devices, or none: then the op is computed
+   redundantly along it. Shards are equal, or nearly so if no axis divides the factor. An only axis
+   may be divided in two, and each part splits a factor then.
 2. A linear op may also take operands that are partial over an axis, and pass the partial sums on.
 3. An op that needs a dimension unsharded may have it split where it has a sharded decomposition.
 4. An annotated strategy is the only candidate.
@@ -47,6 +48,13 @@ class Candidate:
 
 
 Candidates = tuple[Candidate, ...]
+
+MAX_IMBALANCE = 1.05
+"""How much larger than their mean the largest shard of a dimension may be."""
+
+MAX_UNEVEN_AXES = 2
+"""The maximum number of axes of a mesh on which dimensions are split unevenly: each redistribution
+of such a value is planned alone, and the pairs of layouts multiply with the axes."""
 
 
 def divisions(mesh: Mesh) -> tuple[Axes, ...]:
@@ -125,7 +133,7 @@ class CandidateSource:
                 yield from combinations(axes, k)
 
     def _splits(self, factors: Factors, axes: Axes) -> Iterator[FactorAxes]:
-        """Yield the even splits in which each of the axes splits one factor or none."""
+        """Yield the splits in which each of the axes splits one factor or none."""
         fixed = factors.replicate | factors.moved | factors.sliding
         names = [f for f, _ in factors.sizes if f not in fixed]
         for combination in product([None, *names], repeat=len(axes)):
@@ -133,8 +141,18 @@ class CandidateSource:
             for axis, f in zip(axes, combination, strict=True):
                 if f is not None:
                     split[f] = (*split.get(f, ()), axis)
-            if all(factors.size(f) % self.mesh.extent(a) == 0 for f, a in split.items()):
+            if all(self._splits_well(factors.size(f), a) for f, a in split.items()):
                 yield {f: self.mesh.simplify(a) for f, a in split.items()}
+
+    def _splits_well(self, size: int, axes: Axes) -> bool:
+        """Whether the shards of a dimension are equal; or of one that none of the axes divides,
+        whether the largest shard is not much larger than the mean."""
+        sizes = [self.mesh.extent((a,)) for a in axes]
+        if size % prod(sizes) == 0:
+            return True
+        few = len(full_axes(self.mesh)) <= MAX_UNEVEN_AXES
+        most = self.mesh.largest(size, axes) * prod(sizes)
+        return few and all(size % n for n in sizes) and most <= size * MAX_IMBALANCE
 
     def _strategy(
         self, factors: Factors, split: FactorAxes, over: Axes
