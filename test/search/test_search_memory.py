@@ -44,7 +44,7 @@ from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
-search, laws = bench.load("search"), bench.load("laws")
+programs, search, laws = bench.load("programs"), bench.load("search"), bench.load("laws")
 plans, program_laws = bench.load("plans"), bench.load("program_laws")
 random_step = bench.load("random_steps").random_step
 
@@ -225,11 +225,11 @@ def test_parts_of_another_plan_are_taken_over():
 
 
 SMALL = {"batch": 8, "seq": 16, "hidden": 32, "heads": 4, "vocab": 32}
+GPT, MLP = programs.gpt(layers=2, mesh=(2, 4), **SMALL), programs.mlp(layers=1)
 
 
-def planned(memory: int, layers: int = 2) -> ModuleOp:
-    text = search.LAYOUT.sub("", search.gpt(layers=layers, mesh=(2, 4), **SMALL))
-    module = search.applied(text, "distributed-autodiff")
+def planned(memory: int, model: str = GPT) -> ModuleOp:
+    module = search.applied(search.LAYOUT.sub("", model), "distributed-autodiff")
     SearchStrategies(memory=memory).apply(Context(), module)
     return module
 
@@ -258,8 +258,7 @@ def objective(module: ModuleOp) -> float:
 def assert_loads_equal(module: ModuleOp, file: Path) -> None:
     """Check that a plan that is saved and loaded is the same, with its recomputed ops."""
     SaveStrategies(file=str(file)).apply(Context(), module)
-    text = search.LAYOUT.sub("", search.gpt(layers=2, mesh=(2, 4), **SMALL))
-    loaded = search.applied(text, "distributed-autodiff")
+    loaded = search.applied(search.LAYOUT.sub("", GPT), "distributed-autodiff")
     LoadStrategies(file=str(file)).apply(Context(), loaded)
     assert str(loaded) == str(module)
 
@@ -302,7 +301,7 @@ def test_the_bound_within_memory_is_larger_and_below_a_written_plan_that_keeps_t
 
 def test_a_limit_below_every_plan_is_an_error():
     with pytest.raises(Failure, match=r"@step: expected a plan within 1000 B .* got \d+ B"):
-        planned(1000, layers=1)
+        planned(1000, MLP)
 
 
 def of_bytes(graph: CostGraph, limit: int, gap: float, solve: Solve, _: object) -> StrategyPlan:
@@ -315,14 +314,13 @@ def test_an_error_reports_the_smallest_program_of_all_attempts(monkeypatch: pyte
     monkeypatch.setattr(LoweredPlans, "bytes", lambda *_: next(peaks))
     monkeypatch.setattr(plan, "plan_within", of_bytes)
     with pytest.raises(Failure, match="got 1020 B in the smallest program found;"):
-        planned(1000, layers=1)
+        planned(1000, MLP)
     assert next(peaks, None) is None, "all of them were tried"
 
 
 def test_a_recomputed_value_counts_until_its_last_forward_use_and_from_its_first_later_one():
     """At each op the bytes counted for a value are those of its uses before and after."""
-    text = search.LAYOUT.sub("", search.gpt(layers=2, mesh=(2, 4), **SMALL))
-    module = search.applied(text, "distributed-autodiff")
+    module = search.applied(search.LAYOUT.sub("", GPT), "distributed-autodiff")
     ((f, _),) = bodies(module)
     mesh = mesh_of(f, module)
     assert mesh is not None
