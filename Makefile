@@ -7,8 +7,9 @@ STEPS ?= 240
 PROGRAMS ?= 2000
 MUTANTS ?= 2000
 JOBS ?= 2
+FAULTS ?= 200
 
-.PHONY: demo test test-all mutants programs fuzz lint clean
+.PHONY: demo test test-all mutants programs fuzz faults lint clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 $(VENV)/ready: pyproject.toml
@@ -41,6 +42,9 @@ programs: $(VENV)/ready  ## random programs of all ops, others each time
 
 fuzz: $(VENV)/ready  ## damaged variants of the examples: a message or a program, in time and memory
 	OMP_NUM_THREADS=1 $(BIN)/python test/mutations.py --mutants $(MUTANTS) --jobs $(JOBS)
+
+faults: $(VENV)/ready  ## commands under signals, full disks, closed pipes and odd environments
+	OMP_NUM_THREADS=1 $(BIN)/python test/disturbances.py --cases $(FAULTS) --jobs $(JOBS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info
