@@ -50,8 +50,10 @@ class InlineCalls(FunctionPass):
         for f in kept:
             op = f.block.first_op
             while op is not None:
-                is_call = isinstance(op, CallOp)
-                op = _inline(op, callees[op.callee.string_value()]) if is_call else op.next_op
+                if isinstance(op, CallOp):
+                    op = _inline(op, callees[op.callee.string_value()])
+                else:
+                    op = op.next_op
         for f in functions:
             if f not in kept:
                 erase(f.op)

@@ -150,4 +150,12 @@ MUTANTS = [
         "    if axes:\n        return (axes,)",
         "test/search/test_divisions.py",
     ),
+    Mutant(
+        "dimensions are split evenly only",
+        "Candidates split no dimension that no axis divides.",
+        "shardir/search/candidates.py",
+        "return few and all(",
+        "return not few and all(",
+        "test/search/test_uneven.py",
+    ),
 ]

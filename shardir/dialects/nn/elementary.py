@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition
 
 from shardir.dialects.nn.base import Array
-from shardir.dialects.nn.creation import ConstantOp
+from shardir.dialects.nn.creation import ConstantOp, dense_values
 from shardir.dialects.nn.elementwise import (
     Arithmetic,
     Binary,
@@ -52,9 +52,9 @@ class PowOp(Float, Binary):
 
 def splat(v: SSAValue) -> float | None:
     """The number that a value has everywhere, where it is a constant."""
-    if not isinstance(v.owner, ConstantOp) or not (v.owner.value and v.owner.value.is_splat()):
-        return None
-    return float(v.owner.value.get_values()[0])
+    if isinstance(v.owner, ConstantOp) and len(v.owner.value) and v.owner.value.is_splat():
+        return float(dense_values(v.owner.value).flat[0])
+    return None
 
 
 @irdl_op_definition
