@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import (
     i64,
 )
 
+from shardir.syntax import printer
 from shardir.syntax.printer import print_module
 
 FORMATS = {
@@ -43,7 +44,8 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("text", FORMATS.values(), ids=FORMATS)
-def test_formats(text: str) -> None:
+def test_formats(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printer, "READ", {*printer.READ, "fmt"})  # as with_test() does
     module = agree(text, with_test())
     again = print_module(module)
     assert agree(again, with_test()).is_structurally_equivalent(module)
