@@ -61,10 +61,12 @@ def command(name: str) -> int:
 
 
 def _exit_code(main: Callable[[], int]) -> int:
-    """Return the exit code of `main`, also where it ends the process."""
+    """Return the exit code of `main`, also where it ends the process, with a message or not."""
     try:
         return main()
     except SystemExit as e:
+        if isinstance(e.code, str):
+            print(e.code, file=sys.stderr)
         return e.code if isinstance(e.code, int) else int(e.code is not None)
 
 

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
             if os.path.isdir(directory):
                 _check_compiled(directory, options)
             elif directory.suffix in (".ir", ".mlir"):
-                import_modules(options.imports)
+                import_modules(getattr(options, "import"))
                 folder = stack.enter_context(scratch_folder())
                 directory = _compiled(directory, options, folder)
             return _run(directory, options)
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--load-strategies", metavar="F", help="for an .ir file: use those of F")
     add(
-        "--import", dest="imports", action="append", default=[], metavar="MODULE",
+        "--import", action="append", default=[], metavar="MODULE",
         help="for an .ir file: a Python module that registers custom ops",
     )  # fmt: skip
     return parser
@@ -105,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check_compiled(directory: Path, options: argparse.Namespace) -> None:
     """Raise LaunchError for an option of a compilation."""
-    for name in ("mode", "pass_pipeline", "save_strategies", "load_strategies"):
-        if getattr(options, name) is not None:
+    for name in ("mode", "pass_pipeline", "save_strategies", "load_strategies", "import"):
+        if getattr(options, name) not in (None, []):
             option = f"--{name.replace('_', '-')}"
             raise LaunchError(f"{directory} is compiled already; {option} is for an .ir file")
 

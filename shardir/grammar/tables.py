@@ -4,24 +4,26 @@
 
 To compute the tables of all ops takes a second, to read them a hundredth of it, without Lark. The
 file is in the user's cache folder, is named by all that the tables depend on, and appears complete.
-It is JSON, so that a file of somebody else can do no more than parse wrongly.
+It is JSON with its digest, so that a damaged file is computed again, and that of somebody else can
+do no more than parse wrongly.
 """
 
 import contextlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FORMAT = 1
-"""The version of what the files hold."""
-
 MAX_FILES = 32
 """The grammars that are retained; the oldest files are removed."""
+
+PART = ".part"
+"""The end of the name of a file that is being written."""
 
 
 class Terminal(NamedTuple):
@@ -76,23 +78,44 @@ class Tables(NamedTuple):
 
 def tables_of(grammar: str, starts: Sequence[str]) -> Tables:
     """Return the tables of a grammar, from its file or computed."""
-    key = repr((FORMAT, version("lark"), [*starts], grammar))
-    folder = cache_folder()
-    file = folder / f"{sha256(key.encode()).hexdigest()[:32]}.json"
+    code = sha256(Path(__file__).read_bytes()).hexdigest()  # the code that makes the tables
+    key = repr((code, version("lark"), [*starts], grammar))
     try:
-        return _read(json.loads(file.read_bytes()))
-    except (OSError, ValueError, TypeError, KeyError):  # no file, or a damaged one
+        file = cache_folder() / f"{sha256(key.encode()).hexdigest()[:32]}.json"
+        return _read(_content(file))
+    except RuntimeError:  # there is no home directory
+        return computed(grammar, starts)
+    except (OSError, ValueError):  # no file, or a damaged one
         found = computed(grammar, starts)
-    part = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part.write_text(json.dumps(found, separators=(",", ":")))
-        part.replace(file)
-        _prune(folder)
-    except OSError:  # the disk is full, or the folder read-only
-        with contextlib.suppress(OSError):
-            part.unlink()
+    with contextlib.suppress(OSError):  # the disk is full, or the folder read-only
+        _retain(file, found)
     return found
+
+
+def _content(file: Path) -> Any:
+    """Return what a file holds.
+
+    Raises:
+        OSError: it cannot be read. ValueError: it is not as it was written.
+    """
+    digest, _, data = file.read_bytes().partition(b"\n")
+    if sha256(data).hexdigest().encode() != digest:
+        raise ValueError(f"{file} is damaged")
+    return json.loads(data)
+
+
+def _retain(file: Path, found: Tables) -> None:
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    data = json.dumps(found, separators=(",", ":")).encode()
+    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=PART, delete=False) as part:
+        try:
+            part.write(sha256(data).hexdigest().encode() + b"\n" + data)
+            part.flush()
+            Path(part.name).replace(file)
+        except BaseException:
+            os.unlink(part.name)
+            raise
+    _prune(file.parent)
 
 
 def cache_folder() -> Path:
@@ -102,9 +125,10 @@ def cache_folder() -> Path:
 
 
 def _prune(folder: Path) -> None:
-    files = sorted(folder.glob("*.json"), key=lambda f: f.stat().st_mtime)
+    """Remove the oldest files; of an incomplete one another process may be the author."""
+    files = sorted(folder.iterdir(), key=lambda f: f.stat().st_mtime)
     for file in files[:-MAX_FILES]:
-        file.unlink()
+        file.unlink(missing_ok=True)
 
 
 def _read(data: list[Any]) -> Tables:

@@ -20,12 +20,12 @@ def writing(path: Path) -> Iterator[BinaryIO]:
        where no link is followed. If `path` is a link, it stays, and its target is replaced.
     4. A device or a pipe is written to directly.
     """
-    target = Path(os.path.realpath(path))
-    mode = target.stat().st_mode if target.exists() else None
+    mode = path.stat().st_mode if path.exists() else None
     if mode is not None and not stat.S_ISREG(mode):
-        with target.open("wb") as file:
+        with path.open("wb") as file:
             yield file
         return
+    target = Path(os.path.realpath(path))
     if mode is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     fresh = target.with_name(f".shardir.{secrets.token_hex(8)}")

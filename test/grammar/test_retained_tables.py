@@ -64,7 +64,7 @@ def test_tables_of_another_grammar_are_not_used(computed: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "[", "[1, 2]", "null", "[[], [], {}, [[]], [], [], {}, {}]"]
+    "damage", ["", "[", "null", "[[], [], {}, [], [], [], {}, {}]", "0\n" + "[" * 100_000]
 )
 def test_a_damaged_file_is_replaced(computed: list[str], damage: str) -> None:
     value_of("1")
@@ -72,6 +72,28 @@ def test_a_damaged_file_is_replaced(computed: list[str], damage: str) -> None:
     file.write_text(damage)
     assert value_of("1 + 2") == value_of("1 + 2") == 3
     assert computed == [SUMS, SUMS]
+
+
+def test_a_file_that_is_cut_is_replaced(computed: list[str]) -> None:
+    value_of("1")
+    (file,) = tables.cache_folder().iterdir()
+    whole = file.read_bytes()
+    for times, n in enumerate(range(0, len(whole), len(whole) // 7), 2):
+        file.write_bytes(whole[:n])
+        assert value_of("1 + 2") == value_of("1 + 2") == 3
+        assert computed == [SUMS] * times
+
+
+def test_without_a_home_the_tables_are_computed(
+    computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless(self: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert value_of("1 + 2") == 3
+    assert computed == [SUMS]
 
 
 def test_a_file_is_no_program(computed: list[str], tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ BLOCK = 20
 
 @pytest.mark.parametrize("first", range(0, MUTANTS, BLOCK))
 def test_mutants(first: int) -> None:
-    """In the default form a mutant that is valid is compiled in one of the ways."""
+    """In the default form a quarter of the valid mutants are compiled, each in one of the ways."""
     for seed in range(first, first + BLOCK):
         others = list(WAYS)[1:]
-        ways = ["parse", *extent([others[seed % len(others)]], others)]
+        some = [] if seed % 4 else [others[seed // 4 % len(others)]]
+        ways = ["parse", *extent(some, others)]
         found = check(variant(seed), ways)
         assert not found, f"python test/mutations.py --show {seed}\n{found}"
 

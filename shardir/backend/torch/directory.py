@@ -68,6 +68,7 @@ def _files_of(out: Path) -> set[Path] | None:
         plan = json.loads((out / PLAN).read_text(encoding="utf-8"))
         inits = [arg["init"] for f in plan["functions"].values() for arg in f["args"]]
         data = {Path(init["file"]) for init in inits if init["kind"] == "file"}
+        data = {path for path in data if path.parent == Path("data") and path.name != ".."}
     except FileNotFoundError:
         raise UsageError(
             f"{out} has other files and no {PLAN}: it is not overwritten; choose another"
@@ -77,7 +78,7 @@ def _files_of(out: Path) -> set[Path] | None:
             f"{out}/{PLAN} is not that of a program: {out} is not overwritten; choose another"
         ) from None
     own = {n for n in names if n in FILES or (n.startswith("program_rank") and n.endswith(".py"))}
-    return {*map(Path, own), *(path for path in data if path.parent == Path("data"))}
+    return {*map(Path, own), *data}
 
 
 def _replace(out: Path, old: set[Path], fresh: Path) -> None:
