@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 from extent import extent
 from limits import problems_of
-from mutations import EXAMPLES, WAYS, check, compiled, variant
+from mutations import EXAMPLES, WAYS, check, compiled, prepared, variant
 
 from shardir.diagnostics import ParseErrors
 from shardir.syntax.parser import default_parser, parse
 
 MUTANTS = extent(300, 2000)
 BLOCK = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prepared() -> None:
+    prepared()
 
 
 @pytest.mark.parametrize("first", range(0, MUTANTS, BLOCK))
