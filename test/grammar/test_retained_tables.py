@@ -77,9 +77,9 @@ def test_a_damaged_file_is_replaced(computed: list[str], damage: str) -> None:
 def test_a_file_that_is_cut_is_replaced(computed: list[str]) -> None:
     value_of("1")
     (file,) = tables.cache_folder().iterdir()
-    whole = file.read_bytes()
-    for times, n in enumerate(range(0, len(whole), len(whole) // 7), 2):
-        file.write_bytes(whole[:n])
+    content = file.read_bytes()
+    for times, n in enumerate(range(0, len(content), len(content) // 7), 2):
+        file.write_bytes(content[:n])
         assert value_of("1 + 2") == value_of("1 + 2") == 3
         assert computed == [SUMS] * times
 
