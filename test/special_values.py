@@ -1,4 +1,4 @@
-"""NaN, infinities and zeros in the operands of ops, and how the results are compared."""
+"""Special and extreme numbers in the operands of ops, and how the results are compared."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,11 @@ from harness import Array
 from shardir.dialects import nn
 
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0)
+LIMITS = np.finfo(np.float64)
+EXTREME = (
+    *(s * x for x in (LIMITS.max, LIMITS.tiny, LIMITS.smallest_subnormal, 1e10) for s in (1, -1)),
+    LIMITS.eps, 0.0,
+)  # fmt: skip
 
 FINITE = (
     nn.BatchNormOp, nn.GroupNormOp, nn.LayerNormOp, nn.RmsNormOp, nn.LerpOp, nn.VarOp, nn.StdOp,
@@ -24,6 +29,13 @@ UNDEFINED = (
 )  # fmt: skip
 """torch refuses the numbers, its kernels differ from each other, or the docstring names how the op
 differs from torch."""
+
+SUMS = (
+    nn.AdaptiveAvgPoolOp, nn.BatchNormOp, nn.ConvOp, nn.ConvTransposeOp,
+    nn.ConvWeightOp, nn.CumsumOp, nn.EinsumOp, nn.GroupNormOp, nn.LayerNormOp, nn.LogsumexpOp,
+    nn.MatmulOp, nn.ReduceOp, nn.RmsNormOp, nn.StdOp, nn.VarOp,
+)  # fmt: skip
+"""Ops that add elements: where extreme ones overflow or cancel each other, the order decides."""
 
 
 def with_special(

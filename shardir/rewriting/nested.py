@@ -1,10 +1,12 @@
 """Pipelines that a pass runs on a module of its own, such as the program of a plan to be measured.
 
 A pass names the pipeline by text, as a command line does: `run("lower-plan", ctx, trial)`. The
-layer above builds the passes of a text; it registers that function once by `provide`.
+layer above builds the passes of a text; it registers that function once by `provide`, when it is
+imported: here at the latest.
 """
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
@@ -24,6 +26,7 @@ def provide(build: Build) -> Build:
 
 def run(pipeline: str, ctx: Context, module: ModuleOp) -> None:
     """Run a pipeline on a module."""
-    assert _provided, f"expected a provider of {pipeline!r}, got none; import shardir.pipelines"
+    if not _provided:
+        import_module("shardir.pipelines")
     for p in _provided[0](pipeline):
         p.apply(ctx, module)

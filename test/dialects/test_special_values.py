@@ -1,13 +1,15 @@
-"""NaN, infinities and zeros: forward and gradient are what torch gives, on one device and split."""
+"""NaN, infinities, zeros, extremes: forward and gradient are torch's, on one device and split."""
 
 import random
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from extent import extent
 from harness import (
     MESH,
     Arg,
+    Array,
     Problem,
     apply,
     compiled,
@@ -23,7 +25,16 @@ from harness import (
 )
 from op_cases import CASES, Case
 from random_layouts import random_layout
-from special_values import FINITE, SPECIAL, UNDEFINED, WITHOUT_NAN, with_special
+from special_values import (
+    EXTREME,
+    FINITE,
+    LIMITS,
+    SPECIAL,
+    SUMS,
+    UNDEFINED,
+    WITHOUT_NAN,
+    with_special,
+)
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
@@ -135,6 +146,34 @@ def test_special_values_of_each_op(case: Case) -> None:
                     assert (np.isfinite(x) == np.isfinite(y)).all(), f"result {i} of {given}"
                     p.wanted[i] = np.where(np.isfinite(y), y, x)
             assert not p.errors(module), given
+
+
+def close(x: Array, y: Array) -> bool:
+    """Whether each element of x is that of y, but for rounding: relative to itself."""
+    if x.dtype.kind != "f":
+        return np.array_equal(x, y)
+    with np.errstate(over="ignore"):
+        y = y.astype(x.dtype)
+    return np.allclose(x, y, 1e-9, LIMITS.tiny / LIMITS.eps, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", [c for c in first_cases() if c.op not in SUMS + FINITE], ids=str)
+def test_extreme_values_of_each_op(case: Case) -> None:
+    """The largest and smallest numbers among the elements, of one device and split: results and
+    gradients overflow, underflow and round as torch's."""
+    for seed in range(extent(1, 20)):
+        rng, draw = np.random.default_rng([seed, len(str(case))]), random.Random(seed)
+        given = case.problem("f64").arguments[: len(case.operands)]
+        arrays = [with_special(rng, x, 0.3, EXTREME) for x in given]
+        wrt = case.wrt("f64")
+        p = posed(program(case.args("f64"), case.body("f64"), wrt), wrt, arrays, rng)
+        layouts = [random_layout(draw, MESH, x.ndim) for x in given]
+        for module in (
+            apply(p.module.clone(), "distributed-autodiff"),
+            compiled(laid_out(p.module, MESH, layouts)),
+        ):
+            found = run(module, "g", p.arguments)
+            assert all(map(close, found, p.wanted)), f"seed {seed}, {layouts}"
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5])

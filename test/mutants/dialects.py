@@ -15,8 +15,8 @@ MUTANTS = [
         "a division's second gradient is dropped",
         "The divisor of a division has no gradient.",
         "shardir/dialects/nn/arithmetic.py",
-        "return dx, b.neg(b.mul(dx, self.out))",
-        "return dx, None",
+        "return b.div(dy, self.rhs), b.neg(b.mul(dy, b.div(self.out, self.rhs)))",
+        "return b.div(dy, self.rhs), None",
         "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k div",
     ),
     Mutant(

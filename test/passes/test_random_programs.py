@@ -1,7 +1,8 @@
 """Random programs of all ops: after each pass, on any mesh, results and gradients are torch's.
 
-With NaN, infinities and zeros in the arguments the results are those of one device. `make programs
-PROGRAMS=2000` runs more of them than the tests do, and others each time.
+With NaN, infinities and zeros in the arguments the results are those of one device, and in half
+precision about as precise. `make programs PROGRAMS=2000` runs more of them than the tests do, and
+others each time.
 """
 
 import os
@@ -10,23 +11,29 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from extent import extent
-from harness import PIPELINE, apply, compiled, function
+from harness import ELEMENTS, PIPELINE, Array, Problem, apply, compiled, function
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from op_laws import OPS
 from random_layouts import random_form
 from random_programs import Writer, random_problem, usable
 from special_values import FINITE, UNDEFINED, WITHOUT_NAN, with_special
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
+import shardir
+from shardir.diagnostics import ShardirError
 from shardir.dialects import train
 from shardir.dialects.nn.base import TensorOp
 from shardir.interpret import run
+from shardir.interpret.values import rounded
 
 PARTS = 4
 COUNT = int(os.environ.get("PROGRAMS", extent(32, 4000))) // PARTS
 FACTOR = 100
 """The tolerance of a program, as a multiple of that of one op."""
+EPSILON = {"f16": 2.0**-11, "bf16": 2.0**-8}
+"""The relative error of rounding."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -77,6 +84,52 @@ def test_special_values_in_random_programs(part: int):
         p = replace(p, wanted=run(single, p.name, p.arguments))
         module, mesh = random_form(p, seed)
         assert not p.errors(compiled(module), FACTOR), f"seed {seed} on {mesh}"
+
+
+def in_half_precision(p: Problem, element: str) -> ModuleOp | None:
+    """Return the program in another element type, or None if an op has only f32 or f64 there."""
+    try:
+        return shardir.parse(str(p.module).replace("f64", element))
+    except ShardirError:
+        return None
+
+
+@pytest.mark.parametrize("element", ["f16", "bf16"])
+def test_random_programs_in_half_precision(element: str):
+    """Laid out, a program has the errors of one device: the distance of its results from those in
+    double precision is at most a few times the largest that one device has for this argument and
+    for others that differ from it by rounding."""
+    count = -(-COUNT // PARTS)
+    first = int.from_bytes(os.urandom(4)) if "PROGRAMS" in os.environ else 0
+    unit = EPSILON[element]
+
+    def near(x: Array, rng: np.random.Generator) -> Array:
+        noise = 1 + 2 * unit * rng.uniform(-1, 1, x.shape)
+        return rounded(x * noise, ELEMENTS[element]) if x.dtype.kind == "f" else x
+
+    for seed in range(first, first + count):
+        p = random_problem(seed, 6)
+        module = in_half_precision(p, element)
+        if module is None:
+            continue
+        rng = np.random.default_rng(seed)
+        given = [rounded(x, ELEMENTS[element]) if x.dtype.kind == "f" else x for x in p.arguments]
+        exact = run(apply(p.module.clone(), "distributed-autodiff"), p.name, given)
+        single = apply(module.clone(), "distributed-autodiff")
+        samples = [run(single, p.name, [near(x, rng) for x in given]) for _ in range(3)]
+        samples.append(run(single, p.name, given))
+        form, mesh = random_form(replace(p, module=module), seed)
+        found = run(compiled(form), p.name, given)
+        for i, (x, y) in enumerate(zip(found, exact, strict=True)):
+            others = [s[i] for s in samples]
+            if y.dtype.kind != "f":
+                if not all(np.array_equal(s, y) for s in others):
+                    break  # rounding decides, and what follows depends on it
+                assert np.array_equal(x, y), f"seed {seed} on {mesh}: result {i}"
+            elif y.size:
+                scale = max(1.0, float(np.abs(y).max()))
+                allowed = max(float(np.abs(s - y).max()) for s in others) + unit * scale
+                assert np.abs(x - y).max() <= 4 * allowed, f"seed {seed} on {mesh}: result {i}"
 
 
 def test_every_op_is_drawn_from():

@@ -1,10 +1,15 @@
 """Pipelines as data: their texts, and where strategies are loaded and saved."""
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
 
 from shardir.pipelines import DECIDERS, MODES, build, split, with_strategies
+from shardir.rewriting import nested
 
 LEAVES = st.from_regex(r"[a-z]{1,3}(=[0-9])?", fullmatch=True)
 PARTS = st.recursive(
@@ -31,3 +36,10 @@ def test_strategies_replace_the_last_pass_that_decides_or_follow_it(mode: str) -
     assert saved == [*names[: at + 1], "save-strategies", *names[at + 1 :]]
     loaded = [p.name for p in with_strategies(passes, "plan.txt", None)]
     assert loaded == [*names[:at], "load-strategies", *names[at + 1 :]]
+
+
+def test_a_pass_on_its_own_finds_the_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An embedder who runs one pass has imported that alone."""
+    monkeypatch.setattr(nested, "_provided", [])
+    monkeypatch.delitem(sys.modules, "shardir.pipelines")
+    nested.run("lower-layouts", Context(), ModuleOp([]))

@@ -69,8 +69,8 @@ class DivOp(Float, Binary):
     NUMPY: ClassVar[NumpyFunction] = np.divide
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        dx = b.div(dy, self.rhs)
-        return dx, b.neg(b.mul(dx, self.out))
+        # Not dy / y * out: dy / y overflows where out is 0 (as in torch).
+        return b.div(dy, self.rhs), b.neg(b.mul(dy, b.div(self.out, self.rhs)))
 
 
 class Extreme(Binary, ABC):
