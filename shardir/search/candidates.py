@@ -14,6 +14,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, product
 from math import prod
 from typing import Any
@@ -64,6 +65,12 @@ def divisions(mesh: Mesh) -> tuple[Axes, ...]:
         return (axes,)
     ends = range(1, len(cut))
     return axes, *[(*mesh.simplify(cut[:i]), *mesh.simplify(cut[i:])) for i in ends]
+
+
+@lru_cache(maxsize=16)
+def candidate_source(mesh: Mesh) -> "CandidateSource":
+    """Return the candidates on a mesh, for all searches on it."""
+    return CandidateSource(mesh)
 
 
 class CandidateSource:

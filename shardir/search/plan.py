@@ -14,7 +14,7 @@ from shardir.analysis.functions import name_of
 from shardir.diagnostics import ShardirError
 from shardir.search.bucket_prices import TransferPrices
 from shardir.search.buckets import MAX_SCALINGS, Solve, smallest_shares, solve_with_buckets
-from shardir.search.candidates import CandidateSource
+from shardir.search.candidates import candidate_source
 from shardir.search.cost_graph import CostGraph
 from shardir.search.memory import live
 from shardir.search.memory_limit import solve_within
@@ -81,7 +81,9 @@ def _searched(
 
         return lambda problem: solve(problem, cap, gap, progress)
 
-    source, block = CandidateSource(lowered.mesh), lowered.f.body.block
+    mesh = lowered.mesh
+    unlimited = mesh.cluster and replace(mesh.cluster, memory=None)  # no price depends on it
+    source, block = candidate_source(replace(mesh, cluster=unlimited)), lowered.f.body.block
     plan = fastest_plan(CostGraph(block, source, ties), solver(gap))
     if limit is None or (used := lowered.bytes(plan)) <= limit:
         return plan

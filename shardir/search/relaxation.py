@@ -11,7 +11,7 @@ near to each other in it, as in the order of the program. Variables of one colou
 layers) have the same messages, which are computed once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
@@ -32,42 +32,67 @@ surroundings."""
 
 @dataclass(eq=False)
 class _Slot:
-    """The tables of one kind of each variable of a group: their number, the message that each sent
-    to the variable, the group at the other end, and the tables, rows for the variable's values,
-    each with the slot at its other end."""
+    """The tables of one kind of each variable of a group: their number, the variables' group and
+    that at the other end of a table, and the tables, rows for the variable's values, each with the
+    slot at its other end. `message`: what each table sent to the variable."""
 
     count: int
-    message: Table
+    group: int
     other: int
+    message: Table
     tables: list[tuple[Table, "_Slot"]] = field(default_factory=list)
-    _received: list[Table] = field(default_factory=list)
-    _minimum: Table = field(default_factory=lambda: np.zeros(0))
 
     def minima(self) -> list[Table]:
         """Return each table's minimum for each value of the variable, less the messages to the
         other end."""
-        return [(t - slot.message).min(axis=1) for t, slot in self.tables]
+        return [np.minimum.reduce(t - slot.message, axis=1) for t, slot in self.tables]
 
-    def minimum(self) -> Table:
-        """Return the minimum of the minima; computed again only if a message to the other end
-        changed."""
-        received = [slot.message for _, slot in self.tables]
-        if [*map(id, received)] != [*map(id, self._received)]:
-            self._received, self._minimum = received, reduce(np.minimum, self.minima())
-        return self._minimum
+    def changes(self, direction: int) -> bool:
+        """Whether a message to the other end changes between two turns of the group in passes of
+        this direction, after the turn in the pass between them."""
+        return any((slot.group - self.group) * direction <= 0 for _, slot in self.tables)
 
 
-@dataclass(eq=False)
+class _Turn(NamedTuple):
+    """The turn of a group in a pass: it collects the minima of the tables whose messages have
+    changed, and gives each table of a later group one of `parts` equal shares of its costs."""
+
+    changed: list[_Slot]
+    later: slice
+    parts: float
+
+
 class _EqualVariables:
-    """The variables of one colour, and their tables."""
+    """The variables of one colour, and their tables. `messages`: those of all slots, in the order
+    of the groups at their other ends."""
 
-    unary: Table
-    slots: list[_Slot]
-    members: list[int]
+    def __init__(self, unary: Table, slots: Iterable[_Slot], members: list[int]):
+        self.unary, self.members = unary, members
+        self.slots = sorted(slots, key=lambda slot: slot.other)
+        self.messages = np.zeros((len(self.slots), len(unary)))
+        self._counts = np.array([float(slot.count) for slot in self.slots])
+        for slot, row in zip(self.slots, self.messages, strict=True):
+            slot.message = row
 
     def own(self) -> Table:
         """Return the costs of the values, with the messages from the tables."""
-        return self.unary + sum(s.count * s.message for s in self.slots)
+        return self.unary + self._counts @ self.messages
+
+    def turn(self, direction: int) -> _Turn:
+        """Return the turn in a pass through the groups."""
+        others = [(slot.other - slot.group) * direction for slot in self.slots]
+        at = [i for i, other in enumerate(others) if other > 0]
+        later = slice(min(at, default=0), max(at, default=-1) + 1)
+        after = self._counts[later].sum()
+        changed = [slot for slot in self.slots if slot.changes(direction)]
+        return _Turn(changed, later, max(after, self._counts.sum() - after, 1.0))
+
+    def take(self, turn: _Turn) -> None:
+        """Take a turn."""
+        for slot in turn.changed:
+            slot.message[:] = reduce(np.minimum, slot.minima())
+        if turn.later.stop > turn.later.start:
+            self.messages[turn.later] -= self.own() / turn.parts
 
 
 @dataclass(eq=False)
@@ -105,16 +130,16 @@ class Relaxation:
         for v, n in enumerate(group_of):
             members.setdefault(n, []).append(v)
         slots, names = [], identities(t for ends in self.neighbours for _, t in ends)
-        for v, *_ in members.values():
+        for n, (v, *_) in members.items():
             mine: dict[tuple, _Slot] = {}
             for u, t in self.neighbours[v]:
                 key = names[id(t)], coarse[u]
                 if key not in mine:
-                    mine[key] = _Slot(0, np.zeros(len(t)), group_of[u])
+                    mine[key] = _Slot(0, n, group_of[u], np.zeros(len(t)))
                 mine[key].count += 1
             slots.append(mine)
         self.groups = [
-            _EqualVariables(problem.unary[vs[0]], list(mine.values()), vs)
+            _EqualVariables(problem.unary[vs[0]], mine.values(), vs)
             for vs, mine in zip(members.values(), slots, strict=True)
         ]
         kinds: dict[tuple, _TableKind] = {}
@@ -133,24 +158,13 @@ class Relaxation:
 
     def run(self, sweeps: int) -> None:
         """Pass messages through all groups, forwards and backwards, `sweeps` times."""
-        for _ in range(sweeps):
-            for n in range(len(self.groups)):
-                self._visit(n, 1)
-            for n in reversed(range(len(self.groups))):
-                self._visit(n, -1)
-
-    def _visit(self, n: int, direction: int) -> None:
-        """Collect the minima of a group's tables, and distribute its costs over the later ones."""
-        group = self.groups[n]
-        for slot in group.slots:
-            slot.message = slot.minimum()
-        later = [slot for slot in group.slots if (slot.other - n) * direction > 0]
-        if not later:
-            return
-        before, after = (sum(slot.count for slot in slots) for slots in (group.slots, later))
-        share = group.own() / max(after, before - after, 1)
-        for slot in later:
-            slot.message = slot.message - share
+        forwards, backwards = ([g.turn(d) for g in self.groups] for d in (1, -1))
+        first = [t._replace(changed=g.slots) for g, t in zip(self.groups, forwards, strict=True)]
+        for sweep in range(sweeps):
+            for group, turn in zip(self.groups, forwards if sweep else first, strict=True):
+                group.take(turn)
+            for group, turn in zip(reversed(self.groups), reversed(backwards), strict=True):
+                group.take(turn)
 
     def offer(self, choice: list[int]) -> None:
         """Improve a solution by single changes, and retain it if it is the best so far."""
@@ -194,7 +208,7 @@ class Relaxation:
         rest = Relaxation(self.problem.restricted(allowed), choice)
         for (i, j), kind in rest.kind_of.items():
             for slot, before, v in zip(kind.slots, self.kind_of[i, j].slots, (i, j), strict=True):
-                slot.message = before.message[allowed[v]]
+                slot.message[:] = before.message[allowed[v]]
         return rest
 
     def folded(self) -> CostProblem:
