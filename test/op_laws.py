@@ -24,7 +24,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.backend.torch.ops import TORCH as TEXTS
 from shardir.diagnostics import Failure
 from shardir.dialects import nn, train
-from shardir.dialects.nn.base import Composite, TensorOp, decomposes, splits_replicated
+from shardir.dialects.nn.base import Composite, TensorOp, decomposes, is_in_parts
 
 OPS: list[type[TensorOp]] = [
     op for d in (nn.Nn, train.Train) for op in d.operations if issubclass(op, TensorOp)
@@ -121,7 +121,7 @@ def in_parts(op: type[TensorOp]) -> str:
     total = 0
     for case, element, (_, some) in runs(op):
         f = factors(str(case), element)
-        total += splits_replicated(f, [l for l in some[: len(f.operands)] if l is not None])
+        total += is_in_parts(op, f, [l for l in some[: len(f.operands)] if l is not None])
     return counted(total, "layout")
 
 

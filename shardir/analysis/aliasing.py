@@ -6,15 +6,17 @@ views(op) - copies(op)    results that share memory: for the memory count
 views(op) + custom ops    results that may share memory: for writes in place
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.collectives import COLLECTIVES
+from shardir.algebra.factors import Factors
 from shardir.algebra.mesh import Mesh
 from shardir.dialects import dist, nn, train
+from shardir.dialects.nn.base import TensorOp
 
 AliasPairs = Iterator[tuple[SSAValue, SSAValue]]
 """Results, each with an operand whose memory it shares."""
@@ -106,14 +108,16 @@ def moves_nothing(op: Operation, mesh: Mesh | None) -> bool:
     match op:
         case dist.CollectiveOp():
             return mesh is None or mesh.extent(op.axes.data) == 1
-        case nn.ConvertOp():
-            return _element(op.x) == _element(op.out)
-        case nn.ReduceOp():
-            return not op.dims.data
+        case nn.ConvertOp() | nn.ReduceOp():
+            types = [v.type for v in (*op.operands, *op.results) if isinstance(v.type, TensorType)]
+            return is_identity(type(op), op.factors(mesh), types)
         case _:
             return False
 
 
-def _element(v: SSAValue) -> object:
-    assert isinstance(v.type, TensorType)
-    return v.type.element_type
+def is_identity(kind: type[TensorOp], factors: Factors, types: Sequence[TensorType]) -> bool:
+    """Whether an op returns its operand as it is: a cast to the same element type, or a reduction
+    over no dimensions."""
+    if issubclass(kind, nn.ReduceOp):
+        return not factors.reduced
+    return issubclass(kind, nn.ConvertOp) and types[0].element_type == types[-1].element_type

@@ -23,11 +23,11 @@ from shardir.algebra.forms import Form, copying, direct, fastest, forms_of
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.steps import elements, step_buffers, step_forms, step_received
-from shardir.analysis.aliasing import VIEWS, moves_nothing
+from shardir.analysis.aliasing import VIEWS, is_identity
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.nn.types import element_name, itemsize, size_of, unsharded_type
+from shardir.dialects.nn.types import element_name, itemsize, size_of
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops without computation. The copy by a reshape of a non-contiguous value is not counted."""
@@ -69,7 +69,7 @@ def op_seconds(
     Raises:
         ShardirError: the op cannot be split like that.
     """
-    if issubclass(kind, FREE) or is_scalar_constant(kind, types[-1]):
+    if is_free(kind, factors, types):
         return 0.0
     found = try_op_sharding(factors, chosen, mesh)
     if found is None:
@@ -203,25 +203,23 @@ def work_of(op: Operation, mesh: Mesh) -> Work | None:
 
 
 def _computation(op: TensorOp, mesh: Mesh) -> Work:
-    if (
-        isinstance(op, FREE)
-        or moves_nothing(op, mesh)
-        or is_scalar_constant(type(op), unsharded_type(op.results[0]))
-    ):
-        return NoWork(op)
-    values = (*op.operands, *op.results)
+    values, factors = (*op.operands, *op.results), op.factors(mesh)
     types = [v.type for v in values if isinstance(v.type, TensorType)]
+    if is_free(type(op), factors, types):
+        return NoWork(op)
     layouts = [l for v in values if (l := dist.layout_of(v)) is not None]
-    factors = op.factors(mesh)
     chosen = factors.axes_of(layouts, mesh) if layouts else {}
     shapes = [t.get_shape() for t in types]
     flops, touched = work(type(op), factors, chosen, mesh, shapes, types)
     return Computation(op, element_name(types[0].element_type), flops, touched)
 
 
-def is_scalar_constant(kind: type[TensorOp], t: TensorType) -> bool:
-    """Whether a result is a scalar constant: it is part of the ops that use it."""
-    return issubclass(kind, nn.ConstantOp) and not t.get_shape()
+def is_free(kind: type[TensorOp], factors: Factors, types: Sequence[TensorType]) -> bool:
+    """Whether an op computes nothing: a view, an identity, or a scalar constant, which is part of
+    the ops that use it."""
+    if issubclass(kind, nn.ConstantOp):
+        return not types[-1].get_shape()
+    return issubclass(kind, FREE) or is_identity(kind, factors, types)
 
 
 def _communication(op: dist.CollectiveOp, mesh: Mesh) -> Work:

@@ -20,11 +20,10 @@ from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import step_received
-from shardir.analysis.aliasing import moves_nothing
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import leading_to
 from shardir.cost.report import called, location, table
-from shardir.cost.seconds import FREE, is_scalar_constant, work
+from shardir.cost.seconds import is_free, work
 from shardir.dialects import dist, train
 from shardir.dialects.nn.attention import AttentionGradOp, AttentionOp
 from shardir.dialects.nn.base import TensorOp
@@ -147,19 +146,12 @@ def _ops(f: FuncOp, mesh: Mesh) -> Iterator[tuple[Operation, Terms]]:
 
 def _touched(op: TensorOp, mesh: Mesh) -> int:
     """Return the bytes that an op reads and writes on one device."""
-    if (
-        isinstance(op, FREE)
-        or moves_nothing(op, mesh)
-        or is_scalar_constant(type(op), unsharded_type(op.results[0]))
-    ):
-        return 0
     values: Sequence[SSAValue] = (*op.operands, *op.results)
     layouts = [l for v in values if (l := dist.layout_of(v)) is not None]
-    if len(layouts) < len(values):
+    types, factors = [unsharded_type(v) for v in values], op.factors(mesh)
+    if is_free(type(op), factors, types) or len(layouts) < len(values):
         return 0
-    types = [v.type for v in values if isinstance(v.type, TensorType)]
     shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]
-    factors = op.factors(mesh)
     return work(type(op), factors, factors.axes_of(layouts, mesh), mesh, shapes, types)[1]
 
 

@@ -7,10 +7,9 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import (
-    Composite,
     TensorOp,
     decomposes,
-    splits_replicated,
+    is_in_parts,
     strategy_factors,
 )
 from shardir.dialects.nn.types import itemsize, unsharded_type
@@ -74,10 +73,10 @@ def is_decomposed(op: TensorOp, mesh: Mesh) -> bool:
     Raises:
         ShardirError: the strategy does not fit the op or the mesh.
     """
-    if isinstance(op, Composite):
-        return True
     if not decomposes(type(op)):
         return False
     if op.strategy is not None:
-        return splits_replicated(op.factors(), strategy_op_sharding(op, mesh).operands)
-    return splits_replicated(op.factors(), [layout_at(v) for v in op.operands])
+        operands = strategy_op_sharding(op, mesh).operands
+    else:
+        operands = tuple([layout_at(v) for v in op.operands])
+    return is_in_parts(type(op), op.factors(), operands)

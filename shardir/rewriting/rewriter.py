@@ -25,8 +25,8 @@ from shardir.dialects.nn.base import (
     Props,
     TensorOp,
     decomposes,
+    is_in_parts,
     rule_of,
-    splits_replicated,
 )
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.rewriting.spellings import Spellings
@@ -202,7 +202,7 @@ class Rewriter(Spellings):
         if not decomposed and self.mesh is not None and decomposes(kind):
             types = tuple(unsharded_type(v) for v in operands)
             factors = rule_of(kind, types, tuple(outs), props or {})
-            decomposed = splits_replicated(factors, [self.layout(v) for v in operands])
+            decomposed = is_in_parts(kind, factors, [self.layout(v) for v in operands])
         if not decomposed:
             return self.op(kind, *operands, props=props, result=result, like=like).results
         op = kind.create(operands=operands, result_types=outs, properties=props or {})

@@ -29,7 +29,7 @@ from shardir.algebra.strategy import Strategy
 from shardir.cost import op_seconds
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
-from shardir.dialects.nn.base import Composite, TensorOp, splits_replicated, strategy_factors
+from shardir.dialects.nn.base import TensorOp, is_in_parts, strategy_factors
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.rewriter import Rewriter
 from shardir.search.transfer_costs import transfer_of, transfer_seconds
@@ -186,7 +186,7 @@ class CandidateSource:
         Raises:
             ShardirError: the op has no decomposition with this sharding.
         """
-        if isinstance(op, Composite) or splits_replicated(op.factors(), sharding.operands):
+        if is_in_parts(type(op), op.factors(), sharding.operands):
             results, time = self._decomposed(op, sharding)
             return Candidate(strategy, sharding.operands, results, time)
         time = self._op_seconds(op, strategy_factors(op), sharding.axes)

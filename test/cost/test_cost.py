@@ -22,8 +22,7 @@ from shardir.cost import clusters, op_seconds, report
 from shardir.cost.seconds import OpCost, computation_seconds
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import TensorOp, rule_of
-from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.nn.base import rule_of
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 BOX, SHELF = Level("box", 4, 1e9, 1e-6), Level("shelf", 2, 1e8, 1e-5)
@@ -125,28 +124,6 @@ def test_what_moves_nothing_costs_nothing_and_a_gather_reads_its_rows_alone() ->
     )
     assert (cost.flops, cost.bytes) == (0, 2 * 5 * 8 * 4 + 5 * 8)
     assert (free.bytes, free.seconds) == (number.bytes, number.seconds) == (0, 0.0)
-
-
-@pytest.mark.parametrize("name", ["digits.ir", "split_softmax.ir", "operator_parallel_trained.ir"])
-def test_ops_cost_the_same_with_and_without_ir(name: str) -> None:
-    """The search and the report of the program ask one model."""
-    module = shardir.compile_file(EXAMPLES / name, "train").module
-    seen = 0
-    for cost in (c for f in report(module, clusters.load("h200")) for c in f.ops):
-        op = cost.op
-        if isinstance(op, TensorOp) and cost.seconds and op.operands:
-            mesh = report(module, clusters.load("h200"))[0].mesh
-            values = (*op.operands, *op.results)
-            layouts = [l for v in values if (l := dist.layout_of(v)) is not None]
-            factors = op.factors(mesh)
-            chosen = factors.axes_of(layouts, mesh)
-            types = [
-                dist.tensor(unsharded_type(v).element_type, s)
-                for v, s in zip(values, op.shapes(mesh), strict=True)
-            ]
-            assert op_seconds(type(op), factors, chosen, types, mesh) == cost.seconds
-            seen += 1
-    assert seen
 
 
 # ---- collectives ----

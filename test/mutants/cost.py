@@ -86,4 +86,12 @@ MUTANTS = [
         "MIN_HIDDEN = 0.0",
         "test/cost/test_starts.py",
     ),
+    Mutant(
+        "a reduction over no dimensions takes time",
+        "In the search a reduction over no dimensions costs what a copy does.",
+        "shardir/cost/seconds.py",
+        "    if is_free(kind, factors, types):\n        return 0.0",
+        "    if issubclass(kind, FREE):\n        return 0.0",
+        "test/search/test_candidates.py",
+    ),
 ]

@@ -164,4 +164,12 @@ MUTANTS = [
         'b.scale(b.einsum(self.equation("Qmd,Knd->Qmn"), self.spread(b, q), k), self.factor())',
         "test/dialects/test_half_precision.py",
     ),
+    Mutant(
+        "reshapes have parts",
+        "A reshape of which a part of a dimension is split is taken for a decomposed op.",
+        "shardir/dialects/nn/base.py",
+        "if issubclass(kind, Composite) or not decomposes(kind):",
+        "if issubclass(kind, Composite):",
+        "test/search/test_candidates.py",
+    ),
 ]

@@ -279,8 +279,11 @@ def strategy_factors(op: TensorOp) -> Factors:
     return factors.unrestricted if decomposes(type(op)) else factors
 
 
-def splits_replicated(factors: Factors, operands: Sequence[Layout]) -> bool:
-    """Whether these layouts of the operands split a dimension that the op needs unsharded."""
+def is_in_parts(kind: type[TensorOp], factors: Factors, operands: Sequence[Layout]) -> bool:
+    """Whether an op is computed by its decomposition: it is a composite, or has a decomposition and
+    needs a dimension unsharded that these layouts of the operands split."""
+    if issubclass(kind, Composite) or not decomposes(kind):
+        return decomposes(kind)
     unsharded = factors.replicate | factors.moved
     return any(
         axes and any(f in unsharded for f in dim)
