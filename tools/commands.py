@@ -7,6 +7,7 @@
 3. None of this shows a traceback, at any moment: the modules of a command are imported here.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -41,7 +42,10 @@ def command(name: str) -> int:
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:  # a job in the background ignores it
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to remove yet
+    gc.disable()
     main = import_module(f"shardir.tools.{name}").main
+    gc.freeze()  # the modules stay: no collection traverses them
+    gc.enable()
     for number in ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)

@@ -24,8 +24,5 @@ def defined_in(module: ModuleType, base: type[T]) -> list[type[T]]:
     """The subclasses of `base` that a module defines, in their order there, but for abstract ones:
     those have no name in the IR."""
     found: list[Any] = [c for c in vars(module).values() if isinstance(c, type)]
-    return [
-        c
-        for c in found
-        if issubclass(c, base) and c.__module__ == module.__name__ and "name" in vars(c)
-    ]
+    own = [c for c in found if c.__module__ == module.__name__ and "name" in vars(c)]
+    return [c for c in own if issubclass(c, base)]

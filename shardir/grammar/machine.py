@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from shardir.grammar.tables import Production, Terminal, tables_of
+from shardir.grammar.tables import Production, tables_of
 
 SKIP = r"(?:\s++|//[^\n]*+)*+"
 _skip = re.compile(SKIP, re.ASCII)
@@ -37,12 +37,13 @@ class UnexpectedError(Exception):
 
 
 class Row:
-    """The actions of one state."""
+    """The actions of one state. They are read when the state is first reached: most never are."""
 
-    __slots__ = ("goto", "match", "number", "reduce", "shift", "words")
+    __slots__ = ("goto", "is_read", "match", "number", "reduce", "shift", "words")
 
     def __init__(self, number: int):
         self.number = number
+        self.is_read = False
         self.shift: dict[str, tuple[Row, Callable[[str, int, int], Any] | None]] = {}
         self.reduce: dict[str, tuple[Callable[[list[Any]], Any], int, str]] = {}
         self.goto: dict[str, Row] = {}
@@ -70,35 +71,39 @@ class Machine:
         words: dict[str, dict[str, str]] | None = None,
         token: Callable[[str, int, int], Any] = Token,
     ):
-        tables = tables_of(grammar, starts)
-        self.words = words or {}
-        self.spelt = tables.spelt
-        self.terminals: dict[str, Terminal] = {t.name: t for t in tables.terminals}
-        makes = dict.fromkeys(tables.kept, token) | (convert or {})
-        reductions = [(_reduction(r, actions), r.size, r.origin) for r in tables.rules]
-        rows = [Row(number) for number in range(len(tables.states))]
-        kept = {*tables.kept}
-        for row, state in zip(rows, tables.states, strict=True):
-            row.shift = {
-                name: (rows[to], makes[name] if name in kept else None)
-                for name, to in state.shift.items()
-            }
-            for number, among in state.reduce:
-                row.reduce |= dict.fromkeys(tables.lookaheads[among], reductions[number])
-            row.goto = {name: rows[to] for name, to in state.goto.items()}
-        self.first = {start: rows[n] for start, n in tables.first.items()}
-        self.final = {start: rows[n] for start, n in tables.final.items()}
+        self.tables = tables = tables_of(grammar, starts)
+        self.actions, self.words = actions, words or {}
+        self.terminals = {t.name: t for t in tables.terminals}
+        makes = convert or {}
+        self.makes = {name: makes.get(name, token) for name in tables.kept}
+        self.rows = [Row(number) for number in range(len(tables.states))]
+        self.first = {start: self.rows[n] for start, n in tables.first.items()}
+        self.final = {start: self.rows[n] for start, n in tables.final.items()}
 
     @property
     def literals(self) -> dict[str, str]:
         """The texts of punctuation and keywords."""
         return {t.name: t.text for t in self.terminals.values() if t.is_literal}
 
+    def _read(self, row: Row) -> None:
+        """Read the actions of a state."""
+        tables, rows = self.tables, self.rows
+        state = tables.state(row.number)
+        row.shift = {name: (rows[to], self.makes.get(name)) for name, to in state.shift.items()}
+        row.goto = {name: rows[to] for name, to in state.goto.items()}
+        for number, among in state.reduce:
+            rule = tables.rule(number)
+            reduction = _reduction(rule, self.actions), rule.size, rule.origin
+            row.reduce |= dict.fromkeys(tables.lookaheads[among], reduction)
+        row.is_read = True
+
     def _prepare(self, row: Row) -> Any:
         """Return the regex of a state, made on first use: most states never lex."""
+        if not row.is_read:
+            self._read(row)
         defs = [self.terminals[k] for k in row.kinds if k in self.terminals]
         for t in defs:
-            spelt = {n: self.terminals[n] for n in self.spelt.get(t.name, ())}
+            spelt = {n: self.terminals[n] for n in self.tables.spelt.get(t.name, ())}
             words = {w.text: n for n, w in spelt.items() if w in defs}
             words = dict(self.words.get(t.name, {})) | words
             if words:
@@ -163,6 +168,8 @@ class Machine:
                 else:
                     children = []
                 row = stack[-1].goto[origin]
+                if not row.is_read:
+                    self._read(row)
                 stack.append(row)
                 values.append(call(children))
                 if row is final and kind == "$END":
@@ -189,6 +196,8 @@ class Machine:
             if origin not in rows[-1].goto:
                 return kind == "$END"
             rows.append(rows[-1].goto[origin])
+            if not rows[-1].is_read:
+                self._read(rows[-1])
         return True
 
 

@@ -2,28 +2,17 @@
 
     tables = tables_of('sum: NUMBER ("+" NUMBER)*  ...', ["sum"])
 
-To compute the tables of all ops takes a second, to read them a hundredth of it, without Lark. The
-file is in the user's cache folder, is named by all that the tables depend on, and appears complete.
-It is JSON with its digest, so that a damaged file is computed again, and that of somebody else can
-do no more than parse wrongly.
+To compute the tables of all ops takes a second, to read them a hundredth of it, without Lark.
 """
 
-import contextlib
-import json
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MAX_FILES = 32
-"""The grammars that are retained; the oldest files are removed."""
-
-PART = ".part"
-"""The end of the name of a file that is being written."""
+from shardir.grammar.retained import retained
 
 
 class Terminal(NamedTuple):
@@ -60,7 +49,7 @@ class State(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The tables of a grammar.
+    """The tables of a grammar. Their `rules` and `states` are lists as a file has them.
 
     `kept` are the terminals that have a value in some rule, `spelt` the literals that each regex
     matches, `lookaheads` the sets of terminals of the states' reductions.
@@ -69,85 +58,26 @@ class Tables(NamedTuple):
     terminals: list[Terminal]
     kept: list[str]
     spelt: dict[str, list[str]]
-    rules: list[Production]
+    rules: list[Any]
     lookaheads: list[list[str]]
-    states: list[State]
+    states: list[Any]
     first: dict[str, int]
     final: dict[str, int]
 
+    def rule(self, number: int) -> Production:
+        rule = Production(*self.rules[number])
+        return rule._replace(picks=[(child, inlined) for child, inlined in rule.picks])
+
+    def state(self, number: int) -> State:
+        return State(*self.states[number])
+
 
 def tables_of(grammar: str, starts: Sequence[str]) -> Tables:
-    """Return the tables of a grammar, from its file or computed."""
+    """Return the tables of a grammar, which are retained."""
     code = sha256(Path(__file__).read_bytes()).hexdigest()  # the code that makes the tables
     key = repr((code, version("lark"), [*starts], grammar))
-    try:
-        file = cache_folder() / f"{sha256(key.encode()).hexdigest()[:32]}.json"
-        return _read(_content(file))
-    except RuntimeError:  # there is no home directory
-        return computed(grammar, starts)
-    except (OSError, ValueError):  # no file, or a damaged one
-        found = computed(grammar, starts)
-    with contextlib.suppress(OSError):  # the disk is full, or the folder read-only
-        _retain(file, found)
-    return found
-
-
-def _content(file: Path) -> Any:
-    """Return what a file holds.
-
-    Raises:
-        OSError: it cannot be read. ValueError: it is not as it was written.
-    """
-    digest, _, data = file.read_bytes().partition(b"\n")
-    if sha256(data).hexdigest().encode() != digest:
-        raise ValueError(f"{file} is damaged")
-    return json.loads(data)
-
-
-def _retain(file: Path, found: Tables) -> None:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    data = json.dumps(found, separators=(",", ":")).encode()
-    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=PART, delete=False) as part:
-        try:
-            part.write(sha256(data).hexdigest().encode() + b"\n" + data)
-            part.flush()
-            Path(part.name).replace(file)
-        except BaseException:
-            os.unlink(part.name)
-            raise
-    _prune(file.parent)
-
-
-def cache_folder() -> Path:
-    """Return the folder of the files: `shardir` in $XDG_CACHE_HOME, else in ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "shardir"
-
-
-def _prune(folder: Path) -> None:
-    """Remove the oldest files; of an incomplete one another process may be the author."""
-    files = sorted(folder.iterdir(), key=lambda f: f.stat().st_mtime)
-    for file in files[:-MAX_FILES]:
-        file.unlink(missing_ok=True)
-
-
-def _read(data: list[Any]) -> Tables:
-    """Return the tables of what a file holds."""
-    terminals, kept, spelt, rules, lookaheads, states, first, final = data
-    return Tables(
-        [Terminal(*t) for t in terminals], kept, spelt, [_read_rule(r) for r in rules], lookaheads,
-        [_read_state(s) for s in states], first, final,
-    )  # fmt: skip
-
-
-def _read_rule(data: list[Any]) -> Production:
-    rule = Production(*data)
-    return rule._replace(picks=[(number, inlined) for number, inlined in rule.picks])
-
-
-def _read_state(data: list[Any]) -> State:
-    state = State(*data)
-    return state._replace(reduce=[(rule, among) for rule, among in state.reduce])
+    terminals, *rest = retained(key, lambda: computed(grammar, starts))
+    return Tables([Terminal(*t) for t in terminals], *rest)
 
 
 class _NoLexer:

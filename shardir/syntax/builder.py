@@ -10,7 +10,7 @@ from xdsl.irdl import IRDLOperation
 
 from shardir.diagnostics import ShardirError, did_you_mean
 from shardir.grammar.machine import Token
-from shardir.syntax.formats import MisfitError, OpFormat, OpParts
+from shardir.syntax.formats import MisfitError, OpFormat, OpFormats, OpParts
 from shardir.syntax.functions import FunctionReductions
 from shardir.syntax.leaves import Leaves
 from shardir.syntax.names import MAX_COUNT_DIGITS
@@ -22,7 +22,7 @@ class ModuleBuilder(FunctionReductions):
 
     def __init__(self, ctx: Context, leaves: Leaves):
         super().__init__(ctx, leaves)
-        self.formats: dict[str, OpFormat] = {}
+        self.formats = OpFormats({}, self)
         """By the name of an op that has an assembly_format."""
         self.known: list[str] = []
         """The names of ops that have a syntax of their own."""

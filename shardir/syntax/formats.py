@@ -6,7 +6,7 @@ children (None when absent), so that the index of a child identifies it. Ops of 
 a rule: a dialect of a hundred ops has a dozen rules.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import xdsl.irdl.declarative_assembly_format as fmt
@@ -20,11 +20,12 @@ from xdsl.irdl import (
     IRDLOperation,
     VerificationContext,
 )
-from xdsl.irdl.declarative_assembly_format import FormatProgram, ParsingState
+from xdsl.irdl.declarative_assembly_format import ParsingState
 from xdsl.irdl.operations import AttrSizedSegments, VarIRConstruct
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import ShardirError
+from shardir.dialects.definition import format_of
 from shardir.grammar.machine import Token
 
 HANDWRITTEN = {"builtin.module": "MODULE", "func.func": "FUNC"}
@@ -57,12 +58,6 @@ class Rules:
 
     def name(self, prefix: str, text: str) -> str:
         return self.names.setdefault(text, f"{prefix}_{len(self.names)}")
-
-    def lines(self) -> list[str]:
-        return [
-            f"{'!' if name.startswith('word') else ''}{name}: {text}"
-            for text, name in self.names.items()
-        ]
 
 
 class Reader(Protocol):
@@ -265,14 +260,25 @@ class OpParts(ParsingState):
         self.properties = {}
 
 
+class OpFormats(dict[str, "OpFormat"]):
+    """The formats of ops by their names, each made when it is first asked for."""
+
+    def __init__(self, ops: Mapping[str, type[IRDLOperation]], read: Reader):
+        super().__init__()
+        self.ops, self.read = ops, read
+
+    def __missing__(self, name: str) -> "OpFormat":
+        made = self[name] = OpFormat(self.ops[name], Rules(self.read))
+        return made
+
+
 class OpFormat:
     """The construction of one op from the children of its rule."""
 
     def __init__(self, op: type[IRDLOperation], rules: Rules):
         self.op = op
         self.op_def = op.get_irdl_definition()
-        assert self.op_def.assembly_format is not None
-        self.program = FormatProgram.from_str(self.op_def.assembly_format, self.op_def)
+        self.program = format_of(op)
         self.rhs, self.setters = sequence(self.program.stmts, rules)
         self.operands, self.results = len(self.op_def.operands), len(self.op_def.results)
         self.regions, self.successors = len(self.op_def.regions), len(self.op_def.successors)

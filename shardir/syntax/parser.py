@@ -6,7 +6,8 @@
                                                              of functions), names.py their names
     leaves.lark   types and attributes   leaf_reductions.py  their reductions, which leaves.py runs
                                                              once per spelling; aliases.py
-    lexer.py      terminals              formats.py          one rule for each assembly_format
+    lexer.py      terminals              formats.py          one rule for each assembly_format,
+                                         op_rules.py         which are retained
                                          recovery.py         resumption after a syntax error
 
 An error does not stop the parser. A wrong leaf or operand drops its op only; a syntax error skips
@@ -34,9 +35,10 @@ from shardir.dialects.installed import installed
 from shardir.grammar.machine import Machine
 from shardir.syntax.builder import ModuleBuilder
 from shardir.syntax.errors import StopError
-from shardir.syntax.formats import HANDWRITTEN, OpFormat, Rules, has_format
+from shardir.syntax.formats import HANDWRITTEN, OpFormats, has_format
 from shardir.syntax.leaves import Leaves
 from shardir.syntax.lexer import TERMINALS, lark_regexes
+from shardir.syntax.op_rules import rules_of
 from shardir.syntax.recovery import Recovery
 from shardir.syntax.source import Source
 from shardir.syntax.verify import verify_all
@@ -62,28 +64,30 @@ def no_gc() -> Iterator[None]:
 
 
 class IRParser:
-    """A parser for the ops of some dialects. Constructing one takes about 0.1 s where the tables of
-    its grammar are retained (grammar/tables.py), else 1 s: reuse it."""
+    """A parser for the ops of some dialects. Constructing one takes about 0.02 s where its tables
+    and the rules of its ops are retained (grammar/retained.py), else 1 s: reuse it."""
 
     def __init__(self, dialects: Sequence[Dialect], ctx: Context | None = None):
         self.ctx = ctx or context_of(dialects)
         self.leaves = Leaves(self.ctx)
         self.builder = builder = ModuleBuilder(self.ctx, self.leaves)
-        rules = Rules(builder)
+        ops = {
+            op.name: op for d in dialects for op in d.operations
+            if op.name not in HANDWRITTEN and issubclass(op, IRDLOperation) and has_format(op)
+        }  # fmt: skip
+        rules = rules_of([*ops.values()], builder)
         groups: dict[str, str] = {}
         words: dict[str, str] = dict(HANDWRITTEN)
-        for op in (op for d in dialects for op in d.operations):
-            if op.name in HANDWRITTEN or not issubclass(op, IRDLOperation) or not has_format(op):
-                continue
-            f = builder.formats[op.name] = OpFormat(op, rules)
-            words[op.name] = groups.setdefault(f.rhs, f"OPS{len(groups)}")
+        for name, rule in rules.of.items():
+            words[name] = groups.setdefault(rule, f"OPS{len(groups)}")
+        builder.known = [*words]
         for short, name in SHORT.items():
             if name in words:
                 words[short] = words[name]
-                if name in builder.formats:
-                    builder.formats[short] = builder.formats[name]
-        builder.known = [n for n in words if n not in SHORT]
-        for name in rules.names.values():
+                if name in ops:
+                    ops[short] = ops[name]
+        builder.formats = OpFormats(ops, builder)
+        for name in rules.shared.values():
             setattr(builder, name, builder.children)
         self.grammar = "\n".join(
             [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardir.grammar import tables
+from shardir.grammar import retained, tables
 from shardir.grammar.machine import Machine, UnexpectedError
 
 SUMS = r"""
@@ -68,7 +68,7 @@ def test_tables_of_another_grammar_are_not_used(computed: list[str]) -> None:
 )
 def test_a_damaged_file_is_replaced(computed: list[str], damage: str) -> None:
     value_of("1")
-    (file,) = tables.cache_folder().iterdir()
+    (file,) = retained.cache_folder().iterdir()
     file.write_text(damage)
     assert value_of("1 + 2") == value_of("1 + 2") == 3
     assert computed == [SUMS, SUMS]
@@ -76,7 +76,7 @@ def test_a_damaged_file_is_replaced(computed: list[str], damage: str) -> None:
 
 def test_a_file_that_is_cut_is_replaced(computed: list[str]) -> None:
     value_of("1")
-    (file,) = tables.cache_folder().iterdir()
+    (file,) = retained.cache_folder().iterdir()
     content = file.read_bytes()
     for times, n in enumerate(range(0, len(content), len(content) // 7), 2):
         file.write_bytes(content[:n])
@@ -102,7 +102,7 @@ def test_a_file_is_no_program(computed: list[str], tmp_path: Path) -> None:
             return Path.mkdir, (tmp_path / "sprung",)
 
     value_of("1")
-    (file,) = tables.cache_folder().iterdir()
+    (file,) = retained.cache_folder().iterdir()
     file.write_bytes(pickle.dumps(Trap()))
     assert value_of("1 + 2") == 3
     assert not (tmp_path / "sprung").exists()
@@ -110,14 +110,14 @@ def test_a_file_is_no_program(computed: list[str], tmp_path: Path) -> None:
 
 def test_the_folder_is_the_users_own(computed: list[str]) -> None:
     value_of("1")
-    assert stat.S_IMODE(tables.cache_folder().stat().st_mode) == 0o700
+    assert stat.S_IMODE(retained.cache_folder().stat().st_mode) == 0o700
 
 
 def test_few_files_are_retained(computed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MAX_FILES", 2)
+    monkeypatch.setattr(retained, "MAX_FILES", 2)
     for sign in "-*/+":
         value_of("1", SUMS.replace('"+"', f'"{sign}"'))
-    assert len([*tables.cache_folder().iterdir()]) == 2
+    assert len([*retained.cache_folder().iterdir()]) == 2
     value_of("1 + 2")
     assert len(computed) == 4
 

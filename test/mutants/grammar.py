@@ -14,7 +14,7 @@ MUTANTS = [
     Mutant(
         "the tables are never retained",
         "Lark computes the tables in each process.",
-        "shardir/grammar/tables.py",
+        "shardir/grammar/retained.py",
         "Path(part.name).replace(file)",
         "os.unlink(part.name)",
         "test/grammar/test_retained_tables.py",

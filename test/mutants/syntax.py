@@ -59,4 +59,12 @@ MUTANTS = [
         "not in content or content or content.startswith",
         "test/syntax/test_syntax_printer.py::test_special_floats",
     ),
+    Mutant(
+        "the rules of ops are those of others",
+        "The file of the rules of ops is not named by the definitions of the ops.",
+        "shardir/syntax/op_rules.py",
+        "[_definition(op) for op in ops]",
+        "[op.name for op in ops]",
+        "test/syntax/test_tables.py",
+    ),
 ]

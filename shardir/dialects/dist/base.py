@@ -15,7 +15,6 @@ from xdsl.dialects.builtin import IntegerAttr, TensorType, UnitAttr, i64
 from xdsl.ir import Attribute, Data, Operation, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
-    irdl_op_definition,
     opt_prop_def,
     prop_def,
     traits_def,
@@ -30,6 +29,7 @@ from shardir.algebra.collectives import COLLECTIVES, CollectiveStep
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist.types import (
     AxesAttr,
     PairsAttr,
@@ -232,7 +232,7 @@ def _waits_for(op: Operation, started: FusibleOp) -> bool:
     return isinstance(op, WaitOp) and tuple(op.values) == tuple(started.outs)
 
 
-@irdl_op_definition
+@op_definition
 class WaitOp(IRDLOperation):
     """The results of an `async` collective, once it has ended."""
 

@@ -6,10 +6,11 @@ from abc import ABC
 
 from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, prop_def
+from xdsl.irdl import prop_def
 
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist.base import CollectiveOp, FusibleOp, HeldByOne, check_holder
 from shardir.dialects.dist.types import PairsAttr, ReductionAttr, layout_of
 
@@ -22,7 +23,7 @@ _FUSIBLE = f"`over` $axes (`fusion` $fusion^)? (`async` $started^)? {_END}"
 # ---- every device of a group has the same part ----
 
 
-@irdl_op_definition
+@op_definition
 class AllReduceOp(FusibleOp):
     """Partial values become the value, on every device."""
 
@@ -31,7 +32,7 @@ class AllReduceOp(FusibleOp):
     assembly_format = f"$reduction $values {_FUSIBLE}"
 
 
-@irdl_op_definition
+@op_definition
 class ReduceScatterOp(FusibleOp):
     """Partial values become the value, of which each device gets its shard along `dim`."""
 
@@ -41,7 +42,7 @@ class ReduceScatterOp(FusibleOp):
     assembly_format = f"$reduction $values `dim` $dim {_FUSIBLE}"
 
 
-@irdl_op_definition
+@op_definition
 class AllGatherOp(FusibleOp):
     """Every device gets the shards along `dim` of all devices."""
 
@@ -50,7 +51,7 @@ class AllGatherOp(FusibleOp):
     assembly_format = f"$values `dim` $dim {_FUSIBLE}"
 
 
-@irdl_op_definition
+@op_definition
 class AllSliceOp(CollectiveOp):
     """Each device keeps its shard along `dim` of a replicated value. No communication."""
 
@@ -59,7 +60,7 @@ class AllSliceOp(CollectiveOp):
     assembly_format = f"$values `dim` $dim {_OVER}"
 
 
-@irdl_op_definition
+@op_definition
 class AllToAllOp(FusibleOp):
     """The split moves from `concat` to `split`: each device sends a block to each other one."""
 
@@ -69,7 +70,7 @@ class AllToAllOp(FusibleOp):
     assembly_format = f"$values `split` $split `concat` $concat {_FUSIBLE}"
 
 
-@irdl_op_definition
+@op_definition
 class ExchangeOp(CollectiveOp):
     """From any split to any other: each device fetches exactly the elements that it lacks, in one
     irregular all-to-all. The axes are those that split the dimensions which change, before it."""
@@ -78,7 +79,7 @@ class ExchangeOp(CollectiveOp):
     assembly_format = f"$values {_OVER}"
 
 
-@irdl_op_definition
+@op_definition
 class ReplicatedToPartialOp(CollectiveOp):
     """A replicated value becomes partial: the first device of each group keeps it, the others hold
     zeros (sum) or the same (max, min, mean). No communication."""
@@ -88,7 +89,7 @@ class ReplicatedToPartialOp(CollectiveOp):
     assembly_format = f"$reduction $values {_OVER}"
 
 
-@irdl_op_definition
+@op_definition
 class ShardedToPartialOp(CollectiveOp):
     """Each device places its shard along `dim` among zeros: a partial sum. No communication."""
 
@@ -110,7 +111,7 @@ class _FromRoot(CollectiveOp, ABC):
         return True
 
 
-@irdl_op_definition
+@op_definition
 class BroadcastFromRootOp(_FromRoot):
     """Every device gets the root's value."""
 
@@ -118,7 +119,7 @@ class BroadcastFromRootOp(_FromRoot):
     assembly_format = f"$values `from` $root {_OVER}"
 
 
-@irdl_op_definition
+@op_definition
 class GatherToRootOp(CollectiveOp, HeldByOne):
     """The root gets all shards along `dim`, the other devices zeros: a partial sum."""
 
@@ -132,7 +133,7 @@ class GatherToRootOp(CollectiveOp, HeldByOne):
         return self.axes.data, self.root.value.data
 
 
-@irdl_op_definition
+@op_definition
 class ScatterFromRootOp(_FromRoot):
     """Each device gets its shard along `dim` of the root's value."""
 
@@ -141,7 +142,7 @@ class ScatterFromRootOp(_FromRoot):
     assembly_format = f"$values `dim` $dim `from` $root {_OVER}"
 
 
-@irdl_op_definition
+@op_definition
 class PermuteOp(CollectiveOp):
     """Position `pairs[2 i]` of each group sends to position `pairs[2 i + 1]`; one that receives
     nothing gets zeros."""

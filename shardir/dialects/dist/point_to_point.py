@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from xdsl.dialects.builtin import IntegerAttr as Int
 from xdsl.dialects.builtin import TensorType, i64
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.irdl import IRDLOperation, irdl_op_definition, operand_def, prop_def, result_def
+from xdsl.irdl import IRDLOperation, operand_def, prop_def, result_def
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.collectives import check_position
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.diagnostics import Failure, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist.base import HeldByOne, check_holder, mesh_of_collective
 from shardir.dialects.dist.types import (
     AxesAttr,
@@ -50,7 +51,7 @@ class _PointToPoint(IRDLOperation, ABC):
             raise VerifyException(coded("C9", found, use="send to another device"))
 
 
-@irdl_op_definition
+@op_definition
 class SendOp(_PointToPoint):
     """The device at `from` sends its value to the one at `to`, which runs the matching recv."""
 
@@ -62,7 +63,7 @@ class SendOp(_PointToPoint):
         self.check_ends(self.value.type)
 
 
-@irdl_op_definition
+@op_definition
 class RecvOp(_PointToPoint, HeldByOne):
     """The device at `to` gets what the one at `from` sent; the others have zeros. Sends and
     receives between the same two devices match in program order."""

@@ -7,7 +7,6 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_attr_definition,
-    irdl_op_definition,
     operand_def,
     prop_def,
     result_def,
@@ -18,6 +17,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist.redistribute import RedistributeOp
 from shardir.dialects.dist.types import check_types, is_local, type_change
 from shardir.dialects.text import WordAttr, word
@@ -44,7 +44,7 @@ class _OfGlobalValues(IRDLOperation):
             raise VerifyException(coded("P1", found))
 
 
-@irdl_op_definition
+@op_definition
 class ShardingGroupOp(_OfGlobalValues):
     """The values of a group of a function get one layout, by propagation or search."""
 
@@ -54,7 +54,7 @@ class ShardingGroupOp(_OfGlobalValues):
     assembly_format = "$value `group` $group attr-dict `:` type($value)"
 
 
-@irdl_op_definition
+@op_definition
 class PropagationBarrierOp(_OfGlobalValues):
     """The same value, whose layout may differ after it: layouts propagate in the given direction,
     from operand to result (`forward`), from result to operand (`backward`), or not at all

@@ -4,7 +4,6 @@ from xdsl.dialects.builtin import IntegerAttr as Int
 from xdsl.dialects.builtin import TensorType, i64
 from xdsl.irdl import (
     IRDLOperation,
-    irdl_op_definition,
     operand_def,
     opt_prop_def,
     result_def,
@@ -15,6 +14,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.transitions import check_reachable
 from shardir.diagnostics import coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist.types import (
     check_types,
     is_local,
@@ -24,7 +24,7 @@ from shardir.dialects.dist.types import (
 )
 
 
-@irdl_op_definition
+@op_definition
 class RedistributeOp(IRDLOperation):
     """The same value in another layout. Redistributions that have the same `fusion` index
     communicate in one buffer."""

@@ -19,7 +19,6 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_attr_definition,
-    irdl_op_definition,
     opt_prop_def,
     prop_def,
     traits_def,
@@ -42,6 +41,7 @@ from shardir.algebra.notation import (
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.text import IntsAttr, TextAttr, WordAttr
 
 # ---- attributes ----
@@ -159,7 +159,7 @@ MAX_DEVICES = 1 << 20
 """The devices of the largest mesh: the verifier and the interpreter enumerate ranks."""
 
 
-@irdl_op_definition
+@op_definition
 class ClusterOp(IRDLOperation):
     """The memory and speed of a device, and the bandwidth and latency within each level,
     innermost to outermost. Redistributions on a mesh that is `on` it are planned by it."""
@@ -171,7 +171,7 @@ class ClusterOp(IRDLOperation):
     assembly_format = "$sym_name $devices attr-dict"
 
 
-@irdl_op_definition
+@op_definition
 class MeshOp(IRDLOperation):
     """Named axes, major to minor; a rank is the row-major index of its coordinates, and
     neighbouring ranks share the units of the cluster, if there is one."""

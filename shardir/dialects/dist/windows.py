@@ -12,12 +12,13 @@ from dataclasses import replace
 from xdsl.dialects.builtin import IntegerAttr as Int
 from xdsl.dialects.builtin import UnitAttr, i64
 from xdsl.ir import Attribute, SSAValue
-from xdsl.irdl import irdl_op_definition, opt_prop_def, prop_def
+from xdsl.irdl import opt_prop_def, prop_def
 
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist.base import CollectiveOp
 from shardir.dialects.dist.types import global_shape, global_type
 
@@ -63,7 +64,7 @@ class HaloOp(CollectiveOp, ABC):
             raise ShardirError(coded("C4", found))
 
 
-@irdl_op_definition
+@op_definition
 class HaloUnfoldOp(HaloOp):
     """The windows of a split dimension: each device fetches the elements of its windows that it
     lacks. Elements outside of the dimension are zeros, or the `lowest` number."""
@@ -79,7 +80,7 @@ class HaloUnfoldOp(HaloOp):
         return value, out
 
 
-@irdl_op_definition
+@op_definition
 class HaloFoldOp(HaloOp):
     """Windows added onto their elements: each device sends the elements of its windows that others
     hold. Elements outside of the dimension are dropped."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from xdsl.dialects.builtin import FloatAttr, TensorType, UnitAttr, f64
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
+from xdsl.irdl import operand_def, opt_prop_def, prop_def, result_def
 
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import STRATEGY, Array, Device
 from shardir.dialects.nn.elementary import erf
 from shardir.dialects.nn.elementwise import Float, FloatUnary
@@ -61,7 +62,7 @@ class Activation(FloatUnary, ABC):
         return (b.value(self.GRAD, saved, dy, props=props),)
 
 
-@irdl_op_definition
+@op_definition
 class ReluGradOp(ActivationGrad):
     """0 where x <= 0, else dy"""
 
@@ -74,7 +75,7 @@ class ReluGradOp(ActivationGrad):
         return None
 
 
-@irdl_op_definition
+@op_definition
 class ReluOp(Activation):
     """max(x, 0)"""
 
@@ -85,7 +86,7 @@ class ReluOp(Activation):
         return np.maximum(arrays[0], 0)
 
 
-@irdl_op_definition
+@op_definition
 class TanhGradOp(ActivationGrad):
     """dy (1 - tanh(x)^2), from the result"""
 
@@ -98,7 +99,7 @@ class TanhGradOp(ActivationGrad):
         return b.mul(b.scale(self.saved, -2.0), b.mul(self.dy, dy))
 
 
-@irdl_op_definition
+@op_definition
 class TanhOp(Activation):
     """The hyperbolic tangent"""
 
@@ -110,7 +111,7 @@ class TanhOp(Activation):
         return np.tanh(arrays[0])
 
 
-@irdl_op_definition
+@op_definition
 class SigmoidGradOp(ActivationGrad):
     """dy s (1 - s), from the result s"""
 
@@ -124,7 +125,7 @@ class SigmoidGradOp(ActivationGrad):
         return b.mul(b.sub(one, b.scale(self.saved, 2.0)), b.mul(self.dy, dy))
 
 
-@irdl_op_definition
+@op_definition
 class SigmoidOp(Activation):
     """1 / (1 + e^-x)"""
 
@@ -136,7 +137,7 @@ class SigmoidOp(Activation):
         return sigmoid(arrays[0])
 
 
-@irdl_op_definition
+@op_definition
 class SiluGradOp(ActivationGrad):
     """dy times the derivative of silu, s (1 + x (1 - s)) with s = sigmoid(x)"""
 
@@ -148,7 +149,7 @@ class SiluGradOp(ActivationGrad):
         return dy * s * (1 + x * (1 - s))
 
 
-@irdl_op_definition
+@op_definition
 class SiluOp(Activation):
     """x sigmoid(x), also called swish"""
 
@@ -159,7 +160,7 @@ class SiluOp(Activation):
         return arrays[0] * sigmoid(arrays[0])
 
 
-@irdl_op_definition
+@op_definition
 class GeluGradOp(ActivationGrad):
     """dy times the derivative of gelu"""
 
@@ -177,7 +178,7 @@ class GeluGradOp(ActivationGrad):
         return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t**2) * inner)
 
 
-@irdl_op_definition
+@op_definition
 class GeluOp(Activation):
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))): the tanh form of gelu; `exact` is
     0.5 x (1 + erf(x / sqrt(2))) (Hendrycks and Gimpel, 2016)"""
@@ -194,7 +195,7 @@ class GeluOp(Activation):
         return 0.5 * x * (1 + np.tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x**3)))
 
 
-@irdl_op_definition
+@op_definition
 class SoftplusOp(FloatUnary):
     """ln(1 + e^x); x itself beyond 20, as torch has it"""
 
@@ -210,7 +211,7 @@ class SoftplusOp(FloatUnary):
         return (b.select(beyond, dy, b.mul(dy, b.value(SigmoidOp, self.x))),)
 
 
-@irdl_op_definition
+@op_definition
 class LeakyReluOp(FloatUnary):
     """x where x > 0, else slope x"""
 
@@ -227,7 +228,7 @@ class LeakyReluOp(FloatUnary):
         return (b.select(above, dy, b.scale(dy, float_of(self, "slope"))),)
 
 
-@irdl_op_definition
+@op_definition
 class EluOp(FloatUnary):
     """x where x > 0, else alpha (e^x - 1)"""
 
@@ -245,7 +246,7 @@ class EluOp(FloatUnary):
         return (b.select(above, dy, b.mul(dy, slope)),)
 
 
-@irdl_op_definition
+@op_definition
 class HardtanhOp(FloatUnary):
     """x brought into min to max; at the ends no cotangent goes through (0 to 6: relu6)."""
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from xdsl.dialects.builtin import IntegerAttr, TensorType, i64
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+from xdsl.irdl import operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import axis_of
@@ -41,7 +42,7 @@ def _along(rank: int, axis: int) -> tuple[list[str], list[str]]:
     return names, [*names[:axis], "k", *names[axis + 1 :]]
 
 
-@irdl_op_definition
+@op_definition
 class ScatterAddOp(TensorOp):
     """Zeros of the result's shape, to which each element of src is added at its index along `axis`:
     out[.., ids[.., i, ..], ..] += src[.., i, ..]."""
@@ -88,7 +89,7 @@ class ScatterAddOp(TensorOp):
         return None, b.value(TakeAlongAxisOp, dy, self.ids, props={"axis": self.axis})
 
 
-@irdl_op_definition
+@op_definition
 class TakeAlongAxisOp(IndexedRead):
     """The element at each index along `axis`: x[.., ids[.., i, ..], ..]."""
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, result_def
+from xdsl.irdl import operand_def, result_def
 
 from shardir.diagnostics import ShardirError
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import STRATEGY, Array, Device
 from shardir.dialects.nn.elementwise import (
     Arithmetic,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
 
 
-@irdl_op_definition
+@op_definition
 class AddOp(Arithmetic, Binary):
     """x + y"""
 
@@ -37,7 +38,7 @@ class AddOp(Arithmetic, Binary):
         return dy, dy
 
 
-@irdl_op_definition
+@op_definition
 class SubOp(Arithmetic, Binary):
     """x - y"""
 
@@ -49,7 +50,7 @@ class SubOp(Arithmetic, Binary):
         return dy, b.neg(dy)
 
 
-@irdl_op_definition
+@op_definition
 class MulOp(Arithmetic, Binary):
     """x y"""
 
@@ -61,7 +62,7 @@ class MulOp(Arithmetic, Binary):
         return b.mul(dy, self.rhs), b.mul(dy, self.lhs)
 
 
-@irdl_op_definition
+@op_definition
 class DivOp(Float, Binary):
     """x / y"""
 
@@ -85,7 +86,7 @@ class Extreme(Binary, ABC):
         return [b.select(b.compare(how, self.lhs, self.rhs), zero, shared) for how in self.WORSE]
 
 
-@irdl_op_definition
+@op_definition
 class MaxOp(Extreme):
     """The greater of x and y; where they are equal, each gets half of the cotangent."""
 
@@ -94,7 +95,7 @@ class MaxOp(Extreme):
     WORSE: ClassVar[tuple[str, str]] = ("lt", "gt")
 
 
-@irdl_op_definition
+@op_definition
 class MinOp(Extreme):
     """The lesser of x and y; where they are equal, each gets half of the cotangent."""
 
@@ -103,7 +104,7 @@ class MinOp(Extreme):
     WORSE: ClassVar[tuple[str, str]] = ("gt", "lt")
 
 
-@irdl_op_definition
+@op_definition
 class RemainderOp(Arithmetic, Binary):
     """x - floor(x / y) y: the remainder of a division, with the sign of y. The derivative by an
     infinite y or 0 is NaN; of integers, y = 0 is an error"""
@@ -121,7 +122,7 @@ class RemainderOp(Arithmetic, Binary):
         return dy, b.neg(b.mul(dy, quotient))
 
 
-@irdl_op_definition
+@op_definition
 class LerpOp(Float):
     """x + weight (y - x)"""
 
@@ -141,7 +142,7 @@ class LerpOp(Float):
         return b.sub(dy, dz), dz, b.mul(dy, b.sub(self.rhs, self.lhs))
 
 
-@irdl_op_definition
+@op_definition
 class NegOp(Arithmetic, Unary):
     """-x"""
 
@@ -153,7 +154,7 @@ class NegOp(Arithmetic, Unary):
         return (b.neg(dy),)
 
 
-@irdl_op_definition
+@op_definition
 class AbsOp(Arithmetic, Unary):
     """x without its sign; at 0 the derivative is 0"""
 
@@ -167,7 +168,7 @@ class AbsOp(Arithmetic, Unary):
 # ---- constant between jumps: no cotangent goes through ----
 
 
-@irdl_op_definition
+@op_definition
 class SignOp(Arithmetic, PiecewiseConstant, Unary):
     """-1, 0 or 1; 0 for NaN"""
 
@@ -178,7 +179,7 @@ class SignOp(Arithmetic, PiecewiseConstant, Unary):
         return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
 
 
-@irdl_op_definition
+@op_definition
 class FloorOp(PiecewiseConstant, FloatUnary):
     """The largest integer that is at most x"""
 
@@ -186,7 +187,7 @@ class FloorOp(PiecewiseConstant, FloatUnary):
     NUMPY: ClassVar[NumpyFunction] = np.floor
 
 
-@irdl_op_definition
+@op_definition
 class CeilOp(PiecewiseConstant, FloatUnary):
     """The smallest integer that is x or more"""
 
@@ -194,7 +195,7 @@ class CeilOp(PiecewiseConstant, FloatUnary):
     NUMPY: ClassVar[NumpyFunction] = np.ceil
 
 
-@irdl_op_definition
+@op_definition
 class RoundOp(PiecewiseConstant, FloatUnary):
     """The nearest integer; halves round to even"""
 
@@ -202,7 +203,7 @@ class RoundOp(PiecewiseConstant, FloatUnary):
     NUMPY: ClassVar[NumpyFunction] = np.rint
 
 
-@irdl_op_definition
+@op_definition
 class TruncOp(PiecewiseConstant, FloatUnary):
     """x rounded towards 0"""
 

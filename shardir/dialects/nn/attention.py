@@ -20,7 +20,6 @@ import numpy as np
 from xdsl.dialects.builtin import FloatAttr, TensorType, UnitAttr, f64, i1, i32
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
-    irdl_op_definition,
     operand_def,
     opt_operand_def,
     opt_prop_def,
@@ -30,6 +29,7 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Layout, Shape
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.creation import IotaOp
@@ -227,7 +227,7 @@ class _Attention(TensorOp, ABC):
         return b.mul(p, b.sub(dp, total))
 
 
-@irdl_op_definition
+@op_definition
 class AttentionGradOp(_Attention):
     """The cotangents of q, k and v of an attention, whose probabilities are recomputed"""
 
@@ -279,7 +279,7 @@ class AttentionGradOp(_Attention):
         return b.reshape(dq, unsharded_type(self.q).get_shape()), dk, dv
 
 
-@irdl_op_definition
+@op_definition
 class AttentionOp(_Attention):
     """softmax(q k^T scale + mask) v, of the last two dimensions. Without a scale it is 1 / sqrt(d).
     With `causal` query i attends to keys 0 to i. A mask of i1 selects the keys"""

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from xdsl.dialects.builtin import StringAttr, TensorType
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+from xdsl.irdl import operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types
 from shardir.dialects.nn.types import arithmetic_element, unsharded_type
@@ -116,7 +117,7 @@ class Contraction(TensorOp, ABC):
         return b.einsum(f"{z},{y}->{x}", dy, self.rhs), b.einsum(f"{x},{z}->{y}", self.lhs, dy)
 
 
-@irdl_op_definition
+@op_definition
 class EinsumOp(Contraction):
     """The contraction that its equation states."""
 
@@ -131,7 +132,7 @@ class EinsumOp(Contraction):
         return equation.data
 
 
-@irdl_op_definition
+@op_definition
 class MatmulOp(Contraction):
     """Matrix product of the last two dimensions; leading ones are a batch. A matrix on the right
     serves all of the batch."""

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, result_def
+from xdsl.irdl import operand_def, opt_prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types
 from shardir.dialects.nn.movement import IntsPerDimAttr
@@ -204,7 +205,7 @@ def _flat(x: Array) -> Array:
     return x.reshape(*x.shape[:3], prod(x.shape[3:]))
 
 
-@irdl_op_definition
+@op_definition
 class ConvOp(Convolving):
     """The kernel's product with each place of x that it slides over, summed over the kernel and the
     channels of a group (a cross-correlation, as in torch)."""
@@ -254,7 +255,7 @@ class ConvOp(Convolving):
         return cut.to_y(b, b.value(ConvOp, cut.of_x(b, self.x), weight, props=props))
 
 
-@irdl_op_definition
+@op_definition
 class ConvTransposeOp(Convolving):
     """The x-like of a y-like and a weight: each element of y times the kernel, added where the
     convolution takes it from. The result's type has the sizes of its dimensions."""
@@ -297,7 +298,7 @@ class ConvTransposeOp(Convolving):
         return cut.to_x(b, made)
 
 
-@irdl_op_definition
+@op_definition
 class ConvWeightOp(Convolving):
     """The weight-like of an x-like and a y-like: their product summed over the batch and all
     places. The result's type specifies the size of the kernel."""

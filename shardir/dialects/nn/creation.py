@@ -13,10 +13,11 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.ir import Attribute, SSAValue
-from xdsl.irdl import irdl_op_definition, prop_def, result_def
+from xdsl.irdl import prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import axis_of
@@ -48,7 +49,7 @@ def dense_attr(type: TensorType[Any], values: Sequence[float]) -> DenseIntOrFPEl
     return DenseIntOrFPElementsAttr.from_list(type, values)
 
 
-@irdl_op_definition
+@op_definition
 class ConstantOp(TensorOp):
     """Numbers that the text gives. A device holds its part of them.
 
@@ -100,7 +101,7 @@ def array_constant(b: "OpBuilder", values: Array, element: Attribute) -> SSAValu
     return b.value(ConstantOp, props={"value": data}, result=type)
 
 
-@irdl_op_definition
+@op_definition
 class IotaOp(TensorOp):
     """0, 1, 2, ... along `dim`, the same along the others.
 

@@ -20,7 +20,6 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
-    irdl_op_definition,
     operand_def,
     opt_prop_def,
     result_def,
@@ -28,6 +27,7 @@ from xdsl.irdl import (
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.elementary import LogOp
@@ -115,7 +115,7 @@ def options_of(props: Props) -> Props:
 _OPTIONS = "(`ignore` $ignore^)? (`smoothing` $smoothing^)?"
 
 
-@irdl_op_definition
+@op_definition
 class CrossEntropyGradOp(_CrossEntropy):
     """(softmax(logits) - target) dy, where the target is 1 at the label, smoothed"""
 
@@ -168,7 +168,7 @@ class CrossEntropyGradOp(_CrossEntropy):
         return (b.sub(spread, target),)
 
 
-@irdl_op_definition
+@op_definition
 class CrossEntropyOp(_CrossEntropy):
     """-log softmax(logits)[label], one loss per label; classes are the last dimension. It is 0 for
     the label `ignore`. `smoothing` is the share of the loss that is the mean over all classes"""
@@ -233,7 +233,7 @@ class _LabelLoss(Loss, _OfLabels, ABC):
         )
 
 
-@irdl_op_definition
+@op_definition
 class CrossEntropyLossOp(_LabelLoss, _CrossEntropy):
     """The cross entropies of all labels; a mean is over those that are not `ignore`"""
 
@@ -249,7 +249,7 @@ class CrossEntropyLossOp(_LabelLoss, _CrossEntropy):
         return counted(b, self.labels, self.options()[0])
 
 
-@irdl_op_definition
+@op_definition
 class NllLossOp(_LabelLoss):
     """-x[label] for rows x of log-probabilities; a mean is over the labels that are not `ignore`"""
 

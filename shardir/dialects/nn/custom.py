@@ -32,7 +32,6 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
-    irdl_op_definition,
     opt_prop_def,
     prop_def,
     var_operand_def,
@@ -42,6 +41,7 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Dims, Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.signatures import forget_signatures
 from shardir.dialects.nn.types import unsharded_type
@@ -224,7 +224,7 @@ def python_value(attr: Attribute) -> Value:
             return str(attr)
 
 
-@irdl_op_definition
+@op_definition
 class CustomOp(TensorOp):
     """The function registered in Python under the name (`shardir.register_custom_op`). Without a
     registered rule each device computes all of it, from replicated operands"""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition
 
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.creation import ConstantOp, dense_values
 from shardir.dialects.nn.elementwise import (
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LN_2 = math.log(2)
 
 
-@irdl_op_definition
+@op_definition
 class PowOp(Float, Binary):
     """x to the power of y"""
 
@@ -57,7 +57,7 @@ def splat(v: SSAValue) -> float | None:
     return None
 
 
-@irdl_op_definition
+@op_definition
 class ExpOp(FloatUnary):
     """e^x"""
 
@@ -69,7 +69,7 @@ class ExpOp(FloatUnary):
         return (b.mul(dy, self.out),)
 
 
-@irdl_op_definition
+@op_definition
 class LogOp(FloatUnary):
     """The natural logarithm"""
 
@@ -81,7 +81,7 @@ class LogOp(FloatUnary):
         return (b.div(dy, self.x),)
 
 
-@irdl_op_definition
+@op_definition
 class SqrtOp(FloatUnary):
     """The square root"""
 
@@ -92,7 +92,7 @@ class SqrtOp(FloatUnary):
         return (b.scale(b.div(dy, self.out), 0.5),)
 
 
-@irdl_op_definition
+@op_definition
 class RsqrtOp(FloatUnary):
     """1 / sqrt(x)"""
 
@@ -105,7 +105,7 @@ class RsqrtOp(FloatUnary):
         return (b.scale(b.mul(dy, cube), -0.5),)
 
 
-@irdl_op_definition
+@op_definition
 class ReciprocalOp(FloatUnary):
     """1 / x"""
 
@@ -117,7 +117,7 @@ class ReciprocalOp(FloatUnary):
         return (b.neg(b.mul(dy, b.value(SquareOp, self.out))),)
 
 
-@irdl_op_definition
+@op_definition
 class SquareOp(Arithmetic, Unary):
     """x x"""
 
@@ -128,7 +128,7 @@ class SquareOp(Arithmetic, Unary):
         return (b.mul(dy, b.scale(self.x, 2.0)),)
 
 
-@irdl_op_definition
+@op_definition
 class Exp2Op(FloatUnary):
     """2^x"""
 
@@ -140,7 +140,7 @@ class Exp2Op(FloatUnary):
         return (b.scale(b.mul(dy, self.out), LN_2),)
 
 
-@irdl_op_definition
+@op_definition
 class Expm1Op(FloatUnary):
     """e^x - 1, precise near 0"""
 
@@ -152,7 +152,7 @@ class Expm1Op(FloatUnary):
         return (b.mul(dy, b.add(self.out, b.scalar(1.0, self.out))),)
 
 
-@irdl_op_definition
+@op_definition
 class Log1pOp(FloatUnary):
     """ln(1 + x), precise near 0"""
 
@@ -164,7 +164,7 @@ class Log1pOp(FloatUnary):
         return (b.div(dy, b.add(self.x, b.scalar(1.0, self.x))),)
 
 
-@irdl_op_definition
+@op_definition
 class Log2Op(FloatUnary):
     """The logarithm to base 2"""
 
@@ -176,7 +176,7 @@ class Log2Op(FloatUnary):
         return (b.div(dy, b.scale(self.x, LN_2)),)
 
 
-@irdl_op_definition
+@op_definition
 class SinOp(FloatUnary):
     """The sine"""
 
@@ -187,7 +187,7 @@ class SinOp(FloatUnary):
         return (b.mul(dy, b.value(CosOp, self.x)),)
 
 
-@irdl_op_definition
+@op_definition
 class CosOp(FloatUnary):
     """The cosine"""
 
@@ -198,7 +198,7 @@ class CosOp(FloatUnary):
         return (b.neg(b.mul(dy, b.value(SinOp, self.x))),)
 
 
-@irdl_op_definition
+@op_definition
 class TanOp(FloatUnary):
     """The tangent"""
 
@@ -210,7 +210,7 @@ class TanOp(FloatUnary):
         return (b.add(dy, b.mul(dy, b.value(SquareOp, self.out))),)
 
 
-@irdl_op_definition
+@op_definition
 class AtanOp(FloatUnary):
     """The arc tangent"""
 
@@ -230,7 +230,7 @@ def erf(x: Array) -> Array:
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
-@irdl_op_definition
+@op_definition
 class ErfOp(FloatUnary):
     """The error function"""
 

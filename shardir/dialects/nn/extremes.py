@@ -8,7 +8,6 @@ import numpy as np
 from xdsl.dialects.builtin import AnyFloat, IntegerAttr, TensorType, UnitAttr, i64
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
-    irdl_op_definition,
     operand_def,
     opt_prop_def,
     prop_def,
@@ -16,6 +15,7 @@ from xdsl.irdl import (
 )
 
 from shardir.algebra.factors import Factors
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.elementwise import NumpyFunction
@@ -78,7 +78,7 @@ class _ArgExtreme(TensorOp, ABC):
         return (b.reduce(index, "min", [axis], self.keep is not None),)
 
 
-@irdl_op_definition
+@op_definition
 class ArgmaxOp(_ArgExtreme):
     """The i64 index along `axis` of the maximum; of the first where some are equal."""
 
@@ -87,7 +87,7 @@ class ArgmaxOp(_ArgExtreme):
     NUMPY: ClassVar[NumpyFunction] = np.argmax
 
 
-@irdl_op_definition
+@op_definition
 class ArgminOp(_ArgExtreme):
     """The i64 index along `axis` of the minimum; of the first where some are equal."""
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from xdsl.dialects.builtin import IntegerAttr, IntegerType, TensorType, i64
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
+from xdsl.irdl import operand_def, opt_prop_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.algebra.slices import SlicedDim
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.movement import IntsPerDimAttr
@@ -136,7 +137,7 @@ class IndexedRead(TensorOp, ABC):
         return [min(table, out), ids, out]
 
 
-@irdl_op_definition
+@op_definition
 class GatherGradOp(TensorOp):
     """Zeros of the table's shape, to which the elements of dy are added at their indices."""
 
@@ -189,7 +190,7 @@ class GatherGradOp(TensorOp):
         return None, b.value(GatherOp, dy, self.ids, props=_table_props(self))
 
 
-@irdl_op_definition
+@op_definition
 class GatherOp(IndexedRead):
     """Elements of a table at the indices: table.shape[:axis] + ids.shape + table.shape[axis + 1:].
 
@@ -267,7 +268,7 @@ class GatherOp(IndexedRead):
         return d, None
 
 
-@irdl_op_definition
+@op_definition
 class PickGradOp(TensorOp):
     """Zeros with one more dimension, where dy stands at the index along it."""
 
@@ -308,7 +309,7 @@ class PickGradOp(TensorOp):
         return None, b.value(PickOp, dy, self.ids)
 
 
-@irdl_op_definition
+@op_definition
 class PickOp(IndexedRead):
     """One element of the last dimension for each of the leading ones: x[..., ids[...]]."""
 
@@ -347,7 +348,7 @@ class PickOp(IndexedRead):
         return d, None
 
 
-@irdl_op_definition
+@op_definition
 class OneHotOp(TensorOp):
     """1 at the index along a new last dimension, the classes, and 0 elsewhere."""
 

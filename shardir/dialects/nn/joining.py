@@ -8,7 +8,6 @@ import numpy as np
 from xdsl.dialects.builtin import IntegerAttr, TensorType, i64
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
-    irdl_op_definition,
     operand_def,
     prop_def,
     result_def,
@@ -19,6 +18,7 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types, factor_names
 from shardir.dialects.nn.movement import IntsPerDimAttr, Movement, strided_elements, union
@@ -36,7 +36,7 @@ class _Joining(Movement, ABC):
     assembly_format = f"$xs `axis` $axis {STRATEGY}"
 
 
-@irdl_op_definition
+@op_definition
 class ConcatOp(_Joining):
     """The operands one after the other along `axis`."""
 
@@ -88,7 +88,7 @@ class ConcatOp(_Joining):
         return b.split(dy, [unsharded_type(x).get_shape()[axis] for x in self.xs], axis)
 
 
-@irdl_op_definition
+@op_definition
 class StackOp(_Joining):
     """The operands beside each other along a new dimension, `axis` of the result."""
 
@@ -126,7 +126,7 @@ class StackOp(_Joining):
         return [b.reshape(d, shape) for d in b.split(dy, [1] * len(self.xs), axis)]
 
 
-@irdl_op_definition
+@op_definition
 class SplitOp(Movement):
     """Pieces of x along `axis`, of these `sizes`."""
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from xdsl.dialects.builtin import FloatAttr, TensorType, f64
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+from xdsl.irdl import operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.elementary import SqrtOp
@@ -46,7 +47,7 @@ def normed(
     return b.div(centred, root), root, dims
 
 
-@irdl_op_definition
+@op_definition
 class LayerNormGradOp(TensorOp):
     """The cotangents of x, weight and bias of a layer norm."""
 
@@ -103,7 +104,7 @@ class LayerNormGradOp(TensorOp):
         return dx, b.reduce(b.mul(self.dy, h), "sum", lead), b.reduce(self.dy, "sum", lead)
 
 
-@irdl_op_definition
+@op_definition
 class LayerNormOp(TensorOp):
     """(x - mean) / sqrt(var + eps) * weight + bias, over the trailing dimensions that weight and
     bias have."""

@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import IntegerType, i1
-from xdsl.irdl import irdl_attr_definition, irdl_op_definition, prop_def
+from xdsl.irdl import irdl_attr_definition, prop_def
 
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
 from shardir.dialects.nn.elementwise import Binary, NumpyFunction, PiecewiseConstant, Unary
 from shardir.dialects.nn.types import float_element, same_element
@@ -35,7 +36,7 @@ class ComparisonAttr(WordAttr):
         return tuple(COMPARISONS)
 
 
-@irdl_op_definition
+@op_definition
 class CompareOp(PiecewiseConstant, Binary):
     """i1 elements: whether x stands in the relation to y."""
 
@@ -59,7 +60,7 @@ class FloatTest(PiecewiseConstant, Unary, ABC):
         return i1
 
 
-@irdl_op_definition
+@op_definition
 class IsnanOp(FloatTest):
     """i1 elements: whether x is NaN"""
 
@@ -67,7 +68,7 @@ class IsnanOp(FloatTest):
     NUMPY: ClassVar[NumpyFunction] = np.isnan
 
 
-@irdl_op_definition
+@op_definition
 class IsinfOp(FloatTest):
     """i1 elements: whether x is infinite"""
 
@@ -75,7 +76,7 @@ class IsinfOp(FloatTest):
     NUMPY: ClassVar[NumpyFunction] = np.isinf
 
 
-@irdl_op_definition
+@op_definition
 class IsfiniteOp(FloatTest):
     """i1 elements: whether x is neither infinite nor NaN"""
 
@@ -93,7 +94,7 @@ class Bitwise(PiecewiseConstant, ABC):
         return element
 
 
-@irdl_op_definition
+@op_definition
 class AndOp(Bitwise, Binary):
     """x and y: of i1 whether both hold, of integers bit by bit"""
 
@@ -101,7 +102,7 @@ class AndOp(Bitwise, Binary):
     NUMPY: ClassVar[NumpyFunction] = np.bitwise_and
 
 
-@irdl_op_definition
+@op_definition
 class OrOp(Bitwise, Binary):
     """x or y: of i1 whether one or both hold, of integers bit by bit"""
 
@@ -109,7 +110,7 @@ class OrOp(Bitwise, Binary):
     NUMPY: ClassVar[NumpyFunction] = np.bitwise_or
 
 
-@irdl_op_definition
+@op_definition
 class XorOp(Bitwise, Binary):
     """x or y but not both: of i1, or of integers bit by bit"""
 
@@ -117,7 +118,7 @@ class XorOp(Bitwise, Binary):
     NUMPY: ClassVar[NumpyFunction] = np.bitwise_xor
 
 
-@irdl_op_definition
+@op_definition
 class NotOp(Bitwise, Unary):
     """Not x: of i1, or of integers bit by bit"""
 

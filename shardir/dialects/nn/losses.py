@@ -28,7 +28,6 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     irdl_attr_definition,
-    irdl_op_definition,
     operand_def,
     opt_prop_def,
     prop_def,
@@ -37,6 +36,7 @@ from xdsl.irdl import (
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.activation import SigmoidOp, SoftplusOp
 from shardir.dialects.nn.arithmetic import AbsOp, MaxOp, MinOp
@@ -62,7 +62,7 @@ class _PerElement(Binary, ABC):
         return float_element(cls.name, operands)
 
 
-@irdl_op_definition
+@op_definition
 class BinaryCrossEntropyOp(_PerElement):
     """-(y log x + (1 - y) log(1 - x)) of a probability x. As in torch logarithms are -100 or more,
     but not in the derivative by y"""
@@ -83,7 +83,7 @@ class BinaryCrossEntropyOp(_PerElement):
         return b.mul(dy, dx), b.mul(dy, b.sub(b.value(LogOp, rest), b.value(LogOp, x)))
 
 
-@irdl_op_definition
+@op_definition
 class BinaryCrossEntropyWithLogitsOp(_PerElement):
     """-(y log s + (1 - y) log(1 - s)), where s is the sigmoid of x"""
 
@@ -181,7 +181,7 @@ class _ElementLoss(Loss, ABC):
         return b.value(AbsOp, b.sub(self.x, self.y))
 
 
-@irdl_op_definition
+@op_definition
 class MseLossOp(_ElementLoss):
     """(x - y)^2"""
 
@@ -191,7 +191,7 @@ class MseLossOp(_ElementLoss):
         return b.value(SquareOp, b.sub(self.x, self.y))
 
 
-@irdl_op_definition
+@op_definition
 class L1LossOp(_ElementLoss):
     """|x - y|"""
 
@@ -218,7 +218,7 @@ class _Huber(_ElementLoss, ABC):
         return b.mul(m, b.sub(d, b.scale(m, 0.5)))
 
 
-@irdl_op_definition
+@op_definition
 class HuberLossOp(_Huber):
     """(x - y)^2 / 2 where |x - y| is below delta, else delta (|x - y| - delta / 2)"""
 
@@ -230,7 +230,7 @@ class HuberLossOp(_Huber):
         return self.huber(b, float_of(self, "delta"))
 
 
-@irdl_op_definition
+@op_definition
 class SmoothL1LossOp(_Huber):
     """(x - y)^2 / (2 beta) where |x - y| is below beta, else |x - y| - beta / 2"""
 
@@ -243,7 +243,7 @@ class SmoothL1LossOp(_Huber):
         return b.scale(self.huber(b, beta), 1 / beta)
 
 
-@irdl_op_definition
+@op_definition
 class BceLossOp(_ElementLoss):
     """The binary cross entropies of probabilities x"""
 
@@ -253,7 +253,7 @@ class BceLossOp(_ElementLoss):
         return b.value(BinaryCrossEntropyOp, self.x, self.y)
 
 
-@irdl_op_definition
+@op_definition
 class BceWithLogitsLossOp(_ElementLoss):
     """The binary cross entropies of the sigmoids of x"""
 
@@ -263,7 +263,7 @@ class BceWithLogitsLossOp(_ElementLoss):
         return b.value(BinaryCrossEntropyWithLogitsOp, self.x, self.y)
 
 
-@irdl_op_definition
+@op_definition
 class SoftMarginLossOp(_ElementLoss):
     """log(1 + e^(-x y))"""
 
@@ -273,7 +273,7 @@ class SoftMarginLossOp(_ElementLoss):
         return b.value(SoftplusOp, b.neg(b.mul(self.x, self.y)))
 
 
-@irdl_op_definition
+@op_definition
 class KlDivLossOp(_ElementLoss):
     """y (log y - x) of log-probabilities x, 0 where y is 0, where its derivative by y is taken as
     -x (torch's is NaN); with `log_target`, e^y (y - x)"""

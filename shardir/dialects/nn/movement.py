@@ -17,7 +17,6 @@ from xdsl.dialects.builtin import IntegerAttr, TensorType, i1, i64
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     irdl_attr_definition,
-    irdl_op_definition,
     operand_def,
     prop_def,
     result_def,
@@ -27,6 +26,7 @@ from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.logic import OrOp
@@ -175,7 +175,7 @@ class IndexMapOp(Movement, ABC):
         return out
 
 
-@irdl_op_definition
+@op_definition
 class FlipOp(IndexMapOp):
     """The dimensions `dims` in reverse order."""
 
@@ -191,7 +191,7 @@ class FlipOp(IndexMapOp):
         return (b.value(FlipOp, dy, props={"dims": self.dims}),)
 
 
-@irdl_op_definition
+@op_definition
 class RollOp(IndexMapOp):
     """Each dimension rotated by its number of `shifts`: index i moves to (i + shift) mod n."""
 
@@ -226,7 +226,7 @@ class RollOp(IndexMapOp):
         return (b.value(RollOp, dy, props={"shifts": back}),)
 
 
-@irdl_op_definition
+@op_definition
 class TileOp(IndexMapOp):
     """Each dimension repeated its number of `repeats` times: 1 2 3 1 2 3."""
 
@@ -252,7 +252,7 @@ class TileOp(IndexMapOp):
         return (b.reduce(copies, "sum", range(0, len(pairs), 2)),)
 
 
-@irdl_op_definition
+@op_definition
 class RepeatInterleaveOp(Movement):
     """Each element along `axis` `repeats` times: 1 1 2 2 3 3."""
 

@@ -20,10 +20,11 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+from xdsl.irdl import operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Composite, Props, Types, factor_names
 from shardir.dialects.nn.elementary import RsqrtOp
@@ -88,7 +89,7 @@ class _ChannelNorm(_Norm, ABC):
         )  # fmt: skip
 
 
-@irdl_op_definition
+@op_definition
 class BatchNormOp(_ChannelNorm):
     """(x - mean) / sqrt(var + eps) * weight + bias with each channel's mean and variance over the
     global batch and all positions; and the running statistics' new values, (1 - momentum) old +
@@ -139,7 +140,7 @@ class BatchNormOp(_ChannelNorm):
         return found
 
 
-@irdl_op_definition
+@op_definition
 class BatchNormInferenceOp(_ChannelNorm):
     """(x - mean) / sqrt(var + eps) * weight + bias with a given mean and variance of each
     channel."""
@@ -166,7 +167,7 @@ class BatchNormInferenceOp(_ChannelNorm):
         return (out,)
 
 
-@irdl_op_definition
+@op_definition
 class GroupNormOp(_ChannelNorm):
     """(x - mean) / sqrt(var + eps) * weight + bias with the mean and variance of each sample
     over the channels of a group and all positions; `groups` groups of channels."""
@@ -206,7 +207,7 @@ class GroupNormOp(_ChannelNorm):
         return (b.add(b.mul(normed, weight), bias),)
 
 
-@irdl_op_definition
+@op_definition
 class RmsNormOp(_Norm):
     """x / sqrt(mean(x^2) + eps) * weight, over the trailing dimensions that the weight has."""
 

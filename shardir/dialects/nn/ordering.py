@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from xdsl.dialects.builtin import IntegerAttr, TensorType, UnitAttr, i64
 from xdsl.ir import Attribute, SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
+from xdsl.irdl import operand_def, opt_prop_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.along_axis import ScatterAddOp, TakeAlongAxisOp
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
@@ -50,7 +51,7 @@ class _Along(TensorOp, ABC):
         )
 
 
-@irdl_op_definition
+@op_definition
 class CumsumOp(_Along):
     """The running sum along `axis`, up to and including each element; `reverse`: from the end."""
 
@@ -129,7 +130,7 @@ class _Ordered(_Along, ABC):
         return (d,)
 
 
-@irdl_op_definition
+@op_definition
 class SortOp(_Ordered):
     """The elements along `axis` in ascending order, or `descending`, and their i64 indices. Equal
     ones stay in order; NaN counts as the maximum."""
@@ -149,7 +150,7 @@ class SortOp(_Ordered):
         return np.take_along_axis(arrays[0], indices, self.at()), indices
 
 
-@irdl_op_definition
+@op_definition
 class ArgsortOp(_Along):
     """The i64 indices of nn.sort."""
 
@@ -169,7 +170,7 @@ class ArgsortOp(_Along):
         return (None,)
 
 
-@irdl_op_definition
+@op_definition
 class TopkOp(_Ordered):
     """The `k` largest elements along `axis`, or the `smallest`, in order, and their i64 indices; of
     equal ones the first. NaN counts as the maximum."""

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from xdsl.dialects.builtin import TensorType, UnitAttr, i1
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
+from xdsl.irdl import operand_def, opt_prop_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import (
     STRATEGY,
@@ -124,7 +125,7 @@ class _MaxPooling(_WindowPool, ABC):
         return cut, props
 
 
-@irdl_op_definition
+@op_definition
 class MaxPoolGradOp(_MaxPooling):
     """Zeros, to which dy is added at the maximum under each window: at the first of equal ones, the
     last of several NaN (as in torch), and none of the padding"""
@@ -184,7 +185,7 @@ class MaxPoolGradOp(_MaxPooling):
         return b.add(dx, b.pad(b.select(here, lost, b.scalar(0.0, lost)), before, after))
 
 
-@irdl_op_definition
+@op_definition
 class MaxPoolOp(_MaxPooling):
     """The maximum under each window; of equal ones the first has the cotangent, as in torch."""
 
@@ -214,7 +215,7 @@ def _maximum(x: Array, found: Sequence[Slide], shape: Shape) -> Array:
     return out
 
 
-@irdl_op_definition
+@op_definition
 class AvgPoolOp(Composite, _WindowPool):
     """The mean under each window; `exclude` excludes the padding from the count."""
 
@@ -250,7 +251,7 @@ class AvgPoolOp(Composite, _WindowPool):
         return (mean,)
 
 
-@irdl_op_definition
+@op_definition
 class AdaptiveAvgPoolOp(Composite, _Pool):
     """The mean of each of `size` parts of a dimension: part i of n is indices floor(i N / n) to
     ceil((i + 1) N / n)."""

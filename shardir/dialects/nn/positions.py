@@ -18,7 +18,6 @@ from xdsl.dialects.builtin import FloatAttr, TensorType, UnitAttr, f64
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     irdl_attr_definition,
-    irdl_op_definition,
     operand_def,
     opt_prop_def,
     prop_def,
@@ -27,6 +26,7 @@ from xdsl.irdl import (
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.elementwise import broadcast_shape
@@ -69,7 +69,7 @@ def angles(positions: Array, pairs: Array, d: int, base: float, dtype: Any) -> A
     return positions[..., None].astype(dtype) * frequencies
 
 
-@irdl_op_definition
+@op_definition
 class RotaryOp(TensorOp):
     """Each pair of the last dimension rotated by its frequency times the position; by the negative
     angle with `reverse`. Positions broadcast to the leading dimensions"""
@@ -133,7 +133,7 @@ class RotaryOp(TensorOp):
         return b.value(RotaryOp, dy, self.positions, props=props), None
 
 
-@irdl_op_definition
+@op_definition
 class SinusoidOp(TensorOp):
     """For each position the sine and cosine of each frequency, as pairs of a new last dimension
     (Vaswani et al., 2017)"""

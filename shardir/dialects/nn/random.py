@@ -27,7 +27,6 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     irdl_attr_definition,
-    irdl_op_definition,
     operand_def,
     prop_def,
     result_def,
@@ -35,6 +34,7 @@ from xdsl.irdl import (
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import float_of, int_of
@@ -82,7 +82,7 @@ class _Drawn(TensorOp, ABC):
         return seed_at(int(key), int_of(self.properties, "stream"))
 
 
-@irdl_op_definition
+@op_definition
 class RandomOp(_Drawn):
     """Random numbers of a distribution, by the key and the position of each"""
 
@@ -128,7 +128,7 @@ class RandomOp(_Drawn):
         return (None,)
 
 
-@irdl_op_definition
+@op_definition
 class DropoutOp(_Drawn):
     """x / (1 - p), but zeros at a share p of the positions, which the key chooses"""
 

@@ -14,7 +14,6 @@ from xdsl.dialects.builtin import AnyFloat, TensorType, UnitAttr, i1
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     irdl_attr_definition,
-    irdl_op_definition,
     operand_def,
     opt_prop_def,
     prop_def,
@@ -23,6 +22,7 @@ from xdsl.irdl import (
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import DimsAttr, dims_of
@@ -125,7 +125,7 @@ class OverDims(TensorOp, ABC):
         return (self.partial(b, dy),)
 
 
-@irdl_op_definition
+@op_definition
 class ReduceOp(OverDims):
     """The sum, mean, product, maximum or minimum over `dims`; of i1 whether any or all hold.
     `keep` leaves dimensions of size 1.

@@ -18,10 +18,11 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def
+from xdsl.irdl import operand_def, opt_prop_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
 from shardir.dialects.nn.elementwise import Elementwise, FloatUnary, NumpyFunction, Unary
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
 
 
-@irdl_op_definition
+@op_definition
 class SelectOp(Elementwise):
     """x where the condition holds, else y."""
 
@@ -58,7 +59,7 @@ class SelectOp(Elementwise):
         return None, b.select(self.condition, dy, zero), b.select(self.condition, zero, dy)
 
 
-@irdl_op_definition
+@op_definition
 class ClampOp(FloatUnary):
     """x clamped to min and max; at the bounds the cotangent passes."""
 
@@ -85,7 +86,7 @@ class ClampOp(FloatUnary):
         return (dy,)
 
 
-@irdl_op_definition
+@op_definition
 class NanToNumOp(FloatUnary):
     """x, with NaN and the infinities replaced."""
 
@@ -135,7 +136,7 @@ class Triangle(Unary, ABC):
         return (b.value(type(self), dy, props={"diagonal": self.diagonal}),)
 
 
-@irdl_op_definition
+@op_definition
 class TrilOp(Triangle):
     """x on and below the diagonal (0: the main one, 1: the next above it), 0 elsewhere."""
 
@@ -143,7 +144,7 @@ class TrilOp(Triangle):
     NUMPY: ClassVar[NumpyFunction] = np.less_equal
 
 
-@irdl_op_definition
+@op_definition
 class TriuOp(Triangle):
     """x on and above the diagonal (0: the main one, 1: the next above it), 0 elsewhere."""
 
@@ -154,7 +155,7 @@ class TriuOp(Triangle):
 # ---- all elements ----
 
 
-@irdl_op_definition
+@op_definition
 class ConvertOp(Unary):
     """The same values in the result's element type. With `partial` a partial sum stays one, and is
     reduced in that type; without it the sum is reduced before."""
@@ -200,7 +201,7 @@ class ConvertOp(Unary):
         return (b.value(ConvertOp, dy, props=props, result=type),)
 
 
-@irdl_op_definition
+@op_definition
 class StopGradientOp(Unary):
     """x, through which no cotangent passes."""
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+from xdsl.irdl import operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import DimsAttr, dims_of
@@ -43,7 +44,7 @@ def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
     return groups
 
 
-@irdl_op_definition
+@op_definition
 class ReshapeOp(TensorOp):
     """The same elements in row-major order, in another shape.
 
@@ -142,7 +143,7 @@ def _refine(name: str, old: list[int], new: list[int]) -> _Refined:
         p, q = old[i] if p == 1 else p, new[j] if q == 1 else q
 
 
-@irdl_op_definition
+@op_definition
 class TransposeOp(TensorOp):
     """Dimension i of the result is dimension perm[i] of the operand."""
 
@@ -180,7 +181,7 @@ class TransposeOp(TensorOp):
         return (b.transpose(dy, [perm.index(d) for d in range(len(perm))]),)
 
 
-@irdl_op_definition
+@op_definition
 class BroadcastOp(TensorOp):
     """The operand's dimension i is dimension `dims[i]` of the result; along the others it repeats.
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 from xdsl.dialects.builtin import FloatAttr, f64
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
-    irdl_op_definition,
     opt_prop_def,
     prop_def,
 )
 
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import STRATEGY, Props
 from shardir.dialects.nn.selection import SelectOp
 from shardir.dialects.nn.types import unsharded_type
@@ -30,7 +30,7 @@ from shardir.dialects.nn.movement import (
 )
 
 
-@irdl_op_definition
+@op_definition
 class SliceOp(IndexMapOp):
     """Of each dimension the indices `starts`, `starts` + `strides`, ... below `limits`."""
 
@@ -101,7 +101,7 @@ class SliceOp(IndexMapOp):
         return (b.pad(dy, starts, rest, like=self.x),)
 
 
-@irdl_op_definition
+@op_definition
 class PadOp(IndexMapOp):
     """Each dimension extended by `low` elements of `value` (0) before and `high` after; a negative
     number removes elements."""

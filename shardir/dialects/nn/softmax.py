@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from xdsl.dialects.builtin import IntegerAttr, TensorType, i64
 from xdsl.ir import SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+from xdsl.irdl import operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.elementary import ExpOp, LogOp
@@ -110,7 +111,7 @@ def softmax(x: Array, axis: int) -> Array:
     return e / e.sum(axis=axis, keepdims=True)
 
 
-@irdl_op_definition
+@op_definition
 class SoftmaxGradOp(_RowGrad):
     """(dy - sum(y dy)) y"""
 
@@ -132,7 +133,7 @@ class SoftmaxGradOp(_RowGrad):
         return (b.mul(b.sub(self.dy, total), self.y),)
 
 
-@irdl_op_definition
+@op_definition
 class SoftmaxOp(_SoftmaxForm):
     """e^x over its sum along `axis`"""
 
@@ -148,7 +149,7 @@ class SoftmaxOp(_SoftmaxForm):
         return b.div(exps, total)
 
 
-@irdl_op_definition
+@op_definition
 class LogSoftmaxGradOp(_RowGrad):
     """dy - e^y sum(dy)"""
 
@@ -163,7 +164,7 @@ class LogSoftmaxGradOp(_RowGrad):
         return (b.sub(self.dy, b.mul(b.value(ExpOp, self.y), self.sum(b, self.dy))),)
 
 
-@irdl_op_definition
+@op_definition
 class LogSoftmaxOp(_SoftmaxForm):
     """The logarithm of softmax"""
 

@@ -13,10 +13,10 @@ import numpy as np
 from xdsl.dialects.builtin import IntegerAttr, TensorType, i64
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
-    irdl_op_definition,
     prop_def,
 )
 
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props
 from shardir.dialects.nn.elementary import ExpOp, LogOp, SqrtOp, SquareOp
 from shardir.dialects.nn.logic import IsinfOp
@@ -31,7 +31,7 @@ from shardir.dialects.nn.reduction import OverDims
 # ---- statistics ----
 
 
-@irdl_op_definition
+@op_definition
 class LogsumexpOp(OverDims):
     """The logarithm of the sum of e^x over `dims`."""
 
@@ -88,7 +88,7 @@ class _Variance(OverDims, ABC):
         return b.scale(total, self.divisor())
 
 
-@irdl_op_definition
+@op_definition
 class VarOp(_Variance):
     """The variance over `dims`: squared distances from the mean, over their number less
     `correction`."""
@@ -105,7 +105,7 @@ class VarOp(_Variance):
         return (self.sum_of_squares(b),)
 
 
-@irdl_op_definition
+@op_definition
 class StdOp(_Variance):
     """The standard deviation: the root of nn.var. No cotangent passes where it is 0."""
 

@@ -15,7 +15,6 @@ import numpy as np
 from xdsl.dialects.builtin import IntegerAttr, TensorType, UnitAttr, i64
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
-    irdl_op_definition,
     operand_def,
     opt_prop_def,
     prop_def,
@@ -27,6 +26,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects import dist
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.properties import axis_of, int_attr, int_of
@@ -121,7 +121,7 @@ class _WindowsOp(TensorOp, ABC):
         return self.COLLECTIVE, {**props, "dim": int_attr(self.at), "axes": dist.AxesAttr(axes)}
 
 
-@irdl_op_definition
+@op_definition
 class UnfoldOp(_WindowsOp):
     """Windows of a dimension, each `step` after the one before; the first begins at index `offset`.
     Elements outside of the dimension are zeros, or the `lowest` number."""
@@ -157,7 +157,7 @@ class UnfoldOp(_WindowsOp):
         return (b.fold(dy, self.at, self.windows()),)
 
 
-@irdl_op_definition
+@op_definition
 class FoldOp(_WindowsOp):
     """The sum of windows, each added where `nn.unfold` takes it from: the transpose of it."""
 

@@ -11,11 +11,12 @@ from xdsl.dialects.builtin import (
     TensorType,
 )
 from xdsl.dialects.func import FuncOp
-from xdsl.irdl import IRDLOperation, irdl_op_definition, opt_prop_def, prop_def, traits_def
+from xdsl.irdl import IRDLOperation, opt_prop_def, prop_def, traits_def
 from xdsl.traits import SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.properties import DimsAttr
 from shardir.dialects.train.optimizers import OptimizerAttr
 from shardir.dialects.train.options import (
@@ -57,7 +58,7 @@ class _OfFunction(IRDLOperation, ABC):
         raise VerifyException(coded("G1", f"expected a function @{wanted}, got none"))
 
 
-@irdl_op_definition
+@op_definition
 class StepOp(_OfFunction):
     """A training step: the function's loss, and its parameters updated by the optimizer."""
 
@@ -107,7 +108,7 @@ class StepOp(_OfFunction):
         check_own_numbers(f)
 
 
-@irdl_op_definition
+@op_definition
 class GradientOp(_OfFunction):
     """A function from the arguments (and the cotangent of each result that is not a scalar) to
     the results and the cotangents of the arguments `wrt`."""
@@ -173,21 +174,21 @@ class Mark(IRDLOperation, ABC):
     assembly_format = "attr-dict"
 
 
-@irdl_op_definition
+@op_definition
 class BackwardOp(Mark):
     """The beginning of the backward part of a function, or of a microbatch."""
 
     name = "train.backward"
 
 
-@irdl_op_definition
+@op_definition
 class MicrobatchOp(Mark):
     """The beginning of the forward part of the next microbatch."""
 
     name = "train.microbatch"
 
 
-@irdl_op_definition
+@op_definition
 class UpdateOp(Mark):
     """The beginning of the update part of a step, after its backward part."""
 

@@ -11,10 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f32, f64, i1, i64
-from xdsl.irdl import irdl_op_definition, operand_def, prop_def, result_def
+from xdsl.irdl import operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
 from shardir.dialects.nn.elementwise import Elementwise
@@ -68,7 +69,7 @@ class Update(Several, ABC):
         return [operands[0], *operands[2:n]]
 
 
-@irdl_op_definition
+@op_definition
 class SgdOp(Update):
     """w - lr (g + weight_decay w)"""
 
@@ -178,7 +179,7 @@ class Scalar(Several, ABC):
 COUNT = tensor(i64, ())
 
 
-@irdl_op_definition
+@op_definition
 class LearningRateOp(Scalar):
     """The learning rate of the step after `done` steps"""
 
@@ -205,7 +206,7 @@ class LearningRateOp(Scalar):
         return np.asarray(rate * min(1.0, (done + 1) / max(1, warmup)))
 
 
-@irdl_op_definition
+@op_definition
 class BiasCorrectionOp(Scalar):
     """1 - beta^step: the sum of the weights of a running mean that began at zero"""
 
@@ -220,7 +221,7 @@ class BiasCorrectionOp(Scalar):
         return np.asarray(1 - float_of(self, "beta") ** arrays[0].astype(np.float64))
 
 
-@irdl_op_definition
+@op_definition
 class TrustRatioOp(Scalar):
     """coefficient |w| / (|u| + weight_decay |w|), from the squares of the norms; 1 where a norm is
     0"""
@@ -242,7 +243,7 @@ class TrustRatioOp(Scalar):
         return np.where((w > 0) & (u > 0), ratio, 1.0)
 
 
-@irdl_op_definition
+@op_definition
 class NextLossScaleOp(Scalar):
     """The loss scale and the number of good steps since it changed: scale backoff and 0 after a
     step that was not finite; scale growth and 0 after `interval` good ones, where it is finite"""

@@ -1,14 +1,13 @@
 """Adam (Kingma and Ba, 2015)."""
 
-from xdsl.irdl import irdl_op_definition
-
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import Array, Device
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.train.optimizer import Optimizer, adam_hyperparameters, elementwise
 from shardir.dialects.train.updates import Adams
 
 
-@irdl_op_definition
+@op_definition
 class AdamOp(Adams):
     """u = g + weight_decay w; m' = beta1 m + (1 - beta1) u; v' = beta2 v + (1 - beta2) u^2;
     w' = w - lr (m' / correction1) / (sqrt(v' / correction2) + eps) (Kingma and Ba, 2015)"""

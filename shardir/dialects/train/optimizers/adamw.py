@@ -1,14 +1,13 @@
 """AdamW, Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
 
-from xdsl.irdl import irdl_op_definition
-
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import Array, Device
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.train.optimizer import Optimizer, adam_hyperparameters, elementwise
 from shardir.dialects.train.updates import Adams
 
 
-@irdl_op_definition
+@op_definition
 class AdamWOp(Adams):
     """As train.adam with u = g, from (1 - lr weight_decay) w (Loshchilov and Hutter, 2019)"""
 

@@ -1,7 +1,6 @@
 """LAMB: the direction of Adam, scaled by a trust ratio (You et al., 2020)."""
 
-from xdsl.irdl import irdl_op_definition
-
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import Array, Device
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.train.optimizer import (
@@ -14,7 +13,7 @@ from shardir.dialects.train.optimizer import (
 from shardir.dialects.train.updates import MOMENTS, WITH_MOMENTS, WithMoments
 
 
-@irdl_op_definition
+@op_definition
 class LambDirectionOp(WithMoments):
     """m' and v' as in train.adam with u = g, and the direction that a trust ratio then scales:
     (m' / correction1) / (sqrt(v' / correction2) + eps) + weight_decay w (You et al., 2020)"""

@@ -1,7 +1,6 @@
 """LARS: momentum, scaled by a trust ratio (You, Gitman and Ginsburg, 2017)."""
 
-from xdsl.irdl import irdl_op_definition
-
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import Array, Device
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.text import OptionSpec
@@ -9,7 +8,7 @@ from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, ParameterStep
 from shardir.dialects.train.updates import WithVelocity
 
 
-@irdl_op_definition
+@op_definition
 class LarsOp(WithVelocity):
     """v' = momentum v + lr (g + weight_decay w); w' = w - v': the rate, which is the layer's own,
     is part of the velocity (You, Gitman and Ginsburg, 2017)"""

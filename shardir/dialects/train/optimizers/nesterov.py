@@ -1,7 +1,6 @@
 """Gradient descent with Nesterov's momentum."""
 
-from xdsl.irdl import irdl_op_definition
-
+from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import Array, Device
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.text import OptionSpec
@@ -9,7 +8,7 @@ from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, elementwise
 from shardir.dialects.train.updates import WithVelocity
 
 
-@irdl_op_definition
+@op_definition
 class NesterovOp(WithVelocity):
     """u = g + weight_decay w; v' = momentum v + u; w' = w - lr (u + momentum v')"""
 
