@@ -1,8 +1,8 @@
 """Damaged variants of the examples, and what the compiler must do with each of them.
 
 A variant is an example with one to three mutations: of characters, tokens, numbers or structure.
-`check` compiles it in a process of its own, with limits of CPU time and memory, in the ways of
-WAYS; what is printed must parse again to the same text.
+`check` compiles it in another process, with limits of CPU time and memory, in the ways of WAYS;
+what is printed must parse again to the same text.
 
     python test/mutations.py --mutants 10000 --jobs 2     # also: make fuzz
 """
@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
@@ -193,7 +193,15 @@ def compiled(path: Path, *args: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def problems(path: Path, ways: Sequence[str] = tuple(WAYS)) -> list[str]:
+def problems(text: str, ways: Sequence[str] = tuple(WAYS)) -> list[str]:
+    """The problems of compiling a text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "damaged.ir")
+        path.write_text(text, newline="")
+        return problems_in(path, ways)
+
+
+def problems_in(path: Path, ways: Sequence[str]) -> list[str]:
     """The problems of compiling the program of a file."""
     found: list[str] = []
     for way in ways:
@@ -233,21 +241,20 @@ def unread(path: Path, printed: str) -> list[str]:
     return [] if out == printed else ["what is printed changes when it is printed again"]
 
 
-def check(text: str, ways: Sequence[str] = tuple(WAYS)) -> list[str]:
-    """The problems of compiling a text, in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "damaged.ir")
-        path.write_text(text, newline="")
-        return problems_of(lambda: problems(path, ways))
+def check(ways: Mapping[int, Sequence[str]]) -> list[str]:
+    """The problems of compiling mutants in these ways, in one process for all of them. It has the
+    limits of one: where it finds a problem, or ends, each mutant is tried again in its own."""
+    wrong = problems_of(lambda: [text for s in ways for text in problems(variant(s), ways[s])])
+    if len(ways) == 1:
+        return [f"{seed}: {text}" for seed in ways for text in wrong]
+    alone = [text for s in ways for text in check({s: ways[s]})] if wrong else []
+    return alone or wrong
 
 
 def prepared() -> None:
     """Imports all and makes the parser, which the forked processes share."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "first.ir")
-        path.write_text(EXAMPLES[0].read_text())
-        for args in WAYS.values():
-            compiled(path, *args)
+    for args in WAYS.values():
+        compiled(min(EXAMPLES, key=lambda path: path.stat().st_size), *args)
 
 
 def main() -> int:
@@ -264,10 +271,10 @@ def main() -> int:
     seeds = range(args.first, args.first + args.mutants)
     wrong = 0
     with ThreadPoolExecutor(args.jobs) as pool:
-        for seed, found in zip(seeds, pool.map(lambda s: check(variant(s)), seeds), strict=True):
+        for found in pool.map(lambda s: check({s: tuple(WAYS)}), seeds):
             wrong += bool(found)
             for text in found:
-                print(f"{seed}: {text}", flush=True)
+                print(text, flush=True)
     print(f"{args.mutants} mutants, {wrong} with problems")
     return int(wrong > 0)
 
