@@ -15,7 +15,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from math import prod
 from typing import Any
 
@@ -83,11 +83,10 @@ class CandidateSource:
 
     def of(self, op: TensorOp, constant: bool) -> Candidates:
         """Return the candidates of an op; `constant`: it depends on no argument."""
-        redundant = constant and op.strategy is None
         types = tuple(v.type for v in (*op.operands, *op.results))
-        key = (type(op), redundant, types, tuple(op.properties.items()))
+        key = (type(op), constant, types, tuple(op.properties.items()))
         if key not in self._made:
-            self._made[key] = tuple(self._candidates(op, redundant))
+            self._made[key] = tuple(self._candidates(op, constant))
         return self._made[key]
 
     def seconds(self, op: Operation) -> float:
@@ -102,14 +101,16 @@ class CandidateSource:
             return float(transfer_seconds(self.mesh, t, [source], [target])[0, 0])
         return 0.0
 
-    def _candidates(self, op: TensorOp, redundant: bool) -> Iterator[Candidate]:
+    def _candidates(self, op: TensorOp, constant: bool) -> Iterator[Candidate]:
         if op.strategy is not None:
             strategy = op.strategy.data
             sharding = strategy.op_sharding(strategy_factors(op), self.mesh)
             yield self._candidate(op, strategy, sharding)
             return
         factors = strategy_factors(op)
-        choices = [((), {})] if redundant else self._choices(op, factors)
+        choices = self._choices(op, factors)
+        if constant and not self._op_seconds(op, factors, {}):
+            choices = islice(choices, 1)  # unsharded: all of it costs nothing, nor do its slices
         for over, split in choices:
             try:
                 found = self._strategy(factors, split, over)

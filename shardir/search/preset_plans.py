@@ -27,7 +27,7 @@ MAX_ESTIMATED = 12
 MAX_ESTIMATED_OPS = 20_000
 """The ops of these plans together."""
 
-MAX_LOWERED = 4
+MAX_LOWERED = 8
 """How many plans of presets are lowered: those of the smallest estimates."""
 
 MAX_LOWERED_OPS = 4000
@@ -77,7 +77,8 @@ def preset_plans(
     plan: StrategyPlan, lowered: LoweredPlans, limit: int | None, longest: float
 ) -> Iterator[StrategyPlan]:
     """Yield the plans of products of presets that may take less than `longest` with overlap, in
-    the order of their sums; if the graph counts memory, those that keep to the limit."""
+    the order of their sums; if the graph counts memory, those that keep to the limit. Of products
+    with the same plan the first one counts."""
     graph, structure = plan.graph, Structure(lowered.f)
     problem = graph.problem_with(smallest_shares(graph.max_late_transfers))
     solutions = PresetSolutions(graph, problem, structure)
@@ -90,9 +91,12 @@ def preset_plans(
             if _shortest(solution) < longest:
                 found.append((solutions.improved(solution), presets))
     held = graph.live_bytes() if plan.live_bytes else []
+    seen = {tuple(plan.solution.choice)}
     for solution, presets in sorted(found, key=lambda each: each[0].objective):
-        if _shortest(solution) < longest:
-            p = plan_of(graph, solutions.choice(solution), plan.solution.bound, str(presets))
+        choice = solutions.choice(solution)
+        if _shortest(solution) < longest and tuple(choice) not in seen:
+            seen.add(tuple(choice))
+            p = plan_of(graph, choice, plan.solution.bound, str(presets))
             if held and limit is not None:
                 p = replace(p, live_bytes=int(live(held, p.solution.choice).max()))
                 if p.live_bytes > limit:

@@ -269,12 +269,14 @@ class ProductOfPresets:
         )
 
     def layout(self, v: SSAValue) -> Layout:
-        """Return the layout of an argument: an input has its batch split, a parameter its columns,
-        and a parameter or state the dimension that `zero-3` retains in shards."""
+        """Return the layout of an argument: an input has the first dimension of the batch's class
+        split, a parameter its columns, and a parameter or state the dimension that `zero-3` retains
+        in shards."""
         structure, extent = self.structure, self.mesh.extent
         classes = [structure.classes.of((v, d)) for d in range(len(_shape(v)))]
         if v not in structure.owner:
-            dims = [self.batch if c == structure.batch else () for c in classes]
+            first = next((d for d, c in enumerate(classes) if c == structure.batch), None)
+            dims = [self.batch if d == first else () for d in range(len(classes))]
             return Layout(self.mesh.name, tuple(dims))
         split = {c for c in structure.columns if structure.divides(extent(self.columns), c)}
         column = next((d for d, c in enumerate(classes) if c in split), None)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import preset_laws
 import program_laws
 from random_steps import OPTIMIZERS, random_step
+from ratios import ratio
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh
@@ -91,10 +92,8 @@ def triangle(cluster: str, random: Random) -> Ratios:
     shape = random_shape(mesh, random)
     a, b, c = (random_layout(mesh, len(shape), random) for _ in range(3))
     direct = estimated_seconds(shape, mesh, a, c, 4)
-    if not direct:
-        return {"triangle": 1.0}
     detour = sum(estimated_seconds(shape, mesh, x, y, 4) for x, y in ((a, b), (b, c)))
-    return {"triangle": direct / detour if detour else float("inf")}
+    return {"triangle": ratio(direct, detour)}
 
 
 class Law(NamedTuple):
@@ -118,8 +117,8 @@ def presets(cluster: str, random: Random) -> Ratios:
     every = preset_laws.existing(module)
     some = random.sample(every, min(MAX_PRODUCTS, len(every)))
     found: Ratios = {}
-    for claim, ratio in preset_laws.claims(module, some):
-        found[claim] = max(ratio, found.get(claim, 0.0))
+    for claim, value in preset_laws.claims(module, some):
+        found[claim] = max(value, found.get(claim, 0.0))
     return found
 
 
@@ -147,9 +146,9 @@ def check(
     start, found = time.process_time(), list[Ratios]()
     for i in numbers:
         found.append(LAWS[name].case(cluster, Random(f"{name} {cluster} {i}")))
-        for claim, ratio in found[-1].items():
-            if ratio > 1 + TOLERANCE:
-                log(f"{name} on {cluster}: case {i} violates {claim}: {ratio:.6g}")
+        for claim, value in found[-1].items():
+            if value > 1 + TOLERANCE:
+                log(f"{name} on {cluster}: case {i} violates {claim}: {value:.6g}")
         if len(found) % PROGRESS == 0:
             log(f"{name} on {cluster}: {len(found)} of {len(numbers)} cases")
     spent = time.process_time() - start

@@ -12,6 +12,7 @@ by the full report, overlap included.
 from collections.abc import Iterable, Iterator
 
 from plans import of_presets, seconds
+from ratios import ratio
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir import compile
@@ -64,6 +65,6 @@ def claims(module: ModuleOp, some: Iterable[Product]) -> Iterator[tuple[str, flo
         if memory is not None and cost.memory.peak > memory:
             continue
         if splits_rows(module, presets):
-            yield "auto <= presets, split rows", auto / (cost.seconds * STATISTICS)
+            yield "auto <= presets, split rows", ratio(auto, cost.seconds * STATISTICS)
         else:
-            yield "auto <= presets", auto / cost.seconds
+            yield "auto <= presets", ratio(auto, cost.seconds)

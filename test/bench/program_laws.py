@@ -10,10 +10,10 @@ Of a training step without annotations, and of the same step with random layouts
     free <= annotated        the bound without annotations, and the objective with some
 """
 
-from math import isclose
 from random import Random
 
 from plans import PLANS, laid_out, seconds
+from ratios import ratio
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir import compile
@@ -36,10 +36,6 @@ AFTERWARDS = (
     f"fuse-communication{{max_bytes={1 << 40}}}"
 )
 """In the search a bucket has any size."""
-
-ROUNDING = 1e-6
-"""The relative difference of equal times. Of several buckets that a tensor may join the search need
-not choose that of fuse-communication; they differ by the time to copy it."""
 
 WRITTEN = (
     "inline-calls,propagate-strategies,insert-redistributions,distributed-autodiff,"
@@ -118,13 +114,6 @@ def is_considered(plan: ModuleOp) -> bool:
                 ):
                     return False
     return True
-
-
-def ratio(less: float, more: float) -> float:
-    """Return a quotient, which is 1 if both are equal up to rounding."""
-    if isclose(less, more, rel_tol=ROUNDING):
-        return 1.0
-    return less / more if more else float("inf")
 
 
 def claims(text: str, random: Random) -> dict[str, float]:

@@ -16,7 +16,8 @@ from shardir.search.candidates import divisions
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
-laws, steps = bench.load("program_laws"), bench.load("random_steps")
+laws, ratios = bench.load("program_laws"), bench.load("ratios")
+steps = bench.load("random_steps")
 
 SIZES = [
     (None, (2, 3)), (None, (2, 4)), (None, (4, 4)),
@@ -35,7 +36,7 @@ def test_one_axis_is_never_slower_than_two(cluster: str | None, sizes: tuple[int
     for seed in range(extent(1, 40)):
         text = steps.random_step(one, Random(5 + seed), 2)  # of the first some sizes are small
         objective, spent = searched(text)
-        assert spent == pytest.approx(objective, rel=laws.ROUNDING)
+        assert spent == pytest.approx(objective, rel=ratios.ROUNDING)
         other, _ = searched(text.replace(steps.declared(one), steps.declared(two)))
         assert objective <= other * (1 + 1e-9)
 

@@ -63,6 +63,20 @@ def test_megatron_is_the_plan_written_by_hand(model: str) -> None:
         assert [layout_of(v) for v in block.args] == [layout_of(v) for v in written.args]
 
 
+def test_an_input_has_its_batch_split_once() -> None:
+    """Two of its dimensions are of the same class."""
+    module = parse("""
+dist.mesh @m <a = 2>
+func.func @f(%x: tensor<8x8xf32> {train.input = #train.init<normal>}) -> tensor<8x8xf32> {
+  %t = nn.transpose %x perm <1, 0> : (tensor<8x8xf32>) -> tensor<8x8xf32>
+  %y = nn.add %x, %t : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+  func.return %y : tensor<8x8xf32>
+}
+""")
+    ((_, block),) = bodies(plans.of_presets(module, (DATA,)))
+    assert str(layout_of(block.args[0])) == "@m, [{a}, {}]"
+
+
 def preset_cost(text: str, presets: Product) -> FunctionCost:
     """Return the cost of the plan of presets in the graph of a step, lowered."""
     module = search.applied(text, "distributed-autodiff")

@@ -174,3 +174,26 @@ def test_annotations_of_a_function_stay_through_its_gradient():
     ((f, _),) = bodies(module)
     (new,) = [v for v, arg in ties(f).items() if arg is w]
     assert layout_of(new) == layout_of(w)
+
+
+def test_what_depends_on_no_argument_is_split_where_it_costs():
+    """All devices compute what is free, such as a broadcast: a slice of it is free too."""
+    module = parse("""
+dist.mesh @m <a = 4>
+#rows = #dist.layout<@m, [{a}, {}]>
+func.func @f(%x: tensor<256x64xf32, #rows>) -> tensor<256x64xf32, #rows> {
+  %c = nn.constant dense<2.0> : tensor<f32> -> tensor<f32>
+  %b = nn.broadcast %c dims <> : (tensor<f32>) -> tensor<256x64xf32>
+  %e = nn.exp %b : (tensor<256x64xf32>) -> tensor<256x64xf32>
+  %y = nn.mul %x, %e : (tensor<256x64xf32, #rows>, tensor<256x64xf32>) -> tensor<256x64xf32, #rows>
+  func.return %y : tensor<256x64xf32, #rows>
+}
+""")
+    PASSES["search-strategies"]()().apply(Context(), module)
+    ((_, block),) = bodies(module)
+    assert {op.name: str(layout_of(op.results[0])) for op in block.ops if op.results} == {
+        "nn.constant": "@m, []",
+        "nn.broadcast": "@m, [{}, {}]",
+        "nn.exp": "@m, [{a}, {}]",
+        "nn.mul": "@m, [{a}, {}]",
+    }

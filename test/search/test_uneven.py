@@ -20,6 +20,7 @@ from shardir.syntax.parser import parse
 from shardir.tools import bench
 
 laws, programs, search = bench.load("program_laws"), bench.load("programs"), bench.load("search")
+ratios = bench.load("ratios")
 
 CLUSTER = "<levels [node = {} {{bandwidth = 1e+12, latency = 1e-9}}], flops {{f32 = 1e+9}}>"
 """Links so fast that only computation counts."""
@@ -48,7 +49,7 @@ def test_a_vocabulary_is_split_unevenly(mesh: tuple[int, ...]):
     assert layout is not None and layout.dims == (all_axes, ())
     lowered = compile(plan, laws.AFTERWARDS).module
     assert "tensor<65x9xf32, #dist.local<@m, " in str(lowered)
-    assert laws.unfused_seconds(lowered) == pytest.approx(objective, rel=laws.ROUNDING)
+    assert laws.unfused_seconds(lowered) == pytest.approx(objective, rel=ratios.ROUNDING)
     check_pass(parse(str(plan)), compile(plan, "lower-plan").module, "lower-plan")
     _, padded = searched(language_model(260, *mesh))
     assert objective <= padded
