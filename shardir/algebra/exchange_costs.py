@@ -9,13 +9,18 @@ two sub-axes must be equal. This holds if no inner link is slower than an outer 
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from shardir.algebra.forms import copying, rounds
+from shardir.algebra.collectives import CollectiveStep
+from shardir.algebra.exchange import exchange_axes
+from shardir.algebra.forms import Forms, copying, rounds
+from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.steps import step_forms
 from shardir.algebra.traffic import Indices, places, within
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
@@ -76,6 +81,16 @@ def exchange_costs(
     speeds = [level.bandwidth for level in levels]
     known &= backward & (speeds == sorted(speeds, reverse=True))
     return np.where(known, times * latency, np.nan), np.where(known, rate, np.nan)
+
+
+@lru_cache(maxsize=16384)
+def exchange_forms(mesh: Mesh, ends: tuple[tuple[Axes, Axes], ...]) -> Forms:
+    """Return the forms of one exchange, from the old and the new split of each split dimension.
+    They are equal for all tensors that both layouts split evenly."""
+    shape = (*[2 * mesh.size] * len(ends), mesh.size**2)
+    before, after = (Layout(mesh.name, (*dims, ())) for dims in zip(*ends, strict=True))
+    step = CollectiveStep("exchange", exchange_axes(before, after), after)
+    return step_forms(mesh, shape, before, step)
 
 
 class _Overlaps:

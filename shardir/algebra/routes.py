@@ -10,27 +10,25 @@ An axis that crosses the units of a level is cut there, so that a collective wit
 across units can be of different kinds; where that gives too many layouts, it is not.
 
 The forms of a move have a latency and a rate, which are equal for all shapes with even shards: they
-are found once for a mesh and a number of dimensions. Between these layouts the planner
-(redistribution.py) takes these paths, and the search counts their seconds.
+are found once for a mesh and a number of dimensions (named_costs.py, exchange_costs.py). Between
+these layouts the planner (redistribution.py) takes these paths, and the search counts their
+seconds.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, combinations, permutations, product
+from itertools import accumulate, combinations, permutations
 from math import comb, inf, prod
 from operator import mul
-from typing import NamedTuple
 
 import numpy as np
 
-from shardir.algebra.collectives import AxisState, CollectiveStep, move
+from shardir.algebra.collectives import AxisState, CollectiveStep
 from shardir.algebra.exchange import exchange_axes
-from shardir.algebra.exchange_costs import Table, exchange_costs
-from shardir.algebra.forms import Forms
+from shardir.algebra.exchange_costs import Table, exchange_costs, exchange_forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.algebra.steps import step_forms
+from shardir.algebra.named_costs import NamedMove, named_costs
 from shardir.algebra.traffic import Indices
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
@@ -126,9 +124,6 @@ class Routes:
             every = [l for l in every if all(d == tuple(a for a in axes if a in d) for d in l.dims)]
         self.layouts = every
         self.index = {self._normal(l): i for i, l in enumerate(every)}
-        self._known = known_forms(mesh)
-        codes = self._known.codes
-        self._codes = {l: [codes.setdefault(d, len(codes)) for d in l.dims] for l in every}
         self._solved: dict[tuple[Shape, int], Solved] = {}
 
     def _normal(self, layout: Layout) -> Layout:
@@ -194,28 +189,26 @@ class Routes:
     @cached_property
     def costs(self) -> tuple[Table, Table]:
         """The latencies and rates of the forms of moves: [form, from, to]."""
-        n, count = len(self.index), max((len(f) for _, f in self._named.values()), default=1)
+        ends = np.array([*self._named], dtype=np.int64).reshape(-1, 2)
+        extents = np.array([float(self.mesh.extent(l.complete.used)) for l in self.layouts])
+        named = named_costs(self.mesh, [*self._named.values()], extents[ends[:, 0]])
+        n, count = len(self.index), len(named[0])
         latency, rate = np.full((count, n, n), inf), np.zeros((count, n, n))
+        latency[:, *ends.T], rate[:, *ends.T] = named
         if self._exchanges.size:
-            ends = tuple(self._exchanges.T)
-            latency[:, *ends], rate[:, *ends] = self._exchange_costs()
-        for (i, j), (_, forms) in self._named.items():
-            padded = [*forms, *[forms[-1]] * (count - len(forms))]
-            latency[:, i, j] = [f.latency for f in padded]
-            rate[:, i, j] = [f.rate for f in padded]
+            ends = self._exchanges
+            latency[:, *ends.T], rate[:, *ends.T] = self._exchange_costs()
         return latency, rate
 
     def _exchange_costs(self) -> tuple[Table, Table]:
         """Return the latencies and rates of the exchanges."""
-        splits = list(dict.fromkeys(d for l in self.layouts for d in l.dims))
-        numbers = {axes: i for i, axes in enumerate(splits)}
-        dims = np.array([[numbers[d] for d in l.dims] for l in self.layouts], dtype=np.int64)
+        splits, dims = self._splits
         source, target = (dims[ends] for ends in self._exchanges.T)
         latency, rate = exchange_costs(self.mesh, splits, source, target)
         for k in np.flatnonzero(np.isnan(rate)).tolist():
-            before, after = (self.layouts[i] for i in self._exchanges[k])
-            step = CollectiveStep("exchange", exchange_axes(before, after), after)
-            ((_, latency[k], rate[k]),) = self._forms(before, step)
+            before, after = (self.layouts[i].dims for i in self._exchanges[k])
+            ends = sorted(both for both in zip(before, after, strict=True) if any(both))
+            ((_, latency[k], rate[k]),) = exchange_forms(self.mesh, tuple(ends))
         return latency, rate
 
     @cached_property
@@ -226,113 +219,88 @@ class Routes:
 
     def _move(self, i: int, j: int) -> CollectiveStep:
         """Return the move between two layouts."""
+        before, after = self.layouts[i], self.layouts[j]
         if (found := self._named.get((i, j))) is not None:
-            return found[0]
-        axes = exchange_axes(self.layouts[i], self.layouts[j])
+            kind, axes = found.record.name, found.axes
+            added = found.start is REPLICATED and found.end is PARTIAL
+            reduction = self.reduction if added else before.reduction
+        else:
+            kind, axes, reduction = "exchange", exchange_axes(before, after), "sum"
         axes = self.mesh.simplify(axes) if self._is_cut else axes
-        return CollectiveStep("exchange", axes, self._normal(self.layouts[j]))
+        dim, concat = (found.dim, found.concat) if found else (-1, -1)
+        return CollectiveStep(kind, axes, self._normal(after), dim, concat, reduction)
+
+    @cached_property
+    def _splits(self) -> tuple[list[Axes], Indices]:
+        """The axes that split a dimension, first none; for each layout the numbers of those that
+        split its dimensions: [layout, dimension]."""
+        numbers: dict[Axes, int] = {(): 0}
+        dims = [[numbers.setdefault(d, len(numbers)) for d in l.dims] for l in self.layouts]
+        return list(numbers), np.array(dims, dtype=np.int64).reshape(len(dims), self.rank)
 
     @cached_property
     def _exchanges(self) -> Indices:
         """The exchanges, where no named collective does it: the indices of both layouts."""
-        split: dict[Axes, list[int]] = {}
-        for i, layout in enumerate(self.layouts):
-            split.setdefault(layout.partial, []).append(i)
-        found = [
-            (i, j)
-            for equally_partial in split.values()
-            for i, j in product(equally_partial, repeat=2)
-            if (i, j) not in self._named and exchange_axes(self.layouts[i], self.layouts[j])
-        ]
-        return np.array(found, dtype=np.int64).reshape(-1, 2)
+        _, dims = self._splits
+        numbers: dict[Axes, int] = {}
+        partial = np.array([numbers.setdefault(l.partial, len(numbers)) for l in self.layouts])
+        found = partial[:, None] == partial
+        found &= ((dims[:, None] != dims) & (dims[:, None] > 0)).any(axis=-1)  # over some axes
+        if self._named:
+            found[tuple(np.array([*self._named]).T)] = False
+        return np.argwhere(found)
 
     @cached_property
-    def _named(self) -> dict[tuple[int, int], tuple[CollectiveStep, Forms]]:
-        """The moves by named collectives, with their forms."""
-        found: dict[tuple[int, int], tuple[CollectiveStep, Forms]] = {}
+    def _named(self) -> dict[tuple[int, int], NamedMove]:
+        """The moves by named collectives."""
+        index = {(l.dims, l.partial): i for i, l in enumerate(self.layouts)}
+        found: dict[tuple[int, int], NamedMove] = {}
         for i, layout in enumerate(self.layouts):
-            for step in self._named_from(layout):
-                end = self._normal(step.layout)
-                j = self.index.get(end)
-                if j is not None and (i, j) not in found:
-                    if self._is_cut:
-                        step = replace(step, layout=self.layouts[j])
-                    forms = self._forms(layout, step)
-                    if self._is_cut:
-                        step = replace(step, axes=self.mesh.simplify(step.axes), layout=end)
-                    found[i, j] = step, forms
+            for dims, partial, named in self._named_from(layout):
+                j = index.get((dims, partial))
+                if j is not None:
+                    found.setdefault((i, j), named)
         return found
 
-    def _named_from(self, now: Layout) -> Iterator[CollectiveStep]:
-        mesh = self.mesh
+    def _named_from(self, now: Layout) -> Iterator[tuple[tuple[Axes, ...], Axes, NamedMove]]:
+        """Yield the moves from a layout, each with the split and the partial axes after it."""
+        dims, partial = now.dims, now.partial
         for a in self.axes:
             if a in now.used:
                 continue
             for dim in range(self.rank):
-                yield move(REPLICATED, SHARDED, mesh, now, (a,), dim)
-            yield move(REPLICATED, PARTIAL, mesh, now, (a,), reduction=self.reduction)
-        for n in range(1, len(now.partial) + 1):
-            for axes in combinations(now.partial, n):
-                yield move(PARTIAL, REPLICATED, mesh, now, axes)
+                yield _added(dims, dim, (a,)), partial, NamedMove(REPLICATED, SHARDED, (a,), dim)
+            yield dims, self._ordered((*partial, a)), NamedMove(REPLICATED, PARTIAL, (a,))
+        for n in range(1, len(partial) + 1):
+            for axes in combinations(partial, n):
+                rest = tuple([a for a in partial if a not in axes])
+                yield dims, rest, NamedMove(PARTIAL, REPLICATED, axes)
                 for dim in range(self.rank):
                     for order in (axes,) if self._in_order else permutations(axes):
-                        yield move(PARTIAL, SHARDED, mesh, now, order, dim)
-        for dim, have in enumerate(now.dims):
+                        yield (
+                            _added(dims, dim, order),
+                            rest,
+                            NamedMove(PARTIAL, SHARDED, order, dim),
+                        )
+        for dim, have in enumerate(dims):
             for n in range(1, len(have) + 1):
-                axes = have[-n:]
-                yield move(SHARDED, REPLICATED, mesh, now, axes, dim)
+                axes, gathered = have[-n:], (*dims[:dim], have[:-n], *dims[dim + 1 :])
+                yield gathered, partial, NamedMove(SHARDED, REPLICATED, axes, dim)
                 if self.reduction == "sum":
-                    yield move(SHARDED, PARTIAL, mesh, now, axes, dim)
+                    among = self._ordered(partial + axes)
+                    yield gathered, among, NamedMove(SHARDED, PARTIAL, axes, dim)
                 for other in range(self.rank):
                     if other != dim:
-                        yield move(SHARDED, SHARDED, mesh, now, axes, other, dim)
+                        named = NamedMove(SHARDED, SHARDED, axes, other, dim)
+                        yield _added(gathered, other, axes), partial, named
 
-    def _forms(self, before: Layout, step: CollectiveStep) -> Forms:
-        """Return the forms of a move. They are equal for all tensors and dimensions but the first,
-        along which shards are contiguous: one tensor stands for all that have as many split
-        dimensions, the first one first, the others in a fixed order, so large that no shard is
-        rounded."""
-        ends = self._codes[before], self._codes[step.layout]
-        split = [(d > 0, *both, d) for d, both in enumerate(zip(*ends, strict=True)) if any(both)]
-        split.sort()
-        dims = [d for *_, d in split]
-        known = self._known.forms
-        key = (
-            step.kind,
-            step.axes,
-            tuple([both[:-1] for both in split]),
-            step.dim >= 0 and dims.index(step.dim),
-        )
-        if key not in known:
-            size = self.mesh.size
-            if self.rank and dims[:1] != [0]:
-                dims = [0, *dims]
-            shape = (*[2 * size] * len(dims), size**2)
-            source, target = (
-                Layout(l.mesh, (*(l.dims[d] for d in dims), ())).with_partial(
-                    l.partial, l.reduction
-                )
-                for l in (before, step.layout)
-            )
-            dim, concat = (dims.index(d) if d >= 0 else -1 for d in (step.dim, step.concat))
-            moved = CollectiveStep(step.kind, step.axes, target, dim, concat)
-            known[key] = step_forms(self.mesh, shape, source, moved)
-        return known[key]
+    def _ordered(self, axes: Axes) -> Axes:
+        return tuple([a for a in self.axes if a in axes])
 
 
-class KnownForms(NamedTuple):
-    """The forms of a mesh's moves by the key of `Routes._forms`, in which a number stands for the
-    axes of a dimension, since it is hashed faster. A key is of use with its numbers only, so that
-    whoever has one has both."""
-
-    codes: dict[Axes, int]
-    forms: dict[tuple, Forms]
-
-
-@lru_cache(maxsize=16)
-def known_forms(mesh: Mesh) -> KnownForms:
-    """Return the forms of a mesh's moves that are known so far; no axes have the number 0."""
-    return KnownForms({(): 0}, {})
+def _added(dims: tuple[Axes, ...], dim: int, axes: Axes) -> tuple[Axes, ...]:
+    """Return the split of the dimensions, one split over these axes too."""
+    return (*dims[:dim], dims[dim] + axes, *dims[dim + 1 :])
 
 
 def _dims(axes: Axes, dims: tuple[Axes, ...]) -> Iterator[tuple[Axes, ...]]:

@@ -200,19 +200,3 @@ def test_a_move_costs_the_same_beside_unsharded_dimensions():
                 assert two.each(size)[ends] == pytest.approx(one.each(size)[i, j])
             compared += 1
     assert compared > 100
-
-
-def test_times_do_not_depend_on_what_was_planned_before() -> None:
-    """The tables of all ranks share what is known of a mesh, of which a process retains some."""
-    axes, cluster = (("a", 2), ("b", 2), ("c", 2)), two_levels(4, 2)
-
-    def seconds(name: str, rank: int) -> Any:
-        known = routes(Mesh(name, axes, cluster), rank)
-        assert known is not None
-        return known.seconds((64,) * rank, 4)
-
-    alone = seconds("alone", 2)
-    seconds("later", 3)
-    for i in range(40):  # more meshes than are retained
-        assert routes(Mesh(f"other {i}", axes, cluster), 1) is not None
-    np.testing.assert_array_equal(seconds("later", 2), alone)

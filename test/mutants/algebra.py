@@ -122,6 +122,14 @@ MUTANTS = [
         "test/algebra/test_every_path.py",
     ),
     Mutant(
+        "named moves never pack",
+        "In the tables of routes all dimensions are priced as the first, of contiguous blocks.",
+        "shardir/algebra/named_costs.py",
+        "dim, concat = min(move.dim, 1), min(move.concat, 1)",
+        "dim, concat = min(move.dim, 0), min(move.concat, 1)",
+        "test/algebra/test_route_costs.py",
+    ),
+    Mutant(
         "an all-reduce receives as much as a reduce-scatter",
         "The bytes of an all-reduce are half of what they are.",
         "shardir/algebra/collectives/all_devices.py",

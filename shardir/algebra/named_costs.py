@@ -1,0 +1,79 @@
+"""The latencies and rates of many named collectives at once, between layouts that split a tensor
+evenly.
+
+    [{b}, {}] -> [{}, {b}]             priced once
+    [{a, b}, {c}] -> [{a}, {c, b}]     the same latency, and the rate divided by the extent of a, c
+
+The bytes of a named collective, and those that it packs, are in proportion to the shards; and a
+device packs unless it moves blocks of the first dimension, along which shards are contiguous.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from shardir.algebra.collectives import AxisState, Collective, between
+from shardir.algebra.collectives import move as step_of
+from shardir.algebra.exchange_costs import Table
+from shardir.algebra.forms import NO_COMMUNICATION, Forms
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.steps import step_forms
+
+
+class NamedMove(NamedTuple):
+    """The change of the state of some axes: `dim` and `concat` as those of a step."""
+
+    start: AxisState
+    end: AxisState
+    axes: Axes
+    dim: int = -1
+    concat: int = -1
+
+    @property
+    def record(self) -> Collective:
+        return between(self.start, self.end)
+
+
+def named_costs(mesh: Mesh, moves: Sequence[NamedMove], extents: Table) -> tuple[Table, Table]:
+    """Return the latency of each form of each move, and its seconds for each byte of the global
+    tensor: [form, move].
+
+    Args:
+        extents: the number of shards before each move.
+    """
+    numbers: dict[NamedMove, int] = {}
+    kinds = [numbers.setdefault(_first_dims(move), len(numbers)) for move in moves]
+    forms = [_forms(mesh, kind) for kind in numbers]
+    count = max(map(len, forms), default=1)
+    each = np.array([
+        [(form.latency, form.rate) for form in (*some, *[some[-1]] * (count - len(some)))]
+        for some in forms
+    ])  # fmt: skip
+    own = [mesh.extent(k.axes) if k.start is AxisState.SHARDED else 1 for k in numbers]
+    latency, rate = each.reshape(-1, count, 2)[kinds].T
+    return latency, rate * (np.array(own, dtype=np.float64)[kinds] / extents)
+
+
+def _first_dims(move: NamedMove) -> NamedMove:
+    """Return the same move of the first dimensions. The others cost the same as the second."""
+    dim, concat = min(move.dim, 1), min(move.concat, 1)
+    return move._replace(dim=dim, concat=2 if dim == concat == 1 else concat)
+
+
+@lru_cache(maxsize=16384)
+def _forms(mesh: Mesh, move: NamedMove) -> Forms:
+    """Return the forms of a move, for a tensor that no other axes split, so large that no shard is
+    rounded."""
+    start, end, axes, dim, concat = move
+    if not move.record.communicates:
+        return NO_COMMUNICATION
+    before = Layout(mesh.name, ((),) * 4)
+    if start is AxisState.SHARDED:
+        before = before.with_dim(concat if end is AxisState.SHARDED else dim, axes)
+    elif start is AxisState.PARTIAL:
+        before = before.with_partial(axes)
+    shape = (*[2 * mesh.size] * 3, mesh.size**2)
+    return step_forms(mesh, shape, before, step_of(start, end, mesh, before, axes, dim, concat))
