@@ -28,26 +28,17 @@ from itertools import pairwise
 
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, Operation, Region
+from xdsl.ir import Block, Operation
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.mesh import Mesh
 from shardir.cost.memory import memory_of
-from shardir.cost.overlap import (
-    StartSchedule,
-    Timeline,
-    block_seconds,
-    can_start,
-    computes,
-    cost_or_zero,
-    grows,
-    users,
-)
+from shardir.cost.overlap import Costs, StartSchedule, Timeline, can_start, grows, users
 from shardir.cost.schedule import cuts
-from shardir.cost.seconds import OpCost, steps_of, together
+from shardir.cost.seconds import steps_of, together
 from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
-from shardir.rewriting.rewriter import Rewriter, erase
+from shardir.rewriting.rewriter import Rewriter
 
 MAX_ATTEMPTS = 20
 """The maximum number of attempts to start fewer collectives; after that none is started."""
@@ -64,52 +55,72 @@ class OverlapCommunication(LocalPass):
             _overlap(f.op, f.mesh)
 
 
+class Arrangement:
+    """A state of a block: its ops in order, the operands of each, and whether it is started."""
+
+    def __init__(self, block: Block):
+        self.ops = [(op, tuple(op.operands), dist.is_started(op)) for op in block.ops]
+
+    def restore(self, block: Block) -> None:
+        """Return the block to this state; ops that are not in it lose their operands."""
+        kept = {op for op, _, _ in self.ops}
+        for op in block.ops:
+            op.detach()
+            if op not in kept:
+                op.operands = ()
+        for op, operands, started in self.ops:
+            if tuple(op.operands) != operands:
+                op.operands = operands
+            if started:
+                op.properties["started"] = UnitAttr()
+            elif dist.is_started(op):
+                del op.properties["started"]
+            block.add_op(op)
+
+
 def _overlap(f: FuncOp, mesh: Mesh) -> None:
     """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
-    computation = [cost_or_zero(op, mesh) for op in f.body.block.ops if computes(op)]
+    block = f.body.block
+    costs = Costs(mesh)
     limit = max(memory_of(f, mesh).peak, mesh.cluster_or_default.memory or 0)
-    given = f.body.clone()
-    fastest, best = block_seconds(f.body.block, computation, mesh), f.body.detach_block(0)
+    given = kept = Arrangement(block)
+    fastest = costs.of_block(block)
     for cutting in (False, True):
-        _start_within(limit, f, given, computation, mesh, cutting)
-        seconds, made = block_seconds(f.body.block, computation, mesh), f.body.detach_block(0)
+        if cutting and not _is_cut(block, costs):
+            break
+        _start_within(limit, f, costs, cutting)
+        seconds = costs.of_block(block)
         if seconds < fastest * IMPROVEMENT:
-            fastest, best, made = seconds, made, best
-        made.erase()
-    f.body.add_block(best)
+            fastest, kept = seconds, Arrangement(block)
+        given.restore(block)
+    kept.restore(block)
 
 
-def _start_within(
-    limit: int, f: FuncOp, given: Region, computation: list[OpCost], mesh: Mesh, cutting: bool
-) -> None:
-    """Give the function, which has no body, the given one, with collectives started within memory.
+def _start_within(limit: int, f: FuncOp, costs: Costs, cutting: bool) -> None:
+    """Start collectives within memory.
 
     As long as that needs more memory than the limit, those that are in flight at the peak are
     excluded; all, if none is.
     """
-    excluded: set[int] = set()
+    given, excluded = Arrangement(f.body.block), set[int]()
     for _ in range(MAX_ATTEMPTS):
-        f.body.add_block(given.clone().detach_block(0))
-        numbers = _start(f.body.block, computation, mesh, excluded, cutting)
-        use = memory_of(f, mesh)
+        numbers = _start(f.body.block, costs, excluded, cutting)
+        use = memory_of(f, costs.mesh)
         if use.peak <= limit:
             return
         at_peak = {numbers[op] for op in _in_flight(f.body.block, use.op) if op in numbers}
         excluded |= at_peak or {*numbers.values()}
-        f.body.detach_block(0).erase()
-    f.body.add_block(given.clone().detach_block(0))
+        given.restore(f.body.block)
 
 
-def _start(
-    block: Block, computation: list[OpCost], mesh: Mesh, excluded: set[int], cutting: bool
-) -> dict[Operation, int]:
+def _start(block: Block, costs: Costs, excluded: set[int], cutting: bool) -> dict[Operation, int]:
     """Start the collectives that are not excluded, and return the number of each.
 
     A collective is numbered in the order of the block; the parts of a bucket have its number.
     """
-    candidates = [op for op in block.ops if can_start(op, mesh)]
+    candidates = [op for op in block.ops if can_start(op, costs.mesh)]
     numbers: dict[Operation, int] = {op: i for i, op in enumerate(candidates)}
-    timeline = Timeline(block, computation, mesh)
+    timeline = Timeline(block, costs)
     for bucket in [op for op in candidates if cutting and numbers[op] not in excluded]:
         for part in _cut(bucket, timeline):
             numbers[part] = numbers[bucket]
@@ -117,9 +128,10 @@ def _start(
     schedule = StartSchedule(block, timeline, chosen)
     for op in schedule.in_order():
         Rewriter().before(schedule.others[schedule.starts[op]]).move(op)
+    at = {op: i for i, op in enumerate(block.ops)}
     for op in schedule.costs:
         if schedule.hides(op):
-            _wait(op)
+            _wait(op, min(users(op), key=at.__getitem__))
     return numbers
 
 
@@ -131,37 +143,48 @@ def _in_flight(block: Block, during: Operation) -> Iterator[Operation]:
             yield op.started
 
 
-def _cut(op: dist.FusibleOp, timeline: Timeline) -> Iterator[dist.FusibleOp]:
-    """Yield the parts by which a bucket is replaced; none if it stays as it is."""
-    if len(op.values) == 1 or op.fusion is not None or grows(op):
-        return
+def _parts(op: dist.FusibleOp, timeline: Timeline) -> list[list[int]]:
+    """Return the numbers of the values of each part into which a bucket is cut; one part is the
+    bucket as it is."""
+    order = [*range(len(op.values))]
+    if len(order) == 1 or op.fusion is not None or grows(op):
+        return [order]
     values = together(steps_of(op, timeline.mesh), timeline.mesh)
     form, each = values.fastest
     available = [timeline.available(v) for v in op.values]
-    order = sorted(range(len(available)), key=available.__getitem__)
+    order.sort(key=available.__getitem__)
     sending = [each[i] + values.packing[i] for i in order]
     cluster = timeline.mesh.cluster_or_default
     ends = cuts(sending, [available[i] for i in order], form.latency, cluster)
-    if len(ends) == 1:
+    return [order[start:end] for start, end in pairwise([0, *ends])]
+
+
+def _is_cut(block: Block, costs: Costs) -> bool:
+    """Whether a bucket of the block is cut."""
+    timeline = Timeline(block, costs)
+    return any(len(_parts(op, timeline)) > 1 for op in block.ops if can_start(op, costs.mesh))
+
+
+def _cut(op: dist.FusibleOp, timeline: Timeline) -> Iterator[dist.FusibleOp]:
+    """Yield the parts by which a bucket is replaced; none if it stays as it is."""
+    parts = _parts(op, timeline)
+    if len(parts) == 1:
         return
-    for start, end in pairwise([0, *ends]):
-        outs = [op.outs[i] for i in order[start:end]]
+    for part in parts:
+        outs = [op.outs[i] for i in part]
         new = Rewriter().before(op).create(
-            type(op), [op.values[i] for i in order[start:end]], [v.type for v in outs],
+            type(op), [op.values[i] for i in part], [v.type for v in outs],
             op.properties, op.attributes, outs,
         )  # fmt: skip
         for old, out in zip(outs, new.outs, strict=True):
             old.replace_all_uses_with(out)
         yield new
-    erase(op)
+    op.detach()  # not erased: it returns if the bucket is not cut after all
+    op.operands = ()
 
 
-def _wait(op: dist.FusibleOp) -> None:
+def _wait(op: dist.FusibleOp, user: Operation) -> None:
     """Start a collective where it is, and wait for it before the first use of a result."""
-    following, user = users(op), op.next_op
-    while user is not None and user not in following:
-        user = user.next_op
-    assert user is not None, "only a collective whose result is used is started"
     op.properties["started"] = UnitAttr()
     rewriter = Rewriter().before(user)
     rewriter.location = op.location

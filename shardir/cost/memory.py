@@ -18,12 +18,13 @@ allocates internally, and the fragmentation of the allocator.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.aliasing import in_place, shared
@@ -98,12 +99,12 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
 
 def _held(ops: list[Operation], mesh: Mesh) -> list[int]:
     """Return the bytes of buffers at each op: its own, and those of collectives in flight."""
-    found, ends = [0] * len(ops), waits(ops)
+    change, ends = [0] * (len(ops) + 1), waits(ops)
     for i, op in enumerate(ops):
         if size := buffers(op, mesh):
-            for k in range(i, ends.get(op, i) + 1):
-                found[k] += size
-    return found
+            change[i] += size
+            change[ends.get(op, i) + 1] -= size
+    return list(accumulate(change[:-1]))
 
 
 def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
@@ -136,28 +137,34 @@ def _parts(f: FuncOp, ops: list[Operation]) -> dict[SSAValue, str]:
         if isinstance(op, train.BackwardOp):
             break
         found |= dict.fromkeys(op.results, "activations")
+    for v in gradients(ops):
+        found.setdefault(v, "gradients")
     for op in ops:
         if isinstance(op, train.Update):
-            for v in leading_to(op.operands[1]):
-                found.setdefault(v, "gradients")
             found |= dict.fromkeys(op.results[:1], "parameters")
             found |= dict.fromkeys(op.results[1:], "states")
     return found
 
 
-def leading_to(gradient: SSAValue) -> Iterator[SSAValue]:
-    """Yield a gradient, and the values that redistribution and elementwise ops make it from."""
-    todo = [gradient]
+def gradients(ops: Iterable[Operation]) -> set[SSAValue]:
+    """Return the gradients that updates read, and the values that redistribution and elementwise
+    ops make them from."""
+    found = set[SSAValue]()
+    todo = [op.operands[1] for op in ops if isinstance(op, train.Update)]
     while todo:
         v = todo.pop()
-        yield v
+        if v in found:
+            continue
+        found.add(v)
         op = v.owner
         if isinstance(op, dist.CollectiveOp | dist.WaitOp):
-            todo += [x for x, out in zip(op.values, op.outs, strict=True) if out is v]
+            assert isinstance(v, OpResult)
+            todo.append(op.values[v.index])
         elif isinstance(op, dist.RedistributeOp):
             todo.append(op.value)
         elif isinstance(op, Elementwise) and not isinstance(op, train.Update):
             todo += [x for x in op.operands if _shape(x) == _shape(v)]
+    return found
 
 
 def _shape(v: SSAValue) -> tuple[int, ...]:

@@ -28,21 +28,25 @@ def computes(op: Operation) -> bool:
     return not isinstance(op, dist.CollectiveOp | dist.WaitOp)
 
 
-def cost_or_zero(op: Operation, mesh: Mesh) -> OpCost:
-    """Return the cost of an op; one without (such as a call) hides nothing."""
-    try:
-        cost = cost_of(op, mesh)
-    except ShardirError:
-        cost = None
-    return cost or OpCost(op, 0, 0, 0.0)
+class Costs(dict[Operation, OpCost]):
+    """The cost of each op, computed when it is first asked for; an op without a cost (such as a
+    call) hides nothing."""
 
+    def __init__(self, mesh: Mesh):
+        super().__init__()
+        self.mesh = mesh
 
-def block_seconds(block: Block, computation: list[OpCost], mesh: Mesh) -> float:
-    """Return the time of a block, from the costs of its computation, in order."""
-    costs = iter(computation)
-    return elapsed(
-        (next(costs) if computes(op) else cost_or_zero(op, mesh) for op in block.ops), mesh
-    )
+    def __missing__(self, op: Operation) -> OpCost:
+        try:
+            cost = cost_of(op, self.mesh)
+        except ShardirError:
+            cost = None
+        self[op] = found = cost or OpCost(op, 0, 0, 0.0)
+        return found
+
+    def of_block(self, block: Block) -> float:
+        """Return the seconds of a block."""
+        return elapsed((self[op] for op in block.ops), self.mesh)
 
 
 def can_start(op: Operation, mesh: Mesh) -> TypeGuard[dist.FusibleOp]:
@@ -68,11 +72,10 @@ def users(op: Operation) -> set[Operation]:
 class Timeline:
     """The time of each op of a block and of each value, if computation waits for no collective."""
 
-    def __init__(self, block: Block, computation: list[OpCost], mesh: Mesh):
-        self.mesh = mesh
+    def __init__(self, block: Block, costs: Costs):
+        self.mesh, self.costs = costs.mesh, costs
         ops = list(block.ops)
-        costs = zip((op for op in ops if computes(op)), computation, strict=True)
-        self.seconds = {op: cost.seconds for op, cost in costs}
+        self.seconds = {op: costs[op].seconds for op in ops if computes(op)}
         self.begins = self.begins_of(ops)
         self._arrivals: dict[Operation, float] = {}
 
@@ -89,7 +92,7 @@ class Timeline:
         if can_start(op, self.mesh):
             if op not in self._arrivals:
                 begin = max(map(self.available, op.operands))
-                self._arrivals[op] = begin + cost_or_zero(op, self.mesh).seconds
+                self._arrivals[op] = begin + self.costs[op].seconds
             return self._arrivals[op]
         return self.begins[op] + self.seconds.get(op, 0.0)
 
@@ -109,10 +112,9 @@ def hideable(block: Block, timeline: Timeline) -> dict[dist.FusibleOp, OpCost]:
     latest: dict[Operation, float] = {}
     for op in reversed(candidates):
         latest[op] = min(latest.get(u, begins[u]) for u in users(op))
-    costs = ((op, cost_or_zero(op, timeline.mesh)) for op in candidates)
     return {
-        op: cost for op, cost in costs
-        if latest[op] - earliest[op] > MIN_HIDDEN * cost.seconds
+        op: timeline.costs[op] for op in candidates
+        if latest[op] - earliest[op] > MIN_HIDDEN * timeline.costs[op].seconds
     }  # fmt: skip
 
 

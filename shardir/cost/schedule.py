@@ -65,22 +65,30 @@ def cuts(
         sending: the seconds of the bytes of each value.
         ready: when each is available, ascending, if the device loses no time to collectives.
     """
-    sent = np.concatenate([[0.0], np.cumsum(sending)])
-    seconds = latency + sent[None, :] - sent[:, None]  # [i, j]: the values from i up to j
-    seconds[np.tri(len(sent), dtype=bool)] = np.inf
-    late = on.interference * sent
-    begin = np.concatenate([[0.0], ready])[None, :] + late[:, None]
-    ends = np.where(np.arange(len(sent)) > 0, np.inf, 0.0)  # of the first j values, in k parts
-    bound = (begin + seconds)[:, -1].min()  # if the links were free
+    sent, begin = (np.concatenate([[0.0], x]) for x in (np.cumsum(sending), ready))
+    number = len(sent) - 1
+    ahead = (1 - on.interference) * sent  # by how much sending at once is ahead of the device
+    after = latency + begin  # the end of the first j values in `parts` parts, less sent[j]
+    bound = latency + max(0.0, (begin[1:] - ahead[:-1]).max())  # each value alone, free latencies
     best, count, before = np.inf, 0, list[np.ndarray]()
-    while len(before) < len(sending) and bound + len(before) * on.overhead < best * IMPROVEMENT:
-        after = np.maximum(ends[:, None], begin) + seconds
-        ends, cost = after.min(0), after[:, -1].min() + len(before) * on.overhead
-        before.append(after.argmin(0))
-        if cost < best * IMPROVEMENT:
-            best, count = cost, len(before)
-    found = [len(sending)]
-    for previous in reversed(before[1:count]):
+    for parts in range(1, number + 1):
+        if (cost := after[-1] + sent[-1] + (parts - 1) * on.overhead) < best * IMPROVEMENT:
+            best, count = cost, parts
+        last = np.arange(parts + 1, number + 1)
+        # Another part, from i on, waits for the links, longer the larger i is, or for its last
+        # value, longer the smaller i is: the best i is where these are equal, or just before.
+        at = parts + np.searchsorted((after + ahead)[parts:-1], begin[last])
+        both = np.stack([np.maximum(at - 1, parts), np.minimum(at, last - 1)])
+        begins = np.maximum(after[both], begin[last] - ahead[both])
+        previous, more = np.zeros(number + 1, int), np.full(number + 1, np.inf)
+        previous[last] = np.where(begins[0] <= begins[1], *both)
+        more[last] = latency + begins.min(0)
+        before.append(previous)
+        if bound + sent[-1] + parts * on.overhead >= best * IMPROVEMENT or (more >= after).all():
+            break
+        after = more
+    found = [number]
+    for previous in reversed(before[: count - 1]):
         found.append(int(previous[found[-1]]))
     return found[::-1]
 

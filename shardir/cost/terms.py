@@ -21,10 +21,10 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import step_received
 from shardir.cost.functions import functions, is_global, on_cluster
-from shardir.cost.memory import leading_to
+from shardir.cost.memory import gradients
 from shardir.cost.report import called, location, table
 from shardir.cost.seconds import is_free, work
-from shardir.dialects import dist, train
+from shardir.dialects import dist
 from shardir.dialects.nn.attention import AttentionGradOp, AttentionOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.contraction import Contraction
@@ -131,11 +131,10 @@ def relative(
 
 def _ops(f: FuncOp, mesh: Mesh) -> Iterator[tuple[Operation, Terms]]:
     ops = list(f.body.block.ops)
-    updates = [op for op in ops if isinstance(op, train.Update)]
-    gradients = {v for op in updates for v in leading_to(op.operands[1])}
+    found = gradients(ops)
     for op in ops:
         if isinstance(op, dist.RedistributeOp):
-            terms = _communication(op, mesh, op.out in gradients)
+            terms = _communication(op, mesh, op.out in found)
         elif isinstance(op, TensorOp):
             terms = Terms(cal=_touched(op, mesh))
         else:

@@ -1,6 +1,7 @@
 """Collectives in flight beside computation: their times by hand, and the parts of a bucket against
 all cuts of it."""
 
+import tracemalloc
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 from random import Random
@@ -116,3 +117,14 @@ def test_the_cuts_of_a_bucket_are_the_best_of_all(seed: int) -> None:
     every = [(*c, count) for k in range(count) for c in combinations(range(1, count), k)]
     on = Cluster((PAIR,), overhead=overhead, interference=interference)
     assert end(cuts(sending, ready, latency, on)) == pytest.approx(min(map(end, every)))
+
+
+def test_the_memory_to_cut_a_bucket_grows_as_its_values() -> None:
+    """No table of the values by the values: 20,000 of them would take 3.2 GB."""
+    n, on = 20_000, Cluster((PAIR,), overhead=1e-6, interference=0.1)
+    tracemalloc.start()
+    ends = cuts([1e-6] * n, [2e-6 * i for i in range(n)], 1e-5, on)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert ends[-1] == n and 1 < len(ends) < 100
+    assert peak < 1000 * n

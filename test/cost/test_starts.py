@@ -8,7 +8,7 @@ from xdsl.ir import Block
 import shardir
 from shardir.algebra.mesh import Mesh
 from shardir.cost.functions import functions
-from shardir.cost.overlap import StartSchedule, Timeline, computes, cost_or_zero, hideable
+from shardir.cost.overlap import Costs, StartSchedule, Timeline, hideable
 
 PRODUCT, SENDING = 0.128, 0.032
 """The seconds of a product of 4 x 4, and of the bytes of a collective of that size."""
@@ -35,8 +35,7 @@ def beside(kind: tuple[str, str, int], products: int, latency: float) -> tuple[B
     ((f, mesh),) = functions(shardir.compile(text, "").module)
     assert isinstance(mesh, Mesh)
     block = f.body.block
-    computation = [cost_or_zero(op, mesh) for op in block.ops if computes(op)]
-    return block, Timeline(block, computation, mesh)
+    return block, Timeline(block, Costs(mesh))
 
 
 @pytest.mark.parametrize("part", [0.01, 0.04, 0.049, 0.051, 0.1, 0.9])

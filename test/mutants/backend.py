@@ -111,8 +111,8 @@ MUTANTS = [
         "variables are deleted before their last use",
         "An emitted program deletes a variable before its last reader.",
         "shardir/backend/torch/emit/scope.py",
-        "self.storages.last.get(x, -1) <= at for x in var.values",
-        "self.storages.last.get(x, -1) <= at + 1 for x in var.values",
+        "not var.argument and var.last <= at:",
+        "not var.argument and var.last <= at + 1:",
         "test/backend/test_emit_text.py",
     ),
     Mutant(

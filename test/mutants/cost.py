@@ -50,8 +50,8 @@ MUTANTS = [
         "buffers are freed at the start",
         "The buffers of a started collective are free before its wait.",
         "shardir/cost/memory.py",
-        "for k in range(i, ends.get(op, i) + 1):",
-        "for k in range(i, i + 1):",
+        "change[ends.get(op, i) + 1] -= size",
+        "change[i + 1] -= size",
         "test/cost/test_cost_memory.py::test_collectives",
     ),
     Mutant(

@@ -13,6 +13,7 @@ i64`: its gradient is communicated in one buffer with those of the other paramet
 microbatches has the index of its microbatch, `train.microbatch = 0 : i64`.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -186,14 +187,14 @@ def check_parameters(f: FuncOp) -> None:
         raise VerifyException(
             coded("G3", f"expected an argument of @{f.sym_name.data} that is a parameter, got none")
         )
-    keys = [text_attr(a, Role.PARAMETER.attribute) for a in parameters]
-    for key in keys:
-        if not key or keys.count(key) > 1:
+    counts = Counter(text_attr(a, Role.PARAMETER.attribute) for a in parameters)
+    for key, number in counts.items():
+        if not key or number > 1:
             raise VerifyException(
                 coded(
                     "G6",
                     f"expected parameters of @{f.sym_name.data} with distinct, non-empty names, "
-                    f"got {keys.count(key)} of the name {key!r}",
+                    f"got {number} of the name {key!r}",
                     use="give each its own name; use one argument for a shared weight",
                 )
             )

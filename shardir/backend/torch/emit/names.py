@@ -10,7 +10,6 @@ import keyword
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from itertools import count
 
 from shardir.algebra.mesh import Axes, sizes_of
 from shardir.backend.torch.emit.imports import NAMES
@@ -39,14 +38,18 @@ class Names:
 
     def __init__(self, taken: Iterable[str] = ()):
         self._taken = {*RESERVED, *taken}
+        self._next: dict[str, int] = {}
+        """The number from which to look for a free name; those before it are taken."""
 
     def new(self, text: str | None, default: str = "v") -> str:
         """Return a free name: `text`, with a number appended where it is taken."""
         wanted = identifier(text, default)
-        if wanted in self._taken:
-            wanted = next(n for i in count(1) if (n := f"{wanted}_{i}") not in self._taken)
-        self._taken.add(wanted)
-        return wanted
+        name, number = wanted, self._next.get(wanted, 1)
+        while name in self._taken:
+            name, number = f"{wanted}_{number}", number + 1
+        self._next[wanted] = number
+        self._taken.add(name)
+        return name
 
 
 def literal(text: str) -> str:

@@ -49,10 +49,11 @@ class Program:
 
 
 class Variable:
-    """A name in the text, and the values that it holds, in turn or at once."""
+    """A name in the text, of values that it holds in turn or at once: the last op that reads one of
+    them (-1: none), and whether one is an argument."""
 
-    def __init__(self, name: str, value: SSAValue):
-        self.name, self.values = name, [value]
+    def __init__(self, name: str):
+        self.name, self.last, self.argument = name, -1, False
 
 
 class EmissionScope(LocalTypes):
@@ -139,8 +140,7 @@ class EmissionScope(LocalTypes):
             var = self.variables.get(v)
             if var is None or var.name in dead or not self.shape_of(v):
                 continue
-            argument = any(isinstance(x, BlockArgument) for x in var.values)
-            if not argument and all(self.storages.last.get(x, -1) <= at for x in var.values):
+            if not var.argument and var.last <= at:
                 dead.append(var.name)
         if dead:
             self.line(f"del {', '.join(dead)}")
@@ -180,14 +180,18 @@ class EmissionScope(LocalTypes):
     # ---- names ----
 
     def define(self, v: SSAValue, hint: str | None) -> Variable:
-        var = self.variables[v] = Variable(self.names.new(hint), v)
-        return var
+        return self.hold(Variable(self.names.new(hint)), v)
 
     def same(self, v: SSAValue, other: SSAValue) -> None:
         """Let `v` share the variable of `other`."""
-        var = self.variables[other]
-        var.values.append(v)
+        self.hold(self.variables[other], v)
+
+    def hold(self, var: Variable, v: SSAValue) -> Variable:
+        """Let a variable hold `v` too."""
+        var.last = max(var.last, self.storages.last.get(v, -1))
+        var.argument |= isinstance(v, BlockArgument)
         self.variables[v] = var
+        return var
 
     def result(self, v: OpResult, op: Operation) -> Variable:
         """Return the variable of a result: that of an operand of its name without later uses, or
@@ -201,13 +205,8 @@ class EmissionScope(LocalTypes):
             if (var := self.variables.get(x)) is not None:
                 if hint is None or _base(x.name_hint or var.name) != _base(hint):
                     continue
-                free = not any(isinstance(y, BlockArgument) for y in var.values)
-                if free and all(
-                    self.storages.last.get(y, -1) <= self.storages.at[op] for y in var.values
-                ):
-                    var.values.append(v)
-                    self.variables[v] = var
-                    return var
+                if not var.argument and var.last <= self.storages.at[op]:
+                    return self.hold(var, v)
         return self.define(v, hint or _by_kind(op))
 
     def is_read(self, v: SSAValue) -> bool:

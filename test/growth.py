@@ -1,0 +1,63 @@
+"""The growth of a computation's work with the size of its input: the executed lines of shardir, and
+the calls of other Python functions.
+
+No time is measured, so a law about the growth holds on any machine. Loops within a call of C (numpy
+or sorting) are not counted.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import shardir
+
+OURS = str(Path(shardir.__file__).parent)
+
+FEW = 300
+"""A function that executes fewer lines at the largest size is not compared."""
+
+
+def lines(work: Callable[[], object]) -> Counter[CodeType]:
+    """Return how many lines each function of shardir executes, those of loops each time, and how
+    often each other function is called."""
+    found: Counter[CodeType] = Counter()
+
+    def enter(frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        found[code] += 1
+        return count if OURS in code.co_filename else None
+
+    def count(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            found[frame.f_code] += 1
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return found
+
+
+def superlinear(work: Callable[[int], object], size: int) -> Iterator[str]:
+    """Yield the functions whose work grows faster than linear from `size` to twice and four times
+    that; and the sum of all.
+
+    Linear is an increase that doubles (2.6 for one function, 2.1 for the sum: parts of
+    logarithmic and of constant work vary); quadratic one that is four times as large.
+    """
+    work(1)  # what is computed once for a process
+    one, two, four = (lines(lambda n=n: work(n)) for n in (size, 2 * size, 4 * size))
+    for code, n in four.items():
+        warm = one[code] and not code.co_filename.startswith("<")  # no caches that are filled
+        if warm and n > FEW and n - two[code] > 2.6 * (two[code] - one[code]) + FEW:
+            yield f"{code.co_filename}:{code.co_firstlineno} {code.co_name}: " + ", ".join(
+                f"{c[code]:,}" for c in (one, two, four)
+            )
+    if four.total() - two.total() > 2.1 * (two.total() - one.total()):
+        yield f"all: {one.total():,}, {two.total():,}, {four.total():,}"
