@@ -18,13 +18,13 @@ Dimension = tuple[SSAValue, int]
 
 
 class DimensionClasses:
-    """The classes of the dimensions of ops' operands and results."""
+    """The classes of the dimensions of ops' operands and results. `factors`: of each op."""
 
     def __init__(self, ops: Iterable[TensorOp]):
         self._above: dict[Dimension, Dimension] = {}
         self._first: dict[TensorOp, dict[str, Dimension]] = {}
-        for op in ops:
-            factors = op.factors()
+        self.factors = {op: op.factors() for op in ops}
+        for op, factors in self.factors.items():
             first = self._first[op] = dict[str, Dimension]()
             for v, dims in zip(
                 (*op.operands, *op.results), (*factors.operands, *factors.results), strict=True
@@ -41,12 +41,13 @@ class DimensionClasses:
 
     def of(self, dimension: Dimension) -> Dimension:
         """Return the class of a dimension."""
-        path = list[Dimension]()
-        while dimension in self._above:
-            path.append(dimension)
-            dimension = self._above[dimension]
-        self._above.update(dict.fromkeys(path, dimension))
-        return dimension
+        above = self._above
+        root = dimension
+        while root in above:
+            root = above[root]
+        while dimension != root:
+            above[dimension], dimension = root, above[dimension]
+        return root
 
     def of_factors(self, op: TensorOp) -> dict[str, Dimension]:
         """Return the classes of an op's factors."""

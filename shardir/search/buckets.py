@@ -31,8 +31,8 @@ MAX_SCALINGS = 8
 agree with it, and of plans one after another."""
 
 MAX_UNPRICED = 2e-3
-"""The part of its cost that the first plan's shares may leave out; above it, further plans are
-looked for."""
+"""The part of its cost that the first plan's shares may leave out, above which further plans are
+looked for; and the gap from which on the first plan that is not better is the last."""
 
 Solve = Callable[[CostProblem], Solution]
 
@@ -107,6 +107,8 @@ def solve_with_buckets(
         found, agreeing, _ = plan(remaining.pop(0))
         if found.objective < best.objective * IMPROVEMENT:
             best, shares, remaining = found, agreeing, next_shares(agreeing)
+        elif best.objective - bound <= MAX_UNPRICED * best.objective:
+            break
     return Solution(best.choice, best.objective, min(bound, best.objective)), shares
 
 
@@ -127,12 +129,14 @@ def shared_seconds(
 ) -> tuple[float, LatencyShares]:
     """Return the estimated time of transfers in the buckets of fuse-communication, and the shares
     that agree with these."""
-    alone = LatencyShares(inf)
-    total = priced(transfers, prices, alone)
+    numbers: dict[ValueTransfer, int] = {}
+    of = [numbers.setdefault(transfer, len(numbers)) for transfer, _ in transfers]
+    alone = [prices.seconds(transfer, LatencyShares(inf)) for transfer in numbers]
+    collectives = [prices.collectives(transfer) for transfer in numbers]
+    total = sum(alone[n] for n in of)
     kinds: dict[Hashable, list[tuple[LateCollective, Bucket]]] = {}
-    collectives = {t: prices.collectives(t) for t in dict.fromkeys(t for t, _ in transfers)}
-    for transfer, after in transfers:
-        for c in collectives[transfer]:
+    for n, (_, after) in zip(of, transfers, strict=True):
+        for c in collectives[n]:
             same = kinds.setdefault(c.kind, [])
             same.append((c, Bucket((len(same),), after, c.bytes, c.values)))
     buckets, tensors = Counter[BucketKey](), Counter[BucketKey]()

@@ -12,7 +12,7 @@ from itertools import islice
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.search.bucket_prices import TransferPrices
-from shardir.search.buckets import priced, shared_seconds, smallest_shares
+from shardir.search.buckets import shared_seconds, smallest_shares
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
 from shardir.search.memory import live
@@ -111,10 +111,7 @@ def _shortest(solution: GroupedSolution) -> float:
 
 def plan_of(graph: CostGraph, choice: list[int], bound: float, presets: str) -> StrategyPlan:
     """Return the plan of a choice, with its full cost and the bound of all plans."""
-    prices = TransferPrices(graph.mesh)
-    transfers = graph.bucket_transfers(choice)
-    seconds, shares = shared_seconds(transfers, prices)
-    missing = seconds - priced(transfers, prices, shares)
-    objective = graph.problem_with(shares).cost(choice) + missing
+    seconds, shares = shared_seconds(graph.bucket_transfers(choice), TransferPrices(graph.mesh))
+    objective = graph.problem.cost(choice) + seconds
     solution = Solution(choice, objective, min(bound, objective))
     return replace(StrategyPlan.of(graph, solution, shares), presets=presets)

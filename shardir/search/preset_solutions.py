@@ -17,7 +17,7 @@ from xdsl.ir import SSAValue
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.factors import FactorAxes
-from shardir.algebra.mesh import Axes
+from shardir.algebra.mesh import Axes, Axis
 from shardir.algebra.routes import Table
 from shardir.dialects.nn.base import TensorOp, strategy_factors
 from shardir.dialects.nn.types import unsharded_type
@@ -25,7 +25,6 @@ from shardir.search.candidates import Candidates
 from shardir.search.cost_graph import CostGraph
 from shardir.search.presets import OpRoles, ProductOfPresets, Structure
 from shardir.search.problem import CostProblem
-from shardir.search.value_layouts import ValueLayouts
 
 SWEEPS = 2
 """How many times each choice is changed to the cheapest one."""
@@ -45,17 +44,17 @@ class _OpGroup(NamedTuple):
 
 
 class _ValueGroup(NamedTuple):
-    """Values with equal costs, and the tables that they share with groups of ops; of parameters
-    their layouts."""
+    """Values with equal costs, and the tables that they share with groups of ops, each with the
+    group and their number; of parameters the axes that their layouts use."""
 
     unary: Table
-    tables: tuple[tuple[Table, int], ...]
-    layouts: ValueLayouts
+    tables: tuple[tuple[Table, int, int], ...]
+    used: Sequence[frozenset[Axis]]
 
     def choice(self, chosen: Sequence[int], presets: ProductOfPresets) -> int:
         """Return the cheapest layout; of a parameter one of those in which `zero-3` retains it."""
-        costs = self.unary + sum(t[:, chosen[g]] for t, g in self.tables)
-        retained = [set(presets.retained) <= set(l.used) for l, _ in self.layouts]
+        costs = self.unary + sum(n * t[:, chosen[g]] for t, g, n in self.tables)
+        retained = [axes.issuperset(presets.retained) for axes in self.used]
         if any(retained):
             costs = np.where(retained, costs, np.inf)
         return int(costs.argmin())
@@ -91,7 +90,7 @@ class PresetSolutions:
         summed = dict[SSAValue, tuple[int, int]]()  # values that may be partial sums
         for op, candidates in self.graph.candidates.items():
             assert isinstance(op, TensorOp)
-            factors = op.factors()
+            factors = structure.classes.factors[op]
             given = [v for v in op.operands if v in summed or unsharded_type(v).get_shape()]
             linear = bool(factors.linear) and all(v in summed for v in given)
             makers = tuple(summed[v] for v in given) if linear else ()
@@ -127,14 +126,15 @@ class PresetSolutions:
         for i, group in enumerate(self._group_of):
             if group >= 0:
                 continue
-            tables = [(t, self._group_of[j]) for j, t in neighbours[i]]
-            unary = self.problem.unary[i]
-            layouts = parameters.get(i, ())
-            near = Counter((id(t), g) for t, g in tables)
+            near = Counter((id(t), self._group_of[j]) for j, t in neighbours[i])
+            unary, layouts = self.problem.unary[i], parameters.get(i, ())
             key = id(unary), id(layouts), frozenset(near.items())
             if key not in numbers:
                 numbers[key] = len(self._groups)
-                self._groups.append(_ValueGroup(unary, tuple(tables), layouts))
+                tables = {id(t): t for _, t in neighbours[i]}
+                of = tuple([(tables[t], g, n) for (t, g), n in near.items()])
+                used = [frozenset(l.used) for l, _ in layouts]
+                self._groups.append(_ValueGroup(unary, of, used))
             self._group_of[i] = numbers[key]
 
     # ---- solutions ----

@@ -101,7 +101,7 @@ class Structure:
         self.columns = self._columns(uses)
         self._divisor: dict[Dimension, int] = {}
         for op in self.ops:
-            factors = op.factors()
+            factors = self.classes.factors[op]
             for f_, c in self.classes.of_factors(op).items():
                 self._divisor[c] = gcd(self._divisor.get(c, 0), factors.size(f_))
         self.roles = {op: self._roles(op) for op in self.ops}
@@ -121,7 +121,7 @@ class Structure:
         for op in reversed(self.ops):
             if isinstance(op, Update):
                 own = self.owner.get(op.operands[0])
-            elif op.factors().reduced:
+            elif self.classes.factors[op].reduced:
                 own = None
             else:
                 own = next((self.owner[v] for v in op.results if v in self.owner), None)
@@ -132,7 +132,7 @@ class Structure:
 
     def _parameter_use(self, op: TensorOp) -> ParameterUse | None:
         """Return the product or lookup that an op is; None if it is neither."""
-        factors, classes = op.factors(), self.classes.of_factors(op)
+        factors, classes = self.classes.factors[op], self.classes.of_factors(op)
         owned = {i for i, v in enumerate(op.operands) if v in self.owner}
         dims = [[f for dim in of for f in dim if f in classes] for of in factors.operands]
         others = {f for i, fs in enumerate(dims) if i not in owned for f in fs}
@@ -168,7 +168,7 @@ class Structure:
                 used.setdefault(c, i)
         normalised = {
             c for op in self._forward for f, c in self.classes.of_factors(op).items()
-            if f in op.factors().replicate
+            if f in self.classes.factors[op].replicate
         }  # fmt: skip
         found = {c for use in uses if use.is_lookup for c in use.rows}
         for use in uses:
@@ -198,7 +198,7 @@ class Structure:
 
     def _retained(self, op: TensorOp) -> Iterator["RetainedDim"]:
         """Yield the dimensions of the parameter that an op is for."""
-        factors = op.factors()
+        factors = self.classes.factors[op]
         dims_of = zip(
             (*op.operands, *op.results), (*factors.operands, *factors.results), strict=True
         )

@@ -96,8 +96,9 @@ def narrow(problem: CostProblem, cap: int, gap: float, progress: ReportBounds) -
         if not is_close():
             rough = eliminate(relaxation.reparametrised(), filter_cap)
             relaxation.offer(rough.choice)
-            part = search_near_bound(relaxation, margins, 2 * part, filter_cap)
             bound = max(bound, rough.bound)
+        if not is_close():
+            part = search_near_bound(relaxation, margins, 2 * part, filter_cap)
         progress(relaxation.objective, bound)
         gaps.append(relaxation.objective - bound)
         stalled = len(gaps) > STALLED_ROUNDS and gaps[-1] > MIN_PROGRESS * gaps[-1 - STALLED_ROUNDS]
