@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, islice, product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
+from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation
 
 from shardir.algebra.factors import FactorAxes, Factors, OpSharding, try_op_sharding
@@ -30,6 +31,7 @@ from shardir.cost import op_seconds
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, is_in_parts, strategy_factors
+from shardir.dialects.nn.signatures import SignatureMemo
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.rewriter import Rewriter
 from shardir.search.transfer_costs import transfer_of, transfer_seconds
@@ -67,6 +69,25 @@ def divisions(mesh: Mesh) -> tuple[Axes, ...]:
     return axes, *[(*mesh.simplify(cut[:i]), *mesh.simplify(cut[i:])) for i in ends]
 
 
+class OpFacts(NamedTuple):
+    """The kind of an op, its factors, those that a strategy may split, and its types without
+    layouts."""
+
+    kind: type[TensorOp]
+    factors: Factors
+    split: Factors
+    types: tuple[TensorType, ...]
+
+    @staticmethod
+    def of(op: TensorOp) -> "OpFacts":
+        types = tuple([unsharded_type(v) for v in (*op.operands, *op.results)])
+        return OpFacts(type(op), op.factors(), strategy_factors(op), types)
+
+    def seconds(self, factors: Factors, split: FactorAxes, mesh: Mesh) -> float:
+        """Return the estimated time of the op with a split of factors."""
+        return op_seconds(self.kind, factors, split, self.types, mesh)
+
+
 @lru_cache(maxsize=16)
 def candidate_source(mesh: Mesh) -> "CandidateSource":
     """Return the candidates on a mesh, for all searches on it."""
@@ -80,6 +101,7 @@ class CandidateSource:
         self.mesh = mesh
         self.divisions = divisions(mesh)
         self._made: dict[Any, Candidates] = {}
+        self._seconds = SignatureMemo()
 
     def of(self, op: TensorOp, constant: bool) -> Candidates:
         """Return the candidates of an op; `constant`: it depends on no argument."""
@@ -92,51 +114,56 @@ class CandidateSource:
     def seconds(self, op: Operation) -> float:
         """Return the estimated time of an op whose values have layouts, or of a redistribution; 0
         for other ops."""
+        types = [v.type for v in (*op.operands, *op.results)]
+        key = type(op), len(op.operands), *types, *op.properties.values()
+        return self._seconds.get_or(key, lambda: self._seconds_of(op))
+
+    def _seconds_of(self, op: Operation) -> float:
         if isinstance(op, TensorOp):
-            factors = op.factors()
+            facts = OpFacts.of(op)
             layouts = [l for v in (*op.operands, *op.results) if (l := layout_of(v)) is not None]
-            return self._op_seconds(op, factors, factors.axes_of(layouts, self.mesh))
+            factors = facts.factors
+            return facts.seconds(factors, factors.axes_of(layouts, self.mesh), self.mesh)
         if isinstance(op, RedistributeOp):
             t, source, target = transfer_of(op)
             return float(transfer_seconds(self.mesh, t, [source], [target])[0, 0])
         return 0.0
 
     def _candidates(self, op: TensorOp, constant: bool) -> Iterator[Candidate]:
+        facts = OpFacts.of(op)
         if op.strategy is not None:
             strategy = op.strategy.data
-            sharding = strategy.op_sharding(strategy_factors(op), self.mesh)
-            yield self._candidate(op, strategy, sharding)
+            yield self._candidate(op, facts, strategy, strategy.op_sharding(facts.split, self.mesh))
             return
-        factors = strategy_factors(op)
-        choices = self._choices(op, factors)
-        if constant and not self._op_seconds(op, factors, {}):
+        choices = self._choices(op, facts)
+        if constant and not facts.seconds(facts.split, {}, self.mesh):
             choices = islice(choices, 1)  # unsharded: all of it costs nothing, nor do its slices
         for over, split in choices:
             try:
-                found = self._strategy(factors, split, over)
+                found = self._strategy(facts.split, split, over)
                 if found is not None:
-                    yield self._candidate(op, *found)
+                    yield self._candidate(op, facts, *found)
             except ShardirError:
                 continue  # it has no decomposition with this sharding
 
-    def _choices(self, op: TensorOp, factors: Factors) -> Iterator[tuple[Axes, FactorAxes]]:
+    def _choices(self, op: TensorOp, facts: "OpFacts") -> Iterator[tuple[Axes, FactorAxes]]:
         """Yield axes over which the operands are partial, and a split over others, each once."""
         seen = set()
         for axes in self.divisions:
-            for over in self._partial_axes(op, axes):
-                for split in self._splits(factors, tuple([a for a in axes if a not in over])):
+            for over in self._partial_axes(op, facts.factors, axes):
+                for split in self._splits(facts.split, tuple([a for a in axes if a not in over])):
                     choice = self.mesh.simplify(over), split
                     key = choice[0], frozenset(split.items())
                     if key not in seen:
                         seen.add(key)
                         yield choice
 
-    def _partial_axes(self, op: TensorOp, axes: Axes) -> Iterator[Axes]:
+    def _partial_axes(self, op: TensorOp, factors: Factors, axes: Axes) -> Iterator[Axes]:
         """Yield the axes over which operands may be partial: none, if a result is larger than all
         operands."""
         shapes, n = op.shapes(), len(op.operands)
         yield ()
-        if op.factors().linear and max(map(prod, shapes[:n])) >= max(map(prod, shapes[n:])):
+        if factors.linear and max(map(prod, shapes[:n])) >= max(map(prod, shapes[n:])):
             for k in range(1, len(axes) + 1):
                 yield from combinations(axes, k)
 
@@ -181,21 +208,19 @@ class CandidateSource:
                 continue
         return None
 
-    def _candidate(self, op: TensorOp, strategy: Strategy, sharding: OpSharding) -> Candidate:
+    def _candidate(
+        self, op: TensorOp, facts: "OpFacts", strategy: Strategy, sharding: OpSharding
+    ) -> Candidate:
         """Return the candidate with a strategy.
 
         Raises:
             ShardirError: the op has no decomposition with this sharding.
         """
-        if is_in_parts(type(op), op.factors(), sharding.operands):
+        if is_in_parts(facts.kind, facts.factors, sharding.operands):
             results, time = self._decomposed(op, sharding)
             return Candidate(strategy, sharding.operands, results, time)
-        time = self._op_seconds(op, strategy_factors(op), sharding.axes)
+        time = facts.seconds(facts.split, sharding.axes, self.mesh)
         return Candidate(strategy, sharding.operands, sharding.results, time)
-
-    def _op_seconds(self, op: TensorOp, factors: Factors, split: FactorAxes) -> float:
-        types = [unsharded_type(v) for v in (*op.operands, *op.results)]
-        return op_seconds(type(op), factors, split, types, self.mesh)
 
     def _decomposed(self, op: TensorOp, sharding: OpSharding) -> tuple[tuple[Layout, ...], float]:
         """Return the complete layouts of an op's results, and its time, by its decomposition."""
