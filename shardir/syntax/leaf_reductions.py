@@ -6,6 +6,7 @@ goes to xDSL's own attribute parser, whose errors get their source location.
 
 import re
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any
 
 from xdsl.context import Context
@@ -149,15 +150,21 @@ class LeafReductions:
         """Return a dense attribute; a hexadecimal number of floats has the bits of one, where
         xDSL's parser reads an integer."""
         element = getattr(type, "element_type", None)
-        if element not in FLOATS.values() or "0x" not in content or content.startswith('"'):
+        is_complex = isinstance(element, builtin.ComplexType)
+        part: Any = element.element_type if is_complex else element
+        if part not in FLOATS.values() or "0x" not in content or content.startswith('"'):
             return self.by_xdsl(f"dense<{content}> : {type}", t)
         found: Any = self.by_xdsl(f"dense<{HEX.sub('0.0', content)}> : {type}", t)
-        values = [
-            float_bits(Token(m[0], t.start, t.end), element).value.data if HEX.fullmatch(m[0])
+        values = found.get_values()
+        numbers = [
+            float_bits(Token(m[0], t.start, t.end), part).value.data if HEX.fullmatch(m[0])
             else value
-            for m, value in zip(NUMBERS.finditer(content), found.get_values(), strict=True)
+            for m, value in zip(
+                NUMBERS.finditer(content), chain(*values) if is_complex else values, strict=True
+            )
         ]  # fmt: skip
-        return DenseIntOrFPElementsAttr.from_list(type, values)
+        pairs: Any = zip(numbers[::2], numbers[1::2], strict=True)
+        return DenseIntOrFPElementsAttr.from_list(type, list(pairs) if is_complex else numbers)
 
     # ---- types ----
     def scalar_type(self, c: list[Token]) -> Attribute:

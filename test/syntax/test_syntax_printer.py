@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from xdsl.dialects.builtin import (
     AnyFloat,
     ArrayAttr,
+    ComplexType,
     DenseArrayBase,
+    DenseIntOrFPElementsAttr,
     DictionaryAttr,
     FloatAttr,
     FunctionType,
@@ -223,6 +225,10 @@ def test_special_floats() -> None:
                 dense = dense_attr(TensorType(type_, [2]), values)
                 text = print_module(ModuleOp([], {"a": dense}))
                 assert parse(text).attributes["a"] == dense, text
+            pairs = TensorType(ComplexType(type_), [2])
+            dense = DenseIntOrFPElementsAttr.from_list(pairs, [(v, 1.5), (1.5, v)])
+            text = print_module(ModuleOp([], {"a": dense}))
+            assert parse(text).attributes["a"] == dense, text
 
 
 def test_aliases() -> None:
