@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, islice, product
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation
@@ -31,7 +31,7 @@ from shardir.cost import op_seconds
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, is_in_parts, strategy_factors
-from shardir.dialects.nn.signatures import SignatureMemo
+from shardir.dialects.nn.signatures import Memo, SignatureMemo
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.rewriter import Rewriter
 from shardir.search.transfer_costs import transfer_of, transfer_seconds
@@ -100,7 +100,7 @@ class CandidateSource:
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
         self.divisions = divisions(mesh)
-        self._made: dict[Any, Candidates] = {}
+        self._made = Memo()
         self._seconds = SignatureMemo()
 
     def of(self, op: TensorOp, constant: bool) -> Candidates:
@@ -114,9 +114,8 @@ class CandidateSource:
     def seconds(self, op: Operation) -> float:
         """Return the estimated time of an op whose values have layouts, or of a redistribution; 0
         for other ops."""
-        types = [v.type for v in (*op.operands, *op.results)]
-        key = type(op), len(op.operands), *types, *op.properties.values()
-        return self._seconds.get_or(key, lambda: self._seconds_of(op))
+        parts = type(op), len(op.operands), *(v.type for v in (*op.operands, *op.results))
+        return self._seconds.get_or(parts, op.properties, lambda: self._seconds_of(op))
 
     def _seconds_of(self, op: Operation) -> float:
         if isinstance(op, TensorOp):

@@ -291,3 +291,18 @@ def test_import_of_registrations(tmp_path, monkeypatch, capsys):
         forget_custom_op("test.imported")
     assert main([str(source), "--import", "acme_missing"]) == 2
     assert "--import acme_missing: ModuleNotFoundError" in capsys.readouterr().err
+
+
+def test_a_search_after_another_registration_has_its_rule(register):
+    text = """
+dist.mesh @m <d = 2>
+#rows = #dist.layout<@m, [{d}, {}]>
+func.func @f(%x: tensor<8192x4096xf32, #rows>) -> tensor<8192x4096xf32> {
+  %y = nn.custom "test.op"(%x) : (tensor<8192x4096xf32, #rows>) -> tensor<8192x4096xf32>
+  func.return %y : tensor<8192x4096xf32>
+}
+"""
+    register("test.op", rule="(i, j) -> (i, j) replicate i")
+    assert "({}, {d})" in shardir.compile(text, "search-strategies").text
+    register("test.op", rule="(i, j) -> (i, j)")
+    assert "({d}, {})" in shardir.compile(text, "search-strategies").text

@@ -174,8 +174,8 @@ class TensorOp(IRDLOperation, ABC):
         types = [v.type for v in (*self.operands, *self.results)]
         names = {l.mesh for t in types if (l := type_layout(t)) is not None}
         meshes = [find_mesh(self, n) for n in sorted(names)]
-        parts = (type(self), *meshes, None, *types, *self.properties.values())
-        verified.get_or((*parts, len(self.operands)), self.verify_signature)
+        parts = (type(self), *meshes, None, *types, len(self.operands))
+        verified.get_or(parts, self.properties, self.verify_signature)
 
     def verify_signature(self) -> None:
         """Verify the op; called once for each signature."""
@@ -363,5 +363,5 @@ def rule_of(
     props: Props,
 ) -> Factors:
     """The factors of an op of this signature, computed once."""
-    parts = (op, *operands, None, *results, None, *props.values())
-    return rules.get_or(parts, lambda: op.rule(operands, results, props))
+    parts = (op, *operands, None, *results)
+    return rules.get_or(parts, props, lambda: op.rule(operands, results, props))

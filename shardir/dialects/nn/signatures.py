@@ -1,12 +1,21 @@
 """Results that follow from the signature of an op, its types and properties, computed once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 _Value = TypeVar("_Value")
 
 
-class SignatureMemo(dict[Any, Any]):
+class Memo(dict[Any, Any]):
+    """A memo of what follows from signatures: `forget_signatures` clears it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _memos[id(self)] = self
+
+
+class SignatureMemo(Memo):
     """A memo whose keys are types and properties, compared by identity.
 
     Identity is cheap and sufficient: equal attributes are mostly the same object. The memo keeps
@@ -16,16 +25,20 @@ class SignatureMemo(dict[Any, Any]):
     LIMIT = 100_000
     """The maximum number of entries; the memo is cleared beyond it."""
 
-    def get_or(self, key_parts: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
+    def get_or(
+        self, parts: tuple[Any, ...], props: Mapping[str, Any], make: Callable[[], _Value]
+    ) -> _Value:
         """Return the value of the key, made by `make` the first time."""
-        key = tuple(map(id, key_parts))
+        key = (*map(id, parts), *props, *map(id, props.values()))
         found = self.get(key)
         if found is None:
             if len(self) > self.LIMIT:
                 self.clear()
-            found = self[key] = (key_parts, make())
-        return found[1]
+            found = self[key] = (parts, tuple(props.values()), make())
+        return found[-1]
 
+
+_memos: WeakValueDictionary[int, Memo] = WeakValueDictionary()
 
 rules = SignatureMemo()
 """The factors of each signature."""
@@ -34,6 +47,6 @@ verified = SignatureMemo()
 
 
 def forget_signatures() -> None:
-    """Clear the memos, after a change of what follows from a signature."""
-    rules.clear()
-    verified.clear()
+    """Clear all memos, after a change of what follows from a signature."""
+    for memo in list(_memos.values()):
+        memo.clear()
