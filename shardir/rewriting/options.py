@@ -1,6 +1,7 @@
 """Options of passes and targets: the fields of their dataclasses, read from `name{option=value}`.
 
-A field annotated with `Bytes` is a size: it reads `16GB` and `512MiB` besides numbers of bytes.
+A field annotated with `Bytes` is a size: it reads `16GB` and `512MiB` besides numbers of bytes. A
+float also reads `1` and `1e-3`.
 """
 
 import ast
@@ -8,7 +9,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
@@ -27,17 +28,19 @@ UNITS = {"B": 1} | {
     for power, prefix in enumerate("KMGT", 1)
 }
 
+FLOAT = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+)?")
+
 
 class UsageError(ShardirError):
     """A command line, a pipeline or an option that is not valid."""
 
 
 class PassOptions(ModulePass):
-    """A pass whose options may be sizes, in stock xDSL's tools too."""
+    """A pass whose options may be sizes or any floats, in stock xDSL's tools too."""
 
     @classmethod
     def from_spec(cls, spec: ArgSpec) -> Self:
-        return super().from_spec(with_sizes(cls, spec))
+        return super().from_spec(with_numbers(cls, spec))
 
 
 def parse_options(text: str, what: str) -> ArgSpec:
@@ -98,16 +101,21 @@ def default_text(cls: type[ArgSpecConvertible], option: str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def with_sizes(cls: type[ArgSpecConvertible], spec: ArgSpec) -> ArgSpec:
-    """Return the options with sizes such as `16GB` as numbers of bytes; others are not changed."""
+def with_numbers(cls: type[ArgSpecConvertible], spec: ArgSpec) -> ArgSpec:
+    """Return the options with sizes such as `16GB` as numbers of bytes, and floats such as `1e-3`
+    as floats; others are not changed."""
     spec = spec.normalize_parameter_names()
     types = option_types(cls)
-    sizes = {
-        name: (size,)
-        for name, value in spec.parameters.items()
-        if types.get(name) == Bytes and (size := size_of(value)) is not None
+    readers: dict[Any, Callable[[tuple[Any, ...]], float | None]] = {
+        Bytes: size_of,
+        float: float_of,
     }
-    return ArgSpec(spec.name, {**spec.parameters, **sizes})
+    numbers = {
+        name: (number,)
+        for name, value in spec.parameters.items()
+        if (read := readers.get(types.get(name))) and (number := read(value)) is not None
+    }
+    return ArgSpec(spec.name, {**spec.parameters, **numbers})
 
 
 def size_of(value: tuple[Any, ...]) -> int | None:
@@ -120,13 +128,20 @@ def size_of(value: tuple[Any, ...]) -> int | None:
     return round(float(found[1]) * UNITS[found[2]])
 
 
+def float_of(value: tuple[Any, ...]) -> float | None:
+    """Return the number of `(1,)` or `("1e-3",)`; None for any other value."""
+    if len(value) != 1 or isinstance(value[0], bool) or not FLOAT.fullmatch(str(value[0])):
+        return None
+    return float(value[0])
+
+
 def made_from(kind: str, cls: type[ArgSpecConvertible], spec: ArgSpec) -> Any:
     """Return an instance of a pass or target; `kind` names it in messages.
 
     Raises:
         UsageError: an option does not exist or has another type.
     """
-    spec, types = with_sizes(cls, spec), option_types(cls)
+    spec, types = with_numbers(cls, spec), option_types(cls)
     for name, value in spec.parameters.items():
         if name not in types:
             raise no_option(f"{kind} {spec.name}", name, types)

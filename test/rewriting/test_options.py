@@ -1,8 +1,8 @@
-"""Options of passes: sizes in bytes."""
+"""Options of passes: sizes in bytes, and floats."""
 
 import pytest
 
-from shardir.rewriting.options import UNITS, size_of
+from shardir.rewriting.options import UNITS, float_of, size_of
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -15,3 +15,9 @@ def test_the_letters_of_a_unit_say_its_bytes(unit: str) -> None:
 
 def test_other_values_are_no_sizes() -> None:
     assert [size_of(v) for v in [(), (3,), ("3",), ("KB",), ("3XB",), ("1KB", "2KB")]] == [None] * 6
+
+
+def test_floats_have_every_form() -> None:
+    assert [float_of((v,)) for v in (1, 0.5, "1", "1e-3", "2.5E+4")] == [1, 0.5, 1, 1e-3, 2.5e4]
+    others = [(), (True,), ("-1",), ("x",), ("1 2",), ("nan",), (1, 2)]
+    assert [float_of(v) for v in others] == [None] * len(others)
