@@ -210,9 +210,3 @@ def test_a_pass_runs_a_pipeline_by_its_text() -> None:
     for p in build("lower-plan{max-bytes=1024}"):
         p.apply(Context(), other)
     assert print_module(one) == print_module(other) and "#dist.layout" not in print_module(one)
-
-
-def test_nobody_provides_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nested, "_provided", [])
-    with pytest.raises(AssertionError, match=r"import shardir\.pipelines"):
-        nested.run("lower-plan", Context(), parse(TEXT))
