@@ -42,15 +42,13 @@ from xdsl.ir import Block, Region
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import is_laid_out, is_local_body, mesh_of, name_of
 from shardir.diagnostics import Failure, coded
-from shardir.dialects.nn.base import Composite
 from shardir.dialects.train import BackwardOp, GradientOp, StepOp
 from shardir.rewriting.autodiff.function import Differentiation
 from shardir.rewriting.bases import collect_all, collect_errors
-from shardir.rewriting.composites import expand
+from shardir.rewriting.composites import expand, warn_of_lost_strategies
 from shardir.rewriting.lowering import lift, lower
 from shardir.rewriting.options import PassOptions
 from shardir.rewriting.rewriter import erase, set_type
-from shardir.syntax.source import warn
 
 Request = StepOp | GradientOp
 
@@ -152,13 +150,3 @@ def body_of(source: FuncOp, consumed: bool) -> Block:
     for op in [op for op in block.ops if isinstance(op, BackwardOp)]:
         erase(op)
     return block
-
-
-def warn_of_lost_strategies(block: Block) -> None:
-    for op in block.ops:
-        if isinstance(op, Composite) and op.strategy is not None:
-            warn(
-                op,
-                f"the strategy of {op.name} is lost: it is decomposed before "
-                "propagate-strategies could read it",
-            )

@@ -8,13 +8,14 @@ a training step are those of the forward and the backward part together.
 
 1. Every op gets a strategy, every value a layout; the estimated time of what insert-redistributions
    makes of them is the search's objective.
-2. Annotated layouts and strategies stay; the values of a sharding group get one layout, and
-   barriers have no effect. A barrier whose result is annotated with another layout than its operand
-   is an error.
-3. The plan is the one of minimum estimated time among all plans in which an axis splits one
-   dimension of an op, evenly and with all of its devices; or one within the reported gap of it:
-   where the solver's tables would be too large, and where collectives at the end of a step share
-   buckets, each with one latency.
+2. Annotated layouts and strategies stay, except strategies of composites, which a warning names;
+   the values of a sharding group get one layout, and barriers have no effect. A barrier whose
+   result is annotated with another layout than its operand is an error.
+3. The plan is the one of minimum estimated time among all plans of the candidates of
+   docs/search.md: an axis splits one dimension of an op, evenly or nearly so, and is undivided, or
+   the only one of its mesh and divided in two; or one within the reported gap of it: where the
+   solver's tables would be too large, and where collectives at the end of a step share buckets,
+   each with one latency.
 4. Parameters and states have the layouts that their updates leave, and may be sharded.
 5. The lowered program of the plan needs at most the memory of a device (`memory`, or that of the
    cluster). If the program of the fastest plan needs more, the plan is the fastest one found of
@@ -51,7 +52,7 @@ from shardir.dialects.dist import (
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import GradientOp, StepOp
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors, warn_without_mesh
-from shardir.rewriting.composites import expand
+from shardir.rewriting.composites import expand, warn_of_lost_strategies
 from shardir.rewriting.marks import resolve_markers
 from shardir.rewriting.options import Bytes
 from shardir.rewriting.placement import strategy_op_sharding
@@ -114,9 +115,10 @@ class SearchStrategies(GlobalPass):
             def report(line: str) -> None:
                 report_progress(f"{self.name} @{f.name}: {line}")
 
+            warn_of_lost_strategies(f.block)
+            expand(f.block, None)
             ties = tied_values(f.op, f.block)
             resolve_markers(f.block, None)
-            expand(f.block, None)
             limit = self.memory or f.mesh.cluster_or_default.memory
             plan = search_plan(
                 f.module, f.op, f.mesh, ties, limit, self.entries, self.gap, self.overlap, report

@@ -6,11 +6,13 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.dialects.dist import layout_of
+from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import Composite, TensorOp
 from shardir.dialects.nn.custom import CustomOp
+from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.marks import RECOMPUTE
-from shardir.rewriting.rewriter import Rewriter
+from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.syntax.source import warn
 
 DESCRIBED = ("builtin", "func", "dist", "nn", "train")
 """The dialects whose ops have definitions."""
@@ -30,6 +32,8 @@ def decompose(op: TensorOp, rewriter: Rewriter) -> list[SSAValue]:
     outs = []
     for v, new in zip(op.results, values, strict=True):
         layout = layout_of(v) if v.first_use is not None else None
+        if layout is not None and rewriter.mesh is None and new not in op.operands:
+            set_type(new, with_layout(unsharded_type(new), layout))
         outs.append(new if layout is None else rewriter.redistribute(new, layout))
     rewriter.replace(op, outs)
     rewriter.erase_unused(first, end)
@@ -44,6 +48,17 @@ def expand(block: Block, mesh: Mesh | None) -> None:
     for op in list(block.ops):
         if isinstance(op, Composite):
             decompose(op, rewriter)
+
+
+def warn_of_lost_strategies(block: Block) -> None:
+    """Warn of the strategies of composites that are to be decomposed without a mesh."""
+    for op in block.ops:
+        if isinstance(op, Composite) and op.strategy is not None:
+            warn(
+                op,
+                f"the strategy of {op.name} is lost, since it is decomposed; annotate the layouts "
+                "of its operands and results instead",
+            )
 
 
 def expanded(module: ModuleOp) -> ModuleOp:

@@ -150,4 +150,12 @@ MUTANTS = [
         "if True:",
         "test/passes/test_overlap.py -k gains",
     ),
+    Mutant(
+        "composites leave their groups",
+        "A search ties the values of a group before it decomposes what makes them.",
+        "passes/search_strategies.py",
+        "            expand(f.block, None)\n            ties = tied_values(f.op, f.block)",
+        "            ties = tied_values(f.op, f.block)\n            expand(f.block, None)",
+        "test/search/test_search.py -k group",
+    ),
 ]

@@ -91,4 +91,12 @@ MUTANTS = [
         "rewriter.redistribute(new, layout.complete)",
         "test/dialects/test_ops.py -k partial_layouts_that_are_annotated",
     ),
+    Mutant(
+        "annotated results of composites are free",
+        "The layout that is annotated on a loss is lost before a search.",
+        "shardir/rewriting/composites.py",
+        "if layout is not None and rewriter.mesh is None and",
+        "if layout is None and rewriter.mesh is None and",
+        "test/search/test_search.py -k group",
+    ),
 ]

@@ -96,7 +96,7 @@ GROUP = """
 #rows = #dist.layout<@m, [{d}, {}]>
 #columns = #dist.layout<@m, [{}, {d}]>
 func.func @f(%x: tensor<16x12xf32, TX>, %y: tensor<16x12xf32, #rows>, %z: tensor<16x12xf32, #columns>) -> (tensor<16x12xf32, #columns>, tensor<16x12xf32, #rows>, tensor<16x12xf32, #columns>) {
-  %a = nn.tanh %y : (tensor<16x12xf32, #rows>) -> tensor<16x12xf32, TA>
+  %a = OP -> tensor<16x12xf32, TA>
   %b = nn.tanh %z : (tensor<16x12xf32, #columns>) -> tensor<16x12xf32, TB>
   %p = nn.tanh %x : (tensor<16x12xf32, TX>) -> tensor<16x12xf32, #columns>
   %q = nn.neg %a : (tensor<16x12xf32, TA>) -> tensor<16x12xf32, #rows>
@@ -106,17 +106,22 @@ func.func @f(%x: tensor<16x12xf32, TX>, %y: tensor<16x12xf32, #rows>, %z: tensor
 }
 """  # noqa: E501 - the text of a program
 
+TANH = "nn.tanh %y : (tensor<16x12xf32, #rows>)"
+COMPOSITE = "nn.mse_loss <none> %y, %y : (tensor<16x12xf32, #rows>, tensor<16x12xf32, #rows>)"
 
-@pytest.mark.parametrize("of", ["ab", "xa", "xab"])
-def test_the_values_of_a_group_get_the_layout_that_is_best_for_all(of: str):
+
+@pytest.mark.parametrize(
+    ("of", "op"), [("ab", TANH), ("xa", TANH), ("xab", TANH), ("ab", COMPOSITE)]
+)
+def test_the_values_of_a_group_get_the_layout_that_is_best_for_all(of: str, op: str):
     """The plan is the best of all those in which they are annotated with one layout; without the
-    group, another plan is faster."""
+    group, another plan is faster. A value of a group may be the result of a composite."""
 
     def text(annotated: dict[str, str], groups: str) -> str:
         layouts = {
             v: f", #dist.layout<@m, {annotated[v]}>" if v in annotated else "" for v in "xab"
         }
-        out = GROUP.replace("GROUPS", groups)
+        out = GROUP.replace("GROUPS", groups).replace("OP", op)
         for v, layout in layouts.items():
             out = out.replace(f", T{v.upper()}>", f"{layout}>")
         return HEAD + out
