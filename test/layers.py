@@ -7,6 +7,7 @@ be light, not to reach up.
 import ast
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -52,9 +53,14 @@ MODULES = {module_of(path): path for _, path in files()}
 """Each file by its dotted name; shardir/__init__.py is `shardir.__init__`."""
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path) -> list[tuple[int, str]]:
     """The dotted names that a file imports, with their lines. A name that is a module of ours is
     named in full, whichever form of import it stands in."""
+    return [*_imports(path)]
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"

@@ -94,6 +94,11 @@ def pattern() -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z])(?:{forms})(?![A-Za-z])", re.I)
 
 
+@cache
+def allowed() -> re.Pattern[str]:
+    return re.compile("|".join(ALLOWED))
+
+
 def spaced(identifier: str) -> str:
     """Return the words of an identifier, for those in camel case too."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", identifier)
@@ -126,21 +131,32 @@ def files() -> Iterator[Path]:
 
 def occurrences(path: Path) -> Iterator[Found]:
     """Yield the words of the glossary's last column in a file."""
+    content = path.read_text(encoding="utf-8")
+    if not (pattern().search(content) or pattern().search(spaced(content))):
+        return  # most files have none, not even in what is allowed
     for line, text in pieces(path):
-        bare = re.sub("|".join(ALLOWED), "", text)
-        for m in pattern().finditer(bare):
-            yield Found(str(path.relative_to(ROOT)), line, m[0], text.strip())
+        for word in words_in(text):
+            yield Found(str(path.relative_to(ROOT)), line, word, text.strip())
+
+
+@cache
+def words_in(text: str) -> list[str]:
+    """Return the words of the glossary's last column in a text: a name, or a line."""
+    return [m[0] for m in pattern().finditer(allowed().sub("", text))]
 
 
 BOOLEAN = re.compile(r"bool|TypeGuard")
-TITLE = re.compile(r"(?:What|How|Where|When|Which|Who|Why)\b")
+QUESTION = "What|How|Where|When|Which|Who|Why"
+TITLE = re.compile(rf"(?:{QUESTION})\b")
+OPENING = re.compile(rf"""["']\s*(?:{QUESTION}|Whether)\b""")
 
 
 def titles(path: Path) -> Iterator[Found]:
     """Yield the docstrings of a file whose first words do not name a thing."""
-    if path.suffix != ".py":
+    content = path.read_text(encoding="utf-8")
+    if path.suffix != ".py" or not OPENING.search(content):
         return
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(content)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             continue
         text = ast.get_docstring(node) or ""
