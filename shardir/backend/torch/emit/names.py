@@ -60,9 +60,12 @@ def literal(text: str) -> str:
 
 def printable(text: str) -> str:
     """The text on one line: characters that are not printable are escaped."""
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
-    )
+    shown = text
+    if not text.isprintable():
+        shown = "".join(
+            c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
+            for c in text
+        )
     return shown if len(shown) <= MAX_COMMENT else shown[: MAX_COMMENT - 3] + "..."
 
 
