@@ -223,9 +223,7 @@ class CostGraph:
         self._add(Edge(ends, key, 1, table, transfers, after, after), users)
 
         def copies() -> Table:
-            return np.array([
-                [self._copy_bytes(t, c.results[i], l) for l, _ in layouts] for c in candidates
-            ])  # fmt: skip
+            return self._copies(t, [(c.results[i],) for c in candidates], layouts)
 
         self._add_transient(op, ends, (id(candidates), i, id(layouts), t), copies)
 
@@ -261,10 +259,7 @@ class CostGraph:
         )
 
         def copies() -> Table:
-            needs = [needed(c, at) for c in candidates]
-            return np.array([
-                [sum(self._copy_bytes(t, n, l) for n in ns) for ns in needs] for l, _ in layouts
-            ])  # fmt: skip
+            return self._copies(t, [needed(c, at) for c in candidates], layouts).T
 
         self._add_transient(op, ends, (*key, t), copies)
 
@@ -317,9 +312,16 @@ class CostGraph:
 
     # ---- memory ----
 
-    def _copy_bytes(self, t: TensorType, copy: Layout, layout: Layout) -> float:
-        """Return the bytes of a redistributed copy of a value."""
-        return 0.0 if copy.dims == layout.dims else float(shard_bytes(t, copy, self.mesh))
+    def _copies(
+        self, t: TensorType, copies: Sequence[tuple[Layout, ...]], layouts: ValueLayouts
+    ) -> Table:
+        """Return the bytes of redistributed copies of a value: [copies, layout]."""
+        dims = [layout.dims for layout, _ in layouts]
+        held: dict[Layout, Table] = {}
+        for copy in dict.fromkeys(l for ls in copies for l in ls):
+            size = float(shard_bytes(t, copy, self.mesh))
+            held[copy] = np.array([0.0 if copy.dims == d else size for d in dims])
+        return np.array([sum(held[l] for l in ls) for ls in copies])
 
     def _add_transient(
         self, op: Operation, ends: tuple[int, int], key: tuple, copies: Callable[[], Table]
