@@ -38,13 +38,13 @@ TINY = {"layers": 1, "batch": 8, "seq": 16, "hidden": 32, "heads": 4, "vocab": 6
 MADE = {
     "mlp": lambda mesh: programs.mlp(mesh=mesh),
     "gpt layer": lambda mesh: programs.gpt(layers=1, mesh=mesh),
-    "bert layer": lambda mesh: programs.bert(layers=1, mesh=mesh),
-    "transformer layer": lambda mesh: programs.transformer(layers=1, mesh=mesh),
     "resnet": lambda mesh: resnet(
         blocks=extent((1,), (1, 1)), width=8, batch=8, image=16, classes=16, dp=mesh[0], tp=mesh[1]
     ),
+    "transformer layer": lambda mesh: programs.transformer(layers=1, mesh=mesh),
 }  # fmt: skip
-if LONG:  # the examples have a BERT and a GPT of this size
+if LONG:  # the examples have a BERT and a GPT, of tiny sizes
+    MADE["bert layer"] = lambda mesh: programs.bert(layers=1, mesh=mesh)
     MADE["gpt"] = lambda mesh: programs.gpt(**TINY, mesh=mesh)
     MADE["bert"] = lambda mesh: programs.bert(**TINY, mesh=mesh)
 
