@@ -81,6 +81,21 @@ class Cluster:
                 "expected a positive bandwidth of the memory, or None, got "
                 f"{self.memory_bandwidth}; give it in bytes/s"
             )
+        if self.memory is not None and self.memory < 1:
+            raise ValueError(
+                f"expected a memory of at least 1 B, or None, got {self.memory}; give it in bytes"
+            )
+        if not self.overhead >= 0 or not 0 <= self.interference <= 1:
+            raise ValueError(
+                "expected no negative overhead, and an interference from 0 to 1, got "
+                f"{self.overhead} and {self.interference}; give seconds and a share"
+            )
+        for name, number in (*self.flops, *self.collectives):
+            if not number > 0:
+                raise ValueError(
+                    f"expected a positive number of {name}, got {number}; give flop/s by element "
+                    "type, and the ratios of collectives"
+                )
 
     def __str__(self) -> str:
         parts = [f"levels [{', '.join(map(str, self.levels))}]"]

@@ -188,6 +188,8 @@ class _NotationValues:
 
     def memory(self, c: list[Any]) -> tuple[int, float | None]:
         size, *bandwidth = c
+        if int(size) < 1:
+            raise NotationError(f"expected a memory of at least 1 B, got {size}", size.start_pos)
         if bandwidth and not 0 < float(bandwidth[0]) < math.inf:
             raise NotationError(
                 f"expected a positive bandwidth of the memory, got {bandwidth[0]}",
@@ -196,7 +198,9 @@ class _NotationValues:
         return int(size), float(bandwidth[0]) if bandwidth else None
 
     def overhead(self, c: list[Any]) -> float:
-        return self.float(c)
+        if (seconds := self.float(c)) < 0:
+            raise NotationError(f"expected no negative overhead, got {c[0]}", c[0].start_pos)
+        return seconds
 
     def interference(self, c: list[Any]) -> float:
         if not 0 <= (share := float(c[0])) <= 1:

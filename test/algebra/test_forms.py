@@ -1,5 +1,7 @@
 """The forms of collectives: their times by hand, and those of rings message by message."""
 
+from typing import Any
+
 import pytest
 
 from shardir.algebra.cluster import Cluster, Level
@@ -97,13 +99,16 @@ def test_hierarchies_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "memory"),
+    "figures",
     [
-        (Level("l", 4, 0.0, 1e-6), None), (Level("l", 4, -1.0, 1e-6), None),
-        (Level("l", 4, 1e9, -1e-6), None), (Level("l", 0, 1e9, 1e-6), None),
-        (Level("l", 4, 1e9, 1e-6), 0.0), (Level("l", 4, float("nan"), 1e-6), None),
+        {"levels": (Level("l", 4, 0.0, 1e-6),)}, {"levels": (Level("l", 4, -1.0, 1e-6),)},
+        {"levels": (Level("l", 4, 1e9, -1e-6),)}, {"levels": (Level("l", 0, 1e9, 1e-6),)},
+        {"levels": (Level("l", 4, float("nan"), 1e-6),)}, {"memory_bandwidth": 0.0},
+        {"memory": 0}, {"overhead": -1.0}, {"overhead": float("nan")}, {"interference": 2.0},
+        {"flops": (("f32", 0.0),)}, {"collectives": (("all_reduce", -1.0),)},
     ],
+    ids=str,
 )  # fmt: skip
-def test_a_cluster_of_impossible_figures_is_refused(level: Level, memory: float | None) -> None:
+def test_a_cluster_of_impossible_figures_is_refused(figures: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^expected .*, got .*; give "):
-        Cluster((level,), memory_bandwidth=memory)
+        Cluster(**{"levels": CLUSTER.levels, **figures})
