@@ -43,6 +43,7 @@ from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.search.meshes import MeshEstimate, fastest_mesh, mesh_candidates
 from shardir.search.solver import DEFAULT_GAP, MAX_TABLE_ENTRIES
+from shardir.syntax.source import collect_warnings
 
 BOUND_GAP = 0.03
 """The gap at which the first search on a mesh stops."""
@@ -68,7 +69,6 @@ class SearchMesh(PassOptions):
         check(op)
         declared = next((o.mesh for o in op.body.ops if isinstance(o, MeshOp)), None)
         program = op.clone()
-        nested.run("inline-calls,distributed-autodiff", ctx, program)
 
         def bound(mesh: Mesh) -> MeshEstimate:
             report_progress(f"{self.name}: {mesh}")
@@ -81,7 +81,10 @@ class SearchMesh(PassOptions):
         def report(line: str) -> None:
             print(f"{self.name}: {line}", file=sys.stderr)
 
-        declare(op, fastest_mesh(self.candidates(declared), bound, plan, report))
+        with collect_warnings():  # those of the program come when it is compiled on the mesh
+            nested.run("inline-calls,distributed-autodiff", ctx, program)
+            mesh = fastest_mesh(self.candidates(declared), bound, plan, report)
+        declare(op, mesh)
 
     def candidates(self, declared: Mesh | None) -> list[Mesh]:
         """Return the meshes to try.

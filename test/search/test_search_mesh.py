@@ -24,6 +24,7 @@ from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.search.meshes import MeshEstimate, fastest_mesh, shapes
 from shardir.syntax.parser import parse
+from shardir.syntax.source import collect_warnings
 from shardir.tools import bench
 
 search, programs = bench.load("search"), bench.load("programs")
@@ -110,6 +111,21 @@ def test_of_meshes_that_are_equally_fast_up_to_rounding_the_first_is_chosen():
         assert fastest_mesh(meshes, estimate, estimate, str) == equal[0]
         times[equal[-1]] = 1 - 1e-6
         assert fastest_mesh(meshes, estimate, estimate, str) == equal[-1]
+
+
+def test_searches_on_meshes_do_not_warn():
+    """A scalar is replicated on every mesh; the search that is to be compiled tells of it once."""
+    module = parse("""
+    func.func @f(%x: tensor<f32>) -> tensor<f32> {
+      %y = nn.tanh %x : (tensor<f32>) -> tensor<f32>
+      func.return %y : tensor<f32>
+    }
+    """)
+    with collect_warnings() as found:
+        SearchMesh(devices=12).apply(Context(), module)
+        assert not found
+        PASSES["search-strategies"]()().apply(Context(), module)
+    assert len(found) == 1
 
 
 LOWERING = (
