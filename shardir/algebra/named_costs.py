@@ -1,8 +1,8 @@
-"""The latencies and rates of many named collectives at once, between layouts that split a tensor
-evenly.
+"""The latencies and rates of many named collectives at once.
 
     [{b}, {}] -> [{}, {b}]             priced once
-    [{a, b}, {c}] -> [{a}, {c, b}]     the same latency, and the rate divided by the extent of a, c
+    [{a, b}, {c}] -> [{a}, {c, b}]     the same latency, and the rate times the share of a device
+                                       over a and c: 1 / (a c), or more where shards are uneven
 
 The bytes of a named collective, and those that it packs, are in proportion to the shards; and a
 device packs unless it moves blocks of the first dimension, along which shards are contiguous.
@@ -18,7 +18,7 @@ from shardir.algebra.collectives import AxisState, Collective, between
 from shardir.algebra.collectives import move as step_of
 from shardir.algebra.exchange_costs import Table
 from shardir.algebra.forms import NO_COMMUNICATION, Forms
-from shardir.algebra.layout import Layout
+from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.steps import step_forms
 
@@ -37,24 +37,26 @@ class NamedMove(NamedTuple):
         return between(self.start, self.end)
 
 
-def named_costs(mesh: Mesh, moves: Sequence[NamedMove], extents: Table) -> tuple[Table, Table]:
+def named_costs(
+    mesh: Mesh, moves: Sequence[tuple[NamedMove, Shape]], shares: Table
+) -> tuple[Table, Table]:
     """Return the latency of each form of each move, and its seconds for each byte of the global
     tensor: [form, move].
 
     Args:
-        extents: the number of shards before each move.
+        moves: each with the sizes of its `dim` and `concat`, 0 for one that is split evenly.
+        shares: the share of the tensor that a device has by all other axes, for each move.
     """
-    numbers: dict[NamedMove, int] = {}
-    kinds = [numbers.setdefault(_first_dims(move), len(numbers)) for move in moves]
-    forms = [_forms(mesh, kind) for kind in numbers]
+    numbers: dict[tuple[NamedMove, Shape], int] = {}
+    kinds = [numbers.setdefault((_first_dims(m), sizes), len(numbers)) for m, sizes in moves]
+    forms = [_forms(mesh, *kind) for kind in numbers]
     count = max(map(len, forms), default=1)
     each = np.array([
         [(form.latency, form.rate) for form in (*some, *[some[-1]] * (count - len(some)))]
         for some in forms
     ])  # fmt: skip
-    own = [mesh.extent(k.axes) if k.start is AxisState.SHARDED else 1 for k in numbers]
     latency, rate = each.reshape(-1, count, 2)[kinds].T
-    return latency, rate * (np.array(own, dtype=np.float64)[kinds] / extents)
+    return latency, rate * shares
 
 
 def _first_dims(move: NamedMove) -> NamedMove:
@@ -64,9 +66,9 @@ def _first_dims(move: NamedMove) -> NamedMove:
 
 
 @lru_cache(maxsize=16384)
-def _forms(mesh: Mesh, move: NamedMove) -> Forms:
-    """Return the forms of a move, for a tensor that no other axes split, so large that no shard is
-    rounded."""
+def _forms(mesh: Mesh, move: NamedMove, sizes: Shape) -> Forms:
+    """Return the forms of a move, for a tensor that no other axes split, with dimensions of these
+    sizes, or so large that no shard is rounded."""
     start, end, axes, dim, concat = move
     if not move.record.communicates:
         return NO_COMMUNICATION
@@ -75,5 +77,9 @@ def _forms(mesh: Mesh, move: NamedMove) -> Forms:
         before = before.with_dim(concat if end is AxisState.SHARDED else dim, axes)
     elif start is AxisState.PARTIAL:
         before = before.with_partial(axes)
-    shape = (*[2 * mesh.size] * 3, mesh.size**2)
-    return step_forms(mesh, shape, before, step_of(start, end, mesh, before, axes, dim, concat))
+    shape = [*[2 * mesh.size] * 3, mesh.size**2]
+    for d, size in zip((dim, concat), sizes, strict=False):
+        shape[d] = size or shape[d]
+    return step_forms(
+        mesh, tuple(shape), before, step_of(start, end, mesh, before, axes, dim, concat)
+    )

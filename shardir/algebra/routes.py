@@ -1,4 +1,4 @@
-"""Shortest paths between all layouts over full axes, for evenly sharded tensors of one size.
+"""Shortest paths between all layouts over full axes that split a tensor of one size evenly.
 
     <a = 2, b = 4>, two dimensions: a and b each split dimension 0 or 1, are partial, or do neither:
     18 layouts, for both may split a dimension in either order. The edges are the single moves.
@@ -9,17 +9,21 @@ primes: collectives over 2 and 3 devices, one after the other, wait for fewer me
 An axis that crosses the units of a level is cut there, so that a collective within a unit and one
 across units can be of different kinds; where that gives too many layouts, it is not.
 
+A path may go through uneven shards, by named collectives: a dimension is split unevenly from being
+unsharded, and what moves is the largest shard. Exchanges of uneven shards have no closed form.
+
 The forms of a move have a latency and a rate, which are equal for all shapes with even shards: they
 are found once for a mesh and a number of dimensions (named_costs.py, exchange_costs.py). Between
 these layouts the planner (redistribution.py) takes these paths, and the search counts their
 seconds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
-from itertools import accumulate, combinations, permutations
+from itertools import accumulate, combinations, permutations, product
 from math import comb, inf, prod
 from operator import mul
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +36,8 @@ from shardir.algebra.named_costs import NamedMove, named_costs
 from shardir.algebra.traffic import Indices
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 Solved = tuple[Table, Indices]
 """The lengths of the shortest paths, and the first layout of each: [from, to]."""
@@ -125,6 +131,7 @@ class Routes:
         self.layouts = every
         self.index = {self._normal(l): i for i, l in enumerate(every)}
         self._solved: dict[tuple[Shape, int], Solved] = {}
+        self._each: dict[tuple[Shape, int], Table] = {}
 
     def _normal(self, layout: Layout) -> Layout:
         return layout.simplified(self.mesh) if self._is_cut else layout
@@ -154,22 +161,19 @@ class Routes:
     def paths(self, shape: Shape, itemsize: int) -> Solved:
         """Return the estimated time of all paths, and the first layout of each."""
         if (shape, itemsize) not in self._solved:
-            even = tuple(i for i, l in enumerate(self.layouts) if l.even(self.mesh, shape))
-            self._solved[shape, itemsize] = self._solve(even, prod(shape) * itemsize)
+            self._solved[shape, itemsize] = self._solve(shape, itemsize)
         return self._solved[shape, itemsize]
 
-    def _solve(self, even: tuple[int, ...], size: int) -> Solved:
+    def _solve(self, shape: Shape, itemsize: int) -> Solved:
         """Find the shortest paths (Floyd and Warshall). Of equal ones that of fewer collectives is
         preferred, then that without an exchange, which is an irregular all-to-all in libraries."""
-        n = len(self.layouts)
-        seconds: Table = np.full((n, n), inf)
-        via = np.tile(np.arange(n), (n, 1))
-        among = np.ix_(even, even)
-        seconds[among] = self.each(size)[among]
+        n, even = len(self.layouts), self.even(shape)
+        seconds: Table = self.each(shape, itemsize).copy()
         np.fill_diagonal(seconds, 0.0)
+        via = np.tile(np.arange(n), (n, 1))
         weight = seconds.copy()
         weight[tuple(self._exchanges.T)] *= 1 + PREFERENCE
-        for k in even:
+        for k in np.flatnonzero(np.isfinite(seconds).sum(axis=0) > 1):
             first, then = weight[:, k], weight[k]
             path = np.add.outer(first, then) * (1 + 3 * PREFERENCE)
             path[first == 0] = then  # one move: the other part communicates nothing
@@ -179,25 +183,80 @@ class Routes:
             weight.flat[better] = path.flat[better]
             seconds.flat[better] = seconds[i, k] + seconds[k, j]
             via.flat[better] = via[i, k]
+        seconds[~(even[:, None] & even)] = inf
         return seconds, via
 
-    def each(self, size: int) -> Table:
-        """Return the seconds of each single move of `size` bytes in its fastest form."""
-        latency, rate = self.costs
-        return (latency + rate * size).min(axis=0)
+    def even(self, shape: Shape) -> Flags:
+        """Return which layouts split a tensor of this shape evenly."""
+        _, divides = self._shares(shape)
+        return np.logical_and.reduce(divides[np.arange(self.rank), self._splits[1]], axis=1)
+
+    def each(self, shape: Shape, itemsize: int) -> Table:
+        """Return the seconds of each single move of a tensor of this shape in its fastest form:
+        between layouts that split it evenly, and by named collectives between others whose shards
+        nest: [from, to]; infinite for all others."""
+        if (shape, itemsize) not in self._each:
+            even, size = self.even(shape), prod(shape) * itemsize
+            latency, rate = self.costs
+            found = np.where(even[:, None] & even, (latency + rate * size).min(axis=0), inf)
+            if not even.all():
+                ends, (latency, rate) = self._uneven_costs(shape, even)
+                found[tuple(ends.T)] = (latency + rate * size).min(axis=0)
+            self._each[shape, itemsize] = found
+        return self._each[shape, itemsize]
+
+    def _uneven_costs(self, shape: Shape, even: Flags) -> tuple[Indices, tuple[Table, Table]]:
+        """Return the indices of the layouts before and after each named move from or to one that
+        does not split a tensor of this shape evenly, and the latencies and rates of these moves."""
+        dims, d = self._splits[1], np.arange(self.rank)
+        share, divides = self._shares(shape)
+        smaller = ((dims == 0) | (share[d, dims] < 1)).all(axis=1)
+        ends, among = self._named_ends, smaller & ~even
+        before, after = (dims[i] for i in ends.T)
+        nest = (before == after) | (before == 0) | (after == 0)
+        nest |= divides[d, before] & divides[d, after]
+        usable = smaller[ends].all(axis=1) & among[ends].any(axis=1) & nest.all(axis=1)
+        padded = ~(divides[d, before] & divides[d, after])
+        some, named = np.flatnonzero(usable).tolist(), list(self._named.values())
+        moves = [
+            (named[k], tuple([shape[e] if e >= 0 and padded[k, e] else 0 for e in named[k][3:]]))
+            for k in some
+        ]
+        return ends[some], named_costs(self.mesh, moves, self._rest(share, before, after)[some])
+
+    def _shares(self, shape: Shape) -> tuple[Table, Flags]:
+        """Return the share of each dimension that the largest shard has by each split, and whether
+        it is split evenly: [dimension, split]."""
+        sizes = np.array([max(n, 1) for n in shape], dtype=np.int64)[:, None]
+        extents = np.array([self.mesh.extent(axes) for axes in self._splits[0]])
+        zero = np.array(shape, dtype=np.int64)[:, None] == 0
+        return -(-sizes // extents) / sizes, zero | (sizes % extents == 0)
+
+    def _rest(self, share: Table, before: Indices, after: Indices) -> Table:
+        """Return the share of a tensor that a device has by the axes that split each dimension both
+        before and after a move."""
+        d = np.arange(self.rank)
+        return np.maximum(share[d, before], share[d, after]).prod(axis=1)
+
+    @cached_property
+    def _named_ends(self) -> Indices:
+        """The indices of the layouts before and after each named move."""
+        return np.array([*self._named], dtype=np.int64).reshape(-1, 2)
 
     @cached_property
     def costs(self) -> tuple[Table, Table]:
-        """The latencies and rates of the forms of moves: [form, from, to]."""
-        ends = np.array([*self._named], dtype=np.int64).reshape(-1, 2)
-        extents = np.array([float(self.mesh.extent(l.complete.used)) for l in self.layouts])
-        named = named_costs(self.mesh, [*self._named.values()], extents[ends[:, 0]])
+        """The latencies and rates of the forms of moves between layouts that split a tensor evenly:
+        [form, from, to]."""
+        splits, dims = self._splits
+        share = np.tile([1 / self.mesh.extent(axes) for axes in splits], (self.rank, 1))
+        before, after = (dims[i] for i in self._named_ends.T)
+        moves = [(move, ()) for move in self._named.values()]
+        named = named_costs(self.mesh, moves, self._rest(share, before, after))
         n, count = len(self.index), len(named[0])
         latency, rate = np.full((count, n, n), inf), np.zeros((count, n, n))
-        latency[:, *ends.T], rate[:, *ends.T] = named
+        latency[:, *self._named_ends.T], rate[:, *self._named_ends.T] = named
         if self._exchanges.size:
-            ends = self._exchanges
-            latency[:, *ends.T], rate[:, *ends.T] = self._exchange_costs()
+            latency[:, *self._exchanges.T], rate[:, *self._exchanges.T] = self._exchange_costs()
         return latency, rate
 
     def _exchange_costs(self) -> tuple[Table, Table]:
@@ -246,8 +305,7 @@ class Routes:
         partial = np.array([numbers.setdefault(l.partial, len(numbers)) for l in self.layouts])
         found = partial[:, None] == partial
         found &= ((dims[:, None] != dims) & (dims[:, None] > 0)).any(axis=-1)  # over some axes
-        if self._named:
-            found[tuple(np.array([*self._named]).T)] = False
+        found[tuple(self._named_ends.T)] = False
         return np.argwhere(found)
 
     @cached_property
@@ -271,12 +329,18 @@ class Routes:
             for dim in range(self.rank):
                 yield _added(dims, dim, (a,)), partial, NamedMove(REPLICATED, SHARDED, (a,), dim)
             yield dims, self._ordered((*partial, a)), NamedMove(REPLICATED, PARTIAL, (a,))
+        unused = [a for a in self.axes if a not in now.used]
+        for n, dim in product(range(2, len(unused) + 1), range(self.rank)):
+            if not dims[dim]:  # perhaps into uneven shards that are not within those over fewer
+                for axes in self._orders(combinations(unused, n)):
+                    named = NamedMove(REPLICATED, SHARDED, axes, dim)
+                    yield _added(dims, dim, axes), partial, named
         for n in range(1, len(partial) + 1):
             for axes in combinations(partial, n):
                 rest = tuple([a for a in partial if a not in axes])
                 yield dims, rest, NamedMove(PARTIAL, REPLICATED, axes)
                 for dim in range(self.rank):
-                    for order in (axes,) if self._in_order else permutations(axes):
+                    for order in self._orders([axes]):
                         yield (
                             _added(dims, dim, order),
                             rest,
@@ -293,6 +357,11 @@ class Routes:
                     if other != dim:
                         named = NamedMove(SHARDED, SHARDED, axes, other, dim)
                         yield _added(gathered, other, axes), partial, named
+
+    def _orders(self, some: Iterable[Axes]) -> Iterator[Axes]:
+        """Yield some axes in the orders in which they split a dimension."""
+        for axes in some:
+            yield from (axes,) if self._in_order else permutations(axes)
 
     def _ordered(self, axes: Axes) -> Axes:
         return tuple([a for a in self.axes if a in axes])

@@ -131,7 +131,10 @@ class TransferCosts:
         if key not in tables:
             size = prod(shape) * itemsize
             shared = self._in_buckets(size, itemsize, shares).min(axis=0)
-            tables[key] = self._along(shape, itemsize, np.minimum(self.routes.each(size), shared))
+            even = self.routes.even(shape)
+            shared = np.where(even[:, None] & even, shared, inf)
+            each = np.minimum(self.routes.each(shape, itemsize), shared)
+            tables[key] = self._along(shape, itemsize, each)
         return tables[key]
 
     def in_buckets(
@@ -143,11 +146,12 @@ class TransferCosts:
         if steps is None:
             return None
         size, total, found = prod(shape) * itemsize, 0.0, {}
+        each, even = self.routes.each(shape, itemsize), self.routes.even(shape)
         for step in steps:
             i, j = self.index[source], self.index[step.layout]
             latency, rate = (costs[:, i, j] for costs in self.routes.costs)
-            alone = float((latency + rate * size).min())
-            if alone > 0:
+            alone = float(each[i, j])
+            if alone > 0 and even[i] and even[j]:
                 part = [shares.of(bucket_key(itemsize, step, form)) for form in range(len(latency))]
                 shared = latency * part + (rate + self._copying[i, j]) * size
                 form = int(shared.argmin())

@@ -1,6 +1,7 @@
 """Plans against the shortest paths over all layouts, also of those that a plan is not searched
 among."""
 
+from math import prod
 from random import Random
 from typing import Any
 
@@ -16,6 +17,7 @@ from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.redistribution import plan_redistribution
 from shardir.algebra.routes import Routes, routes
 from shardir.algebra.steps import step_seconds
+from shardir.cost.clusters import load
 
 Paths = tuple[list[Layout], np.ndarray[Any, np.dtype[np.float64]]]
 
@@ -26,18 +28,25 @@ def nodes_of(inner: int, outer: int, latency: float) -> Cluster:
     return Cluster(levels if outer > 1 else levels[:1])
 
 
-def shortest_paths(mesh: Mesh, shape: Shape, spellings: list[tuple[Axis, ...]]) -> Paths:
+def shortest_paths(
+    mesh: Mesh, shape: Shape, spellings: list[tuple[Axis, ...]], uneven_exchanges: bool = True
+) -> Paths:
     """The layouts over the sub-axes of each spelling, and the times of the shortest paths over all
-    of them: of the moves of each table, and of exchanges between any two."""
+    of them: of the moves of each table, and of exchanges between any two, or between two that split
+    the tensor evenly."""
     found: dict[Layout, int] = {}
     steps: list[tuple[Layout, CollectiveStep]] = []
     for axes in spellings:
         table = Routes(mesh, len(shape), "sum", axes)
         for layout in table.layouts:
             found.setdefault(layout.simplified(mesh), len(found))
-        steps += [(table.layouts[i], step) for (i, _), step in table.moves.items()]
-    for before in found:
-        for after in found:
+        steps += [
+            (table.layouts[i], step)
+            for (i, _), step in table.moves.items() if step.kind != "exchange"
+        ]  # fmt: skip
+    exchanged = [l for l in found if uneven_exchanges or l.even(mesh, shape)]
+    for before in exchanged:
+        for after in exchanged:
             axes = exchange_axes(before, after)
             if axes and before.partial == after.partial:
                 steps.append((before, CollectiveStep("exchange", axes, after)))
@@ -94,3 +103,28 @@ def test_no_path_over_any_layouts_is_faster(
             plan = plan_redistribution(shape, "f32", mesh, source, target)
             assert plan.seconds <= seconds[i, j] * (1 + 1e-9) + 1e-18, str(plan)
             compared += 1
+
+
+@pytest.mark.parametrize(
+    ("cluster", "sizes", "shape"),
+    [
+        ("gloo", (3, 4), (100, 5000)), ("gloo", (2, 3, 2), (5000, 5000)), ("gloo", (8,), (7, 8)),
+        ("gloo", (2, 2, 2), (7, 7)), ("pod2048", (32,), (5000, 7)), ("pod2048", (8, 4), (96, 9)),
+        ("ascend910", (2, 2, 2), (64, 64)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_no_path_over_the_layouts_of_a_table_is_faster(
+    cluster: str, sizes: tuple[int, ...], shape: Shape
+) -> None:
+    """Between those that split the tensor evenly, also by way of uneven shards; each move priced by
+    its record."""
+    devices = prod(sizes)
+    mesh = Mesh("m", tuple(zip("abc", sizes, strict=False)), load(cluster).part(devices))
+    known = routes(mesh, len(shape))
+    assert known is not None
+    layouts, seconds = shortest_paths(mesh, shape, [known.axes], uneven_exchanges=False)
+    order = [known.index[layout] for layout in layouts if layout.even(mesh, shape)]
+    rows = [k for k, layout in enumerate(layouts) if layout.even(mesh, shape)]
+    table = known.seconds(shape, 4)[np.ix_(order, order)]
+    np.testing.assert_allclose(table, seconds[np.ix_(rows, rows)], rtol=1e-8)

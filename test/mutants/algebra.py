@@ -130,6 +130,14 @@ MUTANTS = [
         "test/algebra/test_route_costs.py",
     ),
     Mutant(
+        "no path goes through uneven shards",
+        "The tables of routes have no moves from or to shards that are uneven.",
+        "shardir/algebra/routes.py",
+        "if not even.all():",
+        "if not even.any():",
+        "test/algebra/test_every_path.py",
+    ),
+    Mutant(
         "an all-reduce receives as much as a reduce-scatter",
         "The bytes of an all-reduce are half of what they are.",
         "shardir/algebra/collectives/all_devices.py",
