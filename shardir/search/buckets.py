@@ -32,7 +32,7 @@ agree with it, and of plans one after another."""
 
 MAX_UNPRICED = 2e-3
 """The part of its cost that the first plan's shares may leave out, above which further plans are
-looked for; and the gap from which on the first plan that is not better is the last."""
+looked for; and the gap up to which, after one that is not better, only one more is."""
 
 Solve = Callable[[CostProblem], Solution]
 
@@ -108,7 +108,7 @@ def solve_with_buckets(
         if found.objective < best.objective * IMPROVEMENT:
             best, shares, remaining = found, agreeing, next_shares(agreeing)
         elif best.objective - bound <= MAX_UNPRICED * best.objective:
-            break
+            del remaining[1:]
     return Solution(best.choice, best.objective, min(bound, best.objective)), shares
 
 
