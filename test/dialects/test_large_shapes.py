@@ -18,6 +18,9 @@ from shardir.syntax.printer import print_module
 
 LARGE = 1 << 40
 
+SLIDING = ("nn.conv", "nn.avg_pool", "nn.max_pool", "nn.adaptive_avg_pool")
+"""The first letters of the names of ops that slide."""
+
 
 def enlarged(case: Case) -> Iterator[Case]:
     """The case with one of its sizes replaced by LARGE, in turn; with rules of its own it may
@@ -61,12 +64,19 @@ def kin(op: type[Any]) -> object:
 
 
 def not_compiled() -> list[str]:
-    """The ops of which no enlarged case compiles."""
+    """The ops of which no enlarged case compiles. All cases of pools and convolutions are tried,
+    whose masks and divisors depend on the place, and in the long form those of the other ops."""
     cases: dict[object, list[Case]] = {}
     for case in CASES:
         for large in enlarged(case):
             cases.setdefault(kin(case.op), []).append(large)
-    return [str(found[0]) for found in cases.values() if not any(map(compiles, found))]
+    found = []
+    for some in cases.values():
+        tried = (compiles(c) for c in some)
+        every = LONG or some[0].op.name.startswith(SLIDING)
+        if not any(list(tried) if every else tried):
+            found.append(str(some[0]))
+    return found
 
 
 def test_each_op_compiles_with_a_dimension_of_2_to_the_40():

@@ -27,15 +27,15 @@ from xdsl.irdl import (
 )
 
 from shardir.algebra.factors import Factors
-from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
-from shardir.dialects.nn.creation import IotaOp
+from shardir.dialects.nn.creation import indices
 from shardir.dialects.nn.elementary import ExpOp
 from shardir.dialects.nn.elementwise import broadcast_shape
-from shardir.dialects.nn.properties import float_of, int_attr
+from shardir.dialects.nn.properties import float_of
 from shardir.dialects.nn.selection import StopGradientOp
 from shardir.dialects.nn.types import float_element, unsharded_type
 
@@ -208,15 +208,8 @@ class _Attention(TensorOp, ABC):
     @staticmethod
     def count(b: "OpBuilder", scores: SSAValue, dim: int, at: int) -> SSAValue:
         """The numbers of the rows (at 0) or columns of the scores, [m, 1] or [1, n]."""
-        shape = [1, 1]
-        shape[at] = unsharded_type(scores).get_shape()[dim]
-        like = None
-        if b.mesh is not None:
-            axes = b.layout(scores).dims[dim]
-            like = Layout(b.mesh.name, ((axes, ()) if at == 0 else ((), axes)))
-        return b.value(
-            IotaOp, props={"dim": int_attr(at)}, result=tensor(i32, tuple(shape)), like=like
-        )
+        axes = b.layout(scores).dims[dim] if b.mesh is not None else ()
+        return indices(b, unsharded_type(scores).get_shape()[dim], at, 2, axes, i32)
 
     def score_cotangent(self, b: "OpBuilder", p: SSAValue, dy: SSAValue) -> SSAValue:
         """The cotangent of the scores, from the probabilities and that of the result."""

@@ -16,6 +16,8 @@ from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import prop_def, result_def
 
 from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axes
 from shardir.diagnostics import coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
@@ -94,13 +96,6 @@ class ConstantOp(TensorOp):
         return ()
 
 
-def array_constant(b: "OpBuilder", values: Array, element: Attribute) -> SSAValue:
-    """A constant with the numbers of an array."""
-    type = tensor(element, values.shape)
-    data = dense_attr(type, values.flatten().tolist())
-    return b.value(ConstantOp, props={"value": data}, result=type)
-
-
 @op_definition
 class IotaOp(TensorOp):
     """0, 1, 2, ... along `dim`, the same along the others.
@@ -135,3 +130,14 @@ class IotaOp(TensorOp):
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return ()
+
+
+def indices(
+    b: "OpBuilder", size: int, at: int, rank: int, axes: Axes = (), element: Attribute = i64
+) -> SSAValue:
+    """The indices of dimension `at`, split over `axes`; the other dimensions have size 1."""
+    shape, dims = [1] * rank, [Axes()] * rank
+    shape[at], dims[at] = size, axes
+    like = Layout(b.mesh.name, tuple(dims)) if b.mesh is not None else None
+    result = tensor(element, tuple(shape))
+    return b.value(IotaOp, props={"dim": IntegerAttr(at, i64)}, result=result, like=like)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from xdsl.dialects.builtin import TensorType, UnitAttr, i1
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import TensorType, UnitAttr, f32, f64, i64
+from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import operand_def, opt_prop_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
@@ -22,6 +22,7 @@ from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
+from shardir.dialects.nn.arithmetic import MaxOp
 from shardir.dialects.nn.base import (
     STRATEGY,
     Array,
@@ -32,7 +33,8 @@ from shardir.dialects.nn.base import (
     Types,
     factor_names,
 )
-from shardir.dialects.nn.creation import array_constant
+from shardir.dialects.nn.creation import indices
+from shardir.dialects.nn.logic import AndOp
 from shardir.dialects.nn.movement import IntsPerDimAttr
 from shardir.dialects.nn.sliding import (
     SPATIAL,
@@ -177,8 +179,8 @@ class MaxPoolGradOp(_MaxPooling):
         """dx with what is at the first `low` elements of the first of the windows `dim`, which are
         copies, added to the one after them, which they are copies of."""
         shape = list(unsharded_type(dx).get_shape())
-        first = np.arange(shape[dim]) == 0
-        here = b.reshape(array_constant(b, first, i1), (shape[dim], *[1] * (len(shape) - 1 - dim)))
+        window = indices(b, shape[dim], 0, len(shape) - dim, b.layout(dx).dims[dim])
+        here = b.compare("eq", window, b.scalar(0, window))
         lost = b.reduce(between(b, dx, dim + 1, 0, low), "sum", [dim + 1], keep=True)
         before, after = [0] * len(shape), [0] * len(shape)
         before[dim + 1], after[dim + 1] = low, shape[dim + 1] - low - 1
@@ -237,18 +239,29 @@ class AvgPoolOp(Composite, _WindowPool):
         return x
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
-        found, t = self.slides(), unsharded_type(self.x)
+        found = self.slides()
         under = [SPATIAL + 2 * i + 1 for i in range(len(found))]
         mean = b.reduce(self.windows(b, self.x), "mean", under)
         if self.exclude is None:
             return (mean,)
-        shape = unsharded_type(self.out).get_shape()
-        for d, (s, size) in enumerate(zip(found, t.get_shape()[SPATIAL:], strict=True), SPATIAL):
-            start = np.arange(shape[d]) * s.stride - s.low
-            inside = np.minimum(start + s.kernel, size) - np.maximum(start, 0)
-            more = array_constant(b, s.kernel / inside, t.element_type)
-            mean = b.mul(mean, b.reshape(more, (shape[d], *[1] * (len(shape) - 1 - d))))
+        sizes = unsharded_type(self.x).get_shape()[SPATIAL:]
+        for d, (s, size) in enumerate(zip(found, sizes, strict=True), SPATIAL):
+            if s.low or s.high:
+                mean = b.mul(mean, self.without_padding(b, mean, d, s, size))
         return (mean,)
+
+    @staticmethod
+    def without_padding(b: "OpBuilder", y: SSAValue, d: int, s: Slide, size: int) -> SSAValue:
+        """The elements under the window at each position of dimension d, divided by those of them
+        that are no padding."""
+        t = unsharded_type(y)
+        rank, axes = len(t.get_shape()) - d, b.layout(y).dims[d] if b.mesh is not None else ()
+        first = b.scale(indices(b, t.get_shape()[d], 0, rank, axes), s.stride)
+        none = b.scalar(0, first)
+        low = b.value(MaxOp, b.sub(b.scalar(s.low, first), first), none)
+        high = b.value(MaxOp, b.sub(first, b.scalar(size + s.low - s.kernel, first)), none)
+        inside = b.sub(b.scalar(s.kernel, first), b.add(low, high))
+        return _quotient(b, s.kernel, inside, t.element_type)
 
 
 @op_definition
@@ -303,13 +316,25 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
     def uneven_means(b: "OpBuilder", x: SSAValue, d: int, n: int) -> SSAValue:
         """The means of n parts of dimension d, which may overlap. Elements are selected, not
         multiplied by 0, so that a NaN stays in its parts."""
-        shape = unsharded_type(x).get_shape()
-        size, rest = shape[d], [1] * (len(shape) - 1 - d)
-        part, index = np.arange(n), np.arange(size)
-        first, last = part * size // n, -(-(part + 1) * size // n)
-        inside = (index >= first[:, None]) & (index < last[:, None])
-        chosen = b.reshape(array_constant(b, inside, i1), (n, size, *rest))
+        t = unsharded_type(x)
+        shape = t.get_shape()
+        size, rank = shape[d], len(shape) - d + 1
+        axes = b.layout(x).dims[d] if b.mesh is not None else ()
+        part, index = indices(b, n, 0, rank), indices(b, size, 1, rank, axes)
+        first, one = b.scale(part, size), b.scalar(1, part)  # n times the first and the last index
+        last = b.scale(b.add(part, one), size)
+        inside = b.value(
+            AndOp,
+            b.compare("gt", b.scale(b.add(index, one), n), first),
+            b.compare("lt", b.scale(index, n), last),
+        )
         each = b.reshape(x, (*shape[:d], 1, *shape[d:]))
-        total = b.reduce(b.select(chosen, each, b.scalar(0.0, x)), "sum", [d + 1])
-        share = array_constant(b, 1 / (last - first), unsharded_type(x).element_type)
-        return b.mul(total, b.reshape(share, (n, *rest)))
+        total = b.reduce(b.select(inside, each, b.scalar(0.0, x)), "sum", [d + 1])
+        count = b.reduce(b.convert(inside, i64), "sum", [1])
+        return b.mul(total, _quotient(b, 1, count, t.element_type))
+
+
+def _quotient(b: "OpBuilder", number: int, by: SSAValue, element: Attribute) -> SSAValue:
+    """A number divided by integers, in a type that has them."""
+    wide = b.convert(by, f64 if element == f64 else f32)
+    return b.convert(b.div(b.scalar(number, wide), wide), element)

@@ -10,14 +10,17 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from xdsl.dialects.builtin import i1
+from xdsl.dialects.builtin import f32
 from xdsl.ir import SSAValue
 
 from shardir.algebra.layout import Shape
+from shardir.algebra.mesh import Axes
 from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.nn.arithmetic import RemainderOp
 from shardir.dialects.nn.base import Array, Props
-from shardir.dialects.nn.creation import array_constant
+from shardir.dialects.nn.creation import indices
+from shardir.dialects.nn.logic import AndOp
 from shardir.dialects.nn.movement import IntsPerDimAttr
 from shardir.dialects.nn.types import unsharded_type
 
@@ -168,20 +171,14 @@ class Tiles:
         """
         for dim, windows, positions, slide in reversed(self.cut):
             x = b.unfold(x, dim, windows, lowest=maxima)
-            low = max(-windows.offset, 0)
-            element = np.arange(windows.size)
-            window = np.arange(windows.count)[:, None]
-            if maxima:
-                hidden, other = (
-                    (window == 0) & (element < low),
-                    between(b, x, dim + 1, low, low + 1),
-                )
-            else:
-                hidden, other = _unused(windows, positions, slide), b.scalar(0.0, x)
-            if hidden.any():
-                rest = [1] * (len(unsharded_type(x).get_shape()) - dim - 2)
-                where = b.reshape(array_constant(b, hidden, i1), (*hidden.shape, *rest))
-                x = b.select(where, other, x)
+            if not maxima:
+                x = _used(b, x, dim, windows, positions, slide)
+            elif (low := -windows.offset) > 0:
+                rank, axes = _rest(b, x, dim)
+                window = b.scale(indices(b, windows.count, 0, rank, axes), windows.size)
+                index = b.add(window, indices(b, windows.size, 1, rank))
+                before = b.compare("lt", index, b.scalar(low, index))
+                x = b.select(before, between(b, x, dim + 1, low, low + 1), x)
         return x
 
     def of_y(self, b: "OpBuilder", y: SSAValue) -> SSAValue:
@@ -207,16 +204,32 @@ class Tiles:
         return tuple(s.kernel for s in self.slides)
 
 
-def _unused(windows: Windows, positions: Windows, slide: Slide) -> Array:
-    """The mask of the elements of windows that are of the dimension, but under no position."""
-    element = np.arange(windows.size)
-    window = np.arange(windows.count)[:, None]
-    index = window * windows.step + windows.offset + element
-    under = np.zeros((windows.count, windows.size), bool)
-    for p, k in product(range(positions.size), range(slide.kernel)):
-        exists = np.arange(windows.count) * positions.step + p < positions.rows
-        under[exists, p * slide.stride + k * slide.dilation] = True
-    return ~under & (index >= 0) & (index < windows.rows)
+def _rest(b: "OpBuilder", x: SSAValue, dim: int) -> tuple[int, Axes]:
+    """The number of dimensions from `dim` on, and the axes that split it."""
+    return len(unsharded_type(x).get_shape()) - dim, b.layout(x).dims[dim]
+
+
+def _used(
+    b: "OpBuilder", x: SSAValue, dim: int, windows: Windows, positions: Windows, slide: Slide
+) -> SSAValue:
+    """The windows with zeros for their elements that are under no position of theirs."""
+    last = positions.rows - (positions.count - 1) * positions.size  # positions in the last window
+    end = (positions.rows - 1) * slide.stride + slide.span + windows.offset
+    is_complete = last == positions.size or end >= windows.rows
+    if is_complete and slide.dilation == 1 and slide.stride <= slide.kernel:
+        return x
+    rank, axes = _rest(b, x, dim)
+    window = indices(b, positions.count, 0, rank + 1, axes)
+    position = b.add(b.scale(window, positions.size), indices(b, positions.size, 1, rank + 1))
+    tap = indices(b, slide.span, 2, rank + 1)
+    under = b.value(
+        AndOp,
+        b.compare("lt", position, b.scalar(positions.rows, position)),
+        b.compare("eq", b.value(RemainderOp, tap, b.scalar(slide.dilation, tap)), b.scalar(0, tap)),
+    )
+    over = Windows(windows.size, positions.size, slide.span, slide.stride)
+    times = b.fold(b.convert(under, f32), 1, over)
+    return b.select(b.compare("gt", times, b.scalar(0.0, times)), x, b.scalar(0.0, x))
 
 
 def tiles(b: "OpBuilder", found: Sequence[Slide], x: Shape, y: Shape, *values: SSAValue) -> Tiles:
