@@ -9,7 +9,6 @@ from xdsl.dialects.func import FuncOp
 from shardir.analysis.functions import name_of
 from shardir.dialects.train import GradientOp, StepOp
 from shardir.rewriting import nested
-from shardir.rewriting.rewriter import erase
 from shardir.syntax.source import collect_warnings
 
 
@@ -22,16 +21,14 @@ def lowered(
     Raises:
         Failure: it can't be lowered.
     """
-    trial = module.clone()
-    copy = next(g for g in trial.body.ops if isinstance(g, FuncOp) and name_of(g) == name_of(f))
-    requests = [op for op in trial.body.ops if isinstance(op, StepOp | GradientOp)]
-    names = {name_of(f)}
-    while found := [r for r in requests if r.function.root_reference.data in names]:
+    requests = [op for op in module.body.ops if isinstance(op, StepOp | GradientOp)]
+    names, others = {name_of(f)}, requests
+    while found := [r for r in others if r.function.root_reference.data in names]:
         names.update(r.sym_name.data for r in found)
-        requests = [r for r in requests if r not in found]
-    others = [g for g in trial.body.ops if isinstance(g, FuncOp) and g is not copy]
-    for op in (*requests, *others):
-        erase(op)
+        others = [r for r in others if r not in found]
+    left_out = {*others, *(g for g in module.body.ops if isinstance(g, FuncOp) and g is not f)}
+    trial = ModuleOp([op.clone() for op in module.body.ops if op not in left_out])
+    copy = next(g for g in trial.body.ops if isinstance(g, FuncOp))
     write(copy)
     with collect_warnings():  # those of the program itself come when it is lowered
         nested.run(pipeline, Context(), trial)
