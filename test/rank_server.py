@@ -1,8 +1,9 @@
 """A process that has imported torch and forks ranks: `python rank_server.py FD` (see forked.py).
 
 A rank that is forked starts in milliseconds; one that is started imports torch first, which takes
-longer than most tests. Each rank is a process of its own with a session of its own, so nothing of a
-job remains for the next one, and one that dies does not affect the others.
+longer than most tests. The runtime, of which each program has a copy, is compiled once. Each rank
+is a process of its own with a session of its own, so nothing of a job remains for the next one, and
+one that dies does not affect the others.
 
 Each message on the socket FD is a request, {"argv", "env", "cwd", "fds"}, with the files that
 become the rank's output and its file descriptors `fds`. The answers are {"pid"} and, when the rank
@@ -20,12 +21,27 @@ import signal
 import socket
 import sys
 import traceback
+from importlib import machinery
+from pathlib import Path
+from types import CodeType
 
 import numpy  # noqa: F401 - what ranks import
 import torch.distributed as dist
 
 MESSAGE, FILES = 1 << 18, 8
 PR_SET_PDEATHSIG = 1
+RUNTIME = Path(__file__).parents[1] / "shardir" / "backend" / "torch" / "runtime"
+COMPILED = {path.read_bytes(): compile(path.read_bytes(), path, "exec", dont_inherit=True)
+            for path in RUNTIME.glob("*.py")}  # fmt: skip
+"""The code of the runtime's files by their content."""
+
+
+class Loader(machinery.SourceFileLoader):
+    """Python's own, but for copies of the runtime's files, which are compiled already."""
+
+    def source_to_code(self, data, path, *, _optimize: int = -1) -> CodeType:
+        found = COMPILED.get(bytes(data)) if isinstance(data, bytes | memoryview) else None
+        return found or super().source_to_code(data, path)
 
 
 def serve(requests: socket.socket) -> None:
@@ -108,5 +124,12 @@ def rank(request: dict, files: list[int], begin: int) -> None:
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    loaders = [
+        (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
+        (Loader, machinery.SOURCE_SUFFIXES),
+        (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
+    ]
+    sys.path_hooks.insert(0, machinery.FileFinder.path_hook(*loaders))
+    sys.dont_write_bytecode = True
     gc.freeze()  # so that no rank traverses, and thereby copies, what it shares with this process
     serve(socket.socket(fileno=int(sys.argv[1])))

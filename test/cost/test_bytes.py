@@ -1,10 +1,13 @@
 """The models of the benchmark: their bytes are at most the formulas', their steps are torch's."""
 
 from collections.abc import Callable
+from itertools import product
+from random import Random
 
 import numpy as np
 import pytest
 import torch
+from covering import covering
 from extent import extent
 from harness import apply, compiled, differs, function
 from reference import to_torch, torch_forward
@@ -34,19 +37,21 @@ def test_a_model_communicates_no_more_than_the_formula(model: str):
             assert total <= row.formula, row
 
 
-OTHERS = [{"vocab": 32_768}, {"batch": 64}, {"hidden": 1024, "vocab": 32_768, "seq": 16}]
+MODELS = ["gpt", "bert"]
+PLANS = [(2, 4, False), (2, 4, True), (8, 1, False), (8, 1, True), (1, 8, False)]
+SIZES = [
+    communication.Sizes(2, vocab=32_768),
+    communication.Sizes(2, batch=64),
+    communication.Sizes(2, hidden=1024, vocab=32_768, seq=16),
+]
+OTHERS = extent(covering([MODELS, PLANS, SIZES], Random(0)), [*product(MODELS, PLANS, SIZES)])
+"""By default each plan at each of the sizes, each of both with each model."""
 
 
-@pytest.mark.parametrize("model", ["gpt", "bert"])
-@pytest.mark.parametrize(
-    ("dp", "tp", "fsdp"),
-    [(2, 4, False), (2, 4, True), (8, 1, False), (8, 1, True), (1, 8, False)],
-)
-@pytest.mark.parametrize("sizes", OTHERS, ids=str)
-def test_it_communicates_no_more_at_other_sizes(
-    model: str, dp: int, tp: int, fsdp: bool, sizes: dict[str, int]
-):
-    row = communication.language_model(model, communication.Sizes(2, **sizes), dp, tp, fsdp=fsdp)
+@pytest.mark.parametrize(("model", "plan", "sizes"), OTHERS, ids=str)
+def test_it_communicates_no_more_at_other_sizes(model: str, plan: tuple[int, int, bool], sizes):
+    dp, tp, fsdp = plan
+    row = communication.language_model(model, sizes, dp, tp, fsdp=fsdp)
     _, total = communication.communicated(communication.compiled(row.text))
     assert total <= row.formula
 
