@@ -25,9 +25,10 @@ values have layouts, these stay, as pins for search-strategies, and new values h
    before, the cotangent passes through a barrier of the other direction.
 4. The redistribution of a parameter's gradient has the parameter's `train.fusion` index.
 5. Composites are decomposed, and the decomposition is differentiated.
-6. With `accumulate` the step has a forward and a backward part for each microbatch; ops that
-   depend on no input are computed once. The addends of all microbatches to one gradient are added
-   before they are reduced.
+6. With `accumulate` forward and backward part are in a loop over the microbatches, which are in
+   dimension 0 of each input; ops that depend on no input are before the loop, unless they have the
+   mark `recompute`, and their transposes after it. The addends of all microbatches to one gradient
+   are added before they are reduced.
 7. A private function that nothing else uses is erased; any other stays.
 """
 

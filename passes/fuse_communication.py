@@ -4,8 +4,8 @@
     %b1 = dist.all_reduce <sum> %b over <dp>
  -> %a1, %b1 = dist.all_reduce <sum> %a, %b over <dp>
 
-1. Only collectives of one kind and one reduction, over the same axes, of one element type, are
-   fused.
+1. Only collectives of one kind and one reduction, over the same axes, of one element type, and in
+   one loop or in none, are fused.
 2. The fused collective is where the last of them was, and before the first use of any result.
 3. Collectives with a `fusion` index are fused with those of the same index, whatever their size.
 4. The others are fused where that gains: by the time model of the mesh's cluster, a bucket saves
@@ -29,6 +29,7 @@ from operator import add
 from xdsl.ir import Attribute, Block, Operation
 
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.loops import Loops
 from shardir.analysis.storages import Span
 from shardir.analysis.updates import after_update
 from shardir.cost.buckets import Bucket, fused, runs
@@ -63,10 +64,10 @@ class FuseCommunication(LocalPass):
 
 def _sink_casts(block: Block) -> None:
     """Move casts of the results of collectives to their first uses."""
-    at = {op: i for i, op in enumerate(block.ops)}
+    at, loops = {op: i for i, op in enumerate(block.ops)}, Loops(block.ops)
     for op in list(block.ops):
         if isinstance(op, nn.ConvertOp) and isinstance(op.x.owner, dist.FusibleOp):
-            users = [u.operation for u in op.out.uses]
+            users = [loops.needed_at(u.operation, op) for u in op.out.uses]
             if users:
                 op.detach()
                 block.insert_op_before(op, min(users, key=at.__getitem__))
@@ -90,19 +91,19 @@ def _reduce_before_updates(block: Block) -> None:
 def _fuse(block: Block, mesh: Mesh, max_bytes: int, is_early: bool) -> bool:
     """Fuse the collectives of a block that have an index, and those that gain by it; return whether
     there were any. Without `is_early` only those whose results are used after the update."""
-    ops, late = list(block.ops), after_update(block)
+    ops, late, loops = list(block.ops), after_update(block), Loops(block.ops)
     at = {op: i for i, op in enumerate(ops)}
     indexed, others = defaultdict[Key, list[Bucket]](list), defaultdict[Key, list[Bucket]](list)
     for op, i in at.items():
         if not isinstance(op, dist.FusibleOp) or dist.is_started(op):
             continue
         size = sum(size_of(v) for v in op.values)
-        after = Span(i, _first_use(op, at) - 1)
+        after = Span(i, _first_use(op, at, loops) - 1)
         alone = Bucket((i,), after, size, together(steps_of(op, mesh), mesh))
         if op.fusion is not None:
-            indexed[_key(op)].append(alone)
+            indexed[_key(op, loops)].append(alone)
         elif is_early or late([op]):
-            others[_key(op)].append(alone)
+            others[_key(op, loops)].append(alone)
     found = [reduce(add, run) for parts in indexed.values() for run in runs(parts, inf)]
     for parts in others.values():
         found += fused(parts, max_bytes)
@@ -117,20 +118,21 @@ def _users(op: Operation) -> list[Operation]:
     return [use.operation for v in op.results for use in v.uses]
 
 
-def _first_use(op: Operation, at: Mapping[Operation, int]) -> int:
+def _first_use(op: Operation, at: Mapping[Operation, int], loops: Loops) -> int:
     """Return the position of the first use of a collective, or of casts and slices of it, which
-    may move."""
-    each = [_first_use(u, at) if isinstance(u, MOVABLE) else at[u] for u in _users(op)]
+    may move in its loop."""
+    users = [loops.needed_at(u, op) for u in _users(op)]
+    each = [_first_use(u, at, loops) if isinstance(u, MOVABLE) else at[u] for u in users]
     return min(each, default=len(at))
 
 
-Key = tuple[type[Operation], tuple[tuple[str, str], ...], Attribute]
+Key = tuple[type[Operation], tuple[tuple[str, str], ...], Attribute, Operation | None]
 
 
-def _key(op: dist.FusibleOp) -> Key:
-    """Return what collectives that are fused have in common."""
+def _key(op: dist.FusibleOp, loops: Loops) -> Key:
+    """Return what collectives that are fused have in common, such as the loop that they are in."""
     props = tuple(sorted((k, str(v)) for k, v in op.properties.items()))
-    return type(op), props, unsharded_type(op.values[0]).element_type
+    return type(op), props, unsharded_type(op.values[0]).element_type, loops.around(op)
 
 
 def _merge(ops: Sequence[dist.FusibleOp], block: Block, at: Mapping[Operation, int]) -> None:

@@ -18,6 +18,8 @@
    saved in between.
 8. Sharding groups and propagation barriers are erased; a barrier between two layouts becomes a
    redistribution.
+9. A redistribution of a value from before a loop over microbatches is before the loop, unless it
+   has the mark `recompute`. A value that the loop carries has one layout.
 """
 
 from collections.abc import Container, Iterable
@@ -44,6 +46,7 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import BackwardOp, arg_attrs
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.composites import decompose
+from shardir.rewriting.hoisting import hoist_redistributions
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_marker, resolve_markers
 from shardir.rewriting.placement import (
     Needs,
@@ -71,6 +74,7 @@ class InsertRedistributions(GlobalPass):
         placement = _FunctionPlacement(f, f.mesh)
         placement.run()
         _mark(f, f.mesh, placement.own)
+        hoist_redistributions(f.block)
 
 
 def _mark(f: Function, mesh: Mesh, own: Container[SSAValue]) -> None:

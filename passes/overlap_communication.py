@@ -81,7 +81,7 @@ class Arrangement:
 def _overlap(f: FuncOp, mesh: Mesh) -> None:
     """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
     block = f.body.block
-    costs = Costs(mesh)
+    costs = Costs(block, mesh)
     limit = max(memory_of(f, mesh).peak, mesh.cluster_or_default.memory or 0)
     given = kept = Arrangement(block)
     fastest = costs.of_block(block)
@@ -131,7 +131,7 @@ def _start(block: Block, costs: Costs, excluded: set[int], cutting: bool) -> dic
     at = {op: i for i, op in enumerate(block.ops)}
     for op in schedule.costs:
         if schedule.hides(op):
-            _wait(op, min(users(op), key=at.__getitem__))
+            _wait(op, min(users(op, schedule.loops), key=at.__getitem__))
     return numbers
 
 
@@ -153,9 +153,10 @@ def _parts(op: dist.FusibleOp, timeline: Timeline) -> list[list[int]]:
     form, each = values.fastest
     available = [timeline.available(v) for v in op.values]
     order.sort(key=available.__getitem__)
-    sending = [each[i] + values.packing[i] for i in order]
+    runs = timeline.loops.runs(op)
+    sending = [runs * (each[i] + values.packing[i]) for i in order]
     cluster = timeline.mesh.cluster_or_default
-    ends = cuts(sending, [available[i] for i in order], form.latency, cluster)
+    ends = cuts(sending, [available[i] for i in order], runs * form.latency, cluster)
     return [order[start:end] for start, end in pairwise([0, *ends])]
 
 

@@ -3,7 +3,7 @@
     %y = dist.all_reduce <sum> %x over <a>
     %z = dist.all_slice %y dim 0 over <a>     ->    %z = dist.reduce_scatter <sum> %x dim 0 over <a>
 
-PATTERNS is the table of the rewrites, each with the IR before `->` after; two are in
+PATTERNS is the table of the rewrites, each with the IR before `->` after; three are in
 shardir/rewriting/reordering.py.
 
 1. Never more bytes and never more collectives.
@@ -12,7 +12,6 @@ shardir/rewriting/reordering.py.
 """
 
 from dataclasses import dataclass
-from typing import TypeGuard
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -20,11 +19,15 @@ from shardir.algebra.collectives import AxisState, between
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.cost.seconds import cost_of
 from shardir.dialects import dist, nn
-from shardir.dialects.text import word
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.patterns import Pattern, apply_patterns, at_each_op
-from shardir.rewriting.reordering import moved_after_reduced, moved_before_repeated
+from shardir.rewriting.reordering import (
+    moved_after_accumulated,
+    moved_after_reduced,
+    moved_before_repeated,
+    reduces_sum,
+)
 from shardir.rewriting.rewriter import Rewriter, erase, set_type
 
 
@@ -186,7 +189,7 @@ def reduced_next_to_each_other(op: Operation) -> bool:
 def _are_equal_sums(x: SSAValue, y: SSAValue) -> bool:
     """Whether both values are the results of equal reductions of sums, and each is used once."""
     a, b = x.owner, y.owner
-    if a is b or not (_reduces_sum(a) and _reduces_sum(b)):
+    if a is b or not (reduces_sum(a) and reduces_sum(b)):
         return False
     if type(a) is not type(b) or a.properties != b.properties:
         return False
@@ -195,14 +198,8 @@ def _are_equal_sums(x: SSAValue, y: SSAValue) -> bool:
     return x.get_user_of_unique_use() is not None and y.get_user_of_unique_use() is not None
 
 
-def _reduces_sum(op: Operation | Block) -> TypeGuard[dist.CollectiveOp]:
-    """Whether an op is a collective that adds partial sums."""
-    if not isinstance(op, dist.CollectiveOp) or not op.record.reduces:
-        return False
-    return op.properties["reduction"] == word(dist.ReductionAttr, "sum")
-
-
 PATTERNS: tuple[Pattern, ...] = (
     unused, equal, gathered_and_sliced, sliced_and_gathered, reduced_and_sliced,
     sum_of_reduced, reduced_next_to_each_other, moved_after_reduced, moved_before_repeated,
+    moved_after_accumulated,
 )  # fmt: skip

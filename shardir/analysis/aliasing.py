@@ -31,15 +31,20 @@ VIEWS: tuple[type[Operation], ...] = (
     nn.UnfoldOp,
     nn.FoldOp,
     dist.WaitOp,
+    train.MicrobatchOp,
+    train.CarriedOp,
+    train.CarryOp,
     *(kind for name, kind in dist.OPS.items() if COLLECTIVES[name].result != "new"),
 )
 """Ops whose result may be their operand, or a view of it."""
 
 COPIES = (
     nn.FoldOp,
+    train.CarriedOp,
     *(kind for name, kind in dist.OPS.items() if COLLECTIVES[name].result == "operand"),
 )
-"""Ops that return their operand or make a new storage, and never a view."""
+"""Ops that return their operand or make a new storage, and never a view; a loop that carries a
+value makes storages for it."""
 
 STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, dist.AllSliceOp)
 """Views that need not be contiguous."""
@@ -48,7 +53,8 @@ STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, 
 def views(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that may be views, each with its operand."""
     if isinstance(op, VIEWS) or moves_nothing(op, mesh):
-        operands = tuple(op.operands) * (len(op.results) if len(op.operands) == 1 else 1)
+        one = isinstance(op, train.CarryOp) or len(op.operands) == 1
+        operands = tuple(op.operands[:1]) * len(op.results) if one else op.operands
         yield from zip(op.results, operands, strict=True)
 
 

@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
+from shardir.analysis.loops import Loops
 from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.train import AccumulateOp, CarryOp
 
 
 class Span(NamedTuple):
@@ -27,11 +29,13 @@ class Span(NamedTuple):
 
 
 def live_ops(ops: Sequence[Operation]) -> list[Operation]:
-    """Return the ops whose results are used; sends, receives and collectives are always live."""
+    """Return the ops whose results are used; sends, receives, collectives and ops that set a
+    variable are always live."""
     needed: set[SSAValue] = set()
     live = []
     for op in reversed(ops):
-        if isinstance(op, TensorOp) and not any(r in needed for r in op.results):
+        is_pure = isinstance(op, TensorOp) and not isinstance(op, CarryOp)
+        if is_pure and not any(r in needed for r in op.results):
             continue
         live.append(op)
         needed.update(op.operands)
@@ -55,9 +59,13 @@ class Storages:
     def __init__(self, args: Sequence[SSAValue], ops: Sequence[Operation]):
         self.at = {op: i for i, op in enumerate(ops)}
         self.last = {v: i for i, op in enumerate(ops) for v in op.operands}
-        """The last op that reads a value; values that no op reads are not in it."""
+        """The last op that reads a value; of a value from before a loop in which it is read, not
+        before the loop's end. Values that no op reads are not in it."""
         self._born = dict.fromkeys(args, -1)
         self._born |= {v: i for i, op in enumerate(ops) for v in op.results}
+        self.held: dict[Operation, list[SSAValue]] = {}
+        """By the end of a loop the values from before it that nothing reads later."""
+        self._loops(ops)
         self._root: dict[SSAValue, SSAValue] = {}
         self._members: dict[SSAValue, list[SSAValue]] = {}
         self._read = dict(self.last)
@@ -66,6 +74,19 @@ class Storages:
         for op, end in waits(ops).items():
             for v in op.operands:
                 self._in_flight.setdefault(v, []).append(Span(self.at[op], end))
+
+    def _loops(self, ops: Sequence[Operation]) -> None:
+        """Extend the live ranges of values that a loop reads or adds to over all of it."""
+        loops = Loops(ops)
+        for loop, end in loops.ends.items():
+            begin, last = self.at[loop], self.at[end]
+            for op in ops[begin:last]:
+                if isinstance(op, AccumulateOp):
+                    self._born[op.out] = begin
+                for v in op.operands:
+                    if self._born[v] < begin < self.last[v] < last:
+                        self.last[v] = last
+                        self.held.setdefault(end, []).append(v)
 
     def root(self, v: SSAValue) -> SSAValue:
         """Return the root of a value's storage."""

@@ -18,7 +18,7 @@ from shardir.algebra.cluster import Cluster
 from shardir.algebra.collectives import COLLECTIVES
 from shardir.cost.functions import functions, on_cluster
 from shardir.cost.schedule import elapsed
-from shardir.cost.seconds import OpCost, Work, cost_of, work_of
+from shardir.cost.seconds import OpCost, Work, works_of
 from shardir.cost.terms import Coefficients, Terms
 from shardir.dialects.nn.base import Array
 
@@ -95,7 +95,7 @@ def terms_of(module: ModuleOp) -> list[Terms]:
     found = []
     for f, mesh in functions(module):
         mesh, row = on_cluster(mesh, None), [0, 0, 0, 0]
-        for cost in (c for op in f.body.block.ops if (c := cost_of(op, mesh)) is not None):
+        for cost in (w.cost(mesh) for w in works_of(list(f.body.block.ops), mesh)):
             row[_term(cost, mesh.extent(cost.axes) == mesh.size)] += cost.bytes
         found.append(Terms(*row))
     return found
@@ -122,8 +122,7 @@ def of_functions(module: ModuleOp) -> Predict:
         on = {mesh: on_cluster(mesh, cluster) for mesh in meshes}
         if cluster.units not in counted:
             counted[cluster.units] = [
-                [w for op in f.body.block.ops if (w := work_of(op, on[mesh])) is not None]
-                for f, mesh in found
+                list(works_of(list(f.body.block.ops), on[mesh])) for f, mesh in found
             ]
         return [
             elapsed((w.cost(on[mesh]) for w in works), on[mesh])

@@ -13,11 +13,13 @@ from typing import TypeGuard
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.loops import Loops
 from shardir.cost.schedule import elapsed, level_of
 from shardir.cost.seconds import OpCost, cost_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 from shardir.dialects.nn.types import size_of
+from shardir.dialects.train import available_after
 
 MIN_HIDDEN = 0.05
 """The part of a collective's time that computation must hide for it to be started."""
@@ -29,19 +31,19 @@ def computes(op: Operation) -> bool:
 
 
 class Costs(dict[Operation, OpCost]):
-    """The cost of each op, computed when it is first asked for; an op without a cost (such as a
-    call) hides nothing."""
+    """The cost of each op of a block, computed when it is first asked for; an op without a cost
+    (such as a call) hides nothing."""
 
-    def __init__(self, mesh: Mesh):
+    def __init__(self, block: Block, mesh: Mesh):
         super().__init__()
-        self.mesh = mesh
+        self.mesh, self.loops = mesh, Loops(block.ops)
 
     def __missing__(self, op: Operation) -> OpCost:
         try:
             cost = cost_of(op, self.mesh)
         except ShardirError:
             cost = None
-        self[op] = found = cost or OpCost(op, 0, 0, 0.0)
+        self[op] = found = cost.times(self.loops.runs(op)) if cost else OpCost(op, 0, 0, 0.0)
         return found
 
     def of_block(self, block: Block) -> float:
@@ -64,9 +66,9 @@ def grows(op: dist.FusibleOp) -> bool:
     return sum(map(size_of, op.outs)) > sum(map(size_of, op.values))
 
 
-def users(op: Operation) -> set[Operation]:
-    """Return the ops that use a result of an op."""
-    return {use.operation for v in op.results for use in v.uses}
+def users(op: Operation, loops: Loops) -> set[Operation]:
+    """Return the ops that need a result of an op: for those in another loop its beginning."""
+    return {loops.needed_at(use.operation, op) for v in op.results for use in v.uses}
 
 
 class Timeline:
@@ -75,6 +77,7 @@ class Timeline:
     def __init__(self, block: Block, costs: Costs):
         self.mesh, self.costs = costs.mesh, costs
         ops = list(block.ops)
+        self.loops = costs.loops
         self.seconds = {op: costs[op].seconds for op in ops if computes(op)}
         self.begins = self.begins_of(ops)
         self._arrivals: dict[Operation, float] = {}
@@ -94,7 +97,8 @@ class Timeline:
                 begin = max(map(self.available, op.operands))
                 self._arrivals[op] = begin + self.costs[op].seconds
             return self._arrivals[op]
-        return self.begins[op] + self.seconds.get(op, 0.0)
+        there = available_after(op)
+        return self.begins[there] + self.seconds.get(there, 0.0)
 
 
 def hideable(block: Block, timeline: Timeline) -> dict[dist.FusibleOp, OpCost]:
@@ -102,16 +106,21 @@ def hideable(block: Block, timeline: Timeline) -> dict[dist.FusibleOp, OpCost]:
 
     Operands and users are those of a chain of collectives.
     """
-    begins = timeline.begins_of(list(block.ops))
+    begins, loops = timeline.begins_of(list(block.ops)), timeline.loops
     candidates = [op for op in block.ops if can_start(op, timeline.mesh)]
     earliest: dict[Operation, float] = {}
     for op in candidates:
-        owners = [v.owner for v in op.operands if isinstance(v.owner, Operation)]
+        owners = [
+            loops.available_after(v.owner, op)
+            for v in op.operands if isinstance(v.owner, Operation)
+        ]  # fmt: skip
+        if (loop := loops.around(op)) is not None:
+            owners.append(loop)
         ends = (earliest.get(o, begins[o] + timeline.seconds.get(o, 0.0)) for o in owners)
         earliest[op] = max(ends, default=0.0)
     latest: dict[Operation, float] = {}
     for op in reversed(candidates):
-        latest[op] = min(latest.get(u, begins[u]) for u in users(op))
+        latest[op] = min(latest.get(u, begins[u]) for u in users(op, loops))
     return {
         op: timeline.costs[op] for op in candidates
         if latest[op] - earliest[op] > MIN_HIDDEN * timeline.costs[op].seconds
@@ -126,7 +135,7 @@ class StartSchedule:
     """
 
     def __init__(self, block: Block, timeline: Timeline, chosen: Container[Operation]):
-        self.mesh = timeline.mesh
+        self.mesh, self.loops = timeline.mesh, timeline.loops
         self.costs = {op: c for op, c in hideable(block, timeline).items() if op in chosen}
         self.others = [op for op in block.ops if op not in self.costs]
         self.at = {op: i for i, op in enumerate(self.others)}
@@ -134,7 +143,9 @@ class StartSchedule:
         self.latest: dict[Operation, int] = {}
         """The first use of the result, through other collectives too."""
         for op in reversed(self.costs):
-            self.latest[op] = min(self.at[u] if u in self.at else self.latest[u] for u in users(op))
+            self.latest[op] = min(
+                self.at[u] if u in self.at else self.latest[u] for u in users(op, self.loops)
+            )
         self.starts: dict[Operation, int] = {}
         self.ends: dict[Operation, int] = {}
         for op in self.costs:
@@ -149,8 +160,10 @@ class StartSchedule:
         ready = 0
         for v in op.values:
             if isinstance(v.owner, Operation):
-                end = self.ends.get(v.owner)
-                ready = max(ready, self.at[v.owner] + 1 if end is None else end)
+                maker = self.loops.available_after(v.owner, op)
+                end = self.ends.get(maker)
+                ready = max(ready, self.at[maker] + 1 if end is None else end)
+        ready = self._in_loop(op, ready)
         done = bisect_left(self.begins, self.begins[ready] + self.costs[op].seconds, lo=ready)
         self.starts[op] = ready
         self.ends[op] = min(done, self.latest[op])
@@ -163,12 +176,23 @@ class StartSchedule:
         name, use, cost = level_of(self.mesh, op.axes.data), self.first_use(op), self.costs[op]
         begin = min(self.begins[use], free.get(name, self.begins[use])) - cost.seconds
         hidden = bisect_right(self.begins, begin, hi=use + 1) - 1
-        start = self.starts[op] = max(self.starts[op], hidden)
+        start = self.starts[op] = self._in_loop(op, max(self.starts[op], hidden))
         free[name] = max(begin, self.begins[start])
+
+    def _in_loop(self, op: Operation, start: int) -> int:
+        """Return the first position from `start` on at which an op is in the loop that it is in, or
+        in none if it is in none."""
+        mine, there = self.loops.around(op), self.loops.around(self.others[start])
+        if mine is there:
+            return start
+        if mine is not None:
+            return self.at[mine] + 1
+        assert there is not None
+        return self.at[self.loops.ends[there]] + 1
 
     def first_use(self, op: Operation) -> int:
         """Return the position of the first op that uses a result."""
-        return min(self.at[u] if u in self.at else self.starts[u] for u in users(op))
+        return min(self.at[u] if u in self.at else self.starts[u] for u in users(op, self.loops))
 
     def in_order(self) -> list[dist.FusibleOp]:
         """Return the collectives in the order of their starts."""

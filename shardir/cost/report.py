@@ -24,7 +24,7 @@ from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.schedule import elapsed
-from shardir.cost.seconds import OpCost, cost_of
+from shardir.cost.seconds import OpCost, works_of
 from shardir.dialects import dist
 from shardir.dialects.locations import file_location
 
@@ -114,8 +114,7 @@ def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCos
 
 def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
     """Return the cost of a function in the local view on the mesh's cluster."""
-    found = (cost_of(op, mesh) for op in f.body.block.ops)
-    ops = tuple(c for c in found if c is not None)
+    ops = tuple(w.cost(mesh) for w in works_of(list(f.body.block.ops), mesh))
     return FunctionCost(f.sym_name.data, mesh, ops, memory_of(f, mesh))
 
 

@@ -9,7 +9,7 @@ cost nothing.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from xdsl.dialects.builtin import TensorType
@@ -24,6 +24,7 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.steps import elements, step_buffers, step_forms, step_received
 from shardir.analysis.aliasing import VIEWS, is_identity
+from shardir.analysis.loops import Loops
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
@@ -35,7 +36,7 @@ FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 
 @dataclass(frozen=True)
 class OpCost:
-    """The cost of one op on the device on which it costs most.
+    """The cost of one op on the device on which it costs most, in all its runs.
 
     `bytes` are those that a computation reads and writes, or that a collective receives, over
     `axes` and in the form `form`; `latency` of its seconds do not depend on the bytes."""
@@ -51,6 +52,15 @@ class OpCost:
     @property
     def communicates(self) -> bool:
         return bool(self.axes)
+
+    def times(self, runs: int) -> "OpCost":
+        """Return the cost of several runs of the op, one after the other."""
+        if runs == 1:
+            return self
+        return replace(
+            self, flops=runs * self.flops, bytes=runs * self.bytes,
+            seconds=runs * self.seconds, latency=runs * self.latency,
+        )  # fmt: skip
 
 
 def op_seconds(
@@ -169,8 +179,32 @@ class NoWork(Work):
         return OpCost(self.op, 0, 0, 0.0)
 
 
+@dataclass(frozen=True)
+class Repeated(Work):
+    """The work of an op in a loop."""
+
+    once: Work
+    runs: int
+
+    def cost(self, mesh: Mesh) -> OpCost:
+        return self.once.cost(mesh).times(self.runs)
+
+
+def works_of(ops: Sequence[Operation], mesh: Mesh) -> Iterator[Work]:
+    """Yield the work of ops of the local view, in all their runs; none of marks.
+
+    Raises:
+        ShardirError: an op has no cost.
+    """
+    loops = Loops(ops)
+    for op in ops:
+        if (work := work_of(op, mesh)) is not None:
+            runs = loops.runs(op)
+            yield work if runs == 1 else Repeated(work, runs)
+
+
 def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
-    """Return the cost of an op of the local view; None for a mark.
+    """Return the cost of one run of an op of the local view; None for a mark.
 
     Raises:
         ShardirError: the op has no cost.
@@ -180,7 +214,7 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
 
 
 def work_of(op: Operation, mesh: Mesh) -> Work | None:
-    """Return the work of an op of the local view; None for a mark.
+    """Return the work of one run of an op of the local view; None for a mark.
 
     Raises:
         ShardirError: the op has no cost.

@@ -20,6 +20,7 @@ from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import step_received
+from shardir.analysis.loops import Loops
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import gradients
 from shardir.cost.report import called, location, table
@@ -65,6 +66,10 @@ class Terms:
     def __add__(self, other: "Terms") -> "Terms":
         pairs = zip(self.bytes, other.bytes, strict=True)
         return Terms(*(a + b for a, b in pairs))
+
+    def times(self, runs: int) -> "Terms":
+        """Return the terms of several runs."""
+        return Terms(*(runs * n for n in self.bytes))
 
     @property
     def bytes(self) -> tuple[int, int, int, int]:
@@ -131,7 +136,7 @@ def relative(
 
 def _ops(f: FuncOp, mesh: Mesh) -> Iterator[tuple[Operation, Terms]]:
     ops = list(f.body.block.ops)
-    found = gradients(ops)
+    found, loops = gradients(ops), Loops(ops)
     for op in ops:
         if isinstance(op, dist.RedistributeOp):
             terms = _communication(op, mesh, op.out in found)
@@ -140,7 +145,7 @@ def _ops(f: FuncOp, mesh: Mesh) -> Iterator[tuple[Operation, Terms]]:
         else:
             continue
         if any(terms.bytes):
-            yield op, terms
+            yield op, terms.times(loops.runs(op))
 
 
 def _touched(op: TensorOp, mesh: Mesh) -> int:

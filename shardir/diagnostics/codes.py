@@ -263,9 +263,8 @@ SECTIONS: dict[str, dict[str, Code]] = {
         ),
         "F3": Code("Layouts do not propagate through calls.", "run inline-calls first"),
         "F4": Code(
-            "The functions of a module have at most 200,000 ops, once calls are inlined and the "
-            "parts of each microbatch are written out.",
-            "use fewer calls, or fewer and larger microbatches",
+            "The functions of a module have at most 200,000 ops, once calls are inlined.",
+            "use fewer calls",
         ),
     },
     "Training": {
@@ -312,6 +311,12 @@ SECTIONS: dict[str, dict[str, Code]] = {
         "G11": Code(
             "`train.state_layout` is a complete layout, on an argument that is a parameter.",
             "write train.state_layout = #dist.layout<@m, [{dp}, {}]>",
+        ),
+        "G12": Code(
+            "Loops over microbatches have a beginning and an end and are not nested; "
+            "`train.microbatch`, `train.accumulate` and `train.carry` are in one, a sum is used "
+            "after it, and a collective ends in the loop in which it starts.",
+            "put the op into the loop, between train.microbatches and train.end_microbatches",
         ),
     },
 }

@@ -14,9 +14,17 @@ from xdsl.dialects.func import FuncOp
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 from shardir.dialects.nn.base import Array
-from shardir.dialects.train import GradientOp, InitAttr, Role, StepOp, arguments, updated_keys
+from shardir.dialects.train import (
+    GradientOp,
+    InitAttr,
+    Role,
+    StepOp,
+    arguments,
+    updated_arguments,
+    updated_keys,
+)
 from shardir.interpret.evaluator import global_type, run
-from shardir.interpret.values import for_differences, rounded
+from shardir.interpret.values import as_in_first_run, for_differences, one_of_several, rounded
 
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 4e-2}
 """The difference that is allowed, by the narrowest float type of a function, relative to the
@@ -139,16 +147,15 @@ def _check_gradient(
 ) -> None:
     """Check that the made function returns the results of its source, and that its gradients have
     the slope of the source in a random direction, by central differences."""
-    if isinstance(request, StepOp) and request.microbatches > 1:
-        return  # it runs its source several times, on inputs that the source does not have
     name, made = request.function.root_reference.data, new.sym_name.data
     if name not in functions(before):  # the pass has made the source too: it is a gradient
         before = after
     f = functions(before)[name]
     with for_differences():
-        arguments = random_arguments(f, before)
-        everything = [*arguments, *random_arguments(new, after, seed=1)[len(arguments) :]]
-        expected, found = run(before, name, arguments), run(after, made, everything)
+        count = len(f.function_type.inputs)
+        arguments = random_arguments(new, after)[:count]
+        everything = [*arguments, *random_arguments(new, after, seed=1)[count:]]
+        expected, found = _source(request, f, before, arguments), run(after, made, everything)
         for i, (x, y) in enumerate(zip(expected, found, strict=False)):
             compare(made, i, x, y, "f32")
         gradients = _gradients(request, new, everything, found, len(expected))
@@ -162,7 +169,7 @@ def _check_gradient(
             moved = [
                 a + step * direction[i] if i in direction else a for i, a in enumerate(arguments)
             ]
-            pairs = zip(run(before, name, moved), cotangents, strict=True)
+            pairs = zip(_source(request, f, before, moved), cotangents, strict=True)
             return sum(float(np.sum(y * c)) for y, c in pairs if c is not None)
 
         slope = (value(STEP) - value(-STEP)) / (2 * STEP)
@@ -173,6 +180,29 @@ def _check_gradient(
             f"expected gradients of @{made} with the slope {slope:.6g} of @{name} in a random "
             f"direction, got {predicted:.6g}"
         )
+
+
+def _source(
+    request: StepOp | GradientOp, f: FuncOp, module: ModuleOp, values: list[Array]
+) -> list[Array]:
+    """Return the results of the source; of a step over several microbatches the sum or the mean of
+    their losses, and the states after the last."""
+    name = f.sym_name.data
+    if not isinstance(request, StepOp) or request.accumulate is None or request.microbatches == 1:
+        return run(module, name, values)
+    given, updated, losses = list(values), updated_arguments(f), list[Array]()
+    roles = arguments(f)
+    for k in range(request.microbatches):
+        inputs = [x if a.is_retained else x[k] for x, a in zip(given, roles, strict=True)]
+        with one_of_several(k):
+            results = run(module, name, inputs)
+        for i, y in zip(updated, results, strict=True):
+            if i is None:
+                losses.append(y)
+            else:  # no gradient goes through a state
+                given[i] = as_in_first_run((k, i), y)
+    loss = sum(losses) / (len(losses) if request.accumulate.kind == "mean" else 1)
+    return [np.asarray(loss) if i is None else given[i] for i in updated]
 
 
 def _cotangents(

@@ -16,6 +16,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.loops import executed
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, train
 from shardir.dialects.nn import StopGradientOp
@@ -49,6 +50,8 @@ def global_type(t: Attribute, meshes: dict[str, Mesh]) -> TensorType:
 class GlobalView:
     """The global view: one device, which holds all values."""
 
+    microbatch = 0
+
     def start(self, value: SSAValue, dim: int) -> int:
         return 0
 
@@ -69,6 +72,7 @@ class RankView:
         placed: dict[SSAValue, tuple[Layout | None, Shape]],
     ):
         self.meshes, self.rank, self.placed = meshes, rank, placed
+        self.microbatch = 0
 
     def _placed(self, value: SSAValue) -> tuple[Layout | None, Shape]:
         if (found := self.placed.get(value)) is None:
@@ -140,7 +144,7 @@ class _GlobalEvaluator:
 
     def call(self, f: FuncOp, arguments: list[Array]) -> list[Array]:
         env: dict[SSAValue, Array] = dict(zip(f.body.block.args, arguments, strict=True))
-        for op in f.body.block.ops:
+        for op, self.device.microbatch in executed(f.body.block.ops):
             if isinstance(op, ReturnOp):
                 return [env[v] for v in op.operands]
             inputs = [env[v] for v in op.operands]
@@ -159,7 +163,11 @@ class _GlobalEvaluator:
                 continue
             else:
                 raise ShardirError(f"expected an op of the global view, got {op.name}")
+            if isinstance(op, train.AccumulateOp) and self.device.microbatch:
+                out = env[op.out] + inputs[0]
             store(env, op, out if isinstance(out, tuple) else (out,))
+            if isinstance(op, train.CarryOp):
+                env[op.rhs] = inputs[0]
         raise ShardirError(f"expected a func.return in @{f.sym_name.data}, got none")
 
 
@@ -203,12 +211,16 @@ class _LocalEvaluator:
         devices = [RankView(self.meshes, r, placed) for r in ranks]
         env: dict[SSAValue, list[Array]] = dict(zip(f.body.block.args, arguments, strict=True))
         sends = dist.matching_sends(f.body.block.ops)
-        for op in f.body.block.ops:
+        for op, index in executed(f.body.block.ops):
+            for device in devices:
+                device.microbatch = index
             inputs = [env[v] for v in op.operands]
             outs: list[list[Array]]
             if isinstance(op, ReturnOp):
                 return inputs
-            if isinstance(op, TensorOp):
+            if isinstance(op, train.AccumulateOp) and index:
+                outs = [[x + y for x, y in zip(env[op.out], inputs[0], strict=True)]]
+            elif isinstance(op, TensorOp):
                 per_rank = [op.evaluate(devices[r], *(x[r] for x in inputs)) for r in ranks]
                 per_rank = [o if isinstance(o, tuple) else (o,) for o in per_rank]
                 outs = [[o[i] for o in per_rank] for i in range(len(op.results))]
@@ -234,6 +246,8 @@ class _LocalEvaluator:
                             f"{op.name}: expected shape {list(device.shape(v))} on rank "
                             f"{device.rank}, as its type has, got {list(part.shape)}"
                         )
+            if isinstance(op, train.CarryOp):
+                env[op.rhs] = inputs[0]
         raise ShardirError(f"expected a func.return in @{f.sym_name.data}, got none")
 
     def _receive(self, op: dist.RecvOp, sent: list[Array], devices: list[RankView]) -> list[Array]:

@@ -30,7 +30,7 @@ from shardir.dialects.nn.base import Array
 _exact: ContextVar[bool] = ContextVar("exact", default=False)
 
 
-stopped: ContextVar[dict[Any, Array] | None] = ContextVar("stopped", default=None)
+stopped: ContextVar[dict[Any, Any] | None] = ContextVar("stopped", default=None)
 """The first result of each nn.stop_gradient of a function, by their order, where later runs are to
 use it again; else None."""
 
@@ -45,6 +45,24 @@ def for_differences() -> Iterator[None]:
     finally:
         _exact.reset(tokens[0])
         stopped.reset(tokens[1])
+
+
+def as_in_first_run(key: Any, value: Array) -> Array:
+    """Return a value; for difference quotients that of the first run, as of nn.stop_gradient."""
+    first = stopped.get()
+    return value if first is None else first.setdefault(key, value)
+
+
+@contextmanager
+def one_of_several(k: int) -> Iterator[None]:
+    """Run a program within the block that is run several times at each point of difference
+    quotients, the k-th time."""
+    first = stopped.get()
+    token = stopped.set(None if first is None else first.setdefault(k, {}))
+    try:
+        yield
+    finally:
+        stopped.reset(token)
 
 
 @lru_cache(maxsize=64)

@@ -13,6 +13,7 @@ from shardir.dialects.nn.base import (
     strategy_factors,
 )
 from shardir.dialects.nn.types import itemsize, unsharded_type
+from shardir.dialects.train import CarriedOp, CarryOp
 
 Needs = dict[SSAValue, dict[Operation, Layout]]
 """The layouts other than its own in which each value is needed, with the ops that need them."""
@@ -42,6 +43,10 @@ def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> OpSharding:
     Raises:
         ShardirError: the strategy does not fit the op or the mesh.
     """
+    if isinstance(op, CarriedOp | CarryOp):  # the values are one variable
+        of = op.out if isinstance(op, CarriedOp) else op.rhs
+        layout = layout_at(of).complete
+        return OpSharding({}, (layout,) * len(op.operands), (layout,))
     if op.strategy is not None:
         return strategy_op_sharding(op, mesh)
     operands = tuple([layout_at(v) for v in op.operands])

@@ -2,19 +2,22 @@
 
 moved_after_reduced      %t = transpose (all_reduce %x)      ->    all_reduce (transpose %x)
 moved_before_repeated    %z = all_gather (broadcast %x)      ->    broadcast (all_gather %x)
+moved_after_accumulated  %t = accumulate (all_reduce %x)     ->    all_reduce (accumulate %x)
 """
 
 from dataclasses import replace
 from typing import TypeGuard
 
 from xdsl.dialects.builtin import TensorType
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.collectives import AxisState
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.properties import axis_of, dims_of, int_attr
 from shardir.dialects.nn.types import size_of
+from shardir.dialects.text import word
+from shardir.dialects.train import AccumulateOp
 from shardir.rewriting.patterns import at_each_op
 from shardir.rewriting.rewriter import Rewriter, erase, set_type
 
@@ -68,6 +71,39 @@ def _mover(op: Operation) -> SSAValue | None:
         return None
     alone = x.get_user_of_unique_use() is op
     return x if alone and size_of(op.results[0]) <= size_of(x) else None
+
+
+@at_each_op
+def moved_after_accumulated(op: Operation) -> bool:
+    """%y = dist.all_reduce <sum> %x; %t = train.accumulate %y    ->    %t = train.accumulate %x,
+    and after the loop %z = dist.all_reduce <sum> %t
+
+    The same for a reduce-scatter; where nothing else uses %y.
+    """
+    if not isinstance(op, AccumulateOp):
+        return False
+    reduce = op.x.owner
+    if not reduces_sum(reduce) or len(reduce.values) != 1 or dist.is_started(reduce):
+        return False
+    if op.x.get_user_of_unique_use() is not op:
+        return False
+    rewriter = Rewriter().after(op)
+    rewriter.location = reduce.location
+    new = rewriter.create(
+        type(reduce), [op.out], [op.out.type], reduce.properties, reduce.attributes, [op.out]
+    )
+    op.out.replace_uses_with_if(new.outs[0], lambda use: use.operation is not new)
+    op.operands[0] = reduce.values[0]
+    set_type(op.out, reduce.values[0].type)
+    erase(reduce)
+    return True
+
+
+def reduces_sum(op: Operation | Block) -> TypeGuard[dist.CollectiveOp]:
+    """Whether an op is a collective that adds partial sums."""
+    if not isinstance(op, dist.CollectiveOp) or not op.record.reduces:
+        return False
+    return op.properties["reduction"] == word(dist.ReductionAttr, "sum")
 
 
 @at_each_op

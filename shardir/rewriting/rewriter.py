@@ -29,6 +29,7 @@ from shardir.dialects.nn.base import (
     rule_of,
 )
 from shardir.dialects.nn.types import itemsize, unsharded_type
+from shardir.dialects.train import available_after
 from shardir.rewriting.spellings import Spellings
 
 OpT = TypeVar("OpT", bound=Operation)
@@ -59,8 +60,9 @@ class Rewriter(Spellings):
         return self
 
     def after(self, op: Operation) -> "Rewriter":
-        """Set the insertion point after an op, whose location new ops get."""
-        self.block, self.next, self.location = op.parent, op.next_op, op.location
+        """Set the insertion point where the results of an op are there, whose location new ops
+        get."""
+        self.block, self.next, self.location = op.parent, available_after(op).next_op, op.location
         return self
 
     def insert(self, op: Operation) -> None:

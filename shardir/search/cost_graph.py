@@ -22,6 +22,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.routes import Table
+from shardir.analysis.loops import Loops
 from shardir.analysis.storages import Span
 from shardir.analysis.updates import after_update
 from shardir.dialects.dist import layout_of
@@ -112,7 +113,7 @@ class CostGraph:
         self._layouts: dict[tuple, ValueLayouts] = {}
         self._twice: dict[int, tuple[Candidates, Candidates]] = {}
         self._at = {op: i for i, op in enumerate(block.ops)}
-        self._late = after_update(block)
+        self._late, self._loops = after_update(block), Loops(block.ops)
         updates = (i for op, i in self._at.items() if isinstance(op, UpdateOp))
         self._update = next(updates, len(self._at))
         self._build()
@@ -135,7 +136,7 @@ class CostGraph:
             if isinstance(v.type, TensorType):
                 self._add_value(v)
         for op in ops:  # in the order of the program: the solver's bound grows fastest then
-            self.op_variable[op] = self.problem.variable(self._op_seconds(self.candidates[op]))
+            self.op_variable[op] = self.problem.variable(self._op_seconds(op))
             for v in op.results:
                 if v not in self.value_variable and self._needs_variable(v):
                     self._add_value(v)
@@ -157,9 +158,11 @@ class CostGraph:
             self._twice[id(candidates)] = candidates + again, candidates
         return self._twice[id(candidates)][0]
 
-    def _op_seconds(self, candidates: Candidates) -> Table:
+    def _op_seconds(self, op: TensorOp) -> Table:
+        candidates, runs = self.candidates[op], self._loops.runs(op)
         return self.table(
-            (id(candidates),), lambda: np.array([c.seconds * c.times for c in candidates])
+            (id(candidates), runs),
+            lambda: np.array([runs * c.seconds * c.times for c in candidates]),
         )
 
     def _needs_variable(self, v: SSAValue) -> bool:
@@ -181,20 +184,21 @@ class CostGraph:
         key = uses.key
         if key not in self._layouts:
             self._layouts[key] = uses.layouts(self.mesh, may_share=self.spans is None)
-        layouts = self.layouts[v] = self._layouts[key]
+        layouts, runs = self._layouts[key], self._loops.changes(v)
+        self.layouts[v] = layouts
 
         def sharing() -> Table:
             """The time to make the shared copy."""
             sources, targets = (list(dict.fromkeys(ls)) for ls in zip(*layouts, strict=True))
             targets = [l for l in targets if l is not None]
-            table = transfer_seconds(self.mesh, unsharded_type(v), sources, targets)
+            table = runs * transfer_seconds(self.mesh, unsharded_type(v), sources, targets)
             row, column = ({l: i for i, l in enumerate(ls)} for ls in (sources, targets))
             return np.array([
                 0.0 if shared is None else table[row[layout], column[shared]]
                 for layout, shared in layouts
             ])  # fmt: skip
 
-        self.value_variable[v] = self.problem.variable(self.table((id(layouts),), sharing))
+        self.value_variable[v] = self.problem.variable(self.table((id(layouts), runs), sharing))
 
     # ---- edges ----
 
@@ -207,17 +211,17 @@ class CostGraph:
     def _add_maker(self, op: TensorOp, i: int, v: SSAValue) -> None:
         """Add the edge from an op to the layout of its result."""
         candidates, layouts, t = self.candidates[op], self.layouts[v], unsharded_type(v)
-        ends = self.op_variable[op], self.value_variable[v]
+        ends, runs = (self.op_variable[op], self.value_variable[v]), self._loops.changes(v)
 
         def table(shares: LatencyShares | None) -> Table:
             sources, targets = [c.results[i] for c in candidates], [l for l, _ in layouts]
             seconds = transfer_seconds(self.mesh, t, sources, targets, shares)
-            return times(candidates)[:, None] * seconds
+            return runs * times(candidates)[:, None] * seconds
 
         def transfers(x: int, y: int) -> list[ValueTransfer]:
             return [ValueTransfer(t, candidates[x].results[i], layouts[y].layout)]
 
-        key = id(candidates), "makes", i, id(layouts)
+        key = id(candidates), "makes", i, id(layouts), runs
         users = self._users.get(v, [])
         after = Span(self._at[op], self._first_use(users) - 1)
         self._add(Edge(ends, key, 1, table, transfers, after, after), users)
@@ -238,10 +242,11 @@ class CostGraph:
             i, makers = result_index(v), self.candidates[v.owner]
             maker, layouts, may_share = self.op_variable[v.owner], self._made_in(makers, i), False
             key = id(makers), i, id(candidates), at
-        ends = maker, self.op_variable[op]
+        ends, runs = (maker, self.op_variable[op]), self._loops.changes(v)
+        key = *key, runs
 
         def table(shares: LatencyShares | None) -> Table:
-            return self._use_seconds(t, layouts, candidates, at, may_share, shares)
+            return runs * self._use_seconds(t, layouts, candidates, at, may_share, shares)
 
         def transfers(x: int, y: int) -> list[ValueTransfer]:
             layout, shared = layouts[x]

@@ -16,6 +16,7 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import step_form
+from shardir.analysis.loops import Loops
 from shardir.analysis.updates import after_update
 from shardir.cost.schedule import Flight, elapsed_at_best, level_of
 from shardir.dialects.nn import ConvertOp
@@ -40,7 +41,7 @@ class StepTimeline:
         self.block, self.mesh = block, mesh
         self._ops = list(block.ops)
         self._at = {op: i for i, op in enumerate(self._ops)}
-        self._late = after_update(block)
+        self._late, self._loops = after_update(block), Loops(block.ops)
         self._users: dict[SSAValue, list[tuple[TensorOp, tuple[int, ...]]]] = {}
         for op in self._ops:
             if isinstance(op, TensorOp):
@@ -70,19 +71,21 @@ class StepTimeline:
         """Return the time of a plan: of candidates and layouts, with shares of buckets."""
         computing = [0.0] * len(self._ops)
         for op, c in candidates.items():
-            computing[self._computed[self._at[op]]] += c.seconds * c.times
+            seconds = self._loops.runs(op) * c.seconds * c.times
+            computing[self._computed[self._at[op]]] += seconds
         flights = [
-            Flight(after, before, moves)
-            for after, before, transfer, late in self._transfers(candidates, layouts)
+            Flight(after, before, tuple((name, n * s, n * latency) for name, s, latency in moves))
+            for after, before, v, transfer, late in self._transfers(candidates, layouts)
             if (moves := self._moves_of(transfer, shares if late else None))
+            and (n := self._loops.changes(v))
         ]
         return elapsed_at_best(computing, flights, self.mesh)
 
     def _transfers(
         self, candidates: Mapping[TensorOp, Candidate], layouts: Mapping[SSAValue, Layout]
-    ) -> Iterator[tuple[int, int, ValueTransfer, bool]]:
-        """Yield the redistributions, each between the positions of two ops, and whether it is for
-        ops after the update only."""
+    ) -> Iterator[tuple[int, int, SSAValue, ValueTransfer, bool]]:
+        """Yield the redistributions, each between the positions of two ops, with the value, and
+        whether it is for ops after the update only."""
         made: list[tuple[int, SSAValue, Layout]] = [
             (-1, v, layouts[v]) for v in self.block.args if v in layouts
         ]
@@ -93,14 +96,16 @@ class StepTimeline:
             t, layout = unsharded_type(v), layouts[v]
             users = self._users.get(v, [])
             if source != layout:
-                yield i, self._first(users), ValueTransfer(t, source, layout), self._is_late(users)
+                transfer = ValueTransfer(t, source, layout)
+                yield i, self._first(users), v, transfer, self._is_late(users)
             needs: dict[Layout, list[tuple[TensorOp, tuple[int, ...]]]] = {}
             for op, operands in users:
                 for need in dict.fromkeys(candidates[op].operands[k] for k in operands):
                     if need != layout:
                         needs.setdefault(need, []).append((op, operands))
             for need, those in needs.items():
-                yield i, self._first(those), ValueTransfer(t, layout, need), self._is_late(those)
+                transfer = ValueTransfer(t, layout, need)
+                yield i, self._first(those), v, transfer, self._is_late(those)
 
     def _first(self, users: Sequence[tuple[TensorOp, tuple[int, ...]]]) -> int:
         """Return the position of the first user."""

@@ -35,7 +35,7 @@ def beside(kind: tuple[str, str, int], products: int, latency: float) -> tuple[B
     ((f, mesh),) = functions(shardir.compile(text, "").module)
     assert isinstance(mesh, Mesh)
     block = f.body.block
-    return block, Timeline(block, Costs(mesh))
+    return block, Timeline(block, Costs(block, mesh))
 
 
 @pytest.mark.parametrize("part", [0.01, 0.04, 0.049, 0.051, 0.1, 0.9])

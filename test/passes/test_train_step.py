@@ -123,17 +123,20 @@ train.step @step of @f <sgd, lr = 0.5>
 """
 
 
-def test_a_step_with_batch_norm_is_torchs():
-    """Statistics are of the global batch, which is split unevenly; only all-reduces communicate."""
-    module = shardir.compile(BATCH_NORM).module
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_step_with_batch_norm_is_torchs(count: int):
+    """Statistics are of the global batch, which is split unevenly; only all-reduces communicate.
+    Those of one microbatch pass to the next."""
+    several = f" accumulate <sum, microbatches = {count}>\n"
+    module = shardir.compile(BATCH_NORM.rstrip() + several).module
     assert set(collectives(function(module, "step").body.block.ops)) == {"all_reduce"}
     norm = torch.nn.BatchNorm1d(4, momentum=0.1, dtype=torch.float64)
-    x = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(count, 7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        norm.weight.copy_(x[0])
+        norm.weight.copy_(x[0, 0])
     state = [norm.weight, norm.bias, norm.running_mean, norm.running_var]
-    given = [x.numpy(), *(v.detach().numpy().copy() for v in state)]
-    loss = (norm(x) ** 2).sum()
+    given = [x.squeeze(0).numpy(), *(v.detach().numpy().copy() for v in state)]
+    loss = sum((norm(batch) ** 2).sum() for batch in x)
     loss.backward()
     with torch.no_grad():
         wanted = [

@@ -49,6 +49,9 @@ STRATEGY = "(`strategy` $strategy^)? attr-dict `:` functional-type(operands, res
 class Device(Protocol):
     """The device on which an op is evaluated: the shard of each value that it holds."""
 
+    microbatch: int
+    """The index of the microbatch that it computes."""
+
     def start(self, value: SSAValue, dim: int) -> int:
         """The global index along `dim` of the first element of the shard."""
         ...

@@ -8,13 +8,25 @@
 `distributed-autodiff` turns a `train.step` into a function from inputs, parameters and states to
 the loss and the updated parameters and states.
 
-options.py has the attributes, requests.py the requests, roles.py the roles of arguments and
-results, updates.py the bases of updates and the scalars of a step, optimizer.py the common parts of
-optimizers, optimizers/ a file for each, with its update op.
+options.py has the attributes, requests.py the requests and marks, microbatches.py the loop over
+microbatches, roles.py the roles of arguments and results, updates.py the bases of updates and the
+scalars of a step, optimizer.py the common parts of optimizers, optimizers/ a file for each, with
+its update op.
 """
 
 from xdsl.ir import Dialect
 
+from shardir.dialects.train.microbatches import (
+    LOOP,
+    AccumulateOp,
+    CarriedOp,
+    CarryOp,
+    EndMicrobatchesOp,
+    MicrobatchesOp,
+    MicrobatchOp,
+    available_after,
+    loop_of,
+)
 from shardir.dialects.train.optimizer import (
     Optimizer,
     ParameterStep,
@@ -38,11 +50,9 @@ from shardir.dialects.train.options import (
     ScheduleAttr,
 )
 from shardir.dialects.train.requests import (
-    MARKS,
     BackwardOp,
     GradientOp,
     Mark,
-    MicrobatchOp,
     StepOp,
     UpdateOp,
 )
@@ -51,9 +61,9 @@ from shardir.dialects.train.roles import (
     Role,
     arg_attrs,
     arguments,
-    in_microbatch,
     is_step,
     mark_step,
+    of_microbatches,
     remove_state_layouts,
     result_attrs,
     set_arg_attrs,
@@ -76,16 +86,21 @@ from shardir.dialects.train.updates import (
     WithVelocity,
 )
 
-Train = Dialect("train", [StepOp, GradientOp, *MARKS, *UPDATES, *SCALARS], [*ATTRS, OptimizerAttr])
+MARKS: list[type[Mark]] = [BackwardOp, MicrobatchesOp, EndMicrobatchesOp, UpdateOp]
+
+Train = Dialect(
+    "train", [StepOp, GradientOp, *MARKS, *LOOP, *UPDATES, *SCALARS], [*ATTRS, OptimizerAttr]
+)
 
 __all__ = [
-    "ATTRS", "MARKS", "OPTIMIZERS", "SCALARS", "SHARED_SCALAR", "UPDATES", "AccumulateAttr",
-    "AdamOp", "AdamWOp", "Adams", "Argument", "BackwardOp", "BiasCorrectionOp", "ClipAttr",
-    "GradientOp", "InitAttr", "LambDirectionOp", "LarsOp", "LearningRateOp", "LossScaleAttr",
-    "Mark", "MicrobatchOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "Optimizer",
-    "OptimizerAttr", "ParameterStep", "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp",
-    "StepScalars", "Train", "TrustRatioOp", "Update", "UpdateOp", "Updated", "WithVelocity",
-    "arg_attrs", "arguments", "in_microbatch", "is_step", "mark_step", "remove_state_layouts",
+    "ATTRS", "LOOP", "MARKS", "OPTIMIZERS", "SCALARS", "SHARED_SCALAR", "UPDATES", "AccumulateAttr",
+    "AccumulateOp", "AdamOp", "AdamWOp", "Adams", "Argument", "BackwardOp", "BiasCorrectionOp",
+    "CarriedOp", "CarryOp", "ClipAttr", "EndMicrobatchesOp", "GradientOp", "InitAttr",
+    "LambDirectionOp", "LarsOp", "LearningRateOp", "LossScaleAttr", "Mark", "MicrobatchOp",
+    "MicrobatchesOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "Optimizer", "OptimizerAttr",
+    "ParameterStep", "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "StepScalars", "Train",
+    "TrustRatioOp", "Update", "UpdateOp", "Updated", "WithVelocity", "arg_attrs", "arguments",
+    "available_after", "is_step", "loop_of", "mark_step", "of_microbatches", "remove_state_layouts",
     "result_attrs", "set_arg_attrs", "state_attrs", "sum_of_squares", "updated_arguments",
     "updated_keys", "updates_attrs",
 ]  # fmt: skip

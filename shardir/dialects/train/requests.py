@@ -182,17 +182,7 @@ class BackwardOp(Mark):
 
 
 @op_definition
-class MicrobatchOp(Mark):
-    """The beginning of the forward part of the next microbatch."""
-
-    name = "train.microbatch"
-
-
-@op_definition
 class UpdateOp(Mark):
     """The beginning of the update part of a step, after its backward part."""
 
     name = "train.update"
-
-
-MARKS: list[type[Mark]] = [BackwardOp, MicrobatchOp, UpdateOp]

@@ -10,7 +10,7 @@ i64`: its gradient is communicated in one buffer with those of the other paramet
 `train.weight_decay = 0.0 : f64` replaces the optimizer's weight decay for it,
 `train.lr_scale = 0.1 : f64` multiplies its learning rate, and `train.state_layout =
 #dist.layout<@m, [{dp}, {}]>` is the layout of its states. An input of a step with several
-microbatches has the index of its microbatch, `train.microbatch = 0 : i64`.
+microbatches has them in dimension 0: `train.microbatches = 4 : i64`.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ from shardir.algebra.layout import Layout
 from shardir.diagnostics import coded
 from shardir.dialects.dist import LayoutAttr, check_type, find_mesh, global_type, with_layout
 
-STEP, UPDATES, MICROBATCH = "train.step", "train.updates", "train.microbatch"
+STEP, UPDATES, MICROBATCHES = "train.step", "train.updates", "train.microbatches"
 FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
 STATE_LAYOUT = "train.state_layout"
 
@@ -85,10 +85,10 @@ class Argument:
         return given or self.attributes.get("train.init")
 
     @property
-    def microbatch(self) -> int | None:
-        """The microbatch that an input belongs to, where there are several."""
-        index = self.attributes.get(MICROBATCH)
-        return index.value.data if isinstance(index, IntegerAttr) else None
+    def microbatches(self) -> int | None:
+        """The number of microbatches in dimension 0 of an input, where it has that dimension."""
+        count = self.attributes.get(MICROBATCHES)
+        return count.value.data if isinstance(count, IntegerAttr) else None
 
     @property
     def fusion(self) -> Attribute | None:
@@ -119,9 +119,9 @@ def updates_attrs(key: str) -> dict[str, Attribute]:
     return {UPDATES: StringAttr(key)}
 
 
-def in_microbatch(attributes: Attributes, index: int) -> dict[str, Attribute]:
-    """The attributes of an input that belongs to a microbatch."""
-    return {**attributes, MICROBATCH: IntegerAttr(index, i64)}
+def of_microbatches(attributes: Attributes, count: int) -> dict[str, Attribute]:
+    """The attributes of an input that has several microbatches in dimension 0."""
+    return {**attributes, MICROBATCHES: IntegerAttr(count, i64)}
 
 
 # ---- of a function ----

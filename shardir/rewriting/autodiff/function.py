@@ -36,8 +36,9 @@ from shardir.dialects.train import (
 )
 from shardir.rewriting.autodiff.arguments import ArgAttributes, Arguments
 from shardir.rewriting.autodiff.backward import BackwardPart
-from shardir.rewriting.autodiff.microbatches import add_microbatches
+from shardir.rewriting.autodiff.microbatches import add_loop
 from shardir.rewriting.autodiff.step import TrainStep
+from shardir.rewriting.hoisting import hoist_redistributions
 from shardir.rewriting.rewriter import Rewriter
 
 MaybeGradients = dict[int, SSAValue | None]
@@ -95,20 +96,20 @@ class Differentiation:
         forward = list(self.block.ops)
         self.backward.activity.match(forward)
         step = self.backward.step
-        batches = [returned]
         if step is not None and step.microbatches > 1:
-            batches = add_microbatches(self.backward, forward, returned, step.microbatches)
+            returned = add_loop(self.backward, step, forward, returned)
         else:
             self.backward.add(forward, returned)
         gradients = {i: self.gradient(i) for i in self.differentiated}
         self.builder.location = self.request.location
         if step is not None:
-            results = self.step_results(step, batches, gradients)
+            results = self.step_results(step, returned, gradients)
         else:
             results = [*returned, *(self.or_zeros(i, g) for i, g in gradients.items())]
             self.result_attributes = [{} for _ in results]
         self.block.add_op(ReturnOp(*results))
         self.erase_unused()
+        hoist_redistributions(self.block)
 
     def gradient(self, i: int) -> SSAValue | None:
         """The gradient of argument i, of a step in the layout of the parameter's states; to be
@@ -132,13 +133,14 @@ class Differentiation:
         return zeros if layout is None else self.builder.redistribute(zeros, layout)
 
     def step_results(
-        self, step: TrainStep, batches: list[list[SSAValue]], gradients: MaybeGradients
+        self, step: TrainStep, returned: list[SSAValue], gradients: MaybeGradients
     ) -> list[SSAValue]:
-        """Return the results of a step; `batches`: the returned values of each microbatch."""
-        returned = list(batches[-1])
-        if len(batches) > 1:
-            loss = self.updated.index(None)
-            returned[loss] = step.loss([batch[loss] for batch in batches])
+        """Return the results of a step; `returned`: the values that the function returns, the loss
+        being the sum of those of all microbatches."""
+        returned = [
+            step.loss(v) if state is None else v
+            for v, state in zip(returned, self.updated, strict=True)
+        ]
         self.block.add_op(UpdateOp.create(location=self.request.location))
         updates = step.update(gradients)
         results = [

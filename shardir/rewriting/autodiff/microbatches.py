@@ -1,77 +1,152 @@
-"""Several microbatches: forward and backward part once for each, gradients added up.
+"""The loop over the microbatches of a step, with their gradients added up.
 
-    first inputs             shared ops, own ops, train.backward, transposed own ops
-    train.microbatch
-    second inputs            own ops, train.backward, transposed own ops
+    ops that all microbatches share, train.carried of each state
+    train.microbatches 4
+    train.microbatch of each input, own ops, train.backward, transposed own ops
+    train.accumulate of each cotangent and of the loss, train.carry of each state
+    train.end_microbatches
     transposed shared ops, with the sums of all microbatches' cotangents
 
-An op is a microbatch's own if it depends on an input, or on a state that the function updates; the
-others are shared and computed once. The addends of a cotangent of all microbatches are added before
-they are reduced.
+An op is a microbatch's own if it depends on an input, on a state that the function updates, or on
+a value with the mark `recompute`, which is not to be held over the loop; the others are shared and
+computed once. The addends of a cotangent are added before they are reduced, over all microbatches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Operation, SSAValue
 
-from shardir.analysis.functions import MAX_OPS
-from shardir.diagnostics import Failure, coded
-from shardir.dialects.train import MicrobatchOp, in_microbatch
+from shardir.algebra.layout import Layout
+from shardir.algebra.sharding import Sharding
+from shardir.dialects.dist import LayoutAttr, ShardingAttr, layout_of, sharding_of
+from shardir.dialects.nn.properties import int_attr
+from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.train import (
+    AccumulateOp,
+    CarriedOp,
+    CarryOp,
+    EndMicrobatchesOp,
+    MicrobatchesOp,
+    MicrobatchOp,
+    of_microbatches,
+)
 from shardir.rewriting.autodiff.backward import BackwardPart
+from shardir.rewriting.autodiff.step import TrainStep
+from shardir.rewriting.marks import RECOMPUTE
 
 
-def add_microbatches(
-    backward: BackwardPart, forward: Sequence[Operation], returned: Sequence[SSAValue], count: int
-) -> list[list[SSAValue]]:
-    """Add the backward part of a forward part, the first microbatch's, then the parts of the
-    others. Return the returned values of each.
-
-    Raises:
-        Failure: the parts of all microbatches have too many ops.
-    """
-    arguments, activity, step = backward.arguments, backward.activity, backward.step
-    assert step is not None
-    block = arguments.block
-    indices = range(len(arguments.attributes))
-    inputs = [i for i in indices if not arguments.annotation(i).is_retained]
-    updated = [i for i in backward.updated if i is not None]
-    own = activity.dependent(forward, [arguments[i] for i in (*inputs, *updated)])
-    if 2 * len(own) * count > MAX_OPS:
-        found = (
-            f"expected at most {MAX_OPS} ops, got {count} microbatches of {len(own)} ops and as "
-            "many of the backward part"
-        )
-        raise Failure([(backward.request, coded("F4", found))])
-    mine = set(own)
-    shared = [op for op in forward if op not in mine]
+def add_loop(
+    backward: BackwardPart, step: TrainStep, forward: Sequence[Operation],
+    returned: Sequence[SSAValue],
+) -> list[SSAValue]:  # fmt: skip
+    """Make a forward part, which is all of the block, that of each microbatch, and add its backward
+    part. Return the sum of the losses, and the updated states, in place of the returned values."""
+    arguments, b, block = backward.arguments, backward.builder, backward.arguments.block
+    b.location = backward.request.location
+    inputs = [
+        i for i in range(len(arguments.attributes)) if not arguments.annotation(i).is_retained
+    ]
+    states = [i for i in backward.updated if i is not None]
+    marked = [v for op in forward if RECOMPUTE in op.attributes for v in op.results]
+    made = {v.owner: None for v in marked if isinstance(v.owner, Operation)}
+    varying = [*(arguments[i] for i in (*inputs, *states)), *marked]
+    made |= dict.fromkeys(backward.activity.dependent(forward, varying))
+    own = [op for op in forward if op in made]
+    shared = [op for op in forward if op not in made]
+    for op in own:
+        op.detach()
     backward.transposition.mark(shared)
-    retained = {*block.args, *(v for op in shared for v in op.results)}
-    for i in inputs:
-        arguments.attributes[i] = in_microbatch(arguments.attributes[i], 0)
+    variables = {i: b.create(CarriedOp, [arguments[i]], [arguments[i].type]).out for i in states}
+    for i, v in variables.items():
+        v.name_hint = arguments[i].name_hint
+        arguments[i].replace_uses_with_if(v, lambda use, v=v: use.operation is not v.owner)
+    loop = b.create(MicrobatchesOp, [], [], {"count": int_attr(step.microbatches)})
+    parts = {arguments[i]: _slice(backward, i, step.microbatches) for i in inputs}
+    parts |= {arguments[i]: v for i, v in variables.items()}
+    for op in own:
+        block.add_op(op)
+    returned = [parts.get(v, v) for v in returned]
     backward.add(own, returned)
-    all_returned = [list(returned)]
-    for k in range(1, count):
-        backward.cotangents.accumulate(retained)
-        block.add_op(MicrobatchOp.create(location=backward.request.location))
-        values = {arguments[i]: _input(backward, i, k) for i in inputs}
-        for i, v in zip(backward.updated, all_returned[-1], strict=True):
-            if i is not None:
-                values[arguments[i]] = step.becomes(arguments[i], v)
-        ops = [op.clone(values) for op in own]
-        activity.match(ops)
-        for old, op in zip(own, ops, strict=True):
-            op.location = old.location
-            block.add_op(op)
-        all_returned.append([values.get(v, v) for v in returned])
-        backward.add(ops, all_returned[-1])
+    b.location = backward.request.location
+    retained = {*block.args, *(v for op in shared for v in op.results)}
     backward.cotangents.accumulate(retained)
+    sums, results = Sums(backward, loop), []
+    sums.add_cotangents(retained)
+    for v, i in zip(returned, backward.updated, strict=True):
+        if i is None:
+            results.append(sums.of(v))
+        else:
+            operands = [step.becomes(variables[i], v), variables[i]]
+            results.append(b.create(CarryOp, operands, [variables[i].type], names=[v]).out)
+    b.create(EndMicrobatchesOp, [], [])
     backward.transposition.run(shared)
-    return all_returned
+    return results
 
 
-def _input(backward: BackwardPart, i: int, k: int) -> SSAValue:
-    """Add input i of microbatch k."""
+def _slice(backward: BackwardPart, i: int, count: int) -> SSAValue:
+    """Replace input i by one with all microbatches, and return a microbatch's part of that."""
     arguments = backward.arguments
-    first = arguments[i]
-    name = f"{first.name_hint or 'input'}_batch{k}"  # xDSL drops a mere _1
-    return arguments.add(first.type, name, in_microbatch(arguments.attributes[i], k))
+    one = arguments[i]
+    assert isinstance(one.type, TensorType)
+    batches = arguments.block.insert_arg(_stacked(one, count), i)
+    batches.name_hint, batches.location = one.name_hint, one.location
+    part = backward.builder.create(MicrobatchOp, [batches], [one.type], names=[one]).out
+    one.replace_all_uses_with(part)
+    arguments.block.erase_arg(one)
+    arguments.attributes[i] = of_microbatches(arguments.attributes[i], count)
+    return part
+
+
+def _stacked(v: SSAValue, count: int) -> TensorType:
+    """Return the type of `count` values, stacked in a new dimension 0."""
+    t, encoding = unsharded_type(v), None
+    if (layout := layout_of(v)) is not None:
+        encoding = LayoutAttr(_with_dim(layout))
+    elif (sharding := sharding_of(v)) is not None:
+        priorities = (0, *sharding.priorities) if sharding.priorities else ()
+        opened = frozenset(d + 1 for d in sharding.open)
+        layout = _with_dim(sharding.layout)
+        encoding = ShardingAttr(Sharding(layout, opened, priorities, sharding.replicated))
+    shape = (count, *t.get_shape())
+    return (
+        TensorType(t.element_type, shape, encoding)
+        if encoding
+        else TensorType(t.element_type, shape)
+    )
+
+
+def _with_dim(layout: Layout) -> Layout:
+    return replace(layout, dims=((), *layout.dims))
+
+
+class Sums:
+    """The sums of values over all microbatches, each made where the value is: no more than the sum
+    is live after that."""
+
+    def __init__(self, backward: BackwardPart, loop: MicrobatchesOp):
+        self.backward, self.inside = backward, set(loop.body())
+        self._known: dict[SSAValue, SSAValue] = {}
+
+    def of(self, v: SSAValue) -> SSAValue:
+        """Return the sum of a value."""
+        if v not in self._known:
+            block, owner = self.backward.arguments.block, v.owner
+            new = AccumulateOp.create(operands=[v], result_types=[v.type])
+            new.location, new.out.name_hint = self.backward.request.location, v.name_hint
+            if isinstance(owner, Operation):
+                new.location = owner.location
+            if isinstance(owner, Operation) and owner in self.inside:
+                block.insert_op_after(new, owner)
+            else:
+                block.add_op(new)
+            self._known[v] = new.out
+        return self._known[v]
+
+    def add_cotangents(self, values: Collection[SSAValue]) -> None:
+        """Add up the addends of the cotangents of these values, in each layout."""
+        addends = self.backward.cotangents.addends
+        for v in addends:
+            if v in values:
+                addends[v] = [self.of(d) for d in addends[v]]

@@ -45,16 +45,14 @@ class TrainStep:
             part *= self.request.loss_scale.values["factor"]
         return self.b.constant(part, element)
 
-    def loss(self, losses: Sequence[SSAValue]) -> SSAValue:
-        """Return the loss of all microbatches."""
-        total = losses[0]
-        for x in losses[1:]:
-            total = self.b.add(total, x)
+    def loss(self, total: SSAValue) -> SSAValue:
+        """Return the loss of all microbatches, from the sum of their losses."""
         several = self.request.accumulate
-        if len(losses) > 1 and several is not None and several.kind == "mean":
-            total = self.b.scale(total, 1 / len(losses))
-        total.name_hint = losses[0].name_hint
-        return total
+        if self.microbatches == 1 or several is None or several.kind == "sum":
+            return total
+        mean = self.b.scale(total, 1 / self.microbatches)
+        mean.name_hint = total.name_hint
+        return mean
 
     def update(self, gradients: dict[int, SSAValue | None]) -> list[tuple[SSAValue, str]]:
         """Return the new values of parameters and states, each with its key. `gradients`: those of

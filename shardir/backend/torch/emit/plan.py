@@ -73,9 +73,8 @@ def _inits(functions: list[FuncOp]) -> dict[str, InitAttr]:
 def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     kind = "step" if is_step(f) else "function"
     roles = arguments(f)
-    microbatches = 1 + max((a.microbatch for a in roles if a.microbatch is not None), default=0)
     args = [
-        _argument(f, v, name, argument, kind, mesh, data, microbatches)
+        _argument(f, v, name, argument, kind, mesh, data)
         for v, name, argument in zip(f.body.block.args, _names(f), roles, strict=True)
     ]
     keys: set[str] = set()
@@ -117,7 +116,7 @@ def _check_rows(f: FuncOp, args: list[dict[str, Any]], data: Data) -> None:
     """Raise Failure unless the files that feed a step have equal numbers of rows and batches: those
     of one index, such as inputs and their labels, are read together."""
     fed = [
-        (a["name"], len(data.files[a["init"]["file"]]), a["shape"][0])
+        (a["name"], len(data.files[a["init"]["file"]]), a["shape"]["microbatches" in a["init"]])
         for a in args
         if a["role"] == "input" and a["init"]["kind"] == "file"
     ]
@@ -158,7 +157,7 @@ def _value(v: SSAValue, name: str, at: Operation, mesh: Mesh | None) -> dict[str
 
 def _argument(
     f: FuncOp, v: BlockArgument, name: str, argument: Argument, kind: str,
-    mesh: Mesh | None, data: Data, microbatches: int,
+    mesh: Mesh | None, data: Data,
 ) -> dict[str, Any]:  # fmt: skip
     key, role = argument.key, argument.role
     init = argument.init if key is None else data.inits.get(key)
@@ -166,9 +165,12 @@ def _argument(
     layout = layout_of(v)
     if layout is not None and layout.partial:
         raise Failure.at(f, f"argument %{name} is partial: expected a layout without partial axes")
-    made = initial_value(f, value, role, init, kind, data)
-    if made["kind"] == "file" and (number := argument.microbatch) is not None:
-        made |= {"microbatch": number, "microbatches": microbatches}
+    one, count = value, argument.microbatches
+    if count is not None:
+        one = {**value, "shape": value["shape"][1:]}
+    made = initial_value(f, one, role, init, kind, data)
+    if made["kind"] == "file" and count is not None:
+        made["microbatches"] = count
     return {**value, "role": str(role), "key": key or name, "init": made}
 
 

@@ -76,6 +76,10 @@ class EmissionScope(LocalTypes):
         self.variables: dict[SSAValue, Variable] = {}
         self.numbers: dict[SSAValue, Number] = {}
         self.lines: list[str] = []
+        self.indent = 4
+        """The indentation of lines."""
+        self.index = ""
+        """The variable of the microbatch's index, in a loop."""
         self.source_line: str | None = None
         self.backward = False
 
@@ -136,7 +140,7 @@ class EmissionScope(LocalTypes):
         at, dead = self.storages.at[op], []
         if at + 2 >= len(self.ops):
             return
-        for v in dict.fromkeys((*op.operands, *op.results)):
+        for v in dict.fromkeys((*op.operands, *op.results, *self.storages.held.get(op, ()))):
             var = self.variables.get(v)
             if var is None or var.name in dead or not self.shape_of(v):
                 continue
@@ -148,11 +152,11 @@ class EmissionScope(LocalTypes):
     # ---- lines ----
 
     def line(self, text: str) -> None:
-        self.lines.append(f"    {text}" if text else "")
+        self.lines.append(" " * self.indent + text if text else "")
 
     def note(self, text: str) -> None:
         """Write a comment."""
-        self.lines += comment(text, 4)
+        self.lines += comment(text, self.indent)
 
     def head(self, text: str) -> None:
         """Write the heading of a part of the function."""

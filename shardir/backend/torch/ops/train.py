@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
+from shardir.backend.torch.emit.names import tuple_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import train
 from shardir.dialects.nn.properties import float_of
@@ -15,6 +16,53 @@ from shardir.dialects.nn.properties import float_of
 
 def _mark(text: str) -> Callable[[EmissionScope, Operation], Text]:
     return lambda s, op: s.head(text)
+
+
+# ---- the loop over microbatches ----
+
+
+def _microbatches(s: EmissionScope, op: train.MicrobatchesOp) -> Text:
+    """Zeros for the sums of the loop, and its head."""
+    s.head("microbatches")
+    for total in op.body():
+        if not isinstance(total, train.AccumulateOp) or total not in s.storages.at:
+            continue
+        name = s.define(total.out, total.out.name_hint or "total").name
+        sizes = tuple_text(s.sizes(total.out))
+        s.line(f"{name} = torch.zeros({sizes}, dtype={s.dtype(total.out)}, device=mesh.device)")
+    s.index = s.names.new("microbatch")
+    s.line(f"for {s.index} in range({op.runs}):")
+    s.indent += 4
+    return None
+
+
+def _end_microbatches(s: EmissionScope, op: train.EndMicrobatchesOp) -> Text:
+    if s.lines[-1].endswith(":"):
+        s.line("pass")
+    s.indent -= 4
+    s.source_line = None
+    return None
+
+
+def _microbatch(s: EmissionScope, op: train.MicrobatchOp) -> Text:
+    return f"{s.operand(op.x)}[{s.index}]"
+
+
+def _accumulate(s: EmissionScope, op: train.AccumulateOp) -> Text:
+    s.line(f"{s.variables[op.out].name} += {s.operand(op.x)}")
+    return None
+
+
+def _carried(s: EmissionScope, op: train.CarriedOp) -> Text:
+    name = s.operand(op.x)
+    s.line(f"{s.define(op.out, op.out.name_hint or 'carried').name} = {name}")
+    return None
+
+
+def _carry(s: EmissionScope, op: train.CarryOp) -> Text:
+    s.line(f"{s.operand(op.rhs)} = {s.operand(op.lhs)}")
+    s.same(op.out, op.rhs)
+    return None
 
 
 def _own(s: EmissionScope, op: Operation, new: OpResult, old: SSAValue) -> str:
@@ -179,7 +227,12 @@ def _next_loss_scale(s: EmissionScope, op: train.NextLossScaleOp) -> Text:
 
 TORCH: dict[type[Operation], Entry] = {
     train.BackwardOp: _mark("backward"),
-    train.MicrobatchOp: _mark("microbatch"),
+    train.MicrobatchesOp: _microbatches,
+    train.EndMicrobatchesOp: _end_microbatches,
+    train.MicrobatchOp: _microbatch,
+    train.AccumulateOp: _accumulate,
+    train.CarriedOp: _carried,
+    train.CarryOp: _carry,
     train.UpdateOp: _mark("update"),
     train.SgdOp: _sgd,
     train.MomentumOp: _momentum,

@@ -232,22 +232,26 @@ class Runner:
             same = self._filled(arg)
             return lambda step: same
         data = open_npy(self.plan.directory / arg.init["file"])
-        (start, stop), *columns = self._bounds(arg)
+        several = "microbatches" in arg.init
+        *microbatches, (start, stop) = self._bounds(arg)[: several + 1]
+        columns, size = self._bounds(arg)[several + 1 :], arg.shape[several]
         shuffle = arg.init.get("shuffle", True)
-        number, count = arg.init.get("microbatch", 0), arg.init.get("microbatches", 1)
 
-        def batch(step: int) -> Tensor:
-            step = step * count + number  # a microbatch is the batch of a step without them
+        def batch(number: int) -> Tensor:
             if shuffle:
-                rows = runtime_random.batch_rows(len(data), step, arg.shape[0], self.seed)
+                rows = runtime_random.batch_rows(len(data), number, size, self.seed)
             else:
-                rows = torch.arange(step * arg.shape[0], (step + 1) * arg.shape[0]) % len(data)
+                rows = torch.arange(number * size, (number + 1) * size) % len(data)
             mine = data[rows[start:stop]]
             return _part(mine, [(0, stop - start), *columns]).to(
                 self.mesh.device, DTYPES[arg.dtype], memory_format=torch.contiguous_format
             )
 
-        return batch
+        def batches(step: int) -> Tensor:  # a microbatch is the batch of a step without them
+            (first, last), first_of_step = microbatches[0], step * arg.shape[0]
+            return torch.stack([batch(first_of_step + k) for k in range(first, last)])
+
+        return batches if several else batch
 
 
 def _part(x: Tensor, bounds: Iterable[tuple[int, int]]) -> Tensor:

@@ -17,8 +17,7 @@ other result is the loss. A `function` is run once after training. `init` is one
 normal (mean, std), uniform (low, high), integers (low, high), constant (value), values (data),
 and file (file: an .npy, as a path in the directory; shuffle: true unless it is false there).
 A file input of a step is a batch of the file's rows at each step; of a function, its first rows.
-With `microbatch` and `microbatches` (0 and 1) a step reads several batches, and this input is from
-the one of its index.
+With `microbatches` a step reads that many batches, which are in dimension 0 of this input.
 
 This is one file, which imports only Python: the launcher imports it as a module of shardir, and a
 program from beside it.
@@ -348,16 +347,15 @@ def _check_init(field: _Field, arg: PlanArgument, kind: str, directory: Path) ->
             raise field.fail(f"{count} values for the shape {list(arg.shape)}")
     if init["kind"] == "file":
         shape = npy_header(file_in(directory, field.get("file"))).shape
-        want = list(arg.shape)
+        want, count = list(arg.shape), field.get("microbatches", int, default=0).value
+        if "microbatches" in init and (arg.role != "input" or want[:1] != [count]):
+            raise field.fail(f"there are no {count} microbatches in the shape {want}")
+        want = want["microbatches" in init :]
         if arg.role != "input":
             right = list(shape) == want
         else:  # a batch of rows, or the first ones
             minimum = 1 if kind == "step" else want[0] if want else 0
             right = bool(want) and list(shape[1:]) == want[1:] and shape[0] >= minimum
-        number = field.get("microbatch", int, default=0).value
-        count = field.get("microbatches", int, default=1).value
-        if not 0 <= number < count:
-            raise field.fail(f"there is no microbatch {number} of {count}")
         if not right:
             raise field.fail(f"the file's shape {list(shape)} does not fit the shape {want}")
 

@@ -141,7 +141,10 @@ def _wait(s: EmissionScope, op: dist.WaitOp) -> Text:
     right = f"{s.operand(op.values[0])}.wait()"
     left = [s.result(o, op).name if s.is_read(o) else "_" for o in op.outs]
     line = f"{', '.join(left)} = {right}"
-    s.lines += [f"    {line}"] if len(line) < 96 else joined("(", left, f") = {right}", 4)
+    if len(line) < 96:
+        s.line(line)
+    else:
+        s.lines += joined("(", left, f") = {right}", s.indent)
     return None
 
 

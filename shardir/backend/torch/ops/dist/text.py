@@ -30,10 +30,13 @@ def write_fused(s: EmissionScope, op: dist.CollectiveOp, call: str, tail: str) -
         return
     head = ", ".join(left)
     if len(head) < 70:
-        s.lines += joined(f"{head} = rt.{call}(mesh, [", given, f"], {tail})", 4)
+        s.lines += joined(f"{head} = rt.{call}(mesh, [", given, f"], {tail})", s.indent)
         return
-    s.lines += ["    (", *listed(left, 8), f"    ) = rt.{call}(mesh, ["]
-    s.lines += [*listed(given, 8), f"    ], {tail})"]
+    s.line("(")
+    s.lines += listed(left, s.indent + 4)
+    s.line(f") = rt.{call}(mesh, [")
+    s.lines += listed(given, s.indent + 4)
+    s.line(f"], {tail})")
 
 
 def write_each(
