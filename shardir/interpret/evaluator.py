@@ -167,7 +167,7 @@ class _GlobalEvaluator:
                 out = env[op.out] + inputs[0]
             store(env, op, out if isinstance(out, tuple) else (out,))
             if isinstance(op, train.CarryOp):
-                env[op.rhs] = inputs[0]
+                env[op.carried] = inputs[0]
         raise ShardirError(f"expected a func.return in @{f.sym_name.data}, got none")
 
 
@@ -247,7 +247,7 @@ class _LocalEvaluator:
                             f"{device.rank}, as its type has, got {list(part.shape)}"
                         )
             if isinstance(op, train.CarryOp):
-                env[op.rhs] = inputs[0]
+                env[op.carried] = inputs[0]
         raise ShardirError(f"expected a func.return in @{f.sym_name.data}, got none")
 
     def _receive(self, op: dist.RecvOp, sent: list[Array], devices: list[RankView]) -> list[Array]:

@@ -44,7 +44,7 @@ def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> OpSharding:
         ShardirError: the strategy does not fit the op or the mesh.
     """
     if isinstance(op, CarriedOp | CarryOp):  # the values are one variable
-        of = op.out if isinstance(op, CarriedOp) else op.rhs
+        of = op.out if isinstance(op, CarriedOp) else op.carried
         layout = layout_at(of).complete
         return OpSharding({}, (layout,) * len(op.operands), (layout,))
     if op.strategy is not None:

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a loop frees what it reads",
+        "A value from before a loop is live until its last use in the loop.",
+        "shardir/analysis/storages.py",
+        "self.last[v] = last",
+        "pass",
+        "test/filecheck/overlap-communication/microbatches.ir",
+    ),
+    Mutant(
         "a reshape of a transpose is a view",
         "A copy counts as a view of its operand.",
         "shardir/analysis/aliasing.py",
@@ -31,7 +39,7 @@ MUTANTS = [
         "operands of unused ops are live",
         "An op that no result depends on keeps its operands alive.",
         "shardir/analysis/storages.py",
-        "if isinstance(op, TensorOp) and not any(r in needed for r in op.results):",
+        "if is_pure and not any(r in needed for r in op.results):",
         "if False:",
         "test/analysis/test_storages.py",
     ),

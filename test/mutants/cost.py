@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a loop costs one run",
+        "The ops of a loop count as if they ran once.",
+        "shardir/cost/seconds.py",
+        "            runs = loops.runs(op)\n",
+        "            runs = 1\n",
+        "test/rewriting/test_microbatches.py -k as_many_ops",
+    ),
+    Mutant(
         "an op takes the sum of its flops and its bytes",
         "The roofline adds computation and memory traffic.",
         "shardir/cost/seconds.py",

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "collectives move into a loop",
+        "fuse-communication fuses collectives outside of a loop with those in it.",
+        "passes/fuse_communication.py",
+        "return type(op), props, unsharded_type(op.values[0]).element_type, loops.around(op)",
+        "return type(op), props, unsharded_type(op.values[0]).element_type, None",
+        "test/filecheck/fuse-communication/loops.ir",
+    ),
+    Mutant(
         "the memory limit is doubled",
         "overlap-communication starts collectives until twice the memory is in use.",
         "passes/overlap_communication.py",
@@ -34,14 +42,6 @@ MUTANTS = [
         "<= min(end) and self.bytes + other.bytes <= max_bytes",
         "<= min(end)",
         "test/filecheck/fuse-communication",
-    ),
-    Mutant(
-        "maxima are added before they are reduced",
-        "simplify-communication adds partial maxima.",
-        "passes/simplify_communication.py",
-        'return op.properties["reduction"] == word(dist.ReductionAttr, "sum")',
-        "return True",
-        "test/passes/test_passes.py::test_only_sums_are_reduced_after_they_are_added",
     ),
     Mutant(
         "slices of anything that is gathered",

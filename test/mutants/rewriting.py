@@ -4,6 +4,22 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "maxima are added before they are reduced",
+        "simplify-communication adds partial maxima.",
+        "shardir/rewriting/reordering.py",
+        'return op.properties["reduction"] == word(dist.ReductionAttr, "sum")',
+        "return True",
+        "test/passes/test_passes.py::test_only_sums_are_reduced_after_they_are_added",
+    ),
+    Mutant(
+        "a state is redistributed before the loop",
+        "The redistribution of a value that a loop changes is moved out of the loop.",
+        "shardir/rewriting/hoisting.py",
+        "if isinstance(maker, CarriedOp) or (",
+        "if (",
+        "test/filecheck/overlap-communication/microbatches.ir",
+    ),
+    Mutant(
         "an annotated parameter fixes its states",
         "Before a search states have the annotated layout of their parameter.",
         "shardir/rewriting/autodiff/arguments.py",

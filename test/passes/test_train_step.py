@@ -136,7 +136,7 @@ def test_a_step_with_batch_norm_is_torchs(count: int):
         norm.weight.copy_(x[0, 0])
     state = [norm.weight, norm.bias, norm.running_mean, norm.running_var]
     given = [x.squeeze(0).numpy(), *(v.detach().numpy().copy() for v in state)]
-    loss = sum((norm(batch) ** 2).sum() for batch in x)
+    loss = torch.stack([(norm(batch) ** 2).sum() for batch in x]).sum()
     loss.backward()
     with torch.no_grad():
         wanted = [

@@ -27,7 +27,7 @@ from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import WaitOp, is_started, tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
-from shardir.dialects.nn.elementwise import Binary, Unary
+from shardir.dialects.nn.elementwise import Elementwise, Unary
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train.requests import Mark
 
@@ -70,7 +70,7 @@ class MicrobatchesOp(Mark):
                 found = f"expected no use of a value that train.carry has set, got {op.name}"
                 raise VerifyException(coded("G12", found))
             if isinstance(op, CarryOp):
-                carried.add(op.rhs)
+                carried.add(op.carried)
             if isinstance(op, WaitOp) and op.started not in body:
                 found = "expected dist.wait in the loop in which its collective starts, got another"
                 raise VerifyException(coded("G12", found))
@@ -190,24 +190,22 @@ class CarriedOp(Unary):
 
 
 @op_definition
-class CarryOp(Binary):
-    """lhs, which is the `train.carried` value rhs from the next microbatch on"""
+class CarryOp(Elementwise):
+    """x, which is the value `carried` of `train.carried` from the next microbatch on"""
 
     name = "train.carry"
+    x = operand_def(TensorType)
+    carried = operand_def(TensorType)
+    out = result_def(TensorType)
+    assembly_format = f"$x `,` $carried {STRATEGY}"
     traits = traits_def()  # not pure: it sets a variable
-
-    @property
-    def variable(self) -> CarriedOp:
-        """The op that makes the value which this one changes."""
-        assert isinstance(self.rhs.owner, CarriedOp)
-        return self.rhs.owner
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return arrays[0]
 
     def verify_(self) -> None:
         super().verify_()
-        loop, owner = loop_of(self), self.rhs.owner
+        loop, owner = loop_of(self), self.carried.owner
         if loop is None or not isinstance(owner, CarriedOp) or loop_of(owner) is loop:
             found = "expected a value of train.carried from before the loop of train.carry"
             raise VerifyException(coded("G12", f"{found}, got another"))

@@ -15,7 +15,7 @@ computed once. The addends of a cotangent are added before they are reduced, ove
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.builtin import NoneAttr, TensorType
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.layout import Layout
@@ -88,8 +88,7 @@ def add_loop(
 def _slice(backward: BackwardPart, i: int, count: int) -> SSAValue:
     """Replace input i by one with all microbatches, and return a microbatch's part of that."""
     arguments = backward.arguments
-    one = arguments[i]
-    assert isinstance(one.type, TensorType)
+    one = arguments.block.args[i]
     batches = arguments.block.insert_arg(_stacked(one, count), i)
     batches.name_hint, batches.location = one.name_hint, one.location
     part = backward.builder.create(MicrobatchOp, [batches], [one.type], names=[one]).out
@@ -101,7 +100,7 @@ def _slice(backward: BackwardPart, i: int, count: int) -> SSAValue:
 
 def _stacked(v: SSAValue, count: int) -> TensorType:
     """Return the type of `count` values, stacked in a new dimension 0."""
-    t, encoding = unsharded_type(v), None
+    t, encoding = unsharded_type(v), NoneAttr()
     if (layout := layout_of(v)) is not None:
         encoding = LayoutAttr(_with_dim(layout))
     elif (sharding := sharding_of(v)) is not None:
@@ -110,11 +109,7 @@ def _stacked(v: SSAValue, count: int) -> TensorType:
         layout = _with_dim(sharding.layout)
         encoding = ShardingAttr(Sharding(layout, opened, priorities, sharding.replicated))
     shape = (count, *t.get_shape())
-    return (
-        TensorType(t.element_type, shape, encoding)
-        if encoding
-        else TensorType(t.element_type, shape)
-    )
+    return TensorType(t.element_type, shape, encoding)
 
 
 def _with_dim(layout: Layout) -> Layout:

@@ -60,8 +60,8 @@ def _carried(s: EmissionScope, op: train.CarriedOp) -> Text:
 
 
 def _carry(s: EmissionScope, op: train.CarryOp) -> Text:
-    s.line(f"{s.operand(op.rhs)} = {s.operand(op.lhs)}")
-    s.same(op.out, op.rhs)
+    s.line(f"{s.operand(op.carried)} = {s.operand(op.x)}")
+    s.same(op.out, op.carried)
     return None
 
 
