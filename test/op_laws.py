@@ -27,8 +27,10 @@ from shardir.dialects import nn, train
 from shardir.dialects.nn.base import Composite, TensorOp, decomposes, is_in_parts
 
 OPS: list[type[TensorOp]] = [
-    op for d in (nn.Nn, train.Train) for op in d.operations if issubclass(op, TensorOp)
-]
+    op for d in (nn.Nn, train.Train) for op in d.operations
+    if issubclass(op, TensorOp) and op not in train.LOOP
+]  # fmt: skip
+"""The ops on tensors that can be alone in a function."""
 
 
 def counted(n: int, what: str) -> str:

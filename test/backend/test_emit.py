@@ -200,7 +200,7 @@ def test_every_op_has_its_text():
         plain_ops = {op for op in ops if not issubclass(op, Composite)}
         assert plain_ops == set(FAMILIES.get(family, {})), family
     updates = [*train.UPDATES, *train.SCALARS]
-    assert {*updates, *train.MARKS} == set(FAMILIES["train"])
+    assert {*updates, *train.MARKS, *train.LOOP} == set(FAMILIES["train"])
     assert set(FAMILIES) <= {*nn.FAMILIES, "train"}
     sends = dist.SendOp, dist.RecvOp, dist.WaitOp
     assert {*dist.OPS.values(), *sends} == set(TORCH_DIST)
