@@ -104,3 +104,15 @@ def test_names_that_no_folder_can_have_are_errors(tmp_path: Path) -> None:
         with pytest.raises(ShardirError, match="cannot write"):
             shardir.compile(PLAIN).save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_for_each_rank_is_for_few_ranks(tmp_path: Path) -> None:
+    """Of more than 1,024 none is written, and nothing else."""
+    text = (
+        "dist.mesh @m <a = 65536>\n"
+        "func.func @f(%x: tensor<8xf32>) -> tensor<8xf32> {\n"
+        "  func.return %x : tensor<8xf32>\n}"
+    )
+    with pytest.raises(ShardirError, match=r"at most 1024 devices for per-rank=true.*got 65536"):
+        shardir.compile(text).save(tmp_path / "out", per_rank=True)
+    assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardir.backend.interface import LaunchError, Options, RunError
-from shardir.backend.torch.launch.ranks import Ranks
+from shardir.backend.torch.launch.ranks import Ranks, allow_files
 from shardir.backend.torch.runtime import FOLDER
 from shardir.backend.torch.runtime.runtime_events import event_of
 
@@ -139,3 +140,20 @@ def test_an_event_has_the_fields_of_its_kind() -> None:
         is_number = event[field] == -1 and field == "time"
         line = json.dumps(event).encode()
         assert (event_of(line, 3) is not None) == (is_text or is_number), event
+
+
+def test_ranks_need_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is raised where it may be; the ranks that it does not allow are not started."""
+    limits = (200, 500)
+
+    def set_limits(_: int, new: tuple[int, int]) -> None:
+        nonlocal limits
+        limits = new
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    for ranks, soft in ((100, 200), (300, 364), (1, 364), (436, 500)):
+        allow_files(ranks)
+        assert limits == (soft, 500)
+    with pytest.raises(LaunchError, match="at least 501 open files for 437 ranks, got 500"):
+        Ranks(Path("program.py"), 437, Options()).run(print)

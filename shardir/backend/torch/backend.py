@@ -34,6 +34,9 @@ from shardir.syntax.source import warn
 SINGLE_DEVICE = "single-device"
 """The pipeline from the program as written to the program of one device."""
 
+MAX_PROGRAMS = 1024
+"""The maximum number of programs, one for each rank, that are written."""
+
 
 @dataclass(frozen=True)
 class TorchBackend(Backend):
@@ -67,6 +70,12 @@ class TorchBackend(Backend):
         self, ctx: Context, module: ModuleOp, original: ModuleOp | None, base_dir: Path | None
     ) -> tuple[dict[str, str], set[str], Data]:
         """The texts by file name, the modules that they import, and the data."""
+        mesh = mesh_of(module)
+        if self.per_rank and mesh is not None and mesh.size > MAX_PROGRAMS:
+            raise ShardirError(
+                f"expected a mesh of at most {MAX_PROGRAMS} devices for per-rank=true, which "
+                f"writes a file for each, got {mesh.size}; omit it: every rank runs program.py"
+            )
         plan, data = plan_of(module, base_dir)
         for f, message in data.warnings:
             warn(f, message)
@@ -75,7 +84,6 @@ class TorchBackend(Backend):
         if single is not None:
             programs["single.py"] = single
         plan["single"] = "single.py" if single is not None else None
-        mesh = mesh_of(module)
         if self.per_rank and mesh is not None:
             for rank in range(mesh.size):
                 programs[f"program_rank{rank}.py"] = emitted(module, rank=rank)

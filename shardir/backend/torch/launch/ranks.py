@@ -11,6 +11,7 @@
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -30,6 +31,7 @@ GRACE_SECONDS = 0.5  # after the first error, for the other ranks' messages
 CAUSE_SECONDS = 5.0  # the same where the first rank lost a connection: the other one has ended
 TERM_SECONDS = 2.0  # between asking a rank to end and killing it
 TAIL_LINES, TAIL_BYTES = 15, 1 << 14
+OWN_FILES = 64  # open files beside one for each rank: in the launcher a log, in a rank a connection
 UNREAD_BYTES = 1 << 24  # a line that is longer is no event
 STOPPED = {"T": "is stopped", "t": "is stopped by a debugger"}
 STATES = {**STOPPED, "D": "waits for a device"}
@@ -40,6 +42,23 @@ def arguments(options: Options) -> list[str]:
     named = ("steps", "backend", "seed", "timeout", "threads")
     words = [word for name in named for word in (f"--{name}", str(getattr(options, name)))]
     return words + (["--dump", str(options.dump.resolve())] if options.dump else [])
+
+
+def allow_files(ranks: int) -> None:
+    """Raise the limit of open files to what ranks need, for this process and those that it starts.
+
+    Raises:
+        LaunchError: the system does not allow so many.
+    """
+    needed = ranks + OWN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise LaunchError(
+            f"expected a limit of at least {needed} open files for {ranks} ranks, got {hard}; "
+            f"raise it (ulimit -n {needed}), or use a smaller mesh"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class Ranks:
@@ -61,6 +80,7 @@ class Ranks:
         Raises:
             LaunchError: they cannot be started; RunError: one fails.
         """
+        allow_files(self.count)
         self._events, events = os.pipe()
         with socket.create_server(("127.0.0.1", 0), backlog=self.count + 8) as store:
             try:
