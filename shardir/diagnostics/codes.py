@@ -17,7 +17,7 @@ class Code:
 
 SECTIONS: dict[str, dict[str, Code]] = {
     "Meshes and layouts": {
-        "M1": Code("A mesh has an axis.", "write <dp = 2>"),
+        "M1": Code("A mesh has 1 to 64 axes.", "write <dp = 2>"),
         "M2": Code(
             "Layouts, strategies and ops name meshes that the module declares, and a mesh has a "
             "name that a layout can spell.",

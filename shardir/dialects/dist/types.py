@@ -158,6 +158,9 @@ class PairsAttr(IntsAttr):
 MAX_DEVICES = 1 << 20
 """The devices of the largest mesh: the verifier and the interpreter enumerate ranks."""
 
+MAX_AXES = 64
+"""The axes of the largest mesh: layouts are checked axis by axis, with each other one."""
+
 
 @op_definition
 class ClusterOp(IRDLOperation):
@@ -197,10 +200,9 @@ class MeshOp(IRDLOperation):
         return None
 
     def verify_(self) -> None:
-        if not self.axes.data:
-            raise VerifyException(
-                coded("M1", f"expected an axis in mesh @{self.sym_name.data}, got none")
-            )
+        if not 1 <= len(self.axes.data) <= MAX_AXES:
+            found = f"expected 1 to {MAX_AXES} axes in mesh @{self.sym_name.data}"
+            raise VerifyException(coded("M1", f"{found}, got {len(self.axes.data)}"))
         try:
             parse_layout(f"@{self.sym_name.data}, []")
         except ShardirError:
