@@ -18,8 +18,8 @@ from random_routes import (
     two_levels,
 )
 
-from shardir.algebra.cluster import Cluster, Level
-from shardir.algebra.layout import Layout
+from shardir.algebra.cluster import DEFAULT, Cluster, Level
+from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh, sizes_of
 from shardir.algebra.notation import parse_axes, parse_layout
 from shardir.algebra.redistribution import named_collectives, plan_redistribution
@@ -37,7 +37,7 @@ laws = bench.load("laws")
 # ---- right, and fast ----
 
 
-@settings(max_examples=extent(120, 400), deadline=None, derandomize=True)
+@settings(max_examples=extent(90, 400), deadline=None, derandomize=True)
 @given(routes_of(2, MESHES + LEVELLED))
 def test_each_rank_ends_with_its_shard(route: Route) -> None:
     mesh, shape, (source, target) = route
@@ -83,7 +83,7 @@ def test_no_detour_is_faster(route: Route) -> None:
 @pytest.mark.parametrize("cluster", names())
 def test_no_path_through_a_third_layout_is_faster(cluster: str) -> None:
     """On the ready-made clusters, between layouts over sub-axes, also where they cross levels."""
-    found = laws.check("triangle", cluster, range(extent(4, 2000)), print)
+    found = laws.check("triangle", cluster, range(extent(2, 2000)), print)
     assert found and not any(r["violations"] for r in found), found
 
 
@@ -125,6 +125,56 @@ def test_an_all_reduce_over_two_levels_is_one() -> None:
     assert step_form(mesh, shape, plan.source, plan.steps[0], 4).name == "hierarchical"
     apart = [plan_redistribution(shape, "f32", mesh, a, b).seconds for a, b in pairwise(stops)]
     assert sum(apart) == pytest.approx(plan.seconds)
+
+
+# ---- seconds and bytes ----
+
+BYTES_ALONE = Level("all", 8, 1e9, 1e-9)
+"""Links of nearly no latency."""
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "source", "target", "received"),
+    [
+        (
+            (("d", 8),), (4096, 32), "[{d:(4)2}, {}], partial sum {d:(1)4}", "[{d:(1)2}, {}]",
+            458752,
+        ),
+        (
+            (("a", 2), ("b", 4)), (1024, 1024), "[{}, {}], partial sum {a, b}", "[{a}, {b}]",
+            7 * 2**19,
+        ),
+    ],
+)  # fmt: skip
+def test_without_latency_a_plan_receives_the_fewest_bytes(
+    axes: tuple[tuple[str, int], ...], shape: Shape, source: str, target: str, received: int
+) -> None:
+    """By reduce-scatters alone, or one and an exchange. A plan is the fastest, so that with
+    latencies it may receive more."""
+    mesh = Mesh("m", axes, Cluster((BYTES_ALONE,)))
+    have, want = (parse_layout(f"@m, {end}") for end in (source, target))
+    assert plan_redistribution(shape, "f32", mesh, have, want).received_bytes == received
+
+
+def test_an_all_reduce_and_a_slice_can_be_faster_than_a_reduce_scatter() -> None:
+    """On a cluster on which a reduce-scatter takes longer than its formula, and packs; by hand."""
+    mesh, size = Mesh("m", (("a", 2), ("b", 2))), 4 * 1024**2
+    level, times = DEFAULT.levels[0], DEFAULT.times
+
+    def seconds(kind: str, messages: int, size: int, copied: int) -> float:
+        assert DEFAULT.memory_bandwidth
+        each = level.latency + size / 2 / level.bandwidth
+        return times[kind] * messages * each + 2 * copied / DEFAULT.memory_bandwidth
+
+    first_rows = seconds("reduce_scatter", 1, size, size)
+    then_columns = seconds("reduce_scatter", 1, size // 2, 2 * (size // 2))
+    rows = seconds("reduce_scatter", 1, size // 2, size // 2)
+    reduced = seconds("all_reduce", 2, size, 0)
+    have, want = (parse_layout(f"@m, {t}") for t in ("[{}, {}], partial sum {a, b}", "[{a}, {b}]"))
+    plan = plan_redistribution((1024, 1024), "f32", mesh, have, want)
+    assert [step.kind for step in plan.steps] == ["all_reduce", "all_slice", "reduce_scatter"]
+    assert plan.seconds == pytest.approx(reduced + rows)
+    assert plan.seconds < first_rows + then_columns
 
 
 # ---- memory ----
