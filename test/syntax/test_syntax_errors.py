@@ -54,6 +54,9 @@ WRONG = {
     ],
     "builtin.module attributes {a = 300 : i8} {\n}": ["1:32 "],
     "builtin.module attributes {a = 1.5 : i8} {\n}": ["1:32 expected a type of floats, got i8"],
+    "builtin.module attributes {a = tensor<2x1152921504606846976xf32>} {\n}": [
+        "1:41 expected at most 2^59 elements in a dimension, got at least 2^60; use a smaller one"
+    ],
     "builtin.module attributes {a = tensor<4xf33>} {\n}": [
         "1:41 expected a type, got f33; did you mean f32?"
     ],
