@@ -18,11 +18,12 @@
 4. Computation keeps its order. A collective of which less than MIN_HIDDEN would be hidden is
    not started; one that is `async` stays where it is.
 5. Peak memory is at most the larger of the peak before and the memory of a device of the cluster.
-   Collectives that are in flight at a peak above that are not started.
+   Collectives that are in flight where more is needed are not started.
 6. The estimated time does not increase; a function that gains nothing stays as it is.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -99,8 +100,8 @@ def _overlap(f: FuncOp, mesh: Mesh) -> None:
 def _start_within(limit: int, f: FuncOp, costs: Costs, cutting: bool) -> None:
     """Start collectives within memory.
 
-    As long as that needs more memory than the limit, those that are in flight at the peak are
-    excluded; all, if none is.
+    As long as that needs more memory than the limit, collectives that are in flight where it does
+    are excluded.
     """
     given, excluded = Arrangement(f.body.block), set[int]()
     for _ in range(MAX_ATTEMPTS):
@@ -108,8 +109,9 @@ def _start_within(limit: int, f: FuncOp, costs: Costs, cutting: bool) -> None:
         use = memory_of(f, costs.mesh)
         if use.peak <= limit:
             return
-        at_peak = {numbers[op] for op in _in_flight(f.body.block, use.op) if op in numbers}
-        excluded |= at_peak or {*numbers.values()}
+        over = [op for op, needed in use.at_ops.items() if needed > limit]
+        over.sort(key=use.at_ops.__getitem__, reverse=True)
+        excluded |= _to_exclude(f.body.block, over, numbers)
         given.restore(f.body.block)
 
 
@@ -135,12 +137,27 @@ def _start(block: Block, costs: Costs, excluded: set[int], cutting: bool) -> dic
     return numbers
 
 
-def _in_flight(block: Block, during: Operation) -> Iterator[Operation]:
-    """Yield the collectives that are in flight during an op."""
-    at = {op: i for i, op in enumerate(block.ops)}
+def _to_exclude(
+    block: Block, over: Sequence[Operation], numbers: Mapping[Operation, int]
+) -> set[int]:
+    """Return the numbers of the collectives in flight at each of the ops `over` at which none of
+    those before is, so that the number of attempts does not depend on that of layers; all, if none
+    is in flight at one of them."""
+    in_flight: dict[Operation, set[int]] = {op: set() for op in over}
+    now, found = Counter[int](), set[int]()  # a bucket may have several parts in flight
     for op in block.ops:
-        if isinstance(op, dist.WaitOp) and at[op.started] <= at[during] <= at[op]:
-            yield op.started
+        if op in numbers and dist.is_started(op):
+            now[numbers[op]] += 1
+        if op in in_flight:
+            in_flight[op] = {i for i, parts in now.items() if parts}
+        if isinstance(op, dist.WaitOp) and op.started in numbers:
+            now[numbers[op.started]] -= 1
+    for each in in_flight.values():
+        if not each:
+            return {*numbers.values()}
+        if found.isdisjoint(each):
+            found |= each
+    return found
 
 
 def _parts(op: dist.FusibleOp, timeline: Timeline) -> list[list[int]]:

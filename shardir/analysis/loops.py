@@ -14,7 +14,6 @@ from shardir.dialects.train import (
     CarriedOp,
     EndMicrobatchesOp,
     MicrobatchesOp,
-    loop_of,
 )
 
 
@@ -37,8 +36,16 @@ class Loops:
     def around(self, op: Operation) -> MicrobatchesOp | None:
         """Return the loop that an op is in, or ends; the op may be a new one."""
         if op not in self._loop:
-            self._loop[op] = loop_of(op)
+            self._loop[op] = self._after(op.prev_op)
         return self._loop[op]
+
+    def _after(self, op: Operation | None) -> MicrobatchesOp | None:
+        """Return the loop that an op after this one is in."""
+        while op is not None and not isinstance(op, MicrobatchesOp | EndMicrobatchesOp):
+            if op in self._loop:
+                return self._loop[op]
+            op = op.prev_op
+        return op if isinstance(op, MicrobatchesOp) else None
 
     def forget(self, op: Operation) -> None:
         """Forget the loop of an op that was moved."""

@@ -18,8 +18,8 @@ allocates internally, and the fragmentation of the allocator.
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from xdsl.dialects.builtin import TensorType
@@ -53,12 +53,14 @@ class Storage:
 @dataclass(frozen=True)
 class MemoryUse:
     """The peak memory of a device: its bytes, the op at which it is reached, the live storages at
-    that op, largest first, and the bytes of the buffers of the op itself."""
+    that op, largest first, and the bytes of the buffers of the op itself; and the bytes that are
+    live at each op."""
 
     peak: int
     op: Operation
     storages: tuple[Storage, ...]
     buffers: int
+    at_ops: Mapping[Operation, int] = field(compare=False, repr=False)
 
     @property
     def parts(self) -> dict[str, int]:
@@ -82,19 +84,20 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
         born[start] += sizes[v]  # of arguments the last element, which is before the first op
         died[end] += sizes[v]
     held = _held(ops, mesh)
-    now, peak, at = born[-1], 0, 0
+    now, needed = born[-1], list[int]()
     for i in range(len(ops)):
         now += born[i]
-        if (needed := now + held[i]) > peak:
-            peak, at = needed, i
+        needed.append(now + held[i])
         now -= died[i]
+    at = max(range(len(ops)), key=needed.__getitem__)
     parts = _parts(f, ops)
     live = (
         Storage(v, sizes[v], parts.get(v, "temporaries"))
         for v, (start, end) in spans.items() if start <= at <= end
     )  # fmt: skip
     largest = tuple(sorted(live, key=lambda s: -s.bytes))
-    return MemoryUse(peak, ops[at], largest, held[at])
+    at_ops = dict(zip(ops, needed, strict=True))
+    return MemoryUse(needed[at], ops[at], largest, held[at], at_ops)
 
 
 def _held(ops: list[Operation], mesh: Mesh) -> list[int]:
