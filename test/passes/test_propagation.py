@@ -2,9 +2,11 @@
 whose answer can be counted. Single cases are in test/filecheck/propagate-strategies."""
 
 import random
+from itertools import product
 
 import numpy as np
 import pytest
+from extent import extent
 from harness import (
     MESH,
     PIPELINE,
@@ -169,8 +171,13 @@ def test_searched_layouts_are_valid_and_right(seed: int):
 # ---- steps: parameters, what is new of them, and their states ----
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("optimizer", ["sgd, lr = 0.1", "adam, lr = 0.1", "lamb, lr = 0.1"])
+OPTIMIZERS = ("sgd, lr = 0.1", "adam, lr = 0.1", "lamb, lr = 0.1")
+
+
+@pytest.mark.parametrize(
+    ("seed", "optimizer"),
+    extent([(i, OPTIMIZERS[i % 3]) for i in range(6)], [*product(range(6), OPTIMIZERS)]),
+)
 def test_no_step_moves_a_parameter_or_a_state(optimizer: str, seed: int):
     """Differentiated before propagation; some of the weights' layouts are changed, some removed."""
     draw = random.Random(seed)

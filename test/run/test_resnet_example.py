@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from example_runs import Tensors, check_training, equal
+from extent import extent
 
 pytestmark = pytest.mark.xdist_group("resnet example")
 
@@ -51,7 +52,7 @@ def resnet(v: Tensors) -> Any:
 @pytest.mark.parametrize(
     ("options", "norms"),
     [
-        ({**NARROW, "dp": 4}, 53),
+        ({**extent(SHALLOW, NARROW), "dp": 4}, extent(20, 53)),
         ({**SHALLOW, "dp": 2, "tp": 2}, 20),
         ({**SHALLOW, "dp": 2, "sp": 2}, 20),
     ],
