@@ -9,7 +9,7 @@ MUTANTS ?= 2000
 JOBS ?= 2
 FAULTS ?= 200
 
-.PHONY: demo test test-all mutants programs fuzz faults style types lint clean
+.PHONY: demo test test-all mutants programs fuzz faults lint clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 $(VENV)/ready: pyproject.toml
@@ -22,22 +22,14 @@ demo: $(VENV)/ready  ## compile docs/examples/digits.ir, train it on 4 ranks, co
 	$(BIN)/python docs/examples/make_digits.py
 	$(BIN)/shard-run docs/examples/digits.ir --steps $(STEPS) --check
 
-style: $(VENV)/ready
+lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-
-types: $(VENV)/ready
 	$(BIN)/pyright --project . --pythonpath $(BIN)/python
 
-lint: style types
-
-# The type checker has one thread, so it runs beside the tests; its errors come after theirs.
-test: style  ## the checks of the source and every test
+test: lint  ## the checks of the source, then every test
 	$(BIN)/python docs/examples/make_digits.py
-	@log=$$(mktemp); $(MAKE) types > $$log 2>&1 & types=$$!; \
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
-	$(BIN)/python -m pytest -n 2 --dist loadgroup; tests=$$?; \
-	wait $$types || { cat $$log; tests=1; }; rm -f $$log; exit $$tests
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/testing.md)
 	SHARDIR_TESTS=all $(MAKE) test
