@@ -17,6 +17,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import Diagnostic, ParseErrors, ShardirError
 from shardir.dialects.dist import check_type
+from shardir.dialects.train import check_initial_values
 from shardir.syntax.dominance import check_dominance
 from shardir.syntax.source import Source
 
@@ -93,10 +94,12 @@ def merge_missing(errors: Sequence[OpError]) -> Iterator[OpError]:
 
 
 def check_signature(op: Operation) -> None:
-    """Check the layouts of a function's arguments, also unused ones. Raises VerifyException."""
+    """Check the layouts of a function's arguments, also unused ones, and their initial values.
+    Raises VerifyException."""
     if isinstance(op, FuncOp):
         for i, t in enumerate(op.function_type.inputs):
             check_type(op, t, f"argument {i}")
+        check_initial_values(op)
 
 
 def structure_error(op: Operation, lost: Incomplete) -> str | None:

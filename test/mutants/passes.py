@@ -12,6 +12,14 @@ MUTANTS = [
         "test/filecheck/fuse-communication/loops.ir",
     ),
     Mutant(
+        "inlined ops are not counted",
+        "inline-calls inlines any number of ops.",
+        "passes/inline_calls.py",
+        "if total > MAX_OPS:",
+        "if False:",
+        "test/filecheck/inline-calls/too_many.ir",
+    ),
+    Mutant(
         "the memory limit is doubled",
         "overlap-communication starts collectives until twice the memory is in use.",
         "passes/overlap_communication.py",

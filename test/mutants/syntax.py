@@ -28,6 +28,22 @@ MUTANTS = [
         "test/syntax/test_syntax_errors.py -k missing_mesh",
     ),
     Mutant(
+        "strings reach xDSL's lexer unchecked",
+        "A string without a valid escape takes exponential time.",
+        "shardir/syntax/leaf_reductions.py",
+        "            if m[1]:\n                string_bytes(",
+        "            if False:\n                string_bytes(",
+        "test/syntax/test_mutations.py::test_no_backtracking",
+    ),
+    Mutant(
+        "initial values are not verified",
+        "An initial value may be beyond its type.",
+        "shardir/syntax/verify.py",
+        "        check_initial_values(op)",
+        "        pass",
+        "test/filecheck/verify/initial_values.ir",
+    ),
+    Mutant(
         "dominance within a block is not checked",
         "A value may be used before its op.",
         "shardir/syntax/dominance.py",

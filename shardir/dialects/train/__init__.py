@@ -61,6 +61,7 @@ from shardir.dialects.train.roles import (
     Role,
     arg_attrs,
     arguments,
+    check_initial_values,
     is_step,
     mark_step,
     of_microbatches,
@@ -100,7 +101,7 @@ __all__ = [
     "MicrobatchesOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "Optimizer", "OptimizerAttr",
     "ParameterStep", "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "StepScalars", "Train",
     "TrustRatioOp", "Update", "UpdateOp", "Updated", "WithVelocity", "arg_attrs", "arguments",
-    "available_after", "is_step", "loop_of", "mark_step", "of_microbatches", "remove_state_layouts",
-    "result_attrs", "set_arg_attrs", "state_attrs", "sum_of_squares", "updated_arguments",
-    "updated_keys", "updates_attrs",
+    "available_after", "check_initial_values", "is_step", "loop_of", "mark_step", "of_microbatches",
+    "remove_state_layouts", "result_attrs", "set_arg_attrs", "state_attrs", "sum_of_squares",
+    "updated_arguments", "updated_keys", "updates_attrs",
 ]  # fmt: skip

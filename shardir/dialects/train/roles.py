@@ -35,8 +35,10 @@ from xdsl.ir import Attribute
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.layout import Layout
-from shardir.diagnostics import coded
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import LayoutAttr, check_type, find_mesh, global_type, with_layout
+from shardir.dialects.random import check_range
+from shardir.dialects.train.options import InitAttr
 
 STEP, UPDATES, MICROBATCHES = "train.step", "train.updates", "train.microbatches"
 FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
@@ -245,6 +247,17 @@ def check_state_layout(f: FuncOp, i: int, attributes: Attributes) -> None:
         )
     t = global_type(t, find_mesh(f, layout.mesh))
     check_type(f, with_layout(t, layout), f"states of argument {i}")
+
+
+def check_initial_values(f: FuncOp) -> None:
+    """Raises VerifyException when an argument has initial values that its type does not have."""
+    for i, (t, argument) in enumerate(zip(f.function_type.inputs, arguments(f), strict=False)):
+        init = argument.init
+        if isinstance(init, InitAttr) and isinstance(t, TensorType):
+            try:
+                check_range(init.kind, init.values, str(t.element_type))
+            except ShardirError as e:
+                raise VerifyException(f"argument {i}: {e}") from None
 
 
 def check_own_numbers(f: FuncOp) -> None:

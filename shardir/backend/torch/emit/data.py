@@ -15,10 +15,9 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 
 from shardir.backend.torch.emit.names import identifier
-from shardir.diagnostics import Failure, ShardirError
+from shardir.diagnostics import Failure
 from shardir.dialects.locations import file_location
 from shardir.dialects.nn.base import Array
-from shardir.dialects.random import check_range
 from shardir.dialects.train import InitAttr, Role
 
 NPY = {"f": "<f8", "d": "<f8", "i": "<i8", "u": "<i8", "b": "|b1"}
@@ -97,10 +96,6 @@ def initial_value(
         if value["dtype"].startswith("i"):
             return {"kind": "integers", "low": 0, "high": 2}
         return {"kind": "normal", "mean": 0.0, "std": 1.0}
-    try:
-        check_range(init.kind, init.values, value["dtype"])
-    except ShardirError as e:
-        raise Failure.at(f, f"%{value['name']}: {e}") from None
     if init.kind == "file":
         return {"kind": "file", "file": _file(f, value, role, init.values, kind, data)}
     return {"kind": init.kind, **init.values}

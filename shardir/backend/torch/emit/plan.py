@@ -42,7 +42,22 @@ def plan_of(module: ModuleOp, base_dir: Path | None = None) -> tuple[dict[str, A
             f.sym_name.data: {"python": called[f], **_function(f, mesh, data)} for f in functions
         },
     }
+    _check_states(functions, plan["functions"])
     return plan, data
+
+
+def _check_states(functions: list[FuncOp], plans: dict[str, Any]) -> None:
+    """Raise Failure unless a parameter or state has one type in all functions."""
+    types: dict[str, tuple[str, str]] = {}
+    for f in functions:
+        for a in plans[f.sym_name.data]["args"]:
+            if a["role"] == "input":
+                continue
+            t = f"{a['dtype']} {a['shape']}"
+            expected, where = types.setdefault(a["key"], (t, f.sym_name.data))
+            if t != expected:
+                message = f"expected {a['key']!r} to be {expected}, as in @{where}, got {t}"
+                raise Failure.at(f, f"{message}; use one type, or another name")
 
 
 def _groups(functions: list[FuncOp], mesh: Mesh | None) -> list[Axes]:
