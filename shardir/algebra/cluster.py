@@ -13,6 +13,7 @@ over those of the first level of which they share a unit.
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
+from math import inf
 from operator import mul
 from typing import NamedTuple
 
@@ -69,33 +70,32 @@ class Cluster:
     collectives: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        for name, count, bandwidth, latency in self.levels:
-            if count < 1 or not bandwidth > 0 or not latency >= 0:
-                raise ValueError(
-                    f"expected level {name} to have at least one unit, a positive bandwidth and no "
-                    f"negative latency, got {count} units, bandwidth {bandwidth}, latency {latency}"
-                    "; give its bandwidth in bytes/s and its latency in s"
+        """Raise ShardirError for a figure that a cluster cannot have."""
+        for level in self.levels:
+            if level.count < 1 or not _positive(level.bandwidth) or not 0 <= level.latency < inf:
+                raise ShardirError(
+                    f"expected level {level.name} to have at least one unit, a positive bandwidth "
+                    f"and no negative latency, both finite, got {level}; give B/s and s"
                 )
-        if self.memory_bandwidth is not None and not self.memory_bandwidth > 0:
-            raise ValueError(
-                "expected a positive bandwidth of the memory, or None, got "
-                f"{self.memory_bandwidth}; give it in bytes/s"
-            )
         if self.memory is not None and self.memory < 1:
-            raise ValueError(
-                f"expected a memory of at least 1 B, or None, got {self.memory}; give it in bytes"
-            )
-        if not self.overhead >= 0 or not 0 <= self.interference <= 1:
-            raise ValueError(
-                "expected no negative overhead, and an interference from 0 to 1, got "
-                f"{self.overhead} and {self.interference}; give seconds and a share"
-            )
-        for name, number in (*self.flops, *self.collectives):
-            if not number > 0:
-                raise ValueError(
-                    f"expected a positive number of {name}, got {number}; give flop/s by element "
-                    "type, and the ratios of collectives"
+            raise ShardirError(f"expected a memory of at least 1 B, got {self.memory}; give bytes")
+        for name, number in (
+            ("memory bandwidth", 1.0 if self.memory_bandwidth is None else self.memory_bandwidth),
+            *((f"rate of {name}", number) for name, number in self.flops),
+            *((f"ratio of {name}", number) for name, number in self.collectives),
+        ):
+            if not _positive(number):
+                raise ShardirError(
+                    f"expected a positive, finite {name}, got {number}; give B/s, flop/s or a ratio"
                 )
+        if not 0 <= self.overhead < inf:
+            raise ShardirError(
+                f"expected a finite overhead, 0 or more, got {self.overhead}; give seconds"
+            )
+        if not 0 <= self.interference <= 1:
+            raise ShardirError(
+                f"expected an interference from 0 to 1, got {self.interference}; give a share"
+            )
 
     def __str__(self) -> str:
         parts = [f"levels [{', '.join(map(str, self.levels))}]"]
@@ -146,6 +146,10 @@ class Cluster:
             if left == 1:
                 break
         return replace(self, levels=tuple(levels))
+
+
+def _positive(x: float) -> bool:
+    return 0 < x < inf
 
 
 def _number(x: float) -> str:

@@ -16,7 +16,7 @@ from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
 from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
-from shardir.diagnostics import NotationError, coded
+from shardir.diagnostics import NotationError, ShardirError, coded
 from shardir.grammar.machine import Machine, UnexpectedError
 
 STARTS = [
@@ -35,18 +35,31 @@ NamedOptions = tuple[str, tuple[tuple[str, Any], ...]]
 """A word, then names with values: int, float, str, or options again."""
 
 
-def _positive(what: str, c: list[Any], names: tuple[str, ...]) -> tuple[Any, float]:
-    """Return one of the names with its positive number.
+def _figure(at: "Word", name: str, figure: Any) -> Any:
+    """Return a figure of a cluster, which stands at a word.
 
     Raises:
-        NotationError: it is none of them, or the number is not positive.
+        NotationError: a cluster cannot have it.
+    """
+    try:
+        Cluster(**{"levels": (), name: figure})
+    except ShardirError as e:
+        raise NotationError(str(e), at.start_pos) from None
+    return figure
+
+
+def _rate(what: str, c: list[Any], names: tuple[str, ...]) -> tuple[Any, float]:
+    """Return one of the names with its number.
+
+    Raises:
+        NotationError: it is none of them, or a cluster cannot have the number.
     """
     name, number = c[0], float(c[1])
-    if name not in names or not 0 < number < math.inf:
+    if name not in names:
         raise NotationError(
-            f"{what}: expected a positive number of one of {', '.join(names)}, got {name} = {c[1]}",
-            name.start_pos,
+            f"{what}: expected one of {', '.join(names)}, got {name}", name.start_pos
         )
+    _figure(c[1], what, ((name, number),))
     return name, number
 
 
@@ -156,21 +169,13 @@ class _NotationValues:
     def level(self, c: list[Any]) -> Level:
         name, count, bandwidth, latency = c
         found = Level(str(name), int(count), float(bandwidth), float(latency))
-        if found.count < 1 or not (
-            0 < found.bandwidth < math.inf and 0 <= found.latency < math.inf
-        ):
-            raise NotationError(
-                f"expected level {name} to have at least one unit, a positive bandwidth and no "
-                f"negative latency, both finite, got {found}",
-                name.start_pos,
-            )
-        return found
+        return _figure(name, "levels", (found,))[0]
 
     def rate(self, c: list[Any]) -> tuple[Any, float]:
-        return _positive("flops", c, tuple(BYTES))
+        return _rate("flops", c, tuple(BYTES))
 
     def kind(self, c: list[Any]) -> tuple[Any, float]:
-        return _positive("collectives", c, PRICED)
+        return _rate("collectives", c, PRICED)
 
     def rates(self, c: list[Any]) -> tuple[tuple[str, float], ...]:
         return _once("flops", c)
@@ -187,25 +192,16 @@ class _NotationValues:
         )  # fmt: skip
 
     def memory(self, c: list[Any]) -> tuple[int, float | None]:
-        size, *bandwidth = c
-        if int(size) < 1:
-            raise NotationError(f"expected a memory of at least 1 B, got {size}", size.start_pos)
-        if bandwidth and not 0 < float(bandwidth[0]) < math.inf:
-            raise NotationError(
-                f"expected a positive bandwidth of the memory, got {bandwidth[0]}",
-                bandwidth[0].start_pos,
-            )
-        return int(size), float(bandwidth[0]) if bandwidth else None
+        size, bandwidth = (*c, None)[:2]
+        if bandwidth is not None:
+            bandwidth = _figure(bandwidth, "memory_bandwidth", float(bandwidth))
+        return _figure(size, "memory", int(size)), bandwidth
 
     def overhead(self, c: list[Any]) -> float:
-        if (seconds := self.float(c)) < 0:
-            raise NotationError(f"expected no negative overhead, got {c[0]}", c[0].start_pos)
-        return seconds
+        return _figure(c[0], "overhead", float(c[0]))
 
     def interference(self, c: list[Any]) -> float:
-        if not 0 <= (share := float(c[0])) <= 1:
-            raise NotationError(f"expected an interference from 0 to 1, got {c[0]}", c[0].start_pos)
-        return share
+        return _figure(c[0], "interference", float(c[0]))
 
     def count(self, c: list[Any]) -> int:
         if int(c[0]) < 1:

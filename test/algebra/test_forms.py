@@ -17,6 +17,7 @@ from shardir.algebra.forms import (
     levels_of,
 )
 from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.diagnostics import ShardirError
 
 BOX, SHELF = Level("box", 4, 1e9, 1e-6), Level("shelf", 2, 1e8, 1e-5)
 CLUSTER = Cluster((BOX, SHELF), 10**9, (("f32", 1e9), ("f64", 1e8)), 1e10, 1e-6)
@@ -104,11 +105,12 @@ def test_hierarchies_by_hand() -> None:
         {"levels": (Level("l", 4, 0.0, 1e-6),)}, {"levels": (Level("l", 4, -1.0, 1e-6),)},
         {"levels": (Level("l", 4, 1e9, -1e-6),)}, {"levels": (Level("l", 0, 1e9, 1e-6),)},
         {"levels": (Level("l", 4, float("nan"), 1e-6),)}, {"memory_bandwidth": 0.0},
-        {"memory": 0}, {"overhead": -1.0}, {"overhead": float("nan")}, {"interference": 2.0},
+        {"memory": 0}, {"overhead": -1.0}, {"overhead": float("inf")},
+        {"overhead": float("nan")}, {"interference": 2.0},
         {"flops": (("f32", 0.0),)}, {"collectives": (("all_reduce", -1.0),)},
     ],
     ids=str,
 )  # fmt: skip
 def test_a_cluster_of_impossible_figures_is_refused(figures: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"^expected .*, got .*; give "):
+    with pytest.raises(ShardirError, match=r"^expected .*, got .*; give "):
         Cluster(**{"levels": CLUSTER.levels, **figures})
