@@ -192,10 +192,10 @@ class _NotationValues:
         )  # fmt: skip
 
     def memory(self, c: list[Any]) -> tuple[int, float | None]:
-        size, bandwidth = (*c, None)[:2]
-        if bandwidth is not None:
-            bandwidth = _figure(bandwidth, "memory_bandwidth", float(bandwidth))
-        return _figure(size, "memory", int(size)), bandwidth
+        size, *rates = c
+        bytes = _figure(size, "memory", int(size))
+        found = [_figure(rate, "memory_bandwidth", float(rate)) for rate in rates]
+        return bytes, found[0] if found else None
 
     def overhead(self, c: list[Any]) -> float:
         return _figure(c[0], "overhead", float(c[0]))

@@ -1,6 +1,7 @@
 """The processes of a run: none is left, and the one that is the cause of an error is named."""
 
 import json
+import os
 import random
 import resource
 import time
@@ -52,7 +53,17 @@ def test_no_rank_outlives_one_that_leaves(failing: int, code: int, tmp_path: Pat
         run(tmp_path, lines)
 
 
-def test_what_a_finished_rank_has_started_is_ended(tmp_path: Path) -> None:
+def test_what_a_finished_rank_has_started_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signals go to groups whose number is that of a rank, which is not reaped: to no others."""
+    killpg, look = os.killpg, os.WEXITED | os.WNOHANG | os.WNOWAIT
+
+    def of_a_rank(group: int, number: int) -> None:
+        os.waitid(os.P_PID, group, look)
+        killpg(group, number)
+
+    monkeypatch.setattr(os, "killpg", of_a_rank)
     lines = f"""
 child = subprocess.Popen(["sleep", "100"])
 open("{tmp_path}/" + str(rank), "w").write(str(child.pid))

@@ -132,13 +132,13 @@ class Ranks:
     def _watch(self, on_event: OnEvent) -> None:
         last_sign = time.monotonic() + START_SECONDS
         while True:
-            states = [process.poll() for process in self.processes]
+            codes = [_code(process) for process in self.processes]
             for event in self._read():
                 last_sign = time.monotonic()
                 on_event(event)
-            if self.errors or (self._drained and self._left(states)):
+            if self.errors or (self._drained and self._left(codes)):
                 self._fail(on_event)
-            if None not in states and self._drained:
+            if None not in codes and self._drained:
                 return
             if time.monotonic() - last_sign > self.options.timeout + 5:
                 raise RunError(
@@ -194,7 +194,7 @@ class Ranks:
     def _cause(self) -> int | None:
         """Return the rank that is the cause, if one is known to be: one that was killed, else the
         first that reported an error of its own, else one that left before its work was done."""
-        codes = [process.poll() for process in self.processes]
+        codes = [_code(process) for process in self.processes]
         left = self._left(codes)
         own = [e for e in self.errors.values() if e["kind"] in ("plan", "program")]
         choices = [
@@ -213,7 +213,7 @@ class Ranks:
         return [r for r, code in enumerate(codes) if code is not None and r not in self.done]
 
     def _story(self, rank: int) -> str:
-        code, error = self.processes[rank].poll(), self.errors.get(rank)
+        code, error = _code(self.processes[rank]), self.errors.get(rank)
         if error and error["kind"] == "plan":
             return error["message"]
         if code is not None and code < 0:
@@ -232,7 +232,7 @@ class Ranks:
         states = {
             rank: _state(process)
             for rank, process in enumerate(self.processes)
-            if process.poll() is None and rank not in self.errors
+            if _code(process) is None and rank not in self.errors
         }
         chosen = {rank: s for rank, s in states.items() if s in STOPPED} or states
         return ", ".join(
@@ -255,13 +255,28 @@ class Ranks:
                 _signal(process, signal.SIGTERM)
                 _signal(process, signal.SIGCONT)  # a stopped one would not hear the first
             until = time.monotonic() + TERM_SECONDS
-            for process in self.processes:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, until - time.monotonic()))
+            while None in map(_code, self.processes) and time.monotonic() < until:
+                time.sleep(POLL_SECONDS)
         finally:  # also if a second Ctrl-C comes meanwhile
             for process in self.processes:
                 _signal(process, signal.SIGKILL)  # its group: also what a dead rank had started
                 process.wait()
+
+
+def _code(process: subprocess.Popen) -> int | None:
+    """Return the exit code of a process that has ended, or -N if signal N has ended it.
+
+    Until `stop` reaps it, its number remains that of its group: no other process can get it.
+    """
+    if process.returncode is not None or not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return process.poll()
+    try:
+        end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # the system reaps it, where SIGCHLD is ignored
+        return process.poll()
+    if end is None:
+        return None
+    return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
 
 def _state(process: subprocess.Popen) -> str:
