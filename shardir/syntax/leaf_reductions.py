@@ -282,6 +282,9 @@ class LeafReductions:
         except ParseError as e:
             at = min(max(t.start, t.start + e.span.start - shift), t.end - 1)
             raise LeafError(at, min(at + max(1, len(e.span)), t.end), e.msg) from None
+        except NotImplementedError:  # it packs numbers as those of C
+            message = f"expected numbers of a type of at most 64 bits, got {text[:60]}"
+            raise LeafError(t.start, t.end, message) from None
         except (VerifyException, ValueError, OverflowError, TypeError, AssertionError) as e:
             message = (
                 str(e).split("\n")[0] or f"this is not a valid {text.split('<', maxsplit=1)[0]}"

@@ -52,6 +52,15 @@ WRONG = {
     "builtin.module attributes {a = 1, a = 2} {\n}": [
         "1:35 a occurs twice in this dictionary; drop one of them"
     ],
+    "builtin.module attributes {a = dense<2> : tensor<i128>} {\n}": [
+        "1:32 expected numbers of a type of at most 64 bits, got dense<2> : tensor<i128>"
+    ],
+    "builtin.module attributes {a = dense<0.5> : tensor<f80>} {\n}": [
+        "1:32 expected numbers of a type of at most 64 bits, got dense<0.5> : tensor<f80>"
+    ],
+    "builtin.module attributes {a = array<i65: 2>} {\n}": [
+        "1:32 expected numbers of a type of at most 64 bits, got array<i65: 2>"
+    ],
     "builtin.module attributes {a = 300 : i8} {\n}": ["1:32 "],
     "builtin.module attributes {a = 1.5 : i8} {\n}": ["1:32 expected a type of floats, got i8"],
     "builtin.module attributes {a = tensor<2x1152921504606846976xf32>} {\n}": [
