@@ -7,12 +7,15 @@
    redundantly along it. Shards are equal, or nearly so if no axis divides the factor. An only axis
    may be divided in two, and each part splits a factor then.
 2. A linear op may also take operands that are partial over an axis, and pass the partial sums on.
-3. An op that needs a dimension unsharded may have it split where it has a sharded decomposition.
+3. An op that needs a dimension unsharded may have it split where it has a sharded decomposition;
+   not where another candidate is faster with the redistributions from and to its layouts
+   (domination.py). That is known before its ops are made: they take at least the time of the ops
+   of which only such dimensions are split, divided by the number of devices along other axes.
 4. An annotated strategy is the only candidate.
 5. An op that depends on no argument is computed redundantly on every device: slices of it are free.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, islice, product
@@ -34,6 +37,7 @@ from shardir.dialects.nn.base import TensorOp, is_in_parts, strategy_factors
 from shardir.dialects.nn.signatures import Memo, SignatureMemo
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.rewriter import Rewriter
+from shardir.search.domination import Fixed, dominated
 from shardir.search.transfer_costs import transfer_of, transfer_seconds
 
 
@@ -103,12 +107,18 @@ class CandidateSource:
         self._made = Memo()
         self._seconds = SignatureMemo()
 
-    def of(self, op: TensorOp, constant: bool) -> Candidates:
-        """Return the candidates of an op; `constant`: it depends on no argument."""
+    def of(self, op: TensorOp, constant: bool, fixed: Fixed | None = None) -> Candidates:
+        """Return the candidates of an op.
+
+        Args:
+            constant: it depends on no argument.
+            fixed: of which values only equal layouts are compared, to leave out candidates that
+                others dominate; None: to leave out none.
+        """
         types = tuple(v.type for v in (*op.operands, *op.results))
-        key = (type(op), constant, types, tuple(op.properties.items()))
+        key = (type(op), constant, fixed, types, tuple(op.properties.items()))
         if key not in self._made:
-            self._made[key] = tuple(self._candidates(op, constant))
+            self._made[key] = tuple(self._candidates(op, constant, fixed))
         return self._made[key]
 
     def seconds(self, op: Operation) -> float:
@@ -128,7 +138,7 @@ class CandidateSource:
             return float(transfer_seconds(self.mesh, t, [source], [target])[0, 0])
         return 0.0
 
-    def _candidates(self, op: TensorOp, constant: bool) -> Iterator[Candidate]:
+    def _candidates(self, op: TensorOp, constant: bool, fixed: Fixed | None) -> Iterator[Candidate]:
         facts = OpFacts.of(op)
         if op.strategy is not None:
             strategy = op.strategy.data
@@ -137,13 +147,57 @@ class CandidateSource:
         choices = self._choices(op, facts)
         if constant and not facts.seconds(facts.split, {}, self.mesh):
             choices = islice(choices, 1)  # unsharded: all of it costs nothing, nor do its slices
-        for over, split in choices:
-            try:
-                found = self._strategy(facts.split, split, over)
-                if found is not None:
-                    yield self._candidate(op, facts, *found)
-            except ShardirError:
-                continue  # it has no decomposition with this sharding
+        found = [
+            each for over, split in choices
+            if (each := self._strategy(facts.split, split, over)) is not None
+        ]  # fmt: skip
+        left_out = self._dominated(op, facts, found, fixed) if fixed else set[int]()
+        for i, (strategy, sharding) in enumerate(found):
+            if i not in left_out:
+                try:
+                    yield self._candidate(op, facts, strategy, sharding)
+                except ShardirError:
+                    continue  # it has no decomposition with this sharding
+
+    def _dominated(
+        self,
+        op: TensorOp,
+        facts: "OpFacts",
+        found: Sequence[tuple[Strategy, OpSharding]],
+        fixed: Fixed,
+    ) -> set[int]:
+        """Return the numbers of the shardings in parts that another one dominates."""
+        kind, factors, mesh = facts.kind, facts.factors, self.mesh
+        parts = [i for i, (_, s) in enumerate(found) if is_in_parts(kind, factors, s.operands)]
+        undivided = [s for i, (_, s) in enumerate(found) if i not in parts]
+        if not parts or not undivided:
+            return set()
+        bases: dict[frozenset[tuple[str, Axes]], float] = {}
+
+        def bound(axes: FactorAxes) -> float:
+            divided = {f: a for f, a in axes.items() if f in factors.replicate | factors.moved}
+            key = frozenset(divided.items())
+            if key not in bases:
+                bases[key] = self._seconds_in_parts(op, facts, divided)
+            rest = tuple([a for f in axes.keys() - divided.keys() for a in axes[f]])
+            return bases[key] / mesh.extent(rest)
+
+        shardings = [found[i][1] for i in parts]
+        ends = [(s.operands, tuple([l.complete for l in s.results])) for s in shardings]
+        bounds = [(e, bound(s.axes)) for e, s in zip(ends, shardings, strict=True)]
+        others = [
+            ((s.operands, s.results), facts.seconds(facts.split, s.axes, mesh)) for s in undivided
+        ]
+        is_left_out = dominated(mesh, facts.types, bounds, others, fixed)
+        return {i for i, out in zip(parts, is_left_out, strict=True) if out}
+
+    def _seconds_in_parts(self, op: TensorOp, facts: "OpFacts", split: FactorAxes) -> float:
+        """Return the time of the decomposition with a split; 0 if there is none."""
+        sharding = try_op_sharding(facts.split, split, self.mesh)
+        try:
+            return self._decomposed(op, sharding)[1] if sharding else 0.0
+        except ShardirError:
+            return 0.0
 
     def _choices(self, op: TensorOp, facts: "OpFacts") -> Iterator[tuple[Axes, FactorAxes]]:
         """Yield axes over which the operands are partial, and a split over others, each once."""

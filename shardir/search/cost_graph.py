@@ -27,11 +27,12 @@ from shardir.analysis.storages import Span
 from shardir.analysis.updates import after_update
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn import ConvertOp
-from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.base import TensorOp, decomposes
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.search.buckets import LateTransfer
 from shardir.search.candidates import Candidates, CandidateSource
+from shardir.search.domination import Fixed
 from shardir.search.live_bytes import (
     LONG_LIVED_OPS,
     live_spans,
@@ -119,19 +120,19 @@ class CostGraph:
         self._build()
 
     def _build(self) -> None:
+        for op in self.block.ops:
+            for v in dict.fromkeys(op.operands):
+                self._users.setdefault(v, []).append(op)
         constant: set[SSAValue] = set()
         ops = [op for op in self.block.ops if isinstance(op, TensorOp)]
         for op in ops:
             is_constant = all(v in constant for v in op.operands)
             if is_constant:
                 constant.update(op.results)
-            candidates = self.source.of(op, is_constant)
+            candidates = self.source.of(op, is_constant, self._fixed(op))
             if any(v in self.unsaved for v in op.results):
                 candidates = self._with_recomputed(candidates)
             self.candidates[op] = candidates
-        for op in self.block.ops:
-            for v in dict.fromkeys(op.operands):
-                self._users.setdefault(v, []).append(op)
         for v in self.block.args:
             if isinstance(v.type, TensorType):
                 self._add_value(v)
@@ -150,6 +151,17 @@ class CostGraph:
                     self._add_user(v, op)
 
     # ---- variables ----
+
+    def _fixed(self, op: TensorOp) -> Fixed | None:
+        """Return of which values the graph may count less than the sum of redistributions: of
+        arguments, whose copies are shared, and of values in buckets; None if all candidates are
+        needed, since some need less memory."""
+        if self.spans is not None or not decomposes(type(op)):
+            return None
+        return (
+            tuple(isinstance(v.owner, Block) for v in op.operands),
+            tuple(self._late(self._users.get(v, [])) for v in op.results),
+        )
 
     def _with_recomputed(self, candidates: Candidates) -> Candidates:
         """Return the candidates, and then each of them computed again in the backward part."""

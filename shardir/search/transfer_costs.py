@@ -72,6 +72,21 @@ def transfer_seconds(
     """Return the estimated times of the redistributions from each source to each target, in
     seconds; with `shares`, of tensors that may share buckets."""
     shape, size = t.get_shape(), itemsize(t)
+    found = path_seconds(mesh, t, sources, targets, shares)
+    for i, j in np.argwhere(np.isinf(found)):
+        found[i, j] = estimated_seconds(shape, mesh, sources[i], targets[j], size)
+    return found
+
+
+def path_seconds(
+    mesh: Mesh,
+    t: TensorType,
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    shares: LatencyShares | None = None,
+) -> Table:
+    """Return `transfer_seconds` where the planner has a path in a table; elsewhere infinity."""
+    shape, size = t.get_shape(), itemsize(t)
     found = np.full((len(sources), len(targets)), inf)
     for reduction in {l.reduction for l in (*sources, *targets)}:
         costs = transfer_costs(mesh, len(shape), reduction)
@@ -87,8 +102,6 @@ def transfer_seconds(
         ]
         among = np.ix_(rows, columns)
         found[among] = np.minimum(found[among], table)
-    for i, j in np.argwhere(np.isinf(found)):
-        found[i, j] = estimated_seconds(shape, mesh, sources[i], targets[j], size)
     return found
 
 

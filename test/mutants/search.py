@@ -158,4 +158,12 @@ MUTANTS = [
         "return not few and all(",
         "test/search/test_uneven.py",
     ),
+    Mutant(
+        "candidates are dominated whatever they need",
+        "A candidate is left out for one that needs its operands in other layouts, at no cost.",
+        "shardir/search/domination.py",
+        "total += _between(mesh, t, mine, theirs, is_fixed)",
+        "pass",
+        "test/search/test_candidates.py",
+    ),
 ]

@@ -8,11 +8,15 @@ from extent import extent
 from harness import MESH, apply, function, laid_out, program
 from op_cases import CASES
 from op_layouts import is_elementwise
+from xdsl.ir import SSAValue
 
+from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
+from shardir.algebra.redistribution import estimated_seconds
 from shardir.cost import report
 from shardir.dialects.dist import StrategyAttr
-from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.base import TensorOp, decomposes
+from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.search.candidates import CandidateSource
 
 TWO, FOUR = (Mesh("m", (("d", n),)) for n in (2, 4))
@@ -40,3 +44,38 @@ def test_a_candidate_takes_the_time_of_its_program(mesh: Mesh):
             plan = laid_out(module, mesh, c.operands, c.results)
             (cost,) = report(apply(plan, "insert-redistributions", "lower-to-spmd"))
             assert sum(o.seconds for o in cost.ops) == pytest.approx(c.seconds), (case, c.strategy)
+
+
+@pytest.mark.parametrize("mesh", extent([TWO], [TWO, FOUR, MESH]), ids=str)
+def test_a_candidate_that_is_left_out_is_slower_than_another_with_redistributions(mesh: Mesh):
+    """Of every op that decomposes, by the seconds of the candidate's own ops. With fixed layouts
+    the other candidate has the same."""
+    draw, seen, source, left_out = Random(0), set[str](), CandidateSource(mesh), 0
+
+    def moving(v: SSAValue, ends: tuple[Layout, Layout]) -> float:
+        t = unsharded_type(v)
+        return estimated_seconds(t.get_shape(), mesh, *ends, itemsize(t))
+
+    for case in CASES:
+        element = draw.choice(case.elements)
+        op = function(program(case.args(element), case.body(element)), "f").body.block.first_op
+        assert isinstance(op, TensorOp)
+        if not decomposes(type(op)) or extent(op.name, str(case)) in seen:
+            continue
+        seen.add(extent(op.name, str(case)))
+        for is_fixed in (False, True):
+            fixed = (is_fixed,) * len(op.operands), (is_fixed,) * len(op.results)
+            retained = source.of(op, False, fixed)
+            for c in source.of(op, False):
+                if c in retained:
+                    continue
+                left_out += 1
+                values = (*op.operands, *op.results)
+                assert any(
+                    other.seconds + sum(map(moving, values, zip(
+                        (*c.operands, *other.results), (*other.operands, *c.results), strict=True
+                    ))) < c.seconds
+                    for other in retained
+                    if not is_fixed or (c.operands, c.results) == (other.operands, other.results)
+                ), (case, c.strategy)  # fmt: skip
+    assert left_out
