@@ -22,6 +22,7 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir import pipelines
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Options, Report
+from shardir.build import Module
 from shardir.diagnostics import Failure, ParseErrors, ShardirError
 from shardir.syntax.files import read_text, scratch_folder
 from shardir.syntax.parser import default_parser, no_gc
@@ -37,7 +38,7 @@ def parse(text: str, name: str = "<input>") -> ModuleOp:
 
 
 def compile(
-    text_or_module: str | ModuleOp,
+    program: str | ModuleOp | Module,
     pipeline: str | None = None,
     name: str = "<input>",
     *,
@@ -49,7 +50,8 @@ def compile(
 ) -> "Compiled":
     """Run a pipeline (the names of passes, with options in braces) on a program, or that of a
     mode: stand_alone, data, hybrid, semi_auto (the default), auto or manual. A mode takes the
-    options of its passes: `auto{memory=16GB}`.
+    options of its passes: `auto{memory=16GB}`. The program is text, or a module, of the IR or
+    built in Python.
 
     The strategies and layouts are written to the file `save_strategies`, or read from the file
     `load_strategies`. A module that is passed is not changed. `name` is the name of the source in
@@ -62,16 +64,16 @@ def compile(
     text = pipelines.pipeline_of(pipeline, mode, pipelines.DEFAULT)
     passes = pipelines.with_strategies(pipelines.build(text), load_strategies, save_strategies)
     with no_gc():
-        if isinstance(text_or_module, str):
-            source = Source(text_or_module, name)
-            original = parse(text_or_module, name)
+        if isinstance(program, str):
+            source = Source(program, name)
+            original = parse(program, name)
         else:
-            if not isinstance(text_or_module, ModuleOp):
+            module = program.module if isinstance(program, Module) else program
+            if not isinstance(module, ModuleOp):
                 raise ShardirError(
-                    f"expected text or a ModuleOp, got {text_or_module!r:.80}; use compile_file "
-                    "for a file"
+                    f"expected text or a module, got {program!r:.80}; use compile_file for a file"
                 )
-            source, original = Source("", name), text_or_module.clone()
+            source, original = Source("", name), module.clone()
             verify(original, source)
         module, context = original.clone(), default_parser().ctx
 

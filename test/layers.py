@@ -20,7 +20,7 @@ LAYERS = {
     "syntax": 3, "analysis": 3,
     "rewriting": 4,
     "interpret": 5, "cost": 5,
-    "search": 6,
+    "search": 6, "build": 6,
     "passes": 7,
     "pipelines": 8,
     "backend": 9,

@@ -33,7 +33,7 @@ def test_packages_are_attributes() -> None:
         (lambda: Options.of({"step": 3}), "a run has no option step; did you mean steps?"),
         (lambda: Options.of({"steps": "3"}), "option steps of a run: expected int, got '3'"),
         (lambda: Options.of({"steps": True}), "option steps of a run: expected int, got True"),
-        (lambda: shardir.compile(3), "expected text or a ModuleOp, got 3"),  # type: ignore - wrong
+        (lambda: shardir.compile(3), "expected text or a module, got 3"),  # type: ignore - wrong
         (
             lambda: shardir.plan_redistribution((4,), "f32", "m", "@m, [{d}]", "@m, [{}]"),  # type: ignore - wrong
             "expected a Mesh, got 'm'",

@@ -49,7 +49,7 @@ from shardir.dialects.nn.types import unsharded_type
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
 
-Value = int | float | str | tuple["Value", ...]
+OptionValue = int | float | str | tuple["OptionValue", ...]
 """For each value the factor of each of its dimensions; "" where it has none."""
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -203,7 +203,7 @@ def forget_custom_op(name: str) -> None:
 # ---- the op ----
 
 
-def python_value(attr: Attribute) -> Value:
+def python_value(attr: Attribute) -> OptionValue:
     """The Python value of an attribute: a number, a bool, a string, a tuple of these; of
     any other its text."""
     match attr:
@@ -245,7 +245,7 @@ class CustomOp(TensorOp):
         return _registered.get(self.callee.data, _NOTHING)
 
     @property
-    def values(self) -> dict[str, Value]:
+    def values(self) -> dict[str, OptionValue]:
         """The options, as Python has them."""
         data = self.options.data if self.options is not None else {}
         return {name: python_value(a) for name, a in data.items()}

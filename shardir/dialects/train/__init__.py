@@ -68,6 +68,7 @@ from shardir.dialects.train.roles import (
     remove_state_layouts,
     result_attrs,
     set_arg_attrs,
+    set_result_attrs,
     state_attrs,
     updated_arguments,
     updated_keys,
@@ -102,6 +103,7 @@ __all__ = [
     "ParameterStep", "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "StepScalars", "Train",
     "TrustRatioOp", "Update", "UpdateOp", "Updated", "WithVelocity", "arg_attrs", "arguments",
     "available_after", "check_initial_values", "is_step", "loop_of", "mark_step", "of_microbatches",
-    "remove_state_layouts", "result_attrs", "set_arg_attrs", "state_attrs", "sum_of_squares",
+    "remove_state_layouts", "result_attrs", "set_arg_attrs", "set_result_attrs", "state_attrs",
+    "sum_of_squares",
     "updated_arguments", "updated_keys", "updates_attrs",
 ]  # fmt: skip

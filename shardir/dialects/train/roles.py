@@ -147,6 +147,10 @@ def set_arg_attrs(f: FuncOp, attributes: list[dict[str, Any]]) -> None:
     f.properties["arg_attrs"] = ArrayAttr(DictionaryAttr(a) for a in attributes)
 
 
+def set_result_attrs(f: FuncOp, attributes: list[dict[str, Any]]) -> None:
+    f.properties["res_attrs"] = ArrayAttr(DictionaryAttr(a) for a in attributes)
+
+
 def remove_state_layouts(f: FuncOp) -> None:
     """Remove the annotations of the layouts of states."""
     found = arg_attrs(f)

@@ -11,7 +11,7 @@
    }
 """
 
-from xdsl.dialects.builtin import AnyFloat, ArrayAttr, DictionaryAttr, FunctionType, TensorType
+from xdsl.dialects.builtin import AnyFloat, FunctionType, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Region, SSAValue
 
@@ -31,6 +31,7 @@ from shardir.dialects.train import (
     remove_state_layouts,
     result_attrs,
     set_arg_attrs,
+    set_result_attrs,
     updated_arguments,
     updates_attrs,
 )
@@ -175,8 +176,7 @@ class Differentiation:
             set_arg_attrs(f, self.arguments.attributes)
             remove_state_layouts(f)  # the types of the states have them
         if any(self.result_attributes):
-            found = ArrayAttr(DictionaryAttr(a) for a in self.result_attributes)
-            f.properties["res_attrs"] = found
+            set_result_attrs(f, self.result_attributes)
         if isinstance(self.request, StepOp):
             mark_step(f)
         return f

@@ -12,13 +12,13 @@ from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.runtime import RUNTIME_FILES
 from shardir.diagnostics import Failure, coded
 from shardir.dialects import nn
-from shardir.dialects.nn.custom import Value
+from shardir.dialects.nn.custom import OptionValue
 
 TAKEN = (RESERVED - {"torch"}) | {"program", "single", *(f.split(".")[0] for f in RUNTIME_FILES)}
 """The modules that a program imports or that are beside it: no custom op is in one of these."""
 
 
-def value_text(value: Value) -> str:
+def value_text(value: OptionValue) -> str:
     """A value as a literal."""
     if isinstance(value, str):
         return literal(value)

@@ -1,0 +1,253 @@
+"""A function that is being built: its arguments, its ops, and what it returns."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from xdsl.dialects.builtin import (
+    FileLineColLoc,
+    FloatAttr,
+    IntAttr,
+    IntegerAttr,
+    LocationAttr,
+    StringAttr,
+    TensorType,
+    UnknownLoc,
+    f64,
+    i64,
+)
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, Region
+
+from shardir.build.attributes import element_type, layout_attr
+from shardir.build.ops import Ops
+from shardir.build.values import OpScope, Value
+from shardir.diagnostics import ShardirError
+from shardir.dialects import nn
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn.base import Props
+from shardir.dialects.train import (
+    InitAttr,
+    Role,
+    set_arg_attrs,
+    set_result_attrs,
+    updates_attrs,
+)
+from shardir.rewriting.functions import update_signature
+from shardir.rewriting.rewriter import Rewriter
+
+PACKAGE = str(Path(__file__).parent)
+
+
+class FunctionBuilder(OpScope):
+    """A function of a module. `Module.function` makes one."""
+
+    def __init__(self, name: str, private: bool, mesh: str | None):
+        self.name, self._mesh = name, mesh
+        self.block = Block()
+        visibility = "private" if private else None
+        self.func = FuncOp(name, ((), ()), Region(self.block), visibility)
+        self.func.location = caller()
+        self._rewriter = Rewriter(None, self.block)
+        self._arguments: list[dict[str, Attribute]] = []
+        self._updates: list[tuple[str, Value]] = []
+        self._location: LocationAttr | None = None
+        self.returned = False
+        self.nn = Ops(self)
+
+    @property
+    def mesh_name(self) -> str:
+        if self._mesh is None:
+            raise ShardirError('expected a mesh, got none; use Module(mesh="dp = 2, tp = 2")')
+        return self._mesh
+
+    # ---- arguments ----
+
+    def input(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str = "f32",
+        *,
+        layout: str | None = None,
+        init: str | None = None,
+    ) -> Value:
+        """Add an input. `init` has its values where no data are given: `normal, std = 1.0`, or
+        `file, path = "digits.npz", array = "x"`."""
+        attributes: dict[str, Attribute] = {}
+        if init is not None:
+            attributes[Role.INPUT.attribute] = InitAttr.read(init)
+        return self._argument(name, shape, dtype, layout, attributes)
+
+    def parameter(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str = "f32",
+        *,
+        layout: str | None = None,
+        init: str | None = None,
+        weight_decay: float | None = None,
+        lr_scale: float | None = None,
+        fusion: int | None = None,
+        state_layout: str | None = None,
+    ) -> Value:
+        """Add a parameter, which the step of an optimizer updates. `weight_decay` replaces the
+        optimizer's, `lr_scale` multiplies its learning rate; parameters of one `fusion` have their
+        gradients communicated in one buffer; `state_layout` is the layout of the optimizer's
+        states."""
+        attributes: dict[str, Attribute] = {}
+        if weight_decay is not None:
+            attributes["train.weight_decay"] = FloatAttr(weight_decay, f64)
+        if lr_scale is not None:
+            attributes["train.lr_scale"] = FloatAttr(lr_scale, f64)
+        if fusion is not None:
+            attributes["train.fusion"] = IntegerAttr(fusion, i64)
+        if state_layout is not None:
+            attributes["train.state_layout"] = layout_attr(state_layout, self.mesh_name)
+        return self._retained(Role.PARAMETER, name, shape, dtype, layout, init, attributes)
+
+    def state(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str = "f32",
+        *,
+        layout: str | None = None,
+        init: str | None = None,
+    ) -> Value:
+        """Add a state: a value that is retained between steps, and that `update` replaces."""
+        return self._retained(Role.STATE, name, shape, dtype, layout, init, {})
+
+    def _retained(
+        self, role: Role, name: str, shape: Sequence[int], dtype: str, layout: str | None,
+        init: str | None, attributes: dict[str, Attribute],
+    ) -> Value:  # fmt: skip
+        attributes[role.attribute] = StringAttr(name)
+        if init is not None:
+            attributes["train.init"] = InitAttr.read(init)
+        return self._argument(name, shape, dtype, layout, attributes)
+
+    def _argument(
+        self, name: str, shape: Sequence[int], dtype: str, layout: str | None,
+        attributes: dict[str, Attribute],
+    ) -> Value:  # fmt: skip
+        t = tensor(element_type(dtype), tuple(shape))
+        if layout is not None:
+            encoding = layout_attr(layout, self.mesh_name)
+            t = TensorType(t.element_type, t.get_shape(), encoding)
+        argument = self.block.insert_arg(t, len(self.block.args))
+        argument.name_hint = name if argument.is_valid_name(name) else f"_{name}"
+        argument.location = self.location()
+        self._arguments.append(attributes)
+        return Value(self, argument)
+
+    # ---- ops ----
+
+    @property
+    def builder(self) -> Rewriter:
+        self._rewriter.location = self.location()
+        return self._rewriter
+
+    def location(self) -> LocationAttr:
+        """The line of Python that builds what comes next, outside this package."""
+        return caller() if self._location is None else self._location
+
+    @contextmanager
+    def at(self, location: LocationAttr) -> Iterator[None]:
+        """Give what is built within the location, rather than the line of Python that builds it."""
+        before, self._location = self._location, location
+        try:
+            yield
+        finally:
+            self._location = before
+
+    def constant(self, values: Any, *, dtype: str = "f32") -> Value:
+        """Add a constant: a number, or numbers in nested lists or an array."""
+        import numpy as np
+
+        array = np.asarray(values)
+        element = element_type(dtype)
+        t = tensor(element, array.shape)
+        kind = float if dtype in ("f64", "f32", "bf16", "f16") else int
+        numbers = [kind(v) for v in array.reshape(-1).tolist()]
+        props = {"value": nn.dense_attr(t, numbers)}
+        return self.op(nn.ConstantOp, [], props, shape=array.shape, dtype=dtype)[0]
+
+    def op(
+        self,
+        kind: type[nn.TensorOp],
+        operands: Sequence[Value],
+        props: Props | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: str | None = None,
+        results: Sequence[tuple[Sequence[int], str]] | None = None,
+    ) -> tuple[Value, ...]:
+        """Add an op; return its results. `shape` and `dtype` are those of the result of an op that
+        does not infer it, by default as its first operand has them; `results` of several.
+
+        Raises:
+            ShardirError: the operands or the properties do not fit.
+        """
+        for v in operands:
+            if v.function is not self:
+                raise ShardirError(
+                    f"expected operands of @{self.name}, got {v!r} of @{v.function.name}"
+                )
+        result: list[TensorType] | None = None
+        if results is not None:
+            result = [tensor(element_type(d), tuple(s)) for s, d in results]
+        elif not kind.INFERRED:
+            element = element_type(dtype) if dtype else _first(kind, operands).element_type
+            sizes = tuple(shape) if shape is not None else _first(kind, operands).get_shape()
+            result = [tensor(element, sizes)]
+        elif shape is not None or dtype is not None:
+            raise ShardirError(f"expected no shape and dtype of {kind.name}, which infers them")
+        op = self.builder.op(kind, *(v.ssa for v in operands), props=props, result=result)
+        for r in op.results:
+            r.name_hint = r.name_hint or kind.name.partition(".")[2]
+        return tuple(Value(self, r) for r in op.results)
+
+    # ---- results ----
+
+    def update(self, state: str, value: Value) -> None:
+        """Make a value the new one of a state, by the state's name."""
+        self._updates.append((state, value))
+
+    def returns(self, *values: Value) -> None:
+        """End the function: it returns these values, and the new values of its states."""
+        everything = [*values, *(v for _, v in self._updates)]
+        self.block.add_op(
+            ReturnOp.create(operands=[v.ssa for v in everything], location=self.location())
+        )
+        update_signature(self.func)
+        set_arg_attrs(self.func, self._arguments)
+        if self._updates:
+            marks = [updates_attrs(name) for name, _ in self._updates]
+            set_result_attrs(self.func, [*({} for _ in values), *marks])
+        self.returned = True
+
+
+def caller() -> LocationAttr:
+    """The line of Python that calls this package."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    if frame is None:
+        return UnknownLoc()
+    return file_line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def file_line(file: str, line: int) -> FileLineColLoc:
+    """The location of a line of a file."""
+    return FileLineColLoc(StringAttr(file), IntAttr(line), IntAttr(1))
+
+
+def _first(kind: type[nn.TensorOp], operands: Sequence[Value]) -> TensorType:
+    """The type of the first operand. Raises ShardirError where there is none."""
+    if not operands:
+        raise ShardirError(f"expected the shape and the dtype of {kind.name}, got none")
+    return operands[0].type

@@ -1,0 +1,79 @@
+"""The ops of the dialect nn as Python functions: `nn.matmul(x, w)`.
+
+    from shardir.build import nn
+
+    h = nn.gelu(x @ w + b)
+    y = nn.layer_norm(h, scale, shift, eps=1e-5)
+    parts = nn.split(y, sizes=(4, 4), axis=1)
+
+Operands come first, in the order of the op's syntax (docs/language.md), properties by their names.
+The result type of an op that does not infer it is given by `shape` and `dtype`, by default those of
+the first operand.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xdsl.irdl import OperandDef, VarOperandDef
+
+from shardir.build.attributes import properties
+from shardir.build.values import Real, OpScope, Value
+from shardir.diagnostics import ShardirError, did_you_mean
+from shardir.dialects.nn import FAMILIES, TensorOp
+
+KINDS: dict[str, type[TensorOp]] = {
+    op.name.removeprefix("nn."): op for ops in FAMILIES.values() for op in ops
+}
+"""The ops by their names without the dialect. A trailing _ avoids keywords: `and_`."""
+
+
+class Ops:
+    """The ops, for values of any function; or of one, for ops that have no operands."""
+
+    def __init__(self, function: OpScope | None = None):
+        self._function = function
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        kind = KINDS.get(name.removesuffix("_"))
+        if kind is None:
+            raise AttributeError(f"expected an op of nn, got {name!r}{did_you_mean(name, KINDS)}")
+
+        def create(
+            *operands: Value | Real,
+            shape: Sequence[int] | None = None,
+            dtype: str | None = None,
+            results: Sequence[tuple[Sequence[int], str]] | None = None,
+            **given: Any,
+        ) -> Any:
+            like = next((v for v in operands if isinstance(v, Value)), None)
+            function = self._function if like is None else like.function
+            if function is None:
+                raise ShardirError(
+                    f"expected a value among the operands of {kind.name}, got none; use "
+                    f"function.nn.{name} for an op of a function"
+                )
+            values = [] if like is None else [function.value(v, like) for v in operands]
+            _check_count(kind, len(values))
+            made = function.op(
+                kind, values, properties(kind, given), shape=shape, dtype=dtype, results=results
+            )
+            return made[0] if len(made) == 1 else made
+
+        create.__name__, create.__doc__ = name, kind.__doc__
+        return create
+
+    def __dir__(self) -> list[str]:
+        return sorted(KINDS)
+
+
+nn = Ops()
+
+
+def _check_count(kind: type[TensorOp], n: int) -> None:
+    """Raises ShardirError unless an op may have n operands."""
+    defs = kind.get_irdl_definition().operands
+    minimum = sum(type(d) is OperandDef for _, d in defs)
+    any_number = any(type(d) is VarOperandDef for _, d in defs)
+    if n < minimum or (n > len(defs) and not any_number):
+        names = ", ".join(name for name, _ in defs)
+        raise ShardirError(f"expected the operands {names or '(none)'} of {kind.name}, got {n}")

@@ -1,0 +1,290 @@
+"""A value of a function that is being built, with Python's operators.
+
+    h = nn.relu(x @ w + b)
+    loss = (h * h).mean()
+
+A number beside a value is a constant of the value's dtype.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import SSAValue
+
+from shardir.algebra.layout import Shape
+from shardir.build.attributes import element_type, layout_attr
+from shardir.diagnostics import ShardirError
+from shardir.dialects import nn
+from shardir.dialects.nn.properties import dims_attr
+from shardir.dialects.nn.types import element_name, unsharded_type
+from shardir.dialects.text import word
+from shardir.dialects.nn.base import Props
+from shardir.rewriting.rewriter import Rewriter, set_type
+
+Index = int | slice | None | EllipsisType
+Real = int | float | bool
+Kind = type[nn.TensorOp]
+
+
+class OpScope(ABC):
+    """A function that is being built, to which values add ops."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def mesh_name(self) -> str:
+        """The name of the module's mesh. Raises ShardirError where it has none."""
+
+    @property
+    @abstractmethod
+    def builder(self) -> Rewriter:
+        """The rewriter at the end of the function, with the location of the caller."""
+
+    @abstractmethod
+    def constant(self, values: Any, *, dtype: str = "f32") -> "Value":
+        """Add a constant: a number, or numbers in nested lists or an array."""
+
+    @abstractmethod
+    def op(
+        self,
+        kind: Kind,
+        operands: "Sequence[Value]",
+        props: Props | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: str | None = None,
+        results: Sequence[tuple[Sequence[int], str]] | None = None,
+    ) -> "tuple[Value, ...]":
+        """Add an op; return its results. `shape` and `dtype` are those of the result of an op that
+        does not infer it, by default as its first operand has them; `results` of several.
+
+        Raises:
+            ShardirError: the operands or the properties do not fit.
+        """
+
+    def value(self, x: "Value | Real", like: "Value") -> "Value":
+        """Return a value as it is, and a number as a constant of the dtype of `like`."""
+        return x if isinstance(x, Value) else self.constant(x, dtype=like.dtype)
+
+
+class Value:
+    """A tensor: a result of an op, or an argument."""
+
+    def __init__(self, function: OpScope, ssa: SSAValue):
+        self.function, self.ssa = function, ssa
+
+    @property
+    def type(self) -> TensorType:
+        """The type without the layout."""
+        return unsharded_type(self.ssa)
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.get_shape()
+
+    @property
+    def dtype(self) -> str:
+        """The element type, by its name: `f32`."""
+        return element_name(self.type.element_type)
+
+    def __repr__(self) -> str:
+        return f"%{self.ssa.name_hint or '?'}: {self.type}"
+
+    def __bool__(self) -> bool:
+        raise ShardirError(
+            f"expected a number or a bool of Python, got the value {self!r}, which has elements "
+            "when the program runs only; use nn.select"
+        )
+
+    # ---- its name and its layout ----
+
+    def named(self, name: str) -> "Value":
+        """Name the value, in the text and in the program. Return it."""
+        self.ssa.name_hint = name
+        return self
+
+    def with_layout(self, layout: str) -> "Value":
+        """Annotate the value's layout: `[{dp}, {}]`. Return it."""
+        attribute = layout_attr(layout, self.function.mesh_name)
+        t = self.type
+        set_type(self.ssa, TensorType(t.element_type, t.get_shape(), attribute))
+        return self
+
+    # ---- operators ----
+
+    def _binary(self, kind: Kind, x: "Value | Real", y: "Value | Real") -> "Value":
+        return self.function.op(kind, [self.function.value(v, self) for v in (x, y)])[0]
+
+    def __add__(self, other: "Value | Real") -> "Value":
+        return self._binary(nn.AddOp, self, other)
+
+    def __radd__(self, other: Real) -> "Value":
+        return self._binary(nn.AddOp, other, self)
+
+    def __sub__(self, other: "Value | Real") -> "Value":
+        return self._binary(nn.SubOp, self, other)
+
+    def __rsub__(self, other: Real) -> "Value":
+        return self._binary(nn.SubOp, other, self)
+
+    def __mul__(self, other: "Value | Real") -> "Value":
+        return self._binary(nn.MulOp, self, other)
+
+    def __rmul__(self, other: Real) -> "Value":
+        return self._binary(nn.MulOp, other, self)
+
+    def __truediv__(self, other: "Value | Real") -> "Value":
+        return self._binary(nn.DivOp, self, other)
+
+    def __rtruediv__(self, other: Real) -> "Value":
+        return self._binary(nn.DivOp, other, self)
+
+    def __pow__(self, other: "Value | Real") -> "Value":
+        return self._binary(nn.PowOp, self, other)
+
+    def __mod__(self, other: "Value | Real") -> "Value":
+        return self._binary(nn.RemainderOp, self, other)
+
+    def __matmul__(self, other: "Value") -> "Value":
+        return self._binary(nn.MatmulOp, self, other)
+
+    def __and__(self, other: "Value") -> "Value":
+        return self._binary(nn.AndOp, self, other)
+
+    def __or__(self, other: "Value") -> "Value":
+        return self._binary(nn.OrOp, self, other)
+
+    def __xor__(self, other: "Value") -> "Value":
+        return self._binary(nn.XorOp, self, other)
+
+    def __invert__(self) -> "Value":
+        return self.function.op(nn.NotOp, [self])[0]
+
+    def __neg__(self) -> "Value":
+        return self.function.op(nn.NegOp, [self])[0]
+
+    def compare(self, how: str, other: "Value | Real") -> "Value":
+        """The i1 elements of `self` `how` `other`: eq, ne, lt, le, gt or ge."""
+        operands = [self, self.function.value(other, self)]
+        return self.function.op(nn.CompareOp, operands, {"how": word(nn.ComparisonAttr, how)})[0]
+
+    def __lt__(self, other: "Value | Real") -> "Value":
+        return self.compare("lt", other)
+
+    def __le__(self, other: "Value | Real") -> "Value":
+        return self.compare("le", other)
+
+    def __gt__(self, other: "Value | Real") -> "Value":
+        return self.compare("gt", other)
+
+    def __ge__(self, other: "Value | Real") -> "Value":
+        return self.compare("ge", other)
+
+    # ---- reductions ----
+
+    def reduce(
+        self, kind: str, dims: int | Sequence[int] | None = None, keep: bool = False
+    ) -> "Value":
+        """Reduce the dimensions `dims` (all of them without) by sum, mean, max, ...; with `keep`
+        they stay, of size 1."""
+        every = range(len(self.shape)) if dims is None else [dims] if isinstance(dims, int) else dims
+        return Value(
+            self.function,
+            self.function.builder.reduce(self.ssa, kind, [d % len(self.shape) for d in every], keep),
+        )
+
+    def sum(self, dims: int | Sequence[int] | None = None, keep: bool = False) -> "Value":
+        return self.reduce("sum", dims, keep)
+
+    def mean(self, dims: int | Sequence[int] | None = None, keep: bool = False) -> "Value":
+        return self.reduce("mean", dims, keep)
+
+    def max(self, dims: int | Sequence[int] | None = None, keep: bool = False) -> "Value":
+        return self.reduce("max", dims, keep)
+
+    def min(self, dims: int | Sequence[int] | None = None, keep: bool = False) -> "Value":
+        return self.reduce("min", dims, keep)
+
+    # ---- shapes and dtypes ----
+
+    def to(self, dtype: str) -> "Value":
+        """Convert the elements to a dtype: `bf16`."""
+        return Value(self.function, self.function.builder.convert(self.ssa, element_type(dtype)))
+
+    def reshape(self, *shape: int) -> "Value":
+        """The elements in another shape, in the same order; one size may be -1."""
+        return self.function.op(nn.ReshapeOp, [self], shape=_inferred(self.shape, shape))[0]
+
+    def transpose(self, *perm: int) -> "Value":
+        """The dimensions in the order `perm`; without, the last two exchanged."""
+        n = len(self.shape)
+        order = [d % n for d in perm] if perm else [*range(n - 2), n - 1, n - 2]
+        return self.function.op(nn.TransposeOp, [self], {"perm": dims_attr(*order)})[0]
+
+    def broadcast_to(self, *shape: int) -> "Value":
+        """Repeat along new leading dimensions and those of size 1, as numpy does."""
+        if self.shape == shape:
+            return self
+        extra = len(shape) - len(self.shape)
+        moved = [d for d, n in enumerate(self.shape) if n == shape[extra + d]]
+        x = self.reshape(*(self.shape[d] for d in moved)) if len(moved) < len(self.shape) else self
+        props = {"dims": dims_attr(*(extra + d for d in moved))}
+        return self.function.op(nn.BroadcastOp, [x], props, shape=shape)[0]
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> "Value":
+        """Slices, as numpy has them: `x[:, 1:]`, `x[0]`, `x[..., None]`."""
+        entries = list(index) if isinstance(index, tuple) else [index]
+        if not all(e is None or isinstance(e, int | slice | EllipsisType) for e in entries):
+            raise ShardirError(f"expected numbers, slices, None or ..., got {index!r}; use nn.gather")
+        rank = len(self.shape)
+        taken = sum(isinstance(e, int | slice) for e in entries)
+        at = next((i for i, e in enumerate(entries) if e is Ellipsis), None)
+        if at is None:
+            at = len(entries)
+            entries.append(Ellipsis)
+        if taken > rank:
+            raise ShardirError(f"expected at most {rank} indices, got {taken}")
+        entries[at : at + 1] = [slice(None)] * (rank - taken)
+        starts, limits, strides, shape = [], [], [], []
+        for e in entries:
+            if e is None:
+                shape.append(1)
+                continue
+            n = self.shape[len(starts)]
+            if isinstance(e, int):
+                if not -n <= e < n:
+                    raise ShardirError(f"expected an index from {-n} to {n - 1}, got {e}")
+                e = slice(e % n, e % n + 1)
+                start, limit, step = e.start, e.stop, 1
+            else:
+                assert isinstance(e, slice)
+                start, limit, step = e.indices(n)
+                if step < 1:
+                    raise ShardirError(f"expected a positive step, got {step}; use nn.flip")
+                limit = max(start, limit)
+                shape.append(-(-(limit - start) // step))
+            starts.append(start)
+            limits.append(limit)
+            strides.append(step)
+        sliced = self.function.builder.slice(self.ssa, starts, limits, strides)
+        return Value(self.function, self.function.builder.reshape(sliced, tuple(shape)))
+
+
+def _inferred(have: Shape, shape: Sequence[int]) -> Shape:
+    """Return a shape with its -1 as the size that remains. Raises ShardirError."""
+    if list(shape).count(-1) > 1:
+        raise ShardirError(f"expected one size of -1, got {tuple(shape)}")
+    if -1 not in shape:
+        return tuple(shape)
+    known, total = 1, 1
+    for n in shape:
+        known *= 1 if n == -1 else n
+    for n in have:
+        total *= n
+    if known == 0 or total % known:
+        raise ShardirError(f"expected a shape of {total} elements, got {tuple(shape)}")
+    return tuple(total // known if n == -1 else n for n in shape)

@@ -1,0 +1,30 @@
+"""Mutants of build: programs written in Python."""
+
+from mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "flags that are False are given",
+        "A flag of an op is set whatever its value.",
+        "shardir/build/attributes.py",
+        "return UnitAttr() if value else None",
+        "return UnitAttr()",
+        "test/build/test_building.py",
+    ),
+    Mutant(
+        "an index keeps its dimension",
+        "x[0] has as many dimensions as x.",
+        "shardir/build/values.py",
+        "start, limit, step = e.start, e.stop, 1",
+        "start, limit, step = e.start, e.stop, 1\n                shape.append(1)",
+        "test/build/test_building.py",
+    ),
+    Mutant(
+        "numbers are f32 beside any value",
+        "A number beside a value does not get its dtype.",
+        "shardir/build/values.py",
+        "self.constant(x, dtype=like.dtype)",
+        "self.constant(x)",
+        "test/build/test_building.py",
+    ),
+]
