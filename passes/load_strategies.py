@@ -24,7 +24,7 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.saved import ARGUMENT, Line, LineError, Saved, read
 from shardir.analysis.functions import makers
-from shardir.diagnostics import Diagnostic, ParseErrors, ShardirError, coded, did_you_mean
+from shardir.diagnostics import ParseErrors, ShardirError, coded, did_you_mean
 from shardir.dialects.dist import StrategyAttr, sharding_of, with_layout
 from shardir.dialects.locations import at, called
 from shardir.dialects.nn.base import TensorOp, strategy_factors
@@ -64,7 +64,7 @@ class LoadStrategies(GlobalPass):
                 for f in loaded:
                     f.write()
         if errors:
-            raise ParseErrors([_diagnostic(source, error) for error in sorted(errors)])
+            raise ParseErrors([source.at_line(error) for error in sorted(errors)])
 
 
 def _unknown_functions(saved: Saved, names: Sequence[str]) -> Iterator[LineError]:
@@ -75,12 +75,6 @@ def _unknown_functions(saved: Saved, names: Sequence[str]) -> Iterator[LineError
             hint = did_you_mean(name, names).removeprefix("; ") or None
             message = f"expected a function of the program, got @{name}"
             yield LineError(number, 0, coded("V2", message, use=hint))
-
-
-def _diagnostic(source: Source, error: LineError) -> Diagnostic:
-    start = source.starts[error.number - 1] + error.column
-    end = source.starts[error.number - 1] + len(source.line_text(error.number))
-    return source.at(start, end, error.message)
 
 
 class _LoadedFunction:

@@ -43,6 +43,7 @@ def compile(
     name: str = "<input>",
     *,
     mode: str | None = None,
+    plan: str | Path | None = None,
     save_strategies: str | Path | None = None,
     load_strategies: str | Path | None = None,
     base_dir: str | Path | None = None,
@@ -53,16 +54,18 @@ def compile(
     options of its passes: `auto{memory=16GB}`. The program is text, or a module, of the IR or
     built in Python.
 
-    The strategies and layouts are written to the file `save_strategies`, or read from the file
-    `load_strategies`. A module that is passed is not changed. `name` is the name of the source in
-    errors and comments; `base_dir` is the folder of relative paths of data files, by default that
-    of `name`; `target` is the backend, or its name.
+    The layouts and marks of `plan` annotate the program: the text of a plan, presets such as
+    `fsdp`, or a file. The strategies and layouts are written to the file `save_strategies`, or read
+    from the file `load_strategies`. A module that is passed is not changed. `name` is the name of
+    the source in errors and comments; `base_dir` is the folder of relative paths of data files, by
+    default that of `name`; `target` is the backend, or its name.
 
     Raises:
         ShardirError: the errors of the program or the pipeline, with their locations.
     """
     text = pipelines.pipeline_of(pipeline, mode, pipelines.DEFAULT)
-    passes = pipelines.with_strategies(pipelines.build(text), load_strategies, save_strategies)
+    passes = pipelines.with_plan(pipelines.build(text), plan)
+    passes = pipelines.with_strategies(passes, load_strategies, save_strategies)
     with no_gc():
         if isinstance(program, str):
             source = Source(program, name)

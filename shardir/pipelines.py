@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import ArgSpec
 
+from shardir.algebra.plan import is_plan
 from shardir.diagnostics import ShardirError, did_you_mean
 from shardir.dialects.installed import installed
 from shardir.passes import PASSES
@@ -34,6 +35,9 @@ Loaders = Mapping[str, Callable[[], type[ModulePass]]]
 SEARCH, PROPAGATION, LOWERING = "search-strategies", "propagate-strategies", "lower-to-spmd"
 DECIDERS = (PROPAGATION, SEARCH, "load-strategies")
 """The passes that decide on layouts."""
+
+READERS = (*DECIDERS, "data-parallel", "distributed-autodiff", "require-layouts")
+"""The passes that read annotations: a plan is applied before the first of them."""
 
 _LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"
 _LOWERED = "lower-to-spmd,simplify-communication,fuse-communication,overlap-communication"
@@ -173,6 +177,34 @@ def pipeline_of(pipeline: str | None, mode: str | None, default: str) -> str:
         hint = did_you_mean(name, MODES) or f"; there are {', '.join(MODES)}"
         raise UsageError(f"there is no mode {word.strip()}{hint}")
     return f"{MODES[name].pipeline}{brace}{options}"
+
+
+def with_plan(passes: Sequence[ModulePass], plan: str | Path | None) -> list[ModulePass]:
+    """Return the passes with apply-plan before the first that reads annotations, else at the end.
+
+    `plan`: a file, or the text of a plan, which has a `:`, several lines or presets.
+    """
+    found = list(passes)
+    if plan is None:
+        return found
+    at = next((i for i, p in enumerate(found) if p.name in READERS), len(found))
+    new: Any = PASSES["apply-plan"]()
+    is_text = isinstance(plan, str) and is_plan(plan)
+    found.insert(at, new(plan=plan) if is_text else new(file=str(plan)))
+    return found
+
+
+def planned(passes: Sequence[ModulePass]) -> int:
+    """Return the index of the pass after which annotations are a plan: apply-plan, or the last one
+    that decides on layouts.
+
+    Raises:
+        UsageError: there is no such pass.
+    """
+    for names in (("apply-plan",), DECIDERS):
+        if at := [i for i, p in enumerate(passes) if p.name in names]:
+            return at[-1]
+    raise UsageError("--print-plan: no pass decides on layouts; add --plan, -p or --mode")
 
 
 def with_strategies(

@@ -27,6 +27,7 @@ from xdsl.xdsl_opt_main import _empty_post_init
 from shardir import pipelines
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError, did_you_mean
 from shardir.dialects.installed import installed
+from shardir.rewriting.annotated_plan import annotated_plan
 from shardir.rewriting.options import UsageError, made_from, parse_options
 from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.printer import print_module
@@ -61,7 +62,7 @@ class Driver(OptArguments):
         import_modules(self.args.imports)
         text = pipelines.pipeline_of(self.args.passes, self.args.mode, "")
         self.passes = pipelines.with_strategies(
-            pipelines.build(text),
+            pipelines.with_plan(pipelines.build(text), self.args.plan),
             self.args.load_strategies,
             self.args.save_strategies,
             self.args.cost_graph,
@@ -135,10 +136,13 @@ class Driver(OptArguments):
             module = self.times.measure("parse", lambda: self.parse(source))
         self.verify(module, source)
         original = module.clone() if hasattr(self.target, "emit_directory") else None
+        planned = pipelines.planned(self.passes) if self.args.print_plan else None
         for i, p in enumerate(self.passes):
             if p.name == pipelines.LOWERING:
                 self.reports.layouts(module)
             self.apply(p, module)
+            if i == planned:
+                return str(annotated_plan(module))
             if original is not None and pipelines.runs_on_one_device(p):
                 original = module.clone()
             last = i == len(self.passes) - 1

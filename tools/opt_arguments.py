@@ -100,6 +100,17 @@ class OptArguments(xDSLOptMain):
             "manual, with options such as auto{memory=16GB} (--list-passes describes each)",
         )
         add(
+            "--plan",
+            metavar="P",
+            help="annotate the program by a plan, its file, or presets: fsdp(dp) * megatron(tp)",
+        )
+        add(
+            "--print-plan",
+            action="store_true",
+            help="print the plan of --plan, or of the layouts of all arguments, in place of the "
+            "program",
+        )
+        add(
             "--save-strategies",
             metavar="F",
             help="write the strategies and layouts of the program to a file",

@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "--mode", help="for an .ir file, instead of passes: stand_alone, data, hybrid, semi_auto, "
         "auto or manual, with options such as auto{memory=16GB} (semi_auto)",
     )  # fmt: skip
+    add("--plan", metavar="P", help="for an .ir file: a plan, its file, or presets such as fsdp")
     add(
         "--save-strategies",
         metavar="F",
@@ -105,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check_compiled(directory: Path, options: argparse.Namespace) -> None:
     """Raise LaunchError for an option of a compilation."""
-    for name in ("mode", "pass_pipeline", "save_strategies", "load_strategies", "import"):
+    for name in ("mode", "pass_pipeline", "plan", "save_strategies", "load_strategies", "import"):
         if getattr(options, name) not in (None, []):
             option = f"--{name.replace('_', '-')}"
             raise LaunchError(f"{directory} is compiled already; {option} is for an .ir file")
@@ -122,7 +123,7 @@ def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
     with collect_warnings() as warnings, progress_shown():
         try:
             compile_file(
-                path, options.pass_pipeline, mode=options.mode,
+                path, options.pass_pipeline, mode=options.mode, plan=options.plan,
                 save_strategies=options.save_strategies, load_strategies=options.load_strategies,
             ).save(directory)  # fmt: skip
         except (ShardirError, RecursionError):

@@ -103,7 +103,7 @@ class Word(str):
         return word
 
 
-class _NotationValues:
+class NotationValues:
     """The reductions of notation.lark; `c` is the list of a rule's children."""
 
     def axis(self, c: list[Any]) -> Axis:
@@ -249,7 +249,7 @@ class _NotationValues:
 
 @cache
 def _machine() -> Machine:
-    return Machine(grammar("notation.lark"), STARTS, _NotationValues(), token=Word)
+    return Machine(grammar("notation.lark"), STARTS, NotationValues(), token=Word)
 
 
 @lru_cache(maxsize=65536)

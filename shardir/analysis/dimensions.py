@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from xdsl.ir import SSAValue
 
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
 
 Dimension = tuple[SSAValue, int]
 """A dimension of a value; of a class the one that represents it."""
@@ -38,6 +39,11 @@ class DimensionClasses:
         a, b = self.of(a), self.of(b)
         if a != b:
             self._above[b] = a
+
+    def join_values(self, a: SSAValue, b: SSAValue) -> None:
+        """Connect the dimensions of two values of one shape."""
+        for d in range(len(unsharded_type(a).get_shape())):
+            self._join((a, d), (b, d))
 
     def of(self, dimension: Dimension) -> Dimension:
         """Return the class of a dimension."""

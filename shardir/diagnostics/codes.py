@@ -220,6 +220,25 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "drop the annotation, or correct the line",
         ),
     },
+    "Plans": {
+        "N1": Code(
+            "A line of a plan parses, and says each thing once.",
+            'write "PATTERN" : [{axis}, ...]',
+        ),
+        "N2": Code("A pattern matches a name of the program.", "correct the pattern"),
+        "N3": Code(
+            "The annotations of the program agree with the plan.",
+            "drop the annotation, or put a line that agrees with it before",
+        ),
+        "N4": Code(
+            "A preset exists, and is on axes of the mesh that no other one is on.",
+            "name its axes: megatron(tp) * fsdp(dp)",
+        ),
+        "N5": Code(
+            "The program has what a preset splits, of a size that its devices divide.",
+            "put the preset on a smaller axis, or write the layouts",
+        ),
+    },
     "Types of tensor ops": {
         "T1": Code("The type of a result follows from the operands.", "write the inferred type"),
         "T2": Code(

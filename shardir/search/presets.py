@@ -26,12 +26,13 @@ from typing import NamedTuple
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, SSAValue
 
 from shardir.algebra.factors import FactorAxes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.analysis.dimensions import Dimension, DimensionClasses
+from shardir.dialects.dist import SAME_VALUE
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp, Role, Update, arguments
 
@@ -76,6 +77,7 @@ class Structure:
             of gradients.
         batch, sequence: classes of dimensions, if there are any.
         columns: the classes that `megatron` splits.
+        forward: the ops of the forward part.
         roles: of each op.
     """
 
@@ -83,7 +85,7 @@ class Structure:
         block = f.body.block
         self.ops = [op for op in block.ops if isinstance(op, TensorOp)]
         forward = takewhile(lambda op: not isinstance(op, BackwardOp), block.ops)
-        self._forward = [op for op in forward if isinstance(op, TensorOp)]
+        self.forward = [op for op in forward if isinstance(op, TensorOp)]
         self.classes = DimensionClasses(self.ops)
         self.owner: dict[SSAValue, SSAValue] = {}
         inputs: list[SSAValue] = []
@@ -93,8 +95,8 @@ class Structure:
                     self.owner[v] = v
                 elif argument.role is Role.INPUT:
                     inputs.append(v)
-        self._add_owned()
-        uses = [use for op in self._forward if (use := self._parameter_use(op)) is not None]
+        self._add_owned(block)
+        uses = [use for op in self.forward if (use := self._parameter_use(op)) is not None]
         multiplied = {c for use in uses for c in use.rows}
         self.batch = self._most_common(inputs, 0, set())
         self.sequence = self._most_common(inputs, 1, {self.batch, *multiplied})
@@ -108,10 +110,16 @@ class Structure:
 
     # ---- structure ----
 
-    def _add_owned(self) -> None:
+    def _add_owned(self, block: Block) -> None:
         """Find the owners of values that are made of a parameter, or that update it."""
         constant = set[SSAValue]()
-        for op in self.ops:
+        for op in block.ops:
+            if isinstance(op, SAME_VALUE):
+                self.classes.join_values(op.value, op.out)
+                if op.value in self.owner:
+                    self.owner[op.out] = self.owner[op.value]
+            if not isinstance(op, TensorOp):
+                continue
             given = [v for v in op.operands if v not in constant and _elements(v) > 1]
             if all(v in constant for v in op.operands):
                 constant.update(op.results)
@@ -167,7 +175,7 @@ class Structure:
             for c in use.rows:
                 used.setdefault(c, i)
         normalised = {
-            c for op in self._forward for f, c in self.classes.of_factors(op).items()
+            c for op in self.forward for f, c in self.classes.of_factors(op).items()
             if f in self.classes.factors[op].replicate
         }  # fmt: skip
         found = {c for use in uses if use.is_lookup for c in use.rows}
@@ -271,20 +279,28 @@ class ProductOfPresets:
     def layout(self, v: SSAValue) -> Layout:
         """Return the layout of an argument: an input has the first dimension of the batch's class
         split, a parameter its columns, and a parameter or state the dimension that `zero-3` retains
-        in shards."""
+        in shards. The axes of a dimension are in the order of the mesh, as in the search."""
+        if v in self.structure.owner:
+            dims = self.retained_over(v, self.retained).dims
+            ordered = [self.mesh.simplify(tuple(sorted(a, key=self.mesh.order))) for a in dims]
+            return Layout(self.mesh.name, tuple(ordered))
+        classes = [self.structure.classes.of((v, d)) for d in range(len(_shape(v)))]
+        first = next((d for d, c in enumerate(classes) if c == self.structure.batch), None)
+        dims = [self.batch if d == first else () for d in range(len(classes))]
+        return Layout(self.mesh.name, tuple(dims))
+
+    def retained_over(self, v: SSAValue, over: Axes) -> Layout:
+        """Return the layout of a parameter or state with its columns split, and the first dimension
+        that these axes divide: within each part of its columns, so that it is gathered over these
+        axes alone."""
         structure, extent = self.structure, self.mesh.extent
-        classes = [structure.classes.of((v, d)) for d in range(len(_shape(v)))]
-        if v not in structure.owner:
-            first = next((d for d, c in enumerate(classes) if c == structure.batch), None)
-            dims = [self.batch if d == first else () for d in range(len(classes))]
-            return Layout(self.mesh.name, tuple(dims))
         split = {c for c in structure.columns if structure.divides(extent(self.columns), c)}
+        classes = [structure.classes.of((v, d)) for d in range(len(_shape(v)))]
         column = next((d for d, c in enumerate(classes) if c in split), None)
         dims = [self.columns if d == column else () for d in range(len(classes))]
         for d, n in enumerate(_shape(v)):
-            axes = tuple(sorted((*dims[d], *self.retained), key=self.mesh.order))
-            if n % extent(axes) == 0:
-                dims[d] = self.mesh.simplify(axes)
+            if n % extent((*dims[d], *over)) == 0:
+                dims[d] = self.mesh.simplify((*dims[d], *over))
                 break
         return Layout(self.mesh.name, tuple(dims))
 

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 from xdsl.ir import Operation
 
+from shardir.algebra.saved import LineError
 from shardir.diagnostics import Diagnostic, Located
 from shardir.dialects.locations import file_location
 
@@ -68,6 +69,12 @@ class Source:
             message, self.name, line, column, max(1, end - start), self.line_text(line),
             tuple(notes), severity,
         )  # fmt: skip
+
+    def at_line(self, error: LineError) -> Diagnostic:
+        """Return a diagnostic from the column of an error to the end of its line."""
+        start = self.starts[error.number - 1]
+        end = start + len(self.line_text(error.number))
+        return self.at(start + error.column, end, error.message)
 
     def at_op(self, op: Operation | None, message: str, notes: Sequence[str] = ()) -> Diagnostic:
         """Return a diagnostic of an op: at its name in this text, or at its own location."""

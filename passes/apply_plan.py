@@ -1,0 +1,293 @@
+"""apply-plan: a plan -> its layouts and marks on arguments and values of the program.
+
+    "*.up" : [{}, {tp}]
+
+    %up: tensor<4x6xf32> {train.parameter = "mlp.up"}
+ -> %up: tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>> {train.parameter = "mlp.up"}
+
+Runs after inline-calls, and before layouts are decided on. docs/plans.md has the notation.
+
+1. Parameters and states have the names of `train.parameter` and `train.state`, inputs and values
+   those of the printed text.
+2. A layout of the plan annotates the value, in all functions. Where the program annotates the value
+   too, the plan may split open dimensions; any other layout is an error.
+3. An argument with `uses` is redistributed to that layout before its first use, of the value that
+   it is converted to if that is its only use.
+4. A pattern that matches no name of any function is an error. All errors are reported at once, each
+   at its line of the plan.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from xdsl.dialects.builtin import IntegerAttr, TensorType, UnitAttr, i64
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.plan import (
+    ExpandedLine,
+    Kind,
+    LayoutPlan,
+    PlanEntry,
+    PlanLine,
+    PresetLine,
+    padded,
+    read,
+)
+from shardir.algebra.saved import LineError
+from shardir.diagnostics import Located, ParseErrors, ShardirError, coded
+from shardir.dialects.dist import LayoutAttr, RedistributeOp, layout_of, sharding_of, with_layout
+from shardir.dialects.nn import ConvertOp
+from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.train import Role, StepOp, arguments, is_step
+from shardir.dialects.train.roles import FUSION, STATE_LAYOUT, arg_attrs, set_arg_attrs
+from shardir.rewriting.bases import Function, GlobalPass
+from shardir.rewriting.functions import update_signature
+from shardir.rewriting.marks import RECOMPUTE
+from shardir.rewriting.options import UsageError
+from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.search.preset_entries import FunctionPresets, by_axis
+from shardir.syntax.files import read_text
+from shardir.syntax.printer import value_names
+from shardir.syntax.source import Source
+
+
+@dataclass(frozen=True)
+class ApplyPlan(GlobalPass):
+    """Sets the layouts and marks of a plan, or of presets, on a program."""
+
+    name = "apply-plan"
+    file: str = ""
+    """The file of the plan."""
+    plan: str = ""
+    """The text of the plan, in place of a file."""
+
+    def concerns(self, f: Function) -> bool:
+        return super().concerns(f) and bool(f.block.args)
+
+    def check(self, f: Function) -> Iterator[Located]:
+        if f.mesh is None:
+            message = f"expected a mesh for the layouts of @{f.name}, got none"
+            yield f.op, f"{message}; declare one: dist.mesh @m <dp = 4>"
+
+    def rewrite_all(self, functions: Sequence[Function]) -> None:
+        if bool(self.file) == bool(self.plan):
+            got = "both" if self.file else "neither"
+            raise UsageError(f"apply-plan: expected a file or the text of a plan, got {got}")
+        source = Source(read_text(Path(self.file)) if self.file else self.plan, self.file or "plan")
+        plan, errors = read(source.text)
+        planned = _PlannedProgram(plan, functions)
+        errors += planned.errors
+        if errors:
+            raise ParseErrors([source.at_line(error) for error in sorted(set(errors))])
+        for f in planned.functions:
+            f.write()
+
+
+class _PlannedProgram:
+    """The functions of a program, with what a plan says of them; `errors`: those of the plan."""
+
+    def __init__(self, plan: LayoutPlan, functions: Sequence[Function]):
+        self.functions = [_PlannedFunction(f) for f in functions]
+        self.functions.sort(key=lambda f: not f.is_main)
+        self.errors: list[LineError] = []
+        lines = [self.expanded(x) if isinstance(x, PresetLine) else x for x in plan.lines]
+        matched = set[int]()
+        for target in (t for f in self.functions for t in f.targets):
+            for line in lines:
+                if (entry := line.says(target.kind, target.name)) is not None:
+                    matched.add(line.number)
+                    target.hear(entry, line.number)
+        self.errors += [
+            self.unmatched(line)
+            for line in plan.lines if isinstance(line, PlanLine) and line.number not in matched
+        ]  # fmt: skip
+        self.errors += [error for f in self.functions for error in f.errors()]
+
+    def expanded(self, line: PresetLine) -> ExpandedLine:
+        """Return what presets say of the names of all functions: of a name of several functions,
+        what they say in the one that is differentiated."""
+        entries: dict[tuple[Kind, str], PlanEntry] = {}
+        for f in self.functions:
+            try:
+                presets = FunctionPresets(f.f.op, f.mesh, by_axis(line, f.mesh))
+                if f.is_main:
+                    presets.check()
+            except ShardirError as e:
+                self.errors.append(LineError(line.number, 0, str(e)))
+                continue
+            for kind, name, entry in presets.entries(f.names):
+                entries.setdefault((kind, name), entry)
+        return ExpandedLine(entries, line.number)
+
+    def unmatched(self, line: PlanLine) -> LineError:
+        """Return the error of a line that matches no name, with the nearest names."""
+        names = {t.name: None for f in self.functions for t in f.targets if t.kind is line.kind}
+        wanted = re.sub(r"[*?{}\[\]]", "", line.pattern)
+        near = ", ".join(get_close_matches(wanted, list(names), n=3, cutoff=0.0))
+        message = f'expected a pattern of {line.kind}s of the program, got "{line.pattern}"'
+        use = f"the nearest names are {near}" if near else f"the program has no {line.kind}s"
+        return LineError(line.number, 0, coded("N2", message, use=use))
+
+
+@dataclass
+class _Target:
+    """An argument, or a result of an op, that a plan may be for.
+
+    Attributes:
+        said: the fields of an entry that the plan has for it.
+        lines: the number of the line of each.
+    """
+
+    kind: Kind
+    name: str
+    value: SSAValue
+    is_parameter: bool = False
+    said: dict[str, Any] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def hear(self, entry: PlanEntry, number: int) -> None:
+        """Record what a line says, where no line before it said so."""
+        for name in entry.said - self.said.keys():
+            self.said[name] = getattr(entry, name)
+            self.lines[name] = number
+
+    @property
+    def layouts(self) -> list[str]:
+        """The fields with layouts."""
+        names = ("layout", "uses", "states") if self.is_parameter else ("layout", "uses")
+        return [name for name in names if name in self.said]
+
+    def layout(self, name: str, mesh: Mesh) -> Layout | None:
+        """Return one of the layouts that the plan has."""
+        if name not in self.layouts:
+            return None
+        return padded(self.said[name], mesh.name, self.shape).simplified(mesh)
+
+    def check(self, name: str, mesh: Mesh) -> None:
+        """Raise ShardirError where the value can't have one of the layouts."""
+        padded(self.said[name], mesh.name, self.shape).check(mesh, self.shape)
+
+    @property
+    def shape(self) -> Shape:
+        return unsharded_type(self.value).get_shape()
+
+
+class _PlannedFunction:
+    """A function with its targets."""
+
+    def __init__(self, f: Function):
+        assert f.mesh is not None
+        self.f, self.mesh = f, f.mesh
+        self.names = value_names(f.block)
+        self.attributes = arg_attrs(f.op)
+        self.targets = list(self._targets())
+
+    def _targets(self) -> Iterator[_Target]:
+        for v, argument in zip(self.f.block.args, arguments(self.f.op), strict=True):
+            if isinstance(v.type, TensorType):
+                kind = Kind.PARAMETER if argument.is_retained else Kind.INPUT
+                name = argument.key or self.names[v]
+                yield _Target(kind, name, v, argument.role is Role.PARAMETER)
+        for op in self.f.block.ops:
+            for v in op.results:
+                if isinstance(v.type, TensorType):
+                    yield _Target(Kind.VALUE, self.names[v], v)
+
+    @cached_property
+    def is_main(self) -> bool:
+        """Whether the function is a step, or that of one."""
+        steps = [op for op in self.f.module.body.ops if isinstance(op, StepOp)]
+        names = {op.function.root_reference.data for op in steps}
+        return self.f.name in names or is_step(self.f.op)
+
+    # ---- errors ----
+
+    def errors(self) -> Iterator[LineError]:
+        """Yield the layouts that a value can't have, one of each line, and those that contradict
+        an annotation."""
+        wrong = set[int]()
+        for t in self.targets:
+            for name in t.layouts:
+                number = t.lines[name]
+                try:
+                    if number not in wrong:
+                        t.check(name, self.mesh)
+                except ShardirError as e:
+                    wrong.add(number)
+                    yield LineError(number, 0, f'"{t.name}" of @{self.f.name}: {e}')
+            if wrong.isdisjoint(t.lines.values()):
+                yield from self.contradictions(t)
+            if "uses" in t.said and "layout" not in t.said and layout_of(t.value) is None:
+                message = f'expected a layout of "{t.name}" of @{self.f.name} beside uses, got none'
+                yield LineError(t.lines["uses"], 0, coded("N1", message))
+
+    def contradictions(self, t: _Target) -> Iterator[LineError]:
+        layout, annotated = t.layout("layout", self.mesh), sharding_of(t.value)
+        where = f'"{t.name}" of @{self.f.name}'
+        if layout and annotated and not annotated.allows(layout, self.mesh):
+            message = f"expected {where} as annotated, [{annotated}], got [{layout}]"
+            yield LineError(t.lines["layout"], 0, coded("N3", message))
+        for name, (word, new) in self.marks(t).items():
+            assert isinstance(t.value, BlockArgument)
+            old = self.attributes[t.value.index].get(word)
+            if old is not None and old != new:
+                message = f"expected {word} of {where} as annotated, {old}, got {new}"
+                yield LineError(t.lines[name], 0, coded("N3", message))
+
+    def marks(self, t: _Target) -> dict[str, tuple[str, Attribute]]:
+        """Return the attributes of a parameter that the plan has, each with its name."""
+        found: dict[str, tuple[str, Attribute]] = {}
+        if t.is_parameter:
+            if (states := t.layout("states", self.mesh)) is not None:
+                found["states"] = STATE_LAYOUT, LayoutAttr(states)
+            if (index := t.said.get("fusion")) is not None:
+                found["fusion"] = FUSION, IntegerAttr(index, i64)
+        return found
+
+    # ---- annotations ----
+
+    def write(self) -> None:
+        """Annotate the values and arguments of the function."""
+        position = {op: i for i, op in enumerate(self.f.block.ops)}
+        for t in self.targets:
+            if (layout := t.layout("layout", self.mesh)) is not None:
+                set_type(t.value, with_layout(unsharded_type(t.value), layout))
+            if isinstance(t.value, BlockArgument):
+                own = self.attributes[t.value.index]
+                own |= dict(self.marks(t).values())
+            else:
+                assert isinstance(t.value.owner, Operation)
+                own = t.value.owner.attributes
+            if (used := t.layout("uses", self.mesh)) is not None:
+                self.redistribute(t.value, used, position, t.said)
+            elif "recompute" in t.said:
+                own[RECOMPUTE] = UnitAttr()
+        if any(self.attributes):
+            set_arg_attrs(self.f.op, self.attributes)
+        update_signature(self.f.op)
+
+    def redistribute(
+        self, v: SSAValue, layout: Layout, position: dict[Operation, int], said: dict[str, Any]
+    ) -> None:
+        """Redistribute an argument to the layout in which it is used."""
+        users = {use.operation for use in v.uses}
+        if len(users) == 1 and isinstance(cast := next(iter(users)), ConvertOp):
+            set_type(cast.out, with_layout(unsharded_type(cast.out), layout_of(v)))
+            self.redistribute(cast.out, layout, position, said)
+        elif layout != layout_of(v) and not all(_moves_to(op, layout) for op in users):
+            first = min(users, key=lambda op: position[op])
+            new = Rewriter(self.mesh).before(first).redistribution(v, layout)
+            v.replace_uses_with_if(new, lambda use: use.operation is not new.owner)
+            if "recompute" in said and isinstance(new.owner, Operation):
+                new.owner.attributes[RECOMPUTE] = UnitAttr()
+
+
+def _moves_to(op: Operation, layout: Layout) -> bool:
+    return isinstance(op, RedistributeOp) and layout_of(op.out) == layout
