@@ -32,8 +32,8 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.plan import (
     ExpandedLine,
-    Kind,
     LayoutPlan,
+    NameKind,
     PlanEntry,
     PlanLine,
     PresetLine,
@@ -113,7 +113,7 @@ class _PlannedProgram:
     def expanded(self, line: PresetLine) -> ExpandedLine:
         """Return what presets say of the names of all functions: of a name of several functions,
         what they say in the one that is differentiated."""
-        entries: dict[tuple[Kind, str], PlanEntry] = {}
+        entries: dict[tuple[NameKind, str], PlanEntry] = {}
         for f in self.functions:
             try:
                 presets = FunctionPresets(f.f.op, f.mesh, by_axis(line, f.mesh))
@@ -145,7 +145,7 @@ class _Target:
         lines: the number of the line of each.
     """
 
-    kind: Kind
+    kind: NameKind
     name: str
     value: SSAValue
     is_parameter: bool = False
@@ -192,13 +192,13 @@ class _PlannedFunction:
     def _targets(self) -> Iterator[_Target]:
         for v, argument in zip(self.f.block.args, arguments(self.f.op), strict=True):
             if isinstance(v.type, TensorType):
-                kind = Kind.PARAMETER if argument.is_retained else Kind.INPUT
+                kind = NameKind.PARAMETER if argument.is_retained else NameKind.INPUT
                 name = argument.key or self.names[v]
                 yield _Target(kind, name, v, argument.role is Role.PARAMETER)
         for op in self.f.block.ops:
             for v in op.results:
                 if isinstance(v.type, TensorType):
-                    yield _Target(Kind.VALUE, self.names[v], v)
+                    yield _Target(NameKind.VALUE, self.names[v], v)
 
     @cached_property
     def is_main(self) -> bool:

@@ -30,7 +30,7 @@ from shardir.diagnostics import NotationError, coded, one_of
 from shardir.grammar.machine import Machine
 
 
-class Kind(StrEnum):
+class NameKind(StrEnum):
     """The kinds of names that lines are for. Parameters include states."""
 
     PARAMETER = "parameter"
@@ -75,7 +75,7 @@ class PlanEntry:
 class PlanLine:
     """A pattern of names, and what the plan says of them."""
 
-    kind: Kind
+    kind: NameKind
     pattern: str
     entry: PlanEntry
     number: int = field(default=1, compare=False)
@@ -83,15 +83,15 @@ class PlanLine:
 
     def __str__(self) -> str:
         match self.kind:
-            case Kind.PARAMETER:
+            case NameKind.PARAMETER:
                 head = f'"{self.pattern}"'
-            case Kind.INPUT if self.pattern == "*":
+            case NameKind.INPUT if self.pattern == "*":
                 head = "inputs"
             case _:
                 head = f'{self.kind}s "{self.pattern}"'
         return f"{head} : {self.entry}"
 
-    def says(self, kind: Kind, name: str) -> PlanEntry | None:
+    def says(self, kind: NameKind, name: str) -> PlanEntry | None:
         """Return what the line says of a name; None if its pattern is not of that name."""
         matches = kind is self.kind and self._regex.fullmatch(name) is not None
         return self.entry if matches else None
@@ -116,10 +116,10 @@ class PresetLine:
 class ExpandedLine:
     """A line of presets, with the entry of each name of a program."""
 
-    entries: Mapping[tuple[Kind, str], PlanEntry]
+    entries: Mapping[tuple[NameKind, str], PlanEntry]
     number: int
 
-    def says(self, kind: Kind, name: str) -> PlanEntry | None:
+    def says(self, kind: NameKind, name: str) -> PlanEntry | None:
         return self.entries.get((kind, name))
 
 
@@ -133,7 +133,7 @@ class LayoutPlan:
         return "".join(f"{line}\n" for line in self.lines)
 
     @staticmethod
-    def of(entries: Mapping[Kind, Mapping[str, PlanEntry]]) -> "LayoutPlan":
+    def of(entries: Mapping[NameKind, Mapping[str, PlanEntry]]) -> "LayoutPlan":
         """Return a short plan that says of these names what the entries are."""
         return LayoutPlan(
             tuple([line for kind, of in entries.items() for line in _short(kind, of)])
@@ -201,13 +201,13 @@ class _PlanValues(NotationValues):
         return c[0]
 
     def parameters(self, c: list[Any]) -> PlanLine:
-        return _line(Kind.PARAMETER, c, frozenset(f.name for f in fields(PlanEntry)))
+        return _line(NameKind.PARAMETER, c, frozenset(f.name for f in fields(PlanEntry)))
 
     def inputs(self, c: list[Any]) -> PlanLine:
-        return _line(Kind.INPUT, c, frozenset({"layout", "uses", "recompute"}))
+        return _line(NameKind.INPUT, c, frozenset({"layout", "uses", "recompute"}))
 
     def values(self, c: list[Any]) -> PlanLine:
-        return _line(Kind.VALUE, c, frozenset({"layout", "recompute"}))
+        return _line(NameKind.VALUE, c, frozenset({"layout", "recompute"}))
 
     def at(self, c: list[Any]) -> tuple[str, Any]:
         return "layout", c[0]
@@ -237,7 +237,7 @@ def _machine() -> Machine:
     return Machine(text, ["line"], _PlanValues(), token=Word)
 
 
-def _line(kind: Kind, c: list[Any], allowed: frozenset[str]) -> PlanLine:
+def _line(kind: NameKind, c: list[Any], allowed: frozenset[str]) -> PlanLine:
     """Return a line of its pattern and its items. Raises NotationError."""
     word, *items = c
     start = 0 if word is None else word.start_pos
@@ -284,7 +284,7 @@ def exactly(name: str) -> str:
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def _short(kind: Kind, entries: Mapping[str, PlanEntry]) -> Iterator[PlanLine]:
+def _short(kind: NameKind, entries: Mapping[str, PlanEntry]) -> Iterator[PlanLine]:
     """Yield lines for the names: one for the names that differ in their numbers only, if their
     entries are equal; at the end one for most of the names, where no other line says less."""
     found: dict[str, PlanEntry] = {}
@@ -296,7 +296,7 @@ def _short(kind: Kind, entries: Mapping[str, PlanEntry]) -> Iterator[PlanLine]:
                 pattern = exactly(name)
         found[pattern] = entry
     usual, count = Counter(found.values()).most_common(1)[0] if found else (PlanEntry(), 0)
-    gains = count > 1 or (kind is Kind.INPUT and len(found) == 1)
+    gains = count > 1 or (kind is NameKind.INPUT and len(found) == 1)
     covers = gains and all(usual.said <= entry.said for entry in found.values())
     for pattern, entry in found.items():
         if entry.said and not (covers and entry == usual):

@@ -13,7 +13,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, SSAValue
 
 from shardir.algebra.layout import Layout
-from shardir.algebra.plan import Kind, LayoutPlan, PlanEntry, trimmed
+from shardir.algebra.plan import LayoutPlan, NameKind, PlanEntry, trimmed
 from shardir.algebra.sharding import DimAxes
 from shardir.analysis.functions import is_laid_out
 from shardir.dialects.dist import RedistributeOp, layout_of
@@ -23,15 +23,15 @@ from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.syntax.printer import value_names
 
-Named = tuple[Kind, str, PlanEntry]
+Named = tuple[NameKind, str, PlanEntry]
 
 
 def annotated_plan(module: ModuleOp) -> LayoutPlan:
     """Return the plan of the layouts and marks of arguments and, where not all values have layouts,
     of values. Of a name of several functions that of a step counts, or else that of the first. The
     states of a step are those of its parameters."""
-    found: dict[Kind, dict[str, PlanEntry]] = {
-        Kind.INPUT: {}, Kind.PARAMETER: {}, Kind.VALUE: {}
+    found: dict[NameKind, dict[str, PlanEntry]] = {
+        NameKind.INPUT: {}, NameKind.PARAMETER: {}, NameKind.VALUE: {}
     }  # fmt: skip
     for f, block in sorted(bodies(module), key=lambda each: not is_step(each[0])):
         names = value_names(block)
@@ -62,7 +62,7 @@ def _arguments(f: FuncOp, block: Block, names: dict[SSAValue, str]) -> Iterator[
             True if again else None,
             argument.fusion.value.data if isinstance(argument.fusion, IntegerAttr) else None,
         )
-        kind = Kind.PARAMETER if argument.is_retained else Kind.INPUT
+        kind = NameKind.PARAMETER if argument.is_retained else NameKind.INPUT
         yield kind, argument.key or names[v], entry
 
 
@@ -87,4 +87,4 @@ def _results(block: Block, names: dict[SSAValue, str]) -> Iterator[Named]:
         for v in op.results:
             own = isinstance(v.type, TensorType) and not isinstance(op, RedistributeOp)
             dims = _dims(layout_of(v)) if own else None
-            yield Kind.VALUE, names[v], PlanEntry(dims, recompute=recompute)
+            yield NameKind.VALUE, names[v], PlanEntry(dims, recompute=recompute)

@@ -18,7 +18,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
 from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.algebra.plan import Kind, PlanEntry, PresetLine, trimmed
+from shardir.algebra.plan import NameKind, PlanEntry, PresetLine, trimmed
 from shardir.diagnostics import ShardirError, coded, did_you_mean
 from shardir.dialects.train import Argument, Role, arguments
 from shardir.search.presets import Preset, ProductOfPresets, Structure, axes_of
@@ -118,15 +118,15 @@ class FunctionPresets:
             message = f"expected columns of parameters that {n} devices divide, got {found}"
             raise ShardirError(coded("N5", f"{message} in @{self.f.sym_name.data}"))
 
-    def entries(self, names: Mapping[SSAValue, str]) -> Iterator[tuple[Kind, str, PlanEntry]]:
+    def entries(self, names: Mapping[SSAValue, str]) -> Iterator[tuple[NameKind, str, PlanEntry]]:
         """Yield what the presets say of each argument and value, by its name."""
         for v, argument in zip(self.f.body.block.args, arguments(self.f), strict=True):
             if isinstance(v.type, TensorType):
-                kind = Kind.PARAMETER if argument.is_retained else Kind.INPUT
+                kind = NameKind.PARAMETER if argument.is_retained else NameKind.INPUT
                 yield kind, argument.key or names[v], self._argument(v, argument)
         if self.product.sequence:
             for v, dims in self._in_sequence():
-                yield Kind.VALUE, names[v], PlanEntry(layout=dims)
+                yield NameKind.VALUE, names[v], PlanEntry(layout=dims)
 
     def _argument(self, v: SSAValue, argument: Argument) -> PlanEntry:
         product = self.product
