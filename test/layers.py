@@ -23,7 +23,7 @@ LAYERS = {
     "search": 6, "build": 6,
     "passes": 7,
     "pipelines": 8,
-    "backend": 9,
+    "backend": 9, "frontends": 9,
     "api": 10, "universe": 10,
     "__init__": 11,
     "tools": 12,

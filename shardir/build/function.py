@@ -38,7 +38,7 @@ from shardir.dialects.train import (
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import Rewriter
 
-PACKAGE = str(Path(__file__).parent)
+PACKAGE = str(Path(__file__).parent.parent)
 
 
 class FunctionBuilder(OpScope):
@@ -232,7 +232,7 @@ class FunctionBuilder(OpScope):
 
 
 def caller() -> LocationAttr:
-    """The line of Python that calls this package."""
+    """The line of Python that calls the compiler."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back

@@ -33,7 +33,9 @@ LIBRARIES = {
     "search": {"numpy", "xdsl"},
     "passes": {"xdsl"},
     "pipelines": {"xdsl"},
-    "api": {"xdsl"},
+    "api": {"numpy", "torch", "xdsl"},
+    "build": {"numpy", "xdsl"},
+    "frontends": {"numpy", "torch", "xdsl"},
     "universe": {"xdsl"},
 }
 """The libraries that each package below the backend and the tools may import."""

@@ -20,13 +20,15 @@ from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, option_offset
 @irdl_attr_definition
 class InitAttr(OptionsAttr):
     """The initial values of a tensor: drawn by global position, so that every mesh draws the same,
-    or read from an array of an .npz file, in rows."""
+    or read from an array of an .npz file, in rows: `file` in an order of its own for each pass over
+    them, `batches` as they stand."""
 
     name = "train.init"
     KINDS: ClassVar[Kinds] = {
         **DRAWN,
         "constant": {"value": OptionSpec(float)},
         "file": {"path": OptionSpec(str), "array": OptionSpec(str)},
+        "batches": {"path": OptionSpec(str), "array": OptionSpec(str)},
     }
 
 

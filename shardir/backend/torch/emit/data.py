@@ -48,7 +48,8 @@ class Data:
             if kind == "u" and values.dtype.itemsize == 8 and values.max(initial=0) >> 63:
                 raise ValueError("expected numbers of 64 bits with a sign, got larger ones")
             little = values.dtype.newbyteorder("<").str
-            values = np.ascontiguousarray(values, dtype=little if little in READABLE else NPY[kind])
+            wanted = little if little in READABLE else NPY[kind]
+            values = np.asarray(values, dtype=wanted, order="C")
             stem, n = identifier(f"{path.stem}_{array}", "array"), 0
             name = f"data/{stem}.npy"
             while name in self.files:
@@ -96,8 +97,10 @@ def initial_value(
         if value["dtype"].startswith("i"):
             return {"kind": "integers", "low": 0, "high": 2}
         return {"kind": "normal", "mean": 0.0, "std": 1.0}
-    if init.kind == "file":
-        return {"kind": "file", "file": _file(f, value, role, init.values, kind, data)}
+    if init.kind in ("file", "batches"):
+        file = _file(f, value, role, init.values, kind, data)
+        in_order = {"shuffle": False} if init.kind == "batches" else {}
+        return {"kind": "file", "file": file, **in_order}
     return {"kind": init.kind, **init.values}
 
 

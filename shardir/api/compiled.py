@@ -1,15 +1,4 @@
-"""The Python interface: parse, compile, save, run.
-
-    import shardir
-
-    compiled = shardir.compile_file("mlp.ir")     # or compile(text), or compile(module)
-    print(compiled.text)                          # the IR after all passes
-    print(compiled.program)                       # the Python that every rank runs
-    compiled.save("out")                          # torchrun --nproc-per-node 4 out/program.py
-    report = compiled.run(steps=100)              # or here and now, on local processes
-
-An error in a program is a ShardirError with source locations.
-"""
+"""A compiled program: its text, its Python, and runs of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,9 +11,8 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir import pipelines
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Options, Report
-from shardir.build import Module
-from shardir.diagnostics import Failure, ParseErrors, ShardirError
-from shardir.syntax.files import read_text, scratch_folder
+from shardir.diagnostics import Failure, ParseErrors
+from shardir.syntax.files import scratch_folder
 from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.parser import parse as _parse
 from shardir.syntax.printer import print_module
@@ -37,8 +25,8 @@ def parse(text: str, name: str = "<input>") -> ModuleOp:
     return _parse(text, name, verify=True)
 
 
-def compile(
-    program: str | ModuleOp | Module,
+def compile_module(
+    text_or_module: str | ModuleOp,
     pipeline: str | None = None,
     name: str = "<input>",
     *,
@@ -51,8 +39,7 @@ def compile(
 ) -> "Compiled":
     """Run a pipeline (the names of passes, with options in braces) on a program, or that of a
     mode: stand_alone, data, hybrid, semi_auto (the default), auto or manual. A mode takes the
-    options of its passes: `auto{memory=16GB}`. The program is text, or a module, of the IR or
-    built in Python.
+    options of its passes: `auto{memory=16GB}`.
 
     The layouts and marks of `plan` annotate the program: the text of a plan, presets such as
     `fsdp`, or a file. The strategies and layouts are written to the file `save_strategies`, or read
@@ -67,16 +54,11 @@ def compile(
     passes = pipelines.with_plan(pipelines.build(text), plan)
     passes = pipelines.with_strategies(passes, load_strategies, save_strategies)
     with no_gc():
-        if isinstance(program, str):
-            source = Source(program, name)
-            original = parse(program, name)
+        if isinstance(text_or_module, str):
+            source = Source(text_or_module, name)
+            original = parse(text_or_module, name)
         else:
-            module = program.module if isinstance(program, Module) else program
-            if not isinstance(module, ModuleOp):
-                raise ShardirError(
-                    f"expected text or a module, got {program!r:.80}; use compile_file for a file"
-                )
-            source, original = Source("", name), module.clone()
+            source, original = Source("", name), text_or_module.clone()
             verify(original, source)
         module, context = original.clone(), default_parser().ctx
 
@@ -91,15 +73,6 @@ def compile(
         located(source, work)
     base = Path(base_dir) if base_dir is not None else None
     return Compiled(module, original, source, base, context, backend_of(target))
-
-
-def compile_file(path: str | Path, pipeline: str | None = None, **options: Any) -> "Compiled":
-    """Compile an .ir file, as `compile` does.
-
-    Raises:
-        ShardirError: as there, or the file cannot be read, or is not UTF-8.
-    """
-    return compile(read_text(Path(path)), pipeline, str(path), **options)
 
 
 def located(source: Source, work: Callable[[], Any]) -> Any:
@@ -149,16 +122,3 @@ class Compiled:
         timeout=, ... as in shardir.backend.interface.Options."""
         with scratch_folder() as folder:
             return self.backend.run(self.save(folder / "program"), Options.of(options))
-
-
-def run(program: "str | Path | Compiled", *, mode: str | None = None, **options: Any) -> Report:
-    """Run a saved directory, an .ir file (in a mode), or a compiled program."""
-    if not isinstance(program, Compiled) and not Path(program).is_dir():
-        return compile_file(program, mode=mode).run(**options)
-    if mode is not None:
-        raise Failure(
-            "expected an .ir file for a mode, got a program that is compiled already; drop the mode"
-        )
-    if isinstance(program, Compiled):
-        return program.run(**options)
-    return backend_of(DEFAULT).run(Path(program), Options.of(options))

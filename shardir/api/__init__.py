@@ -1,0 +1,97 @@
+"""The Python interface: parse, compile, save, run.
+
+    import shardir
+
+    compiled = shardir.compile_file("mlp.ir")     # or compile(text), or compile(module)
+    print(compiled.text)                          # the IR after all passes
+    print(compiled.program)                       # the Python that every rank runs
+    compiled.save("out")                          # torchrun --nproc-per-node 4 out/program.py
+    report = compiled.run(steps=100)              # or here and now, on local processes
+
+    program = shardir.compile(model, inputs, optimizer="adamw, lr = 1e-3", mesh="dp = 2")
+
+An error in a program is a ShardirError with source locations.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from xdsl.dialects.builtin import ModuleOp
+
+from shardir.api.compiled import Compiled as Compiled
+from shardir.api.compiled import compile_module
+from shardir.api.compiled import parse as parse
+from shardir.backend import DEFAULT, backend_of
+from shardir.backend.interface import Backend, Options, Report
+from shardir.build import Module
+from shardir.diagnostics import Failure, ShardirError
+from shardir.syntax.files import read_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from shardir.api.model import CompiledModel
+
+
+@overload
+def compile(
+    program: str | ModuleOp | Module,
+    pipeline: str | None = None,
+    name: str = "<input>",
+    *,
+    mode: str | None = None,
+    save_strategies: str | Path | None = None,
+    load_strategies: str | Path | None = None,
+    base_dir: str | Path | None = None,
+    target: str | Backend = DEFAULT,
+) -> Compiled: ...
+
+
+@overload
+def compile(program: "torch.nn.Module", inputs: Any, **options: Any) -> "CompiledModel": ...
+
+
+def compile(program: Any, *given: Any, **options: Any) -> Any:
+    """Compile a program: text, a module of the IR or of `shardir.build`, or a torch.nn.Module.
+
+    Of a program of the IR the arguments are those of `shardir.api.compiled.compile_module`, of one
+    of torch those of `shardir.api.model.compile_model`. A module that is passed is not changed.
+
+    Raises:
+        ShardirError: the errors of the program or the pipeline, with their locations.
+    """
+    if isinstance(program, Module):
+        program = program.module
+    if isinstance(program, str | ModuleOp):
+        return compile_module(program, *given, **options)
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(program, torch.nn.Module):
+        raise ShardirError(
+            f"expected text or a module, got {program!r:.80}; use compile_file for a file"
+        )
+    from shardir.api.model import compile_model
+
+    return compile_model(program, *given, **options)
+
+
+def compile_file(path: str | Path, pipeline: str | None = None, **options: Any) -> Compiled:
+    """Compile an .ir file, as `compile` does.
+
+    Raises:
+        ShardirError: as there, or the file cannot be read, or is not UTF-8.
+    """
+    return compile_module(read_text(Path(path)), pipeline, str(path), **options)
+
+
+def run(program: str | Path | Compiled, *, mode: str | None = None, **options: Any) -> Report:
+    """Run a saved directory, an .ir file (in a mode), or a compiled program."""
+    if not isinstance(program, Compiled) and not Path(program).is_dir():
+        return compile_file(program, mode=mode).run(**options)
+    if mode is not None:
+        raise Failure(
+            "expected an .ir file for a mode, got a program that is compiled already; drop the mode"
+        )
+    if isinstance(program, Compiled):
+        return program.run(**options)
+    return backend_of(DEFAULT).run(Path(program), Options.of(options))

@@ -1,0 +1,170 @@
+"""Modules of torch, compiled in one call.
+
+program = shardir.compile(model, x, labels=y, loss=cross_entropy, optimizer="adamw, lr = 1e-3",
+                          mesh="dp = 2, tp = 2")
+program.run(batches, steps=100)
+model.load_state_dict(program.state_dict())
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardir.api.compiled import Compiled, compile_module
+from shardir.backend.interface import Options, Report
+from shardir.build import Module
+from shardir.diagnostics import ShardirError
+from shardir.frontends.torch import optimizers, weights
+from shardir.frontends.torch.capture import LossFunction, capture, flat_inputs
+from shardir.frontends.torch.importer import FUNCTION, STEP, Imported, import_model
+from shardir.syntax.files import scratch_folder
+
+DATA, WEIGHTS = "data.npz", "weights.npz"
+"""The files of inputs and of initial values that a program is written with."""
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledModel(Compiled):
+    """A compiled module of torch."""
+
+    imported: Imported
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The present value of each parameter and buffer, by the module's name for it."""
+
+    def save(
+        self,
+        directory: str | Path,
+        batches: Iterable[Any] | None = None,
+        *,
+        per_rank: bool = False,
+    ) -> Path:
+        """Write a directory that needs only Python and torch, with the weights, and the data of
+        `batches`, by default the example inputs. A batch has the form of the example inputs, with
+        labels in a pair: `(inputs, labels)`.
+
+        Raises:
+            ShardirError: a batch has other inputs, or the weights have no values.
+        """
+        with scratch_folder() as folder:
+            weights.write(folder / WEIGHTS, self.values)
+            weights.save(folder / DATA, self._data(batches))
+            written = Compiled(
+                self.module, self.original, self.source, folder, self.context, self.backend
+            )
+            return written.save(directory, per_rank=per_rank)
+
+    def run(self, batches: Iterable[Any] | None = None, **options: Any) -> Report:
+        """Run the program on local processes, one for each rank; afterwards `state_dict` has the
+        trained values. `options` are those of shardir.backend.interface.Options."""
+        with scratch_folder() as folder:
+            dump = options.pop("dump", None) or folder / "states.npz"
+            program = self.save(folder / "program", batches)
+            report = self.backend.run(program, Options.of(options | {"dump": dump}))
+            self.values.update(weights.read_dump(dump, self.values))
+        return report
+
+    def _data(self, batches: Iterable[Any] | None) -> dict[str, Any]:
+        """The rows of each input, of all batches."""
+        wanted = {name: x.shape for name, x in self.imported.inputs}
+        rows: dict[str, list[Any]] = {name: [] for name in wanted}
+        examples = [dict(self.imported.inputs)]
+        given = examples if batches is None else map(self._inputs, batches)
+        for i, batch in enumerate(given):
+            for name, shape in wanted.items():
+                if name not in batch or batch[name].shape != shape:
+                    got = list(batch[name].shape) if name in batch else "none"
+                    raise ShardirError(
+                        f"expected {name} of {list(shape)} in batch {i}, got {got}; compile with "
+                        "inputs as the batches have them"
+                    )
+                rows[name].append(weights.array_of(batch[name]))
+        if not all(rows.values()):
+            raise ShardirError("expected batches, got none")
+        return {name: np.concatenate([r if r.ndim else r[None] for r in found])
+                for name, found in rows.items()}  # fmt: skip
+
+    def _inputs(self, batch: Any) -> dict[str, torch.Tensor]:
+        """The tensors of a batch, by the names of the inputs."""
+        labelled = any(name.startswith("labels") for name, _ in self.imported.inputs)
+        pair = isinstance(batch, tuple | list) and len(batch) == 2
+        inputs, labels = batch if pair and labelled else (batch, None)
+        return dict(flat_inputs(self.imported.model, inputs, labels))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The values of parameters and buffers, as the module's `load_state_dict` takes them:
+        trained after `run`."""
+        model = self.imported.model
+        same: dict[int, str] = {}  # of tied tensors one name has the value
+        for name, tensor in _tensors(model):
+            if name in self.values:
+                same[id(tensor)] = name
+        names = {name: same.get(id(tensor)) for name, tensor in _tensors(model)}
+        return {
+            name: self.values[known]
+            for name in model.state_dict()
+            if (known := names.get(name)) is not None
+        }
+
+
+def _tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    """Yield the parameters and buffers by each of their names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def compile_model(
+    model: torch.nn.Module,
+    inputs: Any,
+    *,
+    keywords: Mapping[str, Any] | None = None,
+    labels: Any = None,
+    loss: LossFunction | None = None,
+    optimizer: Any = None,
+    train: bool = True,
+    mesh: str | Mapping[str, int] | None = None,
+    cluster: str | None = None,
+    accumulate: str | None = None,
+    clip: str | None = None,
+    loss_scale: str | None = None,
+    **options: Any,
+) -> CompiledModel:
+    """Compile a module for the ranks of a mesh.
+
+    Args:
+        inputs: example arguments: a tensor, a tuple of positional ones, or a dict by keyword.
+        keywords: further arguments by keyword.
+        labels: the example of what `loss` gets beside the outputs; a tuple of several.
+        loss: a function of the outputs, and of the labels if there are any. Without it the module
+            returns the loss: a scalar, or an output of the name `loss`.
+        optimizer: one of torch.optim, whose groups are read, or a text: `adamw, lr = 1e-3`.
+        train: False: the forward part alone. Whether dropout and batch norms train is the module's
+            own `training`.
+        mesh: the axes: `dp = 2, tp = 4`, or a dict.
+        cluster: the name of a ready-made cluster, or the text of one.
+        accumulate, clip, loss_scale: as in a step of the text: `microbatches = 4`.
+        options: those of `shardir.compile`: plan, mode, pipeline, ...
+
+    Raises:
+        ShardirError: the module can't be exported or imported, or the compilation's errors.
+    """
+    if train and optimizer is None:
+        raise ShardirError(
+            'expected an optimizer, got none; use optimizer="adamw, lr = 1e-3", or train=False'
+        )
+    captured = capture(model, inputs, labels, loss, train, keywords)
+    module = Module(mesh, cluster)
+    imported = import_model(captured, module, FUNCTION, train)
+    if train:
+        read = optimizers.read(optimizer, {id(p): n for n, p in model.named_parameters()})
+        imported.own_numbers(read.lr_scales, read.weight_decays)
+        module.step(STEP, FUNCTION, read.text, accumulate=accumulate, clip=clip,
+                    loss_scale=loss_scale)  # fmt: skip
+    compiled = compile_module(module.module, **options)
+    return CompiledModel(
+        compiled.module, compiled.original, compiled.source, compiled.base_dir, compiled.context,
+        compiled.backend, imported, dict(imported.values),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Ways into the compiler from programs that are not its text."""

@@ -1,0 +1,1 @@
+"""torch: modules by torch.export, before decomposition."""

@@ -1,0 +1,186 @@
+"""Elements by index."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from shardir.build import Value, nn
+from shardir.frontends.torch.translation import AtenEntry, Translation
+
+
+def _embedding(t: Translation, table: Value, ids: Value, padding_idx: int = -1, *_: Any) -> Value:
+    if padding_idx < 0:
+        return nn.gather(table, ids, axis=0)
+    # The row is read, and has no gradient (torch.nn.functional.embedding).
+    rows = t.iota((table.shape[0], 1)).compare("eq", padding_idx)
+    fixed = nn.select(rows.broadcast_to(*table.shape), nn.stop_gradient(table), table)
+    return nn.gather(fixed, ids, axis=0)
+
+
+def _index(t: Translation, x: Value, indices: Sequence[Value | None]) -> Value:
+    """Advanced indexing: the dimensions that have an index, as torch broadcasts them."""
+    given = [d for d, i in enumerate(indices) if i is not None]
+    tensors = [i for i in indices if i is not None]
+    if any(i.dtype == "i1" for i in tensors):
+        return NotImplemented
+    flat, shape = flat_index(t, [x.shape[d] for d in given], tensors)
+    if given == [*range(given[0], given[-1] + 1)]:
+        at, moved = given[0], x
+    else:  # torch puts the dimensions of the indices first
+        rest = [d for d in range(len(x.shape)) if d not in given]
+        at, moved = 0, x.transpose(*given, *rest)
+    n = len(given)
+    moved = moved.reshape(*moved.shape[:at], prod(moved.shape[at : at + n]), *moved.shape[at + n :])
+    return nn.gather(moved, flat.reshape(*shape), axis=at)
+
+
+def flat_index(
+    t: Translation, sizes: Sequence[int], indices: Sequence[Value]
+) -> tuple[Value, tuple[int, ...]]:
+    """One index into dimensions of `sizes`, row-major, of broadcast indices; negative ones count
+    from the end. And the shape of the indices."""
+    rank = max(len(i.shape) for i in indices)
+    padded = [(1,) * (rank - len(i.shape)) + i.shape for i in indices]
+    shape = tuple(max(ns) for ns in zip(*padded, strict=True))
+    flat: Value | None = None
+    for n, i in zip(sizes, indices, strict=True):
+        i = i.to("i64")
+        i = nn.select(i < 0, i + n, i)
+        flat = i if flat is None else flat * n + i
+    assert flat is not None
+    return flat.broadcast_to(*shape), shape
+
+
+def _index_put(
+    t: Translation, x: Value, indices: Sequence[Value | None], values: Value,
+    accumulate: bool = False,
+) -> Value:  # fmt: skip
+    given = [d for d, i in enumerate(indices) if i is not None]
+    tensors = [i for i in indices if i is not None]
+    if len(tensors) == 1 and tensors[0].dtype == "i1" and not values.shape and given == [0]:
+        mask = tensors[0]
+        mask = mask.reshape(*mask.shape, *(1,) * (len(x.shape) - len(mask.shape)))
+        return nn.select(mask.broadcast_to(*x.shape), values.to(x.dtype).broadcast_to(*x.shape), x)
+    if any(i.dtype == "i1" for i in tensors) or given != [*range(len(given))]:
+        return NotImplemented
+    flat, shape = flat_index(t, [x.shape[d] for d in given], tensors)
+    n, rest = prod(x.shape[: len(given)]), x.shape[len(given) :]
+    source = values.to(x.dtype).broadcast_to(*shape, *rest).reshape(prod(shape), prod(rest))
+    at = flat.reshape(prod(shape), 1).broadcast_to(prod(shape), prod(rest))
+    added = nn.scatter_add(at, source, axis=0, shape=(n, prod(rest)), dtype=x.dtype)
+    added = added.reshape(*x.shape)
+    if accumulate:
+        return x + added
+    ones = t.value(1, "i64").broadcast_to(prod(shape))
+    named = nn.scatter_add(flat.reshape(-1), ones, axis=0, shape=(n,), dtype="i64") > 0
+    named = named.reshape(*x.shape[: len(given)], *(1,) * len(rest)).broadcast_to(*x.shape)
+    return nn.select(named, added, x)  # torch leaves open what is written by equal indices
+
+
+def _scatter(t: Translation, x: Value, dim: int, ids: Value, source: Value | float) -> Value:
+    """Elements by index; torch leaves open what is written by equal indices."""
+    dim %= len(x.shape)
+    if any(a != b for d, (a, b) in enumerate(zip(ids.shape, x.shape, strict=True)) if d != dim):
+        return NotImplemented
+    ones = t.value(1, "i64").broadcast_to(*ids.shape)
+    named = nn.scatter_add(ids, ones, axis=dim, shape=x.shape, dtype="i64") > 0
+    if not isinstance(source, Value) or not source.shape:
+        return nn.select(named, t.value(source).broadcast_to(*x.shape), x)
+    source = source[tuple(slice(0, n) for n in ids.shape)]
+    return nn.select(named, nn.scatter_add(ids, source, axis=dim, shape=x.shape, dtype=x.dtype), x)
+
+
+def _scatter_add(t: Translation, x: Value, dim: int, ids: Value, source: Value) -> Value:
+    dim %= len(x.shape)
+    source = source[tuple(slice(0, n) for n in ids.shape)]
+    if any(a != b for d, (a, b) in enumerate(zip(ids.shape, x.shape, strict=True)) if d != dim):
+        return NotImplemented
+    return x + nn.scatter_add(ids, source, axis=dim, shape=x.shape, dtype=x.dtype)
+
+
+def _index_add(
+    t: Translation, x: Value, dim: int, ids: Value, source: Value, *, alpha: float = 1
+) -> Value:
+    dim %= len(x.shape)
+    shape = [ids.shape[0] if d == dim else 1 for d in range(len(x.shape))]
+    at = ids.to("i64").reshape(*shape).broadcast_to(*source.shape)
+    source = source if alpha == 1 else source * alpha
+    return x + nn.scatter_add(at, source, axis=dim, shape=x.shape, dtype=x.dtype)
+
+
+def _gather(t: Translation, x: Value, dim: int, ids: Value, **_: Any) -> Value:
+    dim %= len(x.shape)
+    x = x[tuple(slice(None) if d == dim else slice(0, n) for d, n in enumerate(ids.shape))]
+    return nn.take_along_axis(x, ids, axis=dim)
+
+
+def _one_hot(t: Translation, ids: Value, num_classes: int = -1) -> Value:
+    if num_classes < 0:
+        return NotImplemented
+    return nn.one_hot(ids, shape=(*ids.shape, num_classes), dtype="i64")
+
+
+def _masked_scatter(t: Translation, x: Value, mask: Value, source: Value) -> Value:
+    """The elements of a source, one after the other, where a mask holds."""
+    mask = mask.broadcast_to(*x.shape)
+    at = nn.cumsum(mask.reshape(-1).to("i64"), axis=0) - 1
+    at = nn.min(nn.max(at, 0), prod(source.shape) - 1)
+    taken = nn.gather(source.reshape(-1).to(x.dtype), at, axis=0).reshape(*x.shape)
+    return nn.select(mask, taken, x)
+
+
+def _embedding_bag(
+    t: Translation, table: Value, ids: Value, offsets: Value, scale_grad_by_freq: bool = False,
+    mode: int = 0, sparse: bool = False, weights: Value | None = None,
+    include_last: bool = False, padding_idx: int | None = -1,
+) -> tuple[Value, ...]:  # fmt: skip
+    """Sums and means of bags of rows: a product with the matrix of which id is in which bag."""
+    if mode == 2 or scale_grad_by_freq:
+        return NotImplemented
+    n, bags = ids.shape[0], t.shape[0]
+    starts = offsets[:bags].to("i64").reshape(bags, 1)
+    if include_last:
+        ends = offsets[1:].to("i64").reshape(bags, 1)
+    else:
+        end = t.value(n, "i64").broadcast_to(1, 1)
+        ends = nn.concat(starts[1:], end, axis=0) if bags > 1 else end
+    at = t.iota((bags, n), 1)
+    inside = (at >= starts) & (at < ends)
+    if padding_idx is not None and padding_idx >= 0:
+        inside = inside & ids.compare("ne", padding_idx).reshape(1, n).broadcast_to(bags, n)
+    share = inside.to(table.dtype)
+    if weights is not None:
+        share = share * weights.reshape(1, n)
+    if mode == 1:
+        share = share / nn.clamp(share.sum(1, keep=True), min=1.0)
+    return share @ nn.gather(table, ids, axis=0), offsets, offsets, offsets
+
+
+def _histc(t: Translation, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
+    """The number of elements in each of equal intervals; the last one has its end."""
+    if min == max:
+        return NotImplemented
+    flat = x.reshape(-1).to("f64")
+    at = nn.floor((flat - float(min)) * (bins / (max - min))).to("i64")
+    at = nn.min(at, bins - 1)
+    inside = (flat >= float(min)) & (flat <= float(max))
+    ones = inside.to("f64").reshape(-1, 1) * nn.one_hot(at, shape=(*at.shape, bins), dtype="f64")
+    return ones.sum(0).to(t.dtype)
+
+
+TABLE: dict[str, AtenEntry] = {
+    "embedding_bag": _embedding_bag,
+    "_embedding_bag": _embedding_bag,
+    "histc": _histc,
+    "embedding": _embedding,
+    "index.Tensor": _index,
+    "index_select": lambda t, x, dim, ids: nn.gather(x, ids, axis=dim % len(x.shape)),
+    "index_put": _index_put,
+    "masked_scatter": _masked_scatter,
+    "gather": _gather,
+    "take_along_dim": lambda t, x, ids, dim: _gather(t, x, dim, ids),
+    "scatter": _scatter,
+    "scatter_add": _scatter_add,
+    "index_add": _index_add,
+    "one_hot": _one_hot,
+}

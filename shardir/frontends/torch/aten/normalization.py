@@ -1,0 +1,82 @@
+"""Norms of activations."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardir.build import Value, nn
+from shardir.frontends.torch.translation import AtenEntry, Translation
+
+
+def _affine(
+    t: Translation, w: Value | None, b: Value | None, shape: Sequence[int], dtype: str
+) -> tuple[Value, Value]:
+    """The weight and the bias; where they are missing 1 and 0."""
+    return (
+        t.value(1.0, dtype).broadcast_to(*shape) if w is None else w.to(dtype),
+        t.value(0.0, dtype).broadcast_to(*shape) if b is None else b.to(dtype),
+    )
+
+
+def _layer_norm(
+    t: Translation, x: Value, shape: Sequence[int], w: Value | None = None,
+    b: Value | None = None, eps: float = 1e-5, *_: Any,
+) -> Value:  # fmt: skip
+    x = t.value(x)
+    return nn.layer_norm(x, *_affine(t, w, b, shape, x.dtype), eps=eps)
+
+
+EPS = {"f64": 2.220446049250313e-16, "f32": 1.1920928955078125e-07, "bf16": 0.0078125,
+       "f16": 0.0009765625}  # fmt: skip
+"""The distance from 1 to the next number, which rms_norm adds by default."""
+
+
+def _rms_norm(
+    t: Translation, x: Value, shape: Sequence[int], w: Value | None = None,
+    eps: float | None = None,
+) -> Value:  # fmt: skip
+    x = t.value(x)
+    w, _ = _affine(t, w, None, shape, x.dtype)
+    return nn.rms_norm(x, w, eps=EPS[x.dtype] if eps is None else eps)
+
+
+def _batch_norm(
+    t: Translation, x: Value, w: Value | None, b: Value | None, mean: Value | None,
+    var: Value | None, training: bool, momentum: float, eps: float, *_: Any,
+) -> Value:  # fmt: skip
+    w, b = _affine(t, w, b, x.shape[1:2], x.dtype)
+    if not training:
+        assert mean is not None and var is not None
+        return nn.batch_norm_inference(x, w, b, mean, var, eps=eps)
+    running = _affine(t, var, mean, x.shape[1:2], x.dtype)
+    y, new_mean, new_var = nn.batch_norm(
+        x, w, b, running[1], running[0], momentum=momentum, eps=eps
+    )
+    if mean is not None:
+        t.assign(3, new_mean)
+        t.assign(4, new_var)
+    return y
+
+
+def _group_norm(
+    t: Translation, x: Value, groups: int, w: Value | None = None, b: Value | None = None,
+    eps: float = 1e-5, *_: Any,
+) -> Value:  # fmt: skip
+    return nn.group_norm(x, *_affine(t, w, b, x.shape[1:2], x.dtype), groups=groups, eps=eps)
+
+
+def _instance_norm(
+    t: Translation, x: Value, w: Value | None, b: Value | None, mean: Value | None,
+    var: Value | None, use_input_stats: bool, momentum: float, eps: float, *_: Any,
+) -> Value:  # fmt: skip
+    if not use_input_stats or mean is not None:
+        return NotImplemented
+    return nn.group_norm(x, *_affine(t, w, b, x.shape[1:2], x.dtype), groups=x.shape[1], eps=eps)
+
+
+TABLE: dict[str, AtenEntry] = {
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "batch_norm": _batch_norm,
+    "group_norm": _group_norm,
+    "instance_norm": _instance_norm,
+}

@@ -1,0 +1,173 @@
+"""A module of torch, exported: torch.export of the module with its loss.
+
+The graph is that before decomposition: linear layers, attention and norms stay one op each.
+"""
+
+import inspect
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
+
+from shardir.diagnostics import ShardirError
+
+LossFunction = Callable[..., Any]
+
+TORCH = str(Path(torch.__file__).parent)
+
+
+@dataclass(frozen=True)
+class Capture:
+    """An exported module."""
+
+    program: ExportedProgram
+    model: torch.nn.Module
+    inputs: list[tuple[str, torch.Tensor]]
+    """The name and the example of each input, in the order of the graph's."""
+
+
+class _WithLoss(torch.nn.Module):
+    """A module whose result is its loss, or all of its outputs."""
+
+    def __init__(self, model: torch.nn.Module, loss: LossFunction | None, train: bool):
+        super().__init__()
+        self.model = model
+        self._loss, self._train = loss, train
+
+    def forward(self, args: Any, kwargs: Any, labels: Any) -> Any:
+        outputs = self.model(*args, **kwargs)
+        if not self._train:
+            return outputs
+        if self._loss is None:
+            return loss_of(outputs)
+        return self._loss(outputs, *labels)
+
+
+def loss_of(outputs: Any) -> torch.Tensor:
+    """Return the loss among a module's outputs: a scalar, an output of the name `loss`, or the
+    first of several that is a scalar.
+
+    Raises:
+        ShardirError: there is none.
+    """
+    found = outputs
+    if isinstance(outputs, Mapping):
+        found = outputs.get("loss")
+    elif hasattr(outputs, "loss"):
+        found = outputs.loss
+    elif isinstance(outputs, tuple | list) and outputs:
+        found = outputs[0]
+    if isinstance(found, torch.Tensor) and found.dim() == 0:
+        return found
+    got = f"a tensor of {list(found.shape)}" if isinstance(found, torch.Tensor) else type(outputs)
+    raise ShardirError(
+        f"expected a scalar loss among the model's outputs, got {got}; use loss=..., a function of "
+        "the outputs and the labels"
+    )
+
+
+def capture(
+    model: torch.nn.Module,
+    inputs: Any,
+    labels: Any = None,
+    loss: LossFunction | None = None,
+    train: bool = True,
+    keywords: Mapping[str, Any] | None = None,
+) -> Capture:
+    """Export a module. `inputs` are example arguments: a tensor, a tuple of positional ones, or a
+    dict of those by keyword, to which `keywords` are added; `labels` those of the loss. A module on
+    the meta device takes inputs of any device. Whether dropout and batch norms train is the
+    module's own `training`.
+
+    Raises:
+        ShardirError: torch.export refuses the module, or there is no loss.
+    """
+    args, kwargs, wanted = _arguments(inputs, labels)
+    kwargs |= keywords or {}
+    if any(p.is_meta for p in model.parameters()):
+        args, kwargs, wanted = tree_map_only(
+            torch.Tensor, lambda x: x.to("meta"), (args, kwargs, wanted)
+        )
+    wrapper = _WithLoss(model, loss, train).train(model.training)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(wrapper, (args, kwargs, wanted), strict=False)
+    except ShardirError:
+        raise
+    except Exception as error:
+        raise refused(error, model) from None
+    return Capture(program, model, _named(model, args, kwargs, wanted))
+
+
+def flat_inputs(
+    model: torch.nn.Module, inputs: Any, labels: Any = None
+) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors of a module's arguments and labels, with their names, in the order of the
+    graph's inputs. Raises ShardirError."""
+    return _named(model, *_arguments(inputs, labels))
+
+
+def _arguments(inputs: Any, labels: Any) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
+    """Return positional and keyword arguments, and the labels. Raises ShardirError."""
+    wanted = () if labels is None else labels if isinstance(labels, tuple) else (labels,)
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs), wanted
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}, wanted
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str):
+        return tuple(inputs), {}, wanted
+    raise ShardirError(f"expected example inputs: a tensor, a tuple or a dict, got {inputs!r:.60}")
+
+
+def _named(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], labels: tuple[Any, ...]
+) -> list[tuple[str, torch.Tensor]]:
+    """Return the names of the inputs: those of `forward`'s arguments, and `labels`."""
+    names = [
+        p.name for p in inspect.signature(model.forward).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]  # fmt: skip
+    found: list[tuple[str, torch.Tensor]] = []
+
+    def add(name: str, tree: Any) -> None:
+        leaves, _ = tree_flatten_with_path(tree)
+        for path, leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                parts = keystr(path).replace("[", ".").replace("]", "").replace("'", "")
+                found.append((name + parts, leaf))
+
+    for i, tree in enumerate(args):
+        add(names[i] if i < len(names) else f"input_{i}", tree)
+    for name, tree in kwargs.items():
+        add(name, tree)
+    for i, tree in enumerate(labels):
+        add("labels" if len(labels) == 1 else f"labels_{i}", tree)
+    return found
+
+
+def refused(error: Exception, model: torch.nn.Module) -> ShardirError:
+    """Return the error of a module that can't be exported: the module's path, and the line of the
+    user's source."""
+    paths = {id(m): name for name, m in model.named_modules()}
+    where, path = "", ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        owner = frame.f_locals.get("self")
+        if id(owner) in paths:
+            path = paths[id(owner)]
+        if not file.startswith((TORCH, str(Path(__file__).parent))) and "<" not in file:
+            where = f"{file}:{line}"
+    said = next((l.strip() for l in str(error).splitlines() if l.strip()), type(error).__name__)
+    inside = f" in {path!r}" if path else ""
+    at = f" at {where}" if where else ""
+    return ShardirError(
+        f"expected a module that torch.export takes, got {type(error).__name__}{inside}{at}: "
+        f"{said}; write it without control flow and shapes that depend on the data"
+    )

@@ -1,0 +1,61 @@
+"""Tensors that share storage: a program in which nothing is written in place, from one in which
+views are.
+
+A cell is a tensor of the graph. A view is computed from its base, by `forward`; what is written to
+the view is written to the base, by `inverse`, and every other view of the base is computed anew at
+its next use.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shardir.build import Value
+from shardir.diagnostics import ShardirError
+
+
+@dataclass(eq=False)
+class Cell:
+    """A tensor; `base` is the one of which it is a view."""
+
+    value: Value
+    base: "Cell | None" = None
+    forward: Callable[[Value], Value] | None = None
+    inverse: Callable[[Value, Value], Value] | None = None
+    """The base's new value from its old one and the view's new one."""
+    version: int = 0
+    """How often the storage was written to, when `value` was computed."""
+    writes: int = field(default=0)
+    """How often the storage of a cell without a base was written to."""
+
+    @property
+    def root(self) -> "Cell":
+        """The cell that owns the storage."""
+        cell = self
+        while cell.base is not None:
+            cell = cell.base
+        return cell
+
+    def read(self) -> Value:
+        """Return the present value."""
+        if self.base is not None and self.version != self.root.writes:
+            assert self.forward is not None
+            self.value, self.version = self.forward(self.base.read()), self.root.writes
+        return self.value
+
+    def write(self, value: Value) -> None:
+        """Replace the value, and that of the storage.
+
+        Raises:
+            ShardirError: several elements of the view are one of the base.
+        """
+        if self.base is None:
+            self.value = value
+            self.writes += 1
+            return
+        if self.inverse is None:
+            raise ShardirError(
+                "expected a view whose elements are distinct, got a write to one that repeats "
+                "them; clone it first"
+            )
+        self.base.write(self.inverse(self.base.read(), value))
+        self.value, self.version = value, self.root.writes

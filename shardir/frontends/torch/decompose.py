@@ -1,0 +1,49 @@
+"""Ops that have no entry in the table, by torch's own decompositions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+
+def decomposition(target: OpOverload) -> Callable[..., Any] | None:
+    """Return torch's decomposition of an op, if there is one."""
+    if target in decomposition_table:
+        return decomposition_table[target]
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if target.has_kernel_for_dispatch_key(key):
+        return target.decompose
+    return None
+
+
+def decomposed(node: Node) -> tuple[GraphModule, list[Node]] | None:
+    """Return the graph of a call's decomposition, and the nodes that are its arguments; None
+    without a decomposition."""
+    assert isinstance(node.target, OpOverload)
+    function = decomposition(node.target)
+    if function is None:
+        return None
+    leaves, spec = tree_flatten((node.args, dict(node.kwargs)))
+    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Node)
+          and isinstance(leaf.meta.get("val"), torch.Tensor)]  # fmt: skip
+    constants = [leaf.meta["val"] if isinstance(leaf, Node) else leaf for leaf in leaves]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        given = list(constants)
+        for i, x in zip(at, tensors, strict=True):
+            given[i] = x
+        args, kwargs = tree_unflatten(given, spec)
+        return function(*args, **kwargs)
+
+    examples = [constants[i] for i in at]
+    mode = next((x.fake_mode for x in examples if hasattr(x, "fake_mode")), None)
+    # torch chooses kernels of oneDNN for what is on a CPU; they have no decomposition.
+    with mode or unset_fake_temporarily(), torch.backends.mkldnn.flags(enabled=False):
+        module = make_fx(call, tracing_mode="real")(*examples)
+    return module, [leaves[i] for i in at]

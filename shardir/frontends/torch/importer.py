@@ -1,0 +1,334 @@
+"""Exported programs of torch to modules of ours: a walk of the graph, by the table of ATen ops."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves, tree_map_only
+from xdsl.dialects.builtin import FloatAttr, LocationAttr, f64
+from xdsl.ir import BlockArgument
+
+from shardir.build import FunctionBuilder, Module, Value, nn
+from shardir.build.function import file_line
+from shardir.diagnostics import ShardirError
+from shardir.dialects.locations import file_location
+from shardir.dialects.train import arg_attrs, arguments, set_arg_attrs
+from shardir.frontends.torch.aten import TABLE, VIEWS
+from shardir.frontends.torch.capture import Capture
+from shardir.frontends.torch.cells import Cell
+from shardir.frontends.torch.decompose import decomposed
+from shardir.frontends.torch.translation import AtenEntry, Translation, dtype_name
+from shardir.frontends.torch.weights import array_of
+
+FUNCTION, STEP = "forward", "step"
+"""The names of the imported function, and of its training step."""
+
+KEY = "random_key"
+"""The state from which random numbers follow."""
+
+MAX_CONSTANT = 16
+"""The elements of a constant that stands in the text; larger ones are states."""
+
+IGNORED = ("_assert", "sym_", "_check", "item", "_local_scalar_dense")
+"""Ops without a result that only check."""
+
+
+@dataclass
+class Imported:
+    """A module of torch as a module of ours."""
+
+    model: torch.nn.Module
+    module: Module
+    function: FunctionBuilder
+    values: Mapping[str, torch.Tensor]
+    """The initial value of each parameter and state, by its name."""
+    inputs: list[tuple[str, torch.Tensor]]
+    """The name and the example of each input."""
+
+    def own_numbers(
+        self, lr_scales: Mapping[str, float], weight_decays: Mapping[str, float]
+    ) -> None:
+        """Give parameters, by their names, a learning rate and a weight decay of their own."""
+        f, numbers = self.function.func, {"lr_scale": lr_scales, "weight_decay": weight_decays}
+        found = arg_attrs(f)
+        for argument, attributes in zip(arguments(f), found, strict=True):
+            for option, of in numbers.items():
+                if argument.key is not None and argument.key in of:
+                    attributes[f"train.{option}"] = FloatAttr(of[argument.key], f64)
+        set_arg_attrs(f, found)
+
+
+class Importer:
+    """The import of one program."""
+
+    def __init__(self, capture: Capture, module: Module, name: str, train: bool):
+        self.capture, self.train = capture, train
+        self.function = module.function(name, private=train)
+        self.cells: dict[Any, Any] = {}
+        self.values: dict[str, torch.Tensor] = {}
+        self.states: dict[str, Cell] = {}
+        self.imported = Imported(capture.model, module, self.function, self.values, capture.inputs)
+        self._streams = 0
+        self._key: Value | None = None
+
+    # ---- arguments ----
+
+    def arguments(self) -> None:
+        """Add the parameters, the states and the inputs."""
+        program = self.capture.program
+        nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+        inputs = iter(self.capture.inputs)
+        used = {  # of tied parameters one has the uses
+            id(self._tensor(spec.target))
+            for spec in program.graph_signature.input_specs
+            if (n := nodes.get(getattr(spec.arg, "name", ""))) is not None and n.users
+        }
+        for spec in program.graph_signature.input_specs:
+            node = nodes.get(getattr(spec.arg, "name", ""))
+            if node is None:
+                continue
+            if spec.kind is InputKind.USER_INPUT:
+                if not isinstance(node.meta.get("val"), torch.Tensor):
+                    self.cells[node] = node.meta.get("val")
+                    continue
+                name, example = next(inputs)
+                init = f'batches, path = "data.npz", array = "{name}"' if example.dim() else None
+                value = self.function.input(
+                    name, example.shape, dtype_name(example.dtype), init=init
+                )
+                self.cells[node] = Cell(value)
+            elif node.users or id(self._tensor(spec.target)) not in used:
+                self.cells[node] = self._retained(spec.kind, node, spec.target or "")
+
+    def _tensor(self, target: str | None) -> torch.Tensor | None:
+        """The tensor of a parameter, a buffer or a constant; None of an input."""
+        program = self.capture.program
+        found = program.state_dict.get(target or "", program.constants.get(target or ""))
+        return found if isinstance(found, torch.Tensor) else None
+
+    def _retained(self, kind: InputKind, node: Node, target: str) -> Cell:
+        """The argument of a parameter, a buffer or a constant."""
+        name, tensor = target.removeprefix("model."), self._tensor(target)
+        assert tensor is not None
+        shape, dtype = tensor.shape, dtype_name(tensor.dtype)
+        if (
+            kind is InputKind.CONSTANT_TENSOR
+            and tensor.numel() <= MAX_CONSTANT
+            and not tensor.is_meta
+        ):
+            return Cell(self.function.constant(array_of(tensor), dtype=dtype))
+        init = f'file, path = "weights.npz", array = "{name}"'
+        self.values[name] = tensor
+        trained = kind is InputKind.PARAMETER and tensor.requires_grad and bool(node.users)
+        if trained and self.train:
+            return Cell(self.function.parameter(name, shape, dtype, init=init))
+        cell = Cell(self.function.state(name, shape, dtype, init=init))
+        self.states[name] = cell
+        return cell
+
+    def random(self) -> tuple[Value, int]:
+        """Return the key of random numbers, and a stream of its own for each call."""
+        if self._key is None:
+            self._key = self.function.state(
+                KEY, (), "i64", init="integers, low = 0, high = 1000000000"
+            )
+            self.function.update(KEY, self._key + 1)
+        self._streams += 1
+        return self._key, self._streams
+
+    # ---- nodes ----
+
+    def graph(self, module: GraphModule) -> Any:
+        """Translate a graph whose arguments have cells; return its output, with cells for
+        tensors."""
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                self.cells[node] = self._attribute(module, node)
+            elif node.op == "call_function":
+                with self.function.at(_location(node) or self.function.location()):
+                    self.cells[node] = self.call(node)
+            elif node.op == "output":
+                return self._cells_of(node.args[0])
+        return None
+
+    def _attribute(self, module: GraphModule, node: Node) -> Any:
+        found: Any = module
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        if isinstance(found, torch.Tensor):
+            return Cell(self.function.constant(array_of(found), dtype=dtype_name(found.dtype)))
+        return found
+
+    def _cells_of(self, tree: Any) -> Any:
+        return map_arg(tree, lambda n: self.cells[n])
+
+    def call(self, node: Node) -> Any:
+        """Translate a call; return its cells."""
+        target = node.target
+        if target is operator.getitem:
+            return self.cells[node.args[0]][node.args[1]]
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._region(node)
+        if not isinstance(target, torch._ops.OpOverload):
+            return self._python(node)
+        packet = target._schema.name.partition("::")[2]
+        if packet.startswith(IGNORED):
+            return None
+        written = [
+            i
+            for i, a in enumerate(target._schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
+        functional = packet.removesuffix("_") if written else packet
+        overload = target._overloadname
+        result = self._translate(node, functional, overload)
+        if written:
+            (at,) = written
+            changed = node.args[at] if at < len(node.args) else node.kwargs["out"]
+            cell = self.cells[changed]
+            new = result
+            if new.dtype != cell.read().dtype:
+                new = new.to(cell.read().dtype)
+            cell.write(new.broadcast_to(*cell.read().shape))
+            return cell
+        if functional in VIEWS and isinstance(result, Value):
+            return self._view(node, functional, overload, result)
+        return self._named(node, _to_cells(result))
+
+    def _translate(self, node: Node, name: str, overload: str) -> Any:
+        """The values of a call, by the table, by torch's decomposition, or by torch's own op."""
+        entry = TABLE.get(f"{name}.{overload}") or TABLE.get(name)
+        if entry is not None:
+            args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: _read(self.cells[n]))
+            found = self._run(entry, node, *args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        if (inner := decomposed(node)) is not None:
+            module, given = inner
+            self._bind(module, given)
+            return tree_map_only(Cell, _read, self.graph(module))
+        place = file_location(self.function.location())
+        at = f" at {place[0]}:{place[1]}" if place else ""
+        raise ShardirError(
+            f"expected an op that can be imported, got {node.target}{at}; write it by other ops"
+        )
+
+    def _run(self, entry: AtenEntry, node: Node, *args: Any, **kwargs: Any) -> Any:
+        t = Translation(self.function, node, self.random, lambda n, v: self.cells[n].write(v))
+        return entry(t, *args, **kwargs)
+
+    def _view(self, node: Node, name: str, overload: str, value: Value) -> Cell:
+        """The cell of a view of the first argument."""
+        base = self.cells[node.args[0]]
+        entry = TABLE[name]
+        rest, kwargs = map_arg((node.args[1:], dict(node.kwargs)), lambda n: _read(self.cells[n]))
+        inverse = VIEWS[name]
+        return self._named(node, Cell(
+            value, base,
+            lambda x: self._run(entry, node, x, *rest, **kwargs),
+            inverse and (lambda old, new: self._run(inverse, node, old, new, *rest, **kwargs)),
+            base.root.writes,
+        ))  # fmt: skip
+
+    def _named(self, node: Node, cells: Any) -> Any:
+        """Name the results of a node."""
+        for cell in tree_leaves(cells):
+            if isinstance(cell, Cell) and not _is_argument(cell.value):
+                cell.value.ssa.name_hint = node.name
+        return cells
+
+    def _python(self, node: Node) -> Any:
+        """Functions of Python on numbers; those of what is known at run time only are checks."""
+        args = map_arg(node.args, lambda n: self.cells[n])
+        assert callable(node.target)
+        return None if None in tree_leaves(args) else node.target(*args, **node.kwargs)
+
+    def _region(self, node: Node) -> Any:
+        """A graph within the graph: a region without gradients, of autocast, or a checkpoint."""
+        name = str(node.target)
+        at = next((i for i, a in enumerate(node.args)
+                   if isinstance(a, Node) and a.op == "get_attr"), None)  # fmt: skip
+        if at is None:
+            raise ShardirError(f"expected an op of ATen, got {name}")
+        body = self.cells[node.args[at]]
+        self._bind(body, node.args[at + 1 :])
+        output = self.graph(body)
+        if "set_grad_enabled" in name and node.args[0] is False:
+            output = tree_map_only(Cell, _without_gradient, output)
+        return output
+
+    def _bind(self, module: GraphModule, given: Sequence[Any]) -> None:
+        """Give the arguments of a graph within the graph their cells."""
+        inner = [n for n in module.graph.nodes if n.op == "placeholder"]
+        for placeholder, argument in zip(inner, given, strict=True):
+            self.cells[placeholder] = self._cells_of(argument)
+
+    # ---- the result ----
+
+    def run(self) -> Imported:
+        """Import the program.
+
+        Raises:
+            ShardirError: an op can't be imported.
+        """
+        self.arguments()
+        output = self.graph(self.capture.program.graph_module)
+        cells = [c for c in tree_leaves(output) if isinstance(c, Cell)]
+        for name, cell in self.states.items():
+            if cell.writes:
+                self.function.update(name, cell.read())
+        self.function.returns(*(c.read() for c in cells))
+        return self.imported
+
+
+def _without_gradient(cell: Cell) -> Cell:
+    x = cell.read()
+    return Cell(nn.stop_gradient(x)) if x.dtype.startswith(("f", "bf")) else cell
+
+
+def _to_cells(result: Any) -> Any:
+    if isinstance(result, Value):
+        return Cell(result)
+    if isinstance(result, tuple | list):
+        return tuple(map(_to_cells, result))
+    return result
+
+
+def _read(cell: Any) -> Any:
+    if isinstance(cell, Cell):
+        return cell.read()
+    return tuple(map(_read, cell)) if isinstance(cell, tuple | list) else cell
+
+
+def _is_argument(value: Value) -> bool:
+    return isinstance(value.ssa, BlockArgument)
+
+
+def _location(node: Node) -> LocationAttr | None:
+    """The line of the user's source: the innermost that is not of torch. None for a node of a
+    decomposition."""
+    found = None
+    for line in (node.meta.get("stack_trace") or "").splitlines():
+        text = line.strip()
+        if text.startswith('File "'):
+            file, _, rest = text[6:].partition('", line ')
+            number = rest.partition(",")[0]
+            if number.isdigit() and "/torch/" not in file:
+                found = file_line(file, int(number))
+    return found
+
+
+def import_model(
+    capture: Capture, module: Module, name: str = FUNCTION, train: bool = True
+) -> Imported:
+    """Import an exported module as a function of a module of ours.
+
+    Raises:
+        ShardirError: an op can't be imported.
+    """
+    return Importer(capture, module, name, train).run()

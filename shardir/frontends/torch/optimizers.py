@@ -1,0 +1,99 @@
+"""Optimizers of torch as optimizers of ours: their class, and their parameters' groups."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shardir.diagnostics import ShardirError
+
+ParamGroup = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ImportedOptimizer:
+    """An optimizer's text, and what the groups of its parameters have of their own."""
+
+    text: str
+    lr_scales: dict[str, float] = field(default_factory=dict)
+    weight_decays: dict[str, float] = field(default_factory=dict)
+
+
+def _betas(g: ParamGroup) -> str:
+    beta1, beta2 = g["betas"]
+    return f"beta1 = {beta1!r}, beta2 = {beta2!r}, eps = {g['eps']!r}"
+
+
+def _sgd(g: ParamGroup) -> str:
+    if g["dampening"]:
+        raise ShardirError(f"expected an SGD without dampening, got {g['dampening']}")
+    if not g["momentum"]:
+        return "sgd, lr = {lr}, weight_decay = {decay}"
+    kind = "nesterov" if g["nesterov"] else "momentum"
+    return f"{kind}, lr = {{lr}}, momentum = {g['momentum']!r}, weight_decay = {{decay}}"
+
+
+def _adafactor(g: ParamGroup) -> str:
+    eps1, eps2 = g["eps"]
+    first = "" if eps1 is None else f", eps1 = {eps1!r}"
+    return (
+        f"adafactor, lr = {{lr}}, beta2_decay = {g['beta2_decay']!r}{first}, eps2 = {eps2!r}, "
+        f"clip = {g['d']!r}, weight_decay = {{decay}}"
+    )
+
+
+FORMS = {
+    torch.optim.AdamW: lambda g: f"adamw, lr = {{lr}}, {_betas(g)}, weight_decay = {{decay}}",
+    torch.optim.Adam: lambda g: f"adam, lr = {{lr}}, {_betas(g)}, weight_decay = {{decay}}",
+    torch.optim.SGD: _sgd,
+    torch.optim.Adafactor: _adafactor,
+}
+"""The text of a group's hyperparameters, by the optimizer's class."""
+
+REFUSED = ("amsgrad", "maximize", "differentiable")
+"""Options that change what is computed, and that ours do not have."""
+
+
+def read(optimizer: Any, names: Mapping[int, str]) -> ImportedOptimizer:
+    """Return an optimizer of torch as one of ours, or the text of one as it is. `names` are those
+    of the parameters, by their identity. Schedulers that have changed `lr` before do not matter:
+    what counts is the groups' present one.
+
+    Raises:
+        ShardirError: ours do not have the class, an option, or groups that differ so.
+    """
+    if isinstance(optimizer, str):
+        return ImportedOptimizer(optimizer)
+    form = next((f for kind, f in FORMS.items() if type(optimizer) is kind), None)
+    if form is None:
+        known = ", ".join(kind.__name__ for kind in FORMS)
+        raise ShardirError(
+            f'expected an optimizer of torch.optim, {known}, or a text such as "adamw, lr = '
+            f'1e-3", got {type(optimizer).__name__}'
+        )
+    groups = optimizer.param_groups
+    for option in REFUSED:
+        if any(g.get(option) for g in groups):
+            raise ShardirError(f"expected an optimizer without {option}, got {option}=True")
+    if len({form(g) for g in groups}) > 1:
+        raise ShardirError(
+            "expected groups that differ in lr and weight_decay alone, got others: "
+            f"{' and '.join(sorted({form(g) for g in groups}))}"
+        )
+    base, decay = float(groups[0]["lr"]), float(groups[0]["weight_decay"])
+    scales, decays = {}, {}
+    for g in groups:
+        for p in g["params"]:
+            if (name := names.get(id(p))) is None:
+                raise ShardirError(
+                    f"expected parameters of the module, got another one of {list(p.shape)} in the "
+                    "optimizer"
+                )
+            if float(g["lr"]) != base:
+                scales[name] = float(g["lr"]) / base
+            if float(g["weight_decay"]) != decay:
+                decays[name] = float(g["weight_decay"])
+    return ImportedOptimizer(
+        form(groups[0]).format(lr=repr(base), decay=repr(decay)), scales, decays
+    )

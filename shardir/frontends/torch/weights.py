@@ -1,0 +1,52 @@
+"""Weights of modules: from torch's tensors to arrays, and from runs back to tensors."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+import torch
+
+from shardir.diagnostics import ShardirError
+from shardir.dialects.nn.base import Array
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """Return a tensor as an array; bf16, which numpy lacks, as f32."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    return np.asarray(tensor.numpy())
+
+
+def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write initial values as an .npz file.
+
+    Raises:
+        ShardirError: a tensor is on the meta device.
+    """
+    empty = [name for name, x in tensors.items() if x.is_meta]
+    if empty:
+        raise ShardirError(
+            f"expected the values of {len(empty)} parameters and buffers, got the meta device: "
+            f"{', '.join(empty[:3])}{', ...' if len(empty) > 3 else ''}; load weights first"
+        )
+    save(path, {name: array_of(x) for name, x in tensors.items()})
+
+
+def save(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays as an .npz file. numpy's own function has names of arguments that a parameter
+    may have too."""
+    with ZipFile(path, "w") as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def read_dump(path: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what a run has written, of these names and dtypes."""
+    with np.load(path, allow_pickle=False) as file:
+        return {
+            name: torch.from_numpy(np.array(file[key])).to(x.dtype).reshape(x.shape)
+            for name, x in like.items() if (key := f"states/{name}") in file.files
+        }  # fmt: skip

@@ -1,0 +1,83 @@
+"""The loss and the gradients of an imported module, in numpy and in torch."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import shardir
+from shardir.build import Module
+from shardir.dialects.dist import meshes_of
+from shardir.dialects.train import Role, arguments
+from shardir.frontends.torch.capture import capture
+from shardir.frontends.torch.importer import FUNCTION, KEY, Imported, import_model
+from shardir.frontends.torch.weights import array_of
+from shardir.interpret.evaluator import function, global_type, run
+
+
+class Values(NamedTuple):
+    """The loss, and the gradient of each parameter, by its name."""
+
+    loss: Any
+    gradients: dict[str, Any]
+
+
+def imported(
+    model: torch.nn.Module, inputs: Any, labels: Any = None, loss: Any = None,
+    keywords: Mapping[str, Any] | None = None, mesh: str | None = None,
+) -> Imported:  # fmt: skip
+    """The module, with the request of its gradients by all parameters."""
+    found = import_model(capture(model, inputs, labels, loss, keywords=keywords), Module(mesh))
+    found.module.gradient("gradient", FUNCTION, trained(found))
+    return found
+
+
+def trained(found: Imported) -> list[int]:
+    """The indices of the arguments that are parameters."""
+    roles = arguments(found.function.func)
+    return [i for i, a in enumerate(roles) if a.role is Role.PARAMETER]
+
+
+def in_numpy(found: Imported, pipeline: str = "single-device") -> Values:
+    """The values that the compiled program computes, in the interpreter."""
+    module = shardir.compile(found.module, pipeline).module
+    inputs, meshes = dict(found.inputs), meshes_of(module)
+    given: list[Any] = []
+    for argument in function(module, "gradient").body.block.args:
+        name = (argument.name_hint or "").removeprefix("_")
+        tensor = inputs.get(name, found.values.get(name))
+        if tensor is not None:
+            given.append(array_of(tensor))
+        elif name == KEY:
+            given.append(np.array(7))
+        else:  # the cotangents of new states
+            given.append(np.zeros(global_type(argument.type, meshes).get_shape()))
+    results = run(module, "gradient", given)
+    roles = arguments(found.function.func)
+    names = [roles[i].key or "" for i in trained(found)]
+    return Values(results[0], dict(zip(names, results[len(results) - len(names) :], strict=True)))
+
+
+def in_torch(model: torch.nn.Module, loss: Callable[[torch.nn.Module], torch.Tensor]) -> Values:
+    """The values that torch computes on one device."""
+    model = deepcopy(model)
+    found = loss(model)
+    found.backward()
+    gradients = {
+        name: array_of(torch.zeros_like(p) if p.grad is None else p.grad)
+        for name, p in model.named_parameters(remove_duplicate=False)
+    }
+    return Values(array_of(found), gradients)
+
+
+def assert_equal(found: Values, wanted: Values, tolerance: float) -> None:
+    """The loss and each gradient differ by at most `tolerance` times the largest element of the
+    gradient; of one that is below a thousandth of the largest gradient, by as much of that."""
+    assert abs(found.loss - wanted.loss) <= tolerance * abs(wanted.loss)
+    largest = max(np.abs(g).max(initial=0) for g in wanted.gradients.values())
+    for name, gradient in found.gradients.items():
+        want = wanted.gradients[name]
+        scale = max(np.abs(want).max(initial=0), largest / 1000)
+        assert np.abs(gradient - want).max(initial=0) <= tolerance * scale, name

@@ -1,0 +1,178 @@
+"""Modules of torch, compiled in one call: weights, optimizers, errors. No ranks: see test/run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from imported import assert_equal, imported, in_numpy, in_torch
+from torch import nn
+
+import shardir
+from shardir.diagnostics import ShardirError
+from shardir.dialects.locations import file_location
+from shardir.dialects.nn import EinsumOp
+from shardir.dialects.train import Role, arguments
+from shardir.frontends.torch import optimizers
+
+X, Y = torch.randn(8, 4), torch.randint(3, (8,))
+SGD = "sgd, lr = 0.1"
+
+
+class Net(nn.Module):
+    """A module with tied, frozen and unused parameters, and buffers that it writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 3)
+        self.head.bias.requires_grad_(False)
+        self.unused = nn.Parameter(torch.zeros(3))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.constant = torch.arange(20.0).reshape(5, 4)
+        self.table = nn.Embedding(5, 4, padding_idx=0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += x.shape[0]
+        h = self.norm(self.first(x)).relu() + 1
+        first_two = h[:, :2]
+        h[:, 1:3].mul_(2)
+        h = self.second(h) + first_two.sum() + self.table(torch.arange(8) % 3)
+        return self.head(h + self.constant[0])
+
+
+def cross_entropy(model: nn.Module) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(X), Y)
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    given = {"labels": Y, "loss": nn.functional.cross_entropy, "optimizer": SGD, **options}
+    return shardir.compile(model, X, **given)
+
+
+def test_roles_follow_from_the_module(net: Net) -> None:
+    found = imported(net, X, Y, nn.functional.cross_entropy)
+    roles = {a.key: a.role for a in arguments(found.function.func) if a.key}
+    trained = {name for name, role in roles.items() if role is Role.PARAMETER}
+    # export names a tied weight by its last name
+    assert trained == {
+        "first.bias", "second.weight", "second.bias", "norm.weight", "norm.bias", "head.weight",
+        "table.weight",
+    }  # fmt: skip
+    assert set(roles) - trained >= {
+        "head.bias", "unused", "seen", "norm.running_mean", "norm.running_var",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("pipeline", ["single-device", "train", "auto"])
+def test_gradients_are_those_of_torch(net: Net, pipeline: str) -> None:
+    found = imported(net, X, Y, nn.functional.cross_entropy, mesh="dp = 2, tp = 2")
+    assert_equal(in_numpy(found, pipeline), in_torch(net, cross_entropy), 1e-4)
+
+
+def test_locations_are_those_of_the_models_source(net: Net) -> None:
+    found = imported(net, X, Y, nn.functional.cross_entropy)
+    places = {
+        file_location(op.location) for op in found.function.block.ops if isinstance(op, EinsumOp)
+    }
+    assert {place[0] for place in places if place} == {__file__}
+
+
+def test_a_state_dict_is_that_of_the_module(net: Net) -> None:
+    program = compiled(net)
+    states = program.state_dict()
+    assert states.keys() == net.state_dict().keys()
+    net.load_state_dict(states)
+
+
+def test_groups_of_an_optimizer_are_read(net: Net) -> None:
+    weights = [net.head.weight, net.first.weight]
+    others = [p for n, p in net.named_parameters() if not any(p is w for w in weights)]
+    optimizer = torch.optim.AdamW(
+        [{"params": weights}, {"params": others, "weight_decay": 0.0, "lr": 1e-4}], lr=1e-3
+    )
+    names = {id(p): name for name, p in net.named_parameters(remove_duplicate=False)}
+    read = optimizers.read(optimizer, names)
+    assert read.text.startswith("adamw, lr = 0.001, beta1 = 0.9")
+    found = imported(net, X, Y, nn.functional.cross_entropy)
+    found.own_numbers(read.lr_scales, read.weight_decays)
+    roles = [a for a in arguments(found.function.func) if a.role is Role.PARAMETER]
+    assert {a.key: (a.lr_scale, a.weight_decay(0.01)) for a in roles} == {
+        name: (1.0, 0.01) if name in ("head.weight", "second.weight") else (0.1, 0.0)
+        for name in (a.key for a in roles)
+    }
+
+
+def test_a_module_on_the_meta_device_compiles_but_does_not_run() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4096, 65536), nn.ReLU(), nn.Linear(65536, 3))
+    program = shardir.compile(
+        model, torch.randn(8, 4096), labels=Y, loss=nn.functional.cross_entropy, optimizer=SGD
+    )
+    assert "x4096" in program.text or "4096x" in program.text
+    with pytest.raises(ShardirError, match="the values of 4 parameters and buffers, got the meta"):
+        program.save("never")
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Complex(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.fft.fft(x)).sum()
+
+
+ERRORS: dict[str, tuple[Callable[[], object], str]] = {
+    "no optimizer": (lambda: compiled(Net(), optimizer=None), "expected an optimizer, got none"),
+    "no scalar loss": (
+        lambda: compiled(Net(), loss=None, labels=None),
+        "expected a scalar loss among the model's",
+    ),
+    "unknown optimizer": (
+        lambda: compiled(Net(), optimizer=torch.optim.LBFGS(Net().parameters())),
+        "got LBFGS",
+    ),
+    "amsgrad": (
+        lambda: compiled(Net(), optimizer=torch.optim.Adam(Net().parameters(), amsgrad=True)),
+        "expected an optimizer without amsgrad",
+    ),
+    "another module's parameters": (
+        lambda: compiled(Net(), optimizer=torch.optim.SGD(Net().parameters(), lr=0.1)),
+        "expected parameters of the module",
+    ),
+    "text of an optimizer": (lambda: compiled(Net(), optimizer="adamw lr"), "expected options"),
+    "no loss function's labels": (
+        lambda: compiled(Net(), labels=None),
+        "missing 1 required positional argument: 'target'",
+    ),
+    "shapes": (lambda: shardir.compile(Net(), torch.randn(8, 5), train=False), "in 'first' at"),
+    "inputs": (lambda: shardir.compile(Net(), 3, train=False), "expected example inputs"),
+    "branches": (lambda: shardir.compile(Branching(), X, train=False), "GuardOnDataDependent"),
+    "complex numbers": (lambda: compiled(Complex(), loss=None, labels=None), "fft"),
+    "mesh": (lambda: compiled(Net(), mesh="dp 2"), "expected a mesh: name = size"),
+    "cluster without a mesh": (lambda: compiled(Net(), cluster="h200"), "expected a mesh"),
+    "mode": (lambda: compiled(Net(), mode="atuo"), "atuo"),
+    "a batch of another shape": (
+        lambda: compiled(Net()).save("never", [(torch.randn(4, 4), Y)]),
+        "expected x of [8, 4] in",
+    ),
+    "no batches": (lambda: compiled(Net()).save("never", []), "expected batches, got none"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_say_what_was_expected(name: str) -> None:
+    action, message = ERRORS[name]
+    with pytest.raises(ShardirError) as e:
+        action()
+    assert message in str(e.value)
+    assert len(str(e.value)) < 600

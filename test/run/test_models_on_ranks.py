@@ -1,0 +1,60 @@
+"""Modules of torch on real ranks: losses, weights and buffers are those of torch on one device."""
+
+import torch
+from torch import nn
+
+import shardir
+
+STEPS = 3
+
+
+class Block(nn.Module):
+    """A block of a transformer, with a tied head and a batch norm, whose statistics change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(32, 16), nn.LayerNorm(16)
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.up, self.down, self.batch = nn.Linear(16, 32), nn.Linear(32, 16), nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, 32, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = self.table(ids)
+        q, k, v = self.qkv(self.norm(h)).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        o = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = h + self.out(o.transpose(1, 2).flatten(2))
+        h = h + self.down(nn.functional.gelu(self.up(h)))
+        h = self.batch(h.transpose(1, 2)).transpose(1, 2)
+        logits = self.head(h)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return {"logits": logits, "loss": loss}
+
+
+def test_training_is_that_of_torch_on_one_device() -> None:
+    torch.manual_seed(0)
+    model = Block()
+    batches = [
+        {"ids": torch.randint(32, (8, 6)), "labels": torch.randint(32, (8, 6))}
+        for _ in range(STEPS)
+    ]  # fmt: skip
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.SGD(
+        [{"params": decayed}, {"params": others, "weight_decay": 0.0, "lr": 0.05}],
+        lr=0.1, momentum=0.9, weight_decay=0.01,
+    )  # fmt: skip
+    program = shardir.compile(
+        model, batches[0], optimizer=optimizer, mesh="dp = 2, tp = 2", mode="auto"
+    )
+    report = program.run(batches, steps=STEPS)
+
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = model(**batch)["loss"]
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    torch.testing.assert_close(report.losses["step"], losses, rtol=1e-5, atol=0)
+    torch.testing.assert_close(program.state_dict(), dict(model.state_dict()), rtol=1e-4, atol=1e-5)
