@@ -25,7 +25,7 @@ demo: $(VENV)/ready  ## compile docs/examples/digits.ir, train it on 4 ranks, co
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --project . --pythonpath $(BIN)/python
+	$(BIN)/pyrefly check --output-format min-text --python-interpreter-path $(BIN)/python
 
 test: lint  ## the checks of the source, then every test
 	$(BIN)/python docs/examples/make_digits.py

@@ -94,9 +94,11 @@ class SearchMesh(PassOptions):
                 make up its units.
         """
         try:
-            cluster = load(self.cluster) if self.cluster else declared and declared.cluster
-            devices = self.devices or (cluster and cluster.units[-1])
-            devices = devices or (declared and declared.size)
+            cluster = load(self.cluster) if self.cluster else None
+            if cluster is None and declared is not None:
+                cluster = declared.cluster
+            devices = self.devices or (cluster.units[-1] if cluster is not None else 0)
+            devices = devices or (declared.size if declared is not None else 0)
             if not devices:
                 message = "expected a number of devices, a cluster or a mesh, got none of them"
                 raise ShardirError(f"{message}; write search-mesh{{devices=8}}")

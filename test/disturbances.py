@@ -34,7 +34,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "run")]
-import sample  # noqa: E402  # pyright: ignore[reportMissingImports] - of test/run
+import sample  # noqa: E402 - of test/run
 from rank_server import rank as as_python  # noqa: E402 - of this folder
 
 SECONDS, GONE_SECONDS = 120, 20
@@ -401,6 +401,7 @@ def main(arguments: list[str] | None = None) -> int:
             make_work(Path(folder))
             shardir.compile_file(Path(folder, "step.ir")).save(Path(folder, "out"))
             opt.main([f"{folder}/block.ir", "-p", "train", "-o", f"{folder}/out.ir"])
+        # pyrefly: ignore[bad-assignment] - what ranks uses of the module
         ranks.subprocess = SimpleNamespace(
             Popen=Fork, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT,
             TimeoutExpired=subprocess.TimeoutExpired,

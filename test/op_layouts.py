@@ -154,7 +154,8 @@ def aligned(case: str, element: str) -> list[tuple[Layout, ...]]:
     while left:
         for number, axes in product((2, 1), permutations(WIDE_MESH.names)):
             names = left[:number]
-            chosen = {name: (axis,) for name, axis in zip(names, axes, strict=False)}
+            splits: list[Axes] = [(axis,) for axis in axes]
+            chosen = dict(zip(names, splits, strict=False))
             if (placed := try_op_sharding(f, chosen, WIDE_MESH)) is not None:
                 found.append((*placed.operands, *(l.complete for l in placed.results)))
                 break
@@ -277,7 +278,8 @@ def partial_rows(case: Case, draw: random.Random) -> list[tuple[Layout, ...]]:
     wanted: list[list[tuple[Axes, str]]] = [
         [((a,) if j == i else (), sums[j]) for j in range(n)] for i in range(n if n > 1 else 0)
     ]
-    wanted += [[(axes, s) for s in sums] for axes in ((a,), (b, a))]
+    over: tuple[Axes, ...] = (a,), (b, a)
+    wanted += [[(axes, s) for s in sums] for axes in over]
     wanted.append([((b,), draw.choice(["max", "min"]))] * n)
     choices = [*ordered_subsets(MESH.names)]
     wanted.append([

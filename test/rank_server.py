@@ -104,7 +104,7 @@ def rank(request: dict, files: list[int], begin: int) -> None:
         os.environ.clear()
         os.environ.update(request["env"], SHARDIR_LAUNCHER=str(os.getppid()))
         # which torch does when it is imported
-        dist.set_debug_level_from_env()  # pyright: ignore[reportPrivateImportUsage] - public
+        dist.set_debug_level_from_env()
         sys.argv = request["argv"]
         folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:1] = [os.path.dirname(sys.argv[0]), *filter(None, folders)]

@@ -40,7 +40,7 @@ class RedistributionProblem:
                 found.update(dict.fromkeys(axes[i:j] for j in range(i + 1, len(axes) + 1)))
         for sub_axes in self.spellings:
             each = self.mesh.cut(self.mesh.names, sub_axes)
-            found.update(dict.fromkeys((a,) for a in each if self.mesh.extent((a,)) > 1))
+            found.update(((a,), None) for a in each if self.mesh.extent((a,)) > 1)
         return tuple(found)
 
     @property

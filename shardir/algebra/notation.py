@@ -41,8 +41,9 @@ def _figure(at: "Word", name: str, figure: Any) -> Any:
     Raises:
         NotationError: a cluster cannot have it.
     """
+    figures: dict[str, Any] = {"levels": (), name: figure}
     try:
-        Cluster(**{"levels": (), name: figure})
+        Cluster(**figures)
     except ShardirError as e:
         raise NotationError(str(e), at.start_pos) from None
     return figure

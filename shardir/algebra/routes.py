@@ -20,9 +20,8 @@ seconds.
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
-from itertools import accumulate, combinations, permutations, product
+from itertools import combinations, permutations, product
 from math import comb, inf, prod
-from operator import mul
 from typing import Any
 
 import numpy as np
@@ -106,8 +105,7 @@ def _in_primes(mesh: Mesh, axes: Axes) -> Axes:
             while odd % k:
                 k += 2
             sizes, odd = [*sizes, k], odd // k
-        ends = [1, *accumulate(sizes, mul)]
-        cuts = (Axis(axis.name, pre, size) for pre, size in zip(ends, sizes, strict=False))
+        cuts = (Axis(axis.name, prod(sizes[:i]), size) for i, size in enumerate(sizes))
         found += cuts if len(sizes) > 1 else [axis]
     return tuple(found)
 

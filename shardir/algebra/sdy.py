@@ -110,7 +110,7 @@ class _SdyValues:
         dims = [d for d in rest if d is not None and len(d) == 3]
         given: dict[str, Axes] = {}
         for word, axes in (k for k in rest if k is not None and len(k) == 2):
-            if word in given:
+            if str(word) in given:
                 raise NotationError(
                     f"expected {word} once in the sharding, got it twice", word.start_pos
                 )

@@ -41,6 +41,7 @@ def compile(
     name: str = "<input>",
     *,
     mode: str | None = None,
+    plan: str | Path | None = None,
     save_strategies: str | Path | None = None,
     load_strategies: str | Path | None = None,
     base_dir: str | Path | None = None,

@@ -210,7 +210,7 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
         ShardirError: the op has no cost.
     """
     found = work_of(op, mesh)
-    return found and found.cost(mesh)
+    return None if found is None else found.cost(mesh)
 
 
 def work_of(op: Operation, mesh: Mesh) -> Work | None:

@@ -103,7 +103,8 @@ class PlanCost:
         return self.terms.cost(self.coefficients)
 
     def __str__(self) -> str:
-        rows = [("op", "location", "D_cal", "D_inner", "D_inter", "D_dp", "")]
+        head = "op", "location", "D_cal", "D_inner", "D_inter", "D_dp", ""
+        rows: list[tuple[str, ...]] = [head]
         rows += [(called(op), location(op), *map(str, t.bytes), "") for op, t in self.ops]
         rows.append(("sum", "", *map(str, self.terms.bytes), ""))
         c, cal = self.coefficients, self.terms.cal

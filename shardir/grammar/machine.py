@@ -6,7 +6,7 @@ shifts them. It also owns its stacks, which is what error recovery needs.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,7 +67,7 @@ class Machine:
         grammar: str,
         starts: Sequence[str],
         actions: object,
-        convert: dict[str, Callable[[str, int, int], Any]] | None = None,
+        convert: Mapping[str, Callable[[str, int, int], Any]] | None = None,
         words: dict[str, dict[str, str]] | None = None,
         token: Callable[[str, int, int], Any] = Token,
     ):

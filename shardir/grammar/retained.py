@@ -27,9 +27,10 @@ def retained(key: str, compute: Callable[[], Any]) -> Any:
     """Return the data of a key as JSON has it: from its file, or computed."""
     try:
         file = cache_folder() / f"{sha256(key.encode()).hexdigest()[:32]}.json"
-        return json.loads(_content(file))
     except RuntimeError:  # there is no home directory
         return json.loads(json.dumps(compute()))
+    try:
+        return json.loads(_content(file))
     except (OSError, ValueError):  # no file, or a damaged one
         data = json.dumps(compute(), separators=(",", ":")).encode()
     with contextlib.suppress(OSError):  # the disk is full, or the folder read-only

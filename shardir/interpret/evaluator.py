@@ -77,7 +77,8 @@ class RankView:
     def _placed(self, value: SSAValue) -> tuple[Layout | None, Shape]:
         if (found := self.placed.get(value)) is None:
             layout = dist.layout_of(value)
-            shape = dist.global_shape(value.type, layout and self.meshes[layout.mesh])
+            mesh = None if layout is None else self.meshes[layout.mesh]
+            shape = dist.global_shape(value.type, mesh)
             found = self.placed[value] = layout, shape
         return found
 

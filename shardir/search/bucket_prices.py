@@ -30,7 +30,7 @@ class TransferPrices:
         shape, size, mesh = t.get_shape(), itemsize(t), self.mesh
         reduction = have.reduction if have.partial else target.reduction
         costs = transfer_costs(mesh, len(shape), reduction)
-        steps = costs and costs.routes.steps(shape, size, have, target)
+        steps = () if costs is None else costs.routes.steps(shape, size, have, target)
         found: list[LateCollective] = []
         for step in steps or ():
             if step.communicates(mesh):

@@ -47,7 +47,7 @@ def unsaved_spans(block: Block, spans: Mapping[SSAValue, Span]) -> dict[SSAValue
     ops = list(block.ops)
     border = next((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), len(ops))
     at = {op: i for i, op in enumerate(ops)}
-    found = {}
+    found: dict[SSAValue, Span] = {}
     for op in ops[:border]:
         if not isinstance(op, TensorOp) or len(op.results) != 1 or not op.operands:
             continue

@@ -32,6 +32,7 @@ class FastPrinter(Printer):
         self, stream: StringIO, aliases: dict[Attribute, str] | None = None, **options: Any
     ):
         super().__init__(stream=stream, **options)
+        # pyrefly: ignore[bad-override-mutable-attribute] - there is one, and it is text
         self.stream: StringIO = stream
         self.aliases = aliases or {}
         self.texts: dict[int, tuple[Attribute, str]] = {}

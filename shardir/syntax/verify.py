@@ -142,7 +142,7 @@ def check_symbols(op: Operation, source: Source, report: Callable[..., None]) ->
             for block in region.blocks:
                 for inner in block.ops:
                     trait = inner.get_trait(SymbolOpInterface)
-                    name = trait and trait.get_sym_attr_name(inner)
+                    name = None if trait is None else trait.get_sym_attr_name(inner)
                     if name is None:
                         continue
                     if (first := seen.setdefault(name.data, inner)) is not inner:

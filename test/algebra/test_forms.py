@@ -112,5 +112,6 @@ def test_hierarchies_by_hand() -> None:
     ids=str,
 )  # fmt: skip
 def test_a_cluster_of_impossible_figures_is_refused(figures: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"levels": CLUSTER.levels, **figures}
     with pytest.raises(ShardirError, match=r"^expected .*, got .*; give "):
-        Cluster(**{"levels": CLUSTER.levels, **figures})
+        Cluster(**given)

@@ -25,7 +25,7 @@ NAMES = st.from_regex(r"[a-c*?{}\[\],.0-9]{1,8}", fullmatch=True)
 
 A, B = Axis("a"), Axis("b", 2, 4)
 DIMS = st.lists(st.sampled_from([(), (A,), (B, A), SizedAxes((A,), (3, 1))]), max_size=3).map(tuple)
-FIELDS = {"layout": DIMS, "recompute": st.just(True)}
+FIELDS: dict[str, Any] = {"layout": DIMS, "recompute": st.just(True)}
 ALLOWED = {
     NameKind.VALUE: FIELDS,
     NameKind.INPUT: FIELDS | {"uses": DIMS},

@@ -227,7 +227,7 @@ def refused() -> Iterator[tuple[dict[str, object], str]]:
 @pytest.mark.parametrize(("options", "message"), list(refused()))
 def test_requests_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     unsharded = parse_layout("@m, [{}, {}]")
-    given = {"dtype": "f32", "source": unsharded, "target": unsharded} | options
+    given: dict[str, Any] = {"dtype": "f32", "source": unsharded, "target": unsharded} | options
     with pytest.raises(ShardirError, match=message):
         plan_redistribution(shape=(4, 4), mesh=Mesh("m", (("a", 2),)), **given)
 

@@ -15,7 +15,7 @@ from xdsl.ir import Block, Region
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.factors import try_op_sharding
-from shardir.algebra.mesh import Axis
+from shardir.algebra.mesh import Axes, Axis
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.ops import FAMILIES
 from shardir.backend.torch.ops.dist import TORCH_DIST
@@ -122,7 +122,7 @@ def placements(op):
     half = list(itertools.combinations_with_replacement([None, *names], 2))
     for dp, tp in extent(half, pairs):
         for order in ((0, 1), (1, 0)) if dp == tp and dp else ((0, 1),):
-            chosen = {}
+            chosen: dict[str, Axes] = {}
             for k in order:
                 if (factor := (dp, tp)[k]) is not None:
                     chosen[factor] = (*chosen.get(factor, ()), Axis(("dp", "tp")[k]))

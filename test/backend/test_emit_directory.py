@@ -1,6 +1,7 @@
 """An emitted program's directory: the plan and its data; and the Python interface."""
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ func.func @step(
 
 
 def save_data(folder, **arrays):
-    good = {"x": np.arange(30.0).reshape(10, 3), "n": np.zeros(10, np.uint16)}
+    good: dict[str, Any] = {"x": np.arange(30.0).reshape(10, 3), "n": np.zeros(10, np.uint16)}
     np.savez(folder / "d.npz", **{**good, **arrays})
     (folder / "p.ir").write_text(DATA)
     return folder / "p.ir"

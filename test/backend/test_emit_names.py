@@ -94,6 +94,7 @@ def test_names_do_not_break_out(word, tmp_path):
         mesh = rt.Mesh([(other or "empty", 1)])  # one rank: no process group
         loss, w = program[name](mesh, torch.ones(4, 3), torch.ones(3, 3))
         assert loss.item() == 36.0 and w.shape == (3, 3)
+    module = evil_module(word, EVIL[-1])
     TorchBackend().emit_directory(default_parser().ctx, module, None, tmp_path / "d")
     plan = load_plan(tmp_path / "d")
     assert plan.mesh_name == word and [f.name for f in plan.functions] == [word]

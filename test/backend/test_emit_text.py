@@ -43,14 +43,14 @@ from shardir.syntax.parser import parse
 ])  # fmt: skip
 def test_contractions_as_people_write_them(equation, text):
     x, y, z = equation.replace("->", ",").split(",")
-    sizes = dict(zip("abcdhijkq", "237243453", strict=True))
+    sizes: dict[str, str] = dict(zip("abcdhijkq", "237243453", strict=True))
     assert contraction((x, y, z), ("x", "y"), sizes) == text
 
 
 def test_contractions_equal_einsum():
     """Whatever the equation: operands of up to four letters, seeded."""
     choose, seen = random.Random(5), 0
-    sizes = dict(zip("abcdef", (2, 3, 4, 5, 1, 2), strict=True))
+    sizes: dict[str, int] = dict(zip("abcdef", (2, 3, 4, 5, 1, 2), strict=True))
     for _ in range(600):
         pool = choose.sample("abcdef", choose.randint(1, 5))
         kinds = {c: choose.choice(["xy", "xz", "yz", "xyz"]) for c in pool}

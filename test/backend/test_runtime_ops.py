@@ -4,12 +4,11 @@ from itertools import accumulate, permutations
 
 import numpy as np
 import pytest
+import runtime_buffers as buffers
+import runtime_reductions as reductions
 import torch
-
-from shardir.backend.torch.runtime import runtime_buffers as buffers
-from shardir.backend.torch.runtime import runtime_reductions as reductions
-from shardir.backend.torch.runtime.ops_runtime import in_slices, trust_ratio
-from shardir.backend.torch.runtime.runtime_mesh import Group, Mesh, shard_size
+from ops_runtime import in_slices, trust_ratio
+from runtime_mesh import Group, Mesh, shard_size
 
 
 @pytest.mark.parametrize("w", [0.0, 4.0])

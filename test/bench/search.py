@@ -129,7 +129,7 @@ def searched_gpt(layers: int) -> Record:
 def searched_pangu(size: str, *axes: int, **sizes: int) -> Record:
     """Return the record of PanGu-alpha on axes of these sizes; `sizes` replace the published
     ones."""
-    mesh = dict(zip("abc", axes, strict=False))
+    mesh: dict[str, int] = dict(zip("abc", axes, strict=False))
     sizes = {**PANGU[size], **sizes, "batch": prod(axes)}
     text = pangu(**sizes, mesh=mesh, cluster="pod2048")
     model = f"pangu-{size}-{sizes['layers']}"

@@ -147,7 +147,7 @@ def test_a_static_loss_scale_changes_nothing_else():
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_whether_all_are_finite_takes_one_reduction(name: str):
     """And the global norm travels with it."""
-    options = {"loss_scale": train.LossScaleAttr.read("dynamic"),
+    options: dict[str, Any] = {"loss_scale": train.LossScaleAttr.read("dynamic"),
                "clip": train.ClipAttr.read("norm, max = 1.0")}  # fmt: skip
     plain, scaled = (
         collectives(parts(compiled(module_of("sgd, lr = 0.1", LAYOUTS[name], **o)), "step")[1])

@@ -134,15 +134,17 @@ def test_a_step_with_batch_norm_is_torchs(count: int):
     x = torch.randn(count, 7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         norm.weight.copy_(x[0, 0])
-    state = [norm.weight, norm.bias, norm.running_mean, norm.running_var]
+    mean, var = norm.running_mean, norm.running_var
+    assert mean is not None and var is not None
+    state = [norm.weight, norm.bias, mean, var]
     given = [x.squeeze(0).numpy(), *(v.detach().numpy().copy() for v in state)]
     loss = torch.stack([(norm(batch) ** 2).sum() for batch in x]).sum()
     loss.backward()
     with torch.no_grad():
         wanted = [
             loss,
-            norm.running_mean,
-            norm.running_var,
+            mean,
+            var,
             *(v - 0.5 * v.grad for v in (norm.weight, norm.bias) if v.grad is not None),
         ]
     for y, want in zip(run(module, "step", given), wanted, strict=True):

@@ -45,7 +45,7 @@ def plain_text(shape: tuple[int, ...]) -> str:
 def perceptron(batch: int, sizes: list[int], rows: str, columns: str) -> str:
     """tanh(x w) for each weight; x and the target have their rows over dp. Weights have the layouts
     `rows` and `columns` by turns."""
-    weights = [*pairwise(sizes)]
+    weights: list[tuple[int, ...]] = [*pairwise(sizes)]
     layouts = [rows if i % 2 == 0 else columns for i in range(len(weights))]
     x, target = laid((batch, sizes[0]), "[{dp}, {}]"), laid((batch, sizes[-1]), "[{dp}, {}]")
     lines, last, have = [], "x", x

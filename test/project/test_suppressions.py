@@ -5,7 +5,7 @@ import re
 import pytest
 from vocabulary import ROOT
 
-SUPPRESSION = re.compile(r"#\s*(?:noqa|ruff: noqa|type: ignore|pyright:)[^\n]*")
+SUPPRESSION = re.compile(r"#\s*(?:noqa|ruff: noqa|type: ignore|pyrefly:)[^\n]*")
 REASON = re.compile(r"( - |\()\w")
 
 

@@ -306,7 +306,7 @@ def main(mesh_text, rank, store):
     world = math.prod(size for _, size in mesh_axes)
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(store, world),  # pyright: ignore[reportPrivateImportUsage] - it is public
+        store=dist.FileStore(store, world),
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=30),

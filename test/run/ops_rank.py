@@ -36,7 +36,7 @@ def main(directory: Path, rank: int) -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(str(directory / "store"), 4),  # pyright: ignore[reportPrivateImportUsage] - it is public
+        store=dist.FileStore(str(directory / "store"), 4),
         rank=rank, world_size=4, timeout=timedelta(seconds=20),
     )  # fmt: skip
     mesh = rt.Mesh([("a", 2), ("b", 2)], rank)

@@ -90,7 +90,8 @@ def axes_text(axes: tuple[tuple[str, int], ...]) -> str:
 def test_no_mesh_of_all_is_better(program: str, axes: int, links: str):
     """Of 8, 2 x 4, 4 x 2 and 2 x 2 x 2, those of at most `axes` axes."""
     text = on_cluster(PROGRAMS[program], NODES, LINKS[links])
-    meshes = {tuple(zip("abc", shape, strict=False)) for shape in shapes(8, axes)}
+    names: tuple[str, ...] = "a", "b", "c"
+    meshes = {tuple(zip(names, shape, strict=False)) for shape in shapes(8, axes)}
     seconds = {m: fastest_on(text.replace("d = 8", axes_text(m))) for m in meshes}
     module = parse(text)
     SearchMesh(axes=axes).apply(Context(), module)

@@ -190,6 +190,7 @@ class _Attention(TensorOp, ABC):
             nothing = b.scalar(float("-inf"), scores)
         if self.causal is not None:
             rows, columns = (self.count(b, scores, last - 1 + i, i) for i in (0, 1))
+            # pyrefly: ignore[unbound-name] - bound above
             scores = b.select(b.compare("le", columns, rows), scores, nothing)
         if mask is not None:
             wide = self.spread(b, b.widened(mask))

@@ -76,7 +76,7 @@ class Elementwise(TensorOp, ABC):
             dims, [names], [t.get_shape() for t in (*operands, *results)], linear=cls.LINEAR
         )
 
-    def evaluate(self, device: Device, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:
         return type(self).NUMPY(*arrays)
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:

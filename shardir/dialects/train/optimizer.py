@@ -183,8 +183,8 @@ def local(update: Callable[[ParameterStep], list[SSAValue]]) -> Callable[[Parame
     """The update, which needs no communication, as a generator."""
 
     def generator(p: ParameterStep) -> Updated:
+        yield from ()  # makes it a generator
         return update(p)
-        yield  # makes it a generator; never reached
 
     return generator
 

@@ -97,10 +97,11 @@ def work(options: argparse.Namespace, events: Events) -> None:
     """Measure all programs; those on meshes of the same axes share their process groups."""
     turns = json.loads((HERE / "turns.json").read_text())
     meshes: dict[tuple, rt.Mesh] = {}
+    first: rt.Mesh | None = None
     timed = []
     for number, name in enumerate(turns["programs"]):
         plan = load_plan(name)
-        if not meshes:
+        if first is None:
             first = meshes[plan.axes] = join_ranks(plan, options)
         mesh = meshes.setdefault(plan.axes, rt.Mesh(plan.axes, first.rank, first.device))
         for axes in plan.groups:

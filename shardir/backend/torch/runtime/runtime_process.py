@@ -141,7 +141,7 @@ def _launchers_store(rank: int, size: int) -> Any:
     socket = os.environ.get("SHARDIR_STORE_FD")
     if socket is None:
         return None
-    store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage] - it is public
+    store: Any = dist.TCPStore
     timeout = timedelta(seconds=START_SECONDS)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank == 0:
