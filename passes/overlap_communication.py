@@ -33,7 +33,7 @@ from xdsl.ir import Block, Operation
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.mesh import Mesh
-from shardir.cost.memory import memory_of
+from shardir.cost.memory import memory_at_ops
 from shardir.cost.overlap import Costs, StartSchedule, Timeline, can_start, grows, users
 from shardir.cost.schedule import cuts
 from shardir.cost.seconds import steps_of, together
@@ -83,7 +83,7 @@ def _overlap(f: FuncOp, mesh: Mesh) -> None:
     """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
     block = f.body.block
     costs = Costs(block, mesh)
-    limit = max(memory_of(f, mesh).peak, mesh.cluster_or_default.memory or 0)
+    limit = max(*memory_at_ops(f, mesh).values(), mesh.cluster_or_default.memory or 0)
     given = kept = Arrangement(block)
     fastest = costs.of_block(block)
     for cutting in (False, True):
@@ -106,11 +106,11 @@ def _start_within(limit: int, f: FuncOp, costs: Costs, cutting: bool) -> None:
     given, excluded = Arrangement(f.body.block), set[int]()
     for _ in range(MAX_ATTEMPTS):
         numbers = _start(f.body.block, costs, excluded, cutting)
-        use = memory_of(f, costs.mesh)
-        if use.peak <= limit:
+        needed = memory_at_ops(f, costs.mesh)
+        over = [op for op, bytes in needed.items() if bytes > limit]
+        if not over:
             return
-        over = [op for op, needed in use.at_ops.items() if needed > limit]
-        over.sort(key=use.at_ops.__getitem__, reverse=True)
+        over.sort(key=needed.__getitem__, reverse=True)
         excluded |= _to_exclude(f.body.block, over, numbers)
         given.restore(f.body.block)
 
@@ -149,9 +149,12 @@ def _to_exclude(
         if op in numbers and dist.is_started(op):
             now[numbers[op]] += 1
         if op in in_flight:
-            in_flight[op] = {i for i, parts in now.items() if parts}
+            in_flight[op] = {*now}
         if isinstance(op, dist.WaitOp) and op.started in numbers:
-            now[numbers[op.started]] -= 1
+            number = numbers[op.started]
+            now[number] -= 1
+            if not now[number]:
+                del now[number]
     for each in in_flight.values():
         if not each:
             return {*numbers.values()}

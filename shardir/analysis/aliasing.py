@@ -7,6 +7,7 @@ views(op) + custom ops    results that may share memory: for writes in place
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 
 from xdsl.dialects.builtin import TensorType
@@ -52,7 +53,7 @@ STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, 
 
 def views(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that may be views, each with its operand."""
-    if isinstance(op, VIEWS) or moves_nothing(op, mesh):
+    if _is_one_of(type(op), VIEWS) or moves_nothing(op, mesh):
         one = isinstance(op, train.CarryOp) or len(op.operands) == 1
         operands = tuple(op.operands[:1]) * len(op.results) if one else op.operands
         yield from zip(op.results, operands, strict=True)
@@ -84,6 +85,8 @@ def in_place(op: Operation) -> AliasPairs:
 
 def copies(op: Operation, mesh: Mesh) -> bool:
     """Whether an op of VIEWS makes a new storage."""
+    if not _is_one_of(type(op), VIEWS):
+        return False
     match op:
         case nn.ReshapeOp():
             return is_strided(op.operands[0], mesh)
@@ -93,6 +96,12 @@ def copies(op: Operation, mesh: Mesh) -> bool:
             return isinstance(op, COPIES) and not moves_nothing(op, mesh)
         case _:
             return isinstance(op, COPIES)
+
+
+@cache
+def _is_one_of(kind: type[Operation], kinds: tuple[type[Operation], ...]) -> bool:
+    """Whether ops of a kind are of one of some kinds, asked once: to ask for each op is slow."""
+    return issubclass(kind, kinds)
 
 
 def is_strided(v: SSAValue, mesh: Mesh) -> bool:

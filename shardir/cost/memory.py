@@ -18,8 +18,8 @@ allocates internally, and the fragmentation of the allocator.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 
 from xdsl.dialects.builtin import TensorType
@@ -53,14 +53,12 @@ class Storage:
 @dataclass(frozen=True)
 class MemoryUse:
     """The peak memory of a device: its bytes, the op at which it is reached, the live storages at
-    that op, largest first, and the bytes of the buffers of the op itself; and the bytes that are
-    live at each op."""
+    that op, largest first, and the bytes of the buffers of the op itself."""
 
     peak: int
     op: Operation
     storages: tuple[Storage, ...]
     buffers: int
-    at_ops: Mapping[Operation, int] = field(compare=False, repr=False)
 
     @property
     def parts(self) -> dict[str, int]:
@@ -73,31 +71,44 @@ class MemoryUse:
 
 def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
     """Return the memory that a function in the local view needs on a device."""
-    ops = live_ops(list(f.body.block.ops))
-    storages = _storages(f, ops, mesh)
-    spans = dict(storages.spans())
-    if not is_step(f):
-        spans = {v: Span(span.start, len(ops)) for v, span in spans.items()}
-    sizes = {v: _size(v, storages) for v in spans}
-    born, died = [0] * (len(ops) + 1), [0] * (len(ops) + 1)
-    for v, (start, end) in spans.items():
-        born[start] += sizes[v]  # of arguments the last element, which is before the first op
-        died[end] += sizes[v]
-    held = _held(ops, mesh)
-    now, needed = born[-1], list[int]()
-    for i in range(len(ops)):
-        now += born[i]
-        needed.append(now + held[i])
-        now -= died[i]
-    at = max(range(len(ops)), key=needed.__getitem__)
-    parts = _parts(f, ops)
-    live = (
-        Storage(v, sizes[v], parts.get(v, "temporaries"))
-        for v, (start, end) in spans.items() if start <= at <= end
+    live = _Live(f, mesh)
+    at = max(range(len(live.ops)), key=live.needed.__getitem__)
+    parts = _parts(f, live.ops)
+    there = (
+        Storage(v, live.sizes[v], parts.get(v, "temporaries"))
+        for v, (start, end) in live.spans.items() if start <= at <= end
     )  # fmt: skip
-    largest = tuple(sorted(live, key=lambda s: -s.bytes))
-    at_ops = dict(zip(ops, needed, strict=True))
-    return MemoryUse(needed[at], ops[at], largest, held[at], at_ops)
+    largest = tuple(sorted(there, key=lambda s: -s.bytes))
+    return MemoryUse(live.needed[at], live.ops[at], largest, live.held[at])
+
+
+def memory_at_ops(f: FuncOp, mesh: Mesh) -> dict[Operation, int]:
+    """Return the bytes that are live at each op of a function in the local view."""
+    live = _Live(f, mesh)
+    return dict(zip(live.ops, live.needed, strict=True))
+
+
+class _Live:
+    """The live ops and storages of a function, and the bytes that each op needs."""
+
+    def __init__(self, f: FuncOp, mesh: Mesh):
+        self.ops = ops = live_ops(list(f.body.block.ops))
+        storages = _storages(f, ops, mesh)
+        self.spans = dict(storages.spans())
+        if not is_step(f):
+            self.spans = {v: Span(span.start, len(ops)) for v, span in self.spans.items()}
+        self.sizes = {v: _size(v, storages) for v in self.spans}
+        self.held = _held(ops, mesh)
+        self.needed = list[int]()
+        born, died = [0] * (len(ops) + 1), [0] * (len(ops) + 1)
+        for v, (start, end) in self.spans.items():
+            born[start] += self.sizes[v]  # of arguments the last element, before the first op
+            died[end] += self.sizes[v]
+        now = born[-1]
+        for i in range(len(ops)):
+            now += born[i]
+            self.needed.append(now + self.held[i])
+            now -= died[i]
 
 
 def _held(ops: list[Operation], mesh: Mesh) -> list[int]:

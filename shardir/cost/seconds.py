@@ -28,7 +28,11 @@ from shardir.analysis.loops import Loops
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.signatures import SignatureMemo
 from shardir.dialects.nn.types import element_name, itemsize, size_of
+
+works = SignatureMemo()
+"""The element type, the flops and the bytes of each signature on a mesh."""
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops without computation. The copy by a reshape of a non-contiguous value is not counted."""
@@ -237,15 +241,21 @@ def work_of(op: Operation, mesh: Mesh) -> Work | None:
 
 
 def _computation(op: TensorOp, mesh: Mesh) -> Work:
-    values, factors = (*op.operands, *op.results), op.factors(mesh)
-    types = [v.type for v in values if isinstance(v.type, TensorType)]
-    if is_free(type(op), factors, types):
-        return NoWork(op)
-    layouts = [l for v in values if (l := dist.layout_of(v)) is not None]
-    chosen = factors.axes_of(layouts, mesh) if layouts else {}
-    shapes = [t.get_shape() for t in types]
-    flops, touched = work(type(op), factors, chosen, mesh, shapes, types)
-    return Computation(op, element_name(types[0].element_type), flops, touched)
+    types = [v.type for v in (*op.operands, *op.results) if isinstance(v.type, TensorType)]
+
+    def once() -> tuple[str, int, int]:
+        """Return the element type, the flops and the bytes; no bytes of a free op."""
+        factors = op.factors(mesh)
+        if is_free(type(op), factors, types):
+            return "", 0, 0
+        layouts = [l for t in types if (l := dist.type_layout(t)) is not None]
+        chosen = factors.axes_of(layouts, mesh) if layouts else {}
+        shapes = [t.get_shape() for t in types]
+        element = element_name(types[0].element_type)
+        return element, *work(type(op), factors, chosen, mesh, shapes, types)
+
+    element, flops, touched = works.get_or((type(op), mesh, *types), op.properties, once)
+    return Computation(op, element, flops, touched) if element else NoWork(op)
 
 
 def is_free(kind: type[TensorOp], factors: Factors, types: Sequence[TensorType]) -> bool:

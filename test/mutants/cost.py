@@ -50,8 +50,8 @@ MUTANTS = [
         "storages are freed before they are read",
         "Memory is freed before the last op that reads it.",
         "shardir/cost/memory.py",
-        "        now += born[i]\n",
-        "        now += born[i] - died[i]\n        died[i] = 0\n",
+        "            now += born[i]\n",
+        "            now += born[i] - died[i]\n            died[i] = 0\n",
         "test/cost/test_cost_memory.py::test_a_step_needs_what_torch_needs",
     ),
     Mutant(

@@ -214,11 +214,16 @@ class TensorOp(IRDLOperation, ABC):
 
     def factors(self, mesh: Mesh | None = None) -> Factors:
         """The op's factors on its global shapes."""
-        return rule_of(
-            type(self),
-            tuple(_global_type(v.type, mesh) for v in self.operands),
-            tuple(_global_type(v.type, mesh) for v in self.results),
+        operands, results = ([v.type for v in end] for end in (self.operands, self.results))
+        return rules.get_or(
+            (type(self), mesh, *operands, None, *results),
             self.properties,
+            lambda: rule_of(
+                type(self),
+                tuple(_global_type(t, mesh) for t in operands),
+                tuple(_global_type(t, mesh) for t in results),
+                self.properties,
+            ),
         )
 
     def shapes(self, mesh: Mesh | None = None) -> tuple[Shape, ...]:
