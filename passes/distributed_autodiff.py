@@ -32,6 +32,7 @@ values have layouts, these stay, as pins for search-strategies, and new values h
 7. A private function that nothing else uses is erased; any other stays.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,17 +42,17 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, Region
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import is_laid_out, is_local_body, mesh_of, name_of
+from shardir.analysis.functions import is_laid_out, is_local_body, mesh_among, name_of
 from shardir.diagnostics import Failure, coded
-from shardir.dialects.train import BackwardOp, GradientOp, StepOp
+from shardir.dialects.dist import meshes_of
+from shardir.dialects.symbols import fixed_symbols
+from shardir.dialects.train import BackwardOp, GradientOp, Request
 from shardir.rewriting.autodiff.function import Differentiation
 from shardir.rewriting.bases import collect_all, collect_errors
 from shardir.rewriting.composites import expand, warn_of_lost_strategies
 from shardir.rewriting.lowering import lift, lower
 from shardir.rewriting.options import PassOptions
 from shardir.rewriting.rewriter import erase, set_type
-
-Request = StepOp | GradientOp
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,14 @@ class DistributedAutodiff(PassOptions):
     name = "distributed-autodiff"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        requests: list[Request] = [o for o in op.body.ops if isinstance(o, StepOp | GradientOp)]
+        requests: list[Request] = [o for o in op.body.ops if isinstance(o, Request)]
         ordered: dict[Request, None] = {}
-        collect_all(
-            lambda: collect_errors(requests, lambda r: ordered.update(chain_of(r))),
-            lambda: differentiate_all(op, list(ordered)),
-        )
+
+        def put_in_order() -> None:
+            with fixed_symbols():
+                collect_errors(requests, lambda r: ordered.update(chain_of(r)))
+
+        collect_all(put_in_order, lambda: differentiate_all(op, list(ordered)))
 
 
 def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
@@ -75,17 +78,23 @@ def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
     Raises:
         Failure: the errors of all functions that can't be differentiated.
     """
-    uses = [r.function.root_reference.data for r in requests]
+    uses = Counter(r.function.root_reference.data for r in requests)
+    called, meshes = called_functions(module), meshes_of(module)
+    functions = {name_of(f): f for f in module.body.ops if isinstance(f, FuncOp) and f.body.blocks}
+    missing = {r.sym_name.data for r in requests}
 
     def differentiate(request: Request) -> None:
-        uses.remove(request.function.root_reference.data)
-        if isinstance(request, GradientOp) and request.maker() is not None:
+        name = request.function.root_reference.data
+        uses[name] -= 1
+        if isinstance(request, GradientOp) and name in missing:
             return  # its function could not be differentiated
-        source = request.find()
+        source = functions.get(name) or request.find()
         private = source.sym_visibility is not None and source.sym_visibility.data == "private"
-        consumed = private and name_of(source) not in uses and not is_called(module, source)
-        made = differentiated(request, source, mesh_of(source, module), consumed)
+        consumed = private and not uses[name] and name not in called
+        made = differentiated(request, source, mesh_among(source, meshes), consumed)
         module.body.block.insert_op_before(made, request)
+        functions[name_of(made)] = made
+        missing.remove(name_of(made))
         erase(request)
         if consumed:
             erase(source)
@@ -109,13 +118,9 @@ def chain_of(request: Request) -> dict[Request, None]:
     return dict.fromkeys(reversed(chain))
 
 
-def is_called(module: ModuleOp, f: FuncOp) -> bool:
-    return any(
-        isinstance(op, CallOp) and op.callee.root_reference.data == name_of(f)
-        for g in module.body.ops
-        if isinstance(g, FuncOp)
-        for op in g.walk()
-    )
+def called_functions(module: ModuleOp) -> set[str]:
+    """Return the names of the functions that are called."""
+    return {op.callee.root_reference.data for op in module.walk() if isinstance(op, CallOp)}
 
 
 def differentiated(request: Request, source: FuncOp, mesh: Mesh | None, consumed: bool) -> FuncOp:

@@ -57,7 +57,7 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp, decomposes, strategy_factors
 from shardir.dialects.nn.types import itemsize, unsharded_type
-from shardir.dialects.train import GradientOp, StepOp, Update, arguments
+from shardir.dialects.train import Request, Update, arguments
 from shardir.rewriting.autodiff.activity import Activity
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors, warn_without_mesh
 from shardir.rewriting.functions import update_signature
@@ -94,11 +94,13 @@ def propagate_functions(functions: Iterable[Function]) -> "list[FunctionPropagat
     Raises:
         Failure: the annotations or strategies of functions are not valid.
     """
-    found: list[FunctionPropagation] = []
+    functions, found = list(functions), list[FunctionPropagation]()
+    requests = _requests(functions[0].module) if functions else {}
 
     def propagate_function(f: Function) -> None:
         if f.mesh is not None:
-            found.append(FunctionPropagation(f.op, f.block, f.mesh, f.module))
+            asked = requests.get(f.name, [])
+            found.append(FunctionPropagation(f.op, f.block, f.mesh, f.module, asked))
             found[-1].write(f.op, found[-1].state)
 
     collect_errors(functions, propagate_function)
@@ -108,8 +110,12 @@ def propagate_functions(functions: Iterable[Function]) -> "list[FunctionPropagat
 class FunctionPropagation:
     """The propagation of a function: `state`, whose values and nodes are `values` and `ops`."""
 
-    def __init__(self, f: FuncOp, block: Block, mesh: Mesh, module: ModuleOp):
+    def __init__(
+        self, f: FuncOp, block: Block, mesh: Mesh, module: ModuleOp, requests: Sequence[Request]
+    ):
         self.f, self.block, self.mesh, self.module = f, block, mesh, module
+        self.requests = requests
+        """Those to differentiate the function."""
         self.ops = list(block.ops)
         self.values = _tensors(block)
         self.value_index = {v: i for i, v in enumerate(self.values)}
@@ -151,7 +157,7 @@ class FunctionPropagation:
     def graph_values(self) -> Iterator[GraphValue]:
         """The values of the graph, in the order of `values`."""
         retained = retained_arguments(self.f)
-        activity = Activity(differentiated_values(self.f))
+        activity = Activity(self.differentiated())
         activity.mark(self.ops)
         active = activity.active & _returned(self.ops)
         bundled = {op.operands[1] for op in self.ops if isinstance(op, Update)}
@@ -167,6 +173,12 @@ class FunctionPropagation:
                 is_active=v in active,
                 is_bundled=v in bundled,
             )
+
+    def differentiated(self) -> Iterator[SSAValue]:
+        """Yield the arguments with respect to which the function is to be differentiated."""
+        for request in self.requests:
+            indices = differentiated_arguments(request, arguments(self.f))
+            yield from (self.block.args[i] for i in indices)
 
     def node(self, op: Operation, errors: list[Located]) -> Node:
         """Return the node of an op, and add its errors to `errors`."""
@@ -248,9 +260,10 @@ def _returned(ops: Sequence[Operation]) -> set[SSAValue]:
     return found
 
 
-def differentiated_values(f: FuncOp) -> Iterator[SSAValue]:
-    """Yield the arguments with respect to which a function is to be differentiated."""
-    module, args = f.parent_op(), f.body.block.args
-    for op in module.regions[0].block.ops if module is not None else ():
-        if isinstance(op, StepOp | GradientOp) and op.function.string_value() == name_of(f):
-            yield from (args[i] for i in differentiated_arguments(op, arguments(f)))
+def _requests(module: ModuleOp) -> dict[str, list[Request]]:
+    """Return the requests to differentiate each function, by its name."""
+    found: dict[str, list[Request]] = {}
+    for op in module.body.ops:
+        if isinstance(op, Request):
+            found.setdefault(op.function.string_value(), []).append(op)
+    return found

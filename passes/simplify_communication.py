@@ -11,6 +11,7 @@ shardir/rewriting/reordering.py.
 3. A collective that is `async` stays as it is.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.ir import Block, Operation, SSAValue
@@ -19,6 +20,7 @@ from shardir.algebra.collectives import AxisState, between
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.cost.seconds import cost_of
 from shardir.dialects import dist, nn
+from shardir.dialects.symbols import fixed_symbols
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.patterns import Pattern, apply_patterns, at_each_op
@@ -36,6 +38,10 @@ class SimplifyCommunication(LocalPass):
     """Merges, shrinks and removes collectives."""
 
     name = "simplify-communication"
+
+    def rewrite_all(self, functions: Sequence[Function]) -> None:
+        with fixed_symbols():
+            super().rewrite_all(functions)
 
     def rewrite(self, f: Function) -> None:
         apply_patterns(PATTERNS, f.block)

@@ -1,6 +1,6 @@
 """Walk a function; find its mesh, its view, and the names of values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr, TensorType
 from xdsl.dialects.func import FuncOp
@@ -40,13 +40,17 @@ def makers(block: Block) -> Iterator[tuple[Operation | BlockArgument, tuple[SSAV
 
 
 def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
-    """Return the mesh that a function's layouts and strategies name, else the only mesh of the
-    module; None if the module has none, or several.
+    """Return the mesh of a function of a module, as `mesh_among` does."""
+    return mesh_among(f, meshes_of(module))
+
+
+def mesh_among(f: FuncOp, meshes: Mapping[str, Mesh]) -> Mesh | None:
+    """Return the one of a module's meshes that a function's layouts and strategies name, else the
+    only one; None if the module has none, or several.
 
     Raises:
         Failure: the function uses two meshes, or one that is not declared.
     """
-    meshes = meshes_of(module)
     named: dict[str, Operation] = {}
     for op in f.body.block.ops:
         for v in op.results:

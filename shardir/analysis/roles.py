@@ -8,16 +8,14 @@ from xdsl.ir import SSAValue
 from shardir.dialects.train import (
     Argument,
     GradientOp,
+    Request,
     Role,
-    StepOp,
     arguments,
     updated_arguments,
 )
 
 
-def differentiated_arguments(
-    request: StepOp | GradientOp, arguments: Sequence[Argument]
-) -> list[int]:
+def differentiated_arguments(request: Request, arguments: Sequence[Argument]) -> list[int]:
     """Return the indices of the arguments with respect to which a function is differentiated: those
     that a gradient names, and of a step the parameters."""
     if isinstance(request, GradientOp):

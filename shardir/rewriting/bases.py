@@ -8,7 +8,7 @@
 A pass is a frozen dataclass, whose fields are its options.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -19,9 +19,9 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import has_layouts, is_local_body, mesh_of, name_of, unlaid
+from shardir.analysis.functions import has_layouts, is_local_body, mesh_among, name_of, unlaid
 from shardir.diagnostics import Failure, Located, ShardirError
-from shardir.dialects.dist import MeshOp
+from shardir.dialects.dist import MeshOp, meshes_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.options import PassOptions
@@ -35,6 +35,8 @@ class Function:
     op: FuncOp
     block: Block
     module: ModuleOp
+    meshes: Mapping[str, Mesh]
+    """The meshes of the module."""
 
     @property
     def name(self) -> str:
@@ -43,7 +45,7 @@ class Function:
     @cached_property
     def mesh(self) -> Mesh | None:
         """The mesh of the function. Raises Failure where it does not use one declared mesh."""
-        return mesh_of(self.op, self.module)
+        return mesh_among(self.op, self.meshes)
 
     @property
     def has_layouts(self) -> bool:
@@ -87,7 +89,8 @@ class FunctionPass(PassOptions):
             if self.concerns(f):
                 found.append(f)
 
-        everything = [Function(f, block, module) for f, block in bodies(module)]
+        meshes = meshes_of(module)
+        everything = [Function(f, block, module, meshes) for f, block in bodies(module)]
         collect_all(
             lambda: collect_errors(everything, add),
             lambda: self.check_all(found),

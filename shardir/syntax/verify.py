@@ -7,19 +7,23 @@ for error in verify_all(module, source):
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, Operation
+from xdsl.dialects.func import CallOp, FuncOp
+from xdsl.ir import Block, Operation, OpTraits
 from xdsl.traits import IsTerminator, NoTerminator, SymbolOpInterface, SymbolTable
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import Diagnostic, ParseErrors, ShardirError
 from shardir.dialects.dist import check_type
+from shardir.dialects.symbols import find_symbol, fixed_symbols
 from shardir.dialects.train import check_initial_values
 from shardir.syntax.dominance import check_dominance
 from shardir.syntax.source import Source
+
+CALL = replace(CallOp.get_irdl_definition(), traits=OpTraits(tuple))
+"""The definition of a call without the trait that looks its callee up."""
 
 MISSING = re.compile(r"expected a (?:declared mesh, got|function) @")
 
@@ -60,23 +64,23 @@ def verify_all(
         while (parent := op.parent_op()) is not None and parent not in around:
             around.add(parent)
             op = parent
-    for op in module.walk():
-        if (message := structure_error(op, lost)) is not None:
-            report(op, message)
-        check_symbols(op, source, report)
-        if op in lost.ops or op in around:
-            continue
-        try:
-            op.verify_()
-            check_signature(op)
-        except VerifyException as e:
-            if not str(e).startswith("Redefinition of symbol"):  # reported by check_symbols
+    with fixed_symbols():
+        for op in module.walk():
+            if (message := structure_error(op, lost)) is not None:
+                report(op, message)
+            check_symbols(op, source, report)
+            if op in lost.ops or op in around:
+                continue
+            try:
+                check_op(op)
+            except VerifyException as e:
+                if not str(e).startswith("Redefinition of symbol"):  # reported by check_symbols
+                    report(op, str(e))
+            except ShardirError as e:
                 report(op, str(e))
-        except ShardirError as e:
-            report(op, str(e))
-        except Exception as e:
-            e.add_note(f"while verifying {op.name}")
-            raise
+            except Exception as e:
+                e.add_note(f"while verifying {op.name}")
+                raise
     check_dominance(module, report)
     found = [source.at_op(op, message, notes) for op, message, notes in merge_missing(errors)]
     return sorted(found, key=lambda d: (d.line, d.column))
@@ -93,13 +97,45 @@ def merge_missing(errors: Sequence[OpError]) -> Iterator[OpError]:
             counts[message] = 0
 
 
-def check_signature(op: Operation) -> None:
+def check_op(op: Operation) -> None:
+    """Check an op by its definition. Raises VerifyException, ShardirError."""
+    if isinstance(op, CallOp):
+        check_call(op)
+    else:
+        op.verify_()
+    if isinstance(op, FuncOp):
+        check_signature(op)
+
+
+def check_call(op: CallOp) -> None:
+    """Verify a call; to find its callee, xDSL walks over the module. Raises VerifyException."""
+    CALL.verify(op)
+    name, module = op.callee.string_value(), op.parent_op()
+    while module is not None and not module.has_trait(SymbolTable):
+        module = module.parent_op()
+    callee = None if module is None else find_symbol(module, FuncOp, name)
+    if callee is None:
+        raise VerifyException(f"expected a function @{name}, got none")
+    ends = (
+        ("operand", callee.function_type.inputs, op.arguments),
+        ("result", callee.function_type.outputs, op.res),
+    )
+    for what, types, values in ends:
+        if len(types) != len(values):
+            found = f"expected {len(types)} {what}s of a call of @{name}, got {len(values)}"
+            raise VerifyException(found)
+        for i, (t, v) in enumerate(zip(types, values, strict=True)):
+            if t != v.type:
+                found = f"expected {what} {i} of a call of @{name} to be {t}, got {v.type}"
+                raise VerifyException(found)
+
+
+def check_signature(f: FuncOp) -> None:
     """Check the layouts of a function's arguments, also unused ones, and their initial values.
     Raises VerifyException."""
-    if isinstance(op, FuncOp):
-        for i, t in enumerate(op.function_type.inputs):
-            check_type(op, t, f"argument {i}")
-        check_initial_values(op)
+    for i, t in enumerate(f.function_type.inputs):
+        check_type(f, t, f"argument {i}")
+    check_initial_values(f)
 
 
 def structure_error(op: Operation, lost: Incomplete) -> str | None:

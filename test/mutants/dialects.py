@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "symbols are found by a walk",
+        "Each lookup of a function or a mesh walks over the module.",
+        "shardir/dialects/symbols.py",
+        "    if tables is None:",
+        "    if True:",
+        "test/pipelines/test_growth.py -k functions",
+    ),
+    Mutant(
         "a contraction's second gradient is negated",
         "The gradient of the right operand of a contraction has the wrong sign.",
         "shardir/dialects/nn/contraction.py",

@@ -39,8 +39,8 @@ MUTANTS = [
         "initial values are not verified",
         "An initial value may be beyond its type.",
         "shardir/syntax/verify.py",
-        "        check_initial_values(op)",
-        "        pass",
+        "    check_initial_values(f)",
+        "    pass",
         "test/filecheck/verify/initial_values.ir",
     ),
     Mutant(

@@ -6,6 +6,7 @@ from extent import extent
 from growth import superlinear
 from xdsl.context import Context
 
+import shardir
 from shardir.backend.torch.emit.plan import plan_of
 from shardir.backend.torch.emit.program import program_text
 from shardir.cost import clusters
@@ -30,6 +31,36 @@ def compiled(layers: int) -> None:
     print_module(module)
     program_text(module)
     plan_of(module)
+
+
+FUNCTIONS = """
+func.func private @called{i}(%x: tensor<8xf32>) -> tensor<8xf32> {{
+  %y = nn.relu %x : (tensor<8xf32>) -> tensor<8xf32>
+  func.return %y : tensor<8xf32>
+}}
+func.func private @loss{i}(
+    %x: tensor<8xf32, #dist.layout<@m, [{{d}}]>>,
+    %w: tensor<8xf32> {{train.parameter = "w{i}", train.init = #train.init<normal>}}
+) -> tensor<f32> {{
+  %y = nn.mul %x, %w : (tensor<8xf32, #dist.layout<@m, [{{d}}]>>, tensor<8xf32>) -> tensor<8xf32>
+  %z = func.call @called{i}(%y) : (tensor<8xf32>) -> tensor<8xf32>
+  %s = nn.reduce <sum> %z dims <0> : (tensor<8xf32>) -> tensor<f32>
+  func.return %s : tensor<f32>
+}}
+train.step @step{i} of @loss{i} <sgd, lr = 0.1>
+"""
+
+
+def compiled_functions(number: int) -> None:
+    """Compile a number of steps, each of its own function, which calls one, and a mesh after
+    them."""
+    text = "".join(FUNCTIONS.format(i=i) for i in range(number)) + "dist.mesh @m <d = 2>"
+    compiled = shardir.compile(text)
+    assert compiled.program and compiled.text
+
+
+def test_the_work_grows_as_the_number_of_functions() -> None:
+    assert list(superlinear(compiled_functions, extent(4, 32))) == []
 
 
 def test_the_work_grows_as_the_number_of_layers() -> None:

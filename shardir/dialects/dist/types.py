@@ -42,6 +42,7 @@ from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
+from shardir.dialects.symbols import find_symbol
 from shardir.dialects.text import IntsAttr, TextAttr, WordAttr
 
 # ---- attributes ----
@@ -250,11 +251,10 @@ def find_mesh(op: Operation, name: str) -> Mesh:
         VerifyException: the module declares no such mesh.
     """
     module = module_of(op)
-    if isinstance(module, ModuleOp):
-        for other in module.body.ops:
-            if isinstance(other, MeshOp) and other.sym_name.data == name:
-                return other.mesh
-    raise VerifyException(undeclared_mesh(name))
+    found = find_symbol(module, MeshOp, name) if isinstance(module, ModuleOp) else None
+    if found is None:
+        raise VerifyException(undeclared_mesh(name))
+    return found.mesh
 
 
 def undeclared_mesh(name: str) -> str:

@@ -53,6 +53,7 @@ from shardir.dialects.train.requests import (
     BackwardOp,
     GradientOp,
     Mark,
+    Request,
     StepOp,
     UpdateOp,
 )
@@ -100,10 +101,9 @@ __all__ = [
     "CarriedOp", "CarryOp", "ClipAttr", "EndMicrobatchesOp", "GradientOp", "InitAttr",
     "LambDirectionOp", "LarsOp", "LearningRateOp", "LossScaleAttr", "Mark", "MicrobatchOp",
     "MicrobatchesOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "Optimizer", "OptimizerAttr",
-    "ParameterStep", "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "StepScalars", "Train",
-    "TrustRatioOp", "Update", "UpdateOp", "Updated", "WithVelocity", "arg_attrs", "arguments",
-    "available_after", "check_initial_values", "is_step", "loop_of", "mark_step", "of_microbatches",
-    "remove_state_layouts", "result_attrs", "set_arg_attrs", "set_result_attrs", "state_attrs",
-    "sum_of_squares",
-    "updated_arguments", "updated_keys", "updates_attrs",
+    "ParameterStep", "Request", "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "StepScalars",
+    "Train", "TrustRatioOp", "Update", "UpdateOp", "Updated", "WithVelocity", "arg_attrs",
+    "arguments", "available_after", "check_initial_values", "is_step", "loop_of", "mark_step",
+    "of_microbatches", "remove_state_layouts", "result_attrs", "set_arg_attrs", "set_result_attrs",
+    "state_attrs", "sum_of_squares", "updated_arguments", "updated_keys", "updates_attrs",
 ]  # fmt: skip

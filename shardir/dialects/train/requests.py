@@ -18,6 +18,7 @@ from xdsl.utils.exceptions import VerifyException
 from shardir.diagnostics import coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.properties import DimsAttr
+from shardir.dialects.symbols import find_symbol
 from shardir.dialects.train.optimizers import OptimizerAttr
 from shardir.dialects.train.options import (
     AccumulateAttr,
@@ -43,19 +44,13 @@ class _OfFunction(IRDLOperation, ABC):
         """The function. Raises VerifyException when there is none of that name with a body."""
         wanted = self.function.root_reference.data
         module = self.parent_op()
-        if module is not None:
-            for op in module.regions[0].block.ops:
-                if isinstance(op, FuncOp) and op.sym_name.data == wanted:
-                    if not op.body.blocks:
-                        raise VerifyException(
-                            coded(
-                                "G1",
-                                f"expected a body of function @{wanted}, got none",
-                                use="write it",
-                            )
-                        )
-                    return op
-        raise VerifyException(coded("G1", f"expected a function @{wanted}, got none"))
+        found = None if module is None else find_symbol(module, FuncOp, wanted)
+        if found is None:
+            raise VerifyException(coded("G1", f"expected a function @{wanted}, got none"))
+        if not found.body.blocks:
+            message = f"expected a body of function @{wanted}, got none"
+            raise VerifyException(coded("G1", message, use="write it"))
+        return found
 
 
 @op_definition
@@ -135,12 +130,9 @@ class GradientOp(_OfFunction):
 
     def maker(self) -> "GradientOp | None":
         """The request whose result is the function, where that is a gradient itself."""
-        wanted = self.function.root_reference.data
         module = self.parent_op()
-        found = module.regions[0].block.ops if module is not None else ()
-        return next(
-            (o for o in found if isinstance(o, GradientOp) and o.sym_name.data == wanted), None
-        )
+        wanted = self.function.root_reference.data
+        return None if module is None else find_symbol(module, GradientOp, wanted)
 
     def signature(self, above: tuple["GradientOp", ...]) -> tuple[list[Any], list[Any]]:
         """The types of the function's arguments and results. `above`: the requests on the way here.
@@ -166,6 +158,9 @@ class GradientOp(_OfFunction):
         ]  # fmt: skip
         wrt = [inputs[i] for i in maker.wrt.data if 0 <= i < len(inputs)]
         return [*inputs, *seeds], [*outputs, *wrt]
+
+
+Request = StepOp | GradientOp
 
 
 class Mark(IRDLOperation, ABC):

@@ -14,7 +14,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.types import unsharded_type
-from shardir.dialects.train import BackwardOp, GradientOp, StepOp
+from shardir.dialects.train import BackwardOp, Request, StepOp
 from shardir.rewriting.autodiff.activity import Activity, is_float
 from shardir.rewriting.autodiff.arguments import Arguments
 from shardir.rewriting.autodiff.cotangents import Cotangents
@@ -28,7 +28,7 @@ class BackwardPart:
 
     def __init__(
         self,
-        request: StepOp | GradientOp,
+        request: Request,
         arguments: Arguments,
         builder: Rewriter,
         differentiated: Sequence[int],

@@ -23,7 +23,7 @@ from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import (
     BackwardOp,
-    GradientOp,
+    Request,
     StepOp,
     UpdateOp,
     arg_attrs,
@@ -49,9 +49,7 @@ MaybeGradients = dict[int, SSAValue | None]
 class Differentiation:
     """The differentiation of a function with the body `block`, in place."""
 
-    def __init__(
-        self, request: StepOp | GradientOp, source: FuncOp, block: Block, mesh: Mesh | None
-    ):
+    def __init__(self, request: Request, source: FuncOp, block: Block, mesh: Mesh | None):
         """`mesh`: that of a body with layouts, else None."""
         self.request, self.source, self.block = request, source, block
         self.arguments = Arguments(block, arg_attrs(source))

@@ -1,0 +1,56 @@
+"""Lookup of the ops that a module declares by name.
+
+find_symbol(module, FuncOp, "f")         # walks over the ops of the module
+with fixed_symbols():                    # in which no op is added, removed or renamed
+    find_symbol(module, FuncOp, "f")     # asks a table, made at the first lookup
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Operation
+
+OpT = TypeVar("OpT", bound=Operation)
+
+Declarations = dict[str, list[Operation]]
+"""The ops of a module by name; several where a name is declared twice, which is an error."""
+
+_tables: ContextVar[dict[Operation, Declarations] | None] = ContextVar("tables", default=None)
+
+
+@contextmanager
+def fixed_symbols() -> Iterator[None]:
+    """Look symbols up in tables, as long as no module changes: in the block of a `with`."""
+    token = _tables.set({})
+    try:
+        yield
+    finally:
+        _tables.reset(token)
+
+
+def find_symbol(module: Operation, kind: type[OpT], name: str) -> OpT | None:
+    """Return the first op of a kind and a name among those at the top of a module."""
+    tables = _tables.get()
+    if tables is None:
+        found = (op for op in module.regions[0].block.ops if _name(op) == name)
+    else:
+        if module not in tables:
+            tables[module] = _declared(module)
+        found = iter(tables[module].get(name, ()))
+    return next((op for op in found if isinstance(op, kind)), None)
+
+
+def _declared(module: Operation) -> Declarations:
+    table: Declarations = {}
+    for op in module.regions[0].block.ops:
+        if (name := _name(op)) is not None:
+            table.setdefault(name, []).append(op)
+    return table
+
+
+def _name(op: Operation) -> str | None:
+    name = op.properties.get("sym_name")
+    return name.data if isinstance(name, StringAttr) else None
