@@ -43,4 +43,20 @@ MUTANTS = [
         "if False:",
         "test/frontends",
     ),
+    Mutant(
+        "values between checkpoints are not saved",
+        "All of a checkpoint is computed again, its results too.",
+        "shardir/frontends/torch/importer.py",
+        "if op not in kept:",
+        "if True:",
+        "test/frontends/test_regions.py",
+    ),
+    Mutant(
+        "the gradient of an op of torch is that of other results",
+        "The cotangents are taken from the first results.",
+        "shardir/backend/torch/runtime/ops_fallback.py",
+        "values[len(values) - len(results) :]",
+        "values[len(operands) : len(operands) + len(results)]",
+        "test/frontends/test_regions.py",
+    ),
 ]

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
 from shardir.diagnostics import ShardirError
+from shardir.frontends.torch.regions import annotated
 
 LossFunction = Callable[..., Any]
 
@@ -96,11 +97,11 @@ def capture(
         )
     wrapper = _WithLoss(model, loss, train).train(model.training)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), annotated(train):
             warnings.simplefilter("ignore")
             program = torch.export.export(wrapper, (args, kwargs, wanted), strict=False)
-    except ShardirError:
-        raise
+    except ShardirError as error:
+        raise ShardirError(f"{error}{_place(error, model)}") from None
     except Exception as error:
         raise refused(error, model) from None
     return Capture(program, model, _named(model, args, kwargs, wanted))
@@ -153,8 +154,18 @@ def _named(
 
 
 def refused(error: Exception, model: torch.nn.Module) -> ShardirError:
-    """Return the error of a module that can't be exported: the module's path, and the line of the
-    user's source."""
+    """Return the error of a module that can't be exported."""
+    said = next((l.strip() for l in str(error).splitlines() if l.strip()), type(error).__name__)
+    return ShardirError(
+        f"expected a module that torch.export takes, got {type(error).__name__}"
+        f"{_place(error, model)}: {said}; write it without control flow and shapes that depend on "
+        "the data"
+    )
+
+
+def _place(error: Exception, model: torch.nn.Module) -> str:
+    """Return the place of an error, " in 'layers.0' at model.py:12": the module's path, and the
+    line of the user's source."""
     paths = {id(m): name for name, m in model.named_modules()}
     where, path = "", ""
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -164,10 +175,4 @@ def refused(error: Exception, model: torch.nn.Module) -> ShardirError:
             path = paths[id(owner)]
         if not file.startswith((TORCH, str(Path(__file__).parent))) and "<" not in file:
             where = f"{file}:{line}"
-    said = next((l.strip() for l in str(error).splitlines() if l.strip()), type(error).__name__)
-    inside = f" in {path!r}" if path else ""
-    at = f" at {where}" if where else ""
-    return ShardirError(
-        f"expected a module that torch.export takes, got {type(error).__name__}{inside}{at}: "
-        f"{said}; write it without control flow and shapes that depend on the data"
-    )
+    return (f" in {path!r}" if path else "") + (f" at {where}" if where else "")

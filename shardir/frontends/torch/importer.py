@@ -10,20 +10,23 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map_only
-from xdsl.dialects.builtin import FloatAttr, LocationAttr, f64
-from xdsl.ir import BlockArgument
+from xdsl.dialects.builtin import FloatAttr, LocationAttr, UnitAttr, f64
+from xdsl.ir import Block, BlockArgument, Operation
 
 from shardir.build import FunctionBuilder, Module, Value, nn
 from shardir.build.function import file_line
 from shardir.diagnostics import ShardirError
 from shardir.dialects.locations import file_location
 from shardir.dialects.train import arg_attrs, arguments, set_arg_attrs
+from shardir.frontends.torch import fallback
 from shardir.frontends.torch.aten import TABLE, VIEWS
 from shardir.frontends.torch.capture import Capture
 from shardir.frontends.torch.cells import Cell
-from shardir.frontends.torch.decompose import decomposed
+from shardir.frontends.torch.decompose import decomposed, decomposition
+from shardir.frontends.torch.regions import checkpoint_of
 from shardir.frontends.torch.translation import AtenEntry, Translation, dtype_name
 from shardir.frontends.torch.weights import array_of
+from shardir.rewriting.marks import RECOMPUTE
 
 FUNCTION, STEP = "forward", "step"
 """The names of the imported function, and of its training step."""
@@ -150,8 +153,11 @@ class Importer:
             if node.op == "get_attr":
                 self.cells[node] = self._attribute(module, node)
             elif node.op == "call_function":
+                block = self.function.func.body.block
+                last = block.last_op
                 with self.function.at(_location(node) or self.function.location()):
                     self.cells[node] = self.call(node)
+                self._mark(node, last.next_op if last else block.first_op)
             elif node.op == "output":
                 return self._cells_of(node.args[0])
         return None
@@ -166,6 +172,20 @@ class Importer:
 
     def _cells_of(self, tree: Any) -> Any:
         return map_arg(tree, lambda n: self.cells[n])
+
+    def _mark(self, node: Node, op: Operation | None) -> None:
+        """Mark the ops of a node, from this one on, if it is of a checkpoint: they are computed
+        again in the backward part, but for values that are used outside."""
+        if (region := checkpoint_of(node)) is None:
+            return
+        kept: set[Operation | Block] = set()
+        if any(checkpoint_of(user) != region for user in node.users):
+            cells = tree_leaves(self.cells[node])
+            kept = {c.read().ssa.owner for c in cells if isinstance(c, Cell)}
+        while op is not None:
+            if op not in kept:
+                op.attributes[RECOMPUTE] = UnitAttr()
+            op = op.next_op
 
     def call(self, node: Node) -> Any:
         """Translate a call; return its cells."""
@@ -208,10 +228,15 @@ class Importer:
             found = self._run(entry, node, *args, **kwargs)
             if found is not NotImplemented:
                 return found
-        if (inner := decomposed(node)) is not None:
+        inner = decomposed(node)
+        if inner is not None and all(map(_has_translation, inner[0].graph.nodes)):
             module, given = inner
             self._bind(module, given)
             return tree_map_only(Cell, _read, self.graph(module))
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: _read(self.cells[n]))
+        found = self._run(fallback.called, node, args, kwargs)
+        if found is not NotImplemented:
+            return found
         place = file_location(self.function.location())
         at = f" at {place[0]}:{place[1]}" if place else ""
         raise ShardirError(
@@ -284,6 +309,16 @@ class Importer:
                 self.function.update(name, cell.read())
         self.function.returns(*(c.read() for c in cells))
         return self.imported
+
+
+def _has_translation(node: Node) -> bool:
+    """Whether the table or a decomposition has a node of a graph, as far as its op tells."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return True
+    name = target._schema.name.partition("::")[2]
+    known = {name, name.removesuffix("_"), f"{name}.{target._overloadname}"}
+    return bool(known & TABLE.keys()) or decomposition(target) is not None
 
 
 def _without_gradient(cell: Cell) -> Cell:

@@ -12,6 +12,7 @@ MODULES = {
     "rt": "runtime",
     "moves": "runtime_exchange",
     "ops": "ops_runtime",
+    "fallback": "ops_fallback",
     "ops_attention": "ops_attention",
     "ops_positions": "ops_positions",
     "ops_random": "ops_random",

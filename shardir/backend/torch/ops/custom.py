@@ -6,6 +6,7 @@ the program's text; of that, options are given by name, and their values are lit
 
 from xdsl.ir import Operation
 
+from shardir.backend.torch.emit.imports import MODULES
 from shardir.backend.torch.emit.literals import float_text
 from shardir.backend.torch.emit.names import RESERVED, literal, tuple_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
@@ -31,6 +32,11 @@ def _custom(s: EmissionScope, op: nn.CustomOp) -> Text:
     if (found := op.custom.function) is None:
         raise Failure.at(op, str(op.lacks("function in torch", 'torch="module:function"')))
     module, function = found
+    options = [f"{name}={value_text(v)}" for name, v in op.values.items()]
+    arguments = ", ".join([*map(s.operand, op.operands), *options])
+    if module == MODULES["fallback"]:
+        s.use("fallback")
+        return f"fallback.{function}({arguments})"
     if module.split(".")[0] in TAKEN:
         found = (
             f'expected the function of "{op.callee.data}" in a module whose name programs do not '
@@ -38,8 +44,7 @@ def _custom(s: EmissionScope, op: nn.CustomOp) -> Text:
         )
         raise Failure.at(op, coded("T11", found, use="rename the module"))
     s.program.foreign.add(module)
-    options = [f"{name}={value_text(v)}" for name, v in op.values.items()]
-    return f"{module}.{function}({', '.join([*map(s.operand, op.operands), *options])})"
+    return f"{module}.{function}({arguments})"
 
 
 TORCH: dict[type[Operation], Entry] = {nn.CustomOp: _custom}

@@ -1,0 +1,64 @@
+"""Regions of a module's source that torch.export runs through without a trace in its graph.
+
+A checkpoint (torch.utils.checkpoint) is annotated: its nodes have the number of the region. A
+gradient that is written by hand (torch.autograd.Function) would be lost without a word, so it is
+refused.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.fx import Node, traceback
+from torch.utils import checkpoint
+
+from shardir.diagnostics import ShardirError
+
+CHECKPOINT = "checkpoint"
+"""The annotation of a node of a checkpoint: the number of the region."""
+
+
+def checkpoint_of(node: Node) -> int | None:
+    """Return the number of the checkpoint that a node is of; None outside."""
+    return (node.meta.get("custom") or {}).get(CHECKPOINT)
+
+
+@contextmanager
+def annotated(train: bool) -> Iterator[None]:
+    """A context of an export that annotates checkpoints and, of what is trained, refuses gradients
+    that are written by hand."""
+    numbers = count()
+
+    def region(*_: Any, **__: Any) -> Iterator[None]:
+        with traceback.annotate({CHECKPOINT: next(numbers)}):
+            yield
+
+    class Reentrant:
+        """In place of the reentrant form, which is an autograd function."""
+
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            with traceback.annotate({CHECKPOINT: next(numbers)}):
+                return function(*args)
+
+    apply = torch.autograd.Function.apply.__func__
+
+    def refuse(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        if train and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
+            raise ShardirError(
+                f"expected operations whose gradients follow, got the autograd function "
+                f"{cls.__qualname__}, whose backward would be ignored; write it by torch's own "
+                "operations, or use train=False"
+            )
+        return apply(cls, *args, **kwargs)
+
+    with (
+        traceback.preserve_node_meta(),
+        patch.object(checkpoint, "_checkpoint_without_reentrant_generator", region),
+        patch.object(checkpoint, "CheckpointFunction", Reentrant),
+        patch.object(torch.autograd.Function, "apply", classmethod(refuse)),
+    ):
+        yield
