@@ -5,7 +5,7 @@ The interface, with their meanings, is `shardir/dialects/builder.py`.
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import AnyFloat, StringAttr, TensorType, UnitAttr, i64
+from xdsl.dialects.builtin import AnyFloat, TensorType, UnitAttr, i64
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.algebra.layout import Layout, Shape, replicated
@@ -14,7 +14,7 @@ from shardir.dialects import nn
 from shardir.dialects.builder import OpBuilder
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import Props, TensorOp
-from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
+from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr, string_attr
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import word
 
@@ -151,7 +151,7 @@ class Spellings(OpBuilder):
         return self.value(kind, x, props={**numbers, **props}, result=result)
 
     def einsum(self, equation: str, x: SSAValue, y: SSAValue) -> SSAValue:
-        return self.value(nn.EinsumOp, x, y, props={"equation": StringAttr(equation)})
+        return self.value(nn.EinsumOp, x, y, props={"equation": string_attr(equation)})
 
     def convert(self, x: SSAValue, element: Attribute, partial: bool = False) -> SSAValue:
         t = unsharded_type(x)

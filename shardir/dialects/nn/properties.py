@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, f64, i64
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, StringAttr, f64, i64
 from xdsl.ir import Attribute, Operation
 from xdsl.irdl import irdl_attr_definition
 
@@ -33,6 +33,11 @@ def float_attr(x: float) -> FloatAttr:
 @lru_cache(maxsize=4096)
 def dims_attr(*dims: int) -> DimsAttr:
     return DimsAttr(dims)
+
+
+@lru_cache(maxsize=4096)
+def string_attr(text: str) -> StringAttr:
+    return StringAttr(text)
 
 
 def dims_of(props: Props, name: str, rank: int) -> tuple[int, ...]:
