@@ -23,7 +23,7 @@ LAYERS = {
     "search": 6, "build": 6,
     "passes": 7,
     "pipelines": 8,
-    "backend": 9,
+    "backend": 9, "reports": 9,
     "frontends": 10,
     "api": 11, "universe": 11,
     "__init__": 12,

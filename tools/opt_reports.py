@@ -28,7 +28,7 @@ class Reports:
         self.internal = internal
         self.explanation = None
         if args.explain is not None:
-            from shardir.tools.explain_layouts import Explanation
+            from shardir.reports.layouts import Explanation
 
             self.explanation = Explanation(args.explain)
 
@@ -41,7 +41,7 @@ class Reports:
         """Explain the redistributions of the module, and the layouts of values that passes made
         since propagate-strategies: before the lowering, and at the end."""
         if self.redistributions:
-            from shardir.tools.explain import explain
+            from shardir.reports.redistributions import explain
 
             with self.internal("the explanation of redistributions"):
                 show(explain(module))

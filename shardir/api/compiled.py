@@ -7,11 +7,16 @@ from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
 
 from shardir import pipelines
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Options, Report
-from shardir.diagnostics import Failure, ParseErrors
+from shardir.build.function import hint_of
+from shardir.cost.clusters import load
+from shardir.cost.report import FunctionCost, report
+from shardir.diagnostics import Failure, ParseErrors, ShardirError
+from shardir.reports.layouts import Explanation
 from shardir.syntax.files import scratch_folder
 from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.parser import parse as _parse
@@ -60,7 +65,7 @@ def compile_module(
         else:
             source, original = Source("", name), text_or_module.clone()
             verify(original, source)
-        module, context = original.clone(), default_parser().ctx
+        given, module, context = original, original.clone(), default_parser().ctx
 
         def work() -> None:
             nonlocal original
@@ -72,7 +77,9 @@ def compile_module(
 
         located(source, work)
     base = Path(base_dir) if base_dir is not None else None
-    return Compiled(module, original, source, base, context, backend_of(target))
+    return Compiled(
+        module, original, source, base, context, backend_of(target), given, tuple(passes)
+    )
 
 
 def located(source: Source, work: Callable[[], Any]) -> Any:
@@ -94,6 +101,9 @@ class Compiled:
     base_dir: Path | None
     context: Context
     backend: Backend
+    given: ModuleOp
+    """The module before its passes."""
+    passes: tuple[ModulePass, ...]
 
     @property
     def text(self) -> str:
@@ -122,3 +132,43 @@ class Compiled:
         timeout=, ... as in shardir.backend.interface.Options."""
         with scratch_folder() as folder:
             return self.backend.run(self.save(folder / "program"), Options.of(options))
+
+    def cost(self, function: str | None = None, cluster: str | None = None) -> FunctionCost:
+        """Return the estimated time and memory of a function, by default of the only one, on its
+        mesh's cluster or another; its `str` is the report.
+
+        Raises:
+            ShardirError: there is no such function or cluster, or several functions.
+        """
+        costs = {c.name: c for c in report(self.module, load(cluster) if cluster else None)}
+        if function is None and len(costs) == 1:
+            return next(iter(costs.values()))
+        if function not in costs:
+            got = "none" if function is None else function
+            raise ShardirError(f"expected a function of {', '.join(costs)}, got {got}")
+        return costs[function]
+
+    def explain(self, *names: str) -> str:
+        """Return why values have their layouts, by their names, and the costs of others; of all
+        values if none is named. The passes run again.
+
+        Raises:
+            ShardirError: a name is of no value with a layout.
+        """
+        explanation = Explanation(",".join(map(hint_of, names)))
+        module, paragraphs = self.given.clone(), list[str]()
+
+        def work() -> None:
+            for p in self.passes:
+                if p.name == pipelines.LOWERING:
+                    paragraphs.extend(explanation.made(module))
+                if p.name == pipelines.PROPAGATION:
+                    paragraphs.extend(explanation.propagate(module))
+                p.apply(self.context, module)
+            paragraphs.extend(explanation.made(module))
+
+        located(self.source, work)
+        if explanation.unknown:
+            unknown = ", ".join(f"%{n}" for n in sorted(explanation.unknown))
+            raise ShardirError(f"expected names of values with layouts, got {unknown}")
+        return "\n".join(paragraphs)

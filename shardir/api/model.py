@@ -7,7 +7,7 @@ model.load_state_dict(program.state_dict())
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,8 @@ class CompiledModel(Compiled):
         with scratch_folder() as folder:
             weights.write(folder / WEIGHTS, self.values)
             weights.save(folder / DATA, self._data(batches))
-            written = Compiled(
-                self.module, self.original, self.source, folder, self.context, self.backend
-            )
-            return written.save(directory, per_rank=per_rank)
+            written = replace(self, base_dir=folder)
+            return super(CompiledModel, written).save(directory, per_rank=per_rank)
 
     def run(self, batches: Iterable[Any] | None = None, **options: Any) -> Report:
         """Run the program on local processes, one for each rank; afterwards `state_dict` has the
@@ -164,7 +162,4 @@ def compile_model(
         module.step(STEP, FUNCTION, read.text, accumulate=accumulate, clip=clip,
                     loss_scale=loss_scale)  # fmt: skip
     compiled = compile_module(module.module, **options)
-    return CompiledModel(
-        compiled.module, compiled.original, compiled.source, compiled.base_dir, compiled.context,
-        compiled.backend, imported, dict(imported.values),
-    )  # fmt: skip
+    return CompiledModel(**vars(compiled), imported=imported, values=dict(imported.values))

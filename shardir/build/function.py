@@ -1,5 +1,6 @@
 """A function that is being built: its arguments, its ops, and what it returns."""
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Attribute, Block, Region
+from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from shardir.build.attributes import element_type, layout_attr
 from shardir.build.ops import Ops
@@ -139,7 +140,7 @@ class FunctionBuilder(OpScope):
             encoding = layout_attr(layout, self.mesh_name)
             t = TensorType(t.element_type, t.get_shape(), encoding)
         argument = self.block.insert_arg(t, len(self.block.args))
-        argument.name_hint = name if argument.is_valid_name(name) else f"_{name}"
+        argument.name_hint = hint_of(name)
         argument.location = self.location()
         self._arguments.append(attributes)
         return Value(self, argument)
@@ -229,6 +230,12 @@ class FunctionBuilder(OpScope):
             marks = [updates_attrs(name) for name, _ in self._updates]
             set_result_attrs(self.func, [*({} for _ in values), *marks])
         self.returned = True
+
+
+def hint_of(name: str) -> str:
+    """Return a name as the text may have it: `0.weight` as `layer0.weight`."""
+    text = re.sub(r"[^\w$.-]", "_", name, flags=re.ASCII)
+    return text if SSAValue.is_valid_name(text) else f"layer{text}"
 
 
 def caller() -> LocationAttr:

@@ -25,9 +25,9 @@ from shardir.interpret import evaluator, run
 from shardir.interpret.collectives import Parts, run_collective
 from shardir.interpret.equivalence import random_arguments
 from shardir.interpret.values import split
+from shardir.reports.redistributions import explain
 from shardir.syntax.parser import parse
 from shardir.tools import bench
-from shardir.tools.explain import explain
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PLACED = (

@@ -9,6 +9,7 @@ import torch
 
 import shardir
 from shardir.build import Module
+from shardir.build.function import hint_of
 from shardir.dialects.dist import meshes_of
 from shardir.dialects.train import Role, arguments
 from shardir.frontends.torch.capture import capture
@@ -43,13 +44,13 @@ def trained(found: Imported) -> list[int]:
 def in_numpy(found: Imported, pipeline: str = "single-device") -> Values:
     """The values that the compiled program computes, in the interpreter."""
     module = shardir.compile(found.module, pipeline).module
-    inputs, meshes = dict(found.inputs), meshes_of(module)
+    tensors = {hint_of(name): x for name, x in {**dict(found.inputs), **found.values}.items()}
+    meshes = meshes_of(module)
     given: list[Any] = []
     for argument in function(module, "gradient").body.block.args:
-        name = (argument.name_hint or "").removeprefix("_")
-        tensor = inputs.get(name, found.values.get(name))
-        if tensor is not None:
-            given.append(array_of(tensor))
+        name = argument.name_hint or ""
+        if name in tensors:
+            given.append(array_of(tensors[name]))
         elif name == KEY:
             given.append(np.array(7))
         else:  # the cotangents of new states

@@ -85,6 +85,19 @@ def test_locations_are_those_of_the_models_source(net: Net) -> None:
     assert {place[0] for place in places if place} == {__file__}
 
 
+def test_values_have_the_paths_of_modules(net: Net) -> None:
+    found = imported(net, X, Y, nn.functional.cross_entropy)
+    names = {r.name_hint for op in found.function.block.ops for r in op.results}
+    assert {"first", "first.einsum", "norm", "table", "head", "relu", "cross_entropy_loss"} <= names
+    numbered = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    program = shardir.compile(numbered, X, train=False, mesh="d = 2", plan="ddp")
+    assert "%layer0.weight: " in program.text and "%layer1 = nn.gelu %layer0 " in program.text
+    assert "dimension 0 over {d}: by %layer0 = nn.add" in program.explain("0")
+    assert program.cost().seconds == sum(op.seconds for op in program.cost().ops) > 0
+    with pytest.raises(ShardirError, match="expected names of values with layouts, got %layer9"):
+        program.explain("9")
+
+
 def test_a_state_dict_is_that_of_the_module(net: Net) -> None:
     program = compiled(net)
     states = program.state_dict()

@@ -68,14 +68,6 @@ MUTANTS = [
         "test/tools/test_shard_calibrate.py::test_errors_are_of_the_ratio_either_way",
     ),
     Mutant(
-        "an explanation starts at the second redistribution",
-        "--explain-redistributions omits the first one from the sum.",
-        "tools/explain.py",
-        "sum(p.received_bytes for p in plans)",
-        "sum(p.received_bytes for p in plans[1:])",
-        "test/tools/test_explain.py",
-    ),
-    Mutant(
         "a loss that is NaN is success",
         "shard-run exits with 0 after a run whose loss is not finite.",
         "tools/run.py",

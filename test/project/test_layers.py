@@ -33,6 +33,7 @@ LIBRARIES = {
     "search": {"numpy", "xdsl"},
     "passes": {"xdsl"},
     "pipelines": {"xdsl"},
+    "reports": {"xdsl"},
     "api": {"numpy", "torch", "xdsl"},
     "build": {"numpy", "xdsl"},
     "frontends": {"numpy", "torch", "xdsl"},

@@ -1,7 +1,7 @@
 """Exported programs of torch to modules of ours: a walk of the graph, by the table of ATen ops."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map_only
 from xdsl.dialects.builtin import FloatAttr, LocationAttr, UnitAttr, f64
-from xdsl.ir import Block, BlockArgument, Operation
+from xdsl.ir import Block, Operation
 
 from shardir.build import FunctionBuilder, Module, Value, nn
 from shardir.build.function import file_line
@@ -23,6 +23,7 @@ from shardir.frontends.torch.aten import TABLE, VIEWS
 from shardir.frontends.torch.capture import Capture
 from shardir.frontends.torch.cells import Cell
 from shardir.frontends.torch.decompose import decomposed, decomposition
+from shardir.frontends.torch.names import path_of, value_names
 from shardir.frontends.torch.regions import checkpoint_of
 from shardir.frontends.torch.translation import AtenEntry, Translation, dtype_name
 from shardir.frontends.torch.weights import array_of
@@ -76,7 +77,7 @@ class Importer:
         self.values: dict[str, torch.Tensor] = {}
         self.states: dict[str, Cell] = {}
         self.imported = Imported(capture.model, module, self.function, self.values, capture.inputs)
-        self._streams = 0
+        self._streams, self._path = 0, ""
         self._key: Value | None = None
 
     # ---- arguments ----
@@ -149,15 +150,20 @@ class Importer:
     def graph(self, module: GraphModule) -> Any:
         """Translate a graph whose arguments have cells; return its output, with cells for
         tensors."""
+        names = value_names(module, self._path)
+        block = self.function.func.body.block
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 self.cells[node] = self._attribute(module, node)
             elif node.op == "call_function":
-                block = self.function.func.body.block
-                last = block.last_op
+                before, outer = block.last_op, self._path
+                self._path = path_of(node, outer)
                 with self.function.at(_location(node) or self.function.location()):
                     self.cells[node] = self.call(node)
-                self._mark(node, last.next_op if last else block.first_op)
+                made = list(_following(before.next_op if before else block.first_op))
+                self._name(node, names[node], made)
+                self._mark(node, made)
+                self._path = outer
             elif node.op == "output":
                 return self._cells_of(node.args[0])
         return None
@@ -173,19 +179,30 @@ class Importer:
     def _cells_of(self, tree: Any) -> Any:
         return map_arg(tree, lambda n: self.cells[n])
 
-    def _mark(self, node: Node, op: Operation | None) -> None:
-        """Mark the ops of a node, from this one on, if it is of a checkpoint: they are computed
-        again in the backward part, but for values that are used outside."""
+    def _name(self, node: Node, name: str, made: Sequence[Operation]) -> None:
+        """Name the ops of a node: its results, and what is computed on the way, by the module's
+        path."""
+        new, path = {r for op in made for r in op.results}, self._path
+        for value in new:
+            hint = value.name_hint or "value"
+            if path and not hint.startswith(path):
+                value.name_hint = f"{path}.{hint}"
+        for cell in tree_leaves(self.cells[node]):
+            if isinstance(cell, Cell) and cell.value.ssa in new:
+                cell.value.ssa.name_hint = name
+
+    def _mark(self, node: Node, made: Sequence[Operation]) -> None:
+        """Mark the ops of a node that is of a checkpoint: they are computed again in the backward
+        part, but for values that are used outside."""
         if (region := checkpoint_of(node)) is None:
             return
         kept: set[Operation | Block] = set()
         if any(checkpoint_of(user) != region for user in node.users):
             cells = tree_leaves(self.cells[node])
             kept = {c.read().ssa.owner for c in cells if isinstance(c, Cell)}
-        while op is not None:
+        for op in made:
             if op not in kept:
                 op.attributes[RECOMPUTE] = UnitAttr()
-            op = op.next_op
 
     def call(self, node: Node) -> Any:
         """Translate a call; return its cells."""
@@ -218,7 +235,7 @@ class Importer:
             return cell
         if functional in VIEWS and isinstance(result, Value):
             return self._view(node, functional, overload, result)
-        return self._named(node, _to_cells(result))
+        return _to_cells(result)
 
     def _translate(self, node: Node, name: str, overload: str) -> Any:
         """The values of a call, by the table, by torch's decomposition, or by torch's own op."""
@@ -253,19 +270,12 @@ class Importer:
         entry = TABLE[name]
         rest, kwargs = map_arg((node.args[1:], dict(node.kwargs)), lambda n: _read(self.cells[n]))
         inverse = VIEWS[name]
-        return self._named(node, Cell(
+        return Cell(
             value, base,
             lambda x: self._run(entry, node, x, *rest, **kwargs),
             inverse and (lambda old, new: self._run(inverse, node, old, new, *rest, **kwargs)),
             base.root.writes,
-        ))  # fmt: skip
-
-    def _named(self, node: Node, cells: Any) -> Any:
-        """Name the results of a node."""
-        for cell in tree_leaves(cells):
-            if isinstance(cell, Cell) and not _is_argument(cell.value):
-                cell.value.ssa.name_hint = node.name
-        return cells
+        )  # fmt: skip
 
     def _python(self, node: Node) -> Any:
         """Functions of Python on numbers; those of what is known at run time only are checks."""
@@ -340,8 +350,11 @@ def _read(cell: Any) -> Any:
     return tuple(map(_read, cell)) if isinstance(cell, tuple | list) else cell
 
 
-def _is_argument(value: Value) -> bool:
-    return isinstance(value.ssa, BlockArgument)
+def _following(op: Operation | None) -> Iterator[Operation]:
+    """Yield an op and all after it."""
+    while op is not None:
+        yield op
+        op = op.next_op
 
 
 def _location(node: Node) -> LocationAttr | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from xdsl.dialects.builtin import ModuleOp
 
 import shardir
-from shardir.tools.explain import explain
+from shardir.reports.redistributions import explain
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PLACED = "propagate-strategies,insert-redistributions"

@@ -1,0 +1,1 @@
+"""Reports for people: why values have their layouts, and what redistributions cost."""
