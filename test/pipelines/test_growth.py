@@ -1,6 +1,7 @@
 """The work of compiling grows linearly with the number of ops."""
 
 from dataclasses import replace
+from itertools import count
 
 from extent import extent
 from growth import superlinear
@@ -20,10 +21,18 @@ placed = bench.load("auto").on
 
 CLUSTER = replace(clusters.load("h200").part(8))
 
+RUNS = count()
+
+
+def of_this_run(text: str) -> str:
+    """Return a program with other names of parameters than that of any run before: attributes that
+    have been read once are found in a table."""
+    return text.replace('"w', f'"run{next(RUNS)}.w')
+
 
 def compiled(layers: int) -> None:
     """Compile an MLP to a train step, and to the text of both views and of the program."""
-    module = parse(placed(CLUSTER, programs.mlp(layers=layers)), verify=True)
+    module = parse(of_this_run(placed(CLUSTER, programs.mlp(layers=layers))), verify=True)
     print_module(module)
     for p in build("train"):
         p.apply(Context(), module)
@@ -55,7 +64,7 @@ def compiled_functions(number: int) -> None:
     """Compile a number of steps, each of its own function, which calls one, and a mesh after
     them."""
     text = "".join(FUNCTIONS.format(i=i) for i in range(number)) + "dist.mesh @m <d = 2>"
-    compiled = shardir.compile(text)
+    compiled = shardir.compile(of_this_run(text))
     assert compiled.program and compiled.text
 
 
