@@ -190,8 +190,9 @@ def received(module: ModuleOp, mesh: Mesh) -> Iterator[Received]:
 
     Of n devices on k nodes each receives n - 1 shards. Those of the other nodes, n (k - 1) / k,
     enter a node at least once: k - 1 for each of its n / k devices. In the hierarchical form of an
-    all-gather, and reversed of a reduce-scatter, they do so exactly once. In all other forms all
-    shards cross the outermost links of the group.
+    all-gather, and reversed of a reduce-scatter, they do so exactly once, and in that of an
+    all-reduce, which is one after the other, twice. In all other forms all shards cross the
+    outermost links of the group.
     """
     for op in module.walk():
         cost = cost_of(op, mesh) if isinstance(op, dist.CollectiveOp) else None
@@ -202,6 +203,6 @@ def received(module: ModuleOp, mesh: Mesh) -> Iterator[Received]:
         entering = cost.bytes * (nodes - 1) / (n - 1)
         between = cost.bytes if mesh.level(cost.axes) else 0.0
         if cost.form == "hierarchical":
-            assert isinstance(op, dist.AllGatherOp | dist.ReduceScatterOp), op.name
+            assert isinstance(op, dist.AllGatherOp | dist.ReduceScatterOp | dist.AllReduceOp)
             between = entering
         yield Received(cost.bytes - between, between, entering)
