@@ -18,7 +18,7 @@ from shardir.api.compiled import Compiled, compile_module
 from shardir.backend.interface import Options, Report
 from shardir.build import Module
 from shardir.diagnostics import ShardirError
-from shardir.frontends.torch import optimizers, weights
+from shardir.frontends.torch import optimizers, weight_files, weights
 from shardir.frontends.torch.capture import LossFunction, capture, flat_inputs
 from shardir.frontends.torch.importer import FUNCTION, STEP, Imported, import_model
 from shardir.syntax.files import scratch_folder
@@ -79,6 +79,11 @@ class CompiledModel(Compiled):
                         f"expected {name} of {list(shape)} in batch {i}, got {got}; compile with "
                         "inputs as the batches have them"
                     )
+                if batch[name].is_meta:
+                    raise ShardirError(
+                        f"expected the values of {name} in batch {i}, got the meta device; pass "
+                        "batches with values"
+                    )
                 rows[name].append(weights.array_of(batch[name]))
         if not all(rows.values()):
             raise ShardirError("expected batches, got none")
@@ -95,17 +100,46 @@ class CompiledModel(Compiled):
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The values of parameters and buffers, as the module's `load_state_dict` takes them:
         trained after `run`."""
+        return {name: self.values[known] for name, known in self._known().items()}
+
+    def load_state_dict(self, states: Mapping[str, torch.Tensor]) -> None:
+        """Take the values of parameters and buffers, by the module's names for them, in place of
+        those that it had when it was compiled.
+
+        Raises:
+            ShardirError: names are missing or unknown, or shapes differ; no value is changed.
+        """
+        known = self._known()
+        weights.check(states, {name: self.values[k] for name, k in known.items()}, known)
+        for name, value in states.items():
+            like = self.values[known[name]]
+            self.values[known[name]] = value.detach().to("cpu", like.dtype)
+
+    def load_weights(self, path: str | Path) -> None:
+        """Take the values of a file: `.safetensors`, one of several with an index
+        (`.safetensors.index.json`), one of torch.save, or a folder with one of these.
+
+        Raises:
+            ShardirError: as in `load_state_dict`, or the file can't be read.
+        """
+        self.load_state_dict(weight_files.read(path))
+
+    def save_weights(self, path: str | Path) -> None:
+        """Write `state_dict` to a file: `.safetensors`, or by torch.save.
+
+        Raises:
+            ShardirError: it can't be written; an existing file is unchanged.
+        """
+        weight_files.write(path, self.state_dict())
+
+    def _known(self) -> dict[str, str]:
+        """The name of the value of each entry of the module's state_dict: of tied tensors one has
+        the value."""
         model = self.imported.model
-        same: dict[int, str] = {}  # of tied tensors one name has the value
-        for name, tensor in _tensors(model):
-            if name in self.values:
-                same[id(tensor)] = name
-        names = {name: same.get(id(tensor)) for name, tensor in _tensors(model)}
-        return {
-            name: self.values[known]
-            for name in model.state_dict()
-            if (known := names.get(name)) is not None
-        }
+        tensors = dict(_tensors(model))
+        same = {id(tensors[name]): name for name in self.values if name in tensors}
+        return {name: same[id(x)] for name in model.state_dict()
+                if (x := tensors.get(name)) is not None and id(x) in same}  # fmt: skip
 
 
 def _tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
@@ -122,6 +156,7 @@ def compile_model(
     labels: Any = None,
     loss: LossFunction | None = None,
     optimizer: Any = None,
+    scheduler: Any = None,
     train: bool = True,
     mesh: str | Mapping[str, int] | None = None,
     cluster: str | None = None,
@@ -139,6 +174,7 @@ def compile_model(
         loss: a function of the outputs, and of the labels if there are any. Without it the module
             returns the loss: a scalar, or an output of the name `loss`.
         optimizer: one of torch.optim, whose groups are read, or a text: `adamw, lr = 1e-3`.
+        scheduler: one of torch.optim.lr_scheduler, of the optimizer.
         train: False: the forward part alone. Whether dropout and batch norms train is the module's
             own `training`.
         mesh: the axes: `dp = 2, tp = 4`, or a dict.
@@ -157,7 +193,8 @@ def compile_model(
     module = Module(mesh, cluster)
     imported = import_model(captured, module, FUNCTION, train)
     if train:
-        read = optimizers.read(optimizer, {id(p): n for n, p in model.named_parameters()})
+        names = {id(p): n for n, p in model.named_parameters()}
+        read = optimizers.read(optimizer, names, scheduler)
         imported.own_numbers(read.lr_scales, read.weight_decays)
         module.step(STEP, FUNCTION, read.text, accumulate=accumulate, clip=clip,
                     loss_scale=loss_scale)  # fmt: skip

@@ -36,7 +36,7 @@ LIBRARIES = {
     "reports": {"xdsl"},
     "api": {"numpy", "torch", "xdsl"},
     "build": {"numpy", "xdsl"},
-    "frontends": {"numpy", "torch", "xdsl"},
+    "frontends": {"numpy", "safetensors", "torch", "xdsl"},
     "universe": {"xdsl"},
 }
 """The libraries that each package below the backend and the tools may import."""

@@ -91,6 +91,7 @@ def capture(
     """
     args, kwargs, wanted = _arguments(inputs, labels)
     kwargs |= keywords or {}
+    named = _named(model, args, kwargs, wanted)
     if any(p.is_meta for p in model.parameters()):
         args, kwargs, wanted = tree_map_only(
             torch.Tensor, lambda x: x.to("meta"), (args, kwargs, wanted)
@@ -104,7 +105,7 @@ def capture(
         raise ShardirError(f"{error}{_place(error, model)}") from None
     except Exception as error:
         raise refused(error, model) from None
-    return Capture(program, model, _named(model, args, kwargs, wanted))
+    return Capture(program, model, named)
 
 
 def flat_inputs(

@@ -1,10 +1,11 @@
 """Optimizers of torch as optimizers of ours: their class, and their parameters' groups."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.optim import lr_scheduler
 
 from shardir.diagnostics import ShardirError
 
@@ -54,16 +55,66 @@ FORMS = {
 REFUSED = ("amsgrad", "maximize", "differentiable")
 """Options that change what is computed, and that ours do not have."""
 
+SCHEDULES: dict[type[lr_scheduler.LRScheduler], Callable[[Any], str]] = {
+    lr_scheduler.CosineAnnealingLR: lambda s: (
+        f"cosine<rate = {{lr}}, steps = {s.T_max}, end = {float(s.eta_min)!r}>"
+    ),
+    lr_scheduler.PolynomialLR: lambda s: (
+        f"polynomial<rate = {{lr}}, steps = {s.total_iters}, power = {float(s.power)!r}>"
+    ),
+    lr_scheduler.StepLR: lambda s: (
+        f"step<rate = {{lr}}, every = {s.step_size}, factor = {float(s.gamma)!r}>"
+    ),
+    lr_scheduler.ExponentialLR: lambda s: (
+        f"step<rate = {{lr}}, every = 1, factor = {float(s.gamma)!r}>"
+    ),
+}
+"""The text of a scheduler's rate, by its class. That of a cosine stays at its end, where torch's
+rises again."""
 
-def read(optimizer: Any, names: Mapping[int, str]) -> ImportedOptimizer:
-    """Return an optimizer of torch as one of ours, or the text of one as it is. `names` are those
-    of the parameters, by their identity. Schedulers that have changed `lr` before do not matter:
-    what counts is the groups' present one.
+
+def schedule(scheduler: Any, optimizer: Any) -> str:
+    """Return the text of the learning rate that a scheduler gives an optimizer, with the place of
+    the first rate, `{lr}`.
 
     Raises:
-        ShardirError: ours do not have the class, an option, or groups that differ so.
+        ShardirError: ours do not have the class, or it is another optimizer's, or has begun.
+    """
+    form = next((f for kind, f in SCHEDULES.items() if type(scheduler) is kind), None)
+    if form is None:
+        known = ", ".join(kind.__name__ for kind in SCHEDULES)
+        raise ShardirError(
+            f"expected a scheduler of torch.optim.lr_scheduler, {known}, got "
+            f'{type(scheduler).__name__}; use a text, optimizer="adamw, lr = cosine<...>"'
+        )
+    if scheduler.optimizer is not optimizer:
+        raise ShardirError("expected the scheduler of the optimizer, got that of another one")
+    if scheduler.last_epoch != 0:
+        raise ShardirError(
+            f"expected a scheduler before its first step, got one after {scheduler.last_epoch}"
+        )
+    if getattr(scheduler, "eta_min", 0) and len({*scheduler.base_lrs}) > 1:
+        raise ShardirError(
+            "expected groups of one lr for a scheduler with eta_min, got "
+            f"{' and '.join(map(str, scheduler.base_lrs))}"
+        )
+    return form(scheduler)
+
+
+def read(optimizer: Any, names: Mapping[int, str], scheduler: Any = None) -> ImportedOptimizer:
+    """Return an optimizer of torch as one of ours, or the text of one as it is. `names` are those
+    of the parameters, by their identity. Without a scheduler the groups' present rates count.
+
+    Raises:
+        ShardirError: ours do not have the class, an option, or groups that differ so; or the
+            scheduler.
     """
     if isinstance(optimizer, str):
+        if scheduler is not None:
+            raise ShardirError(
+                "expected an optimizer of torch.optim with a scheduler, got a text; give the text "
+                "a schedule: lr = cosine<rate = 0.001, steps = 100>"
+            )
         return ImportedOptimizer(optimizer)
     form = next((f for kind, f in FORMS.items() if type(optimizer) is kind), None)
     if form is None:
@@ -81,19 +132,19 @@ def read(optimizer: Any, names: Mapping[int, str]) -> ImportedOptimizer:
             "expected groups that differ in lr and weight_decay alone, got others: "
             f"{' and '.join(sorted({form(g) for g in groups}))}"
         )
-    base, decay = float(groups[0]["lr"]), float(groups[0]["weight_decay"])
+    rates = [float(g["lr"] if scheduler is None else g["initial_lr"]) for g in groups]
+    base, decay = rates[0], float(groups[0]["weight_decay"])
     scales, decays = {}, {}
-    for g in groups:
+    for g, rate in zip(groups, rates, strict=True):
         for p in g["params"]:
             if (name := names.get(id(p))) is None:
                 raise ShardirError(
                     f"expected parameters of the module, got another one of {list(p.shape)} in the "
                     "optimizer"
                 )
-            if float(g["lr"]) != base:
-                scales[name] = float(g["lr"]) / base
+            if rate != base:
+                scales[name] = rate / base
             if float(g["weight_decay"]) != decay:
                 decays[name] = float(g["weight_decay"])
-    return ImportedOptimizer(
-        form(groups[0]).format(lr=repr(base), decay=repr(decay)), scales, decays
-    )
+    lr = repr(base) if scheduler is None else schedule(scheduler, optimizer).format(lr=repr(base))
+    return ImportedOptimizer(form(groups[0]).format(lr=lr, decay=repr(decay)), scales, decays)

@@ -1,6 +1,6 @@
 """Weights of modules: from torch's tensors to arrays, and from runs back to tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -50,3 +50,40 @@ def read_dump(path: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.T
             name: torch.from_numpy(np.array(file[key])).to(x.dtype).reshape(x.shape)
             for name, x in like.items() if (key := f"states/{name}") in file.files
         }  # fmt: skip
+
+
+def check(
+    given: Mapping[str, torch.Tensor],
+    wanted: Mapping[str, torch.Tensor],
+    values: Mapping[str, str],
+) -> None:
+    """Check the names and shapes of weights. `values` has the name of the value of each that is
+    wanted: of tied tensors one is enough.
+
+    Raises:
+        ShardirError: with all that is wrong.
+    """
+    there = {values[name] for name in given if name in values}
+    missing = [name for name in wanted if values[name] not in there]
+    surplus = [name for name in given if name not in wanted]
+    shapes = [
+        f"{name} of {list(wanted[name].shape)}, got {list(x.shape)}"
+        for name, x in given.items()
+        if name in wanted and x.shape != wanted[name].shape
+    ]
+    wrong = [
+        f"expected {what} {_several(names)}"
+        for what, names in (
+            ("weights of all parameters and buffers, got none of", missing),
+            ("weights of the module alone, got", surplus),
+            ("", shapes),
+        )
+        if names
+    ]
+    if wrong:
+        raise ShardirError("; ".join(wrong).replace("expected  ", "expected "))
+
+
+def _several(names: Sequence[str], shown: int = 3) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

@@ -1,0 +1,109 @@
+"""Files of weights: safetensors, alone or in several with an index, and those of torch.save."""
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from shardir.diagnostics import ShardirError
+from shardir.syntax.files import read_text, reason
+from shardir.syntax.writing import writing
+
+SAFETENSORS, INDEX = ".safetensors", ".safetensors.index.json"
+IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+"""The files that are looked for in a folder."""
+
+
+def read(path: str | Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file by their names; of a folder, those of its model's file.
+
+    Raises:
+        ShardirError: there is no such file, or it is none of these.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = next((path / name for name in IN_FOLDER if (path / name).exists()), None)
+        if found is None:
+            raise ShardirError(f"expected one of {', '.join(IN_FOLDER)} in {path}, got none")
+        path = found
+    try:
+        if path.name.endswith(INDEX):
+            return _indexed(path)
+        if path.suffix == SAFETENSORS:
+            return _safetensors(path).load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as e:
+        raise ShardirError(f"{path} cannot be read: {reason(e)}") from None
+    except pickle.UnpicklingError:
+        raise ShardirError(
+            f"{path}: expected tensors by their names, got a file that torch.load takes for more "
+            "than weights; write it by torch.save(model.state_dict(), path)"
+        ) from None
+    except Exception as e:  # of the format, which both libraries report by many classes
+        raise ShardirError(f"{path}: expected a file of weights, got {_first_line(e)}") from None
+    if not isinstance(found, Mapping) or not all(
+        isinstance(name, str) and isinstance(x, torch.Tensor) for name, x in found.items()
+    ):
+        raise ShardirError(f"{path}: expected tensors by their names, got {type(found).__name__}")
+    return dict(found)
+
+
+def write(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors: a `.safetensors` file, or by torch.save.
+
+    Raises:
+        ShardirError: it can't be written; an existing file is unchanged.
+    """
+    path = Path(path)
+    separate = {name: x.detach().contiguous().clone() for name, x in tensors.items()}
+    try:
+        with writing(path) as file:
+            if path.suffix == SAFETENSORS:
+                file.write(_safetensors(path).save(separate))
+            else:
+                torch.save(separate, file)
+    except (OSError, ValueError) as e:
+        raise ShardirError(f"cannot write {path}: {reason(e)}") from None
+
+
+def _indexed(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of the files that an index names, which are beside it."""
+    places = _weight_map(path)
+    found: dict[str, torch.Tensor] = {}
+    for name in sorted(set(places.values())):
+        found |= _safetensors(path).load_file(path.parent / name)
+    if missing := sorted(places.keys() - found.keys()):
+        raise ShardirError(
+            f"{path}: expected {missing[0]} in {places[missing[0]]}, got a file without it"
+        )
+    return {name: found[name] for name in places}
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    try:
+        places: Any = json.loads(read_text(path))["weight_map"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        places = None
+    if not isinstance(places, dict) or not all(
+        isinstance(n, str) and "/" not in n for n in places.values()
+    ):
+        raise ShardirError(f"{path}: expected an index with a weight_map of files beside it")
+    return places
+
+
+def _safetensors(path: Path) -> ModuleType:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ShardirError(
+            f"{path.name} needs safetensors: pip install 'shardir[weights]'"
+        ) from None
+    return safetensors.torch
+
+
+def _first_line(e: Exception) -> str:
+    return (str(e).splitlines() or [type(e).__name__])[0]

@@ -1,0 +1,110 @@
+"""Weights of modules: state_dicts and files, in and out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import shardir
+from shardir.diagnostics import ShardirError
+
+X = torch.randn(8, 4)
+
+
+class Tied(nn.Module):
+    """Two parameters that are one, a buffer, and one that is in no file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("scale", torch.randn(4))
+        self.register_buffer("constant", torch.ones(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.table(x) * self.scale * self.constant).square().sum()
+
+
+def program(seed: int) -> Any:
+    torch.manual_seed(seed)
+    return shardir.compile(Tied(), X, optimizer="sgd, lr = 0.1", mesh="d = 2", plan="fsdp")
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt"])
+def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
+    first, second = program(0), program(1)
+    first.save_weights(tmp_path / name)
+    second.load_weights(tmp_path / name)
+    torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
+    # the libraries' own readers find the module's own names
+    read = load_file if name.endswith("safetensors") else torch.load
+    module = Tied()
+    module.load_state_dict(read(tmp_path / name))
+    torch.testing.assert_close(dict(module.state_dict()), first.state_dict(), rtol=0, atol=0)
+
+
+def test_weights_of_several_files(tmp_path: Path) -> None:
+    first, second = program(0), program(1)
+    states = {name: x.clone() for name, x in first.state_dict().items() if name != "head.weight"}
+    names = sorted(states)
+    places = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(names)}
+    for place in set(places.values()):
+        save_file({n: states[n] for n in names if places[n] == place}, tmp_path / place)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    second.load_weights(tmp_path)
+    torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
+
+
+def test_a_module_on_the_meta_device_gets_its_weights(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+    compiled = shardir.compile(model, X, train=False, mesh="d = 2", plan="ddp")
+    compiled.load_state_dict({"weight": torch.eye(4), "bias": torch.zeros(4)})
+    assert (compiled.save(tmp_path / "out") / "program.py").exists()
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "missing": ({"scale": torch.zeros(4)}, "got none of table.weight, table.bias, head.weight"),
+    "surplus": ({"other": torch.zeros(4)}, "of the module alone, got other"),
+    "shapes": ({"scale": torch.zeros(5)}, r"expected scale of \[4\], got \[5\]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_weights_change_nothing(name: str) -> None:
+    given, message = WRONG[name]
+    compiled = program(0)
+    before = compiled.state_dict()
+    states = given if name == "missing" else before | given
+    with pytest.raises(ShardirError, match=message):
+        compiled.load_state_dict(states)
+    torch.testing.assert_close(compiled.state_dict(), before, rtol=0, atol=0)
+
+
+FILES: dict[str, tuple[bytes, str]] = {
+    "none.safetensors": (b"", "expected a file of weights, got"),
+    "text.safetensors": (b"not weights", "expected a file of weights, got"),
+    "text.pt": (b"not weights", "expected"),
+    "code.pt": (b"cposix\nsystem\n(S'true'\ntR.", "expected tensors by their names, got a file"),
+    "model.safetensors.index.json": (b'{"weight_map": {"a": "../a"}}', "a weight_map of files"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_something_else_are_refused(tmp_path: Path, name: str) -> None:
+    content, message = FILES[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ShardirError, match=message):
+        program(0).load_weights(tmp_path / name)
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(ShardirError, match="cannot be read: No such file"):
+        program(0).load_weights("nowhere.pt")
+    with pytest.raises(ShardirError, match="cannot be read: No such file"):
+        program(0).load_weights("nowhere.safetensors")
