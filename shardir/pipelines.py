@@ -204,7 +204,7 @@ def planned(passes: Sequence[ModulePass]) -> int:
     for names in (("apply-plan",), DECIDERS):
         if at := [i for i, p in enumerate(passes) if p.name in names]:
             return at[-1]
-    raise UsageError("--print-plan: no pass decides on layouts; add --plan, -p or --mode")
+    raise UsageError("expected a pass that decides on layouts, got none; add a plan or a mode")
 
 
 def with_strategies(

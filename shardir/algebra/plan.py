@@ -281,28 +281,53 @@ def exactly(name: str) -> str:
 
 # ---- entries -> plan ----
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_NUMBERS = re.compile(r"\d+"), re.compile(r"(?<![^.])\d+(?![^.])")
+"""The numbers in a name: all of them, or those between dots."""
+
+_PLAIN = re.compile(r"((?:.*\.)?)([\w*]+)", re.DOTALL)
+"""A pattern up to its last dot, and a rest that may be one of several in braces."""
 
 
 def _short(kind: NameKind, entries: Mapping[str, PlanEntry]) -> Iterator[PlanLine]:
-    """Yield lines for the names: one for the names that differ in their numbers only, if their
-    entries are equal; at the end one for most of the names, where no other line says less."""
+    """Yield lines for the names: one for names that differ in their numbers or after the last dot
+    only, if their entries are equal; at the end one for the names of the shortest entry, if they
+    are several and no other line says less."""
     found: dict[str, PlanEntry] = {}
     for name, entry in entries.items():
-        pattern = "*".join(map(exactly, _NUMBER.split(name)))
-        if pattern not in found:
-            together = PlanLine(kind, pattern, entry)
-            if any(e != entry and together.says(kind, n) for n, e in entries.items()):
-                pattern = exactly(name)
-        found[pattern] = entry
-    usual, count = Counter(found.values()).most_common(1)[0] if found else (PlanEntry(), 0)
-    gains = count > 1 or (kind is NameKind.INPUT and len(found) == 1)
-    covers = gains and all(usual.said <= entry.said for entry in found.values())
+        if entry.said:
+            found[_pattern(kind, name, entries, found)] = entry
+    counts = Counter(entry for entry in entries.values() if entry.said)
+    rest = min(counts, key=lambda entry: len(str(entry)), default=None)
+    if rest is not None and (
+        (counts[rest] == 1 and kind is not NameKind.INPUT)
+        or not all(rest.said <= entry.said for entry in entries.values())
+    ):
+        rest = None
+    together: dict[tuple[str, PlanEntry], list[str]] = {}
     for pattern, entry in found.items():
-        if entry.said and not (covers and entry == usual):
-            yield PlanLine(kind, pattern, entry)
-    if covers and usual.said:
-        yield PlanLine(kind, "*", usual)
+        if entry != rest:
+            m = _PLAIN.fullmatch(pattern)
+            before, last = (m[1], m[2]) if m else (pattern, "")
+            together.setdefault((before, entry), []).append(last)
+    for (before, entry), ends in together.items():
+        pattern = before + (f"{{{','.join(ends)}}}" if len(ends) > 1 else ends[0])
+        yield PlanLine(kind, pattern, entry)
+    if rest is not None:
+        yield PlanLine(kind, "*", rest)
+
+
+def _pattern(
+    kind: NameKind, name: str, entries: Mapping[str, PlanEntry], found: Mapping[str, PlanEntry]
+) -> str:
+    """Return a pattern of a name, of others that differ in numbers too if no entry contradicts."""
+    for numbers in _NUMBERS:
+        pattern = "*".join(map(exactly, numbers.split(name)))
+        if pattern in found and found[pattern] == entries[name]:
+            return pattern
+        line = PlanLine(kind, pattern, entries[name])
+        if not any(e != entries[name] and line.says(kind, n) for n, e in entries.items()):
+            return pattern
+    return exactly(name)
 
 
 def _dims_text(dims: Iterable[Axes]) -> str:

@@ -17,6 +17,7 @@ from shardir.cost.clusters import load
 from shardir.cost.report import FunctionCost, report
 from shardir.diagnostics import Failure, ParseErrors, ShardirError
 from shardir.reports.layouts import Explanation
+from shardir.rewriting.annotated_plan import annotated_plan
 from shardir.syntax.files import scratch_folder
 from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.parser import parse as _parse
@@ -132,6 +133,24 @@ class Compiled:
         timeout=, ... as in shardir.backend.interface.Options."""
         with scratch_folder() as folder:
             return self.backend.run(self.save(folder / "program"), Options.of(options))
+
+    @property
+    def plan(self) -> str:
+        """The layouts and marks of arguments and values as the text of a plan, which `plan=` takes:
+        those of the plan that was given, or those that propagation or a search decided on. The
+        passes run again.
+
+        Raises:
+            ShardirError: no pass decides on layouts.
+        """
+        last, module = pipelines.planned(self.passes), self.given.clone()
+
+        def work() -> None:
+            for p in self.passes[: last + 1]:
+                p.apply(self.context, module)
+
+        located(self.source, work)
+        return str(annotated_plan(module))
 
     def cost(self, function: str | None = None, cluster: str | None = None) -> FunctionCost:
         """Return the estimated time and memory of a function, by default of the only one, on its

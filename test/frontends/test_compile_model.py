@@ -98,6 +98,13 @@ def test_values_have_the_paths_of_modules(net: Net) -> None:
         program.explain("9")
 
 
+def test_a_preset_is_a_plan_by_names(net: Net) -> None:
+    found = compiled(net, mesh="dp = 2, tp = 2", plan="fsdp")
+    assert '"first.bias"' in found.plan and "uses [], recompute" in found.plan
+    again = compiled(net, mesh="dp = 2, tp = 2", plan=found.plan)
+    assert again.plan == found.plan and again.text == found.text
+
+
 def test_a_state_dict_is_that_of_the_module(net: Net) -> None:
     program = compiled(net)
     states = program.state_dict()
