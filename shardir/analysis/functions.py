@@ -18,9 +18,6 @@ from shardir.dialects.dist import (
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import arguments
 
-MAX_OPS = 200_000
-"""The ops of a module that compiles within minutes."""
-
 
 def values(block: Block) -> Iterator[SSAValue]:
     """Yield arguments, then results in order."""

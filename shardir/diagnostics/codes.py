@@ -282,7 +282,7 @@ SECTIONS: dict[str, dict[str, Code]] = {
         ),
         "F3": Code("Layouts do not propagate through calls.", "run inline-calls first"),
         "F4": Code(
-            "The functions of a module have at most 200,000 ops, once calls are inlined.",
+            "The calls of a module add at most 200,000 ops, once they are inlined.",
             "use fewer calls",
         ),
     },

@@ -41,6 +41,7 @@ from shardir.dialects.nn.base import TensorOp, layout_mismatch
 from shardir.dialects.nn.types import unsharded_type
 from shardir.interpret import check_pass, run
 from shardir.interpret.equivalence import NotEquivalentError
+from shardir.passes import inline_calls
 from shardir.passes.fuse_communication import FuseCommunication
 from shardir.rewriting.rewriter import set_type
 from shardir.syntax.parser import parse
@@ -355,8 +356,16 @@ def test_chains_of_calls_are_as_deep_as_they_are():
 
 
 def test_a_program_that_would_be_too_large_is_refused_before_it_is_made():
-    with pytest.raises(Failure, match=f"at most 200000 ops, got {2**60} up to @f0"):
+    with pytest.raises(Failure, match=f"at most 200000 ops, got {2**60 - 2} up to @f0"):
         apply(parse(calling(60, 2)), "inline-calls")
+
+
+def test_only_ops_that_calls_add_are_limited(monkeypatch: pytest.MonkeyPatch):
+    """One op in the place of its call is no more."""
+    monkeypatch.setattr(inline_calls, "MAX_OPS", 0)
+    assert defined(apply(parse(calling(1, 3)), "inline-calls")) == {"f0"}
+    with pytest.raises(Failure, match="at most 0 ops, got 2 up to @f0"):
+        apply(parse(calling(2, 2)), "inline-calls")
 
 
 # ---- strip-layouts ----
