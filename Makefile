@@ -29,7 +29,7 @@ lint: $(VENV)/ready
 
 test: lint  ## the checks of the source, then every test
 	$(BIN)/python docs/examples/make_digits.py
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/testing.md)
 	SHARDIR_TESTS=all $(MAKE) test

@@ -11,6 +11,8 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from sources import tree
+
 ROOT = Path(__file__).parent.parent
 
 LAYERS = {
@@ -62,7 +64,7 @@ def imports(path: Path) -> list[tuple[int, str]]:
 
 
 def _imports(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
             module = node.module or ""

@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from sources import tree
+
 ROOT = Path(__file__).parent.parent
 GLOSSARY = ROOT / "docs" / "glossary.md"
 
@@ -131,8 +133,7 @@ def files() -> Iterator[Path]:
 
 def occurrences(path: Path) -> Iterator[Found]:
     """Yield the words of the glossary's last column in a file."""
-    content = path.read_text(encoding="utf-8")
-    if not (pattern().search(content) or pattern().search(spaced(content))):
+    if not pattern().search(spaced(path.read_text(encoding="utf-8"))):
         return  # most files have none, not even in what is allowed
     for line, text in pieces(path):
         for word in words_in(text):
@@ -156,7 +157,7 @@ def titles(path: Path) -> Iterator[Found]:
     content = path.read_text(encoding="utf-8")
     if path.suffix != ".py" or not OPENING.search(content):
         return
-    for node in ast.walk(ast.parse(content)):
+    for node in ast.walk(tree(path)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             continue
         text = ast.get_docstring(node) or ""

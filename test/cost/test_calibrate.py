@@ -30,9 +30,6 @@ PROBES = probes(4, 1 << 22)
 START = calibrate.unmeasured(4, 10**9)
 PAIRS = against(PROBES)
 
-pytestmark = pytest.mark.xdist_group("calibration")
-"""All tests use one compilation of the probes."""
-
 
 def numbers(c: Cluster) -> list[float]:
     (level,) = c.levels

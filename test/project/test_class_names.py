@@ -5,6 +5,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
+from sources import tree
 from vocabulary import ROOT
 
 PACKAGES = ("shardir", "passes", "tools")
@@ -37,7 +38,7 @@ def found() -> dict[str, list[str]]:
     places: defaultdict[str, list[str]] = defaultdict(list)
     for package in PACKAGES:
         for path in sorted(p for p in (ROOT / package).rglob("*.py") if p == p.resolve()):
-            for name, line in types(ast.parse(path.read_text(encoding="utf-8"))):
+            for name, line in types(tree(path)):
                 places[name.lstrip("_")].append(f"{path.relative_to(ROOT)}:{line}")
     return places
 

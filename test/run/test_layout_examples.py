@@ -18,8 +18,6 @@ from shardir.diagnostics import ShardirError
 from shardir.interpret import run as interpret
 from shardir.syntax.parser import parse
 
-pytestmark = pytest.mark.xdist_group("layout examples")
-
 
 @pytest.mark.parametrize(
     ("name", "layouts"), [("redistributions_2_devices", 3), ("redistributions_4_devices", 7)]

@@ -18,8 +18,6 @@ from example_runs import (
     sinusoids,
 )
 
-pytestmark = pytest.mark.xdist_group("model examples")
-
 
 def test_reid(ran):
     def loss(v: Tensors) -> Any:

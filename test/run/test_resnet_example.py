@@ -11,9 +11,6 @@ torch = pytest.importorskip("torch")
 from example_runs import Tensors, check_training, equal
 from extent import extent
 
-pytestmark = pytest.mark.xdist_group("resnet example")
-
-
 NARROW = {"width": 8, "batch": 8, "image": 32, "classes": 10, "element": "f64"}
 """ResNet50 with an eighth of its channels, in f64: in f32 the roundings of 50 layers, which are
 normalised by variances of 8 elements, grow to differences of 0.1 within three steps."""

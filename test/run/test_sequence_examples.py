@@ -9,8 +9,6 @@ torch = pytest.importorskip("torch")
 
 from example_runs import Tensors, attention, check_training, equal, gradients, sinusoids
 
-pytestmark = pytest.mark.xdist_group("sequence examples")
-
 
 def turned(x: Any) -> Any:
     """Rotary embeddings (Su et al., 2021) as products of complex numbers: x[i] and x[i + d / 2]."""

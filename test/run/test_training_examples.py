@@ -13,8 +13,6 @@ from example_runs import Tensors, check_training, classified, equal, gelu
 
 from shardir.dialects.random import seed_at, uniform
 
-pytestmark = pytest.mark.xdist_group("training examples")
-
 
 @pytest.mark.parametrize(
     ("mode", "step"),
