@@ -83,7 +83,7 @@ def test_no_detour_is_faster(route: Route) -> None:
 @pytest.mark.parametrize("cluster", names())
 def test_no_path_through_a_third_layout_is_faster(cluster: str) -> None:
     """On the ready-made clusters, between layouts over sub-axes, also where they cross levels."""
-    found = laws.check("triangle", cluster, range(extent(2, 2000)), print)
+    found = laws.check("triangle", cluster, range(extent(2, 200)), print)
     assert found and not any(r["violations"] for r in found), found
 
 

@@ -3,9 +3,11 @@ backward, with a dimension of 2^40."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from extent import LONG
+import pytest
+from extent import LONG, extent
 from harness import MESH, compiled, laid_out, program
 from limits import problems_of
 from op_cases import CASES, Case
@@ -17,6 +19,9 @@ from shardir.syntax.parser import parse
 from shardir.syntax.printer import print_module
 
 LARGE = 1 << 40
+
+PARTS = extent(1, 8)
+"""Each part of the ops is compiled in a process of its own."""
 
 SLIDING = ("nn.conv", "nn.avg_pool", "nn.max_pool", "nn.adaptive_avg_pool")
 """The first letters of the names of ops that slide."""
@@ -63,15 +68,16 @@ def kin(op: type[Any]) -> object:
     return op if LONG else (op.infer.__func__, op.rule.__func__, op.decompose)
 
 
-def not_compiled() -> list[str]:
-    """The ops of which no enlarged case compiles. All cases of pools and convolutions are tried,
-    whose masks and divisors depend on the place, and in the long form those of the other ops."""
+def not_compiled(part: int) -> list[str]:
+    """The ops of a part of which no enlarged case compiles. All cases of pools and convolutions are
+    tried, whose masks and divisors depend on the place, and in the long form those of the other
+    ops."""
     cases: dict[object, list[Case]] = {}
     for case in CASES:
         for large in enlarged(case):
             cases.setdefault(kin(case.op), []).append(large)
     found = []
-    for some in cases.values():
+    for some in [*cases.values()][part::PARTS]:
         tried = (compiles(c) for c in some)
         every = LONG or some[0].op.name.startswith(SLIDING)
         if not any(list(tried) if every else tried):
@@ -79,6 +85,8 @@ def not_compiled() -> list[str]:
     return found
 
 
-def test_each_op_compiles_with_a_dimension_of_2_to_the_40():
+@pytest.mark.parametrize("part", range(PARTS))
+def test_each_op_compiles_with_a_dimension_of_2_to_the_40(part: int) -> None:
     """Within limits of time and memory (limits.py). The numbers of a constant are text."""
-    assert [c for c in problems_of(not_compiled) if not c.startswith("constant")] == []
+    problems = problems_of(partial(not_compiled, part))
+    assert [p for p in problems if not p.startswith("constant")] == []
