@@ -64,6 +64,17 @@ def test_a_folder_of_others_is_not_touched(tmp_path: Path, plan: str | None) -> 
     assert content(tmp_path) == before and [*tmp_path.iterdir()] == [out]
 
 
+def test_the_target_of_a_link_is_not_touched(tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    shardir.compile(with_data(tmp_path), base_dir=tmp_path).save(out)
+    (out / "data").rename(elsewhere)
+    (out / "data").symlink_to(elsewhere)
+    before = content(tmp_path)
+    with pytest.raises(ShardirError, match=r"data is a link: .* is not overwritten"):
+        shardir.compile(PLAIN).save(out)
+    assert content(tmp_path) == before
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_an_error_or_an_interrupt_leaves_all_as_it_was(tmp_path: Path, there: bool) -> None:
     out = tmp_path / "out"

@@ -77,6 +77,8 @@ def _files_of(out: Path) -> set[Path] | None:
         raise UsageError(
             f"{out}/{PLAN} is not that of a program: {out} is not overwritten; choose another"
         ) from None
+    if (out / "data").is_symlink():
+        raise UsageError(f"{out}/data is a link: {out} is not overwritten; choose another")
     own = {n for n in names if n in FILES or (n.startswith("program_rank") and n.endswith(".py"))}
     return {*map(Path, own), *data}
 
