@@ -2,6 +2,7 @@
 
     python test/disturbances.py --cases 200 --seed 0           each command is a process of its own
     python test/disturbances.py --cases 20 --seed 0 --forked   all are forked from this one
+    python test/disturbances.py --cases 2000 --undisturbed --forked     runs of two ranks, each good
 
 A case is a command, a disturbance, and the exit codes that are right. Whatever happens, a command
 
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from multiprocessing import Pool
 from pathlib import Path
 from types import SimpleNamespace
@@ -389,6 +390,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="cases at once (1)")
     parser.add_argument("--forked", action="store_true", help="fork all from this process")
+    parser.add_argument("--undisturbed", action="store_true", help="disturb none: all succeed")
     options = parser.parse_args(arguments)
     if options.forked:
         import torch.distributed  # noqa: F401 - for the ranks
@@ -406,7 +408,9 @@ def main(arguments: list[str] | None = None) -> int:
             Popen=Fork, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT,
             TimeoutExpired=subprocess.TimeoutExpired,
         )  # fmt: skip
-    chosen = [*islice(cases(options.seed), options.cases)]
+    undisturbed = repeat(Case("undisturbed", COMMANDS["train"], (0,)))
+    drawn = undisturbed if options.undisturbed else cases(options.seed)
+    chosen = [*islice(drawn, options.cases)]
     calm = [
         Case("undisturbed", w, (0,), o)
         for w, o in {c.words: c.output for c in chosen if c.number}.items()
