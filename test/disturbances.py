@@ -281,6 +281,7 @@ def start(case: Case, folder: Path, forked: bool, stdout: Any, stderr: Any) -> A
             nowhere = os.open(os.devnull, os.O_RDONLY)
             for number, file in ((0, nowhere), (1, stdout.fileno()), (2, stderr.fileno())):
                 os.dup2(file, number)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # as in a process of its own
             case.prepare()
             for number, stream in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
                 there = Path(f"/proc/self/fd/{number}").exists()

@@ -1,6 +1,7 @@
 """Emitted directories: what is replaced, and what is not."""
 
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import shardir
 from shardir.backend.torch import directory
 from shardir.diagnostics import ShardirError
+from shardir.rewriting.options import UsageError
 
 PROGRAM = """
 dist.mesh @m <a = 2>
@@ -114,6 +116,19 @@ def test_names_that_no_folder_can_have_are_errors(tmp_path: Path) -> None:
     for name in ("a\0b", "x" * 10_000, "x" * 256):
         with pytest.raises(ShardirError, match="cannot write"):
             shardir.compile(PLAIN).save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [0, 100, 3000])
+def test_a_full_disk_is_an_error_of_the_directory(tmp_path: Path, size: int) -> None:
+    """Whichever file does not fit, as one that may not grow; nothing is left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(UsageError, match=f"^cannot write {tmp_path / 'out'}: File too large"):
+            shardir.compile(PLAIN).save(tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
 
 

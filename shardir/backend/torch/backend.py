@@ -28,7 +28,6 @@ from shardir.backend.torch.launch.start import run
 from shardir.backend.torch.runtime import FOLDER, files_for
 from shardir.diagnostics import ShardirError
 from shardir.pipelines import build
-from shardir.syntax.files import write_text
 from shardir.syntax.source import warn
 
 SINGLE_DEVICE = "single-device"
@@ -59,7 +58,7 @@ class TorchBackend(Backend):
         texts, modules, data = self.files(ctx, module, original_module, base_dir)
         with replacing(Path(out_dir)) as fresh:
             for name, text in texts.items():
-                write_text(fresh / name, text)
+                (fresh / name).write_bytes(text.encode("utf-8", "surrogateescape"))
             for name in files_for(modules):
                 shutil.copyfile(FOLDER / name, fresh / name)
             for name, values in data.files.items():
