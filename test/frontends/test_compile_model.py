@@ -1,6 +1,7 @@
 """Modules of torch, compiled in one call: weights, optimizers, errors. No ranks: see test/run."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 import shardir
 from shardir.diagnostics import ShardirError
 from shardir.dialects.locations import file_location
-from shardir.dialects.nn import EinsumOp
+from shardir.dialects.nn import EinsumOp, SoftmaxOp
 from shardir.dialects.train import Role, arguments
 from shardir.frontends.torch import optimizers
 
@@ -139,6 +140,32 @@ def test_a_module_on_the_meta_device_compiles_but_does_not_run() -> None:
     assert "x4096" in program.text or "4096x" in program.text
     with pytest.raises(ShardirError, match="the values of 4 parameters and buffers, got the meta"):
         program.save("never")
+
+
+class Attentions(nn.Module):
+    """Attention with dropout, and with each kind of mask; one query attends to no key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+        at = torch.arange(5)
+        banned = torch.zeros(5, 5).masked_fill(at[:, None] < at - 2, -torch.inf)
+        attend = partial(nn.functional.scaled_dot_product_attention, q, k, v, dropout_p=1e-9)
+        masks = [attend(), attend(at[:, None] > at), attend(banned), attend(is_causal=True)]
+        return torch.stack(masks).square().sum()
+
+
+def test_attention_with_dropout_is_that_of_torch() -> None:
+    model, x = Attentions(), torch.randn(2, 5, 4)
+    found = imported(model, x, mesh="d = 2")
+    assert_equal(in_numpy(found, "train"), in_torch(model, lambda m: m(x)), 1e-4)
+    # the heads stay a dimension, which a plan can split
+    shapes = {tuple(op.out.type.get_shape()) for op in found.function.block.ops
+              if isinstance(op, SoftmaxOp)}  # fmt: skip
+    assert shapes == {(2, 2, 5, 5)}
 
 
 class Branching(nn.Module):

@@ -1,6 +1,7 @@
 """Products: linear layers, matrix products, attention and convolutions."""
 
 from collections.abc import Sequence
+from math import inf
 from string import ascii_lowercase
 from typing import Any
 
@@ -8,6 +9,9 @@ from shardir.build import Value, nn
 from shardir.diagnostics import ShardirError
 from shardir.dialects.nn import split_equation
 from shardir.frontends.torch.translation import AtenEntry, Translation
+
+MASKED = {"f64": -1e30, "f32": -1e30, "bf16": -1e30, "f16": -6e4}
+"""The score of a key that a query does not attend to."""
 
 
 def _linear(t: Translation, x: Value, w: Value, bias: Value | None = None) -> Value:
@@ -90,10 +94,33 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Value:  # fmt: skip
     q, k, v = t.value(q), t.value(k), t.value(v)
-    if dropout_p:
+    mask = None if attn_mask is None else _mask(t, attn_mask)
+    if not dropout_p:
+        operands = [q, k, v] if mask is None else [q, k, v, mask]
+        return nn.attention(*operands, causal=is_causal, scale=scale)
+    if q.shape[:-2] != k.shape[:-2]:
         return NotImplemented
-    operands = [q, k, v] if attn_mask is None else [q, k, v, _mask(t, attn_mask)]
-    return nn.attention(*operands, causal=is_causal, scale=scale)
+    # torch's decomposition makes one dimension of batch and heads, so that neither is split
+    lead = ascii_lowercase[: len(q.shape) - 2]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = nn.einsum(q * scale, k, equation=f"{lead}xz,{lead}yz->{lead}xy")
+    allowed = None
+    if is_causal:
+        allowed = t.iota(scores.shape[-2:], 0) >= t.iota(scores.shape[-2:], 1)
+    elif mask is not None:
+        allowed = mask if mask.dtype == "i1" else mask > -inf
+    if mask is not None and mask.dtype != "i1":
+        scores = scores + mask
+    if allowed is not None:
+        allowed = allowed.broadcast_to(*scores.shape)
+        # a finite number, and then zeros: a query that attends to no key has the output 0
+        scores = nn.select(allowed, scores, t.full(MASKED[scores.dtype], scores.shape))
+    weights = nn.softmax(scores, axis=-1)
+    if allowed is not None:
+        weights = nn.select(allowed, weights, t.full(0.0, scores.shape))
+    key, stream = t.random()
+    weights = nn.dropout(weights, key, p=dropout_p, stream=stream)
+    return nn.einsum(weights, v, equation=f"{lead}xy,{lead}yz->{lead}xz")
 
 
 def _mask(t: Translation, mask: Value) -> Value:
