@@ -89,7 +89,7 @@ def _overlap(f: FuncOp, mesh: Mesh) -> None:
     for cutting in (False, True):
         if cutting and not _is_cut(block, costs):
             break
-        _start_within(limit, f, costs, cutting)
+        _start_within(limit, f, costs, given, cutting)
         seconds = costs.of_block(block)
         if seconds < fastest * IMPROVEMENT:
             fastest, kept = seconds, Arrangement(block)
@@ -97,13 +97,13 @@ def _overlap(f: FuncOp, mesh: Mesh) -> None:
     kept.restore(block)
 
 
-def _start_within(limit: int, f: FuncOp, costs: Costs, cutting: bool) -> None:
+def _start_within(limit: int, f: FuncOp, costs: Costs, given: Arrangement, cutting: bool) -> None:
     """Start collectives within memory.
 
     As long as that needs more memory than the limit, collectives that are in flight where it does
-    are excluded.
+    are excluded, and the block is what was given before.
     """
-    given, excluded = Arrangement(f.body.block), set[int]()
+    excluded = set[int]()
     for _ in range(MAX_ATTEMPTS):
         numbers = _start(f.body.block, costs, excluded, cutting)
         needed = memory_at_ops(f, costs.mesh)

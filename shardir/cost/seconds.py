@@ -38,7 +38,7 @@ FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops without computation. The copy by a reshape of a non-contiguous value is not counted."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OpCost:
     """The cost of one op on the device on which it costs most, in all its runs.
 
