@@ -4,6 +4,7 @@ The interface, with their meanings, is `shardir/dialects/builder.py`.
 """
 
 from collections.abc import Sequence
+from math import copysign, inf
 
 from xdsl.dialects.builtin import AnyFloat, TensorType, UnitAttr, i64
 from xdsl.ir import Attribute, SSAValue
@@ -17,6 +18,15 @@ from shardir.dialects.nn.base import Props, TensorOp
 from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr, string_attr
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import word
+
+
+def nearest(number: float, element: AnyFloat) -> float:
+    """Return the number, or an infinite one if it is beyond the largest of the element type."""
+    try:
+        element.pack([number])
+    except OverflowError:
+        return copysign(inf, number)
+    return number
 
 
 class Spellings(OpBuilder):
@@ -39,7 +49,8 @@ class Spellings(OpBuilder):
 
     def constant(self, number: float, element: Attribute) -> SSAValue:
         type = tensor(element, ())
-        data = nn.dense_attr(type, [number if isinstance(element, AnyFloat) else int(number)])
+        exact = nearest(number, element) if isinstance(element, AnyFloat) else int(number)
+        data = nn.dense_attr(type, [exact])
         return self.value(nn.ConstantOp, props={"value": data}, result=type)
 
     def scalar(self, number: float, like: SSAValue) -> SSAValue:

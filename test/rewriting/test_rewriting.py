@@ -2,17 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, f64
-from xdsl.ir import Operation
+from xdsl.dialects.builtin import ModuleOp, f16, f32, f64
+from xdsl.ir import Attribute, Block, Operation
 
 from shardir.algebra.layout import Layout
 from shardir.analysis.functions import mesh_of
 from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.dialects import nn
 from shardir.dialects.dist import FusibleOp, RedistributeOp, layout_of
+from shardir.dialects.nn.creation import dense_values
 from shardir.pipelines import build
 from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass, GlobalPass, LocalPass
@@ -164,6 +167,20 @@ def test_the_rewriter_inserts_replaces_and_hands_names_on() -> None:
     copy = rewriter.before(scaled.owner).copy(neg)
     assert copy.next_op is scaled.owner and copy.results[0].name_hint == "z"
     assert copy.results[0].type == neg.results[0].type
+
+
+@pytest.mark.parametrize("number", [65519.0, 65520.0, -1e40, 1e-60])
+@pytest.mark.parametrize(
+    ("element", "kind"), [(f16, np.float16), (f32, np.float32), (f64, np.float64)], ids=str
+)
+def test_a_constant_is_the_nearest_number_of_its_type(
+    element: Attribute, kind: Any, number: float
+) -> None:
+    """It is infinite beyond the largest one, as of an epsilon of 1e40 in f32."""
+    op = Rewriter(None, Block()).constant(number, element).owner
+    assert isinstance(op, nn.ConstantOp)
+    with np.errstate(over="ignore"):
+        assert dense_values(op.value) == kind(number)
 
 
 def test_the_same_redistribution_is_made_once() -> None:
