@@ -1,6 +1,7 @@
 """The names that the text of programs uses: no value, argument or function has one of them."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from shardir.backend.torch.emit.names import RESERVED, Names
 from shardir.backend.torch.emit.program import emitted
 from shardir.backend.torch.runtime import RUNTIME_FILES
 from shardir.backend.torch.runtime import runtime as rt
+from shardir.dialects.nn.custom import forget_custom_op, register_custom_op
 from shardir.syntax.parser import default_parser, parse
 
 F32, I32, KEY, IMAGE = "tensor<4x6xf32>", "tensor<4x6xi32>", "tensor<i64>", "tensor<2x4x8xf32>"
@@ -25,6 +27,11 @@ USES = {
     "torch": ("nn.max %A, %A", F32, [F32]),
     "F": ("nn.gelu %A", F32, [F32]),
     "aten": ("nn.sigmoid_grad %A, %A", F32, [F32]),
+    "fallback": (
+        'nn.custom "test.i0e"(%A) with {op = "special_i0e.default", tensors = ["self"]}',
+        F32,
+        [F32],
+    ),
     "mesh": ("dist.all_gather %A dim 0 over <a>", ROWS, [ALL]),
     "rt": ("dist.all_gather %A dim 0 over <a>", ROWS, [ALL]),
     "moves": ("dist.exchange %A over <a>", ROWS, [COLUMNS]),
@@ -39,6 +46,14 @@ USES = {
 FILES = {f.removesuffix(".py") for f in RUNTIME_FILES}
 HARD = sorted({*NAMES, *FILES, "float", "class", "_"})
 NEUTRAL = [f"x{'y' * i}" for i in range(len(HARD))]
+
+
+@pytest.fixture(autouse=True)
+def _called_by_torch() -> Iterator[None]:
+    """The op of `fallback`, as the importer registers it."""
+    register_custom_op("test.i0e", torch="ops_fallback:call")
+    yield
+    forget_custom_op("test.i0e")
 
 
 def program(name: str, values: list[str], arguments: list[str], functions: list[str]) -> str:
