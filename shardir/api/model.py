@@ -6,7 +6,7 @@ program.run(batches, steps=100)
 model.load_state_dict(program.state_dict())
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,7 @@ def compile_model(
     accumulate: str | None = None,
     clip: str | None = None,
     loss_scale: str | None = None,
+    derived: Collection[str] = (),
     **options: Any,
 ) -> CompiledModel:
     """Compile a module for the ranks of a mesh.
@@ -180,6 +181,8 @@ def compile_model(
         mesh: the axes: `dp = 2, tp = 4`, or a dict.
         cluster: the name of a ready-made cluster, or the text of one.
         accumulate, clip, loss_scale: as in a step of the text: `microbatches = 4`.
+        derived: the names of autograd functions (torch.autograd.Function) whose gradients are to be
+            those of their forward part; others are errors, since their backward is not exported.
         options: those of `shardir.compile`: plan, mode, pipeline, ...
 
     Raises:
@@ -189,7 +192,7 @@ def compile_model(
         raise ShardirError(
             'expected an optimizer, got none; use optimizer="adamw, lr = 1e-3", or train=False'
         )
-    captured = capture(model, inputs, labels, loss, train, keywords)
+    captured = capture(model, inputs, labels, loss, train, keywords, derived)
     module = Module(mesh, cluster)
     imported = import_model(captured, module, FUNCTION, train)
     if train:

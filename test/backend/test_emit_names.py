@@ -10,6 +10,7 @@ from emitted import STEP, functions_of
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, StringAttr, TensorType
 from xdsl.dialects.func import FuncOp
 
+import shardir
 from shardir.algebra.layout import Layout, LocalLayout
 from shardir.algebra.mesh import Axis
 from shardir.analysis.functions import values
@@ -24,6 +25,8 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import set_type
 from shardir.syntax.parser import default_parser, parse
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 EVIL = [
     "\"); import os; os.system('x')  #",
@@ -149,3 +152,32 @@ def test_names_from_quoted_text():
     assert_tame(program)
     out = functions_of(program)["import_os"](rt.Mesh(()), torch.ones(2))
     assert out.tolist() == [-1.0, -1.0]
+
+
+class Numbered(ast.NodeTransformer):
+    """Variables by numbers, in their order."""
+
+    def __init__(self):
+        self.names = {}
+
+    def number(self, name):
+        return self.names.setdefault(name, f"v{len(self.names)}")
+
+    def visit_Name(self, node):
+        return ast.Name(self.number(node.id), node.ctx)
+
+    def visit_arg(self, node):
+        return ast.arg(self.number(node.arg))
+
+
+@pytest.mark.parametrize("example", ["lamb.ir", "presets.ir"])
+def test_long_names_change_no_more_than_names(example):
+    """Lines are broken, but a name alone in brackets is no tuple."""
+    module = shardir.compile_file(EXAMPLES / example, "train").module
+    functions = [f for f in module.body.ops if isinstance(f, FuncOp)]
+    programs = []
+    for end in ("", "_" + "n" * 100):
+        for v in (v for f in functions for v in values(f.body.block)):
+            v.name_hint = f"{v.name_hint or 'value'}{end}"
+        programs.append(ast.dump(Numbered().visit(ast.parse(program_text(module)))))
+    assert programs[0] == programs[1]

@@ -1,6 +1,6 @@
 """The loss and the gradients of an imported module, in numpy and in torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -9,7 +9,6 @@ import torch
 
 import shardir
 from shardir.build import Module
-from shardir.build.function import hint_of
 from shardir.dialects.dist import meshes_of
 from shardir.dialects.train import Role, arguments
 from shardir.frontends.torch.capture import capture
@@ -28,9 +27,11 @@ class Values(NamedTuple):
 def imported(
     model: torch.nn.Module, inputs: Any, labels: Any = None, loss: Any = None,
     keywords: Mapping[str, Any] | None = None, mesh: str | None = None,
+    derived: Collection[str] = (),
 ) -> Imported:  # fmt: skip
     """The module, with the request of its gradients by all parameters."""
-    found = import_model(capture(model, inputs, labels, loss, keywords=keywords), Module(mesh))
+    captured = capture(model, inputs, labels, loss, keywords=keywords, derived=derived)
+    found = import_model(captured, Module(mesh))
     found.module.gradient("gradient", FUNCTION, trained(found))
     return found
 
@@ -41,20 +42,19 @@ def trained(found: Imported) -> list[int]:
     return [i for i, a in enumerate(roles) if a.role is Role.PARAMETER]
 
 
-def in_numpy(found: Imported, pipeline: str = "single-device") -> Values:
+def in_numpy(found: Imported, pipeline: str = "single-device", plan: str | None = None) -> Values:
     """The values that the compiled program computes, in the interpreter."""
-    module = shardir.compile(found.module, pipeline).module
-    tensors = {hint_of(name): x for name, x in {**dict(found.inputs), **found.values}.items()}
-    meshes = meshes_of(module)
-    given: list[Any] = []
-    for argument in function(module, "gradient").body.block.args:
-        name = argument.name_hint or ""
-        if name in tensors:
-            given.append(array_of(tensors[name]))
-        elif name == KEY:
-            given.append(np.array(7))
-        else:  # the cotangents of new states
-            given.append(np.zeros(global_type(argument.type, meshes).get_shape()))
+    module = shardir.compile(found.module, pipeline, plan=plan).module
+    f, meshes = function(module, "gradient"), meshes_of(module)
+    # the arguments of the function in their order, and then the cotangents of new states
+    inputs = iter(found.inputs)
+    tensors = [
+        np.array(7) if a.key == KEY
+        else array_of(found.values[a.key] if a.key else next(inputs)[1])
+        for a in arguments(found.function.func)
+    ]  # fmt: skip
+    rest = f.body.block.args[len(tensors) :]
+    given = [*tensors, *(np.zeros(global_type(a.type, meshes).get_shape()) for a in rest)]
     results = run(module, "gradient", given)
     roles = arguments(found.function.func)
     names = [roles[i].key or "" for i in trained(found)]

@@ -74,6 +74,7 @@ class ByHand(nn.Module):
 
 def test_gradients_written_by_hand_are_refused() -> None:
     assert shardir.compile(ByHand(), X, train=False).text.count("nn.exp") == 1
+    shardir.compile(ByHand(), X, optimizer="sgd, lr = 0.1", mesh="d = 1", derived=["Doubled"])
     with pytest.raises(ShardirError, match=r"autograd function Doubled.* at .*test_regions\.py:\d"):
         shardir.compile(ByHand(), X, optimizer="sgd, lr = 0.1")
 

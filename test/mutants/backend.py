@@ -123,4 +123,12 @@ MUTANTS = [
         "return torch.where(u > 0, ratio, 1.0)",
         "test/backend/test_runtime_ops.py",
     ),
+    Mutant(
+        "a long name alone in brackets is a tuple",
+        "A line that is broken for one long name unpacks or returns a tuple.",
+        "shardir/backend/torch/emit/names.py",
+        '"," * (len(items) > 1)',
+        '","',
+        "test/backend/test_emit_names.py -k long_names",
+    ),
 ]

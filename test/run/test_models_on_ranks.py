@@ -1,8 +1,13 @@
 """Modules of torch on real ranks: losses, weights and buffers are those of torch on one device."""
 
+import inspect
+
+import pytest
 import torch
+from extent import extent
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from zoo import ZOO
 
 import shardir
 
@@ -62,3 +67,43 @@ def test_training_is_that_of_torch_on_one_device() -> None:
         losses.append(loss.item())
     torch.testing.assert_close(report.losses["step"], losses, rtol=1e-5, atol=0)
     torch.testing.assert_close(program.state_dict(), dict(model.state_dict()), rtol=1e-4, atol=1e-5)
+
+
+SAMPLE = (
+    ("MNIST", "fsdp"), ("Llama", "megatron(tp) * fsdp(dp)"), ("BERT", "megatron(tp)"),
+    ("T5", "fsdp"), ("Mixtral", "fsdp"), ("Mamba", "ddp"), ("ViT", "megatron(tp) * fsdp(dp)"),
+    ("Swin", "fsdp"), ("ConvNeXt", "ddp"), ("Whisper", "fsdp"), ("CLIP", "fsdp"),
+    ("nn.Transformer", "megatron(tp) * fsdp(dp)"), ("DLRM", "ddp"),
+    ("GRU", "ddp"), ("Gemma", "megatron(tp)"),
+)  # fmt: skip
+"""Architectures of the zoo, each with a plan."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "plan"), extent(SAMPLE[:1], SAMPLE))
+def test_architectures_train_as_in_torch(name: str, plan: str) -> None:
+    architecture = ZOO[name]
+    example = architecture.make()
+    model, optimizer = example.module, torch.optim.SGD(example.module.parameters(), lr=0.01)
+    batch = {**bound(model, example.args), **example.kwargs}
+    program = shardir.compile(
+        model, batch, labels=example.labels, loss=architecture.loss_function, optimizer=optimizer,
+        mesh="dp = 2, tp = 2", plan=plan,
+    )  # fmt: skip
+    given = batch if example.labels is None else (batch, example.labels)
+    report = program.run([given] * STEPS, steps=STEPS)
+
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = architecture.loss(example, model(**batch))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    torch.testing.assert_close(report.losses["step"], losses, rtol=1e-4, atol=0)
+    torch.testing.assert_close(program.state_dict(), dict(model.state_dict()), rtol=1e-3, atol=1e-5)
+
+
+def bound(model: nn.Module, args: tuple[object, ...]) -> dict[str, object]:
+    """The positional arguments of a module, by their names."""
+    return dict(inspect.signature(model.forward).bind_partial(*args).arguments)

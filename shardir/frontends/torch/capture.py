@@ -6,7 +6,7 @@ The graph is that before decomposition: linear layers, attention and norms stay 
 import inspect
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,11 +80,13 @@ def capture(
     loss: LossFunction | None = None,
     train: bool = True,
     keywords: Mapping[str, Any] | None = None,
+    derived: Collection[str] = (),
 ) -> Capture:
     """Export a module. `inputs` are example arguments: a tensor, a tuple of positional ones, or a
     dict of those by keyword, to which `keywords` are added; `labels` those of the loss. A module on
     the meta device takes inputs of any device. Whether dropout and batch norms train is the
-    module's own `training`.
+    module's own `training`. The gradients of autograd functions named in `derived` are those of
+    their forward part.
 
     Raises:
         ShardirError: torch.export refuses the module, or there is no loss.
@@ -98,7 +100,7 @@ def capture(
         )
     wrapper = _WithLoss(model, loss, train).train(model.training)
     try:
-        with warnings.catch_warnings(), annotated(train):
+        with warnings.catch_warnings(), annotated(train, derived):
             warnings.simplefilter("ignore")
             program = torch.export.export(wrapper, (args, kwargs, wanted), strict=False)
     except ShardirError as error:

@@ -5,7 +5,7 @@ gradient that is written by hand (torch.autograd.Function) would be lost without
 refused.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -26,10 +26,18 @@ def checkpoint_of(node: Node) -> int | None:
     return (node.meta.get("custom") or {}).get(CHECKPOINT)
 
 
+REGISTERED = "GeneratedBackwardFor"
+"""The names of the classes that torch.library makes; their ops are in the graph as such."""
+
+
+def _has_gradient(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.requires_grad
+
+
 @contextmanager
-def annotated(train: bool) -> Iterator[None]:
+def annotated(train: bool, derived: Collection[str] = ()) -> Iterator[None]:
     """A context of an export that annotates checkpoints and, of what is trained, refuses gradients
-    that are written by hand."""
+    that are written by hand, but for autograd functions of these names."""
     numbers = count()
 
     def region(*_: Any, **__: Any) -> Iterator[None]:
@@ -47,11 +55,13 @@ def annotated(train: bool) -> Iterator[None]:
     apply = torch.autograd.Function.apply.__func__
 
     def refuse(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        if train and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
+        name = cls.__name__
+        known = name in derived or name.startswith(REGISTERED)
+        if train and not known and any(map(_has_gradient, args)):
             raise ShardirError(
-                f"expected operations whose gradients follow, got the autograd function "
-                f"{cls.__qualname__}, whose backward would be ignored; write it by torch's own "
-                "operations, or use train=False"
+                f"expected operations whose gradients follow, got the autograd function {name}, "
+                "whose backward would be ignored; if it is the derivative of its forward, use "
+                f'derived=["{name}"], else write it by torch\'s own operations'
             )
         return apply(cls, *args, **kwargs)
 

@@ -96,10 +96,10 @@ def joined(head: str, items: Sequence[str], tail: str, indent: int) -> list[str]
 
 
 def listed(items: Sequence[str], indent: int) -> list[str]:
-    """Lines of items, each followed by a comma."""
-    space = " " * indent
+    """Lines of items, each followed by a comma; one alone has none, which would make a tuple."""
+    space, text = " " * indent, ", ".join(items) + "," * (len(items) > 1)
     return textwrap.wrap(
-        ", ".join(items) + ",", WIDTH, initial_indent=space, subsequent_indent=space,
+        text, WIDTH, initial_indent=space, subsequent_indent=space,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 

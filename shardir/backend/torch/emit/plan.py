@@ -129,14 +129,17 @@ def _narrowest(f: FuncOp) -> str:
 
 def _check_rows(f: FuncOp, args: list[dict[str, Any]], data: Data) -> None:
     """Raise Failure unless the files that feed a step have equal numbers of rows and batches: those
-    of one index, such as inputs and their labels, are read together."""
+    of one index, such as inputs and their labels, are read together. Of files that are read in
+    their order the numbers of steps are equal: a first dimension need not be the batch."""
+    files = [a for a in args if a["role"] == "input" and a["init"]["kind"] == "file"]
+    in_order = all(not a["init"].get("shuffle", True) for a in files)
     fed = [
         (a["name"], len(data.files[a["init"]["file"]]), a["shape"]["microbatches" in a["init"]])
-        for a in args
-        if a["role"] == "input" and a["init"]["kind"] == "file"
+        for a in files
     ]
     for name, rows, batch in fed:
-        if (rows, batch) != fed[0][1:]:
+        first_rows, first_batch = fed[0][1:]
+        if rows * first_batch != first_rows * batch if in_order else (rows, batch) != fed[0][1:]:
             first, *there = fed[0]
             message = (
                 f"%{first} is fed with {there[0]} rows, {there[1]} at a step, %{name} with {rows} "
