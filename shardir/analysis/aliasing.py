@@ -35,6 +35,8 @@ VIEWS: tuple[type[Operation], ...] = (
     train.MicrobatchOp,
     train.CarriedOp,
     train.CarryOp,
+    train.ItemOp,
+    train.ItemsOp,
     *(kind for name, kind in dist.OPS.items() if COLLECTIVES[name].result != "new"),
 )
 """Ops whose result may be their operand, or a view of it."""
@@ -42,10 +44,11 @@ VIEWS: tuple[type[Operation], ...] = (
 COPIES = (
     nn.FoldOp,
     train.CarriedOp,
+    train.ItemsOp,
     *(kind for name, kind in dist.OPS.items() if COLLECTIVES[name].result == "operand"),
 )
 """Ops that return their operand or make a new storage, and never a view; a loop that carries a
-value makes storages for it."""
+value, or makes one in each run, makes storages for it."""
 
 STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, dist.AllSliceOp)
 """Views that need not be contiguous."""
@@ -54,7 +57,7 @@ STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, 
 def views(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that may be views, each with its operand."""
     if _is_one_of(type(op), VIEWS) or moves_nothing(op, mesh):
-        one = isinstance(op, train.CarryOp) or len(op.operands) == 1
+        one = isinstance(op, train.CarryOp | train.ItemOp) or len(op.operands) == 1
         operands = tuple(op.operands[:1]) * len(op.results) if one else op.operands
         yield from zip(op.results, operands, strict=True)
 
@@ -67,8 +70,12 @@ def shared(op: Operation, mesh: Mesh) -> AliasPairs:
 
 def maybe_shared(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that may share the memory of an operand, each with it. A custom op may
-    return a view of any operand."""
-    yield from views(op, mesh)
+    return a view of any operand; what a loop carries is in its next run the variable's value.
+    Storages know of items by themselves."""
+    if not isinstance(op, train.ItemOp):
+        yield from views(op, mesh)
+    if isinstance(op, train.CarryOp):
+        yield op.carried, op.x
     if isinstance(op, nn.CustomOp):
         yield from product(op.results, op.operands)
 

@@ -2,50 +2,55 @@
 
 train.microbatches 4       runs once
 %y = nn.matmul %x, %w      runs 4 times
+train.repeat 3             runs 4 times
+%z = nn.relu %y            runs 12 times
+train.end_repeat
 train.end_microbatches
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from xdsl.ir import Operation, SSAValue
 
-from shardir.dialects.train import (
-    AccumulateOp,
-    CarriedOp,
-    EndMicrobatchesOp,
-    MicrobatchesOp,
-)
+from shardir.dialects.train import AfterLoop, CarriedOp, EndLoop, Loop
 
 
 class Loops:
     """The loops over some ops of a block, in their order."""
 
     def __init__(self, ops: Iterable[Operation]):
-        self._loop: dict[Operation, MicrobatchesOp | None] = {}
-        self.ends: dict[MicrobatchesOp, EndMicrobatchesOp] = {}
-        """The end of each loop."""
-        loop: MicrobatchesOp | None = None
+        self._loop: dict[Operation, Loop | None] = {}
+        self.ends: dict[Loop, EndLoop] = {}
+        """The end of each loop, inner loops first."""
+        loop: Loop | None = None
         for op in ops:
-            if isinstance(op, MicrobatchesOp):
-                self._loop[op], loop = None, op
-                continue
             self._loop[op] = loop
-            if loop is not None and isinstance(op, EndMicrobatchesOp):
-                self.ends[loop], loop = op, None
+            if isinstance(op, Loop):
+                loop = op
+            elif loop is not None and isinstance(op, EndLoop):
+                self.ends[loop], loop = op, self._loop[loop]
 
-    def around(self, op: Operation) -> MicrobatchesOp | None:
-        """Return the loop that an op is in, or ends; the op may be a new one."""
+    def around(self, op: Operation) -> Loop | None:
+        """Return the innermost loop that an op is in, or ends; the op may be a new one."""
         if op not in self._loop:
             self._loop[op] = self._after(op.prev_op)
         return self._loop[op]
 
-    def _after(self, op: Operation | None) -> MicrobatchesOp | None:
+    def _after(self, op: Operation | None) -> Loop | None:
         """Return the loop that an op after this one is in."""
-        while op is not None and not isinstance(op, MicrobatchesOp | EndMicrobatchesOp):
-            if op in self._loop:
-                return self._loop[op]
+        while op is not None and op not in self._loop:
             op = op.prev_op
-        return op if isinstance(op, MicrobatchesOp) else None
+        if op is None or isinstance(op, Loop):
+            return op
+        loop = self._loop[op]
+        return self._loop[loop] if isinstance(op, EndLoop) and loop is not None else loop
+
+    def _outwards(self, op: Operation) -> Iterator[Loop]:
+        """Yield the loops around an op, the innermost first."""
+        loop = self.around(op)
+        while loop is not None:
+            yield loop
+            loop = self._loop[loop]
 
     def forget(self, op: Operation) -> None:
         """Forget the loop of an op that was moved."""
@@ -53,49 +58,68 @@ class Loops:
 
     def runs(self, op: Operation) -> int:
         """Return how often an op runs."""
-        loop = self.around(op)
-        return 1 if loop is None or isinstance(op, EndMicrobatchesOp) else loop.runs
+        runs = 1
+        for loop in self._outwards(op):
+            runs *= 1 if self.ends.get(loop) is op else loop.runs
+        return runs
 
     def changes(self, v: SSAValue) -> int:
-        """Return how often a value changes: the sum of train.accumulate once, a value that a loop
-        carries in each run of it."""
+        """Return how often a value changes: one that is there after a loop as often as that runs, a
+        value that a loop carries in each run of it."""
         op = v.owner
         if isinstance(op, CarriedOp):
             return max((self.runs(use.operation) for use in v.uses), default=1)
-        return self.runs(op) if isinstance(op, Operation) and not _accumulates(op) else 1
+        if isinstance(op, AfterLoop) and (loop := self.around(op)) is not None:
+            return self.runs(self.ends[loop])
+        return self.runs(op) if isinstance(op, Operation) else 1
 
     def needed_at(self, user: Operation, op: Operation) -> Operation:
         """Return the op before which a result of `op` is needed for `user`: the beginning of the
-        loop around that, if `op` is not in it."""
-        loop = self.around(user)
-        return user if loop is None or loop is self.around(op) else loop
+        outermost loop around that in which `op` is not."""
+        mine = {*self._outwards(op)}
+        for loop in self._outwards(user):
+            if loop in mine:
+                break
+            user = loop
+        return user
 
     def available_after(self, op: Operation, user: Operation) -> Operation:
-        """Return the op after which the results of `op` can be used where `user` is: the end of its
-        loop, if `user` is not in it."""
-        loop = self.around(op)
-        if loop is None or (loop is self.around(user) and not _accumulates(op)):
-            return op
-        return self.ends[loop]
-
-
-def _accumulates(op: Operation) -> bool:
-    return isinstance(op, AccumulateOp)
+        """Return the op after which the results of `op` can be used where `user` is: the end of the
+        outermost loop around it in which `user` is not."""
+        around = {*self._outwards(user)}
+        if isinstance(op, AfterLoop) and (loop := self.around(op)) is not None:
+            op = self.ends[loop]
+        for loop in self._outwards(op):
+            if loop in around and self.ends[loop] is not op:
+                break
+            op = self.ends[loop]
+        return op
 
 
 def executed(ops: Iterable[Operation]) -> Iterator[tuple[Operation, int]]:
-    """Yield the ops in the order in which they run, each with the index of its microbatch; 0
-    outside of loops."""
-    body: list[Operation] | None = None
-    runs = 0
-    for op in ops:
-        if isinstance(op, MicrobatchesOp):
-            body, runs = [], op.runs
-        elif isinstance(op, EndMicrobatchesOp) and body is not None:
-            for index in range(runs):
-                yield from ((repeated, index) for repeated in body)
-            body = None
-        elif body is not None:
-            body.append(op)
+    """Yield the ops in the order in which they run, each with the number of the run of its
+    innermost loop; 0 outside of loops."""
+    sequence = list(ops)
+    loops = Loops(sequence)
+    at = {op: i for i, op in enumerate(sequence)}
+    return _executed(sequence, 0, len(sequence), 0, loops, at)
+
+
+def _executed(
+    ops: Sequence[Operation],
+    i: int,
+    stop: int,
+    run: int,
+    loops: Loops,
+    at: dict[Operation, int],
+) -> Iterator[tuple[Operation, int]]:
+    while i < stop:
+        op = ops[i]
+        if isinstance(op, Loop):
+            end = at[loops.ends[op]]
+            for inner in range(op.runs):
+                yield from _executed(ops, i + 1, end, inner, loops, at)
+            i = end
         else:
-            yield op, 0
+            yield op, run
+        i += 1

@@ -18,7 +18,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from shardir.analysis.loops import Loops
 from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.train import AccumulateOp, CarryOp
+from shardir.dialects.train import AfterLoop, CarryOp, ItemOp
 
 
 class Span(NamedTuple):
@@ -42,10 +42,19 @@ def live_ops(ops: Sequence[Operation]) -> list[Operation]:
     return live[::-1]
 
 
+def reads(op: Operation) -> Sequence[SSAValue]:
+    """The operands that an op reads: not the variable that train.carry sets."""
+    return (op.x,) if isinstance(op, CarryOp) else op.operands
+
+
 def waits(ops: Sequence[Operation]) -> dict[Operation, int]:
     """Return the index of the wait for each started collective: until then it reads its operands
-    and holds its buffers."""
-    return {op.started: i for i, op in enumerate(ops) if isinstance(op, dist.WaitOp)}
+    and holds its buffers. If another run of a loop waits for it, that is not before the end."""
+    found = {op: len(ops) for op in ops if dist.is_started(op)}
+    for i, op in enumerate(ops):
+        if isinstance(op, dist.WaitOp) and op.values[0].owner in found:
+            found[op.started] = i
+    return found
 
 
 class Storages:
@@ -58,9 +67,10 @@ class Storages:
 
     def __init__(self, args: Sequence[SSAValue], ops: Sequence[Operation]):
         self.at = {op: i for i, op in enumerate(ops)}
-        self.last = {v: i for i, op in enumerate(ops) for v in op.operands}
-        """The last op that reads a value; of a value from before a loop in which it is read, not
-        before the loop's end. Values that no op reads are not in it."""
+        self.last = {v: i for i, op in enumerate(ops) for v in reads(op)}
+        """The last op that reads a value; of a value from before a loop in which it is read, and
+        which the loop does not change, not before the loop's end. Values that no op reads are not
+        in it."""
         self._born = dict.fromkeys(args, -1)
         self._born |= {v: i for i, op in enumerate(ops) for v in op.results}
         self.held: dict[Operation, list[SSAValue]] = {}
@@ -68,7 +78,8 @@ class Storages:
         self._loops(ops)
         self._root: dict[SSAValue, SSAValue] = {}
         self._members: dict[SSAValue, list[SSAValue]] = {}
-        self._read = dict(self.last)
+        self._read = self.last | self._read_once(ops)
+        self._items = [op for op in ops if isinstance(op, ItemOp)]
         self._pinned: set[SSAValue] = set()
         self._in_flight: dict[SSAValue, list[Span]] = {}
         for op, end in waits(ops).items():
@@ -78,15 +89,32 @@ class Storages:
     def _loops(self, ops: Sequence[Operation]) -> None:
         """Extend the live ranges of values that a loop reads or adds to over all of it."""
         loops = Loops(ops)
+        changed = {op.carried: loops.around(op) for op in ops if isinstance(op, CarryOp)}
         for loop, end in loops.ends.items():
             begin, last = self.at[loop], self.at[end]
             for op in ops[begin:last]:
-                if isinstance(op, AccumulateOp):
-                    self._born[op.out] = begin
-                for v in op.operands:
+                if isinstance(op, AfterLoop) and loops.around(op) is loop:
+                    self._born |= dict.fromkeys(op.results, begin)
+                for v in reads(op):
                     if self._born[v] < begin < self.last[v] < last:
-                        self.last[v] = last
+                        if changed.get(v) is not loop:
+                            self.last[v] = last
                         self.held.setdefault(end, []).append(v)
+
+    def _read_once(self, ops: Sequence[Operation]) -> dict[SSAValue, int]:
+        """The values that a loop reads in one of its runs only, each with the op that takes it."""
+        found: dict[SSAValue, int] = {}
+        loops = Loops(ops)
+        for op in ops:
+            loop = loops.around(op)
+            if not isinstance(op, ItemOp) or loop is None:
+                continue
+            begin, end = self.at[loop], self.at[loops.ends[loop]]
+            for v in op.values:
+                uses = sum(begin < self.at.get(use.operation, -1) < end for use in v.uses)
+                if uses == 1 and self.last[v] == end:
+                    found[v] = self.at[op]
+        return found
 
     def root(self, v: SSAValue) -> SSAValue:
         """Return the root of a value's storage."""
@@ -131,16 +159,38 @@ class Storages:
     def is_last(self, v: SSAValue, op: Operation) -> bool:
         """Whether nothing reads the memory of `v` after `op`, nor a collective that was started
         before."""
-        root, at = self.root(v), self.at[op]
-        in_flight = any(span.start < at < span.end for span in self._in_flight.get(root, ()))
-        return self._read.get(root, -1) <= at and not in_flight
+        at = self.at[op]
+        for root in self._with_items(self.sources(self.root(v))):
+            if self._read.get(root, -1) > at:
+                return False
+            if any(span.start < at < span.end for span in self._in_flight.get(root, ())):
+                return False
+        return True
+
+    def sources(self, root: SSAValue) -> list[SSAValue]:
+        """The roots of the storages whose memory may be that of a root: itself, and those of the
+        values of which a loop takes one in each run."""
+        found = [root]
+        for op in reversed(self._items):
+            if self.root(op.out) in found:
+                found += (self.root(v) for v in op.values)
+        return list(dict.fromkeys(found))
+
+    def _with_items(self, roots: Collection[SSAValue]) -> set[SSAValue]:
+        """The roots, and those of the values that loops take of theirs."""
+        found = set(roots)
+        for op in self._items:
+            if not found.isdisjoint(map(self.root, op.values)):
+                found.add(self.root(op.out))
+        return found
 
     def is_free(self, v: SSAValue, op: Operation, lent: Collection[SSAValue] = ()) -> bool:
         """Whether `op` may write into the memory of `v`: the function made it, or it is of an
         argument in `lent`, and nothing reads it later."""
-        root = self.root(v)
-        made = not isinstance(root, BlockArgument) and root not in self._pinned
-        return (made or root in lent) and self.is_last(v, op)
+        roots = self.sources(self.root(v))
+        arguments = [x for r in roots for x in self.members(r) if isinstance(x, BlockArgument)]
+        lends = all(x in lent for x in arguments) if arguments else self._pinned.isdisjoint(roots)
+        return lends and self.is_last(v, op)
 
     def is_shared(self, v: SSAValue, op: Operation) -> bool:
         """Whether another operand of `op` is in the storage of `v`."""

@@ -332,10 +332,11 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "write train.state_layout = #dist.layout<@m, [{dp}, {}]>",
         ),
         "G12": Code(
-            "Loops over microbatches have a beginning and an end and are not nested; "
-            "`train.microbatch`, `train.accumulate` and `train.carry` are in one, a sum is used "
-            "after it, and a collective ends in the loop in which it starts.",
-            "put the op into the loop, between train.microbatches and train.end_microbatches",
+            "A loop has a beginning and an end. One over microbatches is in no other, and a "
+            "collective ends in it if it starts in it. `train.microbatch`, `train.accumulate`, "
+            "`train.item`, `train.items` and `train.carry` are in a loop of their kind; sums and "
+            "items are used after it.",
+            "put the op into the loop, between its two marks",
         ),
     },
 }

@@ -50,7 +50,7 @@ def global_type(t: Attribute, meshes: dict[str, Mesh]) -> TensorType:
 class GlobalView:
     """The global view: one device, which holds all values."""
 
-    microbatch = 0
+    run = 0
 
     def start(self, value: SSAValue, dim: int) -> int:
         return 0
@@ -72,7 +72,7 @@ class RankView:
         placed: dict[SSAValue, tuple[Layout | None, Shape]],
     ):
         self.meshes, self.rank, self.placed = meshes, rank, placed
-        self.microbatch = 0
+        self.run = 0
 
     def _placed(self, value: SSAValue) -> tuple[Layout | None, Shape]:
         if (found := self.placed.get(value)) is None:
@@ -145,7 +145,7 @@ class _GlobalEvaluator:
 
     def call(self, f: FuncOp, arguments: list[Array]) -> list[Array]:
         env: dict[SSAValue, Array] = dict(zip(f.body.block.args, arguments, strict=True))
-        for op, self.device.microbatch in executed(f.body.block.ops):
+        for op, self.device.run in executed(f.body.block.ops):
             if isinstance(op, ReturnOp):
                 return [env[v] for v in op.operands]
             inputs = [env[v] for v in op.operands]
@@ -164,8 +164,11 @@ class _GlobalEvaluator:
                 continue
             else:
                 raise ShardirError(f"expected an op of the global view, got {op.name}")
-            if isinstance(op, train.AccumulateOp) and self.device.microbatch:
+            if isinstance(op, train.AccumulateOp) and self.device.run:
                 out = env[op.out] + inputs[0]
+            if isinstance(op, train.ItemsOp):
+                env[op.outs[self.device.run]] = inputs[0]
+                continue
             store(env, op, out if isinstance(out, tuple) else (out,))
             if isinstance(op, train.CarryOp):
                 env[op.carried] = inputs[0]
@@ -212,14 +215,17 @@ class _LocalEvaluator:
         devices = [RankView(self.meshes, r, placed) for r in ranks]
         env: dict[SSAValue, list[Array]] = dict(zip(f.body.block.args, arguments, strict=True))
         sends = dist.matching_sends(f.body.block.ops)
-        for op, index in executed(f.body.block.ops):
+        for op, run in executed(f.body.block.ops):
             for device in devices:
-                device.microbatch = index
+                device.run = run
             inputs = [env[v] for v in op.operands]
             outs: list[list[Array]]
             if isinstance(op, ReturnOp):
                 return inputs
-            if isinstance(op, train.AccumulateOp) and index:
+            if isinstance(op, train.ItemsOp):
+                env[op.outs[run]] = inputs[0]
+                continue
+            if isinstance(op, train.AccumulateOp) and run:
                 outs = [[x + y for x, y in zip(env[op.out], inputs[0], strict=True)]]
             elif isinstance(op, TensorOp):
                 per_rank = [op.evaluate(devices[r], *(x[r] for x in inputs)) for r in ranks]

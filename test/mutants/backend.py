@@ -22,7 +22,7 @@ MUTANTS = [
     Mutant(
         "inputs are overwritten",
         "An emitted program writes into memory that is read later.",
-        "shardir/backend/torch/emit/scope.py",
+        "shardir/backend/torch/emit/variables.py",
         "self.storages.is_free(v, op, self.retained)",
         "True",
         "test/backend/test_emit_text.py::test_memory_is_reused_only_after_its_last_use",
@@ -111,8 +111,8 @@ MUTANTS = [
         "variables are deleted before their last use",
         "An emitted program deletes a variable before its last reader.",
         "shardir/backend/torch/emit/scope.py",
-        "not var.argument and var.last <= at:",
-        "not var.argument and var.last <= at + 1:",
+        "not var.base.argument and var.base.last <= at:",
+        "not var.base.argument and var.base.last <= at + 1:",
         "test/backend/test_emit_text.py",
     ),
     Mutant(

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from itertools import count
+from unittest.mock import patch
 
 from extent import extent
 from growth import superlinear
 from xdsl.context import Context
 
 import shardir
+from shardir.backend.torch.emit import program
 from shardir.backend.torch.emit.plan import plan_of
 from shardir.backend.torch.emit.program import program_text
 from shardir.cost import clusters
@@ -39,6 +41,8 @@ def compiled(layers: int) -> None:
         module.verify()
     print_module(module)
     program_text(module)
+    with patch.object(program, "outlined", lambda m: m):  # each layer for itself
+        program_text(module)
     plan_of(module)
 
 

@@ -26,7 +26,7 @@ LIBRARIES = {
     "algebra": {"numpy"},
     "dialects": {"numpy", "xdsl"},
     "syntax": {"xdsl"},
-    "analysis": {"xdsl"},
+    "analysis": {"numpy", "xdsl"},
     "rewriting": {"xdsl"},
     "interpret": {"numpy", "xdsl"},
     "cost": {"numpy", "scipy", "xdsl"},

@@ -219,6 +219,8 @@ class FusibleOp(CollectiveOp, ABC):
         if self.started is None:
             return
         users = {u.operation for v in self.outs for u in v.uses}
+        if any(isinstance(u, HandsOn) for u in users):
+            return  # another run of a loop waits for it
         if len(users) != 1 or not all(_waits_for(u, self) for u in users):
             uses = ", ".join(sorted(u.name for u in users)) or "no use"
             found = (
@@ -245,7 +247,7 @@ class WaitOp(IRDLOperation):
     @property
     def started(self) -> FusibleOp:
         """The collective that it waits for."""
-        (op,) = {v.owner for v in self.values}
+        (op,) = {maker(v) for v in self.values}
         assert isinstance(op, FusibleOp)
         return op
 
@@ -254,8 +256,9 @@ class WaitOp(IRDLOperation):
             found = "expected the results of an async collective, got none"
             raise VerifyException(coded("C15", found, use="drop the wait"))
         for v in self.values:
-            if not (isinstance(v.owner, Operation) and is_started(v.owner)):
-                got = f"one of {v.owner.name}" if isinstance(v.owner, Operation) else "an argument"
+            op = maker(v)
+            if op is None or not is_started(op):
+                got = "an argument" if op is None else f"one of {op.name}"
                 found = f"expected a result of an async collective, got {got}"
                 raise VerifyException(coded("C15", found))
         have, want = ([v.type for v in end] for end in (self.values, self.outs))
@@ -266,6 +269,18 @@ class WaitOp(IRDLOperation):
 
 def _listed(types: Sequence[Attribute]) -> str:
     return ", ".join(map(str, types))
+
+
+class HandsOn(IRDLOperation, ABC):
+    """An op of a loop that hands values from one run to another, or out of the loop: those of
+    collectives in flight too."""
+
+
+def maker(v: SSAValue) -> Operation | None:
+    """Return the op that made a value, before a loop handed it on; None for an argument."""
+    while isinstance(v.owner, HandsOn):
+        v = v.owner.operands[0]
+    return v.owner if isinstance(v.owner, Operation) else None
 
 
 def is_started(op: Operation) -> bool:

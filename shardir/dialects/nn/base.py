@@ -49,8 +49,8 @@ STRATEGY = "(`strategy` $strategy^)? attr-dict `:` functional-type(operands, res
 class Device(Protocol):
     """The device on which an op is evaluated: the shard of each value that it holds."""
 
-    microbatch: int
-    """The index of the microbatch that it computes."""
+    run: int
+    """The index of the run of the innermost loop around the op; 0 outside of loops."""
 
     def start(self, value: SSAValue, dim: int) -> int:
         """The global index along `dim` of the first element of the shard."""

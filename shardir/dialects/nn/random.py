@@ -5,8 +5,8 @@
 
 An element depends only on the key, the stream and its global position (shardir/dialects/random.py).
 So it is the same on any mesh, replicas are equal, shards differ, and a recomputed op draws the same
-elements. Each op has its own stream; the key, common to all, changes at each step: it is a state of
-the step's function, which increments it.
+elements. Each op has its own stream, in a loop (`stride 4`) one in each run; the key, common to
+all, changes at each step: it is a state of the step's function, which increments it.
 """
 
 from abc import ABC
@@ -28,6 +28,7 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import (
     irdl_attr_definition,
     operand_def,
+    opt_prop_def,
     prop_def,
     result_def,
 )
@@ -74,23 +75,27 @@ def part_of(device: Device, v: SSAValue) -> list[tuple[int, int]]:
     return [(a, a + n) for a, n in zip(starts, device.shape(v), strict=True)]
 
 
-class _Drawn(TensorOp, ABC):
+class Drawn(TensorOp, ABC):
+    """An op that draws random numbers: in a loop from stream + stride * the number of the run."""
+
     key = operand_def(TensorType)
     stream = prop_def(IntegerAttr.constr(type=i64))
+    stride = opt_prop_def(IntegerAttr.constr(type=i64))
 
-    def seed(self, key: Array) -> int:
-        return seed_at(int(key), int_of(self.properties, "stream"))
+    def seed(self, key: Array, run: int) -> int:
+        stride = 0 if self.stride is None else self.stride.value.data
+        return seed_at(int(key), int_of(self.properties, "stream") + stride * run)
 
 
 @op_definition
-class RandomOp(_Drawn):
+class RandomOp(Drawn):
     """Random numbers of a distribution, by the key and the position of each"""
 
     name = "nn.random"
     distribution = prop_def(DistributionAttr)
     out = result_def(TensorType)
     INFERRED: ClassVar[bool] = False
-    assembly_format = f"$distribution $key `stream` $stream {STRATEGY}"
+    assembly_format = f"$distribution $key `stream` $stream (`stride` $stride^)? {STRATEGY}"
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
@@ -122,14 +127,14 @@ class RandomOp(_Drawn):
         dtype = bool if element == i1 else np.int64 if integer else np.float64
         how, shape = self.distribution, device.global_shape(self.out)
         part = part_of(device, self.out)
-        return fill(how.kind, how.values, shape, part, self.seed(arrays[0]), dtype)
+        return fill(how.kind, how.values, shape, part, self.seed(arrays[0], device.run), dtype)
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
 
 
 @op_definition
-class DropoutOp(_Drawn):
+class DropoutOp(Drawn):
     """x / (1 - p), but zeros at a share p of the positions, which the key chooses"""
 
     name = "nn.dropout"
@@ -137,7 +142,7 @@ class DropoutOp(_Drawn):
     key = operand_def(TensorType)
     p = prop_def(FloatAttr.constr(type=f64))
     out = result_def(TensorType)
-    assembly_format = f"$x `,` $key `p` $p `stream` $stream {STRATEGY}"
+    assembly_format = f"$x `,` $key `p` $p `stream` $stream (`stride` $stride^)? {STRATEGY}"
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
@@ -160,7 +165,7 @@ class DropoutOp(_Drawn):
         if p == 1:
             return x * 0
         index = positions(device.global_shape(self.x), part_of(device, self.x))
-        kept = uniform(self.seed(key), index) >= p
+        kept = uniform(self.seed(key, device.run), index) >= p
         return x * kept * x.dtype.type(1 / (1 - p))
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:

@@ -8,24 +8,29 @@
 `distributed-autodiff` turns a `train.step` into a function from inputs, parameters and states to
 the loss and the updated parameters and states.
 
-options.py has the attributes, requests.py the requests and marks, microbatches.py the loop over
-microbatches, roles.py the roles of arguments and results, updates.py the bases of updates and the
-scalars of a step, optimizer.py the common parts of optimizers, optimizers/ a file for each, with
-its update op.
+options.py has the attributes, requests.py the requests and marks, loops.py loops, microbatches.py
+that over microbatches, repeats.py that over equal blocks, roles.py the roles of arguments and
+results, updates.py the bases of updates and the scalars of a step, optimizer.py the common parts of
+optimizers, optimizers/ a file for each, with its update op.
 """
 
 from xdsl.ir import Dialect
 
-from shardir.dialects.train.microbatches import (
-    LOOP,
-    AccumulateOp,
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.train.loops import (
+    AfterLoop,
     CarriedOp,
     CarryOp,
+    EndLoop,
+    Loop,
+    available_after,
+    loop_of,
+)
+from shardir.dialects.train.microbatches import (
+    AccumulateOp,
     EndMicrobatchesOp,
     MicrobatchesOp,
     MicrobatchOp,
-    available_after,
-    loop_of,
 )
 from shardir.dialects.train.optimizer import (
     Optimizer,
@@ -49,6 +54,7 @@ from shardir.dialects.train.options import (
     LossScaleAttr,
     ScheduleAttr,
 )
+from shardir.dialects.train.repeats import EndRepeatOp, ItemOp, ItemsOp, RepeatOp
 from shardir.dialects.train.requests import (
     BackwardOp,
     GradientOp,
@@ -89,21 +95,86 @@ from shardir.dialects.train.updates import (
     WithVelocity,
 )
 
-MARKS: list[type[Mark]] = [BackwardOp, MicrobatchesOp, EndMicrobatchesOp, UpdateOp]
+MARKS: list[type[Mark]] = [
+    BackwardOp, MicrobatchesOp, EndMicrobatchesOp, RepeatOp, EndRepeatOp, UpdateOp,
+]  # fmt: skip
+LOOP: list[type[TensorOp]] = [MicrobatchOp, AccumulateOp, CarriedOp, CarryOp, ItemOp, ItemsOp]
+"""The ops on the values that enter and leave loops."""
 
 Train = Dialect(
     "train", [StepOp, GradientOp, *MARKS, *LOOP, *UPDATES, *SCALARS], [*ATTRS, OptimizerAttr]
 )
 
 __all__ = [
-    "ATTRS", "LOOP", "MARKS", "OPTIMIZERS", "SCALARS", "SHARED_SCALAR", "UPDATES", "AccumulateAttr",
-    "AccumulateOp", "AdamOp", "AdamWOp", "Adams", "Argument", "BackwardOp", "BiasCorrectionOp",
-    "CarriedOp", "CarryOp", "ClipAttr", "EndMicrobatchesOp", "GradientOp", "InitAttr",
-    "LambDirectionOp", "LarsOp", "LearningRateOp", "LossScaleAttr", "Mark", "MicrobatchOp",
-    "MicrobatchesOp", "MomentumOp", "NesterovOp", "NextLossScaleOp", "Optimizer", "OptimizerAttr",
-    "ParameterStep", "Request", "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "StepScalars",
-    "Train", "TrustRatioOp", "Update", "UpdateOp", "Updated", "WithVelocity", "arg_attrs",
-    "arguments", "available_after", "check_initial_values", "is_step", "loop_of", "mark_step",
-    "of_microbatches", "remove_state_layouts", "result_attrs", "set_arg_attrs", "set_result_attrs",
-    "state_attrs", "sum_of_squares", "updated_arguments", "updated_keys", "updates_attrs",
+    "ATTRS",
+    "LOOP",
+    "MARKS",
+    "OPTIMIZERS",
+    "SCALARS",
+    "SHARED_SCALAR",
+    "UPDATES",
+    "AccumulateAttr",
+    "AccumulateOp",
+    "AdamOp",
+    "AdamWOp",
+    "Adams",
+    "AfterLoop",
+    "Argument",
+    "BackwardOp",
+    "BiasCorrectionOp",
+    "CarriedOp",
+    "CarryOp",
+    "ClipAttr",
+    "EndLoop",
+    "EndMicrobatchesOp",
+    "EndRepeatOp",
+    "GradientOp",
+    "InitAttr",
+    "ItemOp",
+    "ItemsOp",
+    "LambDirectionOp",
+    "LarsOp",
+    "LearningRateOp",
+    "Loop",
+    "LossScaleAttr",
+    "Mark",
+    "MicrobatchOp",
+    "MicrobatchesOp",
+    "MomentumOp",
+    "NesterovOp",
+    "NextLossScaleOp",
+    "Optimizer",
+    "OptimizerAttr",
+    "ParameterStep",
+    "RepeatOp",
+    "Request",
+    "Role",
+    "Scalar",
+    "ScheduleAttr",
+    "SgdOp",
+    "StepOp",
+    "StepScalars",
+    "Train",
+    "TrustRatioOp",
+    "Update",
+    "UpdateOp",
+    "Updated",
+    "WithVelocity",
+    "arg_attrs",
+    "arguments",
+    "available_after",
+    "check_initial_values",
+    "is_step",
+    "loop_of",
+    "mark_step",
+    "of_microbatches",
+    "remove_state_layouts",
+    "result_attrs",
+    "set_arg_attrs",
+    "set_result_attrs",
+    "state_attrs",
+    "sum_of_squares",
+    "updated_arguments",
+    "updated_keys",
+    "updates_attrs",
 ]  # fmt: skip

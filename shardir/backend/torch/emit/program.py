@@ -16,11 +16,13 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.repeats import equal_blocks
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.imports import import_lines, modules_of, shorthand_lines
 from shardir.backend.torch.emit.names import Names, comment, docstring, joined
@@ -31,10 +33,21 @@ from shardir.diagnostics import Failure
 from shardir.dialects import dist, train
 from shardir.dialects.dist import layout_of, meshes_of
 from shardir.dialects.locations import file_location
+from shardir.pipelines import build
 from shardir.rewriting.composites import expanded
 
 TABLE = {**TORCH, **TORCH_DIST}
 """The entry of each op."""
+
+
+def outlined(module: ModuleOp) -> ModuleOp:
+    """The module with its equal blocks as loops: itself if it has none."""
+    if not any(equal_blocks(list(f.body.block.ops)) for f in public_functions(module)):
+        return module
+    made = module.clone()
+    for p in build("outline-blocks"):
+        p.apply(Context(), made)
+    return made
 
 
 def public_functions(module: ModuleOp) -> list[FuncOp]:
@@ -116,7 +129,7 @@ def emitted(module: ModuleOp, rank: int | None = None, single: bool = False) -> 
     Raises:
         Failure: the module holds what the backend has no text for.
     """
-    module = expanded(module)
+    module = outlined(expanded(module))
     mesh = mesh_of(module)
     functions = public_functions(module)
     for op in module.body.ops:

@@ -9,6 +9,13 @@ from shardir.dialects import nn
 from shardir.dialects.nn.properties import float_of, int_of
 
 
+def _stream(s: EmissionScope, op: nn.Drawn) -> str:
+    stream = str(int_of(op.properties, "stream"))
+    if op.stride is None or not s.loops:
+        return stream
+    return f"{stream} + {op.stride.value.data} * {s.loops[-1].index}"
+
+
 def _random(s: EmissionScope, op: nn.RandomOp) -> Text:
     s.use("ops_random")
     how = op.distribution
@@ -16,7 +23,7 @@ def _random(s: EmissionScope, op: nn.RandomOp) -> Text:
     shape = tuple_text(list(map(str, s.global_shape(op.out))))
     return (
         f"ops_random.draw({literal(how.kind)}, {{{params}}}, {shape}, {part_text(s, op.out)}, "
-        f"{s.operand(op.key)}, {int_of(op.properties, 'stream')}, {s.dtype(op.out)})"
+        f"{s.operand(op.key)}, {_stream(s, op)}, {s.dtype(op.out)})"
     )
 
 
@@ -28,7 +35,7 @@ def _dropout(s: EmissionScope, op: nn.DropoutOp) -> Text:
     shape = tuple_text(list(map(str, s.global_shape(op.x))))
     return (
         f"ops_random.dropout({s.operand(op.x)}, {p!r}, {shape}, {part_text(s, op.x)}, "
-        f"{s.operand(op.key)}, {int_of(op.properties, 'stream')})"
+        f"{s.operand(op.key)}, {_stream(s, op)})"
     )
 
 

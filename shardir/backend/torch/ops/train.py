@@ -18,7 +18,7 @@ def _mark(text: str) -> Callable[[EmissionScope, Operation], Text]:
     return lambda s, op: s.head(text)
 
 
-# ---- the loop over microbatches ----
+# ---- loops ----
 
 
 def _microbatches(s: EmissionScope, op: train.MicrobatchesOp) -> Text:
@@ -30,22 +30,35 @@ def _microbatches(s: EmissionScope, op: train.MicrobatchesOp) -> Text:
         name = s.define(total.out, total.out.name_hint or "total").name
         sizes = tuple_text(s.sizes(total.out))
         s.line(f"{name} = torch.zeros({sizes}, dtype={s.dtype(total.out)}, device=mesh.device)")
-    s.index = s.names.new("microbatch")
-    s.line(f"for {s.index} in range({op.runs}):")
-    s.indent += 4
+    s.enter(op, "microbatch")
     return None
 
 
-def _end_microbatches(s: EmissionScope, op: train.EndMicrobatchesOp) -> Text:
-    if s.lines[-1].endswith(":"):
-        s.line("pass")
-    s.indent -= 4
-    s.source_line = None
+def _repeat(s: EmissionScope, op: train.RepeatOp) -> Text:
+    """The head of the loop, and before it the lists of values that have none yet."""
+    for item in op.body():
+        if isinstance(item, train.ItemOp) and item in s.storages.at:
+            s.gather(item)
+    s.enter(op, "i")
+    return None
+
+
+def _end(s: EmissionScope, op: train.EndLoop) -> Text:
+    s.leave()
     return None
 
 
 def _microbatch(s: EmissionScope, op: train.MicrobatchOp) -> Text:
-    return f"{s.operand(op.x)}[{s.index}]"
+    return f"{s.operand(op.x)}[{s.loops[-1].index}]"
+
+
+def _item(s: EmissionScope, op: train.ItemOp) -> Text:
+    return s.item(op)
+
+
+def _items(s: EmissionScope, op: train.ItemsOp) -> Text:
+    s.collect(op)
+    return None
 
 
 def _accumulate(s: EmissionScope, op: train.AccumulateOp) -> Text:
@@ -60,7 +73,9 @@ def _carried(s: EmissionScope, op: train.CarriedOp) -> Text:
 
 
 def _carry(s: EmissionScope, op: train.CarryOp) -> Text:
-    s.line(f"{s.operand(op.carried)} = {s.operand(op.x)}")
+    left, right = s.operand(op.carried), s.operand(op.x)
+    if left != right:
+        s.line(f"{left} = {right}")
     s.same(op.out, op.carried)
     return None
 
@@ -228,7 +243,11 @@ def _next_loss_scale(s: EmissionScope, op: train.NextLossScaleOp) -> Text:
 TORCH: dict[type[Operation], Entry] = {
     train.BackwardOp: _mark("backward"),
     train.MicrobatchesOp: _microbatches,
-    train.EndMicrobatchesOp: _end_microbatches,
+    train.EndMicrobatchesOp: _end,
+    train.RepeatOp: _repeat,
+    train.EndRepeatOp: _end,
+    train.ItemOp: _item,
+    train.ItemsOp: _items,
     train.MicrobatchOp: _microbatch,
     train.AccumulateOp: _accumulate,
     train.CarriedOp: _carried,

@@ -138,7 +138,12 @@ def _wait(s: EmissionScope, op: dist.WaitOp) -> Text:
         for v, out in zip(op.values, op.outs, strict=True):
             s.same(out, v)
         return None
-    right = f"{s.operand(op.values[0])}.wait()"
+    right = f"{s.once(op.values[0])}.wait()"
+    if s.in_lists(op.outs):
+        results = s.names.new("results")
+        s.line(f"{results} = {right}")
+        s.bind(op.outs, results, op)
+        return None
     left = [s.result(o, op).name if s.is_read(o) else "_" for o in op.outs]
     line = f"{', '.join(left)} = {right}"
     if len(line) < 96:

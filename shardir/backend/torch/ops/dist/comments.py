@@ -8,7 +8,7 @@ from shardir.algebra.mesh import Axes
 from shardir.backend.torch.emit.names import size_text
 from shardir.backend.torch.emit.origins import origin
 from shardir.backend.torch.emit.scope import EmissionScope
-from shardir.dialects import dist, nn
+from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.types import size_of
 
 
@@ -46,9 +46,9 @@ def made_by(op: dist.CollectiveOp) -> str:
 def producer(v: SSAValue) -> SSAValue:
     """The value before views and other collectives."""
     passing = (nn.ReshapeOp, nn.TransposeOp, nn.BroadcastOp, nn.ConvertOp, nn.StopGradientOp)
-    while isinstance(v.owner, (*passing, dist.CollectiveOp, dist.WaitOp)):
+    while isinstance(v.owner, (*passing, dist.CollectiveOp, dist.WaitOp, dist.HandsOn)):
         assert isinstance(v, OpResult)
-        v = v.owner.operands[v.index]
+        v = v.owner.operands[0 if isinstance(v.owner, dist.HandsOn) else v.index]
     return v
 
 
@@ -64,11 +64,15 @@ def needed_by(op: dist.CollectiveOp) -> str:
     )
 
 
-def readers(v: SSAValue) -> Iterator[str]:
+def readers(v: SSAValue, seen: tuple[SSAValue, ...] = ()) -> Iterator[str]:
     for use in v.uses:
         user = use.operation
-        if isinstance(user, dist.CollectiveOp | dist.WaitOp):
-            yield from readers(user.results[use.index])
+        if isinstance(user, dist.HandsOn):
+            to = user.results[0] if not isinstance(user, train.CarryOp) else user.carried
+            if to not in seen:
+                yield from readers(to, (*seen, to))
+        elif isinstance(user, dist.CollectiveOp | dist.WaitOp):
+            yield from readers(user.results[use.index], seen)
         elif user.name == "func.return":
             yield "the function's result"
         elif user.results:

@@ -12,16 +12,26 @@ from shardir.dialects import dist
 def write_fused(s: EmissionScope, op: dist.CollectiveOp, call: str, tail: str) -> None:
     """`a, b = rt.call(mesh, [a, b], tail)`, over several lines where that is long. One that is
     started returns one object, for which `dist.wait` waits."""
-    given = [s.operand(v) for v in op.values]
+    given = s.texts(op.values)
     if dist.is_started(op):
         first, *more = op.outs
         left = [s.result(first, op).name]
         for out in more:
             s.same(out, first)
         tail += ", wait=False"
+    elif s.in_lists(op.outs):
+        left = [s.names.new("results")]
     else:
         left = [s.result(o, op).name if s.is_read(o) else "_" for o in op.outs]
-    if len(given) == 1:
+    _write_call(s, left, call, given, tail, alone=len(op.values) == 1)
+    if s.in_lists(op.outs) and not dist.is_started(op):
+        s.bind(op.outs, left[0], op)
+
+
+def _write_call(
+    s: EmissionScope, left: list[str], call: str, given: list[str], tail: str, alone: bool
+) -> None:
+    if alone:
         s.line(f"{left[0]} = rt.{call}(mesh, {given[0]}, {tail})")
         return
     line = f"{', '.join(left)} = rt.{call}(mesh, [{', '.join(given)}], {tail})"

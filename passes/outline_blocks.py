@@ -1,0 +1,129 @@
+"""outline-blocks: equal blocks of ops, such as the layers of a model, become a loop.
+
+%y0 = nn.matmul %x, %w0               %h = train.carried %x
+%y1 = nn.matmul %y0, %w1      ->      train.repeat 3
+%y2 = nn.matmul %y1, %w2              %w = train.item %w0, %w1, %w2
+                                      %y = nn.matmul %h, %w
+                                      %y2 = train.carry %y, %h
+                                      train.end_repeat
+
+Blocks are found by their structure, not by names, after all other passes: a loop changes neither
+the order of ops nor what is computed. The torch backend runs this pass on what it writes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import IntegerAttr, i64
+from xdsl.ir import Operation, SSAValue
+
+from shardir.analysis.repeats import Blocks, common_name, equal_blocks
+from shardir.dialects import nn, train
+from shardir.rewriting.bases import Function, FunctionPass
+from shardir.rewriting.rewriter import Rewriter, erase
+
+
+@dataclass(frozen=True)
+class OutlineBlocks(FunctionPass):
+    """Writes equal blocks of ops once, as a loop."""
+
+    name = "outline-blocks"
+
+    def rewrite(self, f: Function) -> None:
+        for blocks in equal_blocks(list(f.block.ops)):
+            _Outline(blocks).write()
+
+
+class _Outline:
+    """The loop over some equal blocks; the ops of the first become its body."""
+
+    def __init__(self, equal: Blocks):
+        self.blocks, self.places = equal
+        self.body = self.blocks[0]
+        self.ops = {op for ops in self.blocks for op in ops}
+        first = self.body[0]
+        self.before, self.inside, self.after = (Rewriter().before(first) for _ in range(3))
+        self.after.next = self.body[-1].next_op
+        self.carried: dict[tuple[SSAValue, SSAValue], SSAValue] = {}
+        """Values that a block gets from the one before, by the result there and the operand of the
+        first block."""
+        self.last: dict[SSAValue, str | None] = {}
+        """The names of results of the body in the last block."""
+        self.own: set[Operation] = set()
+        """New ops of the loop that use results of the body."""
+        self.items: dict[tuple[SSAValue, ...], SSAValue] = {}
+
+    def write(self) -> None:
+        count = {"count": IntegerAttr(len(self.blocks), i64)}
+        self.before.next = self.before.create(train.RepeatOp, [], [], count)
+        for i, op in enumerate(self.body):
+            op.operands = [self._operand(i, j, v) for j, v in enumerate(op.operands)]
+            if isinstance(op, nn.Drawn) and isinstance(second := self.blocks[1][i], nn.Drawn):
+                stride = second.stream.value.data - op.stream.value.data
+                op.stride = IntegerAttr(stride, i64) if stride else None
+        self._end()
+        for ops in reversed(self.blocks[1:]):
+            for op in reversed(ops):
+                erase(op)
+
+    def _operand(self, i: int, j: int, v: SSAValue) -> SSAValue:
+        """The operand j of op i of the body."""
+        place = self.places[i][j]
+        if place is None:
+            return self._item(tuple(ops[i].operands[j] for ops in self.blocks))
+        since, index, result = place
+        made = self.body[index].results[result]
+        if since == 0:
+            return made
+        if (made, v) not in self.carried:
+            new = self.before.create(train.CarriedOp, [v], [v.type], names=[v])
+            self.carried[made, v] = new.out
+        return self.carried[made, v]
+
+    def _item(self, values: tuple[SSAValue, ...]) -> SSAValue:
+        """The value of each block, of values from before the loop."""
+        if len(set(values)) == 1:
+            return values[0]
+        if values not in self.items:
+            new = self.inside.create(train.ItemOp, values, [values[0].type])
+            new.out.name_hint = common_name([v.name_hint for v in values])
+            self.items[values] = new.out
+        return self.items[values]
+
+    def _end(self) -> None:
+        """Write what leaves the loop, and its end."""
+        for i, op in enumerate(self.body):
+            for result in op.results:
+                self._leave(result, [ops[i].results[result.index] for ops in self.blocks])
+        for (made, _), variable in self.carried.items():
+            variable.name_hint = made.name_hint
+            new = self.after.create(train.CarryOp, [made, variable], [made.type])
+            self.own.add(new)
+            _hand_over(made, new.out, self._users(made))
+            new.out.name_hint = self.last[made]
+        self.after.create(train.EndRepeatOp, [], [])
+
+    def _leave(self, made: SSAValue, values: Sequence[SSAValue]) -> None:
+        """Hand a result of each block to the ops after the loop that use it."""
+        users = [self._users(v) for v in values]
+        name = common_name([v.name_hint for v in values])
+        if any(users[:-1]):
+            types = [v.type for v in values]
+            new = self.after.create(train.ItemsOp, [made], types, names=values)
+            self.own.add(new)
+            for v, out, of in zip(values, new.outs, users, strict=True):
+                _hand_over(v, out, of)
+        else:
+            _hand_over(values[-1], made, users[-1])
+        self.last[made], made.name_hint = values[-1].name_hint, name
+
+    def _users(self, v: SSAValue) -> set[Operation]:
+        """The ops outside of the blocks that use a value."""
+        return {use.operation for use in v.uses} - self.ops - self.own
+
+
+def _hand_over(old: SSAValue, new: SSAValue, users: set[Operation]) -> None:
+    """Let users of a value use another one."""
+    name = old.name_hint
+    old.replace_uses_with_if(new, lambda use: use.operation in users)
+    new.name_hint = name

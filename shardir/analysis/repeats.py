@@ -1,0 +1,203 @@
+"""Equal blocks of ops: parts of a sequence that repeat, by the kinds, properties and types of ops
+and by where their operands come from, not by names.
+
+An operand of an op in a block is the result of an op of the same block, or of the block before it,
+at the same place in each; or it is from before all of them. The streams of random numbers are at
+equal distances.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from xdsl.ir import Operation, OpResult
+
+from shardir.dialects import dist, nn
+from shardir.dialects.nn.base import Array, TensorOp
+from shardir.dialects.train import LOOP
+
+MIN_BLOCKS = 3
+"""The fewest equal blocks that are a loop; two are easier to read one after the other."""
+
+MIN_SAVED = 12
+"""The fewest ops that a loop has to save."""
+
+PERIODS = 16
+"""The number of distances between equal ops that are tried as the length of a block."""
+
+Place = tuple[int, int, int]
+"""Of an operand: the number of blocks since its op, its index in that block, and the result's."""
+
+
+class Blocks(NamedTuple):
+    """Equal blocks of ops, one after the other."""
+
+    blocks: list[list[Operation]]
+    places: list[list[Place | None]]
+    """By op of a block and by operand: where it comes from; None if from before all blocks, as that
+    of the first block does where the others have one of the block before."""
+
+
+def common_name(names: Sequence[str | None]) -> str | None:
+    """The name that most of some names are, but for numbers in which they differ; without those."""
+    given = [n for n in names if n is not None]
+    if not given:
+        return None
+    forms = Counter(re.sub(r"\d+", "0", n) for n in given)
+    form = forms.most_common(1)[0][0]
+    of_form = [re.split(r"(\d+)", n) for n in given if re.sub(r"\d+", "0", n) == form]
+    parts = [part[0] if len({*part}) == 1 else "" for part in zip(*of_form, strict=True)]
+    return re.sub(r"([._])[._]+", r"\1", "".join(parts)).strip("._") or given[0]
+
+
+def equal_blocks(ops: Sequence[Operation]) -> list[Blocks]:
+    """Return the equal blocks among the ops of a function, in order; none within others."""
+    found: list[Blocks] = []
+    codes = _codes(ops)
+    at = {op: i for i, op in enumerate(ops)}
+    _search(ops, codes, at, 0, len(ops), found)
+    return sorted(found, key=lambda b: at[b.blocks[0][0]])
+
+
+def _codes(ops: Sequence[Operation]) -> Array:
+    """A number for each op; equal ones for ops that differ in names and values only."""
+    numbers: dict[object, int] = {}
+    codes = []
+    for i, op in enumerate(ops):
+        key: object = i
+        if isinstance(op, TensorOp | dist.CollectiveOp | dist.WaitOp) and type(op) not in LOOP:
+            properties = {*op.properties.items(), *op.attributes.items()}
+            if isinstance(op, nn.Drawn):
+                properties.remove(("stream", op.stream))
+            types = tuple(v.type for v in (*op.operands, *op.results))
+            key = (type(op), frozenset(properties), len(op.operands), types)
+        codes.append(numbers.setdefault(key, len(numbers)))
+    return np.array(codes, np.int64)
+
+
+def _search(
+    ops: Sequence[Operation],
+    codes: Array,
+    at: dict[Operation, int],
+    start: int,
+    stop: int,
+    found: list[Blocks],
+) -> None:
+    """Find the blocks between two places: those that save most first, then those around them."""
+    parts = [(start, stop)]
+    while parts:
+        start, stop = parts.pop()
+        for first, period, extent in _runs(codes[start:stop]):
+            if blocks := _blocks(ops, at, start + first, period, extent):
+                found.append(blocks)
+                begin = at[blocks.blocks[0][0]]
+                parts += [(start, begin), (begin + period * len(blocks.blocks), stop)]
+                break
+
+
+def _runs(codes: Array) -> Iterator[tuple[int, int, int]]:
+    """Yield runs (start, period, extent) in which each code is that at a period's distance; those
+    that save most first."""
+    runs = []
+    for period in _periods(codes):
+        ends = np.flatnonzero(codes[:-period] != codes[period:])
+        edges = np.concatenate(([-1], ends, [len(codes) - period]))
+        for i in np.flatnonzero(np.diff(edges) > period):
+            first, extent = int(edges[i]) + 1, int(edges[i + 1] - edges[i]) - 1 + period
+            saved = (extent // period - 1) * period
+            if extent >= MIN_BLOCKS * period and saved >= MIN_SAVED:
+                runs.append((-saved, period, first, extent))
+    for _, period, first, extent in sorted(runs):
+        yield first, period, extent
+
+
+def _periods(codes: Array) -> list[int]:
+    """The most frequent distances between equal sequences of 1, 4 and 16 codes."""
+    found: Counter[int] = Counter()
+    grams, length = codes, 1
+    while length <= 16 and len(grams) > 1:
+        if length in (1, 4, 16):
+            order = np.argsort(grams, kind="stable")
+            gaps = np.diff(order)[np.diff(grams[order]) == 0]
+            values, counts = np.unique(gaps, return_counts=True)
+            most = np.argsort(-counts, kind="stable")[:PERIODS]
+            found.update(dict(zip(values[most].tolist(), counts[most].tolist(), strict=True)))
+        pairs = np.stack((grams[:-length], grams[length:]), axis=1)
+        grams = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
+        length *= 2
+    return [p for p in found if 2 <= p <= len(codes) // MIN_BLOCKS]
+
+
+def _blocks(
+    ops: Sequence[Operation], at: dict[Operation, int], first: int, period: int, extent: int
+) -> Blocks | None:
+    """The most equal blocks in a run of equal ops, cut where the fewest values cross."""
+    first += _cut(ops, at, first, period, extent)
+    count = extent // period
+    blocks = [list(ops[first + k * period : first + (k + 1) * period]) for k in range(count)]
+    places = [[_places(op, at, first, period, k) for op in block] for k, block in enumerate(blocks)]
+    streams = [_streams(block) for block in blocks]
+    begin, best = 0, (0, 0)
+    for k in range(1, count):
+        steady = k == begin + 1 or np.array_equal(
+            streams[k] - streams[k - 1], streams[begin + 1] - streams[begin]
+        )
+        if not (steady and _continues(places, begin, k)):
+            begin = k - 1 if _continues(places, k - 1, k) else k
+        best = max(best, (begin, k + 1), key=lambda b: b[1] - b[0])
+    begin, end = best
+    if end - begin < MIN_BLOCKS or (end - begin - 1) * period < MIN_SAVED:
+        return None
+    return Blocks(blocks[begin:end], _since(places, begin, begin + 1))
+
+
+def _streams(block: Sequence[Operation]) -> Array:
+    """The streams of the random numbers of a block."""
+    return np.array([op.stream.value.data for op in block if isinstance(op, nn.Drawn)], np.int64)
+
+
+def _cut(
+    ops: Sequence[Operation], at: dict[Operation, int], first: int, period: int, extent: int
+) -> int:
+    """The offset of the first block at which the fewest values cross from a block to the next."""
+    middle, stop = first + period, first + MIN_BLOCKS * period
+    last = {v: i for i in range(middle, stop) for v in ops[i].operands}
+    crossing = np.zeros(stop - middle + 1, np.int64)
+    for v, i in last.items():
+        made = at.get(v.owner, -1) if isinstance(v.owner, Operation) else -1
+        if made >= first:
+            crossing[max(0, made + 1 - middle)] += 1
+            crossing[i + 1 - middle] -= 1
+    crossed = np.cumsum(crossing)[period : 2 * period]
+    return int(np.argmin(crossed[: extent % period + 1]))
+
+
+def _places(
+    op: Operation, at: dict[Operation, int], first: int, period: int, block: int
+) -> list[Place | None]:
+    """The places from which the operands of an op of a block come."""
+    found: list[Place | None] = []
+    for v in op.operands:
+        if not isinstance(v, OpResult) or at[v.owner] < first:
+            found.append(None)
+            continue
+        of, index = divmod(at[v.owner] - first, period)
+        found.append((block - of, index, v.index))
+    return found
+
+
+def _since(places: list[list[list[Place | None]]], begin: int, k: int) -> list[list[Place | None]]:
+    """The places of block k, if the first block is `begin`."""
+    reach = k - begin
+    return [[p if p is not None and p[0] <= reach else None for p in of] for of in places[k]]
+
+
+def _continues(places: list[list[list[Place | None]]], begin: int, k: int) -> bool:
+    """Whether blocks `begin` to k are equal, if those before k are."""
+    mine, second = _since(places, begin, k), _since(places, begin, begin + 1)
+    if k > begin + 1:
+        return mine == second
+    start = [[p if p is None or p[0] == 0 else None for p in of] for of in second]
+    return start == _since(places, begin, begin)

@@ -1,0 +1,199 @@
+"""The variables of a function in the program, and its lines."""
+
+import re
+from collections.abc import Sequence
+
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.analysis.aliasing import maybe_shared
+from shardir.analysis.roles import retained_arguments
+from shardir.analysis.storages import Storages, live_ops
+from shardir.backend.torch.emit.literals import Number, number_text
+from shardir.backend.torch.emit.names import Names, comment, tuple_text
+from shardir.backend.torch.emit.origins import source_line
+from shardir.backend.torch.emit.types import LocalTypes
+from shardir.diagnostics import Failure
+from shardir.dialects import dist, nn, train
+
+
+class Variable:
+    """A name in the text, of values that it holds in turn or at once: the last op that reads one of
+    them (-1: none), and whether one is an argument."""
+
+    def __init__(self, name: str):
+        self.name, self.last, self.argument = name, -1, False
+
+    @property
+    def base(self) -> "Variable":
+        """The variable of all elements, if it is of one element of a list; else itself. Only its
+        `last` and `argument` count."""
+        return self
+
+
+class VariableScope(LocalTypes):
+    """The variables and lines of one function."""
+
+    def __init__(
+        self, f: FuncOp, mesh: Mesh | None, rank: int | None, names: Names, used: set[str]
+    ):
+        super().__init__(f, mesh, rank, names, used)
+        self.is_step = train.is_step(f)
+        if len(f.body.blocks) > 1:
+            raise Failure.at(f, "the torch backend emits functions of one block")
+        self.block: Block = f.body.block
+        self.retained = retained_arguments(f)
+        dist.matching_sends(self.block.ops)
+        self.ops = live_ops(list(self.block.ops))
+        self.storages = Storages(self.block.args, self.ops)
+        for op in self.ops:
+            for result, operand in maybe_shared(op, self.mesh):
+                self.storages.join(result, operand)
+        self.variables: dict[SSAValue, Variable] = {}
+        self.numbers: dict[SSAValue, Number] = {}
+        self.lines: list[str] = []
+        self.indent = 4
+        """The indentation of lines."""
+        self.source_line: str | None = None
+        self.backward = False
+        self._becomes = {op.x: op.carried for op in self.ops if isinstance(op, train.CarryOp)}
+        """Values of a loop, each with that which it is in the next run."""
+
+    # ---- lines ----
+
+    def line(self, text: str) -> None:
+        self.lines.append(" " * self.indent + text if text else "")
+
+    def note(self, text: str) -> None:
+        """Write a comment."""
+        self.lines += comment(text, self.indent)
+
+    def head(self, text: str) -> None:
+        """Write the heading of a part of the function."""
+        self.line("")
+        self.note(f"---- {text} ----")
+        self.source_line, self.backward = None, text == "backward"
+
+    def source_lines(self, op: Operation) -> list[str]:
+        """The comment with the source line of an op where it differs from the last one."""
+        line = source_line(op)
+        if not line or line == self.source_line:
+            return []
+        self.source_line = line
+        return comment(f"{line}, backward" if self.backward else line, self.indent)
+
+    def left(self, op: Operation) -> None:
+        """Write the source line again after a collective's comment, where it differs."""
+        if source_line(op) != self.source_line:
+            self.source_line = None
+
+    def let(self, op: Operation, expression: str) -> None:
+        """`names = expression` for the results of an op."""
+        left = [self.result(r, op).name if self.is_read(r) else "_" for r in op.results]
+        self.line(f"{', '.join(left)} = {expression}" if left else expression)
+
+    # ---- names ----
+
+    def define(self, v: SSAValue, hint: str | None) -> Variable:
+        return self.hold(Variable(self.names.new(hint)), v)
+
+    def same(self, v: SSAValue, other: SSAValue) -> None:
+        """Let `v` share the variable of `other`."""
+        self.hold(self.variables[other], v)
+
+    def hold(self, var: Variable, v: SSAValue) -> Variable:
+        """Let a variable hold `v` too."""
+        base = var.base
+        base.last = max(base.last, self.storages.last.get(v, -1))
+        base.argument |= isinstance(v, BlockArgument)
+        self.variables[v] = var
+        return var
+
+    def result(self, v: OpResult, op: Operation) -> Variable:
+        """Return the variable of a result: that of the value which it is in the next run of a loop,
+        or of an operand of its name, without later uses; or a new one."""
+        variable = self.variables.get(self._becomes.get(v, v))
+        if variable is not None and self._is_free(variable, op):
+            return self.hold(variable, v)
+        hint = v.name_hint
+        before = op.operands
+        if isinstance(op, dist.CollectiveOp | dist.WaitOp):  # a result is the operand of its index
+            before = (op.operands[v.index],)
+            hint = hint or self.variables[before[0]].name
+        for x in before if hint is not None else ():
+            if (var := self.variables.get(x)) is not None:
+                if hint is None or _base(x.name_hint or var.name) != _base(hint):
+                    continue
+                if self._is_free(var, op) and not self._is_carried(var):
+                    return self.hold(var, v)
+        return self.define(v, hint or _by_kind(op))
+
+    def _is_free(self, variable: Variable, op: Operation) -> bool:
+        """Whether a variable is the function's, and nothing reads it after an op."""
+        return not variable.base.argument and variable.base.last <= self.storages.at[op]
+
+    def _is_carried(self, variable: Variable) -> bool:
+        """Whether a loop sets the variable."""
+        return any(self.variables.get(v) is variable for v in self._becomes.values())
+
+    def is_read(self, v: SSAValue) -> bool:
+        return v in self.storages.last
+
+    def operand(self, v: SSAValue) -> str:
+        """Return the variable of a value; a folded scalar without one gets a line."""
+        if v not in self.variables:
+            number = self.number(v)
+            assert number is not None, f"{v} is used before it is defined"
+            self.line(f"{self.define(v, v.name_hint or 'number').name} = {self.full((), v)}")
+        return self.variables[v].name
+
+    def may_update(self, v: SSAValue, op: Operation) -> bool:
+        """Whether `op` may write its result into the memory of `v`: a parameter, a state or a value
+        of the step, without later uses."""
+        return (
+            self.is_step and v in self.variables
+            and self.storages.is_free(v, op, self.retained)
+            and not self.storages.is_shared(v, op)
+        )  # fmt: skip
+
+    # ---- numbers ----
+
+    def number(self, v: SSAValue) -> Number | None:
+        """The value of a scalar that is folded; None for others."""
+        return self.numbers.get(v)
+
+    def scalar(self, v: SSAValue) -> str | None:
+        """A folded scalar, not a boolean, as a literal that is equivalent beside a tensor of its
+        type."""
+        number = self.number(v)
+        if number is None or isinstance(number, bool):
+            return None
+        text = number_text(number, self.element(v))
+        return f"({text})" if text.startswith("-") else text
+
+    def full(self, shape: Sequence[str], v: SSAValue) -> str:
+        number = self.number(v)
+        assert number is not None
+        text = number_text(number, self.element(v))
+        return (
+            f"torch.full({tuple_text(list(shape))}, {text}, dtype={self.dtype(v)}, "
+            "device=mesh.device)"
+        )
+
+
+_REDUCED = {
+    "sum": "total", "mean": "mean", "prod": "product", "max": "maximum", "min": "minimum",
+    "any": "any_of", "all": "all_of",
+}  # fmt: skip
+
+
+def _by_kind(op: Operation) -> str:
+    """A name for a value without a name in the source."""
+    if isinstance(op, nn.ReduceOp):
+        return _REDUCED[op.kind.data]
+    return op.name.rpartition(".")[2]
+
+
+def _base(hint: str) -> str:
+    return re.sub(r"_\d+$", "", hint)

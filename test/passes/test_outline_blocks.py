@@ -1,0 +1,172 @@
+"""`outline-blocks`: a loop computes the same as the equal blocks that it replaces, to the last bit,
+in the interpreter and in torch, and holds no more memory.
+
+Blocks are random: ops whose operands are results of the block, of the block before it, of two
+blocks before (no loop has that), values of all blocks, or one of each block; in some, one block
+differs.
+"""
+
+import random
+import re
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from emitted import functions_of
+from extent import extent
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+from shardir.backend.torch.emit import program
+from shardir.backend.torch.runtime import FOLDER
+from shardir.dialects import train
+from shardir.interpret.equivalence import random_arguments
+from shardir.interpret.evaluator import function, run
+from shardir.pipelines import build
+from shardir.syntax.parser import parse
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from programs import gpt, mlp, transformer
+
+TYPE = "tensor<3xf64>"
+UNARY, BINARY = ("tanh", "neg", "sin", "square"), ("add", "mul", "sub", "max")
+
+
+def passed(module: ModuleOp, pipeline: str) -> ModuleOp:
+    made = module.clone()
+    for p in build(pipeline):
+        p.apply(Context(), made)
+    made.verify()
+    return made
+
+
+def loops(module: ModuleOp) -> int:
+    return sum(isinstance(op, train.RepeatOp) for op in module.walk())
+
+
+def blocks_of(seed: int) -> str:
+    """The text of a program of random equal blocks."""
+    draw = random.Random(seed)
+    size, count, shared = draw.randint(3, 8), draw.randint(2, 7), draw.randint(1, 2)
+    plan = []
+    for i in range(size):
+        places = ["all", "own", "before"] + ["here"] * (2 if i else 0) + ["two"] * (seed % 7 == 0)
+        kinds = draw.choice((UNARY, BINARY))
+        plan.append((draw.choice(kinds), [
+            (draw.choice(places), draw.randrange(size), draw.randrange(shared))
+            for _ in range(1 if kinds is UNARY else 2)
+        ]))  # fmt: skip
+    odd = draw.randrange(count) if draw.random() < 0.3 else -1
+    reverse = draw.random() < 0.5
+    args = [f"%s{k}" for k in range(shared)]
+    args += [f"%w{j}_{i}" for j in range(count) for i in range(size)]
+    args += [f"%b{k}_{i}" for k in range(2) for i in range(size)]
+    lines = []
+    for k in range(count):
+        own = count - 1 - k if reverse else k
+        for i, (kind, operands) in enumerate(plan):
+            texts = []
+            for place, j, s in operands:
+                depth = {"here": 0, "before": 1, "two": 2}.get(place, 0)
+                index = j % i if place == "here" else j
+                made = f"%v{k - depth}_{index}" if k >= depth else f"%b{k % 2}_{index}"
+                texts.append({"all": f"%s{s}", "own": f"%w{own}_{i}"}.get(place, made))
+            name = "exp" if k == odd and i == size // 2 and kind in UNARY else kind
+            types = ", ".join([TYPE] * len(texts))
+            lines.append(f"  %v{k}_{i} = nn.{name} {', '.join(texts)} : ({types}) -> {TYPE}")
+    results = [f"%v{count - 1}_{size - 1}"]
+    results += [f"%v{k}_{draw.randrange(size)}" for k in range(count) if draw.random() < 0.3]
+    head = ", ".join(f"{a}: {TYPE}" for a in args)
+    outs = ", ".join([TYPE] * len(results))
+    body = "\n".join(lines)
+    returned = f"  func.return {', '.join(results)} : {outs}"
+    return f"func.func @f({head}) -> ({outs}) {{\n{body}\n{returned}\n}}\n"
+
+
+def emitted(text: str, name: str, given: list[Any]) -> Any:
+    """A function of a program, and its arguments."""
+    mesh = functions_of("import runtime as rt\nmesh = rt.Mesh((), 0)")["mesh"]
+    tensors = [torch.from_numpy(np.array(a)) for a in given]
+    return lambda: functions_of(text)[name](mesh, *tensors)
+
+
+def arrays(results: Any) -> list[Any]:
+    return [x.numpy() for x in (results if isinstance(results, tuple) else (results,))]
+
+
+def peak(work: Any) -> tuple[Any, int]:
+    """The results of a call, and the most bytes that it held at once, of what it allocated."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        results = work()
+    assert profile.profiler is not None and profile.profiler.kineto_results is not None
+    events = profile.profiler.kineto_results.events()
+    memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    return results, int(np.cumsum([e.nbytes() for e in memory]).max())
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+def test_a_loop_computes_what_its_blocks_do() -> None:
+    found = 0
+    for seed in range(extent(60, 3000)):
+        before = parse(blocks_of(seed))
+        after = passed(before, "outline-blocks")
+        given = random_arguments(function(before, "f"), before, seed)
+        want, got = run(before, "f", given), run(after, "f", given)
+        in_torch = arrays(emitted(program.program_text(before), "f", given)())
+        for x, y, z in zip(want, got, in_torch, strict=True):
+            assert np.array_equal(x, y, equal_nan=True), f"seed {seed}"
+            assert np.allclose(x, z, rtol=1e-12, equal_nan=True), f"seed {seed}"
+        found += loops(after) > 0
+    assert found >= extent(20, 1000)
+
+
+SIZES: dict[str, Any] = {"layers": 5, "batch": 4, "mesh": (2, 2)}
+STEPS = {
+    "gpt": gpt(seq=8, hidden=16, heads=2, vocab=16, **SIZES),
+    "transformer": transformer(seq=8, hidden=16, heads=2, **SIZES),
+    "mlp": mlp(dim=8, hidden=16, **SIZES),
+}
+OPTIMIZERS = ("<adamw, lr = 0.01>", "<momentum, lr = 0.1, momentum = 0.9>", "<lamb, lr = 0.01>")
+SEVERAL = " accumulate <mean, microbatches = 2>"
+
+
+ALL = list(product(STEPS, OPTIMIZERS, ("", SEVERAL)))
+
+
+@pytest.mark.parametrize(("name", "optimizer", "several"), extent(ALL[1::5], ALL))
+def test_a_step_is_the_same_with_loops(
+    name: str, optimizer: str, several: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = re.sub(r"<sgd, lr = [\d.]+>", optimizer + several, STEPS[name])
+    single = passed(parse(text), "single-device")
+    assert loops(passed(single, "outline-blocks")) >= 1
+    given = random_arguments(function(single, "step"), single)
+    looped = program.program_text(single)
+    monkeypatch.setattr(program, "outlined", lambda module: module)
+    flat = program.program_text(single)
+    assert len(looped.splitlines()) < len(flat.splitlines())
+    want, most = peak(emitted(flat, "step", given))
+    got, held = peak(emitted(looped, "step", given))
+    assert all(map(np.array_equal, arrays(want), arrays(got)))
+    assert held <= 1.02 * most
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("pipeline", ["train", "auto"])
+def test_the_local_view_is_the_same_with_loops(name: str, pipeline: str) -> None:
+    before = passed(parse(STEPS[name]), pipeline)
+    after = passed(before, "outline-blocks")
+    assert loops(after) >= 1
+    given = random_arguments(function(before, "step"), before)
+    want, got = run(before, "step", given), run(after, "step", given)
+    assert all(map(np.array_equal, want, got))
