@@ -304,12 +304,14 @@ def start(case: Case, folder: Path, forked: bool, stdout: Any, stderr: Any) -> A
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder, without those that Python keeps of modules."""
-    return {
-        os.fsencode(p.relative_to(folder)).decode("latin1"): p.read_bytes()
-        for p in folder.rglob("*")
-        if p.is_file() and p.parent.name != "__pycache__"
-    }
+    """Return the files of a folder, without those that Python keeps of modules, and those that are
+    removed meanwhile."""
+    found = {}
+    for p in folder.rglob("*"):
+        if p.is_file() and p.parent.name != "__pycache__":
+            with suppress(FileNotFoundError):
+                found[os.fsencode(p.relative_to(folder)).decode("latin1")] = p.read_bytes()
+    return found
 
 
 def marked(mark: str) -> list[int]:

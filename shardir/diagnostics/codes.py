@@ -338,6 +338,10 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "items are used after it.",
             "put the op into the loop, between its two marks",
         ),
+        "G13": Code(
+            "A result that is the gradient of a parameter has its type, and is the only one.",
+            "write the name of one parameter",
+        ),
     },
 }
 """The sections of docs/invariants.md, each with its codes."""

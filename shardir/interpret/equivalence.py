@@ -5,7 +5,8 @@ A function that the pass made by differentiation is compared with difference quo
 source.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from xdsl.dialects.builtin import IntegerType, ModuleOp, TensorType
@@ -20,11 +21,14 @@ from shardir.dialects.train import (
     Role,
     StepOp,
     arguments,
+    gradient_arguments,
     updated_arguments,
     updated_keys,
 )
 from shardir.interpret.evaluator import global_type, run
 from shardir.interpret.values import as_in_first_run, for_differences, one_of_several, rounded
+
+T = TypeVar("T")
 
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 4e-2}
 """The difference that is allowed, by the narrowest float type of a function, relative to the
@@ -185,17 +189,19 @@ def _check_gradient(
 def _source(
     request: StepOp | GradientOp, f: FuncOp, module: ModuleOp, values: list[Array]
 ) -> list[Array]:
-    """Return the results of the source; of a step over several microbatches the sum or the mean of
-    their losses, and the states after the last."""
+    """Return the results of the source, of a step without gradients; of one over several
+    microbatches the sum or the mean of their losses, and the states after the last."""
     name = f.sym_name.data
-    if not isinstance(request, StepOp) or request.accumulate is None or request.microbatches == 1:
+    if not isinstance(request, StepOp):
         return run(module, name, values)
-    given, updated, losses = list(values), updated_arguments(f), list[Array]()
+    if request.accumulate is None or request.microbatches == 1:
+        return _of_step(f, run(module, name, values))
+    given, updated, losses = list(values), _of_step(f, updated_arguments(f)), list[Array]()
     roles = arguments(f)
     for k in range(request.microbatches):
         inputs = [x if a.is_retained else x[k] for x, a in zip(given, roles, strict=True)]
         with one_of_several(k):
-            results = run(module, name, inputs)
+            results = _of_step(f, run(module, name, inputs))
         for i, y in zip(updated, results, strict=True):
             if i is None:
                 losses.append(y)
@@ -205,6 +211,12 @@ def _source(
     return [np.asarray(loss) if i is None else given[i] for i in updated]
 
 
+def _of_step(f: FuncOp, results: Sequence[T]) -> list[T]:
+    """Return what belongs to the results that are no gradients."""
+    pairs = zip(results, gradient_arguments(f), strict=True)
+    return [x for x, parameter in pairs if parameter is None]
+
+
 def _cotangents(
     request: StepOp | GradientOp, f: FuncOp, results: list[Array], given: list[Array]
 ) -> list[Array | None]:
@@ -212,8 +224,9 @@ def _cotangents(
     one that has none or that a step does not differentiate, since it updates a state."""
     rest = iter(given)
     out: list[Array | None] = []
-    for y, updated in zip(results, updated_keys(f), strict=True):
-        is_update = isinstance(request, StepOp) and updated is not None
+    keys, is_step = updated_keys(f), isinstance(request, StepOp)
+    for y, updated in zip(results, _of_step(f, keys) if is_step else keys, strict=True):
+        is_update = is_step and updated is not None
         if y.dtype.kind != "f" or is_update:
             out.append(None)
         else:

@@ -4,6 +4,30 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "blocks read values from anywhere",
+        "Blocks are equal whose first one reads other values of its own.",
+        "shardir/analysis/repeats.py",
+        "return start == _since(places, begin, begin)",
+        "return True",
+        "test/passes/test_outline_blocks.py::test_a_loop_computes_what_its_blocks_do",
+    ),
+    Mutant(
+        "a loop draws from one stream",
+        "Blocks are equal whose random numbers are of streams at any distances.",
+        "shardir/analysis/repeats.py",
+        "if not (steady and _continues(places, begin, k)):",
+        "if not _continues(places, begin, k):",
+        "test/filecheck/outline-blocks/random.ir",
+    ),
+    Mutant(
+        "an element is read by all of the loop",
+        "A value that one run of a loop reads is live until its end.",
+        "shardir/analysis/storages.py",
+        "if uses == 1 and self.last[v] == end:",
+        "if False:",
+        "test/passes/test_outline_blocks.py::test_a_step_is_the_same_with_loops",
+    ),
+    Mutant(
         "a loop frees what it reads",
         "A value from before a loop is live until its last use in the loop.",
         "shardir/analysis/storages.py",

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a list is taken from the wrong end",
+        "A loop takes the values of another one in the order in which they were made, not back.",
+        "shardir/backend/torch/emit/loops.py",
+        'ends = {".pop(0)": list(range(len(of.values)))}',
+        'ends = {".pop(0)": list(range(len(of.values)))[::-1]}',
+        "test/passes/test_outline_blocks.py::test_a_step_is_the_same_with_loops",
+    ),
+    Mutant(
         "a kibibyte has 1000 bytes",
         "The byte count of an emitted comment is in the wrong unit.",
         "shardir/backend/torch/emit/names.py",

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a value of each block is that of the last",
+        "outline-blocks hands the value of the last block to all that read one of a block.",
+        "passes/outline_blocks.py",
+        "zip(values, new.outs, users, strict=True)",
+        "zip(values, [new.outs[-1]] * len(values), users, strict=True)",
+        "test/passes/test_outline_blocks.py::test_a_loop_computes_what_its_blocks_do",
+    ),
+    Mutant(
         "collectives move into a loop",
         "fuse-communication fuses collectives outside of a loop with those in it.",
         "passes/fuse_communication.py",

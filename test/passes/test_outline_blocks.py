@@ -3,7 +3,7 @@ in the interpreter and in torch, and holds no more memory.
 
 Blocks are random: ops whose operands are results of the block, of the block before it, of two
 blocks before (no loop has that), values of all blocks, or one of each block; in some, one block
-differs.
+is of another kind, or reads another value.
 """
 
 import random
@@ -61,6 +61,7 @@ def blocks_of(seed: int) -> str:
             for _ in range(1 if kinds is UNARY else 2)
         ]))  # fmt: skip
     odd = draw.randrange(count) if draw.random() < 0.3 else -1
+    other = draw.choice((-1, 0, 0, count // 2))
     reverse = draw.random() < 0.5
     args = [f"%s{k}" for k in range(shared)]
     args += [f"%w{j}_{i}" for j in range(count) for i in range(size)]
@@ -71,6 +72,7 @@ def blocks_of(seed: int) -> str:
         for i, (kind, operands) in enumerate(plan):
             texts = []
             for place, j, s in operands:
+                place = "all" if (k, i) == (other, size - 1) else place
                 depth = {"here": 0, "before": 1, "two": 2}.get(place, 0)
                 index = j % i if place == "here" else j
                 made = f"%v{k - depth}_{index}" if k >= depth else f"%b{k % 2}_{index}"
@@ -106,7 +108,8 @@ def peak(work: Any) -> tuple[Any, int]:
         results = work()
     assert profile.profiler is not None and profile.profiler.kineto_results is not None
     events = profile.profiler.kineto_results.events()
-    memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    memory: list[Any] = [e for e in events if e.name() == "[memory]"]
+    memory.sort(key=lambda e: e.start_ns())
     return results, int(np.cumsum([e.nbytes() for e in memory]).max())
 
 

@@ -26,9 +26,11 @@ from shardir.dialects.train.options import (
     LossScaleAttr,
 )
 from shardir.dialects.train.roles import (
+    GRADIENT,
     STEP,
     UPDATES,
     check_arguments,
+    check_gradients,
     check_own_numbers,
     check_parameters,
     check_updates,
@@ -76,7 +78,7 @@ class StepOp(_OfFunction):
     def verify_(self) -> None:
         f = self.find()
         outs = zip(f.function_type.outputs.data, result_attrs(f), strict=True)
-        losses = [t for t, attributes in outs if UPDATES not in attributes]
+        losses = [t for t, attributes in outs if not {UPDATES, GRADIENT} & attributes.keys()]
         loss = losses[0] if len(losses) == 1 else None
         if not isinstance(loss, TensorType) or loss.get_shape() != ():
             marks = " and mark updates of states" if len(losses) > 1 else ""
@@ -89,6 +91,7 @@ class StepOp(_OfFunction):
                 )
             )
         check_updates(f)
+        check_gradients(f)
         if not isinstance(loss.element_type, AnyFloat):
             raise VerifyException(
                 coded(

@@ -4,8 +4,10 @@
     %w {train.parameter = "w", train.init = #train.init<normal>}
     %m {train.state = "w.momentum", train.init = #train.init<constant, value = 0.0>}
     -> (tensor<f32>, tensor<4x2xf32> {train.updates = "w"})
+    -> (tensor<f32>, tensor<4x2xf32> {train.gradient = "w"})
 
-An argument without such an attribute is an input. A parameter may also have `train.fusion = 2 :
+A function that returns gradients is not differentiated: they are those of its loss. An argument
+without such an attribute is an input. A parameter may also have `train.fusion = 2 :
 i64`: its gradient is communicated in one buffer with those of the other parameters of that index.
 `train.weight_decay = 0.0 : f64` replaces the optimizer's weight decay for it,
 `train.lr_scale = 0.1 : f64` multiplies its learning rate, and `train.state_layout =
@@ -41,6 +43,7 @@ from shardir.dialects.random import check_range
 from shardir.dialects.train.options import InitAttr
 
 STEP, UPDATES, MICROBATCHES = "train.step", "train.updates", "train.microbatches"
+GRADIENT = "train.gradient"
 FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
 STATE_LAYOUT = "train.state_layout"
 
@@ -172,6 +175,12 @@ def updated_arguments(f: FuncOp) -> list[int | None]:
     """For each result the index of the argument of which it is the new value."""
     index = {a.key: i for i, a in reversed([*enumerate(arguments(f))]) if a.is_retained}
     return [index.get(key) for key in updated_keys(f)]
+
+
+def gradient_arguments(f: FuncOp) -> list[int | None]:
+    """For each result the index of the parameter whose gradient it is."""
+    index = {a.key: i for i, a in enumerate(arguments(f)) if a.role is Role.PARAMETER}
+    return [index.get(text_attr(a, GRADIENT) or "") for a in result_attrs(f)]
 
 
 def is_step(f: FuncOp) -> bool:
@@ -306,6 +315,29 @@ def check_updates(f: FuncOp) -> None:
                     use="reshape or convert it",
                 )
             )
+
+
+def check_gradients(f: FuncOp) -> None:
+    """Raises VerifyException when a result is annotated as the gradient of a parameter that it
+    does not fit."""
+    done = set[int]()
+    found = zip(f.function_type.outputs, result_attrs(f), gradient_arguments(f), strict=True)
+    for i, (t, attributes, at) in enumerate(found):
+        if GRADIENT not in attributes:
+            continue
+        where, key = f"result {i} of @{f.sym_name.data}", attributes[GRADIENT]
+        if at is None:
+            names = [f'"{a.key}"' for a in arguments(f) if a.role is Role.PARAMETER]
+            found = f"expected {where} to be the gradient of a parameter, {', '.join(names)}"
+            raise VerifyException(coded("G13", f"{found}, got {key}"))
+        if at in done:
+            found = f"expected one result that is the gradient of {key}, got {where} too"
+            raise VerifyException(coded("G13", found, use="add them"))
+        done.add(at)
+        wanted = f.function_type.inputs.data[at]
+        if without_layout(t) != without_layout(wanted):
+            found = f"expected {where}, the gradient of {key}, of type {wanted}, got {t}"
+            raise VerifyException(coded("G13", found, use="reshape or convert it"))
 
 
 def without_layout(type: Attribute) -> Attribute:

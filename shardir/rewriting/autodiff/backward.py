@@ -37,6 +37,8 @@ class BackwardPart:
         """`differentiated`: the indices of arguments; `updated`: for each returned value the index
         of the state that it updates, or None."""
         self.request, self.arguments, self.builder = request, arguments, builder
+        self.given: dict[int, SSAValue] = {}
+        """The gradients that the forward part computes, by the indices of arguments."""
         self.updated = updated
         self.activity = Activity(arguments[i] for i in differentiated)
         self.cotangents = Cotangents(builder)
@@ -51,8 +53,10 @@ class BackwardPart:
         self.arguments.block.add_op(BackwardOp.create(location=self.request.location))
         self.transposition.mark(forward)
         for v, state in zip(returned, self.updated, strict=True):
-            if is_float(v) and state is None:
+            if is_float(v) and state is None and not self.given:
                 self.seed(v)
+        for i, gradient in self.given.items():
+            self.cotangents.add(self.arguments[i], [gradient])
         self.transposition.run(forward)
 
     def seed(self, v: SSAValue) -> None:

@@ -27,6 +27,7 @@ from shardir.dialects.train import (
     StepOp,
     UpdateOp,
     arg_attrs,
+    gradient_arguments,
     mark_step,
     remove_state_layouts,
     result_attrs,
@@ -40,7 +41,7 @@ from shardir.rewriting.autodiff.backward import BackwardPart
 from shardir.rewriting.autodiff.microbatches import add_loop
 from shardir.rewriting.autodiff.step import TrainStep
 from shardir.rewriting.hoisting import hoist_redistributions
-from shardir.rewriting.rewriter import Rewriter
+from shardir.rewriting.rewriter import Rewriter, erase
 
 MaybeGradients = dict[int, SSAValue | None]
 """By the index of the argument; None where no result depends on it."""
@@ -56,6 +57,12 @@ class Differentiation:
         self.result_attributes: list[ArgAttributes] = result_attrs(source)
         is_step = isinstance(request, StepOp)
         updated = updated_arguments(source)
+        self.given = gradient_arguments(source) if is_step else [None] * len(updated)
+        """For each result the argument whose gradient it is; a step does not return it."""
+        if is_step:
+            kept = [at for at, i in enumerate(self.given) if i is None]
+            self.result_attributes = [self.result_attributes[at] for at in kept]
+            updated = [updated[at] for at in kept]
         self.updated = updated if is_step else [None] * len(updated)
         """For each result the argument of the state that it updates; no such result has a
         cotangent."""
@@ -90,8 +97,10 @@ class Differentiation:
         """Add the backward part, and return the requested results."""
         last = self.block.last_op
         assert isinstance(last, ReturnOp)
-        returned = list(last.operands)
+        pairs = list(zip(last.operands, self.given, strict=True))
+        returned = [v for v, i in pairs if i is None]
         self.block.erase_op(last)
+        self.backward.given = {i: _before_its_return(v) for v, i in pairs if i is not None}
         forward = list(self.block.ops)
         self.backward.activity.match(forward)
         step = self.backward.step
@@ -120,7 +129,10 @@ class Differentiation:
         index = self.arguments.annotation(i).fusion
         if isinstance(moved, RedistributeOp) and index is not None:
             moved.properties["fusion"] = index
-        return gradient
+        step = self.backward.step
+        if gradient is None or i not in self.backward.given or step is None or not step.scales:
+            return gradient
+        return self.builder.mul(gradient, step.seed(unsharded_type(gradient).element_type))
 
     def or_zeros(self, i: int, gradient: SSAValue | None) -> SSAValue:
         """Return the gradient of argument i; zeros where no result depends on it."""
@@ -178,3 +190,14 @@ class Differentiation:
         if isinstance(self.request, StepOp):
             mark_step(f)
         return f
+
+
+def _before_its_return(v: SSAValue) -> SSAValue:
+    """Return a value in the layout in which it is made, where it is in another one for the return
+    alone: partial gradients of several microbatches are added before they are reduced."""
+    op = v.owner
+    if not isinstance(op, RedistributeOp) or v.first_use is not None:
+        return v
+    made = op.value
+    erase(op)
+    return made

@@ -33,6 +33,13 @@ class TrainStep:
             key = f"{self.name}.loss_scale"
             self.scale = arguments.add_scalar_state(builder, key, f32, scaling.values["initial"])
 
+    @property
+    def scales(self) -> bool:
+        """Whether the cotangent of a microbatch's loss is another number than 1."""
+        several = self.request.accumulate
+        mean = several is not None and several.kind == "mean" and self.microbatches > 1
+        return mean or self.request.loss_scale is not None
+
     def seed(self, element: Attribute) -> SSAValue:
         """Return the cotangent of a microbatch's loss."""
         part = 1.0
