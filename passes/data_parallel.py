@@ -42,6 +42,7 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import arguments
 from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass
+from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import set_type
@@ -108,7 +109,7 @@ def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Located]:
     nested.run("strip-layouts", ctx, trial)
     for op in module.body.ops:
         if isinstance(op, MeshOp):
-            trial.body.block.add_op(op.clone())
+            trial.body.block.add_op(copied(op))
     declared = meshes_of(module)
     meshes = [mesh_among(f, declared) for f, _ in bodies(module)]
     for (f, block), mesh in zip(bodies(trial), meshes, strict=True):

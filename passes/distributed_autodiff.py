@@ -50,6 +50,7 @@ from shardir.dialects.train import BackwardOp, GradientOp, Request
 from shardir.rewriting.autodiff.function import Differentiation
 from shardir.rewriting.bases import collect_all, collect_errors
 from shardir.rewriting.composites import expand, warn_of_lost_strategies
+from shardir.rewriting.copying import copied
 from shardir.rewriting.lowering import lift, lower
 from shardir.rewriting.options import PassOptions
 from shardir.rewriting.rewriter import erase, set_type
@@ -152,7 +153,8 @@ def body_of(source: FuncOp, consumed: bool) -> Block:
         block = source.detach_region(source.body).block
         source.add_region(Region(Block(arg_types=source.function_type.inputs)))
     else:
-        block = source.body.clone().block
+        copy = copied(source)
+        block = copy.detach_region(copy.body).block
     for op in [op for op in block.ops if isinstance(op, BackwardOp)]:
         erase(op)
     return block

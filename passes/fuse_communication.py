@@ -33,7 +33,7 @@ from shardir.analysis.loops import Loops
 from shardir.analysis.storages import Span
 from shardir.analysis.updates import after_update
 from shardir.cost.buckets import Bucket, fused, runs
-from shardir.cost.seconds import steps_of, together
+from shardir.cost.seconds import collective_work
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp
@@ -91,7 +91,8 @@ def _reduce_before_updates(block: Block) -> None:
 def _fuse(block: Block, mesh: Mesh, max_bytes: int, is_early: bool) -> bool:
     """Fuse the collectives of a block that have an index, and those that gain by it; return whether
     there were any. Without `is_early` only those whose results are used after the update."""
-    ops, late, loops = list(block.ops), after_update(block), Loops(block.ops)
+    ops, late = list(block.ops), (lambda _: True) if is_early else after_update(block)
+    loops = Loops(ops)
     at = {op: i for i, op in enumerate(ops)}
     indexed, others = defaultdict[Key, list[Bucket]](list), defaultdict[Key, list[Bucket]](list)
     for op, i in at.items():
@@ -99,10 +100,10 @@ def _fuse(block: Block, mesh: Mesh, max_bytes: int, is_early: bool) -> bool:
             continue
         size = sum(size_of(v) for v in op.values)
         after = Span(i, _first_use(op, at, loops) - 1)
-        alone = Bucket((i,), after, size, together(steps_of(op, mesh), mesh))
+        alone = Bucket((i,), after, size, collective_work(op, mesh).together)
         if op.fusion is not None:
             indexed[_key(op, loops)].append(alone)
-        elif is_early or late([op]):
+        elif late([op]):
             others[_key(op, loops)].append(alone)
     found = [reduce(add, run) for parts in indexed.values() for run in runs(parts, inf)]
     for parts in others.values():
@@ -126,12 +127,12 @@ def _first_use(op: Operation, at: Mapping[Operation, int], loops: Loops) -> int:
     return min(each, default=len(at))
 
 
-Key = tuple[type[Operation], tuple[tuple[str, str], ...], Attribute, Operation | None]
+Key = tuple[type[Operation], frozenset[tuple[str, Attribute]], Attribute, Operation | None]
 
 
 def _key(op: dist.FusibleOp, loops: Loops) -> Key:
     """Return what collectives that are fused have in common, such as the loop that they are in."""
-    props = tuple(sorted((k, str(v)) for k, v in op.properties.items()))
+    props = frozenset(op.properties.items())
     return type(op), props, unsharded_type(op.values[0]).element_type, loops.around(op)
 
 

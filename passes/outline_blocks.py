@@ -11,7 +11,7 @@ Blocks are found by their structure, not by names, after all other passes: a loo
 the order of ops nor what is computed. The torch backend runs this pass on what it writes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import IntegerAttr, i64
@@ -99,7 +99,7 @@ class _Outline:
             variable.name_hint = made.name_hint
             new = self.after.create(train.CarryOp, [made, variable], [made.type])
             self.own.add(new)
-            _hand_over(made, new.out, self._users(made))
+            _hand_over({made: new.out}, self._users(made))
             new.out.name_hint = self.last[made]
         self.after.create(train.EndRepeatOp, [], [])
 
@@ -111,19 +111,21 @@ class _Outline:
             types = [v.type for v in values]
             new = self.after.create(train.ItemsOp, [made], types, names=values)
             self.own.add(new)
-            for v, out, of in zip(values, new.outs, users, strict=True):
-                _hand_over(v, out, of)
+            handed = dict(zip(values, new.outs, strict=True))
+            _hand_over(handed, dict.fromkeys(user for of in users for user in of))
         else:
-            _hand_over(values[-1], made, users[-1])
+            _hand_over({values[-1]: made}, users[-1])
         self.last[made], made.name_hint = values[-1].name_hint, name
 
-    def _users(self, v: SSAValue) -> set[Operation]:
+    def _users(self, v: SSAValue) -> list[Operation]:
         """The ops outside of the blocks that use a value."""
-        return {use.operation for use in v.uses} - self.ops - self.own
+        users = dict.fromkeys(use.operation for use in v.uses)
+        return [op for op in users if op not in self.ops and op not in self.own]
 
 
-def _hand_over(old: SSAValue, new: SSAValue, users: set[Operation]) -> None:
-    """Let users of a value use another one."""
-    name = old.name_hint
-    old.replace_uses_with_if(new, lambda use: use.operation in users)
-    new.name_hint = name
+def _hand_over(new: Mapping[SSAValue, SSAValue], users: Iterable[Operation]) -> None:
+    """Let users of some values use others; all operands of one at once, since a return has many."""
+    for user in users:
+        user.operands = [new.get(v, v) for v in user.operands]
+    for old, other in new.items():
+        other.name_hint = old.name_hint

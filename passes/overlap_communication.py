@@ -36,7 +36,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.cost.memory import memory_at_ops
 from shardir.cost.overlap import Costs, StartSchedule, Timeline, can_start, grows, users
 from shardir.cost.schedule import cuts
-from shardir.cost.seconds import steps_of, together
+from shardir.cost.seconds import collective_work
 from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.rewriter import Rewriter
@@ -57,62 +57,109 @@ class OverlapCommunication(LocalPass):
 
 
 class Arrangement:
-    """A state of a block: its ops in order, the operands of each, and whether it is started."""
+    """A state of a block: its ops in order, each with its operands and whether it is started."""
 
     def __init__(self, block: Block):
-        self.ops = [(op, tuple(op.operands), dist.is_started(op)) for op in block.ops]
+        self.ops = {op: (tuple(op.operands), dist.is_started(op)) for op in block.ops}
 
     def restore(self, block: Block) -> None:
-        """Return the block to this state; ops that are not in it lose their operands."""
-        kept = {op for op, _, _ in self.ops}
-        for op in block.ops:
-            op.detach()
-            if op not in kept:
+        """Return the block to this state; ops that are not in it lose their operands. Of its own
+        ops only collectives move."""
+        for op in list(block.ops):
+            if op not in self.ops:
+                op.detach()
                 op.operands = ()
-        for op, operands, started in self.ops:
+            elif isinstance(op, dist.FusibleOp):
+                op.detach()
+        next_op = block.first_op
+        for op, (operands, started) in self.ops.items():
+            if op is next_op:
+                next_op = op.next_op
+            elif next_op is None:
+                block.add_op(op)
+            else:
+                block.insert_op_before(op, next_op)
             if tuple(op.operands) != operands:
                 op.operands = operands
             if started:
                 op.properties["started"] = UnitAttr()
             elif dist.is_started(op):
                 del op.properties["started"]
-            block.add_op(op)
+
+
+@dataclass
+class Attempt:
+    """A block with started collectives: its time, its arrangement, the number of each collective
+    (`_start`), and whether buckets were cut."""
+
+    seconds: float
+    arrangement: Arrangement
+    numbers: Mapping[Operation, int]
+    cutting: bool = False
+
+    def gains_over(self, other: "Attempt") -> bool:
+        return self.seconds < other.seconds * IMPROVEMENT
+
+
+class Body:
+    """The body of a function, which is in one of several arrangements; `given` has no new start."""
+
+    def __init__(self, f: FuncOp, mesh: Mesh):
+        self.f, self.mesh, self.block = f, mesh, f.body.block
+        self.costs, self._now = Costs(self.block, mesh), Arrangement(self.block)
+        self.given = Attempt(self.costs.of_block(self.block), self._now, {})
+
+    def be(self, attempt: Attempt) -> None:
+        """Return the block to the arrangement of an attempt."""
+        if attempt.arrangement is not self._now:
+            self._now = attempt.arrangement
+            self._now.restore(self.block)
+
+    def attempt(self, excluded: set[int], *, cutting: bool) -> Attempt:
+        """Start the collectives that are not excluded."""
+        self.be(self.given)
+        numbers = _start(self.block, self.costs, excluded, cutting)
+        self._now = Arrangement(self.block)
+        return Attempt(self.costs.of_block(self.block), self._now, numbers, cutting)
+
+    def memory(self, attempt: Attempt) -> dict[Operation, int]:
+        """Return the bytes that are live at each op."""
+        self.be(attempt)
+        return memory_at_ops(self.f, self.mesh)
 
 
 def _overlap(f: FuncOp, mesh: Mesh) -> None:
     """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
-    block = f.body.block
-    costs = Costs(block, mesh)
-    limit = max(*memory_at_ops(f, mesh).values(), mesh.cluster_or_default.memory or 0)
-    given = kept = Arrangement(block)
-    fastest = costs.of_block(block)
-    for cutting in (False, True):
-        if cutting and not _is_cut(block, costs):
-            break
-        _start_within(limit, f, costs, given, cutting)
-        seconds = costs.of_block(block)
-        if seconds < fastest * IMPROVEMENT:
-            fastest, kept = seconds, Arrangement(block)
-        given.restore(block)
-    kept.restore(block)
+    body = Body(f, mesh)
+    cuttings = (False, True) if _is_cut(body.block, body.costs) else (False,)
+    attempts = [body.attempt(set(), cutting=cutting) for cutting in cuttings]
+    kept = body.given
+    if any(attempt.gains_over(kept) for attempt in attempts):
+        peak = max(body.memory(kept).values())
+        limit = max(peak, mesh.cluster_or_default.memory or 0)
+        for attempt in sorted(attempts, key=lambda a: a.seconds):
+            within = _within(limit, body, attempt) if attempt.gains_over(kept) else None
+            if within is not None and within.gains_over(kept):
+                kept = within
+    body.be(kept)
 
 
-def _start_within(limit: int, f: FuncOp, costs: Costs, given: Arrangement, cutting: bool) -> None:
-    """Start collectives within memory.
+def _within(limit: int, body: Body, attempt: Attempt) -> Attempt | None:
+    """Return an attempt within memory; None if MAX_ATTEMPTS are beyond it.
 
-    As long as that needs more memory than the limit, collectives that are in flight where it does
-    are excluded, and the block is what was given before.
+    The collectives that are in flight where one needs more memory than the limit are excluded from
+    the next.
     """
     excluded = set[int]()
     for _ in range(MAX_ATTEMPTS):
-        numbers = _start(f.body.block, costs, excluded, cutting)
-        needed = memory_at_ops(f, costs.mesh)
+        needed = body.memory(attempt)
         over = [op for op, bytes in needed.items() if bytes > limit]
         if not over:
-            return
+            return attempt
         over.sort(key=needed.__getitem__, reverse=True)
-        excluded |= _to_exclude(f.body.block, over, numbers)
-        given.restore(f.body.block)
+        excluded |= _to_exclude(body.block, over, attempt.numbers)
+        attempt = body.attempt(excluded, cutting=attempt.cutting)
+    return None
 
 
 def _start(block: Block, costs: Costs, excluded: set[int], cutting: bool) -> dict[Operation, int]:
@@ -169,7 +216,7 @@ def _parts(op: dist.FusibleOp, timeline: Timeline) -> list[list[int]]:
     order = [*range(len(op.values))]
     if len(order) == 1 or op.fusion is not None or grows(op):
         return [order]
-    values = together(steps_of(op, timeline.mesh), timeline.mesh)
+    values = collective_work(op, timeline.mesh).together
     form, each = values.fastest
     available = [timeline.available(v) for v in op.values]
     order.sort(key=available.__getitem__)

@@ -38,6 +38,7 @@ from shardir.dialects.dist import ClusterAttr, ClusterOp, MeshAttr, MeshOp, shar
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import arguments
 from shardir.rewriting import nested
+from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.options import Bytes, PassOptions
@@ -68,7 +69,7 @@ class SearchMesh(PassOptions):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         check(op)
         declared = next((o.mesh for o in op.body.ops if isinstance(o, MeshOp)), None)
-        program = op.clone()
+        program = copied(op)
 
         def bound(mesh: Mesh) -> MeshEstimate:
             report_progress(f"{self.name}: {mesh}")
@@ -111,7 +112,7 @@ class SearchMesh(PassOptions):
         self, ctx: Context, program: ModuleOp, mesh: Mesh, gap: float, memory: int
     ) -> MeshEstimate:
         """Return the result of search-strategies on a mesh."""
-        trial = program.clone()
+        trial = copied(program)
         declare(trial, mesh)
         try:
             options = f"entries={self.entries} gap={gap:.12f} memory={memory} overlap=false"

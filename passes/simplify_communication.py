@@ -14,7 +14,7 @@ shardir/rewriting/reordering.py.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, SSAValue
 
 from shardir.algebra.collectives import AxisState, between
 from shardir.algebra.estimates import IMPROVEMENT
@@ -23,7 +23,7 @@ from shardir.dialects import dist, nn
 from shardir.dialects.symbols import fixed_symbols
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import RECOMPUTE
-from shardir.rewriting.patterns import Pattern, apply_patterns, at_each_op
+from shardir.rewriting.patterns import Pattern, apply_patterns, at_each
 from shardir.rewriting.reordering import (
     moved_after_accumulated,
     moved_after_reduced,
@@ -83,11 +83,11 @@ def equal(block: Block) -> bool:
     return changed
 
 
-@at_each_op
-def gathered_and_sliced(op: Operation) -> bool:
+@at_each(dist.AllSliceOp)
+def gathered_and_sliced(op: dist.AllSliceOp) -> bool:
     """%y = dist.all_gather %x dim d; %z = dist.all_slice %y dim d    ->    %x"""
     first = _one_before(op)
-    if not isinstance(first, dist.CollectiveOp) or not isinstance(op, dist.AllSliceOp):
+    if first is None:
         return False
     starts = first.record.start, first.record.end
     if starts != (AxisState.SHARDED, AxisState.REPLICATED) or first.properties["dim"] != op.dim:
@@ -97,11 +97,11 @@ def gathered_and_sliced(op: Operation) -> bool:
     return True
 
 
-@at_each_op
-def sliced_and_gathered(op: Operation) -> bool:
+@at_each(dist.AllGatherOp)
+def sliced_and_gathered(op: dist.AllGatherOp) -> bool:
     """%y = dist.all_slice %x dim d; %z = dist.all_gather %y dim d    ->    %x"""
     first = _one_before(op)
-    if not isinstance(first, dist.AllSliceOp) or not isinstance(op, dist.AllGatherOp):
+    if not isinstance(first, dist.AllSliceOp):
         return False
     if first.dim != op.dim or dist.is_started(op) or first.values[0].type != op.outs[0].type:
         return False
@@ -110,15 +110,15 @@ def sliced_and_gathered(op: Operation) -> bool:
     return True
 
 
-@at_each_op
-def reduced_and_sliced(op: Operation) -> bool:
+@at_each(dist.AllSliceOp)
+def reduced_and_sliced(op: dist.AllSliceOp) -> bool:
     """%y = dist.all_reduce %x; %z = dist.all_slice %y dim d    ->
     %z = dist.reduce_scatter %x dim d
 
     Unless a cluster's reduce-scatters are so slow that this takes longer.
     """
     first = _one_before(op)
-    if not isinstance(first, dist.AllReduceOp) or not isinstance(op, dist.AllSliceOp):
+    if not isinstance(first, dist.AllReduceOp):
         return False
     if first.outs[0].get_user_of_unique_use() is not op:
         return False
@@ -144,9 +144,9 @@ def _seconds(op: dist.CollectiveOp) -> float:
     return cost.seconds if cost is not None else 0.0
 
 
-def _one_before(op: Operation) -> dist.CollectiveOp | None:
+def _one_before(op: dist.CollectiveOp) -> dist.CollectiveOp | None:
     """Return the collective over the same axes whose only result is the only operand of `op`."""
-    if not isinstance(op, dist.CollectiveOp) or len(op.values) != 1:
+    if len(op.values) != 1:
         return None
     first = op.values[0].owner
     if not isinstance(first, dist.CollectiveOp) or len(first.values) != 1:
@@ -154,11 +154,11 @@ def _one_before(op: Operation) -> dist.CollectiveOp | None:
     return first if first.axes == op.axes else None
 
 
-@at_each_op
-def sum_of_reduced(op: Operation) -> bool:
+@at_each(nn.AddOp)
+def sum_of_reduced(op: nn.AddOp) -> bool:
     """%p = dist.all_reduce <sum> %x; %q = dist.all_reduce <sum> %y; %z = nn.add %p, %q
     ->  %s = nn.add %x, %y; %z = dist.all_reduce <sum> %s"""
-    if not isinstance(op, nn.AddOp) or not _are_equal_sums(op.lhs, op.rhs):
+    if not _are_equal_sums(op.lhs, op.rhs):
         return False
     a, b, after = op.lhs.owner, op.rhs.owner, op.out.type
     assert isinstance(a, dist.CollectiveOp) and isinstance(b, dist.CollectiveOp)
@@ -174,11 +174,9 @@ def sum_of_reduced(op: Operation) -> bool:
     return True
 
 
-@at_each_op
-def reduced_next_to_each_other(op: Operation) -> bool:
+@at_each(nn.AddOp)
+def reduced_next_to_each_other(op: nn.AddOp) -> bool:
     """(%z + %p) + %q    ->    (%p + %q) + %z, where %p and %q are reduced over the same axes"""
-    if not isinstance(op, nn.AddOp):
-        return False
     for sum, y in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
         inner = sum.owner
         if not isinstance(inner, nn.AddOp) or sum.get_user_of_unique_use() is not op:

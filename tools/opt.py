@@ -28,6 +28,7 @@ from shardir import pipelines
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError, did_you_mean
 from shardir.dialects.installed import installed
 from shardir.rewriting.annotated_plan import annotated_plan
+from shardir.rewriting.copying import copied
 from shardir.rewriting.options import UsageError, made_from, parse_options
 from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.printer import print_module
@@ -135,7 +136,7 @@ class Driver(OptArguments):
         with self.internal("the parser"):
             module = self.times.measure("parse", lambda: self.parse(source))
         self.verify(module, source)
-        original = module.clone() if hasattr(self.target, "emit_directory") else None
+        original = copied(module) if hasattr(self.target, "emit_directory") else None
         planned = pipelines.planned(self.passes) if self.args.print_plan else None
         for i, p in enumerate(self.passes):
             if p.name == pipelines.LOWERING:
@@ -144,7 +145,7 @@ class Driver(OptArguments):
             if i == planned:
                 return str(annotated_plan(module))
             if original is not None and pipelines.runs_on_one_device(p):
-                original = module.clone()
+                original = copied(module)
             last = i == len(self.passes) - 1
             if self.args.verify_each or last:
                 self.verify(module, source, p.name)
@@ -179,7 +180,7 @@ class Driver(OptArguments):
             raise ParseErrors([dataclasses.replace(f, notes=(*f.notes, *note)) for f in errors])
 
     def apply(self, p: ModulePass, module: ModuleOp) -> None:
-        before = module.clone() if self.args.check_equivalence else None
+        before = copied(module) if self.args.check_equivalence else None
         with self.internal(f"pass {p.name}"):
             if p.name == pipelines.PROPAGATION:
                 self.reports.propagation(module)

@@ -6,9 +6,10 @@ views(op) - copies(op)    results that share memory: for the memory count
 views(op) + custom ops    results that may share memory: for writes in place
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
+from typing import Any
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Operation, SSAValue
@@ -54,9 +55,17 @@ STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, 
 """Views that need not be contiguous."""
 
 
+@cache
+def may_share(kind: type[Operation]) -> bool:
+    """Whether a result of ops of a kind may share the memory of an operand; asked once for each
+    kind, since to ask for each op is slow. Custom ops aside."""
+    by_types = (train.Update, dist.CollectiveOp, nn.ConvertOp, nn.ReduceOp)
+    return issubclass(kind, (*VIEWS, *by_types))
+
+
 def views(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that may be views, each with its operand."""
-    if _is_one_of(type(op), VIEWS) or moves_nothing(op, mesh):
+    if _is_view(type(op)) or moves_nothing(op, mesh):
         one = isinstance(op, train.CarryOp | train.ItemOp) or len(op.operands) == 1
         operands = tuple(op.operands[:1]) * len(op.results) if one else op.operands
         yield from zip(op.results, operands, strict=True)
@@ -92,23 +101,30 @@ def in_place(op: Operation) -> AliasPairs:
 
 def copies(op: Operation, mesh: Mesh) -> bool:
     """Whether an op of VIEWS makes a new storage."""
-    if not _is_one_of(type(op), VIEWS):
-        return False
-    match op:
-        case nn.ReshapeOp():
-            return is_strided(op.operands[0], mesh)
-        case nn.BroadcastOp():
-            return isinstance(op.x.owner, nn.ConstantOp)
-        case dist.CollectiveOp():
-            return isinstance(op, COPIES) and not moves_nothing(op, mesh)
-        case _:
-            return isinstance(op, COPIES)
+    copying = _copying(type(op))
+    return copying is not None and copying(op, mesh)
 
 
 @cache
-def _is_one_of(kind: type[Operation], kinds: tuple[type[Operation], ...]) -> bool:
-    """Whether ops of a kind are of one of some kinds, asked once: to ask for each op is slow."""
-    return issubclass(kind, kinds)
+def _copying(kind: type[Operation]) -> Callable[[Any, Mesh], bool] | None:
+    """Return the function that tells it of ops of a kind; None if none of them does."""
+    if not _is_view(kind):
+        return None
+    if issubclass(kind, nn.ReshapeOp):
+        return lambda op, mesh: is_strided(op.x, mesh)
+    if issubclass(kind, nn.BroadcastOp):
+        return lambda op, _: isinstance(op.x.owner, nn.ConstantOp)
+    if not issubclass(kind, COPIES):
+        return None
+    if issubclass(kind, dist.CollectiveOp):
+        return lambda op, mesh: not moves_nothing(op, mesh)
+    return lambda *_: True
+
+
+@cache
+def _is_view(kind: type[Operation]) -> bool:
+    """Whether ops of a kind are in VIEWS, asked once: to ask for each op is slow."""
+    return issubclass(kind, VIEWS)
 
 
 def is_strided(v: SSAValue, mesh: Mesh) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr, TensorType
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Failure
@@ -16,6 +16,7 @@ from shardir.dialects.dist import (
     undeclared_mesh,
 )
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.signatures import SignatureMemo
 from shardir.dialects.train import arguments
 
 
@@ -71,11 +72,19 @@ def mesh_among(f: FuncOp, meshes: Mapping[str, Mesh]) -> Mesh | None:
     return next(iter(meshes.values())) if len(meshes) == 1 else None
 
 
+_mesh_names = SignatureMemo()
+
+
 def _mesh_name(v: SSAValue) -> str | None:
-    layout = layout_of(v)
-    if layout is None and (sharding := sharding_of(v)) is not None:
-        layout = sharding.layout
-    return None if layout is None else layout.mesh
+    """Return the mesh that the type of a value names, asked once for each type."""
+
+    def named(_: Attribute) -> str | None:
+        layout = layout_of(v)
+        if layout is None and (sharding := sharding_of(v)) is not None:
+            layout = sharding.layout
+        return None if layout is None else layout.mesh
+
+    return _mesh_names.of(v.type, named)
 
 
 def has_layouts(block: Block) -> bool:

@@ -22,8 +22,11 @@ class Loops:
         self._loop: dict[Operation, Loop | None] = {}
         self.ends: dict[Loop, EndLoop] = {}
         """The end of each loop, inner loops first."""
+        ops = list(ops)
+        self._any = any(isinstance(op, Loop) for op in ops)
+        """Whether there is a loop; many programs have none, and ask for each op."""
         loop: Loop | None = None
-        for op in ops:
+        for op in ops if self._any else ():
             self._loop[op] = loop
             if isinstance(op, Loop):
                 loop = op
@@ -32,6 +35,8 @@ class Loops:
 
     def around(self, op: Operation) -> Loop | None:
         """Return the innermost loop that an op is in, or ends; the op may be a new one."""
+        if not self._any:
+            return None
         if op not in self._loop:
             self._loop[op] = self._after(op.prev_op)
         return self._loop[op]
@@ -54,7 +59,7 @@ class Loops:
 
     def forget(self, op: Operation) -> None:
         """Forget the loop of an op that was moved."""
-        del self._loop[op]
+        self._loop.pop(op, None)
 
     def runs(self, op: Operation) -> int:
         """Return how often an op runs."""

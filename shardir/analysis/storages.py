@@ -11,6 +11,7 @@ relations of aliasing.py:
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
@@ -34,8 +35,7 @@ def live_ops(ops: Sequence[Operation]) -> list[Operation]:
     needed: set[SSAValue] = set()
     live = []
     for op in reversed(ops):
-        is_pure = isinstance(op, TensorOp) and not isinstance(op, CarryOp)
-        if is_pure and not any(r in needed for r in op.results):
+        if _is_pure(type(op)) and needed.isdisjoint(op.results):
             continue
         live.append(op)
         needed.update(op.operands)
@@ -45,6 +45,12 @@ def live_ops(ops: Sequence[Operation]) -> list[Operation]:
 def reads(op: Operation) -> Sequence[SSAValue]:
     """The operands that an op reads: not the variable that train.carry sets."""
     return (op.x,) if isinstance(op, CarryOp) else op.operands
+
+
+@cache
+def _is_pure(kind: type[Operation]) -> bool:
+    """Whether ops of a kind do nothing but make their results; asked once for each kind."""
+    return issubclass(kind, TensorOp) and not issubclass(kind, CarryOp)
 
 
 def waits(ops: Sequence[Operation]) -> dict[Operation, int]:
@@ -80,6 +86,11 @@ class Storages:
         self._members: dict[SSAValue, list[SSAValue]] = {}
         self._read = self.last | self._read_once(ops)
         self._items = [op for op in ops if isinstance(op, ItemOp)]
+        self._taken: dict[SSAValue, list[ItemOp]] = {}
+        """The ops that take a value of several in a run of a loop."""
+        for op in self._items:
+            for v in dict.fromkeys(op.values):
+                self._taken.setdefault(v, []).append(op)
         self._pinned: set[SSAValue] = set()
         self._in_flight: dict[SSAValue, list[Span]] = {}
         for op, end in waits(ops).items():
@@ -137,7 +148,8 @@ class Storages:
         self._root |= dict.fromkeys(joined, root)
         self._members.setdefault(root, [root]).extend(joined)
         self._read[root] = max(self._read.get(root, -1), self._read.pop(mine, -1))
-        self._in_flight.setdefault(root, []).extend(self._in_flight.pop(mine, ()))
+        if mine in self._in_flight:
+            self._in_flight.setdefault(root, []).extend(self._in_flight.pop(mine))
 
     def pin(self, v: SSAValue) -> None:
         """Forbid writes into the memory of `v`, which outlives the function's call."""
@@ -147,14 +159,17 @@ class Storages:
         """Yield each storage with its live range: from the op that makes it to the last that makes
         or reads a value in it, or the wait for a collective that does; arguments to the end."""
         for root, born in self._born.items():
-            if self.root(root) is not root:
+            if root in self._root:
                 continue
             if isinstance(root, BlockArgument):
                 yield root, Span(born, len(self.at))
                 continue
-            made = max(self._born[v] for v in self.members(root))
-            sent = (span.end for span in self._in_flight.get(root, ()))
-            yield root, Span(born, max(made, self._read.get(root, -1), *sent))
+            end = max(born, self._read.get(root, -1))
+            if root in self._members:
+                end = max(end, *(self._born[v] for v in self._members[root]))
+            if root in self._in_flight:
+                end = max(end, *(span.end for span in self._in_flight[root]))
+            yield root, Span(born, end)
 
     def is_last(self, v: SSAValue, op: Operation) -> bool:
         """Whether nothing reads the memory of `v` after `op`, nor a collective that was started
@@ -170,18 +185,20 @@ class Storages:
     def sources(self, root: SSAValue) -> list[SSAValue]:
         """The roots of the storages whose memory may be that of a root: itself, and those of the
         values of which a loop takes one in each run."""
-        found = [root]
+        found = {root: None}
         for op in reversed(self._items):
             if self.root(op.out) in found:
-                found += (self.root(v) for v in op.values)
-        return list(dict.fromkeys(found))
+                found |= dict.fromkeys(map(self.root, op.values))
+        return list(found)
 
     def _with_items(self, roots: Collection[SSAValue]) -> set[SSAValue]:
         """The roots, and those of the values that loops take of theirs."""
-        found = set(roots)
-        for op in self._items:
-            if not found.isdisjoint(map(self.root, op.values)):
-                found.add(self.root(op.out))
+        found, todo = set(roots), list(roots) if self._items else []
+        while todo:
+            for v in self.members(todo.pop()):
+                taken = {self.root(op.out) for op in self._taken.get(v, ())} - found
+                found |= taken
+                todo += taken
         return found
 
     def is_free(self, v: SSAValue, op: Operation, lent: Collection[SSAValue] = ()) -> bool:

@@ -18,6 +18,7 @@ from shardir.cost.report import FunctionCost, report
 from shardir.diagnostics import Failure, ParseErrors, ShardirError
 from shardir.reports.layouts import Explanation
 from shardir.rewriting.annotated_plan import annotated_plan
+from shardir.rewriting.copying import copied
 from shardir.syntax.files import scratch_folder
 from shardir.syntax.parser import default_parser, no_gc
 from shardir.syntax.parser import parse as _parse
@@ -64,16 +65,16 @@ def compile_module(
             source = Source(text_or_module, name)
             original = parse(text_or_module, name)
         else:
-            source, original = Source("", name), text_or_module.clone()
+            source, original = Source("", name), copied(text_or_module)
             verify(original, source)
-        given, module, context = original, original.clone(), default_parser().ctx
+        given, module, context = original, copied(original), default_parser().ctx
 
         def work() -> None:
             nonlocal original
             for p in passes:
                 p.apply(context, module)
                 if pipelines.runs_on_one_device(p):
-                    original = module.clone()
+                    original = copied(module)
             verify(module, source)
 
         located(source, work)
@@ -143,7 +144,7 @@ class Compiled:
         Raises:
             ShardirError: no pass decides on layouts.
         """
-        last, module = pipelines.planned(self.passes), self.given.clone()
+        last, module = pipelines.planned(self.passes), copied(self.given)
 
         def work() -> None:
             for p in self.passes[: last + 1]:
@@ -175,7 +176,7 @@ class Compiled:
             ShardirError: a name is of no value with a layout.
         """
         explanation = Explanation(",".join(map(hint_of, names)))
-        module, paragraphs = self.given.clone(), list[str]()
+        module, paragraphs = copied(self.given), list[str]()
 
         def work() -> None:
             for p in self.passes:

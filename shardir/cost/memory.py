@@ -27,10 +27,10 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.aliasing import in_place, shared
+from shardir.analysis.aliasing import in_place, may_share, shared
 from shardir.analysis.roles import retained_arguments
 from shardir.analysis.storages import Span, Storages, live_ops, waits
-from shardir.cost.seconds import buffers
+from shardir.cost.seconds import collective_work
 from shardir.dialects import dist, train
 from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.nn.types import size_of
@@ -115,7 +115,7 @@ def _held(ops: list[Operation], mesh: Mesh) -> list[int]:
     """Return the bytes of buffers at each op: its own, and those of collectives in flight."""
     change, ends = [0] * (len(ops) + 1), waits(ops)
     for i, op in enumerate(ops):
-        if size := buffers(op, mesh):
+        if isinstance(op, dist.CollectiveOp) and (size := collective_work(op, mesh).buffers):
             change[i] += size
             change[ends.get(op, i) + 1] -= size
     return list(accumulate(change[:-1]))
@@ -126,6 +126,8 @@ def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
     storages = Storages(f.body.block.args, ops)
     step, lent = is_step(f), retained_arguments(f)
     for op in ops:
+        if not may_share(type(op)):
+            continue
         if places := dict(in_place(op)):
             mine = lent if isinstance(op, train.Update) else ()
             found = {v: x for v, x in places.items() if step and storages.is_free(x, op, mine)}

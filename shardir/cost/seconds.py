@@ -10,6 +10,7 @@ cost nothing.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from xdsl.dialects.builtin import TensorType
@@ -28,11 +29,15 @@ from shardir.analysis.loops import Loops
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.nn.signatures import SignatureMemo
 from shardir.dialects.nn.types import element_name, itemsize, size_of
+from shardir.dialects.signatures import SignatureMemo
 
 works = SignatureMemo()
 """The element type, the flops and the bytes of each signature on a mesh."""
+costs = SignatureMemo()
+"""The cost of each signature on a mesh, without the op."""
+moves = SignatureMemo()
+"""The work of a collective of each signature on a mesh."""
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops without computation. The copy by a reshape of a non-contiguous value is not counted."""
@@ -148,15 +153,13 @@ class Communication(Work):
     """A collective, which moves all its values together, in one form: the step of each."""
 
     op: dist.CollectiveOp
-    steps: tuple["ValueStep", ...]
-    received: int
+    moves: "CollectiveWork"
 
     def cost(self, mesh: Mesh) -> OpCost:
-        values = together(self.steps, mesh)
+        values = self.moves.together_on(mesh)
         form, _ = values.fastest
-        return OpCost(
-            self.op, 0, self.received, values.seconds, self.op.axes.data, form.name, form.latency
-        )
+        received, axes = self.moves.received, self.op.axes.data
+        return OpCost(self.op, 0, received, values.seconds, axes, form.name, form.latency)
 
 
 @dataclass(frozen=True)
@@ -213,8 +216,20 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
     Raises:
         ShardirError: the op has no cost.
     """
-    found = work_of(op, mesh)
-    return None if found is None else found.cost(mesh)
+
+    def once() -> tuple[int, int, float, Axes, str, float] | None:
+        if (found := work_of(op, mesh)) is None:
+            return None
+        c = found.cost(mesh)
+        return c.flops, c.bytes, c.seconds, c.axes, c.form, c.latency
+
+    found = costs.get_or(signature(op, mesh), op.properties, once)
+    return None if found is None else OpCost(op, *found)
+
+
+def signature(op: Operation, mesh: Mesh) -> tuple[object, ...]:
+    """Return what the cost of an op depends on beside its properties."""
+    return (type(op), mesh, *[v.type for v in op.operands], *[v.type for v in op.results])
 
 
 def work_of(op: Operation, mesh: Mesh) -> Work | None:
@@ -269,11 +284,7 @@ def is_free(kind: type[TensorOp], factors: Factors, types: Sequence[TensorType])
 def _communication(op: dist.CollectiveOp, mesh: Mesh) -> Work:
     if not op.record.communicates or mesh.extent(op.axes.data) == 1:
         return NoWork(op)
-    steps = tuple(steps_of(op, mesh))
-    received = sum(
-        step_received(mesh, shape, before, step) * size for shape, before, step, size in steps
-    )
-    return Communication(op, steps, received)
+    return Communication(op, collective_work(op, mesh))
 
 
 @dataclass(frozen=True)
@@ -318,23 +329,52 @@ def together(steps: Iterable["ValueStep"], mesh: Mesh) -> Together:
     )
 
 
-def buffers(op: Operation, mesh: Mesh) -> int:
-    """Return the bytes of a collective's buffers: packed operands and packed results."""
-    if not isinstance(op, dist.CollectiveOp):
-        return 0
-    alone = len(op.values) == 1
-    return sum(
-        step_buffers(mesh, shape, have, step, alone) * size
-        for shape, have, step, size in steps_of(op, mesh)
-    )
-
-
 ValueStep = tuple[Shape, Layout, CollectiveStep, int]
 """The step of one value of a collective: its global shape, the layout before, the step, and the
 bytes of an element."""
 
 
-def steps_of(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[ValueStep]:
+@dataclass(frozen=True)
+class CollectiveWork:
+    """The work of a collective on a mesh: the step of each of its values."""
+
+    mesh: Mesh
+    steps: tuple[ValueStep, ...]
+
+    @cached_property
+    def together(self) -> Together:
+        return together(self.steps, self.mesh)
+
+    def together_on(self, mesh: Mesh) -> Together:
+        """Return the times on a mesh whose cluster has the same levels, of any speed."""
+        return self.together if mesh is self.mesh else together(self.steps, mesh)
+
+    @cached_property
+    def received(self) -> int:
+        """The bytes that the device which receives most receives."""
+        return sum(
+            step_received(self.mesh, shape, before, step) * size
+            for shape, before, step, size in self.steps
+        )
+
+    @cached_property
+    def buffers(self) -> int:
+        """The bytes of the buffers: packed operands and packed results."""
+        alone = len(self.steps) == 1
+        return sum(
+            step_buffers(self.mesh, shape, have, step, alone) * size
+            for shape, have, step, size in self.steps
+        )
+
+
+def collective_work(op: dist.CollectiveOp, mesh: Mesh) -> CollectiveWork:
+    """Return the work of a collective."""
+    return moves.get_or(
+        signature(op, mesh), op.properties, lambda: CollectiveWork(mesh, tuple(_steps(op, mesh)))
+    )
+
+
+def _steps(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[ValueStep]:
     """Yield the step of each value of a collective."""
     for value, out in zip(op.values, op.outs, strict=True):
         have = dist.layout_of(value)

@@ -1,17 +1,23 @@
-"""Definitions of ops whose assembly format is parsed where it is first used.
+"""Definitions of ops whose assembly format is parsed where it is first used, and which are verified
+once for each signature.
 
 xDSL parses the formats of all ops when their classes are defined: a tenth of the time in which a
-small program is compiled. A program has few of them.
+small program is compiled. A program has few of them. And it compares each op of a large program
+with its definition, of which few have different types and properties.
 """
 
+from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from xdsl.irdl import IRDLOperation, OpDef
 from xdsl.irdl.declarative_assembly_format import FormatProgram
 from xdsl.irdl.operations import get_accessors_from_op_def
 from xdsl.parser import Parser
 from xdsl.printer import Printer
+from xdsl.traits import OpTrait
+
+from shardir.dialects.signatures import SignatureMemo
 
 Op = TypeVar("Op", bound=type[IRDLOperation])
 
@@ -20,13 +26,40 @@ def op_definition(op: Op) -> Op:
     """Define an op by its class, as xDSL's `irdl_op_definition` does."""
     definition = OpDef.from_pyrdl(op)
     text, definition.assembly_format = definition.assembly_format, None
-    members = get_accessors_from_op_def(definition, op.verify_)
+    members = get_accessors_from_op_def(definition, None)
     definition.assembly_format = text
+    members["verify_"] = _verifier(definition, op.verify_)
     if text is not None:
         members |= {"parse": classmethod(_parse), "print": _print}
     for name, member in members.items():
         setattr(op, name, member)
     return op
+
+
+def _verifier(definition: OpDef, own: Callable[[Any], None]) -> Callable[[IRDLOperation], None]:
+    """Return the method that verifies an op: by its definition, then by the method of its class."""
+
+    @cache
+    def is_flat() -> bool:
+        """Whether all that the definition asks for is in the types, properties and attributes."""
+        asking = [t for t in definition.traits if type(t).verify is not OpTrait.verify]
+        return not (asking or definition.regions or definition.successors)
+
+    def verify_(self: IRDLOperation) -> None:
+        if is_flat() and not self.regions and not self.successors:
+            operands, results = ([v.type for v in end] for end in (self.operands, self.results))
+            attributes = (*self.attributes, *self.attributes.values())
+            parts = (type(self), *operands, None, *results, None, *attributes)
+            defined.get_or(parts, self.properties, lambda: definition.verify(self))
+        else:
+            definition.verify(self)
+        own(self)
+
+    return verify_
+
+
+defined = SignatureMemo()
+"""The signatures of ops that are as their definitions ask."""
 
 
 @cache

@@ -5,30 +5,43 @@ with fixed_symbols():                    # in which no op is added, removed or r
     find_symbol(module, FuncOp, "f")     # asks a table, made at the first lookup
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation
 
 OpT = TypeVar("OpT", bound=Operation)
+Value = TypeVar("Value")
 
 Declarations = dict[str, list[Operation]]
 """The ops of a module by name; several where a name is declared twice, which is an error."""
 
 _tables: ContextVar[dict[Operation, Declarations] | None] = ContextVar("tables", default=None)
+_known: ContextVar[dict[tuple[Operation, str], Any] | None] = ContextVar("known", default=None)
 
 
 @contextmanager
 def fixed_symbols() -> Iterator[None]:
     """Look symbols up in tables, as long as no module changes: in the block of a `with`."""
-    token = _tables.set({})
+    tables, values = _tables.set({}), _known.set({})
     try:
         yield
     finally:
-        _tables.reset(token)
+        _tables.reset(tables)
+        _known.reset(values)
+
+
+def known(module: Operation, name: str, make: Callable[[], Value]) -> Value:
+    """Return what a module means by a name: made once where symbols are fixed."""
+    values = _known.get()
+    if values is None:
+        return make()
+    if (module, name) not in values:
+        values[module, name] = make()
+    return values[module, name]
 
 
 def find_symbol(module: Operation, kind: type[OpT], name: str) -> OpT | None:

@@ -10,6 +10,7 @@ from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import Composite, TensorOp
 from shardir.dialects.nn.custom import CustomOp
 from shardir.dialects.nn.types import unsharded_type
+from shardir.rewriting.copying import copied
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.rewriter import Rewriter, set_type
 from shardir.syntax.source import warn
@@ -65,7 +66,7 @@ def expanded(module: ModuleOp) -> ModuleOp:
     """Return the module, or a copy of it without composites and ops that have no definition."""
     if not any(isinstance(op, Composite) or is_unknown(op) for op in module.walk()):
         return module
-    module = module.clone()
+    module = copied(module)
     for f in module.body.ops:
         if isinstance(f, FuncOp):
             for block in f.body.blocks:

@@ -9,6 +9,7 @@ from shardir.algebra.redistribution import plan
 from shardir.analysis.functions import values
 from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import element_name
 from shardir.rewriting.placement import layout_at
 from shardir.rewriting.rewriter import Rewriter, set_type
 
@@ -58,7 +59,7 @@ def _redistribute(op: dist.RedistributeOp, mesh: Mesh, rewriter: Rewriter) -> No
     t = op.out.type
     assert isinstance(t, TensorType)
     shape, target = t.get_shape(), layout_at(op.out)
-    itemsize = BYTES.get(str(t.element_type), 4)
+    itemsize = BYTES.get(element_name(t.element_type), 4)
     steps = plan(shape, mesh, layout_at(op.value), target, itemsize)
     value = op.value
     for i, step in enumerate(steps):

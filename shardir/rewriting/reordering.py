@@ -18,21 +18,20 @@ from shardir.dialects.nn.properties import axis_of, dims_of, int_attr
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.text import word
 from shardir.dialects.train import AccumulateOp
-from shardir.rewriting.patterns import at_each_op
+from shardir.rewriting.patterns import at_each
 from shardir.rewriting.rewriter import Rewriter, erase, set_type
 
 
-@at_each_op
-def moved_after_reduced(op: Operation) -> bool:
+@at_each(TensorOp)
+def moved_after_reduced(op: TensorOp) -> bool:
     """%y = dist.all_reduce %x; %t = nn.transpose %y    ->    %y = nn.transpose %x;
     %t = dist.all_reduce %y
 
     The same for any op that only moves elements, where the reduction then precedes a sum or a
     slice with which another pattern merges it.
     """
-    x = _mover(op)
-    reduce = x.owner if x is not None else None
-    if not isinstance(reduce, dist.AllReduceOp) or len(reduce.values) != 1:
+    reduce = op.operands[0].owner if len(op.operands) == 1 else None
+    if not isinstance(reduce, dist.AllReduceOp) or len(reduce.values) != 1 or not _mover(op):
         return False
     end: Operation | None = op
     while end is not None and _mover(end) is not None:
@@ -73,15 +72,13 @@ def _mover(op: Operation) -> SSAValue | None:
     return x if alone and size_of(op.results[0]) <= size_of(x) else None
 
 
-@at_each_op
-def moved_after_accumulated(op: Operation) -> bool:
+@at_each(AccumulateOp)
+def moved_after_accumulated(op: AccumulateOp) -> bool:
     """%y = dist.all_reduce <sum> %x; %t = train.accumulate %y    ->    %t = train.accumulate %x,
     and after the loop %z = dist.all_reduce <sum> %t
 
     The same for a reduce-scatter; where nothing else uses %y.
     """
-    if not isinstance(op, AccumulateOp):
-        return False
     reduce = op.x.owner
     if not reduces_sum(reduce) or len(reduce.values) != 1 or dist.is_started(reduce):
         return False
@@ -106,8 +103,8 @@ def reduces_sum(op: Operation | Block) -> TypeGuard[dist.CollectiveOp]:
     return op.properties["reduction"] == word(dist.ReductionAttr, "sum")
 
 
-@at_each_op
-def moved_before_repeated(op: Operation) -> bool:
+@at_each(dist.CollectiveOp)
+def moved_before_repeated(op: dist.CollectiveOp) -> bool:
     """%y = nn.broadcast %x; %z = dist.all_gather %y    ->    %y = dist.all_gather %x;
     %z = nn.broadcast %y
 

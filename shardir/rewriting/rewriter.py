@@ -29,10 +29,16 @@ from shardir.dialects.nn.base import (
     rule_of,
 )
 from shardir.dialects.nn.types import itemsize, unsharded_type
+from shardir.dialects.signatures import SignatureMemo
 from shardir.dialects.train import available_after
 from shardir.rewriting.spellings import Spellings
 
 OpT = TypeVar("OpT", bound=Operation)
+
+placements = SignatureMemo()
+"""The layouts of operands and the types of results, of each signature."""
+inferred = SignatureMemo()
+"""The inferred types of results, of each signature."""
 
 
 class Rewriter(Spellings):
@@ -168,10 +174,28 @@ class Rewriter(Spellings):
         props: Props,
         like: SSAValue | Layout | None,
     ) -> tuple[tuple[SSAValue, ...], list[TensorType]]:
+        """Return the operands, redistributed, and the types of the results."""
+        hint = like if isinstance(like, Layout) or like is None else self.layout(like)
+        parts = (kind, self.mesh, hint, *[v.type for v in operands], None, *outs)
+        wanted, placed = placements.get_or(
+            parts, props, lambda: self._placement(kind, operands, types, outs, props, hint)
+        )
+        moved = tuple(self.redistribute(v, want) for v, want in zip(operands, wanted, strict=True))
+        return moved, placed
+
+    def _placement(
+        self,
+        kind: type[TensorOp],
+        operands: Sequence[SSAValue],
+        types: Sequence[TensorType],
+        outs: Sequence[TensorType],
+        props: Props,
+        hint: Layout | None,
+    ) -> tuple[tuple[Layout, ...], list[TensorType]]:
+        """Return the layouts of the operands and the types of the results."""
         assert self.mesh is not None
         factors = rule_of(kind, tuple(types), tuple(outs), props)
         layouts = tuple(self.layout(v) for v in operands)
-        hint = like if isinstance(like, Layout) or like is None else self.layout(like)
         hints = tuple(
             hint.complete if hint is not None and len(hint.dims) == len(t.get_shape()) else None
             for t in outs
@@ -183,10 +207,7 @@ class Rewriter(Spellings):
         placement = choose_op_sharding(
             factors, layouts, hints, self.mesh, shapes, sizes, converts=converts
         )
-        moved = tuple(
-            self.redistribute(v, want) for v, want in zip(operands, placement.operands, strict=True)
-        )
-        return moved, [
+        return placement.operands, [
             laid_out(t.element_type, t.get_shape(), l)
             for t, l in zip(outs, placement.results, strict=True)
         ]
@@ -272,6 +293,6 @@ def _result_types(
 ) -> list[TensorType]:
     """Return the types of an op's results: given, or inferred."""
     if result is None:
-        return kind.infer(operands, props)
+        return inferred.get_or((kind, *operands), props, lambda: kind.infer(operands, props))
     given = [result] if isinstance(result, TensorType) else result
     return [tensor(t.element_type, t.get_shape()) for t in given]

@@ -34,8 +34,8 @@ from shardir.cost import op_seconds
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import RedistributeOp, layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp, is_in_parts, strategy_factors
-from shardir.dialects.nn.signatures import Memo, SignatureMemo
 from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.signatures import Memo, SignatureMemo
 from shardir.rewriting.rewriter import Rewriter
 from shardir.search.domination import Fixed, dominated
 from shardir.search.transfer_costs import transfer_of, transfer_seconds

@@ -9,6 +9,7 @@ from xdsl.dialects.func import FuncOp
 from shardir.analysis.functions import name_of
 from shardir.dialects.train import GradientOp, StepOp
 from shardir.rewriting import nested
+from shardir.rewriting.copying import copied
 from shardir.syntax.source import collect_warnings
 
 
@@ -27,7 +28,7 @@ def lowered(
         names.update(r.sym_name.data for r in found)
         others = [r for r in others if r not in found]
     left_out = {*others, *(g for g in module.body.ops if isinstance(g, FuncOp) and g is not f)}
-    trial = ModuleOp([op.clone() for op in module.body.ops if op not in left_out])
+    trial = ModuleOp([copied(op) for op in module.body.ops if op not in left_out])
     copy = next(g for g in trial.body.ops if isinstance(g, FuncOp))
     write(copy)
     with collect_warnings():  # those of the program itself come when it is lowered

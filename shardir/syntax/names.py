@@ -7,7 +7,7 @@ and the ops that use it are `incomplete`.
 from collections.abc import Iterable, Sequence
 
 from xdsl.dialects.builtin import LocationAttr
-from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, SSAValue
 from xdsl.parser.core import ForwardDeclaredValue
 
 from shardir.diagnostics import did_you_mean
@@ -171,13 +171,18 @@ class ScopedNames:
         self, block: Block, args: Iterable[tuple[Token, Attribute | None, LocationAttr | None]]
     ) -> None:
         """Add arguments to a block, and define their names; one without a type is lost."""
+        added: list[tuple[Token, BlockArgument]] = []
         for t, type, loc in args:
             if type is None:
                 self.lose([t.value])
                 self.scope.lost = True
                 continue
+            index = len(block.args) + len(added)
             location = loc or self.log.source.location(t.start)
-            self.define(t, (block.insert_arg(type, len(block.args), location),))
+            added.append((t, BlockArgument(type, block, index, location)))
+        block._args += tuple(v for _, v in added)  # at once: insert_arg copies those before it
+        for t, v in added:
+            self.define(t, (v,))
 
     # ---- regions ----
     def open(self, t: Token, isolated: bool, lenient: bool) -> None:

@@ -22,7 +22,7 @@ from shardir.algebra.mesh import Axes, Mesh
 from shardir.analysis.functions import mesh_of, values
 from shardir.analysis.updates import after_update
 from shardir.cost import report
-from shardir.cost.seconds import steps_of, together
+from shardir.cost.seconds import collective_work, together
 from shardir.dialects.dist import FusibleOp, layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
@@ -79,7 +79,7 @@ def unfused_seconds(module: ModuleOp) -> float:
         for op in function.ops:
             total += op.seconds
             if isinstance(op.op, FusibleOp):
-                steps = [*steps_of(op.op, mesh)]
+                steps = collective_work(op.op, mesh).steps
                 is_late = [late([use.operation for use in out.uses]) for out in op.op.outs]
                 apart = [[step] for step, its in zip(steps, is_late, strict=True) if not its]
                 rest = [step for step, its in zip(steps, is_late, strict=True) if its]

@@ -8,7 +8,7 @@ from xdsl.ir import Operation
 
 from shardir.diagnostics import ShardirError
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.nn.signatures import rules
+from shardir.dialects.signatures import rules
 
 
 def with_several_properties() -> list[Case]:

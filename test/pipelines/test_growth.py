@@ -72,6 +72,29 @@ def compiled_functions(number: int) -> None:
     assert compiled.program and compiled.text
 
 
+def compiled_parameters(number: int) -> None:
+    """Compile a step of one function with a number of parameters, all of which its update
+    returns."""
+    t = "tensor<8xf32, #dist.layout<@m, [{d}]>>"
+    head = ", ".join(
+        f'%w{i}: {t} {{train.parameter = "w{i}", train.init = #train.init<normal>}}'
+        for i in range(number)
+    )
+    lines = [f"%x{i + 1} = nn.mul %x{i}, %w{i} : ({t}, {t}) -> {t}" for i in range(number)]
+    text = (
+        f"dist.mesh @m <d = 2>\nfunc.func private @loss(%x0: {t}, {head}) -> tensor<f32> {{\n"
+        + "\n".join(lines)
+        + f"\n%s = nn.reduce <sum> %x{number} dims <0> : ({t}) -> tensor<f32>\n"
+        "func.return %s : tensor<f32>\n}\ntrain.step @step of @loss <sgd, lr = 0.1>"
+    )
+    compiled = shardir.compile(of_this_run(text))
+    assert compiled.program and compiled.text
+
+
+def test_the_work_grows_as_the_number_of_parameters() -> None:
+    assert list(superlinear(compiled_parameters, extent(40, 80))) == []
+
+
 def test_the_work_grows_as_the_number_of_functions() -> None:
     assert list(superlinear(compiled_functions, extent(4, 32))) == []
 

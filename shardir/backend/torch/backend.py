@@ -112,9 +112,10 @@ def single_program(
     """Return the program of one device; None if there is none, as of a program that is written per
     device."""
     from shardir.analysis.functions import is_local_body
+    from shardir.rewriting.copying import copied
     from shardir.rewriting.functions import bodies
 
-    module = original.clone()
+    module = copied(original)
     if any(is_local_body(block) for _, block in bodies(module)):
         return None
     try:

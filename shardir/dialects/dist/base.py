@@ -9,6 +9,7 @@ of its result follows from that of its operand. The verifier compares the type w
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from xdsl.dialects.builtin import IntegerAttr, TensorType, UnitAttr, i64
@@ -42,6 +43,7 @@ from shardir.dialects.dist.types import (
     type_layout,
     verification,
 )
+from shardir.dialects.signatures import verified
 from shardir.dialects.text import word
 
 PREFIX = "dist."
@@ -109,7 +111,13 @@ class CollectiveOp(IRDLOperation, ABC):
         have, want = value.type, out.type
         assert isinstance(have, TensorType) and isinstance(want, TensorType)
         mesh = mesh_of_collective(self, self.axes.data, have, want)
-        layout, step = type_layout(have), self.as_step(out)
+        verified.get_or(
+            (type(self), mesh, have, want), self.properties,
+            lambda: self._verify_signature(value, out, mesh),
+        )  # fmt: skip
+
+    def _verify_signature(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
+        have, layout, step = value.type, type_layout(value.type), self.as_step(out)
         assert layout is not None
         with verification():
             self.record.check(mesh, layout, step)
@@ -194,7 +202,11 @@ def _value(attr: Attribute) -> Any:
 
 def parameter(name: str, step: CollectiveStep) -> Attribute:
     """Return the property `name` of the op of a step."""
-    value = getattr(step, PARAMETERS[name])
+    return _parameter(name, getattr(step, PARAMETERS[name]))
+
+
+@lru_cache(maxsize=4096)
+def _parameter(name: str, value: Any) -> Attribute:
     match name:
         case "axes":
             return AxesAttr(value)

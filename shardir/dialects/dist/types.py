@@ -42,7 +42,8 @@ from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
-from shardir.dialects.symbols import find_symbol
+from shardir.dialects.signatures import SignatureMemo
+from shardir.dialects.symbols import find_symbol, known
 from shardir.dialects.text import IntsAttr, TextAttr, WordAttr
 
 # ---- attributes ----
@@ -251,10 +252,14 @@ def find_mesh(op: Operation, name: str) -> Mesh:
         VerifyException: the module declares no such mesh.
     """
     module = module_of(op)
-    found = find_symbol(module, MeshOp, name) if isinstance(module, ModuleOp) else None
-    if found is None:
-        raise VerifyException(undeclared_mesh(name))
-    return found.mesh
+
+    def once() -> Mesh:
+        found = find_symbol(module, MeshOp, name) if isinstance(module, ModuleOp) else None
+        if found is None:
+            raise VerifyException(undeclared_mesh(name))
+        return found.mesh
+
+    return known(module, name, once)
 
 
 def undeclared_mesh(name: str) -> str:
@@ -292,11 +297,18 @@ def is_local(type: Attribute) -> bool:
 
 def global_shape(type: Attribute, mesh: Mesh | None) -> Shape:
     """Return the global shape of a tensor type in either view."""
-    assert isinstance(type, TensorType)
-    if isinstance(type.encoding, LocalAttr):
-        assert mesh is not None
-        return type.encoding.data.global_shape(mesh, type.get_shape())
-    return type.get_shape()
+
+    def once() -> Shape:
+        assert isinstance(type, TensorType)
+        if isinstance(type.encoding, LocalAttr):
+            assert mesh is not None
+            return type.encoding.data.global_shape(mesh, type.get_shape())
+        return type.get_shape()
+
+    return _global_shapes.get_or((type, mesh), {}, once)
+
+
+_global_shapes = SignatureMemo()
 
 
 def global_type(type: Attribute, mesh: Mesh | None) -> TensorType:

@@ -34,8 +34,8 @@ from shardir.dialects.dist import (
     type_layout,
 )
 from shardir.dialects.nn.properties import Props
-from shardir.dialects.nn.signatures import rules, verified
 from shardir.dialects.nn.types import Types, unsharded_type
+from shardir.dialects.signatures import rules, verified
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder

@@ -10,6 +10,7 @@ Each letter is a factor. A letter of both operands that the result lacks is summ
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 EQUATION = re.compile(r"([a-zA-Z]*),([a-zA-Z]*)->([a-zA-Z]*)")
 
 
+@lru_cache(maxsize=4096)
 def split_equation(equation: str) -> tuple[str, str, str]:
     """The letters of the operands and of the result.
 

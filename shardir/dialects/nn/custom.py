@@ -43,8 +43,8 @@ from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
-from shardir.dialects.nn.signatures import forget_signatures
 from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.signatures import forget_signatures
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder

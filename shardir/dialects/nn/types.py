@@ -11,6 +11,7 @@ from xdsl.ir import Attribute, SSAValue
 from shardir.algebra.cluster import BYTES
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import tensor
+from shardir.dialects.signatures import SignatureMemo
 
 Types = Sequence[TensorType]
 
@@ -30,15 +31,25 @@ def itemsize(t: TensorType) -> int:
     return (element.bitwidth + 7) // 8
 
 
+_sizes, _unsharded = SignatureMemo(), SignatureMemo()
+
+
 def size_of(v: SSAValue) -> int:
     """Return the bytes of a value on one device, in the local view."""
-    assert isinstance(v.type, TensorType)
-    return prod(v.type.get_shape()) * itemsize(v.type)
+    return _sizes.of(v.type, _bytes)
+
+
+def _bytes(t: Attribute) -> int:
+    assert isinstance(t, TensorType)
+    return prod(t.get_shape()) * itemsize(t)
 
 
 def unsharded_type(value: SSAValue) -> TensorType:
     """The type of a value without its layout."""
-    t = value.type
+    return _unsharded.of(value.type, _without_layout)
+
+
+def _without_layout(t: Attribute) -> TensorType:
     assert isinstance(t, TensorType)
     if isinstance(t.encoding, NoneAttr):
         return t

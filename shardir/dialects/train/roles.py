@@ -39,6 +39,7 @@ from xdsl.utils.exceptions import VerifyException
 from shardir.algebra.layout import Layout
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import LayoutAttr, check_type, find_mesh, global_type, with_layout
+from shardir.dialects.nn.types import element_name
 from shardir.dialects.random import check_range
 from shardir.dialects.train.options import InitAttr
 
@@ -268,7 +269,7 @@ def check_initial_values(f: FuncOp) -> None:
         init = argument.init
         if isinstance(init, InitAttr) and isinstance(t, TensorType):
             try:
-                check_range(init.kind, init.values, str(t.element_type))
+                check_range(init.kind, init.values, element_name(t.element_type))
             except ShardirError as e:
                 raise VerifyException(f"argument {i}: {e}") from None
 

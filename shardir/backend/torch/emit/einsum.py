@@ -7,6 +7,7 @@ is left is a product of matrices.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Letters:
     summed: str
 
 
+@lru_cache(maxsize=4096)
 def kinds_of(x: str, y: str, z: str) -> Letters:
     def chosen(text: str, a: str, b: str) -> str:
         return "".join(c for c in text if (c in a) and (c in b))

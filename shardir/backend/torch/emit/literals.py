@@ -6,6 +6,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.dialects import nn
 from shardir.dialects.nn.creation import dense_values
+from shardir.dialects.nn.types import element_name
 
 Number = float | int | bool
 
@@ -19,7 +20,7 @@ def fold(op: Operation, known: dict[SSAValue, Number]) -> Number | None:
     out = op.results[0].type
     if not isinstance(out, TensorType) or out.get_shape():
         return None
-    element = str(out.element_type)
+    element = element_name(out.element_type)
     if isinstance(op, nn.ConstantOp):
         number = dense_values(op.value).item()
         return round_to(number, element) if isinstance(number, float) else number

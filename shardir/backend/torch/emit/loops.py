@@ -6,6 +6,7 @@ from typing import Any
 
 from xdsl.ir import Operation, SSAValue
 
+from shardir.analysis.loops import Loops
 from shardir.analysis.repeats import common_name
 from shardir.backend.torch.emit.lists import Lists, ValueList, index_of, rows
 from shardir.backend.torch.emit.names import WIDTH, joined
@@ -47,6 +48,7 @@ class ListScope(VariableScope):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.lists = Lists(self.ops)
+        self._around = Loops(self.ops).around
         self.loops: list[OpenLoop] = []
         """The loops around the op that is being written, the outermost first."""
         self.appended: list[str] = []
@@ -161,12 +163,12 @@ class ListScope(VariableScope):
             users = sorted({u.operation for u in v.uses} & where.keys(), key=where.__getitem__)
             indices, reader = [k], users[0] if users else None
             if isinstance(reader, train.ItemOp):
-                place, loop = self.lists.range(reader.values), train.loop_of(reader)
+                place, loop = self.lists.range(reader.values), self._around(reader)
                 if len(users) > 1 or place is None or loop is None:
                     return None
                 indices = [place[1] + place[2] * i for i in range(len(reader.values))]
                 reader = loop
-            if reader is None or train.loop_of(reader) is not around:
+            if reader is None or self._around(reader) is not around:
                 return None
             if readers.setdefault(where[reader], indices) != indices:
                 return None

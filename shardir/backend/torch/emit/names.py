@@ -25,9 +25,12 @@ RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *NAM
 """The names that no value or function of a program has: those that its text uses, and Python's."""
 
 
+_OTHER = re.compile(r"[^0-9A-Za-z]+")
+
+
 def identifier(text: str | None, default: str) -> str:
     """The text as an ASCII identifier of Python, as close as possible."""
-    name = re.sub(r"[^0-9A-Za-z]+", "_", text or "").strip("_")[:MAX_NAME]
+    name = _OTHER.sub("_", text or "").strip("_")[:MAX_NAME]
     if not name:
         name = default
     return f"v{name}" if name[0].isdigit() or name.startswith(CONSTANT) else name
@@ -71,9 +74,11 @@ def printable(text: str) -> str:
 
 def comment(text: str, indent: int = 0) -> list[str]:
     """The lines of a comment."""
-    space = " " * indent
+    space, shown = " " * indent, printable(text)
+    if shown and shown == shown.rstrip() and len(line := f"{space}# {shown}") <= WIDTH:
+        return [line]  # most are short, and to wrap is slow
     return textwrap.wrap(
-        printable(text), WIDTH, initial_indent=f"{space}# ", subsequent_indent=f"{space}#   ",
+        shown, WIDTH, initial_indent=f"{space}# ", subsequent_indent=f"{space}#   ",
         break_on_hyphens=False,
     )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The origin of values, for comments: ops with their source lines."""
 
+from functools import lru_cache
 from pathlib import PurePath
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
@@ -10,7 +11,12 @@ from shardir.dialects.locations import file_location
 def source_line(op: Operation) -> str:
     """The file and line of an op; empty without a location."""
     location = file_location(op.location)
-    return f"{PurePath(location[0]).name}:{location[1]}" if location else ""
+    return f"{_file_name(location[0])}:{location[1]}" if location else ""
+
+
+@lru_cache(maxsize=256)
+def _file_name(path: str) -> str:
+    return PurePath(path).name
 
 
 def origin(v: SSAValue) -> str:

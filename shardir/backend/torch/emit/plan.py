@@ -16,6 +16,7 @@ from shardir.backend.torch.emit.types import DTYPES
 from shardir.diagnostics import Failure
 from shardir.dialects import dist
 from shardir.dialects.dist import global_shape, layout_of
+from shardir.dialects.nn.types import element_name
 from shardir.dialects.train import Argument, InitAttr, arguments, is_step, updated_keys
 from shardir.rewriting.composites import expanded
 
@@ -123,7 +124,7 @@ def _names(f: FuncOp) -> list[str]:
 def _narrowest(f: FuncOp) -> str:
     """The float type of the lowest precision among a function's values."""
     types = (v.type for op in f.body.block.ops for v in op.results)
-    found = {str(t.element_type) for t in types if isinstance(t, TensorType)}
+    found = {element_name(t.element_type) for t in types if isinstance(t, TensorType)}
     return next((e for e in ("bf16", "f16", "f32") if e in found), "f64")
 
 
@@ -161,14 +162,14 @@ def _split(axes: Axes) -> Any:
 
 def _value(v: SSAValue, name: str, at: Operation, mesh: Mesh | None) -> dict[str, Any]:
     t = v.type
-    if not isinstance(t, TensorType) or str(t.element_type) not in DTYPES:
+    if not isinstance(t, TensorType) or element_name(t.element_type) not in DTYPES:
         raise Failure.at(at, f"expected a tensor of {', '.join(DTYPES)}, got {t}")
     shape, layout = global_shape(t, mesh), layout_of(v)
     dims = layout.dims if layout is not None else ((),) * len(shape)
     return {
         "name": name,
         "shape": list(shape),
-        "dtype": str(t.element_type),
+        "dtype": element_name(t.element_type),
         "dims": [_split(axes) for axes in dims],
     }
 

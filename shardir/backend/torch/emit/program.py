@@ -35,6 +35,7 @@ from shardir.dialects.dist import layout_of, meshes_of
 from shardir.dialects.locations import file_location
 from shardir.pipelines import build
 from shardir.rewriting.composites import expanded
+from shardir.rewriting.copying import copied
 
 TABLE = {**TORCH, **TORCH_DIST}
 """The entry of each op."""
@@ -44,7 +45,7 @@ def outlined(module: ModuleOp) -> ModuleOp:
     """The module with its equal blocks as loops: itself if it has none."""
     if not any(equal_blocks(list(f.body.block.ops)) for f in public_functions(module)):
         return module
-    made = module.clone()
+    made = copied(module)
     for p in build("outline-blocks"):
         p.apply(Context(), made)
     return made

@@ -51,6 +51,8 @@ class EmissionScope(ListScope):
     def __init__(self, program: Program, f: FuncOp, name: str):
         super().__init__(f, program.mesh, program.rank, Names(foreign_names(f)), program.used)
         self.program, self.name = program, name
+        self._lent: dict[SSAValue, bool] = {}
+        """Of storages whether their memory may be of an argument that is not the function's."""
 
     # ---- the text ----
 
@@ -109,9 +111,13 @@ class EmissionScope(ListScope):
 
     def _is_lent(self, v: SSAValue) -> bool:
         """Whether the memory of a value may be of an argument that is not the function's."""
-        roots = self.storages.sources(self.storages.root(v))
-        members = (x for root in roots for x in self.storages.members(root))
-        return any(isinstance(x, BlockArgument) and x not in self.retained for x in members)
+        if (storage := self.storages.root(v)) not in self._lent:
+            roots = self.storages.sources(storage)
+            members = (x for root in roots for x in self.storages.members(root))
+            self._lent[storage] = any(
+                isinstance(x, BlockArgument) and x not in self.retained for x in members
+            )
+        return self._lent[storage]
 
     def delete(self, op: Operation) -> None:
         """Free the values that no later op reads, but for arguments, which the caller owns, and

@@ -9,6 +9,7 @@ from shardir.algebra.mesh import Axes, Mesh
 from shardir.backend.torch.emit.names import Names, axes_text
 from shardir.diagnostics import Failure
 from shardir.dialects.dist import global_shape, layout_of
+from shardir.dialects.nn.types import element_name
 
 DTYPES = {
     "f32": "torch.float32",
@@ -44,7 +45,7 @@ class LocalTypes:
         return v.type
 
     def element(self, v: SSAValue) -> str:
-        return str(self.type(v).element_type)
+        return element_name(self.type(v).element_type)
 
     def dtype(self, v: SSAValue) -> str:
         element = self.element(v)

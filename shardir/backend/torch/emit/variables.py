@@ -52,6 +52,7 @@ class VariableScope(LocalTypes):
                 self.storages.join(result, operand)
         self.variables: dict[SSAValue, Variable] = {}
         self.numbers: dict[SSAValue, Number] = {}
+        self._literals: dict[SSAValue, str] = {}
         self.lines: list[str] = []
         self.indent = 4
         """The indentation of lines."""
@@ -169,8 +170,10 @@ class VariableScope(LocalTypes):
         number = self.number(v)
         if number is None or isinstance(number, bool):
             return None
-        text = number_text(number, self.element(v))
-        return f"({text})" if text.startswith("-") else text
+        if (text := self._literals.get(v)) is None:
+            text = number_text(number, self.element(v))
+            text = self._literals[v] = f"({text})" if text.startswith("-") else text
+        return text
 
     def full(self, shape: Sequence[str], v: SSAValue) -> str:
         number = self.number(v)
@@ -195,5 +198,8 @@ def _by_kind(op: Operation) -> str:
     return op.name.rpartition(".")[2]
 
 
+_NUMBER = re.compile(r"_\d+$")
+
+
 def _base(hint: str) -> str:
-    return re.sub(r"_\d+$", "", hint)
+    return _NUMBER.sub("", hint)

@@ -37,6 +37,15 @@ class SignatureMemo(Memo):
             found = self[key] = (parts, tuple(props.values()), make())
         return found[-1]
 
+    def of(self, part: Any, make: Callable[[Any], _Value]) -> _Value:
+        """Return the value of a single type or attribute, made by `make` of it the first time."""
+        found = self.get(id(part))
+        if found is None:
+            if len(self) > self.LIMIT:
+                self.clear()
+            found = self[id(part)] = part, make(part)
+        return found[1]
+
 
 _memos: WeakValueDictionary[int, Memo] = WeakValueDictionary()
 
