@@ -27,7 +27,6 @@ from shardir.rewriting.options import (
     option_types,
     parse_options,
 )
-from shardir.search.drawing import writer_of
 
 Loaders = Mapping[str, Callable[[], type[ModulePass]]]
 """The function that loads each pass, by name."""
@@ -235,6 +234,8 @@ def with_strategies(
         at = next((i for i, p in enumerate(found) if p.name == SEARCH), None)
         if at is None:
             raise UsageError(f"--cost-graph: no pass searches; run {SEARCH}, or --mode=auto")
+        from shardir.search.drawing import writer_of  # the search, which few commands run
+
         try:
             writer_of(Path(graph))
         except ShardirError as e:

@@ -11,17 +11,48 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import TextIOWrapper
 from typing import NoReturn
+
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""The folder of the package."""
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 COLLECTED = 50_000, 20, 100
 """The thresholds of Python's garbage collector. IR and tables live long: with Python's own
 thresholds a search traverses them for a sixth of its time."""
+
+
+class Output(TextIOWrapper):
+    """A standard stream whose errors say that they are its own; in UTF-8."""
+
+    def __init__(self, given: TextIOWrapper):
+        super().__init__(
+            given.buffer, "utf-8", "surrogateescape",
+            line_buffering=given.line_buffering, write_through=given.write_through,
+        )  # fmt: skip
+        self._given = given  # which else is deleted, and closes the file
+
+    def write(self, text: str) -> int:
+        with _of_the_output():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _of_the_output():
+            super().flush()
+
+
+@contextmanager
+def _of_the_output() -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        e.filename = "cannot write the output"
+        raise
 
 
 def opt() -> int:
@@ -63,7 +94,7 @@ def command(name: str) -> int:
     except BrokenPipeError:
         code = _failed("", 128 + signal.SIGPIPE)
     except OSError as e:
-        code = _failed(f"error: {e.filename or 'cannot write the output'}: {e.strerror}", 2)
+        code = _failed(f"error: {_failing(e)}: {e.strerror or e}", 2)
     for number in (signal.SIGINT, *ENDING):
         signal.signal(number, signal.SIG_IGN)  # while Python ends
     return code
@@ -77,6 +108,19 @@ def _exit_code(main: Callable[[], int]) -> int:
         if isinstance(e.code, str):
             print(e.code, file=sys.stderr)
         return e.code if isinstance(e.code, int) else int(e.code is not None)
+
+
+def _failing(error: OSError) -> str:
+    """Return what an error of the system is about: its file, the output, or the line of ours that
+    asked for something else."""
+    if error.filename is not None:
+        return str(error.filename)
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        if (file := trace.tb_frame.f_code.co_filename).startswith(OURS):
+            place = f"{os.path.relpath(file, OURS)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return f"the system refused what {place} asks for"
 
 
 def _failed(message: str, code: int) -> int:
@@ -102,6 +146,6 @@ def _prepare_streams() -> None:
     os.close(number)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+    for name in ("stdout", "stderr"):
+        if isinstance(stream := getattr(sys, name), TextIOWrapper):
+            setattr(sys, name, Output(stream))

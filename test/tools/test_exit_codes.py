@@ -1,14 +1,19 @@
-"""The exit codes of shard-run after a run."""
+"""The exit codes of shard-run after a run, and the words for an error of the system."""
 
+import os
+import sys
+from collections.abc import Callable
+from io import TextIOWrapper
 from itertools import product
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardir.backend.interface import Report
 from shardir.backend.torch.launch.report import Difference
-from shardir.tools import run
+from shardir.tools import commands, run
 
 WITHIN, BEYOND = 0.1, 0.3
 ALLOWED = 0.2
@@ -54,3 +59,17 @@ def test_it_is_1_if_the_last_loss_is_not_finite(
     assert message in capsys.readouterr().err
     assert run.main([str(tmp_path), "--allow-nan"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_an_error_of_the_system_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(work: Callable[[], Any]) -> str:
+        with pytest.raises(OSError) as e:
+            commands._exit_code(work)
+        return commands._failing(e.value)
+
+    assert failing(lambda: os.stat("/no/file")) == "/no/file"
+    of_ours = failing(lambda: os.dup(-1))
+    assert of_ours.startswith("the system refused what tools/commands.py:")
+    with Path("/dev/full").open("wb", buffering=0) as full, monkeypatch.context() as m:
+        m.setattr(sys, "stdout", commands.Output(TextIOWrapper(full, write_through=True)))
+        assert failing(lambda: print("text", flush=True)) == "cannot write the output"
