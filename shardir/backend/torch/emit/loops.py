@@ -99,13 +99,15 @@ class ListScope(VariableScope):
 
     def _release(self, op: train.ItemOp) -> None:
         """Delete the variables of values that only a list is to hold."""
-        dead = []
+        dead, only_here = [], dict[ValueList | SSAValue, bool]()
         for v in op.values:
             base = self.variables[v].base
             of = self.in_list(v)
-            held = of.values if of is not None and of in self._variables else [v]
-            users = {use.operation for x in held for use in x.uses}
-            if not base.argument and users <= {op} and base.name not in self.emptied:
+            held = of if of is not None and of in self._variables else v
+            if held not in only_here:
+                values = held.values if isinstance(held, ValueList) else [held]
+                only_here[held] = all(use.operation is op for x in values for use in x.uses)
+            if not base.argument and only_here[held] and base.name not in self.emptied:
                 dead.append(base.name)
                 self.emptied.add(base.name)
         if dead:
@@ -159,18 +161,24 @@ class ListScope(VariableScope):
         loop, and those read the list from one end to the other; None if they do not."""
         where, readers = self.storages.at, dict[int, list[int]]()
         around = self.loops[-2].op if len(self.loops) > 1 else None
+        taken: dict[train.ItemOp, tuple[list[int], train.Loop]] = {}
         for k, v in enumerate(of.values):
             users = sorted({u.operation for u in v.uses} & where.keys(), key=where.__getitem__)
             indices, reader = [k], users[0] if users else None
             if isinstance(reader, train.ItemOp):
-                place, loop = self.lists.range(reader.values), self._around(reader)
-                if len(users) > 1 or place is None or loop is None:
+                if len(users) > 1:
                     return None
-                indices = [place[1] + place[2] * i for i in range(len(reader.values))]
-                reader = loop
+                if reader not in taken:
+                    place, loop = self.lists.range(reader.values), self._around(reader)
+                    if place is None or loop is None:
+                        return None
+                    numbers = [place[1] + place[2] * i for i in range(len(reader.values))]
+                    taken[reader] = numbers, loop
+                indices, reader = taken[reader]
             if reader is None or self._around(reader) is not around:
                 return None
-            if readers.setdefault(where[reader], indices) != indices:
+            before = readers.setdefault(where[reader], indices)
+            if before is not indices and before != indices:
                 return None
         order = [k for at in sorted(readers) for k in readers[at]]
         ends = {".pop(0)": list(range(len(of.values)))}
