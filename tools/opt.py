@@ -212,7 +212,7 @@ class Driver(OptArguments):
     def text_of(self, module: ModuleOp) -> str:
         return print_module(
             module, generic=self.args.print_op_generic, aliases=not self.args.no_aliases,
-            locations=self.args.print_debuginfo,
+            locations=self.args.print_debuginfo, short_types=self.args.short_types,
             properties_as_attributes=self.args.print_no_properties,
         )  # fmt: skip
 

@@ -127,6 +127,11 @@ class OptArguments(xDSLOptMain):
             "draw them in a .dot or .svg one",
         )
         add(
+            "--short-types",
+            action="store_true",
+            help="print no types that follow from the definitions of operands",
+        )
+        add(
             "--verify-each", action="store_true", help="verify after each pass, not only at the end"
         )
         add(

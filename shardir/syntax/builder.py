@@ -13,7 +13,7 @@ from shardir.grammar.machine import Token
 from shardir.syntax.formats import MisfitError, OpFormat, OpFormats, OpParts
 from shardir.syntax.functions import FunctionReductions
 from shardir.syntax.leaves import Leaves
-from shardir.syntax.names import MAX_COUNT_DIGITS
+from shardir.syntax.names import MAX_COUNT_DIGITS, LostError
 
 
 class ModuleBuilder(FunctionReductions):
@@ -127,6 +127,8 @@ class ModuleBuilder(FunctionReductions):
             put(parts, c[i])
         if self.bad:
             return None
+        if parts.untyped:
+            f.complete(parts, self)
         types, results = f.types(parts)
         operands: list[SSAValue] = []
         given: list[Sequence[Any]] = [tokens or () for tokens in parts.operands]
@@ -143,6 +145,8 @@ class ModuleBuilder(FunctionReductions):
         self.names.uses_lost = False
         try:
             op = make()
+        except LostError:
+            return None
         except MisfitError as e:
             self.log.report_at(e.at or name, str(e))
             return None
@@ -176,6 +180,16 @@ class ModuleBuilder(FunctionReductions):
 
     results = operands = types = block_args = params = func_result_list = children
     visibility = children
+
+    def arrow_types(self, c: list[Any]) -> list[Any]:
+        return c
+
+    def arrow_list(self, c: list[Any]) -> list[Any]:
+        """Return the types of results in parentheses."""
+        return c[0] or []
+
+    def no_types(self, c: list[Any]) -> None:
+        """Types that the text leaves out."""
 
     def then_part(self, c: list[Any]) -> tuple[bool, Any]:
         """Return the first alternative of an optional group."""

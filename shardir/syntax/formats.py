@@ -3,7 +3,8 @@
 That one declaration gives xDSL's printer, xDSL's parser and this rule. Every directive becomes a
 piece of a rule and one setter for each child that the piece yields; `[...]` always yields its
 children (None when absent), so that the index of a child identifies it. Ops of equal format share
-a rule: a dialect of a hundred ops has a dozen rules.
+a rule: a dialect of a hundred ops has a dozen rules. The types at the end of a format may be left
+out of the text (omitted.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from xdsl.utils.exceptions import VerifyException
 from shardir.diagnostics import ShardirError
 from shardir.dialects.definition import format_of
 from shardir.grammar.machine import Token
+from shardir.syntax.omitted import inferred, split
 
 HANDWRITTEN = {"builtin.module": "MODULE", "func.func": "FUNC"}
 """The terminals of ops whose rules are in mlir.lark."""
@@ -67,11 +69,15 @@ class Reader(Protocol):
     def typed(self, base: type[Any], type: Attribute, t: Token) -> Attribute: ...
     def array(self, element: Any, t: Token) -> Attribute: ...
     def symbol(self, t: Token) -> str: ...
+    def defined(self, t: Token) -> SSAValue: ...
     def block_named(self, t: Token) -> Block: ...
 
 
-def piece(d: fmt.FormatDirective, rules: Rules, *, first: bool = False) -> RulePiece:
-    """Return the rule of a directive; `first` or the anchor of an optional group is never empty."""
+def piece(
+    d: fmt.FormatDirective, rules: Rules, *, first: bool = False, last: bool = False
+) -> RulePiece:
+    """Return the rule of a directive; `first` or the anchor of an optional group is never empty.
+    At the end of the `last` one, types may be left out."""
 
     def maybe(text: str) -> str:
         return text if first else f"[{text}]"
@@ -137,7 +143,7 @@ def piece(d: fmt.FormatDirective, rules: Rules, *, first: bool = False) -> RuleP
         case fmt.AttributeVariable():
             return optional(d, "ATTR", first), [setter(d, lambda v: v)]
         case fmt.OptionalGroupDirective():
-            return group(d, rules)
+            return group(d, rules, last)
         case _:
             raise NotImplementedError(f"no Lark rule for {type(d).__name__}")
 
@@ -154,9 +160,11 @@ def setter(d: fmt.AttributeVariable, read: Callable[[Any], Attribute]) -> Setter
     return set_attribute
 
 
-def group(d: fmt.OptionalGroupDirective, rules: Rules) -> RulePiece:
+def group(d: fmt.OptionalGroupDirective, rules: Rules, last: bool) -> RulePiece:
     """`(...)?`: a rule of its own, so that the presence of a group of keywords is recorded."""
-    texts, then = sequence((d.then_first, *d.then_elements), rules, first=True, anchor=d.anchor)
+    texts, then = sequence(
+        (d.then_first, *d.then_elements), rules, first=True, anchor=d.anchor, last=last
+    )
     other_text, other = sequence(d.else_elements, rules)
     name = rules.name("group", texts)
     units = [e for e in d.then_elements if isinstance(e, fmt.OptionalUnitAttrVariable)]
@@ -200,16 +208,41 @@ def sequence(
     *,
     first: bool = False,
     anchor: object = None,
+    last: bool = False,
 ) -> RulePiece:
-    """Yield the pieces of a list of directives. A group is present if its `anchor` is."""
+    """Yield the pieces of a list of directives. A group is present if its `anchor` is. The `last`
+    ones of a format may end with types that may be left out."""
     texts: list[str] = []
     setters: list[Setter] = []
-    for d in directives:
-        text, found = piece(d, rules, first=first or d is anchor)
+    head, types = split(directives) if last else (directives, None)
+    for d in head:
+        text, found = piece(d, rules, first=first or d is anchor, last=last and d is head[-1])
         first = first and isinstance(d, fmt.WhitespaceDirective)
         texts.append(text)
         setters += found
+    if types is not None:
+        text, found = omissible(types, rules)
+        texts.append(text)
+        setters += found
     return " ".join(t for t in texts if t), setters
+
+
+def omissible(d: fmt.FunctionalTypeDirective | fmt.TypeDirective, rules: Rules) -> RulePiece:
+    """Return the rule of types after a `:` that may be left out: those of operands, and of
+    results, which a list after an arrow may have instead."""
+    text, (set_types,) = piece(d, rules, first=True)
+
+    def set_given(s: Any, v: Any) -> None:
+        if v is not None and not isinstance(v, list):
+            set_types(s, v)
+            return
+        s.untyped = True
+        if isinstance(d, fmt.FunctionalTypeDirective):
+            s.results, s.arrow = d.result_typeable_directive, v
+
+    if isinstance(d, fmt.FunctionalTypeDirective):
+        return f'(":" {text} | no_operand_types)', [set_given]
+    return f'[":" {text}]', [lambda s, v: set_types(s, v) if v else setattr(s, "untyped", True)]
 
 
 def set_operands(d: fmt.OperandsDirective, s: ParsingState, tokens: Sequence[Any]) -> None:
@@ -258,6 +291,11 @@ class OpParts(ParsingState):
         self.successors = [None] * f.successors
         self.attributes = {}
         self.properties = {}
+        self.untyped = False
+        """Whether the text leaves out the types of operands."""
+        self.results: fmt.TypeableDirective | None = None
+        """The results whose types it leaves out with them, or has after an arrow, in `arrow`."""
+        self.arrow: list[Attribute] | None = None
 
 
 class OpFormats(dict[str, "OpFormat"]):
@@ -279,7 +317,7 @@ class OpFormat:
         self.op = op
         self.op_def = op.get_irdl_definition()
         self.program = format_of(op)
-        self.rhs, self.setters = sequence(self.program.stmts, rules)
+        self.rhs, self.setters = sequence(self.program.stmts, rules, last=True)
         self.operands, self.results = len(self.op_def.operands), len(self.op_def.results)
         self.regions, self.successors = len(self.op_def.regions), len(self.op_def.successors)
         self.segments = [o for o in self.op_def.options if isinstance(o, AttrSizedSegments)]
@@ -308,6 +346,27 @@ class OpFormat:
                 self.inferred.clear()
             found = self.inferred[key] = operands, results, held
         return found[0], found[1]
+
+    def complete(self, s: OpParts, read: Reader) -> None:
+        """Set the types that the text leaves out, by the definitions of the operands.
+
+        Raises:
+            MisfitError: an operand is not defined before, or results do not follow.
+            ShardirError: the operands do not fit.
+        """
+        tokens: Sequence[Any] = s.operands
+        types = [[read.defined(t).type for t in some or ()] for some in tokens]
+        s.operand_types = [*types]
+        if s.results is not None:
+            found = s.arrow
+            if found is None:
+                found = inferred(self.op, [t for ts in types for t in ts], s.properties)
+            if found is None:
+                raise MisfitError(
+                    f"expected the result types of {self.op.name}, which do not follow from its "
+                    "operands, got none; write them after `->`"
+                )
+            set_side(s.results, s, found, "result")
 
     def segment_sizes(self, s: OpParts) -> None:
         """Return the attribute with the segment sizes of operands or results, where the op has

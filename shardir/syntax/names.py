@@ -22,6 +22,10 @@ MAX_COUNT_DIGITS = 6
 """The digits that are read of a number of results."""
 
 
+class LostError(Exception):
+    """The definition of a value was dropped, so that its type is not known."""
+
+
 class RegionScope:
     """The names of one region. Lookups continue in the enclosing region, unless it is isolated."""
 
@@ -57,11 +61,14 @@ class ScopedNames:
         """Whether an operand since the last reset has no definition, or one of another type."""
 
     # ---- values ----
-    def operand(self, t: Token, type: Attribute) -> SSAValue:
+    def operand(self, t: Token, type: Attribute | None) -> SSAValue:
         """Return the value of a name; a placeholder where its definition is to come, or is lost.
+        Without a type there is none: the type is that of the definition.
 
         Raises:
-            MisfitError: the op that defines the name has fewer results.
+            MisfitError: the op that defines the name has fewer results; there is neither a type
+                nor a definition before.
+            LostError: there is no type, and the definition is lost.
         """
         name, _, index = t.value.partition("#")
         scope = self.scope
@@ -79,7 +86,7 @@ class ScopedNames:
                 f"expected one of the {len(found)} results of {name}, got {t.value}", t
             )
         value = found[i]
-        if value.type is not type and value.type != type:
+        if value.type is not type and type is not None and value.type != type:
             line = self.log.source.line_column(defined.start)[0]
             self.log.report_at(
                 t, f"expected {t.value} of type {value.type}, got {type}",
@@ -88,14 +95,22 @@ class ScopedNames:
             return self._lost(type)
         return value
 
-    def _lost(self, type: Attribute) -> SSAValue:
+    def _lost(self, type: Attribute | None) -> SSAValue:
+        if type is None:
+            raise LostError
         self.uses_lost = True
         return ForwardDeclaredValue(type)
 
-    def _forward(self, t: Token, type: Attribute) -> SSAValue:
+    def _forward(self, t: Token, type: Attribute | None) -> SSAValue:
         scope = self.scope
         if scope.lenient:
             return self._lost(type)
+        if type is None:
+            known = [n for n, v in scope.values.items() if v is not None]
+            hint = did_you_mean(t.value, known)
+            found = f"expected a value that is defined before, got {t.value}"
+            use = "; define it first, or write the types of the operands"
+            raise MisfitError(found + (hint or use), t)
         if (found := scope.forward.get(t.value)) is None:
             scope.forward[t.value] = found = ForwardDeclaredValue(type), t
         elif found[0].type != type:

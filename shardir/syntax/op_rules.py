@@ -15,7 +15,7 @@ from xdsl.dialects.utils.enum_attribute import EnumAttribute
 from xdsl.irdl import IRDLOperation
 
 from shardir.grammar.retained import retained
-from shardir.syntax import formats
+from shardir.syntax import formats, omitted
 from shardir.syntax.formats import OpFormat, Reader, Rules
 
 
@@ -35,7 +35,8 @@ class OpRules(NamedTuple):
 
 def rules_of(ops: Sequence[type[IRDLOperation]], read: Reader) -> OpRules:
     """Return the rules of ops that have an assembly format."""
-    code = sha256(Path(formats.__file__).read_bytes()).hexdigest()  # the code that makes the rules
+    files = (formats, omitted)  # the code that makes the rules
+    code = sha256(b"".join(Path(f.__file__).read_bytes() for f in files)).hexdigest()
     key = repr((code, version("xdsl"), [_definition(op) for op in ops]))
     if " at 0x" in key:  # it has the address of something in place of a description
         return _made(ops, read)

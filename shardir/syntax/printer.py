@@ -16,10 +16,14 @@ from typing import Any
 from xdsl.dialects.builtin import ModuleOp, NoneAttr, TensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.irdl import IRDLOperation
+from xdsl.irdl.declarative_assembly_format import FunctionalTypeDirective
 from xdsl.printer import Printer
 
+from shardir.diagnostics import ShardirError
 from shardir.dialects import DIALECTS
 from shardir.syntax.formats import HANDWRITTEN, has_format
+from shardir.syntax.omitted import inferred, short_form
 
 READ = {"builtin", "func", *DIALECTS}
 """The dialects whose syntax our parser reads."""
@@ -29,12 +33,14 @@ class FastPrinter(Printer):
     """xDSL's printer; attributes are printed once, and names stay those of the source."""
 
     def __init__(
-        self, stream: StringIO, aliases: dict[Attribute, str] | None = None, **options: Any
-    ):
+        self, stream: StringIO, aliases: dict[Attribute, str] | None = None, *,
+        short_types: bool = False, **options: Any,
+    ):  # fmt: skip
         super().__init__(stream=stream, **options)
         # pyrefly: ignore[bad-override-mutable-attribute] - there is one, and it is text
         self.stream: StringIO = stream
         self.aliases = aliases or {}
+        self.short_types = short_types
         self.texts: dict[int, tuple[Attribute, str]] = {}
         self.taken: set[str] = set()
 
@@ -84,12 +90,37 @@ class FastPrinter(Printer):
     def print_op(self, op: Operation) -> None:
         if isinstance(op, FuncOp) and op.is_declaration and op.res_attrs is not None:
             self.print_declaration(op)
+        elif self.short_types and not self.print_generic_format and self.print_short(op):
+            pass
         elif self.print_generic_format or reads(type(op)):
             super().print_op(op)
         else:
             self.print_generic_format = True
             super().print_op(op)
             self.print_generic_format = False
+
+    def print_short(self, op: Operation) -> bool:
+        """Print an op without the types that follow from definitions before it; return whether it
+        has any."""
+        form = short_form(type(op)) if reads(type(op)) else None
+        if form is None or any(v not in self._ssa_values for v in op.operands):
+            return False
+        program, types = form
+        assert isinstance(op, IRDLOperation)
+        self._print_results(op)
+        self.print_string(op.name)
+        program.print(self, op)
+        if isinstance(types, FunctionalTypeDirective) and not follow(op):
+            self.print_string(" -> ")
+            if len(op.results) == 1:
+                self.print_attribute(op.results[0].type)
+            else:
+                with self.in_parens():
+                    self.print_list(op.result_types, self.print_attribute)
+        if self.print_debuginfo:
+            self.print_string(" ")
+            self.print_attribute(op.location)
+        return True
 
     def print_declaration(self, op: FuncOp) -> None:
         """Print a declaration whose results have attributes, which xDSL's printer drops."""
@@ -121,6 +152,15 @@ def reads(op: type[Operation]) -> bool:
     """Whether our parser reads the own syntax of an op."""
     dialect, _, _ = op.name.partition(".")
     return op.name in HANDWRITTEN or (dialect in READ and has_format(op))
+
+
+def follow(op: Operation) -> bool:
+    """Whether the types of an op's results follow from its operands."""
+    try:
+        found = inferred(type(op), [v.type for v in op.operands], op.properties)
+    except ShardirError:
+        return False
+    return found == [*op.result_types]
 
 
 def value_names(block: Block) -> dict[SSAValue, str]:
@@ -159,9 +199,11 @@ def print_module(
     generic: bool = False,
     aliases: bool = True,
     locations: bool = False,
+    short_types: bool = False,
     properties_as_attributes: bool = False,
 ) -> str:
-    """Return the module's text, after one line for each layout that is used twice or more."""
+    """Return the module's text, after one line for each layout that is used twice or more. With
+    `short_types` it has no types that follow from the definitions of operands."""
     out = StringIO()
     names = encoding_aliases(module) if aliases else {}
     printer_without_aliases = FastPrinter(out)
@@ -171,7 +213,7 @@ def print_module(
         out.write("\n")
     printer = FastPrinter(
         out, names, print_generic_format=generic, print_debuginfo=locations,
-        print_properties_as_attributes=properties_as_attributes,
+        print_properties_as_attributes=properties_as_attributes, short_types=short_types,
     )  # fmt: skip
     printer.print_op(module)
     return out.getvalue() + "\n"

@@ -5,7 +5,7 @@ from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import LocationAttr
-from xdsl.ir import Attribute, Block
+from xdsl.ir import Attribute, Block, SSAValue
 
 from shardir.grammar.machine import Token
 from shardir.syntax.errors import ErrorLog
@@ -76,6 +76,9 @@ class Reductions:
 
     def symbol(self, t: Token) -> Any:
         return self.guarded(lambda: text_of(t)) or ""
+
+    def defined(self, t: Token) -> SSAValue:
+        return self.names.operand(t, None)
 
     def block_named(self, t: Token) -> Block:
         return self.names.successor(t)

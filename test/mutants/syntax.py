@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "results with layouts are left out",
+        "With short types a result has the type that its op infers, whatever its own.",
+        "shardir/syntax/printer.py",
+        "return found == [*op.result_types]",
+        "return found is not None",
+        "test/syntax/test_short_types.py::test_a_layout_is_not_left_out",
+    ),
+    Mutant(
         "columns count from 0",
         "The column of a location is one too low.",
         "shardir/syntax/source.py",
