@@ -164,6 +164,7 @@ def compile_model(
     clip: str | None = None,
     loss_scale: str | None = None,
     derived: Collection[str] = (),
+    trace: bool = False,
     **options: Any,
 ) -> CompiledModel:
     """Compile a module for the ranks of a mesh.
@@ -183,6 +184,9 @@ def compile_model(
         accumulate, clip, loss_scale: as in a step of the text: `microbatches = 4`.
         derived: the names of autograd functions (torch.autograd.Function) whose gradients are to be
             those of their forward part; others are errors, since their backward is not exported.
+        trace: the backward part is that which autograd runs, of autograd functions too; it is
+            traced (make_fx) with the forward part, and not derived. The ops are those below
+            autograd, so that layouts follow less often from structure.
         options: those of `shardir.compile`: plan, mode, pipeline, ...
 
     Raises:
@@ -192,7 +196,9 @@ def compile_model(
         raise ShardirError(
             'expected an optimizer, got none; use optimizer="adamw, lr = 1e-3", or train=False'
         )
-    captured = capture(model, inputs, labels, loss, train, keywords, derived)
+    if trace and not train:
+        raise ShardirError("expected train=True with trace=True, got False; drop trace=True")
+    captured = capture(model, inputs, labels, loss, train, keywords, derived, trace)
     module = Module(mesh, cluster)
     imported = import_model(captured, module, FUNCTION, train)
     if train:

@@ -10,7 +10,7 @@ import torch
 import shardir
 from shardir.build import Module
 from shardir.dialects.dist import meshes_of
-from shardir.dialects.train import Role, arguments
+from shardir.dialects.train import Role, arguments, updated_keys
 from shardir.frontends.torch.capture import capture
 from shardir.frontends.torch.importer import FUNCTION, KEY, Imported, import_model
 from shardir.frontends.torch.weights import array_of
@@ -59,6 +59,36 @@ def in_numpy(found: Imported, pipeline: str = "single-device", plan: str | None 
     roles = arguments(found.function.func)
     names = [roles[i].key or "" for i in trained(found)]
     return Values(results[0], dict(zip(names, results[len(results) - len(names) :], strict=True)))
+
+
+def traced(
+    model: torch.nn.Module, inputs: Any, labels: Any = None, loss: Any = None,
+    keywords: Mapping[str, Any] | None = None, mesh: str | None = None,
+) -> Imported:  # fmt: skip
+    """The traced module, with a step whose momentum is the gradient."""
+    captured = capture(model, inputs, labels, loss, keywords=keywords, trace=True)
+    found = import_model(captured, Module(mesh))
+    found.module.step("step", FUNCTION, "momentum, lr = 0.1, momentum = 0.9")
+    return found
+
+
+def traced_in_numpy(
+    found: Imported, pipeline: str = "single-device", plan: str | None = None
+) -> Values:
+    """The values that a step computes, in the interpreter."""
+    module = shardir.compile(found.module, pipeline, plan=plan).module
+    f, meshes, inputs = function(module, "step"), meshes_of(module), iter(found.inputs)
+    given: list[Any] = []
+    for argument, t in zip(arguments(f), f.function_type.inputs, strict=True):
+        if argument.key is None:
+            given.append(array_of(next(inputs)[1]))
+        elif argument.key in found.values:
+            given.append(array_of(found.values[argument.key]))
+        else:
+            given.append(np.full(global_type(t, meshes).get_shape(), 7 * (argument.key == KEY)))
+    results = dict(zip(updated_keys(f), run(module, "step", given), strict=True))
+    names = [key for key in results if key is not None and key.endswith(".momentum")]
+    return Values(results[None], {name.removesuffix(".momentum"): results[name] for name in names})
 
 
 def in_torch(model: torch.nn.Module, loss: Callable[[torch.nn.Module], torch.Tensor]) -> Values:

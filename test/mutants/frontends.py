@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a write to a view is lost",
+        "The result of an op that returns a view is a tensor of its own, where no inverse is known.",
+        "shardir/frontends/torch/importer.py",
+        "return _to_cells(result, base if isinstance(base, Cell) else None)",
+        "return _to_cells(result)",
+        "test/frontends/test_traced.py -k view",
+    ),
+    Mutant(
         "a view does not see what is written to its base",
         "A view keeps the value that it had when it was made.",
         "shardir/frontends/torch/cells.py",

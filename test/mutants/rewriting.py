@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "gradients that are given are derived too",
+        "A function that returns gradients is differentiated, and they are added.",
+        "shardir/rewriting/autodiff/backward.py",
+        "if is_float(v) and state is None and not self.given:",
+        "if is_float(v) and state is None:",
+        "test/filecheck/distributed-autodiff/given-gradients.ir",
+    ),
+    Mutant(
         "maxima are added before they are reduced",
         "simplify-communication adds partial maxima.",
         "shardir/rewriting/reordering.py",

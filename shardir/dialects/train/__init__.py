@@ -70,6 +70,7 @@ from shardir.dialects.train.roles import (
     arguments,
     check_initial_values,
     gradient_arguments,
+    gradient_attrs,
     is_step,
     mark_step,
     of_microbatches,
@@ -115,8 +116,8 @@ __all__ = [
     "MomentumOp", "NesterovOp", "NextLossScaleOp", "Optimizer", "OptimizerAttr", "ParameterStep",
     "RepeatOp", "Request", "Role", "Scalar", "ScheduleAttr", "SgdOp", "StepOp", "StepScalars",
     "Train", "TrustRatioOp", "Update", "UpdateOp", "Updated", "WithVelocity", "arg_attrs",
-    "arguments", "available_after", "check_initial_values", "gradient_arguments", "is_step",
-    "loop_of", "mark_step", "of_microbatches", "remove_state_layouts", "result_attrs",
+    "arguments", "available_after", "check_initial_values", "gradient_arguments", "gradient_attrs",
+    "is_step", "loop_of", "mark_step", "of_microbatches", "remove_state_layouts", "result_attrs",
     "set_arg_attrs", "set_result_attrs", "state_attrs", "sum_of_squares", "updated_arguments",
     "updated_keys", "updates_attrs",
 ]  # fmt: skip

@@ -125,6 +125,11 @@ def updates_attrs(key: str) -> dict[str, Attribute]:
     return {UPDATES: StringAttr(key)}
 
 
+def gradient_attrs(key: str) -> dict[str, Attribute]:
+    """The attributes of a result that is the gradient of a parameter."""
+    return {GRADIENT: StringAttr(key)}
+
+
 def of_microbatches(attributes: Attributes, count: int) -> dict[str, Attribute]:
     """The attributes of an input that has several microbatches in dimension 0."""
     return {**attributes, MICROBATCHES: IntegerAttr(count, i64)}

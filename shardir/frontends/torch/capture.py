@@ -13,10 +13,17 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_map_only,
+    tree_unflatten,
+)
 
 from shardir.diagnostics import ShardirError
 from shardir.frontends.torch.regions import annotated
+from shardir.frontends.torch.traced import TracedProgram, traced
 
 LossFunction = Callable[..., Any]
 
@@ -27,10 +34,15 @@ TORCH = str(Path(torch.__file__).parent)
 class Capture:
     """An exported module."""
 
-    program: ExportedProgram
+    program: ExportedProgram | TracedProgram
     model: torch.nn.Module
     inputs: list[tuple[str, torch.Tensor]]
     """The name and the example of each input, in the order of the graph's."""
+
+    @property
+    def gradients(self) -> list[str]:
+        """The parameters whose gradients the program returns after the loss, if it is traced."""
+        return self.program.gradients if isinstance(self.program, TracedProgram) else []
 
 
 class _WithLoss(torch.nn.Module):
@@ -81,12 +93,13 @@ def capture(
     train: bool = True,
     keywords: Mapping[str, Any] | None = None,
     derived: Collection[str] = (),
+    trace: bool = False,
 ) -> Capture:
     """Export a module. `inputs` are example arguments: a tensor, a tuple of positional ones, or a
     dict of those by keyword, to which `keywords` are added; `labels` those of the loss. A module on
     the meta device takes inputs of any device. Whether dropout and batch norms train is the
     module's own `training`. The gradients of autograd functions named in `derived` are those of
-    their forward part.
+    their forward part. `trace`: the backward part is traced with it, in place of an export.
 
     Raises:
         ShardirError: torch.export refuses the module, or there is no loss.
@@ -100,14 +113,32 @@ def capture(
         )
     wrapper = _WithLoss(model, loss, train).train(model.training)
     try:
-        with warnings.catch_warnings(), annotated(train, derived):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.export.export(wrapper, (args, kwargs, wanted), strict=False)
+            given = args, kwargs, wanted
+            if trace:
+                program = _traced(wrapper, given)
+            else:
+                with annotated(train, derived):
+                    program = torch.export.export(wrapper, given, strict=False)
     except ShardirError as error:
         raise ShardirError(f"{error}{_place(error, model)}") from None
     except Exception as error:
-        raise refused(error, model) from None
+        raise refused(error, model, "make_fx" if trace else "torch.export") from None
     return Capture(program, model, named)
+
+
+def _traced(wrapper: torch.nn.Module, given: tuple[Any, ...]) -> TracedProgram:
+    leaves, form = tree_flatten(given)
+    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def loss(states: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        found = list(leaves)
+        for i, x in zip(at, inputs, strict=True):
+            found[i] = x
+        return torch.func.functional_call(wrapper, dict(states), tree_unflatten(found, form))
+
+    return traced(wrapper, loss, [leaves[i] for i in at])
 
 
 def flat_inputs(
@@ -156,11 +187,11 @@ def _named(
     return found
 
 
-def refused(error: Exception, model: torch.nn.Module) -> ShardirError:
-    """Return the error of a module that can't be exported."""
+def refused(error: Exception, model: torch.nn.Module, by: str = "torch.export") -> ShardirError:
+    """Return the error of a module that can't be exported, or traced."""
     said = next((l.strip() for l in str(error).splitlines() if l.strip()), type(error).__name__)
     return ShardirError(
-        f"expected a module that torch.export takes, got {type(error).__name__}"
+        f"expected a module that {by} takes, got {type(error).__name__}"
         f"{_place(error, model)}: {said}; write it without control flow and shapes that depend on "
         "the data"
     )

@@ -3,7 +3,8 @@ views are.
 
 A cell is a tensor of the graph. A view is computed from its base, by `forward`; what is written to
 the view is written to the base, by `inverse`, and every other view of the base is computed anew at
-its next use.
+its next use. A view without these, of an op that is not known to be one, can't be written to, and
+not be read after a write to its base.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,11 @@ class Cell:
     def read(self) -> Value:
         """Return the present value."""
         if self.base is not None and self.version != self.root.writes:
-            assert self.forward is not None
+            if self.forward is None:
+                raise ShardirError(
+                    "expected tensors that are not written to while a view of them is in use, got "
+                    "a write in place; clone them first"
+                )
             self.value, self.version = self.forward(self.base.read()), self.root.writes
         return self.value
 
@@ -54,8 +59,8 @@ class Cell:
             return
         if self.inverse is None:
             raise ShardirError(
-                "expected a view whose elements are distinct, got a write to one that repeats "
-                "them; clone it first"
+                "expected a view that can be written to, got a write to one that repeats elements "
+                "or is one of several; clone it first"
             )
         self.base.write(self.inverse(self.base.read(), value))
         self.value, self.version = value, self.root.writes

@@ -38,12 +38,24 @@ def decomposed(node: Node) -> tuple[GraphModule, list[Node]] | None:
         given = list(constants)
         for i, x in zip(at, tensors, strict=True):
             given[i] = x
-        args, kwargs = tree_unflatten(given, spec)
+        args, kwargs = _lists(tree_unflatten(given, spec))
         return function(*args, **kwargs)
 
     examples = [constants[i] for i in at]
     mode = next((x.fake_mode for x in examples if hasattr(x, "fake_mode")), None)
     # torch chooses kernels of oneDNN for what is on a CPU; they have no decomposition.
     with mode or unset_fake_temporarily(), torch.backends.mkldnn.flags(enabled=False):
-        module = make_fx(call, tracing_mode="real")(*examples)
+        try:
+            module = make_fx(call, tracing_mode="real")(*examples)
+        except Exception:  # of any kind: some are written for other arguments
+            return None
     return module, [leaves[i] for i in at]
+
+
+def _lists(tree: Any) -> Any:
+    """The arguments with lists that a decomposition may change; those of a graph are immutable."""
+    if isinstance(tree, list):
+        return [_lists(x) for x in tree]
+    if isinstance(tree, dict):
+        return {name: _lists(x) for name, x in tree.items()}
+    return tuple(map(_lists, tree)) if type(tree) is tuple else tree

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -172,6 +173,11 @@ class Importer:
         found: Any = module
         for part in str(node.target).split("."):
             found = getattr(found, part)
+        if isinstance(found, FakeTensor):
+            raise ShardirError(
+                f"expected constants with values, got {node.target}, which the module computed "
+                "outside of what is traced; make it a buffer, or compile without trace=True"
+            )
         if isinstance(found, torch.Tensor):
             return Cell(self.function.constant(array_of(found), dtype=dtype_name(found.dtype)))
         return found
@@ -235,7 +241,9 @@ class Importer:
             return cell
         if functional in VIEWS and isinstance(result, Value):
             return self._view(node, functional, overload, result)
-        return _to_cells(result)
+        shares = any(r.alias_info is not None for r in target._schema.returns)
+        base = self.cells.get(node.args[0]) if shares and node.args else None
+        return _to_cells(result, base if isinstance(base, Cell) else None)
 
     def _translate(self, node: Node, name: str, overload: str) -> Any:
         """The values of a call, by the table, by torch's decomposition, or by torch's own op."""
@@ -317,7 +325,11 @@ class Importer:
         for name, cell in self.states.items():
             if cell.writes:
                 self.function.update(name, cell.read())
-        self.function.returns(*(c.read() for c in cells))
+        names = [name.removeprefix("model.") for name in self.capture.gradients]
+        results = [c.read() for c in cells]
+        count = len(results) - len(names)
+        gradients = dict(zip(names, results[count:], strict=True))
+        self.function.returns(*results[:count], gradients=gradients)
         return self.imported
 
 
@@ -336,11 +348,12 @@ def _without_gradient(cell: Cell) -> Cell:
     return Cell(nn.stop_gradient(x)) if x.dtype.startswith(("f", "bf")) else cell
 
 
-def _to_cells(result: Any) -> Any:
+def _to_cells(result: Any, base: Cell | None = None) -> Any:
+    """The cells of results; `base`: that of the tensor whose storage they share."""
     if isinstance(result, Value):
-        return Cell(result)
+        return Cell(result, base, version=0 if base is None else base.root.writes)
     if isinstance(result, tuple | list):
-        return tuple(map(_to_cells, result))
+        return tuple(_to_cells(x, base) for x in result)
     return result
 
 

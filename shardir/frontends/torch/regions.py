@@ -60,8 +60,8 @@ def annotated(train: bool, derived: Collection[str] = ()) -> Iterator[None]:
         if train and not known and any(map(_has_gradient, args)):
             raise ShardirError(
                 f"expected operations whose gradients follow, got the autograd function {name}, "
-                "whose backward would be ignored; if it is the derivative of its forward, use "
-                f'derived=["{name}"], else write it by torch\'s own operations'
+                "whose backward would be ignored; use trace=True, or, if it is the derivative of "
+                f'its forward, derived=["{name}"]'
             )
         return apply(cls, *args, **kwargs)
 

@@ -64,6 +64,12 @@ class Translation:
     def dtype(self) -> str:
         return dtype_name(self.result.dtype)
 
+    def of(self, at: int) -> "Translation":
+        """The translation of a node whose result is like an argument of this one."""
+        node = self.node.args[at]
+        assert isinstance(node, Node)
+        return Translation(self.function, node, self.random, self._assign)
+
     # ---- operands ----
 
     def argument(self, at: int) -> Any:

@@ -54,6 +54,8 @@ def _call(operands: Any, op: str, tensors: tuple[str, ...], options: dict[str, A
             if isinstance(value, str) and value.startswith("torch."):
                 value = getattr(torch, value[6:])
             arguments[name] = list(value) if is_list else value
+        elif not argument.has_default_value():
+            arguments[name] = None
     found = target(**arguments)
     return _one(tuple(found)) if isinstance(found, tuple | list) else found
 

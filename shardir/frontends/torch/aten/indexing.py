@@ -61,9 +61,20 @@ def _index_put(
         mask = tensors[0]
         mask = mask.reshape(*mask.shape, *(1,) * (len(x.shape) - len(mask.shape)))
         return nn.select(mask.broadcast_to(*x.shape), values.to(x.dtype).broadcast_to(*x.shape), x)
-    if any(i.dtype == "i1" for i in tensors) or given != [*range(len(given))]:
+    if any(i.dtype == "i1" for i in tensors):
         return NotImplemented
     flat, shape = flat_index(t, [x.shape[d] for d in given], tensors)
+    if given != [*range(len(given))]:  # those that have an index first
+        others = [d for d in range(len(x.shape)) if d not in given]
+        order = [*given, *others]
+        if given == [*range(given[0], given[-1] + 1)]:  # else torch has them first in the values
+            at, count = given[0], len(shape)
+            ends = (*x.shape[:at], *shape, *x.shape[given[-1] + 1 :])
+            values = values.broadcast_to(*ends).transpose(
+                *range(at, at + count), *range(at), *range(at + count, len(ends))
+            )
+        moved = _index_put(t, x.transpose(*order), tensors, values, accumulate)
+        return moved.transpose(*(order.index(d) for d in range(len(order))))
     n, rest = prod(x.shape[: len(given)]), x.shape[len(given) :]
     source = values.to(x.dtype).broadcast_to(*shape, *rest).reshape(prod(shape), prod(rest))
     at = flat.reshape(prod(shape), 1).broadcast_to(prod(shape), prod(rest))

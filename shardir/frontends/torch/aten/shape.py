@@ -245,7 +245,22 @@ def _meshgrid(t: Translation, xs: Sequence[Value], indexing: str = "ij") -> tupl
     )
 
 
+def _as_strided(
+    t: Translation, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Value:
+    """A view of all elements in their order."""
+    base, want = t.argument(0), 1
+    for n, step in reversed(list(zip(size, stride, strict=True))):
+        if n != 1 and step != want:
+            want = -1
+        want *= n
+    if not (want == base.numel() == prod(size) and base.is_contiguous() and not offset):
+        return NotImplemented
+    return x.reshape(*size)
+
+
 TABLE: dict[str, AtenEntry] = {
+    "as_strided": _as_strided,
     **{
         name: _reshape
         for name in (
@@ -320,6 +335,7 @@ TABLE: dict[str, AtenEntry] = {
 
 VIEWS: dict[str, Inverse | None] = {
     **{name: _back for name in ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze")},
+    "as_strided": _back,
     **{name: _all_of for name in ("alias", "detach", "contiguous")},
     "t": lambda t, old, new: _transpose(t, new),
     "transpose": lambda t, old, new, a, b: _transpose(t, new, a, b),

@@ -1,0 +1,77 @@
+"""Backward parts of ops, which a traced program has, by the gradients of our own ops. Those that
+are not here are decomposed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from xdsl.ir import Block, Operation
+
+from shardir.build import Value
+from shardir.dialects.nn.base import Composite
+from shardir.frontends.torch.aten import contraction, pooling
+from shardir.frontends.torch.translation import AtenEntry, Translation
+from shardir.rewriting.autodiff.activity import Activity
+from shardir.rewriting.autodiff.cotangents import Cotangents
+from shardir.rewriting.autodiff.transposition import Transposition
+from shardir.rewriting.rewriter import Rewriter, erase
+
+
+def cotangents_of(
+    t: Translation, forward: Callable[[], Value], operands: Sequence[Value], given: Value
+) -> list[Value | None]:
+    """The cotangents of operands, from that of the result of `forward`."""
+    block, builder = t.function.block, t.function.builder
+    before, y = block.last_op, forward().ssa
+    for op in list(_after(before, block)):
+        if isinstance(op, Composite):
+            parts = op.parts(builder)
+            assert parts is not None
+            y = next((new for old, new in zip(op.results, parts, strict=True) if old is y), y)
+            Rewriter.replace(op, parts)
+    made = list(_after(before, block))
+    activity, cotangents = Activity(v.ssa for v in operands), Cotangents(builder)
+    transposition = Transposition(block, builder, activity, cotangents)
+    transposition.mark(made)
+    cotangents.add(y, [given.ssa])
+    transposition.run(made)
+    found = [cotangents.sum(v.ssa) for v in operands]
+    for op in reversed(made):
+        if all(v.first_use is None for v in op.results):
+            erase(op)
+    return [None if d is None else Value(t.function, d) for d in found]
+
+
+def _after(op: Operation | None, block: Block) -> Iterator[Operation]:
+    """Yield the ops of a block after one; None: all."""
+    after = op.next_op if op is not None else block.first_op
+    while after is not None:
+        yield after
+        after = after.next_op
+
+
+def _convolution_backward(
+    t: Translation, dy: Value, x: Value, w: Value, bias: Sequence[int] | None, *rest: Any
+) -> tuple[Value | None, ...]:
+    *how, wanted = rest
+    forward, like_dy = contraction.TABLE["convolution"], t.of(0)
+    d_x, d_w = cotangents_of(t, lambda: forward(like_dy, x, w, None, *how), [x, w], dy)
+    dims = (0, *range(2, len(dy.shape)))
+    return d_x, d_w, dy.sum(dims) if bias is not None and wanted[2] else None
+
+
+def _pool_backward(name: str) -> AtenEntry:
+    """The cotangent of a pool's operand, from the pool's own arguments."""
+
+    def backward(t: Translation, dy: Value, x: Value, *how: Any) -> Value | None:
+        given = [a for a in how if not isinstance(a, Value)]  # but for the indices of the maxima
+        forward, like_dy = pooling.TABLE[name], t.of(0)
+        return cotangents_of(t, lambda: forward(like_dy, x, *given), [x], dy)[0]
+
+    return backward
+
+
+TABLE: dict[str, AtenEntry] = {
+    "convolution_backward": _convolution_backward,
+    **{f"avg_pool{n}d_backward": _pool_backward(f"avg_pool{n}d") for n in (2, 3)},
+    **{f"max_pool{n}d_with_indices_backward": _pool_backward(f"max_pool{n}d") for n in (2, 3)},
+}

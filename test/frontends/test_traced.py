@@ -1,0 +1,146 @@
+"""Modules that are traced: gradients that are written by hand are those of autograd, and those of
+the zoo are those of torch, as they are where modules are exported and differentiated."""
+
+from contextlib import nullcontext
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from extent import extent
+from imported import Values, assert_equal, in_torch, traced, traced_in_numpy
+from test_zoo import CANCELLING, IMPORTED, PLANS, in_torch_alone
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu
+from zoo import ZOO, doubles
+
+import shardir
+from shardir.diagnostics import ShardirError
+
+CANCELLING_TOO = CANCELLING | {"EfficientNet", "SegFormer"}
+"""Architectures with biases before batch norms."""
+
+NOT_TRACED = {
+    "BEiT": "retains what it computes, which is without values",
+    "GPT-OSS": "torch traces grouped products in bf16 only",
+    "Mixtral": "torch traces grouped products in bf16 only",
+}
+
+SAMPLE = (("MNIST", "fsdp"), ("GPT-2", "megatron"))
+"""What the default form tests."""
+
+
+class Rounded(torch.autograd.Function):
+    """Rounds, with the gradient of a smooth function."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
+        ctx.save_for_backward(*args)
+        return args[0].round()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradients[0] * torch.sigmoid(x) * 2
+
+
+class Quantized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.up = nn.Embedding(16, 8), nn.Linear(8, 12)
+        self.norm, self.down = nn.LayerNorm(12), nn.Linear(12, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(gelu(self.norm(Rounded.apply(self.up(self.table(x))))))
+
+
+def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(outputs.flatten(0, 1), labels.flatten())
+
+
+def quantized() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(1)
+    return Quantized(), torch.randint(16, (8, 4)), torch.randint(16, (8, 4))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_gradient_that_is_written_by_hand_is_used(plan: str) -> None:
+    model, x, labels = quantized()
+    found = traced(model, x, (labels,), loss_of, mesh="dp = 2, tp = 2")
+    wanted = in_torch(model, lambda m: loss_of(m(x), labels))
+    assert all(abs(g).max() > 0 for g in wanted.gradients.values())
+    assert_equal(traced_in_numpy(found, *PLANS[plan]), wanted, 1e-4)
+
+
+def test_ranks_train_with_gradients_that_are_written_by_hand() -> None:
+    model, x, labels = quantized()
+    reference, losses = Quantized(), []
+    reference.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses.append(loss_of(reference(x), labels))
+        losses[-1].backward()
+        optimizer.step()
+    program = shardir.compile(
+        model, x, labels=labels, loss=loss_of, optimizer="sgd, lr = 0.5", trace=True,
+        mesh="dp = 2, tp = 2", plan="megatron(tp) * fsdp(dp)",
+    )  # fmt: skip
+    report = program.run(steps=3)
+    assert torch.allclose(torch.tensor(report.losses["step"]), torch.stack(losses), rtol=1e-5)
+    for name, value in program.state_dict().items():
+        assert torch.allclose(value, reference.state_dict()[name], rtol=1e-4, atol=1e-5), name
+
+
+TRACED = [name for name in IMPORTED if name not in NOT_TRACED]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "plan"), extent(SAMPLE, tuple(product(TRACED, PLANS))))
+def test_loss_and_gradients_are_those_of_torch(name: str, plan: str) -> None:
+    architecture = ZOO[name]
+    example = architecture.make()
+    loss = architecture.loss_function or (lambda o: o if isinstance(o, Tensor) else o["loss"])
+    with doubles() if name in CANCELLING_TOO else nullcontext():
+        if name in CANCELLING_TOO:
+            example = example.double()
+        found = traced(
+            example.module, example.args, example.labels, loss, example.kwargs, "dp = 2, tp = 2"
+        )
+        wanted = in_torch_alone(architecture, example)
+    tolerance = 1e-9 if name in CANCELLING_TOO else 1e-4
+    assert_equal(traced_in_numpy(found, *PLANS[plan]), wanted, tolerance)
+
+
+class Diagonal(nn.Module):
+    """Writes to a part of a tensor, by a view of which the importer knows no inverse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        y.diagonal().add_(1.0)
+        return y.square().mean()
+
+
+def test_a_write_to_a_view_without_an_inverse_is_refused() -> None:
+    with pytest.raises(ShardirError, match="expected a view that can be written to"):
+        shardir.compile(Diagonal(), torch.ones(4, 4), optimizer="sgd, lr = 0.1", mesh="dp = 2")
+
+
+def test_a_program_that_does_not_train_is_not_traced() -> None:
+    model, x, _ = quantized()
+    with pytest.raises(ShardirError, match="expected train=True with trace=True, got False"):
+        shardir.compile(model, x, train=False, mesh="dp = 2", trace=True)
+
+
+def test_values_of_a_step() -> None:
+    """The momentum of the first step is the gradient: a product of two numbers."""
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.data.fill_(3.0)
+    found = traced(model, torch.full((2, 1), 5.0), (), lambda y: y.mean())
+    assert_equal(
+        traced_in_numpy(found), Values(15.0, {"weight": torch.full((1, 1), 5.0).numpy()}), 1e-6
+    )
