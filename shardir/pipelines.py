@@ -186,6 +186,8 @@ def with_plan(passes: Sequence[ModulePass], plan: str | Path | None) -> list[Mod
     found = list(passes)
     if plan is None:
         return found
+    if not isinstance(plan, str | Path):
+        raise ShardirError(f"expected a plan: its text, presets or a file, got {plan!r:.60}")
     at = next((i for i, p in enumerate(found) if p.name in READERS), len(found))
     new: Any = PASSES["apply-plan"]()
     is_text = isinstance(plan, str) and is_plan(plan)

@@ -8,6 +8,7 @@ model.load_state_dict(program.state_dict())
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 from shardir.api.compiled import Compiled, compile_module
 from shardir.backend.interface import Options, Report
 from shardir.build import Module
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, did_you_mean
+from shardir.dialects.train import Role, arguments
 from shardir.frontends.torch import optimizers, weight_files, weights
 from shardir.frontends.torch.capture import LossFunction, capture, flat_inputs
 from shardir.frontends.torch.importer import FUNCTION, STEP, Imported, import_model
@@ -70,6 +72,8 @@ class CompiledModel(Compiled):
         wanted = {name: x.shape for name, x in self.imported.inputs}
         rows: dict[str, list[Any]] = {name: [] for name in wanted}
         examples = [dict(self.imported.inputs)]
+        if batches is not None and not isinstance(batches, Iterable):
+            raise ShardirError(f"expected batches: a list or an iterator, got {batches!r:.60}")
         given = examples if batches is None else map(self._inputs, batches)
         for i, batch in enumerate(given):
             for name, shape in wanted.items():
@@ -78,6 +82,11 @@ class CompiledModel(Compiled):
                     raise ShardirError(
                         f"expected {name} of {list(shape)} in batch {i}, got {got}; compile with "
                         "inputs as the batches have them"
+                    )
+                if batch[name].dtype != dict(self.imported.inputs)[name].dtype:
+                    want, got = dict(self.imported.inputs)[name].dtype, batch[name].dtype
+                    raise ShardirError(
+                        f"expected {name} of {want} in batch {i}, got {got}; use .to({want})"
                     )
                 if batch[name].is_meta:
                     raise ShardirError(
@@ -148,9 +157,42 @@ def _tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
+def _trained(imported: Imported) -> dict[int, str]:
+    """Return the imported name of each parameter that is trained, by its identity.
+
+    Raises:
+        ShardirError: there is none.
+    """
+    tensors = dict(_tensors(imported.model))
+    found = {
+        id(tensors[a.key]): a.key for a in arguments(imported.function.func)
+        if a.role is Role.PARAMETER and a.key is not None
+    }  # fmt: skip
+    if not found:
+        raise ShardirError(
+            "expected parameters that require gradients, of which the loss depends, got none; use "
+            "requires_grad_(), or train=False"
+        )
+    return found
+
+
+def _check_trained(imported: Imported, optimizer: Any) -> None:
+    """Check that an optimizer of torch has all parameters that are trained. Raises ShardirError."""
+    if isinstance(optimizer, str):
+        return
+    held = {id(p) for g in optimizer.param_groups for p in g["params"]}
+    left = [name for key, name in _trained(imported).items() if key not in held]
+    if left:
+        raise ShardirError(
+            f"expected an optimizer of all parameters that require gradients, got one without "
+            f"{', '.join(left[:3])}{', ...' if len(left) > 3 else ''}; add them, or freeze them: "
+            "requires_grad_(False)"
+        )
+
+
 def compile_model(
     model: torch.nn.Module,
-    inputs: Any,
+    inputs: Any = None,
     *,
     keywords: Mapping[str, Any] | None = None,
     labels: Any = None,
@@ -181,7 +223,7 @@ def compile_model(
             own `training`.
         mesh: the axes: `dp = 2, tp = 4`, or a dict.
         cluster: the name of a ready-made cluster, or the text of one.
-        accumulate, clip, loss_scale: as in a step of the text: `microbatches = 4`.
+        accumulate, clip, loss_scale: as in a step of the text: `mean, microbatches = 4`.
         derived: the names of autograd functions (torch.autograd.Function) whose gradients are to be
             those of their forward part; others are errors, since their backward is not exported.
         trace: the backward part is that which autograd runs, of autograd functions too; it is
@@ -192,6 +234,13 @@ def compile_model(
     Raises:
         ShardirError: the module can't be exported or imported, or the compilation's errors.
     """
+    known = signature(compile_module).parameters
+    for option in options:
+        if option not in known:
+            names = [*signature(compile_model).parameters, *known]
+            raise ShardirError(
+                f"expected an option of compile, got {option}{did_you_mean(option, names)}"
+            )
     if train and optimizer is None:
         raise ShardirError(
             'expected an optimizer, got none; use optimizer="adamw, lr = 1e-3", or train=False'
@@ -202,8 +251,9 @@ def compile_model(
     module = Module(mesh, cluster)
     imported = import_model(captured, module, FUNCTION, train)
     if train:
-        names = {id(p): n for n, p in model.named_parameters()}
+        names = {id(p): n for n, p in model.named_parameters()} | _trained(imported)
         read = optimizers.read(optimizer, names, scheduler)
+        _check_trained(imported, optimizer)
         imported.own_numbers(read.lr_scales, read.weight_decays)
         module.step(STEP, FUNCTION, read.text, accumulate=accumulate, clip=clip,
                     loss_scale=loss_scale)  # fmt: skip

@@ -19,7 +19,7 @@ from xdsl.ir import Attribute, Operation
 from shardir.algebra.notation import parse_cluster
 from shardir.build.function import FunctionBuilder, caller
 from shardir.cost.clusters import load, names
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, did_you_mean
 from shardir.dialects.dist import ClusterAttr, ClusterOp, MeshAttr, MeshOp
 from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.train import (
@@ -31,6 +31,13 @@ from shardir.dialects.train import (
     StepOp,
 )
 from shardir.syntax.printer import print_module
+
+WRITTEN = {
+    "accumulate": 'write accumulate="mean, microbatches = 4"',
+    "clip": 'write clip="norm, max = 1.0"',
+    "loss_scale": 'write loss_scale="static, factor = 1024.0"',
+}
+"""A text of each further option of a step."""
 
 
 class Module:
@@ -55,10 +62,15 @@ class Module:
             if cluster is not None:
                 raise ShardirError("expected a mesh on the cluster, got none; use mesh=...")
             return
+        if not isinstance(mesh, str | Mapping):
+            raise ShardirError(f'expected a mesh: "dp = 2, tp = 4" or a dict, got {mesh!r:.60}')
         axes = mesh if isinstance(mesh, str) else ", ".join(f"{k} = {n}" for k, n in mesh.items())
         sizes = MeshAttr.read(axes)
         given: dict[str, Attribute] = {"sym_name": StringAttr(self.MESH), "axes": sizes}
         if cluster is not None:
+            if cluster.isidentifier() and cluster not in names():
+                hint = did_you_mean(cluster, names()) or f"; use one of {', '.join(names())}"
+                raise ShardirError(f"expected a ready-made cluster, got {cluster}{hint}")
             name = cluster if cluster in names() else "cluster"
             devices = load(cluster) if cluster in names() else parse_cluster(cluster)
             devices = devices.part(prod(n for _, n in sizes.data))
@@ -105,6 +117,8 @@ class Module:
             ("accumulate", AccumulateAttr, accumulate), ("clip", ClipAttr, clip),
             ("loss_scale", LossScaleAttr, loss_scale),
         ):  # fmt: skip
+            if text is not None and not isinstance(text, str):
+                raise ShardirError(f"expected a text as {key}, got {text!r:.60}; {WRITTEN[key]}")
             if text is not None:
                 given[key] = kind.read(text)
         self._add(StepOp.create(properties=given, location=caller()))

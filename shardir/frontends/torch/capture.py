@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.utils._pytree import (
     keystr,
@@ -26,6 +27,8 @@ from shardir.frontends.torch.regions import annotated
 from shardir.frontends.torch.traced import TracedProgram, traced
 
 LossFunction = Callable[..., Any]
+
+OF_DATA = "write it without control flow and shapes that depend on the data"
 
 TORCH = str(Path(torch.__file__).parent)
 
@@ -59,7 +62,13 @@ class _WithLoss(torch.nn.Module):
             return outputs
         if self._loss is None:
             return loss_of(outputs)
-        return self._loss(outputs, *labels)
+        found = self._loss(outputs, *labels)
+        if isinstance(found, torch.Tensor) and found.dim() == 0:
+            return found
+        raise ShardirError(
+            f"expected a scalar tensor of the loss function, got {_described(found)}; reduce it: "
+            "losses.mean()"
+        )
 
 
 def loss_of(outputs: Any) -> torch.Tensor:
@@ -78,11 +87,18 @@ def loss_of(outputs: Any) -> torch.Tensor:
         found = outputs[0]
     if isinstance(found, torch.Tensor) and found.dim() == 0:
         return found
-    got = f"a tensor of {list(found.shape)}" if isinstance(found, torch.Tensor) else type(outputs)
+    got = found if isinstance(found, torch.Tensor) else outputs
     raise ShardirError(
-        f"expected a scalar loss among the model's outputs, got {got}; use loss=..., a function of "
-        "the outputs and the labels"
+        f"expected a scalar loss among the model's outputs, got {_described(got)}; use loss=..., a "
+        "function of the outputs and the labels"
     )
+
+
+def _described(value: Any) -> str:
+    """Return what a value is, in a few words."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {list(value.shape)}"
+    return "none" if value is None else f"a {type(value).__name__}"
 
 
 def capture(
@@ -104,6 +120,11 @@ def capture(
     Raises:
         ShardirError: torch.export refuses the module, or there is no loss.
     """
+    if loss is not None and not callable(loss):
+        raise ShardirError(
+            f"expected a loss function of the outputs and the labels, got {loss!r:.60}; use one "
+            "such as torch.nn.functional.cross_entropy"
+        )
     args, kwargs, wanted = _arguments(inputs, labels)
     kwargs |= keywords or {}
     named = _named(model, args, kwargs, wanted)
@@ -189,11 +210,12 @@ def _named(
 
 def refused(error: Exception, model: torch.nn.Module, by: str = "torch.export") -> ShardirError:
     """Return the error of a module that can't be exported, or traced."""
+    of_data = isinstance(error, UserError) or "DataDependent" in type(error).__name__
+    use = OF_DATA if of_data else "correct the module, the loss or the example inputs"
     said = next((l.strip() for l in str(error).splitlines() if l.strip()), type(error).__name__)
     return ShardirError(
         f"expected a module that {by} takes, got {type(error).__name__}"
-        f"{_place(error, model)}: {said}; write it without control flow and shapes that depend on "
-        "the data"
+        f"{_place(error, model)}: {said:.300}; {use}"
     )
 
 

@@ -132,6 +132,7 @@ def read(optimizer: Any, names: Mapping[int, str], scheduler: Any = None) -> Imp
             "expected groups that differ in lr and weight_decay alone, got others: "
             f"{' and '.join(sorted({form(g) for g in groups}))}"
         )
+    found = None if scheduler is None else schedule(scheduler, optimizer)
     rates = [float(g["lr"] if scheduler is None else g["initial_lr"]) for g in groups]
     base, decay = rates[0], float(groups[0]["weight_decay"])
     scales, decays = {}, {}
@@ -146,5 +147,5 @@ def read(optimizer: Any, names: Mapping[int, str], scheduler: Any = None) -> Imp
                 scales[name] = rate / base
             if float(g["weight_decay"]) != decay:
                 decays[name] = float(g["weight_decay"])
-    lr = repr(base) if scheduler is None else schedule(scheduler, optimizer).format(lr=repr(base))
+    lr = repr(base) if found is None else found.format(lr=repr(base))
     return ImportedOptimizer(form(groups[0]).format(lr=lr, decay=repr(decay)), scales, decays)

@@ -38,6 +38,8 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as e:
         raise ShardirError(f"{path} cannot be read: {reason(e)}") from None
+    except ShardirError:
+        raise
     except pickle.UnpicklingError:
         raise ShardirError(
             f"{path}: expected tensors by their names, got a file that torch.load takes for more "

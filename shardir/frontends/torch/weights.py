@@ -63,13 +63,25 @@ def check(
     Raises:
         ShardirError: with all that is wrong.
     """
+    if not isinstance(given, Mapping):
+        got = type(given).__name__
+        raise ShardirError(f"expected weights by their names, got a {got}; pass a state_dict")
+    for name, x in given.items():
+        if not isinstance(x, torch.Tensor) or x.is_meta:
+            got = "the meta device" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
+            raise ShardirError(f"expected a tensor with values as {name!r}, got {got}")
     there = {values[name] for name in given if name in values}
     missing = [name for name in wanted if values[name] not in there]
-    surplus = [name for name in given if name not in wanted]
+    surplus = [str(name) for name in given if name not in wanted]
     shapes = [
         f"{name} of {list(wanted[name].shape)}, got {list(x.shape)}"
         for name, x in given.items()
         if name in wanted and x.shape != wanted[name].shape
+    ]
+    shapes += [
+        f"{name} of {wanted[name].dtype}, got {x.dtype}"
+        for name, x in given.items()
+        if name in wanted and _kind(wanted[name]) != _kind(x)
     ]
     wrong = [
         f"expected {what} {_several(names)}"
@@ -82,6 +94,11 @@ def check(
     ]
     if wrong:
         raise ShardirError("; ".join(wrong).replace("expected  ", "expected "))
+
+
+def _kind(x: torch.Tensor) -> tuple[bool, bool]:
+    """Return whether values are floats, and whether they are complex: others are converted."""
+    return x.is_floating_point(), x.is_complex()
 
 
 def _several(names: Sequence[str], shown: int = 3) -> str:
