@@ -122,8 +122,7 @@ def test_groups_of_an_optimizer_are_read(net: Net) -> None:
     names = {id(p): name for name, p in net.named_parameters(remove_duplicate=False)}
     read = optimizers.read(optimizer, names)
     assert read.text.startswith("adamw, lr = 0.001, beta1 = 0.9")
-    found = imported(net, X, Y, nn.functional.cross_entropy)
-    found.own_numbers(read.lr_scales, read.weight_decays)
+    found = compiled(net, optimizer=optimizer).imported
     roles = [a for a in arguments(found.function.func) if a.role is Role.PARAMETER]
     assert {a.key: (a.lr_scale, a.weight_decay(0.01)) for a in roles} == {
         name: (1.0, 0.01) if name in ("head.weight", "second.weight") else (0.1, 0.0)
