@@ -5,7 +5,7 @@ from mutants import Mutant
 MUTANTS = [
     Mutant(
         "a write to a view is lost",
-        "The result of an op that returns a view is a tensor of its own, where no inverse is known.",
+        "The result of an op that returns a view is a tensor of its own where it has no inverse.",
         "shardir/frontends/torch/importer.py",
         "return _to_cells(result, base if isinstance(base, Cell) else None)",
         "return _to_cells(result)",
