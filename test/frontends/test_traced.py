@@ -22,9 +22,15 @@ CANCELLING_TOO = CANCELLING | {"EfficientNet", "SegFormer"}
 
 NOT_TRACED = {
     "BEiT": "retains what it computes, which is without values",
+    "DLRM, bags": "what torch saves of a bag on a CPU has another shape than it says",
     "GPT-OSS": "torch traces grouped products in bf16 only",
     "Mixtral": "torch traces grouped products in bf16 only",
 }
+
+WITHOUT_COLUMNS = {
+    "nn.MultiheadAttention", "VAE", "DCGAN, generator", "DCGAN, discriminator",
+}  # fmt: skip
+"""Architectures in whose traced products megatron finds no columns, and says so."""
 
 SAMPLE = (("MNIST", "fsdp"), ("GPT-2", "megatron"))
 """What the default form tests."""
@@ -101,6 +107,8 @@ def test_loss_and_gradients_are_those_of_torch(name: str, plan: str) -> None:
     architecture = ZOO[name]
     example = architecture.make()
     loss = architecture.loss_function or (lambda o: o if isinstance(o, Tensor) else o["loss"])
+    if name in WITHOUT_COLUMNS and plan == "megatron":
+        pytest.skip("megatron finds no columns")
     with doubles() if name in CANCELLING_TOO else nullcontext():
         if name in CANCELLING_TOO:
             example = example.double()
