@@ -11,7 +11,7 @@ import shardir
 from shardir.build import Module
 from shardir.dialects.dist import meshes_of
 from shardir.dialects.train import Role, arguments, updated_keys
-from shardir.frontends.torch.capture import capture
+from shardir.frontends.torch.capture import Capture, capture
 from shardir.frontends.torch.importer import FUNCTION, KEY, Imported, import_model
 from shardir.frontends.torch.weights import array_of
 from shardir.interpret.evaluator import function, global_type, run
@@ -31,6 +31,11 @@ def imported(
 ) -> Imported:  # fmt: skip
     """The module, with the request of its gradients by all parameters."""
     captured = capture(model, inputs, labels, loss, keywords=keywords, derived=derived)
+    return with_gradients(captured, mesh)
+
+
+def with_gradients(captured: Capture, mesh: str | None) -> Imported:
+    """A captured module, with the request of its gradients by all parameters."""
     found = import_model(captured, Module(mesh))
     found.module.gradient("gradient", FUNCTION, trained(found))
     return found
@@ -103,12 +108,19 @@ def in_torch(model: torch.nn.Module, loss: Callable[[torch.nn.Module], torch.Ten
     return Values(array_of(found), gradients)
 
 
-def assert_equal(found: Values, wanted: Values, tolerance: float) -> None:
-    """The loss and each gradient differ by at most `tolerance` times the largest element of the
-    gradient; of one that is below a thousandth of the largest gradient, by as much of that."""
-    assert abs(found.loss - wanted.loss) <= tolerance * abs(wanted.loss)
+def differences(found: Values, wanted: Values) -> dict[str, float]:
+    """The difference of the loss, relative to it, and that of each gradient by its name, relative
+    to its largest element; of one that is below a thousandth of the largest gradient, to that."""
     largest = max(np.abs(g).max(initial=0) for g in wanted.gradients.values())
+    out = {"": float(abs(found.loss - wanted.loss) / abs(wanted.loss))}
     for name, gradient in found.gradients.items():
         want = wanted.gradients[name]
         scale = max(np.abs(want).max(initial=0), largest / 1000)
-        assert np.abs(gradient - want).max(initial=0) <= tolerance * scale, name
+        out[name] = float(np.abs(gradient - want).max(initial=0) / scale)
+    return out
+
+
+def assert_equal(found: Values, wanted: Values, tolerance: float) -> None:
+    """The loss and each gradient differ by at most `tolerance`."""
+    for name, difference in differences(found, wanted).items():
+        assert difference <= tolerance, name or "the loss"

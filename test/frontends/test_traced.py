@@ -9,10 +9,10 @@ import pytest
 import torch
 from extent import extent
 from imported import Values, assert_equal, in_torch, traced, traced_in_numpy
-from test_zoo import CANCELLING, IMPORTED, PLANS, in_torch_alone
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 from zoo import ZOO, doubles
+from zoo_models import CANCELLING, IMPORTED, PLANS, in_torch_alone
 
 import shardir
 from shardir.diagnostics import ShardirError

@@ -1,0 +1,46 @@
+"""What is known of the import of the zoo, and its values in torch and by each of several plans."""
+
+import torch
+from imported import Values, imported, in_torch
+from zoo import ZOO, Architecture, Example
+
+from shardir.frontends.torch.importer import Imported
+
+PLANS = {
+    "auto": ("auto", None),
+    "fsdp": ("train", "fsdp"),
+    "megatron": ("train", "megatron(tp) * fsdp(dp)"),
+}
+"""The pipeline and the plan of each."""
+
+DERIVED = {
+    "Bloom": ["GeLUFunction"],  # the derivative, to save memory
+    "RecurrentGemma": ["SqrtBoundDerivative"],  # the derivative, if it is below 1000
+}
+"""The autograd functions of architectures whose backward is the derivative of their forward."""
+
+CANCELLING = {"VGG"}
+"""Architectures with a bias before a batch norm: its gradient is 0, and in f32 rounding errors."""
+
+NOT_IMPORTED = {"FNet": "aten.fft_fftn.default"}
+"""The op for which there is none: complex numbers."""
+
+IMPORTED = [name for name in ZOO if name not in NOT_IMPORTED]
+
+
+def imports(architecture: Architecture, example: Example) -> Imported:
+    """The example's module on 2 x 2 devices, with the request of its gradients."""
+    loss = architecture.loss_function
+    return imported(
+        example.module, example.args, example.labels,
+        loss or (lambda o: o if isinstance(o, torch.Tensor) else o["loss"]), example.kwargs,
+        mesh="dp = 2, tp = 2", derived=DERIVED.get(architecture.name, ()),
+    )  # fmt: skip
+
+
+def in_torch_alone(architecture: Architecture, example: Example) -> Values:
+    """The values of the example on one device."""
+    return in_torch(
+        example.module,
+        lambda module: architecture.loss(example, module(*example.args, **example.kwargs)),
+    )
