@@ -307,10 +307,11 @@ def content(folder: Path) -> dict[str, bytes]:
     """Return the files of a folder, without those that Python keeps of modules, and those that are
     removed meanwhile."""
     found = {}
-    for p in folder.rglob("*"):
-        if p.is_file() and p.parent.name != "__pycache__":
-            with suppress(FileNotFoundError):
-                found[os.fsencode(p.relative_to(folder)).decode("latin1")] = p.read_bytes()
+    for at, _, names in os.walk(folder):  # rglob fails where a folder is removed meanwhile
+        for p in (Path(at) / name for name in names):
+            if p.is_file() and p.parent.name != "__pycache__":
+                with suppress(FileNotFoundError):
+                    found[os.fsencode(p.relative_to(folder)).decode("latin1")] = p.read_bytes()
     return found
 
 
