@@ -17,9 +17,6 @@ from zoo_models import CANCELLING, IMPORTED, PLANS, in_torch_alone
 import shardir
 from shardir.diagnostics import ShardirError
 
-CANCELLING_TOO = CANCELLING | {"EfficientNet", "SegFormer"}
-"""Architectures with biases before batch norms."""
-
 NOT_TRACED = {
     "BEiT": "retains what it computes, which is without values",
     "DLRM, bags": "what torch saves of a bag on a CPU has another shape than it says",
@@ -109,14 +106,14 @@ def test_loss_and_gradients_are_those_of_torch(name: str, plan: str) -> None:
     loss = architecture.loss_function or (lambda o: o if isinstance(o, Tensor) else o["loss"])
     if name in WITHOUT_COLUMNS and plan == "megatron":
         pytest.skip("megatron finds no columns")
-    with doubles() if name in CANCELLING_TOO else nullcontext():
-        if name in CANCELLING_TOO:
+    with doubles() if name in CANCELLING else nullcontext():
+        if name in CANCELLING:
             example = example.double()
         found = traced(
             example.module, example.args, example.labels, loss, example.kwargs, "dp = 2, tp = 2"
         )
         wanted = in_torch_alone(architecture, example)
-    tolerance = 1e-9 if name in CANCELLING_TOO else 1e-4
+    tolerance = 1e-9 if name in CANCELLING else 1e-4
     assert_equal(traced_in_numpy(found, *PLANS[plan]), wanted, tolerance)
 
 

@@ -1,4 +1,4 @@
-"""What is known of the import of the zoo, and its values in torch and by each of several plans."""
+"""Facts of the import of the zoo, and its values in torch and by each of several plans."""
 
 import torch
 from imported import Values, imported, in_torch
@@ -19,11 +19,14 @@ DERIVED = {
 }
 """The autograd functions of architectures whose backward is the derivative of their forward."""
 
-CANCELLING = {"VGG"}
-"""Architectures with a bias before a batch norm: its gradient is 0, and in f32 rounding errors."""
+CANCELLING = {"VGG", "EfficientNet", "SegFormer"}
+"""Architectures with a bias before a norm: its gradient is 0, and in f32 rounding errors."""
 
 NOT_IMPORTED = {"FNet": "aten.fft_fftn.default"}
 """The op for which there is none: complex numbers."""
+
+NOT_IN_F64 = {"GPT-OSS", "Mixtral"}
+"""Architectures with grouped products, which torch does not compute in f64."""
 
 IMPORTED = [name for name in ZOO if name not in NOT_IMPORTED]
 
