@@ -59,7 +59,7 @@ STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, 
 def may_share(kind: type[Operation]) -> bool:
     """Whether a result of ops of a kind may share the memory of an operand; asked once for each
     kind, since to ask for each op is slow. Custom ops aside."""
-    by_types = (train.Update, dist.CollectiveOp, nn.ConvertOp, nn.ReduceOp)
+    by_types = (train.Update, dist.CollectiveOp, nn.ConvertOp, nn.ReduceOp, nn.IndexCopyOp)
     return issubclass(kind, (*VIEWS, *by_types))
 
 
@@ -95,6 +95,8 @@ def in_place(op: Operation) -> AliasPairs:
     if isinstance(op, train.Update):
         old = (op.operands[0], *op.operands[2 : len(op.operands) - len(op.SCALARS)])
         yield from zip(op.results, old, strict=True)
+    elif isinstance(op, nn.IndexCopyOp):
+        yield op.out, op.x
     elif isinstance(op, dist.AllReduceOp) and len(op.values) == 1:
         yield op.outs[0], op.values[0]
 

@@ -11,6 +11,7 @@ from shardir.dialects.train import (
     Request,
     Role,
     arguments,
+    is_step,
     updated_arguments,
 )
 
@@ -27,6 +28,18 @@ def retained_arguments(f: FuncOp) -> frozenset[SSAValue]:
     """Return the parameters and states of a function."""
     args = zip(f.body.block.args, arguments(f), strict=True)
     return frozenset(v for v, argument in args if argument.is_retained)
+
+
+def lent_arguments(f: FuncOp) -> frozenset[SSAValue]:
+    """Return the parameters and states that a result replaces: their memory is the function's."""
+    block = f.body.block
+    return frozenset(block.args[i] for i in updated_arguments(f) if i is not None)
+
+
+def frees(f: FuncOp) -> bool:
+    """Whether a program of the function frees each value after its last use: that of a step, and of
+    a model, which has parameters or states. A small function reads better without."""
+    return is_step(f) or bool(retained_arguments(f))
 
 
 def ties(f: FuncOp) -> dict[SSAValue, SSAValue]:

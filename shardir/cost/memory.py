@@ -28,7 +28,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.aliasing import in_place, may_share, shared
-from shardir.analysis.roles import retained_arguments
+from shardir.analysis.roles import frees, lent_arguments
 from shardir.analysis.storages import Span, Storages, live_ops, waits
 from shardir.cost.seconds import collective_work
 from shardir.dialects import dist, train
@@ -95,7 +95,7 @@ class _Live:
         self.ops = ops = live_ops(list(f.body.block.ops))
         storages = _storages(f, ops, mesh)
         self.spans = dict(storages.spans())
-        if not is_step(f):
+        if not frees(f):
             self.spans = {v: Span(span.start, len(ops)) for v, span in self.spans.items()}
         self.sizes = {v: _size(v, storages) for v in self.spans}
         self.held = _held(ops, mesh)
@@ -124,13 +124,13 @@ def _held(ops: list[Operation], mesh: Mesh) -> list[int]:
 def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
     """Return the storages of a function."""
     storages = Storages(f.body.block.args, ops)
-    step, lent = is_step(f), retained_arguments(f)
+    freed, lent = frees(f), lent_arguments(f)
     for op in ops:
         if not may_share(type(op)):
             continue
         if places := dict(in_place(op)):
-            mine = lent if isinstance(op, train.Update) else ()
-            found = {v: x for v, x in places.items() if step and storages.is_free(x, op, mine)}
+            mine = () if isinstance(op, dist.CollectiveOp) else lent
+            found = {v: x for v, x in places.items() if freed and storages.is_free(x, op, mine)}
         else:
             found = dict(shared(op, mesh))
         if isinstance(op, dist.FusibleOp) and op.record.reduces:  # parts of one buffer

@@ -31,7 +31,7 @@ MUTANTS = [
         "inputs are overwritten",
         "An emitted program writes into memory that is read later.",
         "shardir/backend/torch/emit/variables.py",
-        "self.storages.is_free(v, op, self.retained)",
+        "self.storages.is_free(v, op, self.lent)",
         "True",
         "test/backend/test_emit_text.py::test_memory_is_reused_only_after_its_last_use",
     ),

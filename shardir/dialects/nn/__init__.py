@@ -35,6 +35,7 @@ from shardir.dialects.nn.positions import *
 from shardir.dialects.nn.properties import *
 from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
+from shardir.dialects.nn.rows import *
 from shardir.dialects.nn.selection import *
 from shardir.dialects.nn.shape import *
 from shardir.dialects.nn.slicing import *

@@ -94,7 +94,7 @@ class ListScope(VariableScope):
         self._gathered[op] = Variable(name)
         self._gathered[op].argument = all(self.variables[v].base.argument for v in op.values)
         self.emptied.add(name)
-        if self.is_step:
+        if self.frees:
             self._release(op)
 
     def _release(self, op: train.ItemOp) -> None:

@@ -64,7 +64,7 @@ class EmissionScope(ListScope):
                 self.finish(op)
             else:
                 self.emit(op)
-                if self.is_step:
+                if self.frees:
                     self.delete(op)
         return [*head, *about, *self.head_lines, *self.lines]
 

@@ -8,7 +8,7 @@ from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.aliasing import maybe_shared
-from shardir.analysis.roles import retained_arguments
+from shardir.analysis.roles import frees, lent_arguments, retained_arguments
 from shardir.analysis.storages import Storages, live_ops
 from shardir.backend.torch.emit.literals import Number, number_text
 from shardir.backend.torch.emit.names import Names, comment, tuple_text
@@ -39,7 +39,7 @@ class VariableScope(LocalTypes):
         self, f: FuncOp, mesh: Mesh | None, rank: int | None, names: Names, used: set[str]
     ):
         super().__init__(f, mesh, rank, names, used)
-        self.is_step = train.is_step(f)
+        self.frees, self.lent = frees(f), lent_arguments(f)
         if len(f.body.blocks) > 1:
             raise Failure.at(f, "the torch backend emits functions of one block")
         self.block: Block = f.body.block
@@ -150,11 +150,11 @@ class VariableScope(LocalTypes):
         return self.variables[v].name
 
     def may_update(self, v: SSAValue, op: Operation) -> bool:
-        """Whether `op` may write its result into the memory of `v`: a parameter, a state or a value
-        of the step, without later uses."""
+        """Whether `op` may write its result into the memory of `v`: a parameter or state that a
+        result replaces, or a value of the function, without later uses."""
         return (
-            self.is_step and v in self.variables
-            and self.storages.is_free(v, op, self.retained)
+            self.frees and v in self.variables
+            and self.storages.is_free(v, op, self.lent)
             and not self.storages.is_shared(v, op)
         )  # fmt: skip
 

@@ -44,7 +44,7 @@ def _select(s: EmissionScope, op: nn.SelectOp) -> Text:
     """One of the two may be a literal: its type is then that of the other. A selection that retains
     a parameter or state is written into its memory."""
     condition = s.operand(op.condition)
-    if op.rhs in s.retained and s.may_update(op.rhs, op):
+    if op.rhs in s.lent and s.may_update(op.rhs, op):
         old = s.operand(op.rhs)
         s.line(f"torch.where({condition}, {s.operand(op.lhs)}, {old}, out={old})")
         return op.rhs

@@ -148,6 +148,17 @@ def scatter_add(
     return out.scatter_add_(axis, here, value)
 
 
+def index_copy_(
+    x: Tensor, ids: Tensor, new: Tensor, axis: int, start: int, total: int
+) -> Tensor:  # fmt: skip
+    """x, of whose rows along `axis` those at the indices become new ones; this rank's rows only."""
+    here, inside = local_ids(ids, start, x.shape[axis], total)
+    if inside is not None:
+        mine = inside.nonzero().flatten()
+        here, new = here[mine], new.index_select(axis, mine)
+    return x.index_copy_(axis, here.long(), new)
+
+
 def one_hot(ids: Tensor, rows: int, start: int, total: int, dtype: torch.dtype) -> Tensor:
     """1 where one of `rows` classes, from `start` on, is the index; 0 elsewhere."""
     classes = torch.arange(start, start + rows, device=ids.device)

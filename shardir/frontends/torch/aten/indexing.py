@@ -64,6 +64,10 @@ def _index_put(
     if any(i.dtype == "i1" for i in tensors):
         return NotImplemented
     flat, shape = flat_index(t, [x.shape[d] for d in given], tensors)
+    if len(given) == len(shape) == 1 and not accumulate:
+        at = given[0]
+        rows = values.to(x.dtype).broadcast_to(*x.shape[:at], *shape, *x.shape[at + 1 :])
+        return nn.index_copy(x, flat, rows, axis=at)
     if given != [*range(len(given))]:  # those that have an index first
         others = [d for d in range(len(x.shape)) if d not in given]
         order = [*given, *others]
@@ -86,6 +90,11 @@ def _index_put(
     named = nn.scatter_add(flat.reshape(-1), ones, axis=0, shape=(n,), dtype="i64") > 0
     named = named.reshape(*x.shape[: len(given)], *(1,) * len(rest)).broadcast_to(*x.shape)
     return nn.select(named, added, x)  # torch leaves open what is written by equal indices
+
+
+def _index_copy(t: Translation, x: Value, dim: int, ids: Value, source: Value) -> Value:
+    """Rows by index; torch wants no negative ones."""
+    return nn.index_copy(x, ids.reshape(-1), source.to(x.dtype), axis=dim % len(x.shape))
 
 
 def _scatter(t: Translation, x: Value, dim: int, ids: Value, source: Value | float) -> Value:
@@ -193,5 +202,6 @@ TABLE: dict[str, AtenEntry] = {
     "scatter": _scatter,
     "scatter_add": _scatter_add,
     "index_add": _index_add,
+    "index_copy": _index_copy,
     "one_hot": _one_hot,
 }
