@@ -277,9 +277,9 @@ class ProductOfPresets:
         )
 
     def layout(self, v: SSAValue) -> Layout:
-        """Return the layout of an argument: an input has the first dimension of the batch's class
-        split, a parameter its columns, and a parameter or state the dimension that `zero-3` retains
-        in shards. The axes of a dimension are in the order of the mesh, as in the search."""
+        """Return the layout of an argument: an input or a state has the first dimensions of the
+        batch's class and of columns split (a cache of keys its samples and heads), a parameter its
+        columns, and the dimension that `zero-3` retains in shards. The axes of a dimension are in the order of the mesh, as in the search."""
         if v in self.structure.owner:
             dims = self.retained_over(v, self.retained).dims
             ordered = [self.mesh.simplify(tuple(sorted(a, key=self.mesh.order))) for a in dims]
@@ -287,16 +287,24 @@ class ProductOfPresets:
         classes = [self.structure.classes.of((v, d)) for d in range(len(_shape(v)))]
         first = next((d for d, c in enumerate(classes) if c == self.structure.batch), None)
         dims = [self.batch if d == first else () for d in range(len(classes))]
+        column = self._column(classes)
+        if column is not None and column != first:
+            dims[column] = self.columns
         return Layout(self.mesh.name, tuple(dims))
+
+    def _column(self, classes: Sequence[Dimension | None]) -> int | None:
+        """Return the first dimension that is of columns which are split."""
+        extent = self.mesh.extent(self.columns)
+        split = {c for c in self.structure.columns if self.structure.divides(extent, c)}
+        return next((d for d, c in enumerate(classes) if c in split), None)
 
     def retained_over(self, v: SSAValue, over: Axes) -> Layout:
         """Return the layout of a parameter or state with its columns split, and the first dimension
         that these axes divide: within each part of its columns, so that it is gathered over these
         axes alone."""
-        structure, extent = self.structure, self.mesh.extent
-        split = {c for c in structure.columns if structure.divides(extent(self.columns), c)}
-        classes = [structure.classes.of((v, d)) for d in range(len(_shape(v)))]
-        column = next((d for d, c in enumerate(classes) if c in split), None)
+        extent = self.mesh.extent
+        classes = [self.structure.classes.of((v, d)) for d in range(len(_shape(v)))]
+        column = self._column(classes)
         dims = [self.columns if d == column else () for d in range(len(classes))]
         for d, n in enumerate(_shape(v)):
             if n % extent((*dims[d], *over)) == 0:

@@ -130,7 +130,7 @@ class Importer:
         init = f'file, path = "weights.npz", array = "{name}"'
         self.values[name] = tensor
         trained = kind is InputKind.PARAMETER and tensor.requires_grad and bool(node.users)
-        if trained and self.train:
+        if trained or (kind is InputKind.PARAMETER and not self.train):
             return Cell(self.function.parameter(name, shape, dtype, init=init))
         cell = Cell(self.function.state(name, shape, dtype, init=init))
         self.states[name] = cell
