@@ -34,7 +34,6 @@ from shardir.cost.seconds import collective_work
 from shardir.dialects import dist, train
 from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.nn.types import size_of
-from shardir.dialects.train import is_step
 
 PARTS = ("parameters", "states", "inputs", "gradients", "activations", "temporaries")
 """The purposes of memory. Activations are made before the backward part, temporaries in it or

@@ -1,4 +1,3 @@
-import torch
 from reference import Reference
 from xdsl.ir import Attribute, Operation
 
