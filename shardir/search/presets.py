@@ -279,7 +279,8 @@ class ProductOfPresets:
     def layout(self, v: SSAValue) -> Layout:
         """Return the layout of an argument: an input or a state has the first dimensions of the
         batch's class and of columns split (a cache of keys its samples and heads), a parameter its
-        columns, and the dimension that `zero-3` retains in shards. The axes of a dimension are in the order of the mesh, as in the search."""
+        columns, and the dimension that `zero-3` retains in shards. The axes of a dimension are in
+        the order of the mesh, as in the search."""
         if v in self.structure.owner:
             dims = self.retained_over(v, self.retained).dims
             ordered = [self.mesh.simplify(tuple(sorted(a, key=self.mesh.order))) for a in dims]
