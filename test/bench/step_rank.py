@@ -246,19 +246,18 @@ class Emitted:
 
     def copies(self) -> tuple[Tensors, Tensors, Tensors]:
         """Return copies of global parameters, of this rank's parameters and of its inputs."""
-        runner = self.runner
-        states = {k: v.clone() for k, v in runner.states.items()}
-        everywhere = {
-            k: self.rt.gather_global(self.mesh, v, t.dims, None, t.shape)
-            for (k, v), t in zip(states.items(), runner.types.values(), strict=True)
-        }
-        inputs = {name: make(0).clone() for (_, name), make in runner.inputs.items()}
+        kept = self.runner.states
+        states = {k: v.clone() for k, v in kept.values.items()}
+        everywhere = {k: kept.state(k) for k in states}
+        names = [arg.name for arg in self.function.args if arg.role == "input"]
+        made = [make(0).clone() for make in self.runner.inputs[self.function.name]]
+        inputs = dict(zip(names, made, strict=True))
         return everywhere, states, inputs
 
     def variant(self) -> Variant:
         def step() -> torch.Tensor:
             with torch.no_grad():
-                return self.runner.call(self.function, 0, check=False)[0]
+                return self.runner.at_step(self.function, 0)[0]
 
         return step, torch.Tensor.item
 

@@ -44,7 +44,7 @@ class Timed:
     def __init__(self, program: int, runner: Runner, function: PlanFunction, seconds: float):
         self.program, self.runner, self.function = program, runner, function
         self.seconds: list[float] = []
-        runner.call(function, 0, check=True)
+        runner.at_step(function, 0, check=True)
         self.calls = 1
         once = min(self.alone() for _ in range(TRIES))
         most = _most(runner.mesh, [once])[0]
@@ -54,7 +54,7 @@ class Timed:
         """Return the time of a turn on this rank, in seconds."""
         begun = time.perf_counter()
         for _ in range(self.calls):
-            self.runner.call(self.function, 0, check=False)
+            self.runner.at_step(self.function, 0)
         _finish(self.runner.mesh)
         return time.perf_counter() - begun
 

@@ -1,0 +1,42 @@
+"""The inputs of a program on one rank: rows of files, or random values.
+
+A part of the runtime; needs only torch.
+"""
+
+from collections.abc import Callable
+
+import runtime_random
+import torch
+from runtime_files import open_npy
+from runtime_plan import PlanArgument, PlanFunction
+from runtime_states import DTYPES, States, part
+from torch import Tensor
+
+
+def input_of(states: States, function: PlanFunction, arg: PlanArgument) -> Callable[[int], Tensor]:
+    """Return the function from a step to this rank's shard of an input: a batch of a file's rows,
+    or values that are the same in each step."""
+    if arg.init["kind"] != "file" or function.kind != "step":
+        same = states.filled(arg)
+        return lambda step: same
+    data = open_npy(states.plan.directory / arg.init["file"])
+    several = "microbatches" in arg.init
+    *microbatches, (start, stop) = states.bounds(arg)[: several + 1]
+    columns, size = states.bounds(arg)[several + 1 :], arg.shape[several]
+    shuffle = arg.init.get("shuffle", True)
+
+    def batch(number: int) -> Tensor:
+        if shuffle:
+            rows = runtime_random.batch_rows(len(data), number, size, states.seed)
+        else:
+            rows = torch.arange(number * size, (number + 1) * size) % len(data)
+        mine = data[rows[start:stop]]
+        return part(mine, [(0, stop - start), *columns]).to(
+            states.mesh.device, DTYPES[arg.dtype], memory_format=torch.contiguous_format
+        )
+
+    def batches(step: int) -> Tensor:  # a microbatch is the batch of a step without them
+        (first, last), first_of_step = microbatches[0], step * arg.shape[0]
+        return torch.stack([batch(first_of_step + k) for k in range(first, last)])
+
+    return batches if several else batch

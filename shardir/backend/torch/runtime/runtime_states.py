@@ -1,0 +1,82 @@
+"""The parameters and states of a program on one rank: their shards, with their present layouts.
+
+A part of the runtime; needs only torch.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import runtime as rt
+import runtime_random
+import torch
+from runtime_files import open_npy
+from runtime_plan import PlanArgument, PlanValue, ProgramPlan
+from torch import Tensor
+
+DTYPES = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i1": torch.bool,
+}
+
+
+class States:
+    """The parameters and states, by their keys.
+
+    Args:
+        seed: of the initial values.
+    """
+
+    def __init__(self, plan: ProgramPlan, mesh: rt.Mesh, seed: int):
+        self.plan, self.mesh, self.seed = plan, mesh, seed
+        self.values: dict[str, Tensor] = {}
+        self.types: dict[str, PlanValue] = {}
+        """Of the values: the layouts change with the functions that make them."""
+        self.initialize()
+
+    def initialize(self) -> None:
+        """Give all states their initial values."""
+        self.values.clear()
+        for function in self.plan.functions:
+            for arg in function.args:
+                if arg.role != "input" and arg.key not in self.values:
+                    self.values[arg.key], self.types[arg.key] = self.filled(arg), arg
+
+    def bounds(self, value: PlanValue) -> list[tuple[int, int]]:
+        """Return the range [start, stop) of each dimension of a value that this rank has."""
+        return rt.local_bounds(self.mesh, value.shape, value.dims)
+
+    def gathered(self, x: Tensor, value: PlanValue, partial: Any = None) -> Tensor:
+        """Return the global value of shards, on every rank."""
+        return rt.gather_global(self.mesh, x, value.dims, partial, value.shape)
+
+    def state(self, key: str) -> Tensor:
+        """Return the global value of a state, on every rank."""
+        return self.gathered(self.values[key], self.types[key])
+
+    def shard(self, arg: PlanArgument) -> Tensor:
+        """Return a state with the layout that a function expects; usually it has it already."""
+        if self.types[arg.key].dims == arg.dims:
+            return self.values[arg.key]
+        return part(self.state(arg.key), self.bounds(arg)).contiguous()
+
+    def filled(self, arg: PlanArgument) -> Tensor:
+        """Return this rank's shard of an initial value, which is the same on any mesh."""
+        kind, bounds = arg.init["kind"], self.bounds(arg)
+        if kind == "file":
+            full = open_npy(self.plan.directory / arg.init["file"])
+            return part(full, bounds).to(self.mesh.device, DTYPES[arg.dtype], copy=True)
+        key = f"{self.seed}/{arg.key}"
+        filled = runtime_random.fill(kind, arg.init, arg.shape, bounds, key, DTYPES[arg.dtype])
+        return filled.to(self.mesh.device)
+
+
+def part(x: Tensor, bounds: Iterable[tuple[int, int]]) -> Tensor:
+    """Return the elements in a range [start, stop) of each dimension: a view."""
+    for dim, (start, stop) in enumerate(bounds):
+        x = x.narrow(dim, start, stop - start)
+    return x
