@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardir.api import compile_file as compile_file
     from shardir.api import parse as parse
     from shardir.api import run as run
+    from shardir.api.loaded import load as load
     from shardir.backend.torch.dtensor import from_dtensor as from_dtensor
     from shardir.backend.torch.dtensor import to_dtensor as to_dtensor
     from shardir.diagnostics import ShardirError as ShardirError
@@ -29,6 +30,7 @@ PLACES = {
     "compile_file": "shardir.api",
     "parse": "shardir.api",
     "run": "shardir.api",
+    "load": "shardir.api.loaded",
     "from_dtensor": "shardir.backend.torch.dtensor",
     "to_dtensor": "shardir.backend.torch.dtensor",
     "register_custom_op": "shardir.dialects.nn.custom",

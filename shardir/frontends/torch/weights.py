@@ -84,7 +84,7 @@ def check(
         if name in wanted and _kind(wanted[name]) != _kind(x)
     ]
     wrong = [
-        f"expected {what} {_several(names)}"
+        f"expected {what} {several(names)}"
         for what, names in (
             ("weights of all parameters and buffers, got none of", missing),
             ("weights of the module alone, got", surplus),
@@ -101,6 +101,7 @@ def _kind(x: torch.Tensor) -> tuple[bool, bool]:
     return x.is_floating_point(), x.is_complex()
 
 
-def _several(names: Sequence[str], shown: int = 3) -> str:
+def several(names: Sequence[str], shown: int = 3) -> str:
+    """The first names of several, and the number of the others."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more

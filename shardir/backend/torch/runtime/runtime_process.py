@@ -107,12 +107,14 @@ def _behave(options: argparse.Namespace) -> None:
 
 
 def join_ranks(plan: ProgramPlan, options: argparse.Namespace) -> rt.Mesh:
-    """Join the other ranks and make the process groups, in the same order on all of them."""
-    given = os.environ.get("WORLD_SIZE")
-    rank = int(os.environ.get("RANK", "0"))
-    if int(given or "1") != plan.size:
+    """Join the other ranks, unless this process has, and make the process groups, in the same order
+    on all of them."""
+    joined = dist.is_initialized()
+    given = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
+    rank = dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
+    if given != plan.size:
         raise PlanError(
-            f"expected {plan.size} ranks ({plan.mesh_text()}), got {given or '1'};"
+            f"expected {plan.size} ranks ({plan.mesh_text()}), got {given};"
             f" use `torchrun --nproc-per-node {plan.size} program.py`"
             f" or `shard-run {plan.directory}`"
         )
@@ -123,7 +125,7 @@ def join_ranks(plan: ProgramPlan, options: argparse.Namespace) -> rt.Mesh:
             raise PlanError(f"rank {rank}: expected {local + 1} GPUs or more, got {seen}; use gloo")
         device = f"cuda:{local}"
         torch.cuda.set_device(local)
-    if plan.size > 1:
+    if plan.size > 1 and not joined:
         timeout = timedelta(seconds=options.timeout)
         dist.init_process_group(
             options.backend, rank=rank, world_size=plan.size, timeout=timeout,

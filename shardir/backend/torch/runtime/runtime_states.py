@@ -10,7 +10,7 @@ import runtime as rt
 import runtime_random
 import torch
 from runtime_files import open_npy
-from runtime_plan import PlanArgument, PlanValue, ProgramPlan
+from runtime_plan import PlanArgument, PlanError, PlanValue, ProgramPlan
 from torch import Tensor
 
 DTYPES = {
@@ -63,6 +63,28 @@ class States:
         if self.types[arg.key].dims == arg.dims:
             return self.values[arg.key]
         return part(self.state(arg.key), self.bounds(arg)).contiguous()
+
+    def shard_of(self, value: PlanValue, x: Tensor) -> Tensor:
+        """Return this rank's shard of a global value.
+
+        Raises:
+            PlanError: it has another shape or dtype.
+        """
+        dtype = DTYPES[value.dtype]
+        if tuple(x.shape) != value.shape or x.dtype != dtype:
+            raise PlanError(
+                f"expected {value.name} of {list(value.shape)} and {dtype}, got {list(x.shape)} "
+                f"and {x.dtype}"
+            )
+        return part(x, self.bounds(value)).to(
+            self.mesh.device, memory_format=torch.contiguous_format
+        )
+
+    def put(self, arg: PlanArgument, x: Tensor) -> None:
+        """Let a state be a global value, converted to its type."""
+        shard = part(x.detach(), self.bounds(arg))
+        shard = shard.to(self.mesh.device, DTYPES[arg.dtype], copy=True).contiguous()
+        self.values[arg.key], self.types[arg.key] = shard, arg
 
     def filled(self, arg: PlanArgument) -> Tensor:
         """Return this rank's shard of an initial value, which is the same on any mesh."""

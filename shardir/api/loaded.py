@@ -1,0 +1,227 @@
+"""A saved program whose functions are called from Python, in the process of each rank.
+
+program = shardir.load("out", "model.safetensors")    # torchrun --nproc-per-node 4 generate.py
+logits = program(tokens, position)
+"""
+
+import argparse
+import atexit
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module, util
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from shardir.backend.torch.runtime import FOLDER, RUNTIME_FILES
+from shardir.diagnostics import ShardirError, did_you_mean
+from shardir.frontends.torch import weight_files
+from shardir.frontends.torch.weights import several
+
+if TYPE_CHECKING:
+    from runtime_plan import PlanFunction, ProgramPlan
+    from runtime_session import Session
+
+
+def load(
+    directory: str | Path,
+    weights: str | Path | Mapping[str, torch.Tensor] | None = None,
+    *,
+    backend: str = "gloo",
+    seed: int = 0,
+    timeout: float = 300.0,
+) -> "Loaded":
+    """Load a saved program into this process, which is one of its ranks: all ranks call it.
+
+    The process joins the others by the environment that torchrun sets, unless torch.distributed is
+    initialized already. A program of one rank needs neither.
+
+    Args:
+        weights: the values of parameters, by the module's names: a state_dict, or a file as
+            `CompiledModel.load_weights` takes. Other states that it has are taken too.
+        backend: the library of collectives, where torch.distributed is not initialized: gloo on
+            CPUs, nccl on GPUs.
+        seed: of initial values, where there are no weights.
+        timeout: the longest wait for a rank, in seconds.
+
+    Raises:
+        ShardirError: the directory is no saved program, is for another number of ranks, or the
+            weights do not fit.
+    """
+    if dist.is_initialized():
+        backend = dist.get_backend()
+    else:
+        atexit.register(_leave)
+    options = argparse.Namespace(backend=backend, timeout=timeout)
+    with _errors():
+        plan = _runtime("runtime_plan").load_plan(directory)
+        mesh = _runtime("runtime_process").join_ranks(plan, options)
+        program = _program(plan)
+        functions = {f.name: getattr(program, f.python) for f in plan.functions}
+        loaded = Loaded(_runtime("runtime_session").Session(plan, mesh, functions, seed))
+    if weights is not None:
+        loaded.load_weights(weights)
+    return loaded
+
+
+class Loaded:
+    """The functions of a program on this rank, and its states.
+
+    Arguments and results are global values: the same on every rank, of which each takes its part,
+    and which are gathered. With `gathered=False` results are this rank's shards.
+    """
+
+    def __init__(self, session: "Session"):
+        self._session = session
+        self._functions = {f.name: f for f in session.plan.functions}
+
+    def __repr__(self) -> str:
+        ranks, names = self._session.plan.size, ", ".join(self._functions)
+        return f"<a program of {ranks} ranks, with the functions {names}>"
+
+    def __call__(self, *inputs: Any, gathered: bool = True, **named: Any) -> Any:
+        """Call the only function; `named` are inputs by their names in the program."""
+        if len(self._functions) > 1:
+            raise ShardirError(
+                f"expected the name of a function of {', '.join(self._functions)}, got none; "
+                "use .call(name, ...)"
+            )
+        return self.call(next(iter(self._functions)), *inputs, gathered=gathered, **named)
+
+    def call(self, function: str, *inputs: Any, gathered: bool = True, **named: Any) -> Any:
+        """Call a function; the states become those that it returns.
+
+        Returns:
+            Its other results: a tensor, or a tuple of several.
+
+        Raises:
+            ShardirError: there is no such function, or the inputs do not fit.
+        """
+        if function not in self._functions:
+            hint = did_you_mean(function, self._functions)
+            names = ", ".join(self._functions)
+            raise ShardirError(f"expected a function of {names}, got {function}{hint}")
+        f, session = self._functions[function], self._session
+        with torch.inference_mode(), _errors():
+            given = self._shards(f, inputs, named)
+            outputs = session.call(f, given)
+            found = [
+                session.states.gathered(x, result, result.partial) if gathered else x
+                for result, x in zip(f.results, outputs, strict=True) if not result.updates
+            ]  # fmt: skip
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def reset(self) -> None:
+        """Give the states that are no parameters, such as caches, their initial values."""
+        states = self._session.states
+        for arg in self._retained().values():
+            if arg.role == "state":
+                states.values[arg.key], states.types[arg.key] = states.filled(arg), arg
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The global values of parameters and states; all ranks call it."""
+        states = self._session.states
+        return {key: states.state(key).clone() for key in states.values}
+
+    def load_weights(self, weights: str | Path | Mapping[str, torch.Tensor]) -> None:
+        """Take the values of parameters, and of other states that `weights` has; what else it has,
+        such as the states of an optimizer, is left alone.
+
+        Raises:
+            ShardirError: parameters are missing, or shapes differ; no value is changed.
+        """
+        given = weights if isinstance(weights, Mapping) else weight_files.read(weights)
+        retained = self._retained()
+        missing = [k for k, a in retained.items() if a.role == "parameter" and k not in given]
+        wrong = [
+            f"{key} of {list(arg.shape)}, got {list(given[key].shape)}"
+            for key, arg in retained.items()
+            if key in given and tuple(given[key].shape) != arg.shape
+        ]
+        if missing or wrong:
+            found = (
+                [f"weights of all parameters, got none of {several(missing)}"] if missing else []
+            )
+            raise ShardirError("; ".join(f"expected {text}" for text in [*found, *wrong]))
+        states = self._session.states
+        for key, arg in retained.items():
+            if key in given:
+                states.put(arg, given[key])
+
+    def _retained(self) -> dict[str, Any]:
+        """The arguments that are parameters or states, by their keys: a parameter of a function
+        is one in all."""
+        found: dict[str, Any] = {}
+        for f in self._functions.values():
+            for arg in f.args:
+                if arg.role != "input" and (arg.role == "parameter" or arg.key not in found):
+                    found[arg.key] = arg
+        return found
+
+    def _shards(
+        self, f: "PlanFunction", inputs: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> list[torch.Tensor]:
+        """This rank's shards of the inputs of a function, in their order."""
+        wanted = [arg for arg in f.args if arg.role == "input"]
+        names = [arg.name for arg in wanted]
+        values = {**dict(zip(names, inputs, strict=False)), **named}
+        if len(inputs) + len(named) != len(values) or values.keys() != set(names):
+            got = [*(f"{len(inputs)} in order" for _ in inputs[:1]), *named]
+            raise ShardirError(
+                f"expected the inputs {', '.join(names) or 'none'} of {f.name}, got "
+                f"{', '.join(got) or 'none'}"
+            )
+        return [
+            self._session.states.shard_of(arg, _tensor(arg.name, values[arg.name]))
+            for arg in wanted
+        ]
+
+
+def _leave() -> None:
+    """End the process group: a thread of it that outlives the interpreter aborts the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Raise the runtime's errors as those of shardir."""
+    try:
+        yield
+    except _runtime("runtime_plan").PlanError as e:
+        raise ShardirError(str(e)) from None
+
+
+def _tensor(name: str, value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    raise ShardirError(f"expected a tensor as {name}, got {value!r:.60}; use torch.tensor")
+
+
+def _runtime(name: str) -> ModuleType:
+    """A module of the runtime, by the name that programs import it by."""
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    module = import_module(name)
+    if Path(module.__file__ or "").parent != FOLDER:
+        raise ShardirError(
+            f"expected the module {name} of shardir, got {module.__file__}; rename the other one"
+        )
+    return module
+
+
+def _program(plan: "ProgramPlan") -> ModuleType:
+    """program.py of a directory, under a name of its own."""
+    for name in RUNTIME_FILES:
+        if name.startswith(("runtime.", "ops_")):
+            _runtime(name.removesuffix(".py"))
+    path = plan.directory / "program.py"
+    spec = util.spec_from_file_location(f"program_{plan.directory.name}", path)
+    assert spec is not None and spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
