@@ -24,7 +24,7 @@ from shardir.backend.interface import LaunchError, Options
 from shardir.cost import Coefficients, clusters, report
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder, write_text
-from shardir.tools.arguments import new_file, positive, seconds
+from shardir.tools.arguments import output_file, positive, seconds
 from shardir.tools.commands import command
 from shardir.tools.probes import COLLECTIVES, SMALLEST, Probe, against, module, probes
 
@@ -210,7 +210,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("-o", "--output", type=new_file, metavar="FILE", help="the cluster file (standard output)")
+    add(
+        "-o",
+        "--output",
+        type=output_file,
+        metavar="FILE",
+        help="the cluster file (standard output)",
+    )
     add("--name", type=_name, default="here", help="the name of the cluster in the file (here)")
     add("--ranks", type=_ranks, default=4, metavar="N", help="the number of devices (4)")
     add(

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from shardir.backend.interface import LaunchError, Options, Report
 from shardir.backend.torch.launch import Progress, read_plan, run, run_and_check, summary
+from shardir.backend.torch.runtime.runtime_options import RunOptions
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder
-from shardir.tools.arguments import import_modules, npz_file, positive, seconds
+from shardir.tools.arguments import import_modules, positive
 from shardir.tools.commands import command
 
 
@@ -53,38 +54,15 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("program", type=Path, help="a directory that shard-opt wrote, or an .ir file")
     add("--nproc", type=int, help="the number of ranks (that of the mesh)")
-    add("--steps", type=positive, default=100, help="the number of training steps (100)")
+    RunOptions.add_to(parser)
     add("--allow-nan", action="store_true", help="exit with 0 although a loss is not finite")
     add("--check", action="store_true", help="compare with the same program on one device")
-    add(
-        "--backend",
-        choices=("gloo", "nccl"),
-        default="gloo",
-        help="gloo on CPUs, nccl on GPUs (gloo)",
-    )
     add(
         "--log-every",
         type=positive,
         metavar="K",
         help="without a terminal: print a line every K steps (a tenth of --steps)",
     )
-    add(
-        "--timeout",
-        type=seconds,
-        default=300.0,
-        metavar="S",
-        help="the maximum wait for a rank in seconds (300)",
-    )
-    add(
-        "--threads",
-        type=positive,
-        default=0,
-        help="threads per rank (1 with gloo, torch's default with nccl)",
-    )
-    add(
-        "--dump", type=npz_file, metavar="FILE", help="write all states and results to an .npz file"
-    )
-    add("--seed", type=int, default=0, help="the seed of parameters and batches (0)")
     add("--pass-pipeline", metavar="P", help="for an .ir file: the passes to run (train)")
     add(
         "--mode", help="for an .ir file, instead of passes: stand_alone, data, hybrid, semi_auto, "
@@ -140,14 +118,7 @@ def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
 
 def _run(directory: Path, arguments: argparse.Namespace) -> int:
     plan = read_plan(directory, arguments.nproc)
-    options = Options(
-        steps=arguments.steps,
-        backend=arguments.backend,
-        seed=arguments.seed,
-        timeout=arguments.timeout,
-        threads=arguments.threads,
-        dump=arguments.dump,
-    )
+    options = Options.parsed(arguments)
     log_every = arguments.log_every or max(1, arguments.steps // 10)
     progress = Progress("", arguments.steps, log_every)
     differences = []

@@ -4,7 +4,6 @@ program = shardir.load("out", "model.safetensors")    # torchrun --nproc-per-nod
 logits = program(tokens, position)
 """
 
-import argparse
 import atexit
 import sys
 from collections.abc import Iterator, Mapping
@@ -56,8 +55,9 @@ def load(
         backend = dist.get_backend()
     else:
         atexit.register(_leave)
-    options = argparse.Namespace(backend=backend, timeout=timeout)
     with _errors():
+        given = {"backend": backend, "seed": seed, "timeout": timeout}
+        options = _runtime("runtime_options").RunOptions.of(given)
         plan = _runtime("runtime_plan").load_plan(directory)
         mesh = _runtime("runtime_process").join_ranks(plan, options)
         program = _program(plan)
@@ -192,7 +192,7 @@ def _errors() -> Iterator[None]:
     """Raise the runtime's errors as those of shardir."""
     try:
         yield
-    except _runtime("runtime_plan").PlanError as e:
+    except (_runtime("runtime_plan").PlanError, _runtime("runtime_options").OptionError) as e:
         raise ShardirError(str(e)) from None
 
 

@@ -12,16 +12,16 @@ The module is in the local view, after all passes. The compiler uses a backend o
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import IO, Any, Self, get_type_hints
+from typing import IO, Any, Self
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.utils.target import Target
 
+from shardir.backend.torch.runtime.runtime_options import OptionError, RunOptions
 from shardir.diagnostics import ShardirError, did_you_mean
-from shardir.rewriting.options import type_text
 
 
 class LaunchError(Exception):
@@ -37,25 +37,13 @@ class RunError(LaunchError):
 
 
 @dataclass(frozen=True)
-class Options:
-    """The options of a run.
+class Options(RunOptions):
+    """The options of a run, and how it is started.
 
     Args:
-        steps: training steps.
-        backend: the library of collectives: gloo on CPUs, nccl on GPUs.
-        seed: of parameters and inputs.
-        timeout: the longest wait for a rank, in seconds.
-        threads: of each rank; 0: the backend decides.
-        dump: the .npz file that all states and results are written to.
         python: the interpreter that runs the ranks.
     """
 
-    steps: int = 100
-    backend: str = "gloo"
-    seed: int = 0
-    timeout: float = 300.0
-    threads: int = 0
-    dump: Path | None = None
     python: str = sys.executable
 
     @classmethod
@@ -63,26 +51,17 @@ class Options:
         """Return options by name.
 
         Raises:
-            ShardirError: there is no such option, or it has another type.
+            ShardirError: there is no such option, or it has a wrong value.
         """
-        hints = get_type_hints(cls)
-        for name, value in given.items():
-            if name not in hints:
-                hint = did_you_mean(name, hints) or f"; it has {', '.join(hints)}"
-                raise ShardirError(f"a run has no option {name}{hint}")
-            wanted = _ACCEPTED.get(hints[name], hints[name])
-            if not isinstance(value, wanted) or isinstance(value, bool):
-                expected = type_text(hints[name])
-                raise ShardirError(f"option {name} of a run: expected {expected}, got {value!r}")
-        return cls(**given)
-
-    def __post_init__(self) -> None:
-        if self.dump is not None:
-            object.__setattr__(self, "dump", Path(self.dump))
-
-
-_ACCEPTED: dict[Any, Any] = {float: int | float, Path | None: str | Path | None}
-"""What is accepted for an option of a type, if not the type alone."""
+        try:
+            return super().of(given)
+        except OptionError as e:
+            names = [f.name for f in fields(cls)]
+            unknown = next((name for name in given if name not in names), None)
+            hint = "" if unknown is None else did_you_mean(unknown, names)
+            if unknown is not None and not hint:
+                hint = f"; it has {', '.join(names)}"
+            raise ShardirError(f"{e}{hint}") from None
 
 
 @dataclass

@@ -37,13 +37,6 @@ STOPPED = {"T": "is stopped", "t": "is stopped by a debugger"}
 STATES = {**STOPPED, "D": "waits for a device"}
 
 
-def arguments(options: Options) -> list[str]:
-    """Return the options as the command line of runtime_process.py."""
-    named = ("steps", "backend", "seed", "timeout", "threads")
-    words = [word for name in named for word in (f"--{name}", str(getattr(options, name)))]
-    return words + (["--dump", str(options.dump.resolve())] if options.dump else [])
-
-
 def allow_files(ranks: int) -> None:
     """Raise the limit of open files to what ranks need, for this process and those that it starts.
 
@@ -119,7 +112,7 @@ class Ranks:
         self.logs.append(tempfile.TemporaryFile())  # noqa: SIM115 - run() closes it
         self.processes.append(
             subprocess.Popen(
-                [self.options.python, str(self.program), *arguments(self.options)],
+                [self.options.python, str(self.program), *self.options.words()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=self.logs[rank],

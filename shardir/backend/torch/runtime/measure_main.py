@@ -14,7 +14,6 @@ does,
 a call's mean of each round.
 """
 
-import argparse
 import json
 import math
 import time
@@ -27,6 +26,7 @@ import torch
 import torch.distributed as dist
 from runtime_events import Events
 from runtime_main import Runner
+from runtime_options import RunOptions
 from runtime_plan import PlanFunction, load_plan
 from runtime_process import as_rank, join_ranks
 
@@ -93,7 +93,7 @@ def _module(directory: Path) -> ModuleType:
     return module
 
 
-def work(options: argparse.Namespace, events: Events) -> None:
+def work(options: RunOptions, events: Events) -> None:
     """Measure all programs; those on meshes of the same axes share their process groups."""
     turns = json.loads((HERE / "turns.json").read_text())
     meshes: dict[tuple, rt.Mesh] = {}

@@ -13,7 +13,6 @@ and each rank how it ended: {"event": "done"}, or
     {"event": "error", "kind": "plan" | "program" | "late" | "lost", "message": "ValueError: ..."}
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +24,7 @@ import torch
 from runtime_data import input_of
 from runtime_events import Events
 from runtime_files import save_npz
+from runtime_options import RunOptions
 from runtime_plan import PlanFunction, ProgramPlan, load_plan
 from runtime_process import as_rank, join_ranks
 from runtime_session import Session
@@ -40,7 +40,7 @@ REPORT_SECONDS = 0.1
 def main(functions: dict[str, Callable], single: bool = False) -> None:
     """Run all functions of the plan.json beside this file, and end the process."""
 
-    def work(options: argparse.Namespace, events: Events) -> None:
+    def work(options: RunOptions, events: Events) -> None:
         plan = load_plan(Path(__file__).parent)
         plan = _unsplit(plan) if single else plan
         mesh = join_ranks(plan, options)
@@ -77,7 +77,7 @@ class Runner(Session):
             for f in plan.functions
         }
 
-    def run(self, options: argparse.Namespace) -> None:
+    def run(self, options: RunOptions) -> None:
         """Run all training steps, then all other functions, and report both."""
         self.events.send(event="start", ranks=self.mesh.size, backend=options.backend)
         dump: dict[str, Tensor] = {}
@@ -95,7 +95,7 @@ class Runner(Session):
             for key in self.states.values:
                 dump[f"states/{key}"] = self.states.state(key)
             if self.mesh.rank == 0:
-                save_npz(Path(options.dump), dump)
+                save_npz(options.dump, dump)
 
     def train(self, function: PlanFunction, steps: int) -> tuple[list[float], list[Tensor] | None]:
         """Run a number of steps; return their losses and the results of the last one."""

@@ -18,6 +18,7 @@ import runtime as rt
 import torch
 import torch.distributed as dist
 from runtime_events import Events
+from runtime_options import RunOptions
 from runtime_plan import START_SECONDS, PlanError, ProgramPlan
 
 _OTHERS = {
@@ -28,7 +29,7 @@ _OTHERS = {
 in time, or its connection was lost."""
 
 
-def as_rank(work: Callable[[argparse.Namespace, Events], None]) -> None:
+def as_rank(work: Callable[[RunOptions, Events], None]) -> None:
     """Do the work of one rank, without gradients, and end the process. The last event is how it
     ended.
 
@@ -39,8 +40,6 @@ def as_rank(work: Callable[[argparse.Namespace, Events], None]) -> None:
     code = 1
     try:
         options = _options()
-        if options.dump and not options.dump.endswith(".npz"):
-            raise PlanError(f"--dump: expected a name that ends in .npz, got {options.dump}")
         _behave(options)
         with torch.no_grad():
             work(options, events)
@@ -77,21 +76,16 @@ def _kind(error: Exception) -> str:
     return next(found, "program")
 
 
-def _options() -> argparse.Namespace:
+def _options() -> RunOptions:
     parser = argparse.ArgumentParser(description="Runs one rank of a compiled program.")
-    parser.add_argument("--steps", type=int, default=100, help="training steps (100)")
-    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches (0)")
-    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
-    parser.add_argument("--threads", type=int, default=0, help="threads per rank (1 with gloo)")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for a rank")
-    parser.add_argument("--dump", metavar="FILE", help="write all states and results to an .npz")
-    return parser.parse_args()
+    RunOptions.add_to(parser)
+    return RunOptions.parsed(parser.parse_args())
 
 
 # ---- starting --------------------------------------------------------------------------------
 
 
-def _behave(options: argparse.Namespace) -> None:
+def _behave(options: RunOptions) -> None:
     """End with the launcher, and share few cores well."""
     launcher = os.environ.get("SHARDIR_LAUNCHER")
     if launcher and sys.platform == "linux":
@@ -106,7 +100,7 @@ def _behave(options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads or 1)
 
 
-def join_ranks(plan: ProgramPlan, options: argparse.Namespace) -> rt.Mesh:
+def join_ranks(plan: ProgramPlan, options: RunOptions) -> rt.Mesh:
     """Join the other ranks, unless this process has, and make the process groups, in the same order
     on all of them."""
     joined = dist.is_initialized()

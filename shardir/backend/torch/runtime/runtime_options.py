@@ -1,0 +1,174 @@
+"""The options of a run: one record for Python, for shard-run, and for the command line of a rank.
+
+A part of the runtime; needs only Python.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+MAX_SECONDS = 1e6
+"""The longest time-out: the system's waits take milliseconds in 32 bits."""
+
+OptionCheck = Callable[[Any], str]
+"""Returns what is expected in place of a value; "" where it is right."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    kind: type,
+    check: OptionCheck = lambda value: "",
+    choices: Sequence[str] = (),
+    metavar: str | None = None,
+) -> Any:
+    """Return a field that is an option.
+
+    Args:
+        help: what it is; the default follows in parentheses, unless it is none.
+        kind: the type of its values; of a bool it is a flag.
+    """
+    about = {"help": help, "kind": kind, "check": check, "choices": choices, "metavar": metavar}
+    return field(default=default, metadata=about)
+
+
+def at_least(low: int) -> OptionCheck:
+    """Return the check of a number."""
+    return lambda value: f"{low} or more" if value < low else ""
+
+
+def time_out(value: float) -> str:
+    """Check a time-out."""
+    if not value > 0:
+        return "more than 0"
+    return f"at most {MAX_SECONDS:.0f}" if value > MAX_SECONDS else ""
+
+
+def new_file(suffix: str = "") -> OptionCheck:
+    """Return the check of a file that can be written: before the training, not after it."""
+
+    def check(path: Path) -> str:
+        if os.path.isdir(path):
+            return "a file, not a directory"
+        if not os.access(path.absolute().parent, os.W_OK):
+            return "a file in a writable folder"
+        return f"a name that ends in {suffix}" if suffix and path.suffix != suffix else ""
+
+    return check
+
+
+class OptionError(Exception):
+    """An option that a run does not have, or with a wrong value."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of a run that its ranks know."""
+
+    steps: int = option(100, "training steps", kind=int, check=at_least(1))
+    backend: str = option("gloo", "gloo on CPUs, nccl on GPUs", kind=str, choices=("gloo", "nccl"))
+    seed: int = option(0, "of parameters and batches", kind=int)
+    timeout: float = option(
+        300.0, "the longest wait for a rank, in seconds", kind=float, check=time_out, metavar="S"
+    )
+    threads: int = option(
+        0, "threads per rank; 0: one with gloo, torch's default with nccl", kind=int,
+        check=at_least(0),
+    )  # fmt: skip
+    dump: Path | None = option(  # noqa: RUF009 - it is a field, as those above
+        None, "write all states and results to an .npz file", kind=Path, check=new_file(".npz"),
+        metavar="FILE",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        for f in _options(type(self)):
+            value, kind = getattr(self, f.name), f.metadata["kind"]
+            if value is not None:
+                object.__setattr__(self, f.name, kind(value))
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Return options by name.
+
+        Raises:
+            OptionError: there is no such option, or it has a wrong value.
+        """
+        known = {f.name: f for f in fields(cls)}
+        for name, value in given.items():
+            if name not in known:
+                raise OptionError(f"a run has no option {name}")
+            about = known[name].metadata
+            if about and not (value is None and known[name].default is None):
+                _check(f"option {name} of a run", about, value)
+        return cls(**given)
+
+    @classmethod
+    def add_to(cls, parser: Any) -> None:
+        """Add a flag for each option to a parser of arguments."""
+        for f in _options(cls):
+            about, flag = f.metadata, f"--{f.name.replace('_', '-')}"
+            default = f"{f.default:g}" if about["kind"] is float else f.default
+            shown = "" if f.default is None else f" ({default})"
+            read = reading(about["kind"], about["check"])
+            if about["kind"] is bool:
+                parser.add_argument(flag, action="store_true", help=about["help"])
+                continue
+            parser.add_argument(
+                flag, type=read, default=f.default, metavar=about["metavar"],
+                choices=about["choices"] or None, help=about["help"] + shown,
+            )  # fmt: skip
+
+    @classmethod
+    def parsed(cls, arguments: argparse.Namespace) -> Self:
+        """Return the options among parsed arguments."""
+        return cls(**{f.name: getattr(arguments, f.name) for f in _options(cls)})
+
+    def words(self) -> list[str]:
+        """Return the options that are not as by default, as words of a command line."""
+        found = []
+        for f in _options(RunOptions):
+            value = getattr(self, f.name)
+            if value != f.default:
+                text = str(value.resolve() if isinstance(value, Path) else value)
+                flag = f"--{f.name.replace('_', '-')}"
+                found += [flag] if value is True else [flag, text]
+        return found
+
+
+def _options(kind: type[RunOptions]) -> list[Any]:
+    """The fields that are options."""
+    return [f for f in fields(kind) if f.metadata]
+
+
+_ACCEPTED: dict[type, Any] = {float: (int, float), Path: (str, Path)}
+"""What is accepted for an option of a type, if not the type alone."""
+
+
+def _check(what: str, about: Mapping[str, Any], value: Any) -> None:
+    """Check a value that Python gives. Raises OptionError."""
+    kind, choices = about["kind"], about["choices"]
+    right = isinstance(value, _ACCEPTED.get(kind, kind))
+    if not right or (isinstance(value, bool) and kind is not bool):
+        raise OptionError(f"{what}: expected {kind.__name__}, got {value!r}")
+    expected = about["check"](kind(value))
+    if choices and value not in choices:
+        expected = f"one of {', '.join(choices)}"
+    if expected:
+        raise OptionError(f"{what}: expected {expected}, got {value}")
+
+
+def reading(kind: type, check: OptionCheck) -> Callable[[str], Any]:
+    """Return the function that reads a value of the command line, as argparse wants it."""
+
+    def read(text: str) -> Any:
+        value = kind(text)
+        if expected := check(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text}")
+        return value
+
+    read.__name__ = kind.__name__  # argparse names it where the text is no such value
+    return read
