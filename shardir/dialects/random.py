@@ -166,17 +166,3 @@ def fill(
     if np.dtype(dtype).itemsize == 2:
         values = values.astype(np.float32)  # rounded in two steps, as everywhere
     return values.astype(dtype)
-
-
-def epoch_order(rows: int, epoch: int, seed: int) -> np.ndarray:
-    """The order of the rows of a file in an epoch: sorted by random numbers."""
-    bits = _bits(seed_of(f"{seed}/epoch {epoch}"), np.arange(rows))
-    return np.argsort(bits >> np.uint64(1), kind="stable")
-
-
-def batch_rows(rows: int, step: int, batch: int, seed: int) -> np.ndarray:
-    """The rows of the batch at a step (from 0); a new order begins after the last row."""
-    first, last = step * batch // rows, ((step + 1) * batch - 1) // rows
-    orders = np.concatenate([epoch_order(rows, epoch, seed) for epoch in range(first, last + 1)])
-    start = step * batch - first * rows
-    return orders[start : start + batch]

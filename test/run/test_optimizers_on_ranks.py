@@ -7,13 +7,13 @@ import re
 
 import numpy as np
 import pytest
+from orders import batch_rows
 
 torch = pytest.importorskip("torch")
 
 import shardir
 from shardir.backend.interface import Options
 from shardir.backend.torch.launch import run
-from shardir.backend.torch.runtime import runtime_random
 from shardir.dialects.dist import type_layout
 from shardir.dialects.random import fill
 from shardir.dialects.train import arguments
@@ -125,8 +125,8 @@ def trained(name, count, make):
             w.grad = None
         total = 0.0
         for k in range(count):
-            rows = runtime_random.batch_rows(len(ROWS), t * count + k, 4, 0)
-            x = torch.tensor(ROWS[rows.numpy()]).double()
+            rows = batch_rows(len(ROWS), t * count + k, 4, 0)
+            x = torch.tensor(ROWS[rows]).double()
             loss = ((x @ p[0] + p[1]).tanh() ** 2).mean() / count
             loss.backward()
             total += loss.item()

@@ -120,12 +120,3 @@ def test_scalars_extremes_and_bf16():
     )
     large = runtime_random.fill("normal", {"mean": 0, "std": 1}, (64,), [(0, 64)], "k")
     assert torch.equal(small, large.bfloat16())
-
-
-def test_batches_visit_every_row_in_each_epoch():
-    drawn = np.concatenate([numpy_random.batch_rows(10, step, 4, seed=1) for step in range(5)])
-    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
-    assert list(drawn[:10]) != list(drawn[10:])
-    ours = torch.cat([runtime_random.batch_rows(10, step, 4, seed=1) for step in range(5)])
-    assert ours.tolist() == drawn.tolist()
-    assert len(numpy_random.batch_rows(3, 1, 8, 0)) == 8  # larger than the file

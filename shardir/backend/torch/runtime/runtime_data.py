@@ -5,9 +5,9 @@ A part of the runtime; needs only torch.
 
 from collections.abc import Callable
 
-import runtime_random
 import torch
 from runtime_files import open_npy
+from runtime_order import rows_at
 from runtime_plan import PlanArgument, PlanFunction
 from runtime_states import DTYPES, States, part
 from torch import Tensor
@@ -26,14 +26,13 @@ def input_of(states: States, function: PlanFunction, arg: PlanArgument) -> Calla
     shuffle = arg.init.get("shuffle", True)
 
     def batch(number: int) -> Tensor:
+        first, count = number * size + start, stop - start
         if shuffle:
-            rows = runtime_random.batch_rows(len(data), number, size, states.seed)
+            rows = rows_at(len(data), first, count, states.seed)
         else:
-            rows = torch.arange(number * size, (number + 1) * size) % len(data)
-        mine = data[rows[start:stop]]
-        return part(mine, [(0, stop - start), *columns]).to(
-            states.mesh.device, DTYPES[arg.dtype], memory_format=torch.contiguous_format
-        )
+            rows = torch.arange(first, first + count) % len(data)
+        mine = part(data, [(0, len(data)), *columns])[rows]  # reads nothing else of the file
+        return mine.to(states.mesh.device, DTYPES[arg.dtype], memory_format=torch.contiguous_format)
 
     def batches(step: int) -> Tensor:  # a microbatch is the batch of a step without them
         (first, last), first_of_step = microbatches[0], step * arg.shape[0]

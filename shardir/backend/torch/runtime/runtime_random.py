@@ -7,7 +7,6 @@ libraries and devices differ in the last bit (torch's root is not numpy's). nump
 file is shardir/dialects/random.py.
 """
 
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -41,7 +40,7 @@ def seed_of(key: str) -> int:
     return state
 
 
-def _bits(seed: int | Tensor, index: Tensor) -> Tensor:
+def outputs(seed: int | Tensor, index: Tensor) -> Tensor:
     """splitmix64's outputs number `index`."""
     first = seed + _signed(_GOLDEN) if isinstance(seed, Tensor) else _signed(seed + _GOLDEN)
     z = index * _signed(_GOLDEN) + first
@@ -92,16 +91,16 @@ def _normal(bits: Tensor) -> Tensor:
 def seed_at(key: Tensor, stream: int) -> Tensor:
     """The seed of a stream of a key (an i64 scalar): output number `stream` of splitmix64 started
     at the key."""
-    return _bits(key, torch.full_like(key, stream))
+    return outputs(key, torch.full_like(key, stream))
 
 
 def kept(p: float, seed: Tensor, index: Tensor) -> Tensor:
     """The mask of these indices whose uniform number is at least p."""
-    return _shifted(_bits(seed, index), 11) >= math.ceil(p * 2.0**53)
+    return _shifted(outputs(seed, index), 11) >= math.ceil(p * 2.0**53)
 
 
 def _values(kind: str, params: Mapping[str, Any], seed: int | Tensor, index: Tensor) -> Tensor:
-    bits = _bits(seed, index)
+    bits = outputs(seed, index)
     if kind == "uniform":
         low, high = float(params.get("low", 0.0)), float(params.get("high", 1.0))
         return _uniform(bits) * (high - low) + low
@@ -171,17 +170,3 @@ def _places(shape: Sequence[int], slices: Sequence[tuple[int, int]], rest: Tenso
         rest = rest // (stop - start)
         stride *= size
     return place
-
-
-@functools.lru_cache(maxsize=4)
-def epoch_order(rows: int, epoch: int, seed: int) -> Tensor:
-    """The order in which an epoch visits the rows of a file: sorted by random numbers."""
-    bits = _bits(seed_of(f"{seed}/epoch {epoch}"), torch.arange(rows))
-    return torch.argsort(_shifted(bits, 1), stable=True)
-
-
-def batch_rows(rows: int, step: int, batch: int, seed: int) -> Tensor:
-    """The rows of the batch at a step (from 0); a new order begins where the rows run out."""
-    first, last = step * batch // rows, ((step + 1) * batch - 1) // rows
-    orders = torch.cat([epoch_order(rows, epoch, seed) for epoch in range(first, last + 1)])
-    return orders.narrow(0, step * batch - first * rows, batch)

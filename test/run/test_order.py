@@ -1,0 +1,50 @@
+# ruff: noqa: E402 (torch may not be installed)
+"""The order of rows: a permutation in each epoch, a function of seed, epoch and step alone."""
+
+import math
+from collections import Counter
+
+import orders
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from runtime_order import BLOCK, permuted, rows_at
+
+
+def order(rows: int, epoch: int, seed: int) -> list[int]:
+    return permuted(rows, torch.full((rows,), epoch), torch.arange(rows), seed).tolist()
+
+
+def test_each_epoch_has_each_row_once():
+    for rows in [*range(1, 201), 1021, 9973]:
+        seen = {tuple(order(rows, epoch, seed)) for epoch in (0, 1, 2**40) for seed in (0, -1)}
+        assert all(sorted(one) == list(range(rows)) for one in seen)
+        assert len(seen) == 6 or rows < 6  # epochs and seeds differ
+
+
+def test_all_orders_of_few_rows_are_as_frequent():
+    epochs, rows = 6000, 4
+    every = torch.arange(epochs).repeat_interleave(rows)
+    drawn = permuted(rows, every, torch.arange(rows).repeat(epochs), 5).view(epochs, rows)
+    counts, wanted = Counter(map(tuple, drawn.tolist())), epochs / math.factorial(rows)
+    assert len(counts) == math.factorial(rows)
+    chi_square = sum((count - wanted) ** 2 / wanted for count in counts.values())
+    assert chi_square < 49.7  # 23 degrees of freedom: one of a thousand seeds exceeds it
+
+
+def test_many_rows_are_mixed():
+    x = torch.arange(100003).double()
+    y = torch.tensor(order(100003, 0, 1)).double()
+    near = torch.corrcoef(torch.stack([y[1:], y[:-1], x[1:]]))
+    assert (near - torch.eye(3)).abs().max() < 0.01
+
+
+@pytest.mark.parametrize("rows", [1, 2, 10, 40, 1000, 10**12 + 39])
+def test_rows_are_those_of_the_reference(rows):
+    for first in (0, 1, 3, BLOCK - 5, 10**6, 3 * rows - 5):
+        want = [orders.row(rows, p // rows, p % rows, 3) for p in range(first, first + 12)]
+        assert rows_at(rows, first, 12, 3).tolist() == want
+        parts = [rows_at(rows, first + a, b - a, 3) for a, b in ((0, 5), (5, 5), (5, 12))]
+        assert torch.cat(parts).tolist() == want
+    assert len(rows_at(rows, 7, 3 * BLOCK, 3)) == 3 * BLOCK
