@@ -20,7 +20,12 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.utils.target import Target
 
-from shardir.backend.torch.runtime.runtime_options import OptionError, RunOptions
+from shardir.backend.torch.runtime.runtime_options import (
+    OptionError,
+    RunOptions,
+    new_file,
+    option,
+)
 from shardir.diagnostics import ShardirError, did_you_mean
 
 
@@ -38,12 +43,16 @@ class RunError(LaunchError):
 
 @dataclass(frozen=True)
 class Options(RunOptions):
-    """The options of a run, and how it is started.
+    """The options of a run, and how it is started and reported.
 
     Args:
         python: the interpreter that runs the ranks.
     """
 
+    log: Path | None = option(  # noqa: RUF009 - it is a field
+        None, "write losses, evaluations and results as JSON lines", kind=Path, check=new_file(),
+        metavar="FILE",
+    )  # fmt: skip
     python: str = sys.executable
 
     @classmethod
@@ -66,10 +75,22 @@ class Options(RunOptions):
 
 @dataclass
 class Report:
-    """The outcome of a run: losses of each step function, results of the others, speed."""
+    """The outcome of a run: losses of each step function, results of the others, speed.
+
+    Attributes:
+        evaluations: results of the others between steps: each has the `step` after which it was
+            computed, the step's function `of`, the `function`, the `name` of the result, its
+            `value`.
+        samples, tokens: of a step of each step function, where its inputs have them.
+        memory: the peak of rank 0, in bytes: of tensors on a GPU, of the process else.
+    """
 
     ranks: int
     backend: str
+    samples: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    memory: int = 0
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
     losses: dict[str, list[float]] = field(default_factory=dict)
     steps_per_second: dict[str, float] = field(default_factory=dict)
     results: list[dict[str, Any]] = field(default_factory=list)
@@ -79,6 +100,9 @@ class Report:
         match event["event"]:
             case "steps":
                 self.losses.setdefault(event["function"], []).extend(event["losses"])
+                self.memory = max(self.memory, event["memory"])
+            case "evaluated":
+                self.evaluations.append(event)
             case "trained":
                 self.steps_per_second[event["function"]] = event["steps_per_second"]
             case "result":

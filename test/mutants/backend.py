@@ -4,6 +4,22 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a loss that is NaN is a loss",
+        "A run whose loss is NaN goes on, and ends as a success.",
+        "shardir/backend/torch/runtime/runtime_anomalies.py",
+        "if not math.isfinite(loss):",
+        "if math.isinf(loss):",
+        "test/run/test_evaluation.py::test_a_loss_that_is_not_finite_ends_the_run",
+    ),
+    Mutant(
+        "an evaluation is of one batch",
+        "The mean of an evaluation is that of the first batch of its data.",
+        "shardir/backend/torch/runtime/runtime_evaluation.py",
+        "return several[0] if several else 1",
+        "return 1",
+        "test/run/test_evaluation.py::test_functions_are_evaluated_between_steps_over_all_batches",
+    ),
+    Mutant(
         "a list is taken from the wrong end",
         "A loop takes the values of another one in the order in which they were made, not back.",
         "shardir/backend/torch/emit/loops.py",

@@ -189,7 +189,7 @@ class Ranks:
         first that reported an error of its own, else one that left before its work was done."""
         codes = [_code(process) for process in self.processes]
         left = self._left(codes)
-        own = [e for e in self.errors.values() if e["kind"] in ("plan", "program")]
+        own = [e for e in self.errors.values() if e["kind"] in ("plan", "program", "values")]
         choices = [
             [rank for rank in left if (codes[rank] or 0) < 0],
             [e["rank"] for e in sorted(own, key=lambda e: e["time"])],
@@ -207,7 +207,7 @@ class Ranks:
 
     def _story(self, rank: int) -> str:
         code, error = _code(self.processes[rank]), self.errors.get(rank)
-        if error and error["kind"] == "plan":
+        if error and error["kind"] in ("plan", "values"):
             return error["message"]
         if code is not None and code < 0:
             name = {s.value: s.name for s in signal.Signals}.get(-code, f"signal {-code}")

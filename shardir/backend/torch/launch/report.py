@@ -46,6 +46,14 @@ class Progress:
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Show an event of rank 0."""
+        if event["event"] == "evaluated":
+            name = f"{event['function']}: {event['name']}"
+            text = f"{self.label}{event['of']}: step {event['step']}/{self.steps}  {name} = "
+            text += f"{event['value']:.6g}"
+            if self._bar is None:
+                print(text, file=self.out, flush=True)
+            else:
+                self._bar.console.print(text)
         if event["event"] != "steps":
             return
         name, first, losses = event["function"], event["first"], event["losses"]
@@ -70,11 +78,18 @@ def summary(report: Report) -> list[str]:
         rate = report.steps_per_second.get(name, math.nan)
         lines.append(
             f"{name}: {count} {_plural('step', count)}, final loss {losses[-1]:.6g},"
-            f" {rate:.1f} steps/s"
+            f" {rate:.1f} steps/s{_throughput(report, name, rate)}"
         )
     for result in report.results:
         lines.append(f"{result['function']}: {result['name']} = {_value(result)}")
     return lines
+
+
+def _throughput(report: Report, name: str, rate: float) -> str:
+    """The samples and tokens per second of a step function."""
+    counts = {"samples": report.samples, "tokens": report.tokens}
+    found = [f", {of[name] * rate:,.0f} {what}/s" for what, of in counts.items() if name in of]
+    return "".join(found) if math.isfinite(rate) else ""
 
 
 def _plural(word: str, count: int) -> str:

@@ -1,12 +1,19 @@
 """Runs of emitted directories: the plan is checked, and the ranks are started to their end."""
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any
 
 from shardir.backend.interface import LaunchError, OnEvent, Options, Report
+from shardir.backend.torch.launch.log import logged
 from shardir.backend.torch.launch.ranks import Ranks
-from shardir.backend.torch.runtime.runtime_plan import PlanError, ProgramPlan, load_plan
+from shardir.backend.torch.runtime.runtime_plan import (
+    PlanError,
+    PlanFunction,
+    ProgramPlan,
+    load_plan,
+)
 
 
 def read_plan(directory: str | Path, nproc: int | None = None) -> ProgramPlan:
@@ -45,11 +52,32 @@ def run(
         raise LaunchError("running needs torch: pip install 'shardir[torch]'")
     ranks = plan.size if program == "program.py" else 1
     report = Report(ranks, options.backend)
+    for function in plan.functions:
+        if function.kind == "step" and (batch := _batch(function)):
+            report.samples[function.name] = batch[0]
+            if len(batch) > 1:
+                report.tokens[function.name] = math.prod(batch)
 
-    def take(event: dict[str, Any]) -> None:
-        report.add(event)
-        if on_event:
-            on_event(event)
+    with logged(options.log) as log:
 
-    Ranks(plan.directory / program, ranks, options).run(take)
+        def take(event: dict[str, Any]) -> None:
+            report.add(event)
+            for takes in (log, on_event):
+                if takes:
+                    takes(event)
+
+        Ranks(plan.directory / program, ranks, options).run(take)
     return report
+
+
+def _batch(function: PlanFunction) -> tuple[int, ...]:
+    """Return the samples of a step, and the tokens of each if these are integers, by its first
+    input that has samples."""
+    for arg in function.args:
+        if arg.role == "input" and arg.shape:
+            several = "microbatches" in arg.init
+            of_microbatches, shape = arg.shape[:several], arg.shape[several:]
+            samples = math.prod(of_microbatches) * shape[0]
+            is_text = arg.dtype in ("i32", "i64") and len(shape) == 2
+            return (samples, shape[1]) if is_text else (samples,)
+    return ()

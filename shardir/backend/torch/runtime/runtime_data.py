@@ -15,15 +15,17 @@ from torch import Tensor
 
 def input_of(states: States, function: PlanFunction, arg: PlanArgument) -> Callable[[int], Tensor]:
     """Return the function from a step to this rank's shard of an input: a batch of a file's rows,
-    or values that are the same in each step."""
-    if arg.init["kind"] != "file" or function.kind != "step":
+    or values that are the same in each step. A function that is no step reads the rows in order."""
+    data, is_step = None, function.kind == "step"
+    if arg.init["kind"] == "file" and arg.shape:
+        data = open_npy(states.plan.directory / arg.init["file"])
+    if data is None or not (is_step or len(data) >= 2 * arg.shape[0] > 0):
         same = states.filled(arg)
         return lambda step: same
-    data = open_npy(states.plan.directory / arg.init["file"])
     several = "microbatches" in arg.init
     *microbatches, (start, stop) = states.bounds(arg)[: several + 1]
     columns, size = states.bounds(arg)[several + 1 :], arg.shape[several]
-    shuffle = arg.init.get("shuffle", True)
+    shuffle = is_step and arg.init.get("shuffle", True)
 
     def batch(number: int) -> Tensor:
         first, count = number * size + start, stop - start

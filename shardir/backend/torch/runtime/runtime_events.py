@@ -34,7 +34,10 @@ def _value(value: object) -> bool:
 
 _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
     "start": {"ranks": _count, "backend": _text},
-    "steps": {"function": _text, "first": _count, "losses": _numbers},
+    "steps": {"function": _text, "first": _count, "losses": _numbers, "seconds": _number,
+              "memory": _count},
+    "evaluated": {"of": _text, "step": _count, "function": _text, "name": _text,
+                  "value": _number},
     "trained": {"function": _text, "steps": _count, "seconds": _number,
                 "steps_per_second": _number},
     "result": {"function": _text, "name": _text, "shape": _counts, "dtype": _text,
@@ -95,6 +98,10 @@ def _sentence(event: dict[str, Any]) -> str:
     if kind == "steps":
         last = event["first"] + len(event["losses"]) - 1
         return f"{event['function']}: step {last}, loss {event['losses'][-1]:.6g}"
+    if kind == "evaluated":
+        return f"{event['of']}: step {event['step']}, {event['function']}: {event['name']} = " + (
+            f"{event['value']:.6g}"
+        )
     if kind == "trained":
         return f"{event['function']}: {event['steps_per_second']:.1f} steps/s"
     if kind == "result":

@@ -5,7 +5,10 @@ reports: to people on stdout, or as JSON lines to the launcher that SHARDIR_EVEN
 a path):
 
     {"event": "start", "ranks": 4, "backend": "gloo"}
-    {"event": "steps", "function": "step", "first": 1, "losses": [2.3, 2.1]}
+    {"event": "steps", "function": "step", "first": 1, "losses": [2.3, 2.1], "seconds": 0.4,
+     "memory": 212860928}            (since the start, without evaluations; bytes of rank 0's peak)
+    {"event": "evaluated", "of": "step", "step": 50, "function": "accuracy", "name": "acc",
+     "value": 0.91}
     {"event": "trained", "function": "step", "steps": 100, "seconds": 1.2, "steps_per_second": 83.0}
     {"event": "result", "function": "accuracy", "name": "acc", "shape": [], "dtype": "f32",
      "value": 0.97}                                        (null where there are over 4096 elements)
@@ -15,18 +18,21 @@ and each rank how it ended: {"event": "done"}, or
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import runtime as rt
 import torch
+from runtime_anomalies import CHECKED_STEPS, Watch, check_losses
 from runtime_data import input_of
+from runtime_evaluation import batches_of, evaluate
 from runtime_events import Events
 from runtime_files import save_npz
 from runtime_options import RunOptions
 from runtime_plan import PlanFunction, ProgramPlan, load_plan
-from runtime_process import as_rank, join_ranks
+from runtime_process import as_rank, join_ranks, memory
 from runtime_session import Session
 from torch import Tensor
 
@@ -72,6 +78,9 @@ class Runner(Session):
     ):  # fmt: skip
         super().__init__(plan, mesh, functions, seed)
         self.events = events
+        self.evaluations = [
+            (f, batches_of(plan, f)) for f in plan.functions if f.kind == "function"
+        ]
         self.inputs = {
             f.name: [input_of(self.states, f, arg) for arg in f.args if arg.role == "input"]
             for f in plan.functions
@@ -83,62 +92,104 @@ class Runner(Session):
         dump: dict[str, Tensor] = {}
         for function in self.plan.functions:
             if function.kind == "step":
-                losses, outputs = self.train(function, options.steps)
-                if outputs is not None:
-                    dump[f"losses/{function.name}"] = torch.tensor(losses, dtype=torch.float64)
-                    self._results(function, outputs, dump, options.dump, report=False)
-        for function in self.plan.functions:
-            if function.kind == "function":
-                outputs = self.at_step(function, 0, check=True)
-                self._results(function, outputs, dump, options.dump, report=True)
+                losses, outputs = self.train(function, options)
+                dump[f"losses/{function.name}"] = torch.tensor(losses, dtype=torch.float64)
+                self._results(function, outputs, {}, dump, options.dump, report=False)
+        for function, batches in self.evaluations:
+            outputs, means = self.evaluated(function, batches)
+            self._results(function, outputs, means, dump, options.dump, report=True)
         if options.dump:
             for key in self.states.values:
                 dump[f"states/{key}"] = self.states.state(key)
             if self.mesh.rank == 0:
                 save_npz(options.dump, dump)
 
-    def train(self, function: PlanFunction, steps: int) -> tuple[list[float], list[Tensor] | None]:
-        """Run a number of steps; return their losses and the results of the last one."""
+    def train(
+        self, function: PlanFunction, options: RunOptions
+    ) -> tuple[list[float], list[Tensor]]:
+        """Run all steps; return their losses and the results of the last one.
+
+        Raises:
+            NotFiniteError: a loss is not finite.
+        """
         place, loss = next(
             (i, r) for i, r in enumerate(function.results) if not r.updates and not r.shape
         )
-        outputs, waiting, losses = None, [], []
+        outputs, waiting = list[Tensor](), list[Tensor]()
+        losses, unsent = list[float](), list[float]()
+        read_every = 1 if self.mesh.device.type == "cpu" else CHECKED_STEPS
+        # A step of a dynamic loss scale that is not finite is skipped.
+        skips = any(arg.key == f"{function.name}.loss_scale" for arg in function.args)
+        watch = Watch(self.plan.directory / "program.py", self.mesh.rank)
         started = reported = first_done = time.perf_counter()
-        for step in range(steps):
-            outputs = self.at_step(function, step, check=step == 0)
+        evaluating = 0.0
+        for step in range(options.steps):
+            with watch.of_step(step) if options.detect_anomaly else nullcontext():
+                outputs = self.at_step(function, step, check=step == 0)
             waiting.append(rt.gather_global(self.mesh, outputs[place], (), loss.partial, ()))
+            is_last = step == options.steps - 1
+            evaluates = bool(options.eval_every) and (step + 1) % options.eval_every == 0
+            if step % read_every == 0 or is_last or evaluates:
+                new = torch.stack(waiting).double().tolist()  # one copy off the device for many
+                waiting = []
+                if is_last or not skips:
+                    check_losses([] if options.allow_nan else new, function.name, step + 1)
+                unsent += new
             now = time.perf_counter()
             if step == 0:
                 first_done = now
-            if now - reported > REPORT_SECONDS or step in (0, steps - 1):
-                new = torch.stack(waiting).double().tolist()  # one copy off the device for many
-                first = len(losses) + 1
-                losses += new
-                waiting, reported = [], now
-                self.events.send(event="steps", function=function.name, first=first, losses=new)
-        seconds = time.perf_counter() - started
-        rest = time.perf_counter() - first_done  # the first step also warms up
-        rate = (steps - 1) / rest if steps > 1 else steps / max(seconds, 1e-9)
+            if unsent and (now - reported > REPORT_SECONDS or step == 0 or is_last or evaluates):
+                self.events.send(
+                    event="steps", function=function.name, first=len(losses) + 1, losses=unsent,
+                    seconds=now - started - evaluating, memory=memory(self.mesh.device),
+                )  # fmt: skip
+                losses, unsent, reported = losses + unsent, [], now
+            if evaluates and not is_last:
+                self.report(function, step + 1)
+                evaluating += time.perf_counter() - now
+        seconds = time.perf_counter() - started - evaluating
+        rest = time.perf_counter() - first_done - evaluating  # the first step also warms up
+        rate = (options.steps - 1) / rest if options.steps > 1 else 1 / max(seconds, 1e-9)
         self.events.send(
-            event="trained", function=function.name, steps=steps, seconds=seconds,
+            event="trained", function=function.name, steps=options.steps, seconds=seconds,
             steps_per_second=rate,
         )  # fmt: skip
         return losses, outputs
+
+    def evaluated(
+        self, function: PlanFunction, batches: int
+    ) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """Run a function on all batches of its data (see `evaluate`)."""
+        return evaluate(
+            self.states, function, batches, lambda k: self.at_step(function, k, check=k == 0)
+        )
+
+    def report(self, step_function: PlanFunction, steps: int) -> None:
+        """Run the functions that are no steps, and report their scalars."""
+        for function, batches in self.evaluations:
+            for i, mean in self.evaluated(function, batches)[1].items():
+                self.events.send(
+                    event="evaluated", function=function.name, name=function.results[i].name,
+                    of=step_function.name, step=steps, value=float(mean),
+                )  # fmt: skip
 
     def at_step(self, function: PlanFunction, step: int, check: bool = False) -> list[Tensor]:
         """Run a function on the inputs of a step."""
         return self.call(function, [make(step) for make in self.inputs[function.name]], check)
 
     def _results(
-        self, function: PlanFunction, outputs: list[Tensor], dump: dict, dumping: Any, report: bool
-    ) -> None:
-        """Gather the results that are small, or wanted in a file."""
+        self, function: PlanFunction, outputs: list[Tensor], means: dict[int, Tensor],
+        dump: dict, dumping: Any, report: bool,
+    ) -> None:  # fmt: skip
+        """Gather the results that are small, or wanted in a file. `means` are gathered ones."""
         for i, (result, output) in enumerate(zip(function.results, outputs, strict=True)):
             count = torch.Size(result.shape).numel()
             small = report and count <= REPORTED_ELEMENTS
             if result.updates or not (small or dumping):
                 continue
-            full = self.states.gathered(output, result, result.partial)
+            full = means.get(i)
+            if full is None:
+                full = self.states.gathered(output, result, result.partial)
             dump[f"results/{function.name}/{i}"] = full
             if report:
                 value = full.tolist() if small else None

@@ -79,6 +79,14 @@ class RunOptions:
         0, "threads per rank; 0: one with gloo, torch's default with nccl", kind=int,
         check=at_least(0),
     )  # fmt: skip
+    eval_every: int = option(
+        0, "steps between evaluations: the functions beside the steps; 0: after the last one",
+        kind=int, check=at_least(0), metavar="K",
+    )  # fmt: skip
+    allow_nan: bool = option(False, "go on although a loss is not finite", kind=bool)
+    detect_anomaly: bool = option(
+        False, "find the first op whose result is nan, and its line; slow", kind=bool
+    )
     dump: Path | None = option(  # noqa: RUF009 - it is a field, as those above
         None, "write all states and results to an .npz file", kind=Path, check=new_file(".npz"),
         metavar="FILE",

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -17,6 +18,7 @@ from typing import Any
 import runtime as rt
 import torch
 import torch.distributed as dist
+from runtime_anomalies import NotFiniteError
 from runtime_events import Events
 from runtime_options import RunOptions
 from runtime_plan import START_SECONDS, PlanError, ProgramPlan
@@ -52,6 +54,9 @@ def as_rank(work: Callable[[RunOptions, Events], None]) -> None:
         events.send(always=True, event="error", kind="plan", message=str(error))
         print(f"error: {error}", file=sys.stderr)
         code = 2
+    except NotFiniteError as error:
+        events.send(always=True, event="error", kind="values", message=str(error))
+        print(f"error: {error}", file=sys.stderr)
     except Exception as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0][:1000]
         events.send(always=True, event="error", kind=_kind(error), message=message)
@@ -98,6 +103,14 @@ def _behave(options: RunOptions) -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if options.backend == "gloo" or options.threads:
         torch.set_num_threads(options.threads or 1)
+
+
+def memory(device: torch.device) -> int:
+    """Return the peak of this rank's memory in bytes: of tensors on a GPU, of the process else."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def join_ranks(plan: ProgramPlan, options: RunOptions) -> rt.Mesh:

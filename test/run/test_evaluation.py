@@ -1,0 +1,139 @@
+"""Evaluations between steps, the log of a run, and values that are not finite."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardir
+from shardir.backend.interface import RunError
+from shardir.tools import run as tool
+
+ROWS, BATCH, STEPS = 26, 6, 7
+MESH = "dist.mesh @m <dp = 2>\n"
+LINEAR = """
+func.func private @loss(
+  %x: tensor<6x3xf32> {train.input = #train.init<batches, path = "data.npz", array = "x">},
+  %t: tensor<6x2xf32> {train.input = #train.init<batches, path = "data.npz", array = "t">},
+  %w: tensor<3x2xf32> {train.parameter = "w", train.init = #train.init<constant, value = 0.5>}
+) -> tensor<f32> {
+  %y = nn.matmul %x, %w : (tensor<6x3xf32>, tensor<3x2xf32>) -> tensor<6x2xf32>
+  %loss = nn.mse_loss <mean> %y, %t : (tensor<6x2xf32>, tensor<6x2xf32>) -> tensor<f32>
+  func.return %loss : tensor<f32>
+}
+func.func @valid(
+  %x: tensor<6x3xf32> {train.input = #train.init<batches, path = "data.npz", array = "vx">},
+  %t: tensor<6x2xf32> {train.input = #train.init<batches, path = "data.npz", array = "vt">},
+  %w: tensor<3x2xf32> {train.parameter = "w", train.init = #train.init<constant, value = 0.5>}
+) -> (tensor<f32>, tensor<6x2xf32>) {
+  %y = nn.matmul %x, %w : (tensor<6x3xf32>, tensor<3x2xf32>) -> tensor<6x2xf32>
+  %error = nn.mse_loss <mean> %y, %t : (tensor<6x2xf32>, tensor<6x2xf32>) -> tensor<f32>
+  func.return %error, %y : tensor<f32>, tensor<6x2xf32>
+}
+train.step @step of @loss <sgd, lr = 0.01>
+"""
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+
+def _data(folder: Path, **others: Any) -> dict[str, Any]:
+    """Data of which a step has all rows, so that its order does not matter; the evaluation has 4
+    batches and two rows more."""
+    random = np.random.default_rng(0)
+    shapes = {"x": (BATCH, 3), "t": (BATCH, 2), "vx": (ROWS, 3), "vt": (ROWS, 2)}
+    data: dict[str, Any] = {
+        name: random.normal(size=s).astype(np.float32) for name, s in shapes.items()
+    }
+    data |= others
+    np.savez(folder / "data.npz", **data)
+    return data
+
+
+def _compiled(folder: Path, text: str = LINEAR, base: Path | None = None) -> Path:
+    program = shardir.compile(MESH + text, "train", base_dir=base or folder)
+    return program.save(folder / "out")
+
+
+def _expected(data: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Losses, and after each step the mean error of the four complete batches, in numpy."""
+    w, losses, errors = np.full((3, 2), 0.5), [], []
+    x, t, vx, vt = (data[name].astype(np.float64) for name in ("x", "t", "vx", "vt"))
+    for _ in range(STEPS):
+        d = x @ w - t
+        losses.append(float((d * d).mean()))
+        w = w - 0.01 * 2 / d.size * x.T @ d
+        e = vx @ w - vt
+        errors.append(float(np.mean([(e[k : k + 6] ** 2).mean() for k in (0, 6, 12, 18)])))
+    return losses, errors
+
+
+def test_functions_are_evaluated_between_steps_over_all_batches(tmp_path):
+    data = _data(tmp_path)
+    losses, errors = _expected(data)
+    log = tmp_path / "log.jsonl"
+    report = shardir.run(_compiled(tmp_path), steps=STEPS, eval_every=3, log=log, seed=3)
+    np.testing.assert_allclose(report.losses["step"], losses, rtol=1e-5)
+    assert [e["step"] for e in report.evaluations] == [3, 6]
+    values = [e["value"] for e in report.evaluations] + [report.results[0]["value"]]
+    np.testing.assert_allclose(values, [errors[2], errors[5], errors[6]], rtol=1e-5)
+    assert (report.samples, report.tokens) == ({"step": BATCH}, {})
+    assert 1 << 24 < report.memory < 1 << 34
+
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    kinds = ["start", *["step"] * 3, "evaluation", *["step"] * 3, "evaluation", "step", "trained",
+             "result", "result"]  # fmt: skip
+    assert [line["event"] for line in lines] == kinds
+    steps = [line for line in lines if line["event"] == "step"]
+    assert [line["step"] for line in steps] == [*range(1, STEPS + 1)]
+    assert [line["loss"] for line in steps] == report.losses["step"]
+    assert lines[4] == {"event": "evaluation", "of": "step", "step": 3, "function": "valid",
+                        "name": "error", "value": report.evaluations[0]["value"]}  # fmt: skip
+
+
+def test_inputs_of_an_evaluation_have_as_many_batches(tmp_path):
+    _data(tmp_path, vt=np.zeros((13, 2), np.float32))
+    with pytest.raises(RunError, match=r"valid: expected inputs of as many batches each, got 2 of"):
+        shardir.run(_compiled(tmp_path), steps=1)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, capsys):
+    _data(tmp_path)
+    program = _compiled(tmp_path, LINEAR.replace("lr = 0.01", "lr = 1e30"))
+    with pytest.raises(RunError, match=r"^step: expected a finite loss, got inf in step 2; use a"):
+        shardir.run(program, steps=5)
+    _data(tmp_path, x=np.full((BATCH, 3), np.nan, np.float32))
+    with pytest.raises(RunError, match=r"^step: expected a finite loss, got nan in step 1; use a"):
+        shardir.run(_compiled(tmp_path / "nan", base=tmp_path), steps=5)
+    report = shardir.run(program, steps=5, allow_nan=True)
+    assert len(report.losses["step"]) == 5
+    log = tmp_path / "log.jsonl"
+    options = ["--steps", "4", "--allow-nan", "--log", str(log)]
+    assert tool.main([str(program), *options]) == 0
+    assert "warning: step: 3 losses are not finite, the first in step 2" in capsys.readouterr().err
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["loss"] for line in lines if line["event"] == "step"][1:] == [None] * 3
+
+
+def test_the_first_op_with_nan_is_named(tmp_path):
+    """The logarithm of a product that is negative for one row."""
+    loss, log = "  %loss = nn.mse_loss <mean> %", "  %z = nn.log %y : (tensor<6x2xf32>)"
+    text = LINEAR.replace(f"{loss}y", f"{log} -> tensor<6x2xf32>\n{loss}z")
+    x = np.ones((BATCH, 3), np.float32)
+    x[4] = -1.0  # rank 0 has the rows 0 to 2
+    _data(tmp_path, x=x)
+    options: dict[str, Any] = {"steps": 2, "allow_nan": True}
+    program = _compiled(tmp_path, text)
+    with pytest.raises(RunError) as error:
+        shardir.run(program, **options, detect_anomaly=True)
+    found = re.fullmatch(
+        r"step 1, rank 1: nan first as a result of aten\.log at program\.py:(\d+) "
+        r"\(.*:(\d+)\)",
+        str(error.value),
+    )
+    assert found is not None, error.value
+    line = (program / "program.py").read_text().splitlines()[int(found[1]) - 1]
+    assert ".log" in line
+    assert "nn.log" in (MESH + text).splitlines()[int(found[2]) - 1]
