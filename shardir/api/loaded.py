@@ -5,7 +5,6 @@ logits = program(tokens, position)
 """
 
 import atexit
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module, util
@@ -204,8 +203,6 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
 
 def _runtime(name: str) -> ModuleType:
     """A module of the runtime, by the name that programs import it by."""
-    if str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
     module = import_module(name)
     if Path(module.__file__ or "").parent != FOLDER:
         raise ShardirError(

@@ -35,7 +35,7 @@ def save_data(folder, **arrays):
 def test_data_are_beside_the_program(tmp_path):
     out = shardir.compile_file(save_data(tmp_path), "strip-layouts").save(tmp_path / "out")
     assert sorted(p.name for p in (out / "data").iterdir()) == ["d_n.npy", "d_x.npy"]
-    assert np.load(out / "data/d_n.npy").dtype == np.int64
+    assert np.load(out / "data/d_n.npy").dtype == np.uint16
     assert np.load(out / "data/d_x.npy").shape == (10, 3)
 
 

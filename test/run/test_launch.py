@@ -23,7 +23,8 @@ pytest.importorskip("torch")
 from shardir.backend.interface import LaunchError, Options, RunError
 from shardir.backend.torch.launch import read_plan, report
 from shardir.backend.torch.launch import start as launch
-from shardir.backend.torch.runtime.runtime_plan import PlanError, load_plan, npy_header
+from shardir.backend.torch.runtime.runtime_arrays import NPY, ArrayError, array_in
+from shardir.backend.torch.runtime.runtime_plan import PlanError, load_plan
 from shardir.dialects.random import fill
 from shardir.tools import run as tool
 
@@ -426,8 +427,8 @@ def header(**fields):
 def test_a_broken_array_is_one_clear_message(tmp_path, content):
     path = tmp_path / "x.npy"
     path.write_bytes(content)
-    with pytest.raises(PlanError, match=r"x\.npy: ") as caught:
-        npy_header(path)
+    with pytest.raises(ArrayError, match=r"x\.npy: ") as caught:
+        array_in(path)
     assert "\n" not in str(caught.value)
 
 
@@ -435,9 +436,9 @@ def test_a_header_is_that_of_numpy(tmp_path):
     path = tmp_path / "x.npy"
     for dtype, shape in (("<f4", (3, 2)), ("|b1", ()), ("<i8", (0, 5)), ("<f2", (1,) * 20)):
         np.save(path, np.zeros(shape, dtype))
-        found = npy_header(path)
-        assert (found.dtype, found.shape) == (dtype, shape)
-        assert found.offset + np.zeros(shape, dtype).nbytes == path.stat().st_size
+        found = array_in(path)
+        assert (NPY[dtype], shape) == (found.dtype, found.shape)
+        assert found.offset + np.zeros(shape, dtype).nbytes == found.end == path.stat().st_size
 
 
 def test_embedders_get_a_launch_error(tmp_path):

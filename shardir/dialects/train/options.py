@@ -21,7 +21,7 @@ from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, option_offset
 class InitAttr(OptionsAttr):
     """The initial values of a tensor: drawn by global position, so that every mesh draws the same,
     or read from an array of an .npz file, in rows: `file` in an order of its own for each pass over
-    them, `batches` as they stand."""
+    them, `batches` as they stand. `tokens` are a file without a header, packed into rows."""
 
     name = "train.init"
     KINDS: ClassVar[Kinds] = {
@@ -29,6 +29,11 @@ class InitAttr(OptionsAttr):
         "constant": {"value": OptionSpec(float)},
         "file": {"path": OptionSpec(str), "array": OptionSpec(str)},
         "batches": {"path": OptionSpec(str), "array": OptionSpec(str)},
+        "tokens": {
+            "path": OptionSpec(str),
+            "type": OptionSpec(str),
+            "shift": OptionSpec(int, 0, minimum=0, maximum=1),
+        },
     }
 
 

@@ -4,6 +4,8 @@ The data of `#train.init<file, ...>` are read here, checked against the argument
 .npy files: the program needs neither numpy nor the source's folder.
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePath
@@ -15,14 +17,14 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 
 from shardir.backend.torch.emit.names import identifier
+from shardir.backend.torch.runtime.runtime_arrays import BYTES, NPY, ArrayError, array_in
 from shardir.diagnostics import Failure
 from shardir.dialects.locations import file_location
 from shardir.dialects.nn.base import Array
 from shardir.dialects.train import InitAttr, Role
 
-NPY = {"f": "<f8", "d": "<f8", "i": "<i8", "u": "<i8", "b": "|b1"}
-READABLE = ("<f4", "<f8", "<f2", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")
-"""The dtypes of .npy files that the runtime reads; others are converted."""
+WIDE = {"f": "<f8", "d": "<f8", "i": "<i8", "u": "<i8", "b": "|b1"}
+"""The dtypes of .npy files for those that the runtime does not read."""
 
 
 @dataclass
@@ -36,19 +38,19 @@ class Data:
     warnings: list[tuple[FuncOp, str]] = field(default_factory=list)
     _names: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def add(self, path: Path, array: str) -> str:
-        """The file in the directory for an array of an .npz file. Raises OSError, ValueError,
-        KeyError."""
+    def add(self, path: Path, array: str, tokens: bool) -> str:
+        """The file in the directory for an array of an .npz file, or for tokens of the type
+        `array`. Raises OSError, ValueError, KeyError."""
         key = str(path.resolve()), array
         if key not in self._names:
-            values = _array(path, array)
+            values = _tokens(path, array) if tokens else _array(path, array)
             kind = values.dtype.kind
             if kind not in "fiub" or values.dtype.itemsize > 8:
                 raise ValueError(f"expected numbers of at most 64 bits, got {values.dtype}")
             if kind == "u" and values.dtype.itemsize == 8 and values.max(initial=0) >> 63:
                 raise ValueError("expected numbers of 64 bits with a sign, got larger ones")
             little = values.dtype.newbyteorder("<").str
-            wanted = little if little in READABLE else NPY[kind]
+            wanted = little if little in NPY else WIDE[kind]
             values = np.asarray(values, dtype=wanted, order="C")
             stem, n = identifier(f"{path.stem}_{array}", "array"), 0
             name = f"data/{stem}.npy"
@@ -71,6 +73,16 @@ def _load(path: Path) -> Any:
     if not is_zipfile(path):
         raise ValueError("expected an .npz file of named arrays, got another one; use np.savez")
     return _open(str(path), (stat.st_mtime_ns, stat.st_size))
+
+
+def _tokens(path: Path, dtype: str) -> Any:
+    """The tokens of a file; they are read where they are copied."""
+    try:
+        found = array_in(path, dtype)
+    except ArrayError as error:
+        raise ValueError(str(error).removeprefix(f"{path}: ")) from None
+    kind = np.dtype(f"<{found.dtype[0]}{BYTES[found.dtype]}")
+    return np.memmap(path, kind, "r", found.offset, found.shape)
 
 
 def _array(path: Path, name: str) -> Any:
@@ -97,59 +109,71 @@ def initial_value(
         if value["dtype"].startswith("i"):
             return {"kind": "integers", "low": 0, "high": 2}
         return {"kind": "normal", "mean": 0.0, "std": 1.0}
-    if init.kind in ("file", "batches"):
-        file = _file(f, value, role, init.values, kind, data)
-        in_order = {"shuffle": False} if init.kind == "batches" else {}
-        return {"kind": "file", "file": file, **in_order}
+    if init.kind in ("file", "batches", "tokens"):
+        file = _file(f, value, role, init, kind, data)
+        more: dict[str, Any] = {"shuffle": False} if init.kind == "batches" else {}
+        if init.kind == "tokens":
+            more = {"shift": init.values["shift"]}
+        return {"kind": "file", "file": file, **more}
     return {"kind": init.kind, **init.values}
 
 
+def rows_of(array: Array, init: Mapping[str, Any], shape: Sequence[int]) -> list[int]:
+    """The shape of an array as rows for an argument of this shape: tokens are packed into them."""
+    if "shift" not in init:
+        return list(array.shape)
+    length = max(math.prod(shape[1:]), 1)
+    return [max(len(array) - 1, 0) // length, *shape[1:]]
+
+
 def _file(
-    f: FuncOp, value: dict[str, Any], role: Role, init: dict[str, Any], kind: str, data: Data
+    f: FuncOp, value: dict[str, Any], role: Role, init: InitAttr, kind: str, data: Data
 ) -> str:
     """The array of a file, checked against the argument that it fills."""
     where = f"%{value['name']}"
-    path = _base(f, data) / init["path"]
+    path, tokens = _base(f, data) / init.values["path"], init.kind == "tokens"
+    array = init.values["type" if tokens else "array"]
     try:
-        name = data.add(path, init["array"])
+        name = data.add(path, array, tokens)
     except FileNotFoundError:
         raise Failure.at(f, f"{where}: expected the file {path}, got none") from None
     except KeyError:
         there = ", ".join(_load(path).files)
-        message = f"{where}: expected an array of {path} ({there}), got {init['array']!r}"
+        message = f"{where}: expected an array of {path} ({there}), got {array!r}"
         raise Failure.at(f, message) from None
     except Exception as error:  # of zipfile or numpy, on other files
         raise Failure.at(f, f"{where}: {path} cannot be read: {error}") from None
     values, want = data.files[name], value["shape"]
-    have = list(values.shape)
+    have = rows_of(values, init.values, want)
     if role is not Role.INPUT:
-        fits, wanted = have == want, f"{want}"
+        fits, wanted = have == want and not tokens, f"{want}"
     else:
         minimum = 1 if kind == "step" else (want or [0])[0]
         fits = bool(want) and have[1:] == want[1:] and bool(have) and have[0] >= minimum
         wanted = f"at least {minimum} rows of {want[1:]}"
     if not fits:
-        message = f"{where}: expected {wanted}, got array {init['array']!r} of {path}, {have}"
+        message = f"{where}: expected {wanted}, got array {array!r} of {path}, {have}"
         raise Failure.at(f, message)
     if role is Role.INPUT and have[0] < want[0]:
         message = (
             f"{where}: expected at least the {want[0]} rows of a batch, got array "
-            f"{init['array']!r} of {path}, {have}: a batch repeats rows; use a smaller batch"
+            f"{array!r} of {path}, {have}: a batch repeats rows; use a smaller batch"
         )
         data.warnings.append((f, message))
     if value["dtype"].startswith("i") and values.dtype.kind == "f":
-        message = f"{where}: expected {value['dtype']}, got {values.dtype} in {init['array']!r}"
+        message = f"{where}: expected {value['dtype']}, got {values.dtype} in {array!r}"
         raise Failure.at(f, f"{message}; convert one of them")
     if (place := _beyond(values, value["dtype"])) is not None:
         number, at = values[place], ", ".join(map(str, place))
         message = f"{where}: expected numbers that {value['dtype']} holds, got {number} at [{at}]"
-        raise Failure.at(f, f"{message} of {init['array']!r}; use i64, or correct the file")
+        raise Failure.at(f, f"{message} of {array!r}; use i64, or correct the file")
     return name
 
 
 def _beyond(values: Array, element: str) -> tuple[int, ...] | None:
     """The first place of an integer that the element type does not hold, if there is one."""
-    if element != "i32" or values.dtype.itemsize < 8 or not values.size:
+    held = np.can_cast(values.dtype, np.int32)
+    if element != "i32" or held or values.dtype.kind == "f" or not values.size:
         return None
     low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
     if low <= values.min() and values.max() <= high:

@@ -10,7 +10,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
-from shardir.backend.torch.emit.data import Data, initial_value
+from shardir.backend.torch.emit.data import Data, initial_value, rows_of
 from shardir.backend.torch.emit.program import function_names, mesh_of, public_functions
 from shardir.backend.torch.emit.types import DTYPES
 from shardir.diagnostics import Failure
@@ -134,10 +134,10 @@ def _check_rows(f: FuncOp, args: list[dict[str, Any]], data: Data) -> None:
     their order the numbers of steps are equal: a first dimension need not be the batch."""
     files = [a for a in args if a["role"] == "input" and a["init"]["kind"] == "file"]
     in_order = all(not a["init"].get("shuffle", True) for a in files)
-    fed = [
-        (a["name"], len(data.files[a["init"]["file"]]), a["shape"]["microbatches" in a["init"]])
-        for a in files
-    ]
+    fed = []
+    for a in files:
+        shape, init = a["shape"]["microbatches" in a["init"] :], a["init"]
+        fed.append((a["name"], rows_of(data.files[init["file"]], init, shape)[0], shape[0]))
     for name, rows, batch in fed:
         first_rows, first_batch = fed[0][1:]
         if rows * first_batch != first_rows * batch if in_order else (rows, batch) != fed[0][1:]:
@@ -188,7 +188,7 @@ def _argument(
     if count is not None:
         one = {**value, "shape": value["shape"][1:]}
     made = initial_value(f, one, role, init, kind, data)
-    if made["kind"] == "file" and count is not None:
+    if count is not None:
         made["microbatches"] = count
     return {**value, "role": str(role), "key": key or name, "init": made}
 

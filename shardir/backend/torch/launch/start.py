@@ -14,6 +14,7 @@ from shardir.backend.torch.runtime.runtime_plan import (
     ProgramPlan,
     load_plan,
 )
+from shardir.backend.torch.runtime.runtime_sources import with_data
 
 
 def read_plan(directory: str | Path, nproc: int | None = None) -> ProgramPlan:
@@ -48,6 +49,11 @@ def run(
     """
     options = options or Options()
     plan = read_plan(directory, nproc)
+    try:
+        # pyrefly: ignore[bad-argument-type] - the same classes, under both names of the runtime
+        with_data(plan, options.data)
+    except PlanError as error:
+        raise LaunchError(str(error)) from None
     if importlib.util.find_spec("torch") is None:
         raise LaunchError("running needs torch: pip install 'shardir[torch]'")
     ranks = plan.size if program == "program.py" else 1

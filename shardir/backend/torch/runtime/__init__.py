@@ -4,11 +4,14 @@ A program gets those that it imports, and those that they import.
 """
 
 import ast
+import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+if str(FOLDER) not in sys.path:  # the launcher imports some of them, which import each other
+    sys.path.append(str(FOLDER))
 
 RUNTIME_FILES = tuple(sorted(p.name for p in FOLDER.glob("*.py") if p.name != "__init__.py"))
 

@@ -1,43 +1,123 @@
 """The inputs of a program on one rank: rows of files, or random values.
 
-A part of the runtime; needs only torch.
+The rows of a step are a function of the seed and the step alone (runtime_order.py), and a rank
+reads no more than its part of them. A part of the runtime; needs only torch.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 
 import torch
-from runtime_files import open_npy
+from runtime_arrays import ArrayError
+from runtime_files import ArrayReader
 from runtime_order import rows_at
-from runtime_plan import PlanArgument, PlanFunction
-from runtime_states import DTYPES, States, part
+from runtime_plan import PlanArgument, PlanError, PlanFunction
+from runtime_states import DTYPES, States
 from torch import Tensor
 
+AHEAD = 2
+"""The number of steps whose inputs are prepared while another one runs."""
 
-def input_of(states: States, function: PlanFunction, arg: PlanArgument) -> Callable[[int], Tensor]:
+
+class Inputs:
+    """The inputs of a function on this rank, in their order."""
+
+    def __init__(self, states: States, function: PlanFunction):
+        self.device = states.mesh.device
+        self._made = [_input(states, function, a) for a in function.args if a.role == "input"]
+
+    def at(self, step: int) -> list[Tensor]:
+        """Return the inputs of a step."""
+        return [x.to(self.device) for x in self._host(step)]
+
+    def ahead(self, steps: Sequence[int]) -> Iterator[list[Tensor]]:
+        """Yield the inputs of steps, which a thread prepares ahead of their use. Its errors are
+        raised where the step would begin."""
+        make = self._copied if self.device.type == "cuda" else self._read
+        waiting: deque[Future[Callable[[], list[Tensor]]]] = deque()
+        pool, begun = ThreadPoolExecutor(1, "inputs"), iter(steps)
+        try:
+            for _ in steps:
+                missing = AHEAD + 1 - len(waiting)
+                waiting.extend(pool.submit(make, step) for step in islice(begun, missing))
+                yield waiting.popleft().result()()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # it may wait for data that never come
+
+    def _host(self, step: int) -> list[Tensor]:
+        return [make(step) for make in self._made]
+
+    def _read(self, step: int) -> Callable[[], list[Tensor]]:
+        found = self._host(step)
+        return lambda: found
+
+    def _copied(self, step: int) -> Callable[[], list[Tensor]]:
+        """Copy the inputs of a step to the device, beside its computation; return the function that
+        lets the present stream wait for them."""
+        with torch.cuda.stream(torch.cuda.Stream(self.device)):
+            found = [
+                x if x.is_cuda else x.pin_memory().to(self.device, non_blocking=True)
+                for x in self._host(step)
+            ]
+            copied = torch.cuda.current_stream().record_event()
+
+        def taken() -> list[Tensor]:
+            here = torch.cuda.current_stream()
+            here.wait_event(copied)
+            for x in found:
+                x.record_stream(here)
+            return found
+
+        return taken
+
+
+def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callable[[int], Tensor]:
     """Return the function from a step to this rank's shard of an input: a batch of a file's rows,
     or values that are the same in each step. A function that is no step reads the rows in order."""
-    data, is_step = None, function.kind == "step"
-    if arg.init["kind"] == "file" and arg.shape:
-        data = open_npy(states.plan.directory / arg.init["file"])
-    if data is None or not (is_step or len(data) >= 2 * arg.shape[0] > 0):
+    is_step, source = function.kind == "step", arg.source
+    if source is None or not arg.shape or not (is_step or source.shape[0] >= 2 * arg.batch > 0):
         same = states.filled(arg)
         return lambda step: same
-    several = "microbatches" in arg.init
+    data, total = ArrayReader(source), source.shape[0]
+    several = arg.microbatches is not None
     *microbatches, (start, stop) = states.bounds(arg)[: several + 1]
-    columns, size = states.bounds(arg)[several + 1 :], arg.shape[several]
+    columns = states.bounds(arg)[several + 1 :]
     shuffle = is_step and arg.init.get("shuffle", True)
 
     def batch(number: int) -> Tensor:
-        first, count = number * size + start, stop - start
+        first, count = number * arg.batch + start, stop - start
         if shuffle:
-            rows = rows_at(len(data), first, count, states.seed)
+            rows = rows_at(total, first, count, states.seed)
         else:
-            rows = torch.arange(first, first + count) % len(data)
-        mine = part(data, [(0, len(data)), *columns])[rows]  # reads nothing else of the file
-        return mine.to(states.mesh.device, DTYPES[arg.dtype], memory_format=torch.contiguous_format)
+            rows = torch.arange(first, first + count) % total
+        try:
+            found = data.read(columns, rows)
+        except ArrayError as error:
+            raise PlanError(str(error)) from None
+        return converted(found, arg, rows)
 
     def batches(step: int) -> Tensor:  # a microbatch is the batch of a step without them
         (first, last), first_of_step = microbatches[0], step * arg.shape[0]
         return torch.stack([batch(first_of_step + k) for k in range(first, last)])
 
     return batches if several else batch
+
+
+def converted(x: Tensor, arg: PlanArgument, rows: Tensor) -> Tensor:
+    """Return rows in the type of an input.
+
+    Raises:
+        PlanError: the type does not hold one of the integers.
+    """
+    if x.dtype == torch.int64 and arg.dtype == "i32" and x.numel():
+        beyond = (x != x.int()).flatten(1).any(1) if x.ndim > 1 else x != x.int()
+        if beyond.any():
+            place = int(beyond.int().argmax())
+            number = next(n for n in x[place].flatten().tolist() if abs(n) >= 1 << 31)
+            raise PlanError(
+                f"{arg.name}: expected numbers that i32 holds, got {number} in row "
+                f"{int(rows[place])} of {arg.source.path if arg.source else 'its file'}"
+            )
+    return x.to(DTYPES[arg.dtype])

@@ -5,12 +5,12 @@ A part of the runtime; needs only torch.
 
 from collections.abc import Callable
 
-from runtime_plan import PlanError, PlanFunction, ProgramPlan, npy_header
+from runtime_plan import PlanError, PlanFunction
 from runtime_states import States
 from torch import Tensor
 
 
-def batches_of(plan: ProgramPlan, function: PlanFunction) -> int:
+def batches_of(function: PlanFunction) -> int:
     """Return the number of complete batches that a function's data has; 1 without data. A file of
     one batch is the same in all of them.
 
@@ -19,9 +19,8 @@ def batches_of(plan: ProgramPlan, function: PlanFunction) -> int:
     """
     found: dict[int, str] = {}
     for arg in function.args:
-        if arg.role == "input" and arg.init["kind"] == "file" and arg.shape and arg.shape[0]:
-            rows = npy_header(plan.directory / arg.init["file"]).shape[0]
-            found[rows // arg.shape[0]] = arg.name
+        if arg.role == "input" and arg.source is not None and arg.shape and arg.shape[0]:
+            found[arg.source.shape[0] // arg.shape[0]] = arg.name
     several = sorted(found.keys() - {0, 1})
     if len(several) > 1:
         each = ", ".join(f"{n} of {found[n]}" for n in several)

@@ -1,45 +1,119 @@
 """Arrays in files, read and written without numpy. A part of the runtime; needs only torch."""
 
 import ctypes
-import mmap
+import math
+import os
 import zipfile
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
-from runtime_plan import npy_header
+from runtime_arrays import BYTES, NPY, ArrayError, FileArray
 from runtime_writing import writing
 from torch import Tensor
 
-# numpy's name of each type, and the torch type of the same memory
-NPY_DTYPES = {
-    "<f4": torch.float32,
-    "<f8": torch.float64,
-    "<f2": torch.float16,
-    "<i8": torch.int64,
-    "<i4": torch.int32,
-    "<i2": torch.int16,
-    "|i1": torch.int8,
-    "|u1": torch.uint8,
-    "|b1": torch.bool,
+DTYPES = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "u16": torch.int16,  # torch indexes no unsigned ones: `as_signed` has their values
+    "u32": torch.int32,
+    "i1": torch.bool,
 }
+"""The torch type of the memory of each type of a file."""
+
+PAGE = 4096
+"""The bytes that are read at a time, at least: a file is read from disk in pages."""
 
 
-def open_npy(path: Path) -> Tensor:
-    """Return an .npy file as a tensor, which is read from disk where it is accessed."""
-    header = npy_header(path)
-    dtype = NPY_DTYPES[header.dtype]
-    if 0 in header.shape:
-        return torch.empty(header.shape, dtype=dtype)
-    count = torch.Size(header.shape).numel()
-    with path.open("rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=header.offset)
-    return flat.view(header.shape)
+class ArrayReader:
+    """An array in a file, of which parts are read: into memory of their size, and no more of the
+    file than pages that have elements of them."""
+
+    def __init__(self, array: FileArray):
+        self.array = array
+        self._file = array.path.open("rb", buffering=0)
+
+    def read(self, bounds: Sequence[tuple[int, int]], rows: Tensor | None = None) -> Tensor:
+        """Return the part in a range [start, stop) of each dimension; with `rows` these rows, and
+        `bounds` are those of the other dimensions.
+
+        Raises:
+            ArrayError: the file has become shorter.
+        """
+        shape = self.array.shape[rows is not None :]
+        first = [0] if rows is None else [row * math.prod(shape) for row in rows.tolist()]
+        level = self._level(shape, bounds)
+        inner = math.prod(shape[level + 1 :])
+        start, stop = bounds[level] if shape else (0, 1)
+        strides = [math.prod(shape[d + 1 :]) for d in range(level)]
+        outer = [range(*bounds[d]) for d in range(level)]
+        within = [
+            sum(i * stride for i, stride in zip(place, strides, strict=True)) + start * inner
+            for place in product(*outer)
+        ]
+        memory = self._runs([f + w for f in first for w in within], (stop - start) * inner)
+        sizes = [*map(len, outer), stop - start, *shape[level + 1 :]] if shape else []
+        x = memory.view([len(first), *sizes])
+        for dim, (begin, end) in enumerate(bounds[level + 1 :], level + 2):
+            x = x.narrow(dim, begin, end - begin)
+        x = x[0] if rows is None else x
+        return as_signed(x, self.array.dtype).contiguous()
+
+    def _level(self, shape: Sequence[int], bounds: Sequence[tuple[int, int]]) -> int:
+        """Return the innermost dimension that is split and whose range is a page or more; what is
+        split within it is left out after it is read."""
+        item, found = BYTES[self.array.dtype], 0
+        for dim, (start, stop) in enumerate(bounds):
+            run = (stop - start) * math.prod(shape[dim + 1 :]) * item
+            if (start, stop) != (0, shape[dim]) and run >= PAGE:
+                found = dim
+        return found
+
+    def _runs(self, starts: Sequence[int], length: int) -> Tensor:
+        """Return the elements of runs of one length; neighbours are read at once."""
+        item, dtype = BYTES[self.array.dtype], DTYPES[self.array.dtype]
+        size, k = length * item, 0
+        if not starts or not size:
+            return torch.empty(0, dtype=dtype)
+        memory = bytearray(len(starts) * size)
+        while k < len(starts):
+            last = k + 1
+            while last < len(starts) and starts[last] == starts[last - 1] + length:
+                last += 1
+            self._fill(memoryview(memory)[k * size : last * size], starts[k] * item)
+            k = last
+        return torch.frombuffer(memory, dtype=dtype)
+
+    def _fill(self, memory: memoryview, start: int) -> None:
+        done = 0
+        while done < len(memory):
+            place = self.array.offset + start + done
+            count = os.preadv(self._file.fileno(), [memory[done:]], place)
+            if not count:
+                path = self.array.path
+                raise ArrayError(f"{path} was cut off while it was read; write it again")
+            done += count
+
+
+def as_signed(x: Tensor, dtype: str) -> Tensor:
+    """Return the values of unsigned numbers, whose memory x has."""
+    if dtype == "u16":
+        return x.int() & 0xFFFF
+    return x.long() & 0xFFFFFFFF if dtype == "u32" else x
 
 
 def save_npz(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write an .npz as numpy does (bf16 as f32), without numpy."""
-    names = {dtype: name for name, dtype in NPY_DTYPES.items()}
+    names = {DTYPES[dtype]: name for name, dtype in NPY.items() if not dtype.startswith("u")}
+    names[torch.uint8] = "|u1"
     with writing(path) as archive, zipfile.ZipFile(archive, "w") as file:
         for name, tensor in tensors.items():
             x = tensor.detach().cpu().contiguous()

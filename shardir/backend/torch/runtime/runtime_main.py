@@ -26,7 +26,7 @@ from typing import Any
 import runtime as rt
 import torch
 from runtime_anomalies import CHECKED_STEPS, Watch, check_losses
-from runtime_data import input_of
+from runtime_data import Inputs
 from runtime_evaluation import batches_of, evaluate
 from runtime_events import Events
 from runtime_files import save_npz
@@ -34,6 +34,7 @@ from runtime_options import RunOptions
 from runtime_plan import PlanFunction, ProgramPlan, load_plan
 from runtime_process import as_rank, join_ranks, memory
 from runtime_session import Session
+from runtime_sources import with_data
 from torch import Tensor
 
 REPORTED_ELEMENTS = 4096
@@ -47,7 +48,7 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
     """Run all functions of the plan.json beside this file, and end the process."""
 
     def work(options: RunOptions, events: Events) -> None:
-        plan = load_plan(Path(__file__).parent)
+        plan = with_data(load_plan(Path(__file__).parent), options.data)
         plan = _unsplit(plan) if single else plan
         mesh = join_ranks(plan, options)
         Runner(plan, mesh, functions, options.seed, events).run(options)
@@ -78,13 +79,8 @@ class Runner(Session):
     ):  # fmt: skip
         super().__init__(plan, mesh, functions, seed)
         self.events = events
-        self.evaluations = [
-            (f, batches_of(plan, f)) for f in plan.functions if f.kind == "function"
-        ]
-        self.inputs = {
-            f.name: [input_of(self.states, f, arg) for arg in f.args if arg.role == "input"]
-            for f in plan.functions
-        }
+        self.evaluations = [(f, batches_of(f)) for f in plan.functions if f.kind == "function"]
+        self.inputs = {f.name: Inputs(self.states, f) for f in plan.functions}
 
     def run(self, options: RunOptions) -> None:
         """Run all training steps, then all other functions, and report both."""
@@ -123,9 +119,9 @@ class Runner(Session):
         watch = Watch(self.plan.directory / "program.py", self.mesh.rank)
         started = reported = first_done = time.perf_counter()
         evaluating = 0.0
-        for step in range(options.steps):
+        for step, inputs in enumerate(self.inputs[function.name].ahead(range(options.steps))):
             with watch.of_step(step) if options.detect_anomaly else nullcontext():
-                outputs = self.at_step(function, step, check=step == 0)
+                outputs = self.call(function, inputs, check=step == 0)
             waiting.append(rt.gather_global(self.mesh, outputs[place], (), loss.partial, ()))
             is_last = step == options.steps - 1
             evaluates = bool(options.eval_every) and (step + 1) % options.eval_every == 0
@@ -175,7 +171,7 @@ class Runner(Session):
 
     def at_step(self, function: PlanFunction, step: int, check: bool = False) -> list[Tensor]:
         """Run a function on the inputs of a step."""
-        return self.call(function, [make(step) for make in self.inputs[function.name]], check)
+        return self.call(function, self.inputs[function.name].at(step), check)
 
     def _results(
         self, function: PlanFunction, outputs: list[Tensor], means: dict[int, Tensor],

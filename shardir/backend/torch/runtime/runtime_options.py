@@ -5,7 +5,8 @@ A part of the runtime; needs only Python.
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -61,6 +62,37 @@ def new_file(suffix: str = "") -> OptionCheck:
     return check
 
 
+class DataFiles(tuple):
+    """The words of `--data`: NAMES=FILE or NAMES=FILE:ENTRY (runtime_sources.py says what they
+    mean). From Python also a mapping from names to files."""
+
+    def __new__(cls, given: "str | Mapping[str, object] | Iterable[str]" = ()):
+        if isinstance(given, Mapping):
+            given = [f"{names}={file}" for names, file in given.items()]
+        return super().__new__(cls, [given] if isinstance(given, str) else given)
+
+    def words(self) -> list[str]:
+        """Return the words with absolute paths."""
+        halves = (word.split("=", 1) for word in self)
+        return [f"{names}={os.path.abspath(file)}" for names, file in halves]
+
+
+def parts_of(word: str) -> tuple[list[str], Path, str]:
+    """Return the names, the file and the entry ("" if there is none) of a word of `--data`."""
+    names, file = word.split("=", 1)
+    path, entry = _FILE.fullmatch(file).groups("")  # type: ignore[union-attr] - it is checked
+    return names.split(","), Path(path), entry
+
+
+_FILE = re.compile(r"(.+?\.(?:npy|npz|safetensors|bin))(?::(.+))?")
+
+
+def data_files(words: DataFiles) -> str:
+    """Check words of `--data`."""
+    right = all("=" in word and _FILE.fullmatch(word.split("=", 1)[1]) for word in words)
+    return "" if right else "NAMES=FILE, such as x,labels=train.npz or tokens=train.bin:u16"
+
+
 class OptionError(Exception):
     """An option that a run does not have, or with a wrong value."""
 
@@ -87,7 +119,11 @@ class RunOptions:
     detect_anomaly: bool = option(
         False, "find the first op whose result is nan, and its line; slow", kind=bool
     )
-    dump: Path | None = option(  # noqa: RUF009 - it is a field, as those above
+    data: DataFiles | None = option(  # noqa: RUF009 - it is a field, as those above
+        None, "rows of files as inputs of a step: x,labels=train.npz, tokens=train.bin:u16",
+        kind=DataFiles, check=data_files, metavar="NAMES=FILE",
+    )  # fmt: skip
+    dump: Path | None = option(  # noqa: RUF009 - the same
         None, "write all states and results to an .npz file", kind=Path, check=new_file(".npz"),
         metavar="FILE",
     )  # fmt: skip
@@ -127,6 +163,7 @@ class RunOptions:
                 continue
             parser.add_argument(
                 flag, type=read, default=f.default, metavar=about["metavar"],
+                action="extend" if about["kind"] is DataFiles else "store",
                 choices=about["choices"] or None, help=about["help"] + shown,
             )  # fmt: skip
 
@@ -140,7 +177,9 @@ class RunOptions:
         found = []
         for f in _options(RunOptions):
             value = getattr(self, f.name)
-            if value != f.default:
+            if isinstance(value, DataFiles):
+                found += [text for word in value.words() for text in ("--data", word)]
+            elif value != f.default:
                 text = str(value.resolve() if isinstance(value, Path) else value)
                 flag = f"--{f.name.replace('_', '-')}"
                 found += [flag] if value is True else [flag, text]
@@ -152,7 +191,9 @@ def _options(kind: type[RunOptions]) -> list[Any]:
     return [f for f in fields(kind) if f.metadata]
 
 
-_ACCEPTED: dict[type, Any] = {float: (int, float), Path: (str, Path)}
+_ACCEPTED: dict[type, Any] = {
+    float: (int, float), Path: (str, Path), DataFiles: (str, Mapping, list, tuple)
+}  # fmt: skip
 """What is accepted for an option of a type, if not the type alone."""
 
 

@@ -15,27 +15,26 @@ each dimension, an axis being a name or [name, pre, size]. Arguments and results
 the program's function. A `step` is trained: its results with `updates` become that state; its first
 other result is the loss. A `function` is run once after training. `init` is one of
 normal (mean, std), uniform (low, high), integers (low, high), constant (value), values (data),
-and file (file: an .npy, as a path in the directory; shuffle: true unless it is false there).
+and file (file: an .npy, as a path in the directory; shuffle: true unless it is false there;
+shift: 0 or 1, of tokens that are packed into rows).
 A file input of a step is a batch of the file's rows at each step; of a function, its first rows.
 With `microbatches` a step reads that many batches, which are in dimension 0 of this input.
 
-This is one file, which imports only Python: the launcher imports it as a module of shardir, and a
-program from beside it.
+It needs only Python: the launcher imports it as a module of shardir, and a program from beside it.
 """
 
-import ast
 import json
 import math
 import os
-import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from runtime_arrays import FileArray, array_in, sequences
+from runtime_fields import Field, PlanError, shown
+
 DTYPES = ("f32", "f64", "bf16", "f16", "i64", "i32", "i1")
-NPY_TYPES = ("<f4", "<f8", "<f2", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")
-HEADER_BYTES = 10_000
 START_SECONDS = 60.0  # beside the time-out: to import torch and to meet, on a busy machine
 _NUMBER = (int, float)
 # The fields of each kind of initial value, with their types.
@@ -71,10 +70,6 @@ class Sized(tuple):
         return hash((tuple(self), self.sizes))
 
 
-class PlanError(Exception):
-    """An error of a directory or its plan, for users."""
-
-
 @dataclass(frozen=True)
 class PlanValue:
     """The type of an argument or result: its global shape, and the axes that split it."""
@@ -88,11 +83,27 @@ class PlanValue:
 @dataclass(frozen=True)
 class PlanArgument(PlanValue):
     """An argument. role: input, parameter or state; key: the name of the state, or the seed of an
-    input's random values."""
+    input's random values; source: the array of a file, of an input its rows."""
 
     role: str
     key: str
     init: Mapping[str, Any]
+    source: FileArray | None = None
+
+    @property
+    def microbatches(self) -> int | None:
+        """The number of batches that a step reads; None: one, without a dimension for it."""
+        return self.init.get("microbatches")
+
+    @property
+    def batch(self) -> int:
+        """The rows of a batch."""
+        return self.shape[self.microbatches is not None]
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The shape of a row."""
+        return self.shape[1 + (self.microbatches is not None) :]
 
 
 @dataclass(frozen=True)
@@ -154,78 +165,26 @@ def load_plan(directory: str | Path) -> ProgramPlan:
     except (OSError, ValueError, RecursionError) as error:
         raise PlanError(f"{path} cannot be read: {error}") from None
     try:
-        return _plan(_Field(data, ""), directory)
+        return _plan(Field(data, ""), directory)
     except (PlanError, OSError, ValueError, RecursionError) as error:  # also of names of files
         raise PlanError(f"{path}: {error}") from None
 
 
-class _Field:
-    """A value in plan.json, with its path for messages."""
-
-    def __init__(self, value: Any, path: str):
-        self.value, self.path = value, path
-
-    def fail(self, message: str) -> PlanError:
-        return PlanError(f"{self.path}: {message}" if self.path else message)
-
-    def get(self, name: str, kind: Any = object, **default: Any) -> "_Field":
-        """Return a field of this object; where it is missing, the `default`, if there is one."""
-        if not isinstance(self.value, dict):
-            raise self.fail(f"expected an object, got {_show(self.value)}")
-        path = f"{self.path}.{name}" if self.path else name
-        if name not in self.value and not default:
-            raise self.fail(f"the field {name!r} is missing")
-        return _Field(self.value.get(name, default.get("default")), path).of(kind)
-
-    def of(self, kind: Any) -> "_Field":
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        right = isinstance(self.value, kinds)
-        if not right or (isinstance(self.value, bool) and not {bool, object} & {*kinds}):
-            raise self.fail(f"expected {_names(kinds)}, got {_show(self.value)}")
-        return self
-
-    def one_of(self, choices: Any) -> str:
-        if not isinstance(self.value, str) or self.value not in choices:
-            raise self.fail(f"expected one of {', '.join(choices)}, got {_show(self.value)}")
-        return self.value
-
-    def items(self) -> "list[_Field]":
-        self.of(list)
-        return [_Field(item, f"{self.path}[{i}]") for i, item in enumerate(self.value)]
-
-    def ints(self, minimum: int) -> tuple[int, ...]:
-        for item in self.items():
-            if item.of(int).value < minimum:
-                raise item.fail(f"expected at least {minimum}, got {item.value}")
-        return tuple(self.value)
-
-
-def _show(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) < 40 else text[:37] + "..."
-
-
-def _names(kinds: tuple) -> str:
-    names: dict[type, str] = {dict: "an object", list: "a list", str: "a text", int: "an integer",
-             float: "a number", bool: "a truth value", type(None): "null"}  # fmt: skip
-    return " or ".join(names.get(kind, str(kind)) for kind in kinds)
-
-
-def _plan(top: _Field, directory: Path) -> ProgramPlan:
+def _plan(top: Field, directory: Path) -> ProgramPlan:
     version = top.get("version").value
     if version != 1 or version is True:
-        raise top.fail(f"expected version 1, got {_show(version)}")
+        raise top.fail(f"expected version 1, got {shown(version)}")
     mesh = top.get("mesh", dict)
     sizes: dict[str, int] = {}
     for pair in mesh.get("axes").items():
         if len(pair.of(list).value) != 2:
-            raise pair.fail(f"expected [name, size], got {_show(pair.value)}")
+            raise pair.fail(f"expected [name, size], got {shown(pair.value)}")
         name, size = pair.items()
         if name.of(str).value in sizes:
             raise name.fail(f"the axis {name.value!r} occurs twice")
-        sizes[name.value] = _Field([size.of(int).value], pair.path).ints(1)[0]
+        sizes[name.value] = Field([size.of(int).value], pair.path).ints(1)[0]
     functions = tuple(
-        _function(name, _Field(value, f"functions.{name}"), sizes, directory)
+        _function(name, Field(value, f"functions.{name}"), sizes, directory)
         for name, value in top.get("functions", dict).value.items()
     )
     _check_states(functions)
@@ -242,7 +201,7 @@ def _plan(top: _Field, directory: Path) -> ProgramPlan:
     )
 
 
-def _axes(field: _Field, sizes: dict[str, int]) -> Axes:
+def _axes(field: Field, sizes: dict[str, int]) -> Axes:
     """Return the axes of a dimension or group; each is a name of the mesh or [name, pre, size]."""
     axes = []
     for item in field.items():
@@ -251,9 +210,9 @@ def _axes(field: _Field, sizes: dict[str, int]) -> Axes:
         elif isinstance(item.value, list) and len(item.value) == 3:
             parts = item.items()
             name = parts[0].of(str).value
-            pre, size = _Field(item.value[1:], item.path).ints(1)
+            pre, size = Field(item.value[1:], item.path).ints(1)
         else:
-            raise item.fail(f"expected an axis or [axis, pre, size], got {_show(item.value)}")
+            raise item.fail(f"expected an axis or [axis, pre, size], got {shown(item.value)}")
         if name not in sizes:
             raise item.fail(
                 f"expected an axis of the mesh ({', '.join(sizes) or 'none'}), got {name!r}"
@@ -264,14 +223,14 @@ def _axes(field: _Field, sizes: dict[str, int]) -> Axes:
     return tuple(axes)
 
 
-def _split(field: _Field, sizes: dict[str, int]) -> Axes:
+def _split(field: Field, sizes: dict[str, int]) -> Axes:
     """Return the axes of a dimension, perhaps with the sizes of its shards."""
     if not isinstance(field.value, dict):
         return _axes(field, sizes)
     return Sized(_axes(field.get("axes"), sizes), field.get("sizes").ints(0))
 
 
-def _function(name: str, field: _Field, sizes: dict[str, int], directory: Path) -> PlanFunction:
+def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -> PlanFunction:
     kind = field.get("kind").one_of(("step", "function"))
     args = []
     for item in field.get("args").items():
@@ -281,8 +240,8 @@ def _function(name: str, field: _Field, sizes: dict[str, int], directory: Path) 
         argument = PlanArgument(
             **value, role=role, key=key.value, init=item.get("init", dict).value
         )
-        _check_init(item.get("init"), argument, kind, directory)
-        args.append(argument)
+        source = _check_init(item.get("init"), argument, kind, directory)
+        args.append(replace(argument, source=source))
     results = []
     for item in field.get("results").items():
         partial = item.get("partial", (dict, list, type(None)), default=None)
@@ -303,7 +262,7 @@ def _function(name: str, field: _Field, sizes: dict[str, int], directory: Path) 
     return PlanFunction(name, python, kind, narrowest, tuple(args), tuple(results))
 
 
-def _value(field: _Field, sizes: dict[str, int]) -> dict[str, Any]:
+def _value(field: Field, sizes: dict[str, int]) -> dict[str, Any]:
     shape = field.get("shape").ints(0)
     dims = tuple(_split(dim, sizes) for dim in field.get("dims").items())
     if len(dims) != len(shape):
@@ -335,7 +294,8 @@ def _check_states(functions: tuple[PlanFunction, ...]) -> None:
 # ---- initial values --------------------------------------------------------------------------
 
 
-def _check_init(field: _Field, arg: PlanArgument, kind: str, directory: Path) -> None:
+def _check_init(field: Field, arg: PlanArgument, kind: str, directory: Path) -> FileArray | None:
+    """Check an initial value; return its array, if it is one of a file."""
     for name, types in _INITS[field.get("kind").one_of(_INITS)].items():
         field.get(name, types)
     init = field.value
@@ -345,22 +305,35 @@ def _check_init(field: _Field, arg: PlanArgument, kind: str, directory: Path) ->
         count = _count(field.get("data"))
         if count != math.prod(arg.shape):
             raise field.fail(f"{count} values for the shape {list(arg.shape)}")
-    if init["kind"] == "file":
-        shape = npy_header(file_in(directory, field.get("file"))).shape
-        want, count = list(arg.shape), field.get("microbatches", int, default=0).value
-        if "microbatches" in init and (arg.role != "input" or want[:1] != [count]):
-            raise field.fail(f"there are no {count} microbatches in the shape {want}")
-        want = want["microbatches" in init :]
-        if arg.role != "input":
-            right = list(shape) == want
-        else:  # a batch of rows, or the first ones
-            minimum = 1 if kind == "step" else want[0] if want else 0
-            right = bool(want) and list(shape[1:]) == want[1:] and shape[0] >= minimum
-        if not right:
-            raise field.fail(f"the file's shape {list(shape)} does not fit the shape {want}")
+    if init["kind"] != "file":
+        return None
+    count = field.get("microbatches", int, default=0).value
+    if "microbatches" in init and (arg.role != "input" or list(arg.shape[:1]) != [count]):
+        raise field.fail(f"there are no {count} microbatches in the shape {list(arg.shape)}")
+    path = file_in(directory, field.get("file"))
+    source = array_in(path)
+    if "shift" in init:
+        source = sequences(source, arg.row, field.get("shift", int).value)
+    if problem := fitting(source, arg, kind):
+        raise field.fail(problem)
+    return source
 
 
-def _count(data: _Field) -> int:
+def fitting(source: FileArray, arg: PlanArgument, kind: str = "step") -> str:
+    """Return why an array does not fit the argument that it fills; "" where it does."""
+    have, want = list(source.shape), list(arg.shape)
+    if arg.dtype.startswith("i") and source.dtype in ("f64", "f32", "f16", "bf16"):
+        return f"expected {arg.dtype}, got {source.dtype}; convert one of them"
+    if arg.role != "input":
+        right = have == want
+    else:  # a batch of rows, or the first ones
+        want = want[arg.microbatches is not None :]
+        minimum = 1 if kind == "step" else want[0] if want else 0
+        right = bool(want) and have[1:] == want[1:] and bool(have) and have[0] >= minimum
+    return "" if right else f"the file's shape {have} does not fit the shape {want}"
+
+
+def _count(data: Field) -> int:
     """Return the number of values in nested lists."""
     if not isinstance(data.value, list):
         data.of((bool, *_NUMBER))
@@ -371,7 +344,7 @@ def _count(data: _Field) -> int:
     return sum(counts)
 
 
-def file_in(directory: Path, name: _Field) -> Path:
+def file_in(directory: Path, name: Field) -> Path:
     """Return the path of a file of the directory."""
     path = (directory / name.value).resolve()
     if not path.is_relative_to(directory.resolve()):
@@ -379,42 +352,3 @@ def file_in(directory: Path, name: _Field) -> Path:
     if not path.is_file():
         raise name.fail(f"there is no file {name.value!r}")
     return path
-
-
-@dataclass(frozen=True)
-class NpyHeader:
-    """The header of an .npy file: numpy's type text, the shape, and the offset of the data."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-
-
-def npy_header(path: Path) -> NpyHeader:
-    """Return the header of an .npy file, which has all its data. Raises PlanError."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(8)
-            if start[:6] != b"\x93NUMPY" or len(start) < 8:
-                raise ValueError("not an .npy file")
-            size_format = "<H" if start[6] == 1 else "<I"
-            (size,) = struct.unpack(size_format, file.read(struct.calcsize(size_format)))
-            if size > HEADER_BYTES:
-                raise ValueError(f"expected a header of at most {HEADER_BYTES} bytes, got {size}")
-            header = ast.literal_eval(file.read(size).decode("latin1").strip())
-            found = NpyHeader(header["descr"], tuple(header["shape"]), file.tell())
-            there = file.seek(0, os.SEEK_END)
-        if header["fortran_order"]:
-            raise ValueError("the array is in Fortran's order; save it in C's")
-        if found.dtype not in NPY_TYPES:
-            raise ValueError(f"expected a type of {NPY_TYPES}, got {found.dtype!r}")
-        if not all(type(n) is int and n >= 0 for n in found.shape):
-            raise ValueError(f"expected sizes of 0 or more, got the shape {found.shape}")
-        needed = found.offset + math.prod(found.shape) * int(found.dtype[2:])
-        if there < needed:
-            raise ValueError(f"expected at least {needed} bytes, got {there}; copy it again")
-        return found
-    except (KeyError, TypeError, SyntaxError, RecursionError, MemoryError, struct.error):
-        raise PlanError(f"{path}: its header is damaged") from None
-    except (OSError, ValueError) as error:
-        raise PlanError(f"{path}: {error}") from None

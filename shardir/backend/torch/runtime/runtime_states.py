@@ -9,7 +9,7 @@ from typing import Any
 import runtime as rt
 import runtime_random
 import torch
-from runtime_files import open_npy
+from runtime_files import ArrayReader
 from runtime_plan import PlanArgument, PlanError, PlanValue, ProgramPlan
 from torch import Tensor
 
@@ -89,9 +89,8 @@ class States:
     def filled(self, arg: PlanArgument) -> Tensor:
         """Return this rank's shard of an initial value, which is the same on any mesh."""
         kind, bounds = arg.init["kind"], self.bounds(arg)
-        if kind == "file":
-            full = open_npy(self.plan.directory / arg.init["file"])
-            return part(full, bounds).to(self.mesh.device, DTYPES[arg.dtype], copy=True)
+        if arg.source is not None:
+            return ArrayReader(arg.source).read(bounds).to(self.mesh.device, DTYPES[arg.dtype])
         key = f"{self.seed}/{arg.key}"
         filled = runtime_random.fill(kind, arg.init, arg.shape, bounds, key, DTYPES[arg.dtype])
         return filled.to(self.mesh.device)

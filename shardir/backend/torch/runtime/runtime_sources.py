@@ -1,0 +1,86 @@
+"""The data that a run is given: files in place of those that a program was written with.
+
+    --data x=train.npy                       rows of the input x of the step
+    --data x,labels=train.npz                of each its array of that name
+    --data x=train.safetensors:images        an array of another name
+    --data tokens,targets=train.bin:u16      tokens in rows; of the second input those that follow
+    --data accuracy.x=test.npy               an input of another function than a step
+
+Only the user names files outside of a program's directory: its plan cannot. A part of the runtime;
+needs only Python.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from runtime_arrays import ArrayError, FileArray, array_in, sequences
+from runtime_options import DataFiles, parts_of
+from runtime_plan import PlanArgument, PlanError, PlanFunction, ProgramPlan, fitting
+
+
+def with_data(plan: ProgramPlan, data: DataFiles | None) -> ProgramPlan:
+    """Return the plan with these files as the data of its inputs.
+
+    Raises:
+        PlanError: there is no such input, a file does not have its rows, or the inputs of a step do
+            not have equally many.
+    """
+    given: dict[str, FileArray] = {}
+    known = {name: arg for f in plan.functions for name, arg in _inputs(f)}
+    for word in data or ():
+        for name, source in _sources(word, known):
+            if name in given:
+                raise PlanError(f"--data {word}: the data of {name} is given twice")
+            given[name] = source
+    functions = tuple(_fed(f, given) for f in plan.functions) if given else plan.functions
+    return replace(plan, functions=functions)
+
+
+def _inputs(f: PlanFunction) -> Iterator[tuple[str, PlanArgument]]:
+    """The inputs of a function by the names that `--data` has for them."""
+    for arg in f.args:
+        if arg.role == "input":
+            yield (arg.name if f.kind == "step" else f"{f.name}.{arg.name}"), arg
+
+
+def _sources(word: str, known: Mapping[str, PlanArgument]) -> Iterator[tuple[str, FileArray]]:
+    """The files of the inputs that a word names."""
+    names, path, entry = parts_of(word)
+    for shift, name in enumerate(names):
+        if name not in known:
+            raise PlanError(
+                f"--data {word}: expected an input of {', '.join(known) or 'none'}, got {name!r}"
+            )
+        arg = known[name]
+        try:
+            tokens = path.suffix == ".bin"
+            source = array_in(path, entry if tokens else entry or name.rpartition(".")[2])
+            if tokens or (len(source.shape) == 1 and arg.row):
+                source = sequences(source, arg.row, shift)
+        except ArrayError as error:
+            raise PlanError(f"--data {word}: {error}") from None
+        if problem := fitting(source, arg):
+            raise PlanError(f"--data {word}: {path}: {problem}")
+        yield name, source
+
+
+def _fed(f: PlanFunction, given: Mapping[str, FileArray]) -> PlanFunction:
+    """A function whose inputs have these files; rows of one index are read together."""
+    args = {id(arg): replace(arg, source=given[name], init={"kind": "file", "shuffle": True})
+            for name, arg in _inputs(f) if name in given}  # fmt: skip
+    fed = replace(f, args=tuple(args.get(id(arg), arg) for arg in f.args))
+    files = [arg for arg in fed.args if arg.role == "input" and arg.source is not None]
+    for arg in files if args and f.kind == "step" else ():
+        counts = [(a.source.shape[0], a.batch) for a in (files[0], arg) if a.source is not None]
+        if counts[0] != counts[1]:
+            raise PlanError(
+                f"expected equally many rows, so that they stay together, got {counts[0][0]} of "
+                f"{files[0].name}, {counts[0][1]} at a step, and {counts[1][0]} of {arg.name}, "
+                f"{counts[1][1]} at a step; give both by --data"
+            )
+        if counts[1][0] < arg.batch:
+            raise PlanError(
+                f"expected at least the {arg.batch} rows of a batch, got {counts[1][0]} of "
+                f"{arg.name}"
+            )
+    return fed

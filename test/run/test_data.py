@@ -1,0 +1,389 @@
+# ruff: noqa: E402 (torch may not be installed)
+"""The data of runs: files of every kind, packed tokens, each rank's part, batches ahead of use."""
+
+import itertools
+import json
+import os
+import re
+import resource
+import struct
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import orders
+import pytest
+from extent import extent
+
+sys.path.insert(0, str(Path(__file__).parent))
+import sample
+
+torch = pytest.importorskip("torch")
+
+import runtime as rt
+from example_runs import EXAMPLES
+from runtime_arrays import ArrayError, array_in, sequences
+from runtime_data import AHEAD, Inputs
+from runtime_files import PAGE, ArrayReader
+from runtime_plan import PlanArgument, PlanError, PlanFunction, ProgramPlan
+from runtime_states import States
+
+import shardir
+from shardir.dialects.random import fill
+from shardir.tools import run as tool
+
+NUMBERS = np.arange(84).reshape(12, 7)
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
+          "I8": "|i1", "U8": "|u1", "U16": "<u2", "U32": "<u4", "BOOL": "|b1"}  # fmt: skip
+
+
+def safetensors(path, **arrays):
+    """Write a file as its format says, without the library."""
+    names, header, at = {np.dtype(d).str: n for n, d in DTYPES.items()}, {}, 0
+    for name, x in arrays.items():
+        end = at + x.nbytes
+        header[name] = {"dtype": names[x.dtype.str], "shape": x.shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    parts = [x.tobytes() for x in arrays.values()]
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
+    return path
+
+
+def read(array):
+    return ArrayReader(array).read([(0, n) for n in array.shape])
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_every_kind_of_file_has_the_numbers_of_numpy(dtype, tmp_path):
+    x = (NUMBERS * 641).astype(dtype)  # beyond the positive ones of i16
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "x.npz", other=x[:3], x=x)
+    paths = [tmp_path / "x.npy", tmp_path / "x.npz"]
+    paths.append(safetensors(tmp_path / "x.safetensors", other=x[:3], x=x))
+    for path in paths:
+        found = read(array_in(path, "x"))
+        assert found.tolist() == x.tolist()
+    if x.dtype.kind in "iu" and dtype != "|i1":
+        x.tofile(tmp_path / "x.bin")
+        name = x.dtype.kind + str(8 * x.dtype.itemsize)
+        assert read(array_in(tmp_path / "x.bin", name)).tolist() == x.flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "write", "message"),
+    [
+        ("x.bin", "u16", lambda p: p.write_bytes(b"abc"), "tokens of 2 bytes .*got 3 bytes"),
+        ("x.bin", "", lambda p: p.write_bytes(b"ab"), "expected the type of its tokens"),
+        ("x.bin", "f32", lambda p: p.write_bytes(b"abcd"), "expected the type .*, got 'f32'"),
+        ("x.npz", "y", lambda p: np.savez(p, x=NUMBERS), "expected an array of x, got 'y'"),
+        ("x.npz", "x", lambda p: np.savez_compressed(p, x=NUMBERS), "compressed"),
+        ("x.npz", "x", lambda p: p.write_bytes(b"PK\3\4abc"), "not a zip file"),
+        ("x.npz", "x", lambda p: np.savez(p, x=np.array([{}])), "expected a type of"),
+        ("x.safetensors", "y", lambda p: safetensors(p, x=NUMBERS), "expected an array of x"),
+        ("x.safetensors", "x", lambda p: p.write_bytes(b"abc"), "its header is damaged"),
+        ("x.safetensors", "x", lambda p: p.write_bytes(b"\2" + b"\0" * 7 + b"{]"), "damaged"),
+        ("x.safetensors", "x", lambda p: p.write_bytes(b"\xff" * 9), "not a .safetensors"),
+        ("x.safetensors", "x",
+         lambda p: p.write_bytes(safetensors(p, x=NUMBERS).read_bytes()[:-1]), "at least .* bytes"),
+        ("x.csv", "", lambda p: p.write_text("1,2"), "expected a file of .npy, .npz"),
+        ("x.npy", "", lambda p: None, "expected the file .*x.npy, got none"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_clear_message(name, entry, write, message, tmp_path):
+    write(tmp_path / name)
+    with pytest.raises(ArrayError, match=message) as caught:
+        array_in(tmp_path / name, entry)
+    assert "\n" not in str(caught.value)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("inner", [1, PAGE // 4])
+def test_a_part_is_read_without_the_rest(inner, tmp_path, monkeypatch):
+    """Any ranges of a tensor, of rows in any order; in long runs no byte of another rank."""
+    x = np.random.default_rng(0).integers(0, 100, (5, 4, 3, inner)).astype("<i4")
+    np.save(tmp_path / "x.npy", x)
+    reader, seen = ArrayReader(array_in(tmp_path / "x.npy")), []
+    fill = reader._fill
+    monkeypatch.setattr(reader, "_fill", lambda m, start: (seen.append(len(m)), fill(m, start)))
+    cuts = [[(0, 5), (2, 4), (3, 3)], [(0, 4), (1, 3)], [(0, 3), (1, 2)], [(0, inner), (0, 1)]]
+    for bounds in itertools.product(*cuts):
+        window = tuple(slice(*b) for b in bounds)
+        assert reader.read(bounds).tolist() == x[window].tolist()
+        seen.clear()
+        found = reader.read(bounds[1:], torch.tensor([3, 0, 1, 4, 4]))
+        assert found.tolist() == x[[3, 0, 1, 4, 4]][(slice(None), *window[1:])].tolist()
+        if bounds[3] == (0, PAGE // 4):
+            assert sum(seen) == found.nbytes
+
+
+def test_a_file_that_becomes_shorter_is_an_error(tmp_path):
+    np.save(tmp_path / "x.npy", NUMBERS)
+    reader = ArrayReader(array_in(tmp_path / "x.npy"))
+    os.truncate(tmp_path / "x.npy", 500)
+    with pytest.raises(ArrayError, match=r"x\.npy was cut off while it was read"):
+        reader.read([(0, 7)], torch.tensor([1, 11]))
+
+
+# ---- rows of steps ---------------------------------------------------------------------------
+
+
+class Ranks:
+    """The inputs of a step on each rank of a mesh."""
+
+    def __init__(self, mesh, *args):
+        step = PlanFunction("step", "step", "step", "f32", args, ())
+        plan = ProgramPlan(Path(), "m", mesh, (), (step,), None)
+        count = int(np.prod([n for _, n in mesh]))
+        self.meshes = [rt.Mesh(mesh, rank) for rank in range(count)]
+        states = [States(plan, mesh, 5) for mesh in self.meshes]
+        self.inputs, self.args = [Inputs(one, step) for one in states], args
+
+    def compare(self, step, wanted):
+        """Compare each rank's inputs with the slices of global ones."""
+        for mesh, inputs in zip(self.meshes, self.inputs, strict=True):
+            for arg, x, want in zip(self.args, inputs.at(step), wanted, strict=True):
+                bounds = rt.local_bounds(mesh, arg.shape, arg.dims)
+                assert x.tolist() == want[tuple(slice(*b) for b in bounds)].tolist()
+                assert x.is_contiguous()
+
+
+def fed(name, shape, dims, path, entry="", dtype="i32", shift=None, **init):
+    """Return an input that is fed with the rows of a file."""
+    arg = PlanArgument(name, shape, dtype, dims, "input", name, {"kind": "file", **init})
+    source = array_in(path, entry)
+    source = source if shift is None else sequences(source, arg.row, shift)
+    return PlanArgument(name, shape, dtype, dims, "input", name, arg.init, source)
+
+
+MESHES = [
+    ((), ((), (), ())),
+    ((("d", 2),), (("d",), (), ())),
+    ((("d", 4),), ((), ("d",), ())),
+    ((("a", 2), ("b", 2)), (("a",), (), ("b",))),
+    ((("a", 2), ("b", 2)), (("b", "a"), (), ())),
+]
+
+
+@pytest.mark.parametrize(("mesh", "dims"), MESHES)
+def test_on_every_mesh_a_step_has_the_same_rows(mesh, dims, tmp_path):
+    """Full, data-parallel, and by the layout of all dimensions; with a shard that is uneven."""
+    rows = np.random.default_rng(0).integers(-1000, 1000, (13, 3, 5))
+    np.save(tmp_path / "x.npy", rows)
+    ranks = Ranks(mesh, fed("x", (4, 3, 5), dims, tmp_path / "x.npy"))
+    in_order = Ranks(mesh, fed("x", (4, 3, 5), dims, tmp_path / "x.npy", shuffle=False))
+    for step in (0, 1, 3, 1000):
+        ranks.compare(step, [rows[orders.batch_rows(13, step, 4, 5)]])
+        in_order.compare(step, [rows[[(4 * step + k) % 13 for k in range(4)]]])
+
+
+@pytest.mark.parametrize(("mesh", "dims"), [(m, d[:2]) for m, d in MESHES[:4]])
+def test_tokens_are_packed_into_rows(mesh, dims, tmp_path):
+    """Every token but the first is a target once in an epoch, next to the token before it."""
+    length, batch = 6, 4
+    for count in (50, 55):  # 8 and 9 sequences
+        tokens = np.random.default_rng(1).integers(0, 1 << 16, count).astype("<u2")
+        tokens.tofile(tmp_path / "t.bin")
+        n = (count - 1) // length
+        x, y = tokens[: n * length].reshape(n, length), tokens[1 : n * length + 1].reshape(n, -1)
+        pair = [fed(name, (batch, length), dims, tmp_path / "t.bin", "u16", dtype, shift=shift)
+                for shift, (name, dtype) in enumerate([("x", "i32"), ("y", "i64")])]  # fmt: skip
+        ranks = Ranks(mesh, *pair)
+        for step in range(4):
+            drawn = orders.batch_rows(n, step, batch, 5)
+            ranks.compare(step, [x[drawn].astype(int), y[drawn].astype(int)])
+
+
+def test_steps_after_a_restart_have_the_rows_that_they_would_have_had(tmp_path):
+    np.save(tmp_path / "x.npy", NUMBERS)
+    micro = {"microbatches": 2}
+    for shape, more in (((5, 7), {}), ((2, 5, 7), micro)):
+        arg = fed("x", shape, ((),) * len(shape), tmp_path / "x.npy", **more)
+        (inputs,), (again,) = (Ranks((), arg).inputs for _ in range(2))
+        every = [x.tolist() for (x,) in inputs.ahead(range(9))]
+        assert [x.tolist() for (x,) in again.ahead(range(6, 9))] == every[6:]
+        assert every == [inputs.at(step)[0].tolist() for step in range(9)]
+        batches = [b for step in every for b in (step if more else [step])]
+        want = [NUMBERS[orders.batch_rows(12, k, 5, 5)].tolist() for k in range(len(batches))]
+        assert batches == want
+
+
+def test_a_number_that_the_type_does_not_hold_is_an_error_with_its_row(tmp_path):
+    rows = NUMBERS.copy()
+    rows[9, 3] = 1 << 31
+    np.save(tmp_path / "x.npy", rows)
+    (inputs,) = Ranks((), fed("x", (12, 7), ((), ()), tmp_path / "x.npy")).inputs
+    with pytest.raises(PlanError, match=r"x: expected numbers that i32 holds, got 2147483648 in r"
+                                        r"ow 9 of .*x\.npy"):  # fmt: skip
+        inputs.at(0)
+
+
+# ---- ahead of use ----------------------------------------------------------------------------
+
+
+def test_few_steps_are_prepared_ahead_and_an_error_is_that_of_its_step(tmp_path):
+    np.save(tmp_path / "x.npy", NUMBERS)
+    (inputs,) = Ranks((), fed("x", (5, 7), ((), ()), tmp_path / "x.npy")).inputs
+    read, begun = inputs._host, []
+
+    def failing(step):
+        begun.append(step)
+        if step == 4:
+            raise PlanError("no such luck")
+        return read(step)
+
+    inputs._host = failing
+    done = []
+    with pytest.raises(PlanError, match="no such luck"):
+        for step, _ in enumerate(inputs.ahead(range(9))):
+            done.append(step)
+            assert max(begun) <= step + AHEAD
+    assert done == [0, 1, 2, 3]
+    for thread in threading.enumerate():
+        if thread.name.startswith("inputs"):
+            thread.join(10)
+            assert not thread.is_alive()
+    assert max(begun) <= 4 + AHEAD
+
+
+def test_reading_a_large_file_needs_no_memory(tmp_path):
+    """Of a file of 10 GB 200 MB are read, in the long form 20 GB; it has no blocks on disk."""
+    path = tmp_path / "tokens.bin"
+    path.touch()
+    os.truncate(path, 10 << 30)
+    arg = fed("x", (64, 1 << 14), ((), ()), path, "u16", shift=0)
+    (inputs,) = Ranks((), arg).inputs
+    inputs.at(0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    steps = extent(100, 10_000)
+    for step in range(steps):
+        (x,) = inputs.at(step)
+        assert x.shape == (64, 1 << 14)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    assert grown < steps * (64 << 15) // 5
+
+
+# ---- runs ------------------------------------------------------------------------
+
+
+def test_tokens_train_a_program(ran):
+    """The next byte of a text, on four ranks and in torch."""
+    example, steps = ran("tokens", steps=25), 25
+    text = np.fromfile(EXAMPLES / "licence.bin", "u1").astype(np.int64)
+    args = example.args("step")
+    table, out = (torch.nn.Parameter(args[name]) for name in ("table", "out"))
+    adam, losses = torch.optim.Adam([table, out], lr=0.05), []
+    for step in range(steps):
+        first = np.array(orders.batch_rows((len(text) - 1) // 32, step, 16, 0))[:, None] * 32
+        x, y = (torch.tensor(text[first + np.arange(32) + shift]) for shift in (0, 1))
+        logits = torch.relu(table[x]) @ out
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 2
+    np.testing.assert_allclose(example.dump["losses/step"], losses, rtol=1e-4)
+
+
+TOKENS = """
+func.func private @loss(
+    %x: tensor<4x8xi32> {train.input = #train.init<tokens, path = "t.bin", INPUT>},
+    %y: tensor<4x8xi32>
+        {train.input = #train.init<tokens, path = "t.bin", type = "u16", shift = 1>},
+    %w: tensor<256x256xf32> {train.parameter = "w", train.init = #train.init<normal>}
+) -> tensor<f32> {
+  %e = nn.gather %w, %x axis 0 : (tensor<256x256xf32>, tensor<4x8xi32>) -> tensor<4x8x256xf32>
+  %l = nn.cross_entropy %e, %y : (tensor<4x8x256xf32>, tensor<4x8xi32>) -> tensor<4x8xf32>
+  %loss = nn.reduce <mean> %l dims <0, 1> : (tensor<4x8xf32>) -> tensor<f32>
+  func.return %loss : tensor<f32>
+}
+train.step @step of @loss <sgd, lr = 0.1>
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "message"),
+    [
+        ('type = "u16"', 101, "%x: .*t.bin cannot be read: expected tokens of 2 bytes"),
+        ('type = "u16"', None, "%x: .*t.bin cannot be read: expected the file .*t.bin, got none"),
+        ('type = "f16"', 100, "%x: .* expected the type of its tokens .*, got 'f16'"),
+        ('type = "u16"', 16, r"%x: expected at least 1 rows of \[8\], got .*\[0, 8\]"),
+        ('type = "u8"', 100, "%x is fed with 12 rows, .* %y with 6 rows"),
+        ('type = "u16", shift = 2', 100, "shift"),
+        ('type = "u16"', 100, ""),
+    ],
+)
+def test_tokens_of_a_program_are_checked_where_it_is_compiled(given, size, message, tmp_path):
+    if size is not None:
+        (tmp_path / "t.bin").write_bytes(bytes(size))
+    text = TOKENS.replace("INPUT", given)
+
+    def compile_it():
+        shardir.compile(text, mode="stand_alone", base_dir=tmp_path).save(tmp_path / "out")
+
+    if message:
+        with pytest.raises(shardir.ShardirError, match=message):
+            compile_it()
+    else:
+        compile_it()
+        plan = json.loads((tmp_path / "out/plan.json").read_text())
+        inits = [a["init"] for a in plan["functions"]["step"]["args"][:2]]
+        assert inits == [{"kind": "file", "file": "data/t_u16.npy", "shift": k} for k in (0, 1)]
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_run_is_given_its_data(tmp_path, capsys):
+    directory = sample.write(tmp_path / "dir")
+    x, t = np.load(directory / "data/x.npy")[::-1], np.load(directory / "data/t.npy")[::-1]
+    np.savez(tmp_path / "train.npz", x=x, t=t.astype("<f4"))
+    np.save(tmp_path / "test.npy", x[20:])
+    words = [f"--data=x,t={tmp_path}/train.npz", f"--data=predict.x={tmp_path}/test.npy"]
+    given = tmp_path / "given.npz"
+    assert tool.main([str(directory), "--check", f"--dump={given}", "--steps=9", *words]) == 0
+    assert capsys.readouterr().out.count(": agree") == 4
+    with np.load(given) as found:
+        np.testing.assert_allclose(found["results/predict/2"], x[20:36].sum(), rtol=1e-4)
+        w1, w2 = (fill("normal", sample.NORMAL, shape, None, f"0/{key}", np.float64)
+                  for key, shape in (("w1", (8, 9)), ("w2", (9, 3))))  # fmt: skip
+        h = x[orders.batch_rows(40, 0, 15, 0)].astype(float) @ w1
+        want = ((np.maximum(h, 0) @ w2 - t[orders.batch_rows(40, 0, 15, 0)]) ** 2).sum() / 45
+        np.testing.assert_allclose(found["losses/step"][0], want, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("x=none.npy", "expected the file .*none.npy, got none"),
+        ("z=x.npy", "expected an input of x, t, scale, predict.x, got 'z'"),
+        ("x=wide.npy", r"shape \[40, 9\] does not fit the shape \[15, 8\]"),
+        ("x=short.npy", "expected at least the 15 rows of a batch, got 14 of x|expected equally"),
+        ("x=more.npy", "expected equally many rows.*40 of t|expected equally many rows.* 41 of x"),
+        ("x,x=x.npy", "the data of x is given twice"),
+        ("x=cut.bin:u16", "the file is cut off, or has another type"),
+        ("x=cut.bin", "expected the type of its tokens"),
+        ("x,t=few.bin:u8", "expected more than the 8 tokens of a sequence, got 8"),
+    ],
+)
+def test_wrong_data_is_an_error_before_a_rank_starts(word, message, tmp_path, capsys, monkeypatch):
+    directory = sample.write(tmp_path / "dir")
+    monkeypatch.chdir(tmp_path)
+    for name, shape in {"x": (40, 8), "wide": (40, 9), "short": (14, 8), "more": (41, 8)}.items():
+        np.save(f"{name}.npy", np.zeros(shape, "<f4"))
+    Path("cut.bin").write_bytes(b"123")
+    Path("few.bin").write_bytes(b"12345678")
+    monkeypatch.setattr("shardir.backend.torch.launch.start.Ranks", None)
+    assert tool.main([str(directory), "--data", word]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(f"error: .*({message})", error), error
+
+
+def test_data_are_names_and_files(tmp_path, capsys):
+    directory = sample.write(tmp_path / "dir")
+    for word in ("x", "x=", "x=a.txt", "x=a.npy:"):
+        with pytest.raises(SystemExit) as end:
+            tool.main([str(directory), "--data", word])
+        assert end.value.code == 2
+        assert "expected NAMES=FILE, such as" in capsys.readouterr().err
