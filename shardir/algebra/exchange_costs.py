@@ -27,26 +27,29 @@ Table = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def exchange_costs(
-    mesh: Mesh, splits: Sequence[Axes], source: Indices, target: Indices
+    mesh: Mesh, old: Sequence[Axes], new: Sequence[Axes], source: Indices, target: Indices
 ) -> tuple[Table, Table]:
     """Return the latency of each exchange, and the seconds for each byte of the global tensor; NaN
     where there is no closed form.
 
     Args:
-        splits: of a dimension; their axes are equal or disjoint.
-        source, target: the numbers of the splits of all dimensions: [exchange, dimension].
+        old, new: splits of a dimension before and after; their axes are equal or disjoint.
+        source, target: the numbers of the splits of all dimensions, of the old and of the new
+            ones: [exchange, dimension].
     """
     levels = mesh.cluster_or_default.levels
-    axes = tuple(dict.fromkeys(a for s in splits for a in s))
+    axes = tuple(dict.fromkeys(a for s in (*old, *new) for a in s))
     pieces = mesh.cut(axes, mesh.level_sub_axes)
-    fine = [mesh.cut(s, mesh.level_sub_axes) for s in splits]
-    extent = np.array([float(mesh.extent(s)) for s in splits])
-    changed = source != target
-    n = np.where(changed, extent[source], 1).prod(axis=1)  # devices in the group
-    before, after = 1 / extent[source].prod(axis=1), 1 / extent[target].prod(axis=1)
+    fine = [mesh.cut(s, mesh.level_sub_axes) for s in old]
+    extents, wanted_extents = (np.array([float(mesh.extent(s)) for s in x]) for x in (old, new))
+    numbers = {s: i for i, s in enumerate((*old, *new))}
+    spelled, wanted_spelled = (np.array([numbers[s] for s in x]) for x in (old, new))
+    changed = spelled[source] != wanted_spelled[target]
+    n = np.where(changed, extents[source], 1).prod(axis=1)  # devices in the group
+    before, after = 1 / extents[source].prod(axis=1), 1 / wanted_extents[target].prod(axis=1)
 
     # what the device that receives for longest has on those of its unit of each level
-    fetched = _Overlaps(mesh, fine, splits, pieces)
+    fetched = _Overlaps(mesh, fine, new, pieces)
     parts, paired, known = fetched.of(source, target)
     reached = []
     for level in range(-1, len(levels) - 1):
@@ -60,17 +63,20 @@ def exchange_costs(
     )
 
     # the maximum that a device sends: to all that want it, or less what it keeps
-    member = np.array([[a in s for a in axes] for s in splits], dtype=np.bool_)
+    in_old, in_new = (
+        np.array([[a in s for a in axes] for s in x], dtype=np.bool_).reshape(len(x), len(axes))
+        for x in (old, new)
+    )
     sizes = np.array([float(mesh.extent((a,))) for a in axes])
-    old, new = member[source].any(axis=1), member[target].any(axis=1)
-    moving = (member[source] & changed[..., None]).any(axis=1)
-    copies = n / np.where(moving & new, sizes, 1).prod(axis=1)
-    parts, paired, backward = _Overlaps(mesh, splits, splits, axes).of(target, source)
-    wanted = before / np.where(old, 1, parts).prod(axis=1) * copies
-    kept = np.where((paired & old).any(axis=1), 0, before / parts.prod(axis=1))
+    had, has = in_old[source].any(axis=1), in_new[target].any(axis=1)
+    moving = (in_old[source] & changed[..., None]).any(axis=1)
+    copies = n / np.where(moving & has, sizes, 1).prod(axis=1)
+    parts, paired, backward = _Overlaps(mesh, new, old, axes).of(target, source)
+    wanted = before / np.where(had, 1, parts).prod(axis=1) * copies
+    kept = np.where((paired & had).any(axis=1), 0, before / parts.prod(axis=1))
     sent = np.maximum(wanted - kept, 0)
 
-    outermost = np.array([mesh.level(s) for s in splits])
+    outermost = np.array([mesh.level(s) for s in old])
     reach = np.where(changed, outermost[source], 0).max(axis=1, initial=0)
     messages = {x: rounds(int(x)) for x in np.unique(n).tolist()}
     latency = np.array([messages[x] for x in n.tolist()], dtype=np.float64)

@@ -103,13 +103,15 @@ class Mesh:
 
     @cached_property
     def level_sub_axes(self) -> Axes:
-        """The sub-axes that end where the units of a level end."""
-        found = []
+        """The sub-axes that begin where the units of a level end, and end where those of the level
+        within end, or the axis: no two overlap."""
+        found, inner = list[Axis](), dict[str, int]()
         for unit in self.cluster_or_default.units:
             for name, size in self.axes:
                 minor, rest = divmod(unit, self.stride(Axis(name)))
                 if 1 < minor < size and not rest:
-                    found.append(Axis(name, size // minor, minor))
+                    found.append(Axis(name, size // minor, minor // inner.get(name, 1)))
+                    inner[name] = minor
         return tuple(found)
 
     def level(self, axes: Axes) -> int:

@@ -182,10 +182,11 @@ def _exchanges(
     wanted = [_before(x, now.partial) for x in target.dims]
     ends = [target.with_dim(d, x + new).dims for d, x in enumerate(target.dims)]
     placed = tuple(a for x in wanted for a in x)
-    rest = [_without(y, placed) for y in now.dims]
+    # Those over which the target is partial are major: the others are gathered before them.
+    rest = [_first(_without(y, placed), new) for y in now.dims]
     ends.append(tuple(x + y for x, y in zip(wanted, rest, strict=True)))
     if not any(map(sizes_of, now.dims)):
-        left = tuple(a for y in rest for a in y)
+        left = _first(tuple(a for y in rest for a in y), new)
         ends += [(*wanted[:d], x + left, *wanted[d + 1 :]) for d, x in enumerate(wanted)]
     for d, x in enumerate(wanted):
         elsewhere = tuple(a for e, y in enumerate(now.dims) if e != d for a in y)
@@ -234,6 +235,13 @@ def _before(axes: Axes, others: Axes) -> Axes:
     """Return the major axes before the first that is one of the others."""
     n = next((i for i, a in enumerate(axes) if a in others), len(axes))
     return axes if n == len(axes) else axes[:n]
+
+
+def _first(axes: Axes, some: Axes) -> Axes:
+    """Return the axes, those that are among some before the others."""
+    if sizes_of(axes):
+        return axes
+    return tuple(sorted(axes, key=lambda a: a not in some))
 
 
 def _without(axes: Axes, others: Axes) -> Axes:

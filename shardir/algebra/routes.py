@@ -261,7 +261,7 @@ class Routes:
         """Return the latencies and rates of the exchanges."""
         splits, dims = self._splits
         source, target = (dims[ends] for ends in self._exchanges.T)
-        latency, rate = exchange_costs(self.mesh, splits, source, target)
+        latency, rate = exchange_costs(self.mesh, splits, splits, source, target)
         for k in np.flatnonzero(np.isnan(rate)).tolist():
             before, after = (self.layouts[i].dims for i in self._exchanges[k])
             ends = sorted(both for both in zip(before, after, strict=True) if any(both))

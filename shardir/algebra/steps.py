@@ -3,6 +3,7 @@
 They are those of the device that has most of them.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
@@ -60,6 +61,17 @@ def step_seconds(
     if not step.communicates(mesh):
         return 0.0
     return step_form(mesh, shape, before, step, itemsize).seconds(prod(shape) * itemsize)
+
+
+def steps_seconds(
+    mesh: Mesh, shape: Shape, before: Layout, steps: Sequence[CollectiveStep], itemsize: int
+) -> float:
+    """Return the time of consecutive steps."""
+    total = 0.0
+    for step in steps:
+        total += step_seconds(mesh, shape, before, step, itemsize)
+        before = step.layout
+    return total
 
 
 def step_memory(

@@ -5,6 +5,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import (
@@ -14,10 +15,13 @@ from strategies import (
     sub_axes,
 )
 
+from shardir.algebra.bound import crossing, refined
+from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis, Mesh
 from shardir.algebra.notation import (
     mesh_of,
 )
+from shardir.cost.clusters import load
 
 
 def coordinates(mesh: Mesh, axis: Axis) -> list[int]:
@@ -162,3 +166,18 @@ def test_ranks_and_groups_of_a_known_mesh():
     assert mesh.groups((Axis("tp", 2, 2),)) == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert mesh.groups((Axis("tp", 1, 2), Axis("dp"))) == ((0, 4, 2, 6), (1, 5, 3, 7))
     assert mesh.take((2, 2)) == ((Axis("dp"),), (Axis("tp", 1, 2),))
+
+
+@pytest.mark.parametrize("sizes", [(32,), (4, 16), (16, 4), (8, 8), (2048,), (8, 4, 8, 8)], ids=str)
+def test_axes_are_cut_once_at_each_level(sizes: tuple[int, ...]) -> None:
+    """An axis of 16 crosses two levels of the cluster: the parts are disjoint, each along which
+    ranks differ is of one level, and no two sub-axes of powers of two cross."""
+    cluster = load("pod2048").part(prod(sizes))
+    mesh = Mesh("m", tuple(zip("abcd", sizes, strict=False)), cluster)
+    assert mesh.clash(mesh.level_sub_axes) is None
+    for part in mesh.cut(mesh.names, mesh.level_sub_axes):
+        stride, reach = mesh.stride(part), mesh.stride(part) * mesh.extent((part,))
+        assert not [u for u in cluster.units if stride < u < reach], part
+    for name in mesh.names:
+        alone = Layout("m", ((name,),))
+        assert not crossing(mesh, *refined(mesh, alone, alone))

@@ -29,7 +29,8 @@ from shardir.algebra.forms import copying
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh
 from shardir.algebra.moves import RedistributionProblem
-from shardir.algebra.redistribution import Search, named_collectives, plan_redistribution
+from shardir.algebra.planner import Search
+from shardir.algebra.redistribution import named_collectives, plan_redistribution
 from shardir.algebra.routes import Routes, routes
 from shardir.algebra.traffic import fetched, sent
 from shardir.cost.clusters import load

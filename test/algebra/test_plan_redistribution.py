@@ -80,10 +80,15 @@ def test_no_detour_is_faster(route: Route) -> None:
     assert cost(a, c) <= (cost(a, b) + cost(b, c)) * (1 + 1e-9)
 
 
+FOUND = {"pod2048": [300209, 200019, 300471, 200105, 300738, 300838, 50201]}
+"""Cases in which a plan took longer: an axis that crosses two levels, searches that ended early."""
+
+
 @pytest.mark.parametrize("cluster", names())
 def test_no_path_through_a_third_layout_is_faster(cluster: str) -> None:
     """On the ready-made clusters, between layouts over sub-axes, also where they cross levels."""
-    found = laws.check("triangle", cluster, range(extent(2, 200)), print)
+    before = FOUND.get(cluster, [])[: extent(1, 7)]
+    found = laws.check("triangle", cluster, [*range(extent(2, 200)), *before], print)
     assert found and not any(r["violations"] for r in found), found
 
 

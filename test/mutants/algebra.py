@@ -28,6 +28,22 @@ MUTANTS = [
         "test/algebra/test_meshes.py::test_axes_overlap_unless_their_coordinates_are_independent",
     ),
     Mutant(
+        "the sub-axes of levels overlap",
+        "An axis that crosses two levels has a sub-axis within each, from its end.",
+        "shardir/algebra/mesh.py",
+        "minor // inner.get(name, 1)",
+        "minor",
+        "test/algebra/test_meshes.py::test_axes_are_cut_once_at_each_level",
+    ),
+    Mutant(
+        "a detour is not the fastest",
+        "Of the layouts by way of which there are two exchanges that of a fast first one is taken.",
+        "shardir/algebra/detours.py",
+        "k = int((first + second).argmin())",
+        "k = int(first.argmin())",
+        "test/algebra/test_route_costs.py::test_a_detour_is_the_fastest_two_exchanges",
+    ),
+    Mutant(
         "a reduced factor leaves nothing partial",
         "A matmul split along its summed dimension has a complete result.",
         "shardir/algebra/factors.py",

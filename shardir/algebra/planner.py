@@ -1,0 +1,235 @@
+"""The search for the fastest plan between two layouts: candidates, A*, and detours.
+
+Without a proof that the plan is the fastest, parts of it are replaced by two exchanges by way of a
+third layout, of all (detours.py), as long as that is faster.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import combinations, count, pairwise
+from typing import NamedTuple
+
+from shardir.algebra.bound import latency_bound, seconds_bound
+from shardir.algebra.collectives import CollectiveStep
+from shardir.algebra.detours import detour
+from shardir.algebra.estimates import IMPROVEMENT
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Mesh, sizes_of
+from shardir.algebra.moves import Recipe, RedistributionProblem
+from shardir.algebra.routes import routes
+from shardir.algebra.steps import elements, step_memory, step_seconds, steps_seconds
+
+MAX_PRICED = {3: 1000, 2: 2000, 1.5: 4000, 1.2: 6000, 1: 6000}
+"""The number of steps that A* prices at the maximum, by the weight of the bound of what is left:
+first it searches for a plan that takes at most twice the minimum time, then for the fastest."""
+
+
+def known_path(
+    shape: Shape, mesh: Mesh, source: Layout, target: Layout, itemsize: int
+) -> list[CollectiveStep] | None:
+    """Return the shortest path over layouts of full axes; None unless both are such, and even."""
+    if any(map(sizes_of, (*source.dims, *target.dims))):
+        return None  # only an exchange has an operand with explicit sizes
+    reduction = source.reduction if source.partial else target.reduction
+    known = routes(mesh, len(shape), reduction)
+    return known.steps(shape, itemsize, source, target) if known else None
+
+
+class QueueEntry(NamedTuple):
+    """A path that may lead to the fastest plan: the first to be followed is the smallest."""
+
+    first: float
+    """A lower bound of the time of a plan by this path; after MAX_PRICED steps with the bound of
+    what is left twice."""
+    length: int
+    serial: int
+    seconds: float
+    """The time of the steps."""
+    layout: Layout
+    """The layout after them, and the elements that the value retains there."""
+    retained: int
+    steps: tuple[CollectiveStep, ...]
+    following: CollectiveStep | None = None
+    """One step more, which is not priced yet."""
+
+    @property
+    def ahead(self) -> Layout:
+        """The layout after the last step."""
+        return self.following.layout if self.following else self.layout
+
+
+class Search:
+    """The search for the fastest plan whose steps are all within `memory`; `refused` is the
+    minimum memory of those that are not."""
+
+    def __init__(self, problem: RedistributionProblem, itemsize: int, memory: int | None):
+        self.problem, self.itemsize, self.memory = problem, itemsize, memory
+        self.refused = -1
+        self.best: tuple[float, tuple[CollectiveStep, ...]] | None = None
+        self.bounds: dict[Layout, float] = {}
+
+    def run(self) -> tuple[CollectiveStep, ...] | None:
+        p = self.problem
+        for steps in _candidates(p, self.itemsize):
+            self.offer(steps)
+        minimum = seconds_bound(p.mesh, p.shape, p.source, p.target, self.itemsize)
+        if self.best is None or minimum < self.best[0] * IMPROVEMENT:
+            proven = [self.expand(weight) for weight in MAX_PRICED][-1]
+            if not (proven or self.problem.crosses) and self.memory is None:
+                while self.detour():
+                    pass
+        return None if self.best is None else self.best[1]
+
+    def offer(self, steps: list[CollectiveStep]) -> None:
+        """Take a plan if it is within the memory and faster than the best."""
+        layout, retained, seconds = self.problem.source, self.retained(), 0.0
+        for step in steps:
+            found = self.after(layout, step, retained)
+            if found is None:
+                return
+            seconds, retained, layout = seconds + found[0], found[1], step.layout
+        if self.best is None or seconds < self.best[0] * IMPROVEMENT:
+            self.best = seconds, tuple(steps)
+
+    def retained(self) -> int:
+        """Return the elements that the source retains."""
+        p = self.problem
+        return 0 if self.memory is None else elements(p.mesh, p.shape, p.source)
+
+    def after(
+        self, layout: Layout, step: CollectiveStep, retained: int
+    ) -> tuple[float, int] | None:
+        """Return the time of a step, and the elements that its result retains; None where it needs
+        more than the memory."""
+        p = self.problem
+        if self.memory is not None:
+            peak, retained = step_memory(p.mesh, p.shape, layout, step, retained)
+            if (needed := peak * self.itemsize) > self.memory:
+                self.refused = needed if self.refused < 0 else min(needed, self.refused)
+                return None
+        return step_seconds(p.mesh, p.shape, layout, step, self.itemsize), retained
+
+    def expand(self, weight: float) -> bool:
+        """Search by A* from the source, as long as a plan can be faster than the best, with the
+        bound of what is left times `weight`; return whether it ended. A step is priced when its
+        bound is the lowest: most steps never are."""
+        p, serial, priced = self.problem, count(), 0
+        target, start = p.spelled(p.target), (p.spelled(p.source), self.retained())
+        seen = {start: 0.0}
+        todo = [QueueEntry(0.0, 0, next(serial), 0.0, *start, ())]
+        while todo and priced < MAX_PRICED[weight]:
+            first, n, _, so_far, layout, retained, steps, following = heappop(todo)
+            best = float("inf") if self.best is None else self.best[0] * IMPROVEMENT
+            if weight == 1 and first >= best:
+                return True
+            if so_far > seen[layout, retained]:
+                continue
+            if following is not None:
+                priced += 1
+                if (found := self.after(layout, following, retained)) is not None:
+                    seconds, key = so_far + found[0], (following.layout, found[1])
+                    rest = self.bound(following.layout)
+                    if seconds < min(best - rest, seen.get(key, best)):
+                        seen[key] = seconds
+                        order = seconds + weight * rest, n, next(serial)
+                        heappush(todo, QueueEntry(*order, seconds, *key, (*steps, following)))
+            elif layout == target:
+                self.best = so_far, steps
+                return True
+            else:
+                for step, rest in self.following(layout, so_far, best):
+                    limit, seconds = best - rest, so_far + self.latency(step)
+                    if self.memory is None:  # nothing is retained, so only the fastest path counts
+                        limit = min(limit, seen.get((step.layout, retained), limit))
+                    if seconds < limit:
+                        order = seconds + weight * rest, n + 1, next(serial)
+                        heappush(todo, QueueEntry(*order, so_far, layout, retained, steps, step))
+        return not todo
+
+    def detour(self) -> bool:
+        """Put two exchanges in place of some steps of the plan, where they are faster; return
+        whether they are."""
+        p, before = self.problem, self.best
+        assert before is not None, "an exchange is a plan"
+        steps = before[1]
+        layouts = [p.source, *(s.layout for s in steps)]
+        spelling = p.mesh.cut(p.mesh.names, p.spellings[0])
+        for i, j in combinations(range(len(layouts)), 2):
+            now = steps_seconds(p.mesh, p.shape, layouts[i], steps[i:j], self.itemsize)
+            if j - i > 2 or not now or not layouts[i].even(p.mesh, p.shape):
+                continue
+            for target in self.splits(layouts[i], layouts[j]):
+                found = detour(p.mesh, p.shape, spelling, layouts[i], target, self.itemsize)
+                if found is not None and found[0] < now * IMPROVEMENT:
+                    ends = pairwise((layouts[i], found[1], target, layouts[j]))
+                    parts = [step for part in ends for step in self.fixed(*part)]
+                    self.offer([*steps[:i], *parts, *steps[j:]])
+                    return self.best is not before
+        return False
+
+    def splits(self, source: Layout, target: Layout) -> Iterator[Layout]:
+        """Yield layouts, partial as the source is, from which only local steps lead to the
+        target."""
+        p = self.problem
+        new = tuple([a for a in target.partial if a not in source.partial])
+        found = [target.with_partial(source.partial, source.reduction)]
+        if new and target.reduction == "sum":
+            found = [found[0].with_dim(d, axes + new) for d, axes in enumerate(target.dims)]
+        for split in found:
+            after = split.with_partial((*split.partial, *new)) if new else split
+            same = set(after.partial) == set(target.partial)
+            if same and after.reduction == target.reduction and split.even(p.mesh, p.shape):
+                yield split
+
+    def fixed(self, source: Layout, target: Layout) -> tuple[CollectiveStep, ...]:
+        """Return the fastest plan that needs no search."""
+        part = RedistributionProblem(self.problem.mesh, self.problem.shape, source, target)
+        search = Search(part, self.itemsize, None)
+        for steps in _candidates(part, self.itemsize):
+            search.offer(steps)
+        assert search.best is not None, "an exchange is a plan"
+        return search.best[1]
+
+    def following(
+        self, layout: Layout, so_far: float, best: float
+    ) -> Iterator[tuple[CollectiveStep, float]]:
+        """Yield the moves by which a plan may be faster than `best`, each with the lower bound of
+        the time after it."""
+        p = self.problem
+        for move in p.moves(layout):
+            step = replace(move, layout=p.spelled(move.layout)) if p.crosses else move
+            if so_far + self.latency(step) < best - latency_bound(p.mesh, step.layout, p.target):
+                yield step, self.bound(step.layout)
+
+    def bound(self, layout: Layout) -> float:
+        """Return a lower bound of the time from a layout to the target."""
+        p = self.problem
+        if (found := self.bounds.get(layout)) is None:
+            found = seconds_bound(p.mesh, p.shape, layout, p.target, self.itemsize)
+            self.bounds[layout] = found
+        return found
+
+    def latency(self, step: CollectiveStep) -> float:
+        mesh = self.problem.mesh
+        return step.forms(mesh)[0].latency if step.communicates(mesh) else 0.0
+
+
+def _candidates(problem: RedistributionProblem, itemsize: int) -> Iterator[list[CollectiveStep]]:
+    """Yield plans that need no search, the preferred one first."""
+    p = problem
+    near = problem.near
+    if near.target == problem.target:
+        yield Recipe(problem).run()
+    reductions = [Recipe.reduced]
+    if near.left(near.source):
+        reductions.append(Recipe.reduce)
+    for reduce in reductions:
+        recipe = Recipe(near)
+        reduce(recipe)
+        recipe.exchange(problem.target)
+        recipe.make_partial()
+        yield recipe.steps
+    path = known_path(p.shape, p.mesh, p.source, p.target, itemsize)
+    if path is not None:
+        yield path
