@@ -10,6 +10,7 @@ from shardir.algebra.collectives import AxisState, CollectiveStep, move
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
+from shardir.algebra.routes import parts
 from shardir.algebra.traffic import cut
 
 REPLICATED, SHARDED, PARTIAL, ROOT = AxisState
@@ -26,8 +27,9 @@ class RedistributionProblem:
 
     @staticmethod
     def of(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> "RedistributionProblem":
-        ends = source.simplified(mesh), target.simplified(mesh)
-        return RedistributionProblem(mesh, shape, *refined(mesh, *ends))
+        ends = refined(mesh, source.simplified(mesh), target.simplified(mesh))
+        finer = tuple([cut(mesh, layout, parts(mesh)) for layout in ends])
+        return RedistributionProblem(mesh, shape, *(ends if crossing(mesh, *finer) else finer))
 
     @cached_property
     def runs(self) -> tuple[Axes, ...]:
@@ -83,11 +85,12 @@ class RedistributionProblem:
         target and the levels cross, 2 x 3 of 6 and 3 x 2, so that no layout is cut at all."""
         source, target, levels = self.source.used, self.target.used, self.mesh.level_sub_axes
         if not self.crosses:
-            return ((*source, *target, *self.mesh.cut(levels, source + target)),)
+            found = (*source, *target, *self.mesh.cut(levels, source + target))
+            return (_uncrossed(self.mesh, found, tuple([a for a in parts(self.mesh) if a.size])),)
         orders = ((source, levels, target), (target, levels, source), (levels, source, target))
         found: dict[frozenset[Axis], Axes] = {}
         for first, second, third in orders:
-            spelling = _uncrossed(self.mesh, first + second + third)
+            spelling = _uncrossed(self.mesh, (), first + second + third)
             found.setdefault(frozenset(spelling), spelling)
         return tuple(found.values())
 
@@ -159,10 +162,9 @@ class RedistributionProblem:
                     yield self.move(PARTIAL, SHARDED, now, axes, dim)
 
 
-def _uncrossed(mesh: Mesh, axes: Axes) -> Axes:
-    """Return the axes without those that cross one before them."""
-    found: Axes = ()
-    for a in axes:
+def _uncrossed(mesh: Mesh, found: Axes, more: Axes) -> Axes:
+    """Return the axes found and more of them, without those that cross one before them."""
+    for a in more:
         both = (*found, a)
         if mesh.clash(tuple({*mesh.cut(both, both)})) is None:
             found = both

@@ -5,7 +5,7 @@ estimated time on the mesh's links. Between layouts of full axes that are even t
 (routes.py). Otherwise a few candidates are tried: the named collectives in a fixed order, and one
 exchange in which each device fetches exactly the elements that it lacks, perhaps after a reduction
 of partial values; so every layout can be reached. If the fastest of them is slower than the lower
-bound, A* searches.
+bound, A* searches (planner.py).
 """
 
 from dataclasses import dataclass, replace

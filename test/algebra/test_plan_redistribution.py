@@ -84,6 +84,19 @@ FOUND = {"pod2048": [300209, 200019, 300471, 200105, 300738, 300838, 50201]}
 """Cases in which a plan took longer: an axis that crosses two levels, searches that ended early."""
 
 
+def test_an_axis_that_neither_layout_cuts_is_cut() -> None:
+    """From partial maxima over 4 x 6 devices to partial sums, by way of shards over 2 and 3 of the
+    six: each of 24 devices reduces one element or two."""
+    mesh, ends = Mesh("m", (("a", 4), ("b", 6))), ("partial max {a, b}", "partial sum {a, b}")
+    maxima, sums = (parse_layout(f"@m, [{{}}, {{}}], {text}") for text in ends)
+    shards = parse_layout("@m, [{b:(2)3}, {b:(1)2, a}]")
+
+    def cost(x: Layout, y: Layout) -> float:
+        return plan_redistribution((5, 7), "f32", mesh, x, y).seconds
+
+    assert cost(maxima, sums) <= (cost(maxima, shards) + cost(shards, sums)) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("cluster", names())
 def test_no_path_through_a_third_layout_is_faster(cluster: str) -> None:
     """On the ready-made clusters, between layouts over sub-axes, also where they cross levels."""
