@@ -85,8 +85,9 @@ class RedistributionProblem:
         target and the levels cross, 2 x 3 of 6 and 3 x 2, so that no layout is cut at all."""
         source, target, levels = self.source.used, self.target.used, self.mesh.level_sub_axes
         if not self.crosses:
-            found = (*source, *target, *self.mesh.cut(levels, source + target))
-            return (_uncrossed(self.mesh, found, tuple([a for a in parts(self.mesh) if a.size])),)
+            needed = (*source, *target, *self.mesh.cut(levels, source + target))
+            more = tuple([a for a in parts(self.mesh) if a.size])
+            return (_uncrossed(self.mesh, needed, more),)
         orders = ((source, levels, target), (target, levels, source), (levels, source, target))
         found: dict[frozenset[Axis], Axes] = {}
         for first, second, third in orders:
