@@ -6,7 +6,7 @@ program.run(batches, steps=100)
 model.load_state_dict(program.state_dict())
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from shardir.api.compiled import Compiled, compile_module
-from shardir.backend.interface import Options, Report
+from shardir.backend.interface import Batches, Options, Report
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, did_you_mean
 from shardir.dialects.train import Role, arguments
@@ -57,47 +57,90 @@ class CompiledModel(Compiled):
             written = replace(self, base_dir=folder)
             return super(CompiledModel, written).save(directory, per_rank=per_rank)
 
-    def run(self, batches: Iterable[Any] | None = None, **options: Any) -> Report:
+    def run(
+        self, batches: Iterable[Any] | None = None, *, local: bool = False, **options: Any
+    ) -> Report:
         """Run the program on local processes, one for each rank; afterwards `state_dict` has the
-        trained values. `options` are those of shardir.backend.interface.Options."""
+        trained values.
+
+        Args:
+            batches: one for each step, taken while the ranks train, and not stored; an iterator has
+                as many as there are steps, a list or a loader begins again at its end. By default
+                the example inputs. `data=` of the options names files instead.
+            local: a batch is a list of one for each rank, which is its part of the global one.
+            options: those of shardir.backend.interface.Options.
+
+        Raises:
+            ShardirError: a batch has other inputs.
+            LaunchError: a rank fails, or there are too few batches.
+        """
+        if local and batches is None:
+            raise ShardirError("expected batches with local=True, got none")
         with scratch_folder() as folder:
             dump = options.pop("dump", None) or folder / "states.npz"
-            program = self.save(folder / "program", batches)
-            report = self.backend.run(program, Options.of(options | {"dump": dump}))
+            program = self.save(folder / "program")
+            given = Options.of(options | {"dump": dump})
+            if batches is None:
+                report = self.backend.run(program, given)
+            else:
+                made = Batches(self._made(batches, local), local)
+                report = self.backend.run(program, given, batches=made)
             self.values.update(weights.read_dump(dump, self.values))
         return report
 
+    def _made(self, batches: Iterable[Any], local: bool = False) -> Iterator[list[Any]]:
+        """Yield the arrays of batches, in the order of the inputs; those of a list or a loader
+        again and again."""
+        source, count = _iterator(batches), 0
+        while True:
+            for batch in source:
+                if local:
+                    yield [self._arrays(count, self._inputs(part), local) for part in batch]
+                else:
+                    yield self._arrays(count, self._inputs(batch))
+                count += 1
+            if not count:
+                raise ShardirError("expected batches, got none")
+            if source is batches:
+                return
+            source = iter(batches)
+
+    def _arrays(
+        self, number: int, found: Mapping[str, torch.Tensor], local: bool = False
+    ) -> list[Any]:
+        """The arrays of a batch, in the order of the inputs."""
+        arrays = []
+        for name, like in self.imported.inputs:
+            x = found.get(name)
+            if x is None or (x.shape != like.shape and not local):
+                got = "none" if x is None else list(x.shape)
+                raise ShardirError(
+                    f"expected {name} of {list(like.shape)} in batch {number}, got {got}; compile "
+                    "with inputs as the batches have them"
+                )
+            if x.dtype != like.dtype:
+                raise ShardirError(
+                    f"expected {name} of {like.dtype} in batch {number}, got {x.dtype}; use "
+                    f".to({like.dtype})"
+                )
+            if x.is_meta:
+                raise ShardirError(
+                    f"expected the values of {name} in batch {number}, got the meta device; pass "
+                    "batches with values"
+                )
+            arrays.append(weights.array_of(x))
+        return arrays
+
     def _data(self, batches: Iterable[Any] | None) -> dict[str, Any]:
         """The rows of each input, of all batches."""
-        wanted = {name: x.shape for name, x in self.imported.inputs}
-        rows: dict[str, list[Any]] = {name: [] for name in wanted}
         examples = [dict(self.imported.inputs)]
-        if batches is not None and not isinstance(batches, Iterable):
-            raise ShardirError(f"expected batches: a list or an iterator, got {batches!r:.60}")
-        given = examples if batches is None else map(self._inputs, batches)
-        for i, batch in enumerate(given):
-            for name, shape in wanted.items():
-                if name not in batch or batch[name].shape != shape:
-                    got = list(batch[name].shape) if name in batch else "none"
-                    raise ShardirError(
-                        f"expected {name} of {list(shape)} in batch {i}, got {got}; compile with "
-                        "inputs as the batches have them"
-                    )
-                if batch[name].dtype != dict(self.imported.inputs)[name].dtype:
-                    want, got = dict(self.imported.inputs)[name].dtype, batch[name].dtype
-                    raise ShardirError(
-                        f"expected {name} of {want} in batch {i}, got {got}; use .to({want})"
-                    )
-                if batch[name].is_meta:
-                    raise ShardirError(
-                        f"expected the values of {name} in batch {i}, got the meta device; pass "
-                        "batches with values"
-                    )
-                rows[name].append(weights.array_of(batch[name]))
-        if not all(rows.values()):
+        given = examples if batches is None else map(self._inputs, _iterator(batches))
+        rows = [self._arrays(i, batch) for i, batch in enumerate(given)]
+        if not rows:
             raise ShardirError("expected batches, got none")
-        return {name: np.concatenate([r if r.ndim else r[None] for r in found])
-                for name, found in rows.items()}  # fmt: skip
+        names = [name for name, _ in self.imported.inputs]
+        return {name: np.concatenate([x if x.ndim else x[None] for x in found])
+                for name, found in zip(names, zip(*rows, strict=True), strict=True)}  # fmt: skip
 
     def _inputs(self, batch: Any) -> dict[str, torch.Tensor]:
         """The tensors of a batch, by the names of the inputs."""
@@ -149,6 +192,12 @@ class CompiledModel(Compiled):
         same = {id(tensors[name]): name for name in self.values if name in tensors}
         return {name: same[id(x)] for name in model.state_dict()
                 if (x := tensors.get(name)) is not None and id(x) in same}  # fmt: skip
+
+
+def _iterator(batches: Any) -> Iterator[Any]:
+    if not isinstance(batches, Iterable):
+        raise ShardirError(f"expected batches: a list or an iterator, got {batches!r:.60}")
+    return iter(batches)
 
 
 def _tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ The module is in the local view, after all passes. The compiler uses a backend o
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, Self
@@ -112,6 +112,16 @@ class Report:
 MeasuredTimes = list[dict[str, list[float]]]
 """Of each program, by function: the mean seconds of a call in each round."""
 
+
+@dataclass(frozen=True)
+class Batches:
+    """The inputs of steps, which are made while the ranks train: of each step the arrays in the
+    order of the inputs; `local`: a list of those for each rank, its parts of them."""
+
+    batches: Iterator[Any]
+    local: bool = False
+
+
 OnEvent = Callable[[dict[str, Any]], None]
 
 
@@ -158,9 +168,16 @@ class Backend(Target, ABC):
 
     @abstractmethod
     def run(
-        self, directory: str | Path, options: Options, on_event: OnEvent | None = None
+        self,
+        directory: str | Path,
+        options: Options,
+        on_event: OnEvent | None = None,
+        batches: Batches | None = None,
     ) -> Report:
         """Run a directory that `emit_directory` wrote, on this machine, to its end.
+
+        Args:
+            batches: the inputs of the steps, in place of those of the directory.
 
         Raises:
             LaunchError: nothing was started; RunError: a rank failed.

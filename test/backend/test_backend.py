@@ -12,7 +12,15 @@ from xdsl.dialects.builtin import ModuleOp
 
 import shardir
 from shardir.backend import BACKENDS, backend_of
-from shardir.backend.interface import Backend, LaunchError, MeasuredTimes, OnEvent, Options, Report
+from shardir.backend.interface import (
+    Backend,
+    Batches,
+    LaunchError,
+    MeasuredTimes,
+    OnEvent,
+    Options,
+    Report,
+)
 from shardir.backend.torch.backend import TorchBackend
 from shardir.dialects.installed import installed
 from shardir.tools import opt
@@ -50,8 +58,9 @@ class Listing(Backend):
             (Path(out_dir) / "listing_rank0.txt").write_text(self.text(module))
 
     def run(
-        self, directory: str | Path, options: Options, on_event: OnEvent | None = None
-    ) -> Report:
+        self, directory: str | Path, options: Options, on_event: OnEvent | None = None,
+        batches: Batches | None = None,
+    ) -> Report:  # fmt: skip
         path = Path(directory) / "listing.txt"
         if not path.is_file():
             raise LaunchError(f"{directory} has no listing.txt")

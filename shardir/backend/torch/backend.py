@@ -18,7 +18,7 @@ import numpy as np
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from shardir.backend.interface import Backend, MeasuredTimes, OnEvent, Options, Report
+from shardir.backend.interface import Backend, Batches, MeasuredTimes, OnEvent, Options, Report
 from shardir.backend.torch.directory import replacing
 from shardir.backend.torch.emit.data import Data
 from shardir.backend.torch.emit.plan import plan_of
@@ -91,9 +91,13 @@ class TorchBackend(Backend):
         return texts, {m for program in programs.values() for m in program.modules}, data
 
     def run(
-        self, directory: str | Path, options: Options, on_event: OnEvent | None = None
+        self,
+        directory: str | Path,
+        options: Options,
+        on_event: OnEvent | None = None,
+        batches: Batches | None = None,
     ) -> Report:
-        return run(directory, options, on_event=on_event)
+        return run(directory, options, on_event=on_event, batches=batches)
 
     def measure(
         self,

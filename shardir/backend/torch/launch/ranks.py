@@ -20,11 +20,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardir.backend.interface import LaunchError, OnEvent, Options, RunError
 from shardir.backend.torch.runtime.runtime_events import event_of
 from shardir.backend.torch.runtime.runtime_plan import START_SECONDS
+
+if TYPE_CHECKING:
+    from shardir.backend.torch.launch.feed import Feed
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 0.5  # after the first error, for the other ranks' messages
@@ -57,8 +60,8 @@ def allow_files(ranks: int) -> None:
 class Ranks:
     """The processes of one run."""
 
-    def __init__(self, program: Path, count: int, options: Options):
-        self.program, self.count, self.options = program, count, options
+    def __init__(self, program: Path, count: int, options: Options, feed: "Feed | None" = None):
+        self.program, self.count, self.options, self.feed = program, count, options, feed
         self.processes: list[subprocess.Popen] = []
         self.logs: list[Any] = []  # what each rank prints: files without a name
         self.errors: dict[int, dict[str, Any]] = {}  # the error event of each rank that sent one
@@ -93,6 +96,8 @@ class Ranks:
                 os.close(self._events)
                 for log in self.logs:
                     log.close()
+                if self.feed is not None:
+                    self.feed.close()
 
     def _start(self, rank: int, events: int, store: socket.socket) -> None:
         environment = {
@@ -109,15 +114,21 @@ class Ranks:
             "SHARDIR_LAUNCHER": str(os.getpid()),
             "SHARDIR_STORE_FD": str(store.fileno()),
         }
+        passed, fed = [events], list[str]()
+        if rank == 0:
+            passed.append(store.fileno())
+        if self.feed is not None:
+            passed.append(self.feed.readers[rank])
+            fed = self.feed.words(rank)
         self.logs.append(tempfile.TemporaryFile())  # noqa: SIM115 - run() closes it
         self.processes.append(
             subprocess.Popen(
-                [self.options.python, str(self.program), *self.options.words()],
+                [self.options.python, str(self.program), *self.options.words(), *fed],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=self.logs[rank],
                 stderr=subprocess.STDOUT,
-                pass_fds=(events, store.fileno()) if rank == 0 else (events,),
+                pass_fds=passed,
                 start_new_session=True,
             )
         )
@@ -129,6 +140,8 @@ class Ranks:
             for event in self._read():
                 last_sign = time.monotonic()
                 on_event(event)
+            if self.feed is not None and self.feed.moved:
+                last_sign = time.monotonic()  # the ranks waited for a batch
             if self.errors or (self._drained and self._left(codes)):
                 self._fail(on_event)
             if None not in codes and self._drained:
@@ -142,11 +155,19 @@ class Ranks:
 
     def _read(self) -> list[dict[str, Any]]:
         """Return the events that arrive within a poll."""
+        if self._ended:
+            time.sleep(POLL_SECONDS)
+            self._drained = True
+            return []
         with selectors.DefaultSelector() as selector:
             selector.register(self._events, selectors.EVENT_READ)
-            self._drained = self._ended or not selector.select(POLL_SECONDS)
+            if self.feed is not None:
+                self.feed.register(selector)
+            ready = {key.fd for key, _ in selector.select(POLL_SECONDS)}
+        if self.feed is not None:
+            self.feed.write(ready)
+        self._drained = self._events not in ready
         if self._drained:
-            time.sleep(POLL_SECONDS if self._ended else 0)
             return []
         data = os.read(self._events, 1 << 16)
         self._ended = not data

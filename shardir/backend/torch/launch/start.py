@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from shardir.backend.interface import LaunchError, OnEvent, Options, Report
+from shardir.backend.interface import Batches, LaunchError, OnEvent, Options, Report
 from shardir.backend.torch.launch.log import logged
 from shardir.backend.torch.launch.ranks import Ranks
 from shardir.backend.torch.runtime.runtime_plan import (
@@ -42,6 +42,7 @@ def run(
     nproc: int | None = None,
     program: str = "program.py",
     on_event: OnEvent | None = None,
+    batches: Batches | None = None,
 ) -> Report:
     """Run a program of the directory (`single.py`: on one rank) to its end.
 
@@ -72,7 +73,12 @@ def run(
                 if takes:
                     takes(event)
 
-        Ranks(plan.directory / program, ranks, options).run(take)
+        feed = None
+        if batches is not None:
+            from shardir.backend.torch.launch.feed import Feed  # it needs torch
+
+            feed = Feed(plan, batches.batches, options.steps, batches.local)
+        Ranks(plan.directory / program, ranks, options, feed).run(take)
     return report
 
 

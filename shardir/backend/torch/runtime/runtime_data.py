@@ -4,10 +4,13 @@ The rows of a step are a function of the seed and the step alone (runtime_order.
 reads no more than its part of them. A part of the runtime; needs only torch.
 """
 
+import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 
 import torch
 from runtime_arrays import ArrayError
@@ -77,6 +80,8 @@ def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callabl
     """Return the function from a step to this rank's shard of an input: a batch of a file's rows,
     or values that are the same in each step. A function that is no step reads the rows in order."""
     is_step, source = function.kind == "step", arg.source
+    if isinstance(source, int):
+        return lambda step: _received(source, arg, states.bounds(arg), step)
     if source is None or not arg.shape or not (is_step or source.shape[0] >= 2 * arg.batch > 0):
         same = states.filled(arg)
         return lambda step: same
@@ -96,7 +101,7 @@ def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callabl
             found = data.read(columns, rows)
         except ArrayError as error:
             raise PlanError(str(error)) from None
-        return converted(found, arg, rows)
+        return converted(found, arg, rows, source.path)
 
     def batches(step: int) -> Tensor:  # a microbatch is the batch of a step without them
         (first, last), first_of_step = microbatches[0], step * arg.shape[0]
@@ -105,8 +110,23 @@ def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callabl
     return batches if several else batch
 
 
-def converted(x: Tensor, arg: PlanArgument, rows: Tensor) -> Tensor:
-    """Return rows in the type of an input.
+def _received(pipe: int, arg: PlanArgument, bounds: Sequence[tuple[int, int]], step: int) -> Tensor:
+    """Read this rank's shard of the next step from a pipe (launch/feed.py writes it)."""
+    shape = [stop - start for start, stop in bounds]
+    dtype = torch.float32 if arg.dtype == "bf16" else DTYPES[arg.dtype]
+    memory = bytearray(math.prod(shape) * dtype.itemsize)
+    done = 0
+    while done < len(memory):
+        count = os.readv(pipe, [memoryview(memory)[done:]])
+        if not count:
+            raise PlanError(f"expected a batch for step {step + 1}, got the end of them")
+        done += count
+    x = torch.frombuffer(memory, dtype=dtype) if memory else torch.empty(0, dtype=dtype)
+    return x.view(shape).to(DTYPES[arg.dtype])
+
+
+def converted(x: Tensor, arg: PlanArgument, rows: Tensor, path: Path) -> Tensor:
+    """Return rows of a file in the type of an input.
 
     Raises:
         PlanError: the type does not hold one of the integers.
@@ -115,9 +135,9 @@ def converted(x: Tensor, arg: PlanArgument, rows: Tensor) -> Tensor:
         beyond = (x != x.int()).flatten(1).any(1) if x.ndim > 1 else x != x.int()
         if beyond.any():
             place = int(beyond.int().argmax())
-            number = next(n for n in x[place].flatten().tolist() if abs(n) >= 1 << 31)
+            number = next(n for n in x[place].flatten().tolist() if not -(1 << 31) <= n < 1 << 31)
             raise PlanError(
                 f"{arg.name}: expected numbers that i32 holds, got {number} in row "
-                f"{int(rows[place])} of {arg.source.path if arg.source else 'its file'}"
+                f"{int(rows[place])} of {path}"
             )
     return x.to(DTYPES[arg.dtype])

@@ -5,6 +5,7 @@ A part of the runtime; needs only torch.
 
 from collections.abc import Callable
 
+from runtime_arrays import FileArray
 from runtime_plan import PlanError, PlanFunction
 from runtime_states import States
 from torch import Tensor
@@ -19,7 +20,7 @@ def batches_of(function: PlanFunction) -> int:
     """
     found: dict[int, str] = {}
     for arg in function.args:
-        if arg.role == "input" and arg.source is not None and arg.shape and arg.shape[0]:
+        if arg.role == "input" and isinstance(arg.source, FileArray) and arg.shape and arg.shape[0]:
             found[arg.source.shape[0] // arg.shape[0]] = arg.name
     several = sorted(found.keys() - {0, 1})
     if len(several) > 1:

@@ -77,9 +77,15 @@ class DataFiles(tuple):
         return [f"{names}={os.path.abspath(file)}" for names, file in halves]
 
 
+PIPE = re.compile(r"fd:(\d+)")
+"""What a launcher writes in place of a file: the pipe through which a rank gets its batches."""
+
+
 def parts_of(word: str) -> tuple[list[str], Path, str]:
     """Return the names, the file and the entry ("" if there is none) of a word of `--data`."""
     names, file = word.split("=", 1)
+    if PIPE.fullmatch(file):
+        return names.split(","), Path(file), ""
     path, entry = _FILE.fullmatch(file).groups("")  # type: ignore[union-attr] - it is checked
     return names.split(","), Path(path), entry
 
@@ -89,7 +95,8 @@ _FILE = re.compile(r"(.+?\.(?:npy|npz|safetensors|bin))(?::(.+))?")
 
 def data_files(words: DataFiles) -> str:
     """Check words of `--data`."""
-    right = all("=" in word and _FILE.fullmatch(word.split("=", 1)[1]) for word in words)
+    files = [word.partition("=")[2] for word in words]
+    right = all(_FILE.fullmatch(file) or PIPE.fullmatch(file) for file in files)
     return "" if right else "NAMES=FILE, such as x,labels=train.npz or tokens=train.bin:u16"
 
 

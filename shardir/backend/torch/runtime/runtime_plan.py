@@ -83,12 +83,13 @@ class PlanValue:
 @dataclass(frozen=True)
 class PlanArgument(PlanValue):
     """An argument. role: input, parameter or state; key: the name of the state, or the seed of an
-    input's random values; source: the array of a file, of an input its rows."""
+    input's random values; source: the array of a file, of an input its rows; or the number of a
+    pipe of its batches."""
 
     role: str
     key: str
     init: Mapping[str, Any]
-    source: FileArray | None = None
+    source: FileArray | int | None = None
 
     @property
     def microbatches(self) -> int | None:

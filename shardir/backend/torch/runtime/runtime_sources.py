@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from runtime_arrays import ArrayError, FileArray, array_in, sequences
-from runtime_options import DataFiles, parts_of
+from runtime_options import PIPE, DataFiles, parts_of
 from runtime_plan import PlanArgument, PlanError, PlanFunction, ProgramPlan, fitting
 
 
@@ -25,7 +25,7 @@ def with_data(plan: ProgramPlan, data: DataFiles | None) -> ProgramPlan:
         PlanError: there is no such input, a file does not have its rows, or the inputs of a step do
             not have equally many.
     """
-    given: dict[str, FileArray] = {}
+    given: dict[str, FileArray | int] = {}
     known = {name: arg for f in plan.functions for name, arg in _inputs(f)}
     for word in data or ():
         for name, source in _sources(word, known):
@@ -43,7 +43,7 @@ def _inputs(f: PlanFunction) -> Iterator[tuple[str, PlanArgument]]:
             yield (arg.name if f.kind == "step" else f"{f.name}.{arg.name}"), arg
 
 
-def _sources(word: str, known: Mapping[str, PlanArgument]) -> Iterator[tuple[str, FileArray]]:
+def _sources(word: str, known: Mapping[str, PlanArgument]) -> Iterator[tuple[str, FileArray | int]]:
     """The files of the inputs that a word names."""
     names, path, entry = parts_of(word)
     for shift, name in enumerate(names):
@@ -52,6 +52,9 @@ def _sources(word: str, known: Mapping[str, PlanArgument]) -> Iterator[tuple[str
                 f"--data {word}: expected an input of {', '.join(known) or 'none'}, got {name!r}"
             )
         arg = known[name]
+        if pipe := PIPE.fullmatch(str(path)):
+            yield name, int(pipe[1])
+            continue
         try:
             tokens = path.suffix == ".bin"
             source = array_in(path, entry if tokens else entry or name.rpartition(".")[2])
@@ -64,14 +67,17 @@ def _sources(word: str, known: Mapping[str, PlanArgument]) -> Iterator[tuple[str
         yield name, source
 
 
-def _fed(f: PlanFunction, given: Mapping[str, FileArray]) -> PlanFunction:
+def _fed(f: PlanFunction, given: Mapping[str, FileArray | int]) -> PlanFunction:
     """A function whose inputs have these files; rows of one index are read together."""
-    args = {id(arg): replace(arg, source=given[name], init={"kind": "file", "shuffle": True})
+    in_file = {"kind": "file", "shuffle": True}
+    args = {id(arg): replace(arg, source=given[name], init={**arg.init, **in_file})
             for name, arg in _inputs(f) if name in given}  # fmt: skip
     fed = replace(f, args=tuple(args.get(id(arg), arg) for arg in f.args))
-    files = [arg for arg in fed.args if arg.role == "input" and arg.source is not None]
+    files = [a for a in fed.args if a.role == "input" and isinstance(a.source, FileArray)]
     for arg in files if args and f.kind == "step" else ():
-        counts = [(a.source.shape[0], a.batch) for a in (files[0], arg) if a.source is not None]
+        counts = [
+            (a.source.shape[0], a.batch) for a in (files[0], arg) if isinstance(a.source, FileArray)
+        ]
         if counts[0] != counts[1]:
             raise PlanError(
                 f"expected equally many rows, so that they stay together, got {counts[0][0]} of "

@@ -9,6 +9,7 @@ from typing import Any
 import runtime as rt
 import runtime_random
 import torch
+from runtime_arrays import FileArray
 from runtime_files import ArrayReader
 from runtime_plan import PlanArgument, PlanError, PlanValue, ProgramPlan
 from torch import Tensor
@@ -89,7 +90,7 @@ class States:
     def filled(self, arg: PlanArgument) -> Tensor:
         """Return this rank's shard of an initial value, which is the same on any mesh."""
         kind, bounds = arg.init["kind"], self.bounds(arg)
-        if arg.source is not None:
+        if isinstance(arg.source, FileArray):
             return ArrayReader(arg.source).read(bounds).to(self.mesh.device, DTYPES[arg.dtype])
         key = f"{self.seed}/{arg.key}"
         filled = runtime_random.fill(kind, arg.init, arg.shape, bounds, key, DTYPES[arg.dtype])

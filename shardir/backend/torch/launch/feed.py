@@ -1,0 +1,112 @@
+"""Batches that Python makes while the ranks train: each rank gets its part through a pipe.
+
+A pipe holds little, so that no more batches are made than the ranks are about to need, and none is
+stored. They are made and written by the thread that watches the ranks.
+"""
+
+import fcntl
+import os
+import selectors
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+
+import numpy as np
+import runtime as rt
+
+from shardir.backend.interface import RunError
+from shardir.backend.torch.runtime.runtime_plan import PlanArgument, ProgramPlan
+from shardir.dialects.nn.base import Array
+
+PIPE_BYTES = 1 << 20
+PASSED = {"f32": "<f4", "f64": "<f8", "f16": "<f2", "bf16": "<f4", "i64": "<i8", "i32": "<i4",
+        "i1": "|b1"}  # fmt: skip
+"""How the elements of an input are passed; numpy has no bf16."""
+
+Batch = Sequence[Array]
+"""The inputs of a step, in their order."""
+
+
+class Feed:
+    """The batches of a run, for all of its ranks.
+
+    Args:
+        batches: global ones, of which each rank gets its part; `local`: for each batch the parts of
+            all ranks.
+        steps: the number of steps that are fed.
+
+    Raises:
+        RunError: there are fewer batches than steps.
+    """
+
+    def __init__(self, plan: ProgramPlan, batches: Iterator[Batch], steps: int, local: bool):
+        step = next(f for f in plan.functions if f.kind == "step")
+        self.args = [arg for arg in step.args if arg.role == "input"]
+        self.batches, self.steps, self.local = batches, steps, local
+        self.moved = False
+        self._meshes = [rt.Mesh(plan.axes, rank) for rank in range(plan.size)]
+        self._made = 0
+        self._waiting = self._next()  # before the ranks start: it may be a wrong one
+        pipes = [os.pipe() for _ in self._meshes]
+        self.readers, self._writers = [r for r, _ in pipes], [w for _, w in pipes]
+        for writer in self._writers:
+            os.set_blocking(writer, False)
+            with suppress(OSError, AttributeError):  # as many as the user may have
+                fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    def words(self, rank: int) -> list[str]:
+        """Return the words of a rank's command line that name its pipe."""
+        return ["--data", f"{','.join(arg.name for arg in self.args)}=fd:{self.readers[rank]}"]
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Wait for pipes that can be written, after the next batch is made if it is due."""
+        self.moved = False
+        if not any(self._waiting) and self._made < self.steps:
+            self._waiting, self.moved = self._next(), True
+        for writer, waiting in zip(self._writers, self._waiting, strict=True):
+            if waiting:
+                selector.register(writer, selectors.EVENT_WRITE)
+
+    def write(self, ready: set[int]) -> None:
+        """Write what fits into the pipes that are ready."""
+        for rank, writer in enumerate(self._writers):
+            if writer in ready:
+                try:
+                    count = os.write(writer, self._waiting[rank])
+                except OSError:  # the rank has ended: its exit code says why
+                    count = len(self._waiting[rank])
+                self._waiting[rank] = self._waiting[rank][count:]
+
+    def close(self) -> None:
+        """Close all pipes."""
+        for end in (*self.readers, *self._writers):
+            os.close(end)
+
+    def _next(self) -> list[memoryview]:
+        """Return what is due to each rank for the next step."""
+        count = self.args[0].microbatches if self.args else None
+        found = list(islice(self.batches, count or 1))
+        if len(found) < (count or 1):
+            raise RunError(
+                f"expected the batches of {self.steps} steps, got those of {self._made}; pass "
+                f"steps={self._made}, or a list or a loader, which begin again at their end"
+            )
+        self._made += 1
+        return [
+            memoryview(b"".join(self._part(rank, i, arg, found) for i, arg in enumerate(self.args)))
+            for rank in range(len(self._meshes))
+        ]
+
+    def _part(self, rank: int, place: int, arg: PlanArgument, found: Sequence) -> bytes:
+        """Return the bytes of a rank's part of an input of these batches."""
+        bounds = rt.local_bounds(self._meshes[rank], arg.shape, arg.dims)
+        each = [batch[rank][place] if self.local else batch[place] for batch in found]
+        x = np.stack(each) if arg.microbatches else each[0]
+        if not self.local:
+            x = x[tuple(slice(*b) for b in bounds)]
+        if list(x.shape) != [stop - start for start, stop in bounds]:
+            raise RunError(
+                f"batch {self._made - 1}: expected {arg.name} of "
+                f"{[stop - start for start, stop in bounds]} for rank {rank}, got {list(x.shape)}"
+            )
+        return np.ascontiguousarray(x, PASSED[arg.dtype]).tobytes()
