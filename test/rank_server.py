@@ -27,6 +27,7 @@ from types import CodeType
 
 import numpy  # noqa: F401 - what ranks import
 import torch.distributed as dist
+import torch.distributed.checkpoint.hf_storage  # noqa: F401 - what ranks with checkpoints import
 
 MESSAGE, FILES = 1 << 18, 8
 PR_SET_PDEATHSIG = 1

@@ -7,7 +7,7 @@ logits = program(tokens, position)
 import atexit
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module, util
+from importlib import util
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from shardir.backend.torch.runtime import FOLDER, RUNTIME_FILES
+from shardir.backend.torch.runtime import RUNTIME_FILES, runtime_module
 from shardir.diagnostics import ShardirError, did_you_mean
 from shardir.frontends.torch import weight_files
 from shardir.frontends.torch.weights import several
@@ -56,12 +56,12 @@ def load(
         atexit.register(_leave)
     with _errors():
         given = {"backend": backend, "seed": seed, "timeout": timeout}
-        options = _runtime("runtime_options").RunOptions.of(given)
-        plan = _runtime("runtime_plan").load_plan(directory)
-        mesh = _runtime("runtime_process").join_ranks(plan, options)
+        options = runtime_module("runtime_options").RunOptions.of(given)
+        plan = runtime_module("runtime_plan").load_plan(directory)
+        mesh = runtime_module("runtime_process").join_ranks(plan, options)
         program = _program(plan)
         functions = {f.name: getattr(program, f.python) for f in plan.functions}
-        loaded = Loaded(_runtime("runtime_session").Session(plan, mesh, functions, seed))
+        loaded = Loaded(runtime_module("runtime_session").Session(plan, mesh, functions, seed))
     if weights is not None:
         loaded.load_weights(weights)
     return loaded
@@ -189,9 +189,13 @@ def _leave() -> None:
 @contextmanager
 def _errors() -> Iterator[None]:
     """Raise the runtime's errors as those of shardir."""
+    errors = (
+        runtime_module("runtime_plan").PlanError,
+        runtime_module("runtime_options").OptionError,
+    )
     try:
         yield
-    except (_runtime("runtime_plan").PlanError, _runtime("runtime_options").OptionError) as e:
+    except errors as e:
         raise ShardirError(str(e)) from None
 
 
@@ -201,21 +205,11 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
     raise ShardirError(f"expected a tensor as {name}, got {value!r:.60}; use torch.tensor")
 
 
-def _runtime(name: str) -> ModuleType:
-    """A module of the runtime, by the name that programs import it by."""
-    module = import_module(name)
-    if Path(module.__file__ or "").parent != FOLDER:
-        raise ShardirError(
-            f"expected the module {name} of shardir, got {module.__file__}; rename the other one"
-        )
-    return module
-
-
 def _program(plan: "ProgramPlan") -> ModuleType:
     """program.py of a directory, under a name of its own."""
     for name in RUNTIME_FILES:
         if name.startswith(("runtime.", "ops_")):
-            _runtime(name.removesuffix(".py"))
+            runtime_module(name.removesuffix(".py"))
     path = plan.directory / "program.py"
     spec = util.spec_from_file_location(f"program_{plan.directory.name}", path)
     assert spec is not None and spec.loader is not None

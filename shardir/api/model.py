@@ -85,7 +85,8 @@ class CompiledModel(Compiled):
             else:
                 made = Batches(self._made(batches, local), local)
                 report = self.backend.run(program, given, batches=made)
-            self.values.update(weights.read_dump(dump, self.values))
+            if report.stopped is None:
+                self.values.update(weights.read_dump(dump, self.values))
         return report
 
     def _made(self, batches: Iterable[Any], local: bool = False) -> Iterator[list[Any]]:
@@ -169,12 +170,16 @@ class CompiledModel(Compiled):
 
     def load_weights(self, path: str | Path) -> None:
         """Take the values of a file: `.safetensors`, one of several with an index
-        (`.safetensors.index.json`), one of torch.save, or a folder with one of these.
+        (`.safetensors.index.json`), one of torch.save, or a folder with one of these; or those of a
+        checkpoint of a run.
 
         Raises:
             ShardirError: as in `load_state_dict`, or the file can't be read.
         """
-        self.load_state_dict(weight_files.read(path))
+        found = weight_files.read(path)
+        if weight_files.is_checkpoint(path):  # it has the states of the optimizer too
+            found = {name: x for name, x in found.items() if name in self._known()}
+        self.load_state_dict(found)
 
     def save_weights(self, path: str | Path) -> None:
         """Write `state_dict` to a file: `.safetensors`, or by torch.save.

@@ -49,7 +49,7 @@ class Options(RunOptions):
         python: the interpreter that runs the ranks.
     """
 
-    log: Path | None = option(  # noqa: RUF009 - it is a field
+    log: Path | None = option(
         None, "write losses, evaluations and results as JSON lines", kind=Path, check=new_file(),
         metavar="FILE",
     )  # fmt: skip
@@ -82,6 +82,7 @@ class Report:
             computed, the step's function `of`, the `function`, the `name` of the result, its
             `value`.
         samples, tokens: of a step of each step function, where its inputs have them.
+        stopped: the step after which a signal has ended the run, with a checkpoint.
         memory: the peak of rank 0, in bytes: of tensors on a GPU, of the process else.
     """
 
@@ -91,6 +92,7 @@ class Report:
     tokens: dict[str, int] = field(default_factory=dict)
     memory: int = 0
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    stopped: int | None = None
     losses: dict[str, list[float]] = field(default_factory=dict)
     steps_per_second: dict[str, float] = field(default_factory=dict)
     results: list[dict[str, Any]] = field(default_factory=list)
@@ -103,6 +105,8 @@ class Report:
                 self.memory = max(self.memory, event["memory"])
             case "evaluated":
                 self.evaluations.append(event)
+            case "stopped":
+                self.stopped = event["step"]
             case "trained":
                 self.steps_per_second[event["function"]] = event["steps_per_second"]
             case "result":

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from shardir.backend.torch.runtime import runtime_module
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import read_text, reason
 from shardir.syntax.writing import writing
@@ -18,13 +19,22 @@ IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model
 """The files that are looked for in a folder."""
 
 
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether a folder is a checkpoint of a run, or has some."""
+    manifests, path = runtime_module("runtime_manifest"), Path(path)
+    return path.is_dir() and ((path / manifests.NAME).is_file() or bool(manifests.complete(path)))
+
+
 def read(path: str | Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file by their names; of a folder, those of its model's file.
+    """Return the tensors of a file by their names; of a folder, those of its model's file, or of
+    the last checkpoint in it.
 
     Raises:
         ShardirError: there is no such file, or it is none of these.
     """
     path = Path(path)
+    if is_checkpoint(path):
+        return _checkpoint(path)
     if path.is_dir():
         found = next((path / name for name in IN_FOLDER if (path / name).exists()), None)
         if found is None:
@@ -70,6 +80,14 @@ def write(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
                 torch.save(separate, file)
     except (OSError, ValueError) as e:
         raise ShardirError(f"cannot write {path}: {reason(e)}") from None
+
+
+def _checkpoint(path: Path) -> dict[str, torch.Tensor]:
+    """The states of a checkpoint."""
+    try:
+        return runtime_module("runtime_checkpoints").tensors(path)
+    except runtime_module("runtime_plan").PlanError as e:
+        raise ShardirError(str(e)) from None
 
 
 def _indexed(path: Path) -> dict[str, torch.Tensor]:

@@ -66,6 +66,7 @@ class Ranks:
         self.logs: list[Any] = []  # what each rank prints: files without a name
         self.errors: dict[int, dict[str, Any]] = {}  # the error event of each rank that sent one
         self.done: set[int] = set()  # the ranks that did all their work
+        self._started = False  # the ranks have met
         self._unread = b""
         self._ended = False  # no rank holds the other end of the events' pipe any more
         self._drained = False  # nothing was in it at the last poll
@@ -88,7 +89,12 @@ class Ranks:
                         raise LaunchError(f"rank {rank} cannot be started: {reason}") from None
                 os.close(events)
                 events = -1
-                self._watch(on_event)
+                try:
+                    self._watch(on_event)
+                except (KeyboardInterrupt, SystemExit):
+                    if self.options.checkpoints is not None and self._started:
+                        self._interrupt(on_event)
+                    raise
             finally:
                 if events >= 0:
                     os.close(events)
@@ -153,6 +159,12 @@ class Ranks:
                     " --timeout"
                 )
 
+    def _interrupt(self, on_event: OnEvent) -> None:
+        """Ask the ranks to write a checkpoint and to end, and wait for it."""
+        for process in self.processes:
+            _signal(process, signal.SIGTERM)
+        self._watch(on_event)
+
     def _read(self) -> list[dict[str, Any]]:
         """Return the events that arrive within a poll."""
         if self._ended:
@@ -183,6 +195,7 @@ class Ranks:
             elif event["event"] == "done":
                 self.done.add(event["rank"])
             else:
+                self._started = True
                 events.append(event)
         return events
 

@@ -54,6 +54,9 @@ class Progress:
                 print(text, file=self.out, flush=True)
             else:
                 self._bar.console.print(text)
+        if event["event"] == "stopped":
+            print(f"{self.label}stopped after step {event['step']}, with a checkpoint",
+                  file=self.out, flush=True)  # fmt: skip
         if event["event"] != "steps":
             return
         name, first, losses = event["function"], event["first"], event["losses"]

@@ -7,7 +7,11 @@ import ast
 import sys
 from collections.abc import Iterable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+
+from shardir.diagnostics import ShardirError
 
 FOLDER = Path(__file__).parent
 if str(FOLDER) not in sys.path:  # the launcher imports some of them, which import each other
@@ -30,6 +34,22 @@ def files_for(modules: Iterable[str]) -> tuple[str, ...]:
             found.add(name)
             waiting += _imported(name)
     return tuple(sorted(found))
+
+
+def runtime_module(name: str) -> ModuleType:
+    """A module of the runtime in this process, by the name that programs import it by.
+
+    Raises:
+        ShardirError: another module has that name.
+    """
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    module = import_module(name)
+    if Path(module.__file__ or "").parent != FOLDER:
+        raise ShardirError(
+            f"expected the module {name} of shardir, got {module.__file__}; rename the other one"
+        )
+    return module
 
 
 @cache

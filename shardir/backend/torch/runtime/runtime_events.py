@@ -38,6 +38,8 @@ _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
               "memory": _count},
     "evaluated": {"of": _text, "step": _count, "function": _text, "name": _text,
                   "value": _number},
+    "checkpoint": {"step": _count, "folder": _text},
+    "stopped": {"step": _count, "signal": _count},
     "trained": {"function": _text, "steps": _count, "seconds": _number,
                 "steps_per_second": _number},
     "result": {"function": _text, "name": _text, "shape": _counts, "dtype": _text,
@@ -102,6 +104,8 @@ def _sentence(event: dict[str, Any]) -> str:
         return f"{event['of']}: step {event['step']}, {event['function']}: {event['name']} = " + (
             f"{event['value']:.6g}"
         )
+    if kind == "stopped":
+        return f"stopped after step {event['step']}, with a checkpoint"
     if kind == "trained":
         return f"{event['function']}: {event['steps_per_second']:.1f} steps/s"
     if kind == "result":

@@ -9,6 +9,8 @@ a path):
      "memory": 212860928}            (since the start, without evaluations; bytes of rank 0's peak)
     {"event": "evaluated", "of": "step", "step": 50, "function": "accuracy", "name": "acc",
      "value": 0.91}
+    {"event": "checkpoint", "step": 50, "folder": "checkpoints"}    (it is begun)
+    {"event": "stopped", "step": 50, "signal": 15}
     {"event": "trained", "function": "step", "steps": 100, "seconds": 1.2, "steps_per_second": 83.0}
     {"event": "result", "function": "accuracy", "name": "acc", "shape": [], "dtype": "f32",
      "value": 0.97}                                        (null where there are over 4096 elements)
@@ -31,8 +33,9 @@ from runtime_evaluation import batches_of, evaluate
 from runtime_events import Events
 from runtime_files import save_npz
 from runtime_options import RunOptions
-from runtime_plan import PlanFunction, ProgramPlan, load_plan
+from runtime_plan import PlanError, PlanFunction, ProgramPlan, load_plan
 from runtime_process import as_rank, join_ranks, memory
+from runtime_saving import Saving, saving
 from runtime_session import Session
 from runtime_sources import with_data
 from torch import Tensor
@@ -47,11 +50,11 @@ REPORT_SECONDS = 0.1
 def main(functions: dict[str, Callable], single: bool = False) -> None:
     """Run all functions of the plan.json beside this file, and end the process."""
 
-    def work(options: RunOptions, events: Events) -> None:
+    def work(options: RunOptions, events: Events) -> int:
         plan = with_data(load_plan(Path(__file__).parent), options.data)
         plan = _unsplit(plan) if single else plan
         mesh = join_ranks(plan, options)
-        Runner(plan, mesh, functions, options.seed, events).run(options)
+        return Runner(plan, mesh, functions, options.seed, events).run(options)
 
     as_rank(work)
 
@@ -82,13 +85,23 @@ class Runner(Session):
         self.evaluations = [(f, batches_of(f)) for f in plan.functions if f.kind == "function"]
         self.inputs = {f.name: Inputs(self.states, f) for f in plan.functions}
 
-    def run(self, options: RunOptions) -> None:
-        """Run all training steps, then all other functions, and report both."""
+    def run(self, options: RunOptions) -> int:
+        """Run all training steps, then all other functions, and report both.
+
+        Returns:
+            The signal at which the run has ended, after a checkpoint; 0 if it is complete.
+        """
         self.events.send(event="start", ranks=self.mesh.size, backend=options.backend)
         dump: dict[str, Tensor] = {}
-        for function in self.plan.functions:
-            if function.kind == "step":
-                losses, outputs = self.train(function, options)
+        steps = [f for f in self.plan.functions if f.kind == "step"]
+        if (options.checkpoints or options.resume) and len(steps) != 1:
+            raise PlanError(f"checkpoints: expected one step function, got {len(steps)}")
+        for function in steps:
+            with saving(options, self.states, function.name, self.events) as saved:
+                losses, outputs = self.train(function, options, saved)
+            if saved.signal:
+                return saved.signal
+            if outputs:
                 dump[f"losses/{function.name}"] = torch.tensor(losses, dtype=torch.float64)
                 self._results(function, outputs, {}, dump, options.dump, report=False)
         for function, batches in self.evaluations:
@@ -99,9 +112,10 @@ class Runner(Session):
                 dump[f"states/{key}"] = self.states.state(key)
             if self.mesh.rank == 0:
                 save_npz(options.dump, dump)
+        return 0
 
     def train(
-        self, function: PlanFunction, options: RunOptions
+        self, function: PlanFunction, options: RunOptions, saved: Saving
     ) -> tuple[list[float], list[Tensor]]:
         """Run all steps; return their losses and the results of the last one.
 
@@ -119,35 +133,45 @@ class Runner(Session):
         watch = Watch(self.plan.directory / "program.py", self.mesh.rank)
         started = reported = first_done = time.perf_counter()
         evaluating = 0.0
-        for step, inputs in enumerate(self.inputs[function.name].ahead(range(options.steps))):
+        steps = range(saved.start, options.steps)
+        for step, inputs in zip(steps, self.inputs[function.name].ahead(steps), strict=True):
+            saved.begin()
             with watch.of_step(step) if options.detect_anomaly else nullcontext():
-                outputs = self.call(function, inputs, check=step == 0)
+                outputs = self.call(function, inputs, check=step == saved.start)
             waiting.append(rt.gather_global(self.mesh, outputs[place], (), loss.partial, ()))
-            is_last = step == options.steps - 1
+            is_last = saved.agreed() or step == options.steps - 1
+            saves = saved.is_due(step + 1, is_last)
             evaluates = bool(options.eval_every) and (step + 1) % options.eval_every == 0
-            if step % read_every == 0 or is_last or evaluates:
+            if step % read_every == 0 or is_last or evaluates or saves:
                 new = torch.stack(waiting).double().tolist()  # one copy off the device for many
                 waiting = []
                 if is_last or not skips:
                     check_losses([] if options.allow_nan else new, function.name, step + 1)
                 unsent += new
             now = time.perf_counter()
-            if step == 0:
+            if step == saved.start:
                 first_done = now
-            if unsent and (now - reported > REPORT_SECONDS or step == 0 or is_last or evaluates):
+            due = now - reported > REPORT_SECONDS or step == saved.start
+            if unsent and (due or is_last or evaluates):
                 self.events.send(
-                    event="steps", function=function.name, first=len(losses) + 1, losses=unsent,
+                    event="steps", function=function.name,
+                    first=saved.start + len(losses) + 1, losses=unsent,
                     seconds=now - started - evaluating, memory=memory(self.mesh.device),
                 )  # fmt: skip
                 losses, unsent, reported = losses + unsent, [], now
+            if saves:
+                saved.save(step + 1)
+            if saved.signal:
+                break
             if evaluates and not is_last:
                 self.report(function, step + 1)
                 evaluating += time.perf_counter() - now
         seconds = time.perf_counter() - started - evaluating
         rest = time.perf_counter() - first_done - evaluating  # the first step also warms up
-        rate = (options.steps - 1) / rest if options.steps > 1 else 1 / max(seconds, 1e-9)
+        done = len(losses)
+        rate = (done - 1) / rest if done > 1 else done / max(seconds, 1e-9)
         self.events.send(
-            event="trained", function=function.name, steps=options.steps, seconds=seconds,
+            event="trained", function=function.name, steps=done, seconds=seconds,
             steps_per_second=rate,
         )  # fmt: skip
         return losses, outputs

@@ -108,7 +108,9 @@ class OptionError(Exception):
 class RunOptions:
     """The options of a run that its ranks know."""
 
-    steps: int = option(100, "training steps", kind=int, check=at_least(1))
+    steps: int = option(
+        100, "training steps, with those before a checkpoint", kind=int, check=at_least(1)
+    )
     backend: str = option("gloo", "gloo on CPUs, nccl on GPUs", kind=str, choices=("gloo", "nccl"))
     seed: int = option(0, "of parameters and batches", kind=int)
     timeout: float = option(
@@ -122,15 +124,30 @@ class RunOptions:
         0, "steps between evaluations: the functions beside the steps; 0: after the last one",
         kind=int, check=at_least(0), metavar="K",
     )  # fmt: skip
+    checkpoints: Path | None = option(
+        None, "write checkpoints to a folder: the last step's, and where the run is interrupted",
+        kind=Path, metavar="FOLDER",
+    )  # fmt: skip
+    save_every: int = option(
+        0, "steps between checkpoints; 0: none but the last", kind=int, check=at_least(0),
+        metavar="K",
+    )  # fmt: skip
+    keep: int = option(
+        0, "checkpoints that stay, the last ones; 0: all", kind=int, check=at_least(0), metavar="N"
+    )
+    resume: Path | None = option(
+        None, "go on from a checkpoint, or from the last complete one of a folder; with the folder "
+        "of --checkpoints begin anew where there is none", kind=Path, metavar="FOLDER",
+    )  # fmt: skip
     allow_nan: bool = option(False, "go on although a loss is not finite", kind=bool)
     detect_anomaly: bool = option(
         False, "find the first op whose result is nan, and its line; slow", kind=bool
     )
-    data: DataFiles | None = option(  # noqa: RUF009 - it is a field, as those above
+    data: DataFiles | None = option(
         None, "rows of files as inputs of a step: x,labels=train.npz, tokens=train.bin:u16",
         kind=DataFiles, check=data_files, metavar="NAMES=FILE",
     )  # fmt: skip
-    dump: Path | None = option(  # noqa: RUF009 - the same
+    dump: Path | None = option(
         None, "write all states and results to an .npz file", kind=Path, check=new_file(".npz"),
         metavar="FILE",
     )  # fmt: skip

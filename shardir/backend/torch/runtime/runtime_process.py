@@ -31,9 +31,9 @@ _OTHERS = {
 in time, or its connection was lost."""
 
 
-def as_rank(work: Callable[[RunOptions, Events], None]) -> None:
+def as_rank(work: Callable[[RunOptions, Events], int | None]) -> None:
     """Do the work of one rank, without gradients, and end the process. The last event is how it
-    ended.
+    ended. The work returns the signal that has ended it early, if one has.
 
     The interpreter is not finalized: a thread of a process group that outlives it aborts the
     process, and leaving in good order after an error would wait for the other ranks.
@@ -44,12 +44,12 @@ def as_rank(work: Callable[[RunOptions, Events], None]) -> None:
         options = _options()
         _behave(options)
         with torch.no_grad():
-            work(options, events)
+            ended_by = work(options, events)
         if dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()
         events.send(always=True, event="done")
-        code = 0
+        code = 128 + ended_by if ended_by else 0
     except PlanError as error:
         events.send(always=True, event="error", kind="plan", message=str(error))
         print(f"error: {error}", file=sys.stderr)

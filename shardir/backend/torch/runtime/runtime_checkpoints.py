@@ -1,0 +1,333 @@
+"""Checkpoints of a run by torch.distributed.checkpoint, in the form of safetensors: no pickles.
+
+1. Each element is written by one rank; where several have it, they share the states by bytes.
+2. A step waits for the copy to host memory only. A thread writes the files, with a process group of
+   its own; one checkpoint at a time.
+3. A checkpoint appears complete: it is written to `step-N.incomplete`, and renamed when all ranks
+   are done. Older ones are removed after that.
+4. Any mesh reads it: a rank reads the parts that it has in the layout of its program.
+
+A part of the runtime; needs torch and safetensors.
+"""
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import runtime_manifest as manifests
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from runtime_manifest import INCOMPLETE, Manifest, step_folder
+from runtime_plan import PlanError
+from runtime_states import DTYPES, States
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+
+class Shard(Tensor):
+    """A rank's part of a tensor, as torch.distributed.checkpoint reads and writes it (the protocol
+    _Checkpointable).
+
+    Args:
+        local: the part; it starts at `offsets` of a tensor of `shape`.
+        owned: whether this rank writes it.
+    """
+
+    local: Tensor
+    offsets: torch.Size
+    owned: bool
+
+    @staticmethod
+    def __new__(cls, local: Tensor, offsets: list[int], shape: tuple[int, ...], owned: bool = True):
+        new = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=local.dtype)
+        new.local, new.offsets, new.owned = local, torch.Size(offsets), owned
+        return new
+
+    @classmethod
+    # pyrefly: ignore[bad-override] - torch declares narrower types
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            raise NotImplementedError(str(func))
+        return args[0]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        some = self.local.numel() > 0
+        return [ChunkStorageMetadata(self.offsets, self.local.size())] if some else []
+
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=chunk,
+                    properties=TensorProperties.create_from_tensor(self.local),
+                    size=self.size(),
+                ),
+            )
+            for chunk in self.__create_chunk_list__() if self.owned
+        ]  # fmt: skip
+
+    def __get_tensor_shard__(self, _: MetadataIndex) -> Tensor:
+        return self.local
+
+
+class Checkpoints:
+    """The checkpoints that a run writes.
+
+    Args:
+        keep: the number of checkpoints that stay; 0: all.
+    """
+
+    def __init__(self, folder: Path, states: States, function: str, keep: int):
+        self.folder, self.states, self.function, self.keep = folder, states, function, keep
+        self.mesh = states.mesh
+        self._group = own_group(self.mesh)
+        self._host: dict[str, Tensor] = {}
+        """Copies in host memory, used again for each checkpoint."""
+        self._thread: threading.Thread | None = None
+        self._error: str | None = None
+        if self.mesh.rank == 0:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                for path in folder.glob(f"step-*{INCOMPLETE}"):
+                    shutil.rmtree(path)
+            except OSError as e:
+                raise PlanError(f"cannot write checkpoints to {folder}: {e.strerror}") from None
+
+    def save(self, step: int) -> None:
+        """Begin to write the states after so many steps; return when they may change.
+
+        Raises:
+            PlanError: the checkpoint before this one could not be written.
+        """
+        self.finish()
+        parts = self._copied()
+        self._thread = threading.Thread(target=self._write, args=(step, parts), daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is written. Raises PlanError where it could not be."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise PlanError(self._error)
+
+    def _copied(self) -> dict[str, Tensor]:
+        """The states in host memory; parts that other ranks write have no copy."""
+        states, parts = self.states, {}
+        for key, owned in self._owned():
+            x, type = states.values[key], states.types[key]
+            starts = [start for start, _ in states.bounds(type)]
+            host = x
+            if owned:
+                host = self._host.get(key)
+                if host is None or host.shape != x.shape:
+                    pinned = x.device.type == "cuda"
+                    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned)
+                    self._host[key] = host
+                host.copy_(x, non_blocking=True)
+            parts[key] = Shard(host, starts, type.shape, owned)
+        if self.mesh.device.type == "cuda":
+            torch.cuda.synchronize(self.mesh.device)
+        return parts
+
+    def _owned(self) -> Iterator[tuple[str, bool]]:
+        """Yield the states, and whether this rank writes its part: of n ranks that have the same
+        part, the k-th writes the k-th of n parts of all bytes."""
+        states, mesh = self.states, self.mesh
+        sizes = {k: x.numel() * x.element_size() for k, x in states.values.items()}
+        total, before = max(1, sum(sizes.values())), 0
+        same: dict[tuple, list[int]] = {}
+        for key, type in states.types.items():
+            place = (type.shape, type.dims)
+            if place not in same:
+                mine = states.bounds(type)
+                same[place] = [
+                    r for r in range(mesh.size)
+                    if all(mesh.bounds(n, axes, r) == b
+                           for n, axes, b in zip(type.shape, type.dims, mine, strict=True))
+                ]  # fmt: skip
+            ranks = same[place]
+            yield key, ranks[min(before * len(ranks) // total, len(ranks) - 1)] == mesh.rank
+            before += sizes[key]
+
+    def _write(self, step: int, parts: dict[str, Tensor]) -> None:
+        """Write a checkpoint; what goes wrong is raised by `finish`."""
+        final = step_folder(self.folder, step)
+        path = final.with_name(final.name + INCOMPLETE)
+        try:
+            self._write_files(step, parts, path, final)
+        except (Exception, CheckpointException) as e:  # the latter is no Exception
+            self._error = f"cannot write the checkpoint of step {step} to {self.folder}: {cause(e)}"
+            with suppress(OSError):
+                shutil.rmtree(path)
+
+    def _write_files(self, step: int, parts: dict[str, Tensor], path: Path, final: Path) -> None:
+        rank, size, failed = self.mesh.rank, self.mesh.size, None
+        if rank == 0:
+            try:
+                path.mkdir()
+            except OSError as e:
+                failed = e
+        self._agree(failed)
+        writer = HuggingFaceStorageWriter(
+            str(path), save_distributed=True, enable_consolidation=False
+        )
+        dcp.save(parts, storage_writer=writer, process_group=self._group, no_dist=size == 1)
+        names = sorted(os.listdir(path))
+        about = torch.zeros(len(names), 2, dtype=torch.int64)
+        try:
+            for k in range(rank, len(names), size):
+                synchronize(path / names[k])
+                about[k, 0] = (path / names[k]).stat().st_size
+                about[k, 1] = manifests.checksum(path / names[k])
+        except OSError as e:
+            failed = e
+        self._agree(failed)
+        if size > 1:
+            dist.all_reduce(about, group=self._group)
+        if rank == 0:
+            try:
+                files = {n: {"bytes": int(b), "crc32": int(c)}
+                         for n, (b, c) in zip(names, about.tolist(), strict=True)}  # fmt: skip
+                self._manifest(step, files).write(path)
+                if final.exists():
+                    shutil.rmtree(final)  # of a run that was resumed from an earlier one
+                path.rename(final)
+                synchronize(self.folder)
+                for old in manifests.complete(self.folder)[: -self.keep] if self.keep else ():
+                    shutil.rmtree(old)
+            except OSError as e:
+                failed = e
+        self._agree(failed)
+
+    def _manifest(self, step: int, files: dict[str, dict]) -> Manifest:
+        states = {key: {"shape": list(type.shape), "dtype": type.dtype}
+                  for key, type in self.states.types.items()}  # fmt: skip
+        return Manifest(self.function, step, self.states.seed, states, files)
+
+    def _agree(self, failed: OSError | None) -> None:
+        """Wait for all ranks. Raises OSError on each where one failed."""
+        flag = torch.tensor([failed is not None], dtype=torch.int32)
+        if self.mesh.size > 1:
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
+        if failed is not None:
+            raise failed
+        if flag:
+            raise OSError("another rank failed")
+
+
+def own_group(mesh: Any) -> Any:
+    """Return a process group of all ranks on Gloo, for what is done beside the steps."""
+    return dist.new_group(backend="gloo") if mesh.size > 1 else None
+
+
+def restore(path: Path, states: States) -> Manifest:
+    """Give the states the values of a checkpoint, which another mesh may have written.
+
+    Raises:
+        PlanError: it is of another program or seed, or damaged.
+    """
+    mesh = states.mesh
+    manifest = manifests.read(path)
+    manifests.check_program(manifest, path, states.plan, states.seed)
+    manifests.check_files(path, manifest, sorted(manifest.files)[mesh.rank :: mesh.size])
+    parts, local = {}, {}
+    for key, type in states.types.items():
+        bounds = states.bounds(type)
+        local[key] = torch.empty_like(states.values[key], device="cpu")
+        parts[key] = Shard(local[key], [start for start, _ in bounds], type.shape)
+    _load(path, parts)
+    for key, x in local.items():
+        states.values[key] = x.to(mesh.device)
+    return manifest
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """Return all states of a checkpoint, or of the last one in a folder, as global tensors.
+
+    Raises:
+        PlanError: there is none, or it is damaged.
+    """
+    path = manifests.located(path)
+    manifest = manifests.read(path)
+    manifests.check_files(path, manifest, sorted(manifest.files))
+    found = {
+        key: torch.empty(about["shape"], dtype=DTYPES[about["dtype"]])
+        for key, about in manifest.states.items()
+    }
+    _load(path, {k: Shard(x, [0] * x.ndim, tuple(x.shape)) for k, x in found.items()})
+    return found
+
+
+def _load(path: Path, parts: dict[str, Tensor]) -> None:
+    try:
+        dcp.load(parts, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+    except (Exception, CheckpointException) as e:
+        raise PlanError(f"{path} cannot be read: {cause(e)}") from None
+
+
+def synchronize(path: Path) -> None:
+    """Write a file or folder through to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def cause(e: BaseException) -> str:
+    """Return the first line of the error that is behind one of torch.distributed.checkpoint."""
+    if isinstance(e, CheckpointException) and e.failures:
+        failures = [error for error, _ in e.failures.values()]
+        e = next((x for x in failures if isinstance(x, OSError)), failures[0])
+    if isinstance(e, OSError) and e.strerror:
+        return e.strerror
+    return (str(e).splitlines() or [type(e).__name__])[0]
+
+
+class Interruption:
+    """A request of the system to end (SIGTERM, SIGINT), on which all ranks agree: each step
+    exchanges a flag while it computes."""
+
+    def __init__(self, mesh: Any):
+        self._group, self._size = own_group(mesh), mesh.size
+        self.signal = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, _: object) -> None:
+        self.signal = number
+
+    def begin(self) -> None:
+        """Begin to exchange the flag."""
+        self._flag = torch.tensor([self.signal], dtype=torch.int32)
+        self._work = None
+        if self._size > 1:
+            self._work = dist.all_reduce(
+                self._flag, dist.ReduceOp.MAX, group=self._group, async_op=True
+            )
+
+    def agreed(self) -> int:
+        """Return the signal that a rank had when the exchange began; 0 if none had."""
+        if self._work is not None:
+            self._work.wait()
+        return int(self._flag)

@@ -1,0 +1,243 @@
+"""Checkpoints: a run that was interrupted is the one that was not, on any mesh."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from extent import extent
+
+import shardir
+from shardir import ShardirError
+from shardir.backend.interface import Report, RunError
+from shardir.backend.torch.runtime import runtime_module
+
+STEPS = 9
+MESHES = {
+    "dp2-tp2": ("<dp = 2, tp = 2>", "[{}, {tp}]", "[{tp}, {}]"),
+    "tp4": ("<dp = 1, tp = 4>", "[{}, {tp}]", "[{tp}, {}]"),
+    "one": ("<dp = 1, tp = 1>", "[{}, {}]", "[{}, {}]"),
+    "fsdp": ("<dp = 2, tp = 2>", "[{dp}, {tp}]", "[{tp, dp}, {}]"),
+    "dp8": ("<dp = 8, tp = 1>", "[{dp}, {}]", "[{dp}, {}]"),
+}
+"""The mesh, and the layouts of w1 and w2, whose dimension of 9 is uneven on most of them."""
+
+TEXT = """
+dist.mesh @m MESH
+func.func private @loss(
+  %x: tensor<8x6xf32, #dist.layout<@m, [{dp}, {}]>>
+    {train.input = #train.init<file, path = "data.npz", array = "x">},
+  %w1: tensor<6x9xf32, #dist.layout<@m, W1>>
+    {train.parameter = "w1", train.init = #train.init<normal, std = 0.5>},
+  %w2: tensor<9x3xf32, #dist.layout<@m, W2>>
+    {train.parameter = "w2", train.init = #train.init<normal, std = 0.5>}
+) -> tensor<f32> {
+  %h = nn.matmul %x, %w1 : (tensor<8x6xf32, #dist.layout<@m, [{dp}, {}]>>,
+    tensor<6x9xf32, #dist.layout<@m, W1>>) -> tensor<8x9xf32>
+  %t = nn.tanh %h : (tensor<8x9xf32>) -> tensor<8x9xf32>
+  %y = nn.matmul %t, %w2 : (tensor<8x9xf32>, tensor<9x3xf32, #dist.layout<@m, W2>>)
+    -> tensor<8x3xf32>
+  %s = nn.square %y : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %loss = nn.reduce <mean> %s dims <0, 1> : (tensor<8x3xf32>) -> tensor<f32>
+  func.return %loss : tensor<f32>
+}
+train.step @step of @loss <adam, lr = 0.05>
+"""
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("programs")
+    data = np.random.default_rng(0).normal(size=(37, 6)).astype(np.float32)
+    np.savez(folder / "data.npz", x=data)
+    saved = {}
+    for name, (mesh, w1, w2) in MESHES.items():
+        text = TEXT.replace("MESH", mesh).replace("W1", w1).replace("W2", w2)
+        saved[name] = shardir.compile(text, base_dir=folder).save(folder / name)
+    return saved
+
+
+def _run(program: Path, dump: Path, **options: Any) -> tuple[Report, dict[str, Any]]:
+    """The report of a run, and the states at its end."""
+    report = shardir.run(program, dump=dump, timeout=60, **options)
+    with np.load(dump) as file:
+        return report, {k: file[k] for k in file.files if k.startswith("states/")}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(programs, tmp_path_factory) -> dict[str, tuple[Report, dict[str, Any]]]:
+    """The runs of all steps, which are made once; the ranks are started."""
+    found: dict[str, tuple[Report, dict[str, Any]]] = {}
+    return found
+
+
+def _uninterrupted(name: str, programs: dict, made: dict, folder: Path) -> Any:
+    if name not in made:
+        made[name] = _run(programs[name], folder / "all.npz", steps=STEPS)
+    return made[name]
+
+
+PAIRS = [("dp2-tp2", "dp2-tp2"), ("dp2-tp2", "tp4"), ("fsdp", "one"), ("one", "fsdp")]
+ALL_PAIRS = [(a, b) for a in MESHES for b in MESHES]
+
+
+@pytest.mark.parametrize(("before", "after"), extent(PAIRS, ALL_PAIRS))
+def test_a_resumed_run_is_the_uninterrupted_one(before, after, programs, uninterrupted, tmp_path):
+    """Bit for bit on the same mesh; on another one up to the order of sums."""
+    folder = tmp_path / "checkpoints"
+    first = shardir.run(programs[before], steps=4, checkpoints=folder, save_every=3, timeout=60)
+    assert sorted(p.name for p in folder.iterdir()) == ["step-00000003", "step-00000004"]
+    options = {"checkpoints": folder, "keep": 2, "save_every": 2}
+    second, states = _run(
+        programs[after], tmp_path / "b.npz", steps=STEPS, resume=folder, **options
+    )
+    assert sorted(p.name for p in folder.iterdir()) == ["step-00000008", "step-00000009"]
+    whole, expected = _uninterrupted(after, programs, uninterrupted, tmp_path)
+    losses = [*first.losses["step"], *second.losses["step"]]
+    if before == after:
+        assert losses == whole.losses["step"]
+        assert all(np.array_equal(x, expected[k]) for k, x in states.items())
+    np.testing.assert_allclose(losses, whole.losses["step"], rtol=1e-5)
+    assert states.keys() == expected.keys()
+    for key, x in states.items():
+        np.testing.assert_allclose(x, expected[key], rtol=1e-4, atol=1e-6)
+
+
+def _edited(program: Path, folder: Path, lines: str) -> Path:
+    """A copy of a program whose step runs lines first; `calls` is the number of its calls."""
+    shutil.copytree(program, folder)
+    text = (folder / "program.py").read_text()
+    body = "".join(f"    {line}\n" for line in ("global calls", "calls += 1", *lines.splitlines()))
+    head, mark, rest = text.partition('"""\n\nimport')
+    rest = rest.replace("):\n", f"):\n{body}", 1)
+    (folder / "program.py").write_text(f"{head}{mark} os, resource, signal\nimport{rest}")
+    text = (folder / "program.py").read_text().replace("\n\n\ndef ", "\n\ncalls = 0\n\n\ndef ", 1)
+    (folder / "program.py").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("call", extent([5], range(1, STEPS)))
+def test_a_run_that_was_killed_goes_on_at_its_last_checkpoint(
+    call, programs, uninterrupted, tmp_path
+):
+    """A rank is killed while the checkpoint of the step before may be written."""
+    lines = f"if calls == {call} and mesh.rank == {call % 4}:\n    os.kill(os.getpid(), 9)"
+    killed = _edited(programs["dp2-tp2"], tmp_path / "killed", lines)
+    folder = tmp_path / "checkpoints"
+    options: dict[str, Any] = {"checkpoints": folder, "save_every": 1, "resume": folder}
+    with pytest.raises(RunError, match=r"was killed by SIGKILL"):
+        shardir.run(killed, steps=STEPS, timeout=60, **options)
+    _, states = _run(programs["dp2-tp2"], tmp_path / "b.npz", steps=STEPS, **options)
+    _, expected = _uninterrupted("dp2-tp2", programs, uninterrupted, tmp_path)
+    assert all(np.array_equal(x, expected[k]) for k, x in states.items())
+    assert not [p for p in folder.iterdir() if p.name.endswith(".incomplete")]
+
+
+def test_a_signal_ends_all_ranks_after_the_same_step(programs, uninterrupted, tmp_path):
+    lines = "if calls == 4 and mesh.rank == 2:\n    os.kill(os.getpid(), signal.SIGTERM)"
+    program = _edited(programs["dp2-tp2"], tmp_path / "asked", lines)
+    folder = tmp_path / "checkpoints"
+    report = shardir.run(program, steps=STEPS, checkpoints=folder, timeout=60)
+    assert report.stopped in (4, 5)
+    assert [p.name for p in folder.iterdir()] == [f"step-{report.stopped:08}"]
+    assert len(report.losses["step"]) == report.stopped
+    _, states = _run(programs["dp2-tp2"], tmp_path / "b.npz", steps=STEPS, resume=folder)
+    _, expected = _uninterrupted("dp2-tp2", programs, uninterrupted, tmp_path)
+    assert all(np.array_equal(x, expected[k]) for k, x in states.items())
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(programs, tmp_path):
+    folder = tmp_path / "checkpoints"
+    shardir.run(programs["dp2-tp2"], steps=2, checkpoints=folder, timeout=60)
+    lines = ("signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+             "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))")  # fmt: skip
+    full = _edited(programs["dp2-tp2"], tmp_path / "full", lines)
+    with pytest.raises(
+        RunError, match=r"^cannot write the checkpoint of step 3 to .*: File too la"
+    ):
+        shardir.run(full, steps=8, checkpoints=folder, save_every=3, resume=folder, timeout=60)
+    assert [p.name for p in folder.iterdir()] == ["step-00000002"]
+    report = shardir.run(programs["tp4"], steps=3, resume=folder, timeout=60)
+    assert len(report.losses["step"]) == 1
+
+
+@pytest.fixture(scope="module")
+def checkpoint(programs, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    with pytest.MonkeyPatch.context() as patch:
+        from forked import SUBPROCESS
+
+        from shardir.backend.torch.launch import ranks
+
+        patch.setattr(ranks, "subprocess", SUBPROCESS)
+        shardir.run(programs["dp2-tp2"], steps=2, seed=3, checkpoints=folder, timeout=60)
+    return folder / "step-00000002"
+
+
+def _manifest(path: Path, **changes: Any) -> None:
+    data = json.loads((path / "checkpoint.json").read_text())
+    for name, value in changes.items():
+        data[name] = {**data[name], **value} if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            data[name] = {k: v for k, v in data[name].items() if v is not None}
+    (path / "checkpoint.json").write_text(json.dumps(data))
+
+
+def _file(path: Path) -> Path:
+    return sorted(path.glob("*.safetensors"))[0]
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(_file(path).read_bytes())
+    data[-1] ^= 1
+    _file(path).write_bytes(data)
+
+
+W1 = {"shape": [6, 9], "dtype": "f32"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: _file(p).write_bytes(b""), r"safetensors: expected \d+ bytes, got 0 bytes"),
+        (lambda p: _file(p).unlink(), r"safetensors: expected \d+ bytes, got none"),
+        (_flip, "expected the checksum of checkpoint.json, got another: damaged"),
+        (lambda p: (p / "checkpoint.json").write_text("{"), "expected a manifest of version 1"),
+        (lambda p: _manifest(p, version=2), "expected a manifest of version 1"),
+        (lambda p: (p / "checkpoint.json").unlink(), "expected a folder with a complete"),
+        (lambda p: _manifest(p, states={"w1": None}), "all states of the program, got none of w1"),
+        (lambda p: _manifest(p, states={"w3": W1}), "states of the program alone, got w3 too"),
+        (lambda p: _manifest(p, states={"w1": {**W1, "dtype": "f64"}}),
+         r"expected w1 of f32 \[6, 9\], got f64 \[6, 9\]"),
+        (lambda p: _manifest(p, seed=4), "expected --seed 4, with which it was made, got 3"),
+        (lambda p: _manifest(p, step=5), "expected more than 5 --steps, which .* has, got 5"),
+        (shutil.rmtree, "expected a folder of checkpoints, got"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_resumed_says_why(damage, message, checkpoint, programs, tmp_path):
+    path = tmp_path / checkpoint.name
+    shutil.copytree(checkpoint, path)
+    damage(path)
+    plan = runtime_module("runtime_plan").load_plan(programs["one"])
+    states = runtime_module("runtime_states").States(plan, runtime_module("runtime").Mesh([]), 3)
+    options = runtime_module("runtime_options").RunOptions(steps=5, seed=3, resume=path)
+    saving = runtime_module("runtime_saving").saving(options, states, "step", None)
+    with pytest.raises(runtime_module("runtime_plan").PlanError, match=message), saving:
+        pass
+
+
+def test_weights_of_a_checkpoint(checkpoint, programs, tmp_path):
+    """They are loaded by name, without what else the checkpoint has."""
+    from shardir.frontends.torch import weight_files
+
+    _, states = _run(programs["dp2-tp2"], tmp_path / "a.npz", steps=2, seed=3)
+    found = weight_files.read(checkpoint.parent)
+    assert {f"states/{key}" for key in found} == states.keys()
+    assert all(np.array_equal(x.numpy(), states[f"states/{key}"]) for key, x in found.items())
+    _flip(shutil.copytree(checkpoint, tmp_path / "step-00000002"))
+    with pytest.raises(ShardirError, match="expected the checksum"):
+        weight_files.read(tmp_path)
