@@ -4,6 +4,30 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "replicas write nothing",
+        "Of states that several ranks have, one rank in each group must write; here none may.",
+        "shardir/backend/torch/runtime/runtime_checkpoints.py",
+        "ranks[min(before * len(ranks) // total, len(ranks) - 1)] == mesh.rank",
+        "ranks[min(before * len(ranks) // total, len(ranks) - 1)] == 0 == mesh.rank",
+        "test/run/test_checkpoints.py::test_a_resumed_run_is_the_uninterrupted_one",
+    ),
+    Mutant(
+        "a resumed run reads its data from the first row",
+        "The steps of a resumed run are counted from 0, so its batches are those of the first run.",
+        "shardir/backend/torch/runtime/runtime_main.py",
+        "steps = range(saved.start, options.steps)",
+        "steps = range(options.steps - saved.start)",
+        "test/run/test_checkpoints.py::test_a_resumed_run_is_the_uninterrupted_one",
+    ),
+    Mutant(
+        "a checkpoint is complete before it is written",
+        "The folder of a checkpoint has its name while its files are being written.",
+        "shardir/backend/torch/runtime/runtime_checkpoints.py",
+        "path = final.with_name(final.name + INCOMPLETE)",
+        "path = final",
+        "test/run/test_checkpoints.py",
+    ),
+    Mutant(
         "a loss that is NaN is a loss",
         "A run whose loss is NaN goes on, and ends as a success.",
         "shardir/backend/torch/runtime/runtime_anomalies.py",

@@ -96,12 +96,12 @@ def test_a_resumed_run_is_the_uninterrupted_one(before, after, programs, uninter
         programs[after], tmp_path / "b.npz", steps=STEPS, resume=folder, **options
     )
     assert sorted(p.name for p in folder.iterdir()) == ["step-00000008", "step-00000009"]
-    whole, expected = _uninterrupted(after, programs, uninterrupted, tmp_path)
+    full, expected = _uninterrupted(after, programs, uninterrupted, tmp_path)
     losses = [*first.losses["step"], *second.losses["step"]]
     if before == after:
-        assert losses == whole.losses["step"]
+        assert losses == full.losses["step"]
         assert all(np.array_equal(x, expected[k]) for k, x in states.items())
-    np.testing.assert_allclose(losses, whole.losses["step"], rtol=1e-5)
+    np.testing.assert_allclose(losses, full.losses["step"], rtol=1e-5)
     assert states.keys() == expected.keys()
     for key, x in states.items():
         np.testing.assert_allclose(x, expected[key], rtol=1e-4, atol=1e-6)

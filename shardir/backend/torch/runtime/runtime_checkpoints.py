@@ -295,7 +295,7 @@ def synchronize(path: Path) -> None:
 
 
 def cause(e: BaseException) -> str:
-    """Return the first line of the error that is behind one of torch.distributed.checkpoint."""
+    """Return the first line of the error that one of torch.distributed.checkpoint wraps."""
     if isinstance(e, CheckpointException) and e.failures:
         failures = [error for error, _ in e.failures.values()]
         e = next((x for x in failures if isinstance(x, OSError)), failures[0])
