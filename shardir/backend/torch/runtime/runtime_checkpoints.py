@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 
-class Shard(Tensor):
+class StoredPart(Tensor):
     """A rank's part of a tensor, as torch.distributed.checkpoint reads and writes it (the protocol
     _Checkpointable).
 
@@ -144,7 +144,7 @@ class Checkpoints:
                     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned)
                     self._host[key] = host
                 host.copy_(x, non_blocking=True)
-            parts[key] = Shard(host, starts, type.shape, owned)
+            parts[key] = StoredPart(host, starts, type.shape, owned)
         if self.mesh.device.type == "cuda":
             torch.cuda.synchronize(self.mesh.device)
         return parts
@@ -254,7 +254,7 @@ def restore(path: Path, states: States) -> Manifest:
     for key, type in states.types.items():
         bounds = states.bounds(type)
         local[key] = torch.empty_like(states.values[key], device="cpu")
-        parts[key] = Shard(local[key], [start for start, _ in bounds], type.shape)
+        parts[key] = StoredPart(local[key], [start for start, _ in bounds], type.shape)
     _load(path, parts)
     for key, x in local.items():
         states.values[key] = x.to(mesh.device)
@@ -274,7 +274,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
         key: torch.empty(about["shape"], dtype=DTYPES[about["dtype"]])
         for key, about in manifest.states.items()
     }
-    _load(path, {k: Shard(x, [0] * x.ndim, tuple(x.shape)) for k, x in found.items()})
+    _load(path, {k: StoredPart(x, [0] * x.ndim, tuple(x.shape)) for k, x in found.items()})
     return found
 
 
