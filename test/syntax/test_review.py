@@ -146,13 +146,13 @@ def test_no_passes_are_no_passes(tmp_path: Path) -> None:
             ["--dump", "/nowhere/there.npz"],
             "expected a file in a writable folder, got /nowhere/there.npz",
         ),
-        (["--dump", "/"], "expected a file, got the directory /"),
+        (["--dump", "/"], "expected a file, not a directory, got /"),
         (["--timeout", "0"], "more than 0"),
         (["--timeout", "nan"], "more than 0"),
         (["--timeout", "inf"], "at most 1000000, got inf"),
         (["--timeout", "1e10"], "at most 1000000, got 1e10"),
         (["--dump", "program.py"], "expected a name that ends in .npz, got program.py"),
-        (["--threads", "-1"], "expected 1 or more"),
+        (["--threads", "-1"], "expected 0 or more"),
     ],
 )
 def test_impossible_options_are_refused_before_the_run(

@@ -109,7 +109,7 @@ class RunOptions:
     """The options of a run that its ranks know."""
 
     steps: int = option(
-        100, "training steps, with those before a checkpoint", kind=int, check=at_least(1)
+        100, "training steps, with those before a checkpoint", kind=int, check=at_least(0)
     )
     backend: str = option("gloo", "gloo on CPUs, nccl on GPUs", kind=str, choices=("gloo", "nccl"))
     seed: int = option(0, "of parameters and batches", kind=int)

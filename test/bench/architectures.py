@@ -21,7 +21,7 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects import nn
 
 TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS / "frontends")]  # before this folder, which has a zoo too
+sys.path[:0] = [str(TESTS), str(TESTS / "frontends")]
 
 import imported  # noqa: E402 - of test/frontends
 from zoo import ZOO, Architecture, doubles  # noqa: E402 - of test
