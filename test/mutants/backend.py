@@ -148,6 +148,14 @@ MUTANTS = [
         "test/backend/test_runtime_ops.py -k extremes",
     ),
     Mutant(
+        "padding counts",
+        "The mask of a padded batch is 1 for its padding too.",
+        "shardir/backend/torch/runtime/runtime_epochs.py",
+        "return min(self.batch, self.rows - number % self.batches * self.batch)",
+        "return self.batch",
+        "test/run/test_last_rows.py",
+    ),
+    Mutant(
         "a NaN agrees",
         "--check accepts losses that are NaN.",
         "shardir/backend/torch/launch/report.py",

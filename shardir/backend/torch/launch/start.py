@@ -50,9 +50,14 @@ def run(
     """
     options = options or Options()
     plan = read_plan(directory, nproc)
+    if batches is not None and options.last != "wrap":
+        raise LaunchError(
+            f"--last {options.last}: expected rows of files, got batches, which are complete ones; "
+            "leave out or pad a short one where it is made"
+        )
     try:
         # pyrefly: ignore[bad-argument-type] - the same classes, under both names of the runtime
-        with_data(plan, options.data)
+        with_data(plan, options.data, options.last)
     except PlanError as error:
         raise LaunchError(str(error)) from None
     if importlib.util.find_spec("torch") is None:

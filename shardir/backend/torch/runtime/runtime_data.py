@@ -9,11 +9,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import torch
-from runtime_arrays import ArrayError
+from runtime_arrays import ArrayError, FileArray
 from runtime_files import ArrayReader
 from runtime_order import rows_at
 from runtime_plan import PlanArgument, PlanError, PlanFunction
@@ -79,35 +80,57 @@ class Inputs:
 def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callable[[int], Tensor]:
     """Return the function from a step to this rank's shard of an input: a batch of a file's rows,
     or values that are the same in each step. A function that is no step reads the rows in order."""
-    is_step, source = function.kind == "step", arg.source
-    if isinstance(source, int):
-        return lambda step: _received(source, arg, states.bounds(arg), step)
-    if source is None or not arg.shape or not (is_step or source.shape[0] >= 2 * arg.batch > 0):
+    is_step, epochs = function.kind == "step", arg.epochs
+    if isinstance(arg.source, int):
+        return partial(_received, arg.source, arg, states.bounds(arg))
+    if arg.masked is None and (epochs is None or not (is_step or epochs.batches > 1)):
         same = states.filled(arg)
         return lambda step: same
-    data, total = ArrayReader(source), source.shape[0]
     several = arg.microbatches is not None
     *microbatches, (start, stop) = states.bounds(arg)[: several + 1]
     columns = states.bounds(arg)[several + 1 :]
-    shuffle = is_step and arg.init.get("shuffle", True)
+    if arg.masked is not None:
+        masked, places = arg.masked, torch.arange(start, stop)
 
-    def batch(number: int) -> Tensor:
-        first, count = number * arg.batch + start, stop - start
-        if shuffle:
-            rows = rows_at(total, first, count, states.seed)
-        else:
-            rows = torch.arange(first, first + count) % total
-        try:
-            found = data.read(columns, rows)
-        except ArrayError as error:
-            raise PlanError(str(error)) from None
-        return converted(found, arg, rows, source.path)
+        def batch(number: int) -> Tensor:
+            return (places < masked.count(number)).to(DTYPES[arg.dtype])
+
+    else:
+        shuffle = is_step and arg.init.get("shuffle", True)
+        batch = _reading(arg, (start, stop), columns, states.seed if shuffle else None)
 
     def batches(step: int) -> Tensor:  # a microbatch is the batch of a step without them
         (first, last), first_of_step = microbatches[0], step * arg.shape[0]
         return torch.stack([batch(first_of_step + k) for k in range(first, last)])
 
     return batches if several else batch
+
+
+def _reading(
+    arg: PlanArgument, part: tuple[int, int], columns: Sequence[tuple[int, int]], seed: int | None
+) -> Callable[[int], Tensor]:
+    """Return the function from the number of a batch to a part of its rows in a file.
+
+    Args:
+        seed: of the order of rows; None: they are read as they are in the file.
+    """
+    source, epochs = arg.source, arg.epochs
+    assert isinstance(source, FileArray) and epochs is not None
+    data, total, count = ArrayReader(source), epochs.rows, part[1] - part[0]
+
+    def batch(number: int) -> Tensor:
+        first = epochs.first(number) + part[0]
+        if seed is None:
+            rows = torch.arange(first, first + count) % total
+        else:
+            rows = rows_at(total, first, count, seed)
+        try:
+            found = data.read(columns, rows)
+        except ArrayError as error:
+            raise PlanError(str(error)) from None
+        return converted(found, arg, rows, source.path)
+
+    return batch
 
 
 def _received(pipe: int, arg: PlanArgument, bounds: Sequence[tuple[int, int]], step: int) -> Tensor:

@@ -5,23 +5,22 @@ A part of the runtime; needs only torch.
 
 from collections.abc import Callable
 
-from runtime_arrays import FileArray
 from runtime_plan import PlanError, PlanFunction
 from runtime_states import States
 from torch import Tensor
 
 
 def batches_of(function: PlanFunction) -> int:
-    """Return the number of complete batches that a function's data has; 1 without data. A file of
-    one batch is the same in all of them.
+    """Return the number of batches that a function's data has: complete ones, and one that is
+    padded; 1 without data. A file of one batch is the same in all of them.
 
     Raises:
         PlanError: its files have different numbers of batches.
     """
     found: dict[int, str] = {}
     for arg in function.args:
-        if arg.role == "input" and isinstance(arg.source, FileArray) and arg.shape and arg.shape[0]:
-            found[arg.source.shape[0] // arg.shape[0]] = arg.name
+        if arg.epochs is not None:
+            found[arg.epochs.batches] = arg.name
     several = sorted(found.keys() - {0, 1})
     if len(several) > 1:
         each = ", ".join(f"{n} of {found[n]}" for n in several)
@@ -36,8 +35,11 @@ def evaluate(
 
     Returns:
         This rank's results of the first batch; and of scalars of floats, by their places among the
-        results, the mean over all batches: in double precision where there are several.
+        results, the mean over all batches, of a padded one by its rows: in double precision where
+        there are several.
     """
+    masked = next((arg.masked for arg in function.args if arg.masked is not None), None)
+    shares = [masked.count(k) if masked else 1 for k in range(batches)]
     first: list[Tensor] = []
     means: dict[int, Tensor] = {}
     for number in range(batches):
@@ -48,6 +50,6 @@ def evaluate(
                 continue
             one = states.gathered(x, result, result.partial)
             if batches > 1:
-                one = one.double() / batches
+                one = one.double() * shares[number] / sum(shares)
             means[i] = means[i] + one if i in means else one
     return first, means

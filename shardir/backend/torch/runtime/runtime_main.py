@@ -51,7 +51,7 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
     """Run all functions of the plan.json beside this file, and end the process."""
 
     def work(options: RunOptions, events: Events) -> int:
-        plan = with_data(load_plan(Path(__file__).parent), options.data)
+        plan = with_data(load_plan(Path(__file__).parent), options.data, options.last)
         plan = _unsplit(plan) if single else plan
         mesh = join_ranks(plan, options)
         return Runner(plan, mesh, functions, options.seed, events).run(options)

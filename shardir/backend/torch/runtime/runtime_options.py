@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from runtime_epochs import LAST
+
 MAX_SECONDS = 1e6
 """The longest time-out: the system's waits take milliseconds in 32 bits."""
 
@@ -100,6 +102,11 @@ def data_files(words: DataFiles) -> str:
     return "" if right else "NAMES=FILE, such as x,labels=train.npz or tokens=train.bin:u16"
 
 
+def last_rows(value: str) -> str:
+    """Check a value of `--last`."""
+    return "" if LAST.fullmatch(value) else "wrap, drop, refuse, or pad= and the name of an input"
+
+
 class OptionError(Exception):
     """An option that a run does not have, or with a wrong value."""
 
@@ -146,6 +153,12 @@ class RunOptions:
     data: DataFiles | None = option(
         None, "rows of files as inputs of a step: x,labels=train.npz, tokens=train.bin:u16",
         kind=DataFiles, check=data_files, metavar="NAMES=FILE",
+    )  # fmt: skip
+    last: str = option(
+        "wrap", "rows at the end of an epoch that are no batch: wrap, they make one with rows of "
+        "the next epoch; drop, they are left out; refuse, they are an error; pad=MASK, they are "
+        "padded, and the input MASK is 1 for a row and 0 for padding",
+        kind=str, check=last_rows, metavar="HOW",
     )  # fmt: skip
     dump: Path | None = option(
         None, "write all states and results to an .npz file", kind=Path, check=new_file(".npz"),

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime_arrays import FileArray, array_in, sequences
+from runtime_epochs import Epochs
 from runtime_fields import Field, PlanError, shown
 
 DTYPES = ("f32", "f64", "bf16", "f16", "i64", "i32", "i1")
@@ -84,12 +85,14 @@ class PlanValue:
 class PlanArgument(PlanValue):
     """An argument. role: input, parameter or state; key: the name of the state, or the seed of an
     input's random values; source: the array of a file, of an input its rows; or the number of a
-    pipe of its batches."""
+    pipe of its batches; last: see Epochs; masked: the rows that a mask is 1 for."""
 
     role: str
     key: str
     init: Mapping[str, Any]
     source: FileArray | int | None = None
+    last: str = "wrap"
+    masked: Epochs | None = None
 
     @property
     def microbatches(self) -> int | None:
@@ -105,6 +108,13 @@ class PlanArgument(PlanValue):
     def row(self) -> tuple[int, ...]:
         """The shape of a row."""
         return self.shape[1 + (self.microbatches is not None) :]
+
+    @property
+    def epochs(self) -> Epochs | None:
+        """The batches of an input that has rows of a file; None of any other."""
+        if self.role != "input" or not isinstance(self.source, FileArray) or not self.batch:
+            return None
+        return Epochs(self.source.shape[0], self.batch, self.last)
 
 
 @dataclass(frozen=True)

@@ -18,22 +18,78 @@ from runtime_options import PIPE, DataFiles, parts_of
 from runtime_plan import PlanArgument, PlanError, PlanFunction, ProgramPlan, fitting
 
 
-def with_data(plan: ProgramPlan, data: DataFiles | None) -> ProgramPlan:
+def with_data(plan: ProgramPlan, data: DataFiles | None, last: str = "wrap") -> ProgramPlan:
     """Return the plan with these files as the data of its inputs.
+
+    Args:
+        last: what becomes of rows at the end of an epoch that are no batch (RunOptions).
 
     Raises:
         PlanError: there is no such input, a file does not have its rows, or the inputs of a step do
             not have equally many.
     """
     given: dict[str, FileArray | int] = {}
-    known = {name: arg for f in plan.functions for name, arg in _inputs(f)}
+    known = {name: (arg, f.kind) for f in plan.functions for name, arg in _inputs(f)}
     for word in data or ():
         for name, source in _sources(word, known):
             if name in given:
                 raise PlanError(f"--data {word}: the data of {name} is given twice")
             given[name] = source
     functions = tuple(_fed(f, given) for f in plan.functions) if given else plan.functions
+    if last != "wrap":
+        functions = tuple(_ended(f, last) for f in functions)
     return replace(plan, functions=functions)
+
+
+def _ended(f: PlanFunction, last: str) -> PlanFunction:
+    """A function whose batches do not go on from one epoch to the next; one beside the steps has
+    complete batches alone, unless it has the mask of a padded one."""
+    kind, _, mask = last.partition("=")
+    if mask:
+        return _masked(f, mask)
+    if f.kind != "step":
+        return f
+    read = {arg.name: arg.epochs for arg in f.args if arg.epochs is not None}
+    if not read:
+        raise PlanError(f"--last {last}: expected rows of files, which {f.name} does not read")
+    for name, epochs in read.items():
+        if epochs.rows < epochs.batch or (kind == "refuse" and epochs.rows % epochs.batch):
+            wanted = "a multiple of" if kind == "refuse" else "at least"
+            raise PlanError(
+                f"--last {last}: expected {wanted} the {epochs.batch} rows of a batch, got "
+                f"{epochs.rows} of {name}"
+            )
+    return replace(f, args=tuple(replace(arg, last=kind) for arg in f.args))
+
+
+def _masked(f: PlanFunction, name: str) -> PlanFunction:
+    """A function whose last batch of an epoch is padded, if it has an input for the mask."""
+    inputs = [arg for arg in f.args if arg.role == "input"]
+    mask = next((arg for arg in inputs if arg.name == name), None)
+    if mask is None:
+        if f.kind != "step":
+            return f
+        known = ", ".join(arg.name for arg in inputs) or "none"
+        raise PlanError(f"--last pad: expected an input of {known} as the mask, got {name!r}")
+    if mask.row or not mask.shape:
+        raise PlanError(
+            f"--last pad: expected a number for each row of a batch as the mask, got {name} of "
+            f"{list(mask.shape)}"
+        )
+    args = [replace(arg, last="pad") for arg in f.args]
+    read = {a.name: a.epochs for a in args if a.epochs is not None and a.name != name}
+    of_mask = {epochs for epochs in read.values() if epochs.batch == mask.batch}
+    several = {epochs for epochs in of_mask if epochs.rows != mask.batch}  # not one for all batches
+    if len(several or of_mask) != 1:
+        got = ", ".join(f"{e.rows} of {n}, {e.batch} at a step" for n, e in read.items()) or "none"
+        raise PlanError(
+            f"--last pad: expected inputs of {f.name} with equally many rows of files, "
+            f"{mask.batch} at a step as {name} has them, got {got}"
+        )
+    (masked,) = several or of_mask
+    return replace(
+        f, args=tuple(replace(a, source=None, masked=masked) if a.name == name else a for a in args)
+    )
 
 
 def _inputs(f: PlanFunction) -> Iterator[tuple[str, PlanArgument]]:
@@ -43,7 +99,9 @@ def _inputs(f: PlanFunction) -> Iterator[tuple[str, PlanArgument]]:
             yield (arg.name if f.kind == "step" else f"{f.name}.{arg.name}"), arg
 
 
-def _sources(word: str, known: Mapping[str, PlanArgument]) -> Iterator[tuple[str, FileArray | int]]:
+def _sources(
+    word: str, known: Mapping[str, tuple[PlanArgument, str]]
+) -> Iterator[tuple[str, FileArray | int]]:
     """The files of the inputs that a word names."""
     names, path, entry = parts_of(word)
     for shift, name in enumerate(names):
@@ -51,7 +109,7 @@ def _sources(word: str, known: Mapping[str, PlanArgument]) -> Iterator[tuple[str
             raise PlanError(
                 f"--data {word}: expected an input of {', '.join(known) or 'none'}, got {name!r}"
             )
-        arg = known[name]
+        arg, kind = known[name]
         if pipe := PIPE.fullmatch(str(path)):
             yield name, int(pipe[1])
             continue
@@ -62,7 +120,7 @@ def _sources(word: str, known: Mapping[str, PlanArgument]) -> Iterator[tuple[str
                 source = sequences(source, arg.row, shift)
         except ArrayError as error:
             raise PlanError(f"--data {word}: {error}") from None
-        if problem := fitting(source, arg):
+        if problem := fitting(source, arg, kind):
             raise PlanError(f"--data {word}: {path}: {problem}")
         yield name, source
 
