@@ -259,6 +259,7 @@ def compile_model(
     accumulate: str | None = None,
     clip: str | None = None,
     loss_scale: str | None = None,
+    metrics: str | None = None,
     derived: Collection[str] = (),
     trace: bool = False,
     **options: Any,
@@ -277,7 +278,7 @@ def compile_model(
             own `training`.
         mesh: the axes: `dp = 2, tp = 4`, or a dict.
         cluster: the name of a ready-made cluster, or the text of one.
-        accumulate, clip, loss_scale: as in a step of the text: `mean, microbatches = 4`.
+        accumulate, clip, loss_scale, metrics: as in a step of the text: `mean, microbatches = 4`.
         derived: the names of autograd functions (torch.autograd.Function) whose gradients are to be
             those of their forward part; others are errors, since their backward is not exported.
         trace: the backward part is that which autograd runs, of autograd functions too; it is
@@ -310,6 +311,6 @@ def compile_model(
         _check_trained(imported, optimizer)
         imported.own_numbers(read.lr_scales, read.weight_decays)
         module.step(STEP, FUNCTION, read.text, accumulate=accumulate, clip=clip,
-                    loss_scale=loss_scale)  # fmt: skip
+                    loss_scale=loss_scale, metrics=metrics)  # fmt: skip
     compiled = compile_module(module.module, **options)
     return CompiledModel(**vars(compiled), imported=imported, values=dict(imported.values))

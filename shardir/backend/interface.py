@@ -46,6 +46,8 @@ class Options(RunOptions):
     """The options of a run, and how it is started and reported.
 
     Args:
+        callback: called with each entry of the log (docs/running.md), which it may keep; where it
+            returns True the training ends: its present step is the last one.
         python: the interpreter that runs the ranks.
     """
 
@@ -53,6 +55,10 @@ class Options(RunOptions):
         None, "write losses, evaluations and results as JSON lines", kind=Path, check=new_file(),
         metavar="FILE",
     )  # fmt: skip
+    tensorboard: Path | None = option(
+        None, "write losses, metrics and evaluations for TensorBoard", kind=Path, metavar="FOLDER"
+    )
+    callback: Callable[[dict[str, Any]], object] | None = None
     python: str = sys.executable
 
     @classmethod
@@ -72,6 +78,11 @@ class Options(RunOptions):
                 hint = f"; it has {', '.join(names)}"
             raise ShardirError(f"{e}{hint}") from None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.callback is not None and not callable(self.callback):
+            raise ShardirError(f"expected a function as callback, got {self.callback!r:.60}")
+
 
 @dataclass
 class Report:
@@ -83,6 +94,7 @@ class Report:
             `value`.
         samples, tokens: of a step of each step function, where its inputs have them.
         stopped: the step after which a signal has ended the run, with a checkpoint.
+        metrics: of each step function, by name: a value for each step.
         memory: the peak of rank 0, in bytes: of tensors on a GPU, of the process else.
     """
 
@@ -94,6 +106,7 @@ class Report:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     stopped: int | None = None
     losses: dict[str, list[float]] = field(default_factory=dict)
+    metrics: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     steps_per_second: dict[str, float] = field(default_factory=dict)
     results: list[dict[str, Any]] = field(default_factory=list)
 
@@ -102,6 +115,9 @@ class Report:
         match event["event"]:
             case "steps":
                 self.losses.setdefault(event["function"], []).extend(event["losses"])
+                for name, values in event["metrics"].items():
+                    known = self.metrics.setdefault(event["function"], {})
+                    known.setdefault(name, []).extend(values)
                 self.memory = max(self.memory, event["memory"])
             case "evaluated":
                 self.evaluations.append(event)

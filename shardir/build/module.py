@@ -27,6 +27,7 @@ from shardir.dialects.train import (
     ClipAttr,
     GradientOp,
     LossScaleAttr,
+    MetricsAttr,
     OptimizerAttr,
     StepOp,
 )
@@ -35,6 +36,7 @@ from shardir.syntax.printer import print_module
 WRITTEN = {
     "accumulate": 'write accumulate="mean, microbatches = 4"',
     "clip": 'write clip="norm, max = 1.0"',
+    "metrics": 'write metrics="gradient_norm, learning_rate"',
     "loss_scale": 'write loss_scale="static, factor = 1024.0"',
 }
 """A text of each further option of a step."""
@@ -102,9 +104,10 @@ class Module:
         accumulate: str | None = None,
         clip: str | None = None,
         loss_scale: str | None = None,
+        metrics: str | None = None,
     ) -> None:
         """Request a training step of a function that returns its loss: `adamw, lr = 1e-3`.
-        `accumulate`, `clip` and `loss_scale` are as in docs/language.md.
+        `accumulate`, `clip`, `loss_scale` and `metrics` are as in docs/language.md.
 
         Raises:
             NotationError: a text is not of its form.
@@ -115,7 +118,7 @@ class Module:
         }  # fmt: skip
         for key, kind, text in (
             ("accumulate", AccumulateAttr, accumulate), ("clip", ClipAttr, clip),
-            ("loss_scale", LossScaleAttr, loss_scale),
+            ("loss_scale", LossScaleAttr, loss_scale), ("metrics", MetricsAttr, metrics),
         ):  # fmt: skip
             if text is not None and not isinstance(text, str):
                 raise ShardirError(f"expected a text as {key}, got {text!r:.60}; {WRITTEN[key]}")

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a callback ends the run, not the training",
+        "Where a callback ends the training, the run ends as at a signal of the system.",
+        "shardir/backend/torch/runtime/runtime_saving.py",
+        "self.signal = 0 if found == FINISH else found",
+        "self.signal = found",
+        "test/run/test_metrics.py::test_a_callback_ends_the_training",
+    ),
+    Mutant(
         "replicas write nothing",
         "Of states that several ranks have, one rank in each group must write; here none may.",
         "shardir/backend/torch/runtime/runtime_checkpoints.py",

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "the norm of gradients has the loss scale",
+        "The metric is the norm of the gradients that the backward part makes.",
+        "shardir/rewriting/autodiff/gradients.py",
+        "norm = norm if factor is None else b.mul(norm, factor)",
+        "norm = norm if factor is None else b.mul(norm, b.constant(1.0, f64))",
+        "test/run/test_metrics.py::test_metrics_are_those_of_torch",
+    ),
+    Mutant(
         "gradients that are given are derived too",
         "A function that returns gradients is differentiated, and they are added.",
         "shardir/rewriting/autodiff/backward.py",

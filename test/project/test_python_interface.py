@@ -29,7 +29,8 @@ def test_packages_are_attributes() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Options.of({"callback": print}), "a run has no option callback; it has steps,"),
+        (lambda: Options.of({"observer": print}), "a run has no option observer; it has steps,"),
+        (lambda: Options.of({"callback": 3}), "expected a function as callback, got 3"),
         (lambda: Options.of({"step": 3}), "a run has no option step; did you mean steps?"),
         (lambda: Options.of({"steps": "3"}), "option steps of a run: expected int, got '3'"),
         (lambda: Options.of({"steps": True}), "option steps of a run: expected int, got True"),

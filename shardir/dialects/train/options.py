@@ -14,7 +14,7 @@ from xdsl.irdl import irdl_attr_definition
 from shardir.algebra.notation import NamedOptions
 from shardir.diagnostics import NotationError, coded
 from shardir.dialects.random import DRAWN, LARGEST
-from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, option_offset
+from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, TextAttr, option_offset
 
 
 @irdl_attr_definition
@@ -125,4 +125,32 @@ class LossScaleAttr(OptionsAttr):
     }
 
 
-ATTRS = [InitAttr, ScheduleAttr, AccumulateAttr, ClipAttr, LossScaleAttr]
+METRICS = ("gradient_norm", "learning_rate")
+"""The metrics of a step: the norm of all its gradients before they are clipped, the optimizer's
+learning rate."""
+
+
+@irdl_attr_definition
+class MetricsAttr(TextAttr[tuple[str, ...]]):
+    """The scalars that a step returns beside its loss: `<gradient_norm, learning_rate>`."""
+
+    name = "train.metrics"
+
+    @classmethod
+    def from_text(cls, text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(","))
+        for at, name in enumerate(names):
+            if name not in METRICS or name in names[:at]:
+                found = f"{name!r} twice" if name in names[:at] else repr(name)
+                raise NotationError(
+                    f"expected metrics of {', '.join(METRICS)}, got {found}",
+                    sum(len(part) + 1 for part in text.split(",")[:at]),
+                )
+        return names
+
+    @classmethod
+    def to_text(cls, data: tuple[str, ...]) -> str:
+        return ", ".join(data)
+
+
+ATTRS = [InitAttr, ScheduleAttr, AccumulateAttr, ClipAttr, LossScaleAttr, MetricsAttr]

@@ -24,6 +24,7 @@ from shardir.dialects.train.options import (
     AccumulateAttr,
     ClipAttr,
     LossScaleAttr,
+    MetricsAttr,
 )
 from shardir.dialects.train.roles import (
     GRADIENT,
@@ -64,10 +65,11 @@ class StepOp(_OfFunction):
     accumulate = opt_prop_def(AccumulateAttr)
     clip = opt_prop_def(ClipAttr)
     loss_scale = opt_prop_def(LossScaleAttr)
+    metrics = opt_prop_def(MetricsAttr)
     traits = traits_def(SymbolOpInterface())
     assembly_format = (
         "$sym_name `of` $function $optimizer (`accumulate` $accumulate^)? (`clip` $clip^)? "
-        "(`loss_scale` $loss_scale^)? attr-dict"
+        "(`loss_scale` $loss_scale^)? (`metrics` $metrics^)? attr-dict"
     )
 
     @property

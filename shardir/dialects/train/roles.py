@@ -44,7 +44,7 @@ from shardir.dialects.random import check_range
 from shardir.dialects.train.options import InitAttr
 
 STEP, UPDATES, MICROBATCHES = "train.step", "train.updates", "train.microbatches"
-GRADIENT = "train.gradient"
+GRADIENT, METRIC = "train.gradient", "train.metric"
 FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
 STATE_LAYOUT = "train.state_layout"
 
@@ -130,6 +130,11 @@ def gradient_attrs(key: str) -> dict[str, Attribute]:
     return {GRADIENT: StringAttr(key)}
 
 
+def metric_attrs(name: str) -> dict[str, Attribute]:
+    """The attributes of a result that is a metric of a step: a scalar beside the loss."""
+    return {METRIC: StringAttr(name)}
+
+
 def of_microbatches(attributes: Attributes, count: int) -> dict[str, Attribute]:
     """The attributes of an input that has several microbatches in dimension 0."""
     return {**attributes, MICROBATCHES: IntegerAttr(count, i64)}
@@ -175,6 +180,11 @@ def arguments(f: FuncOp) -> list[Argument]:
 def updated_keys(f: FuncOp) -> list[str | None]:
     """For each result the parameter or state of which it is the new value."""
     return [text_attr(a, UPDATES) for a in result_attrs(f)]
+
+
+def metric_names(f: FuncOp) -> list[str | None]:
+    """For each result the metric of the step that it is."""
+    return [text_attr(a, METRIC) for a in result_attrs(f)]
 
 
 def updated_arguments(f: FuncOp) -> list[int | None]:

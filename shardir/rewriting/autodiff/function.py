@@ -29,6 +29,7 @@ from shardir.dialects.train import (
     arg_attrs,
     gradient_arguments,
     mark_step,
+    metric_attrs,
     remove_state_layouts,
     result_attrs,
     set_arg_attrs,
@@ -159,7 +160,8 @@ class Differentiation:
             for v, state in zip(returned, self.updated, strict=True)
         ]
         self.result_attributes += [updates_attrs(key) for _, key in updates]
-        return [*results, *(v for v, _ in updates)]
+        self.result_attributes += [metric_attrs(name) for _, name in step.metrics]
+        return [*results, *(v for v, _ in (*updates, *step.metrics))]
 
     def erase_unused(self) -> None:
         """Erase the ops of the backward part without uses, such as the cotangents of inputs."""

@@ -1,9 +1,11 @@
-"""Gradients for the optimizer: without the loss scale, clipped.
+"""Gradients for the optimizer: without the loss scale, clipped; and their norm.
 
 Two sums over all gradients, of their squares and of x - x (0 where all elements are finite), are
 partial over the axes that split a gradient; replicated elements count once. They are reduced
 together.
 """
+
+from dataclasses import dataclass
 
 from xdsl.dialects.builtin import f32, f64
 from xdsl.ir import Attribute, SSAValue
@@ -21,27 +23,45 @@ CLIP_EPS = 1e-6
 Gradients = dict[int, SSAValue]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Gradients for the optimizer.
+
+    Attributes:
+        finite: whether all are finite, where losses are scaled: a scalar of i1.
+        norm: of all, without the loss scale, before they are clipped, where it is wanted: of f64.
+    """
+
+    gradients: Gradients
+    finite: SSAValue | None
+    norm: SSAValue | None
+
+
 def prepare(
-    b: Rewriter, request: StepOp, scale: SSAValue | None, gradients: Gradients
-) -> tuple[Gradients, SSAValue | None]:
-    """Return the gradients for the optimizer, and a scalar that tells whether all are finite, where
-    losses are scaled; `scale` is the loss scale, where it is a state."""
+    b: Rewriter, request: StepOp, scale: SSAValue | None, gradients: Gradients, with_norm: bool
+) -> Prepared:
+    """Return the gradients for the optimizer; `scale` is the loss scale, where it is a state."""
     clip, scaling = request.clip, request.loss_scale
     by_norm = clip is not None and clip.kind == "norm"
     elements = {unsharded_type(g).element_type for g in gradients.values()}
     common = f64 if f64 in elements else f32
-    values = [b.convert(g, common) for g in gradients.values()] if scaling or by_norm else []
+    with_norm = with_norm or by_norm
+    values = [b.convert(g, common) for g in gradients.values()] if scaling or with_norm else []
     # Both sums are adjacent, so that they are communicated together.
     zero = b.total([_zero_if_finite(b, x) for x in values]) if scaling is not None else None
-    squares = b.total([sum_of_squares(b, x) for x in values]) if by_norm else None
-    factor = finite = None
+    squares = b.total([sum_of_squares(b, x) for x in values]) if with_norm else None
+    factor = finite = norm = None
     if zero is not None:
         finite = b.compare("eq", zero, b.constant(0.0, common))
         finite.name_hint = "finite"
         factor = _unscale(b, request, scale)
     if squares is not None:
-        assert clip is not None
-        factor = _clip_factor(b, b.convert(squares, f64), factor, clip.values["max"])
+        norm = b.value(nn.SqrtOp, b.convert(squares, f64))
+        norm = norm if factor is None else b.mul(norm, factor)
+        norm.name_hint = "norm"
+    if norm is not None and clip is not None and by_norm:
+        clipping = _clip_factor(b, norm, clip.values["max"])
+        factor = clipping if factor is None else b.mul(clipping, factor)
     out = gradients
     if factor is not None:
         factors = {e: b.convert(factor, e) for e in dict.fromkeys(map(_element, out.values()))}
@@ -52,7 +72,7 @@ def prepare(
         out = {i: b.value(nn.ClampOp, g, props=ends) for i, g in out.items()}
     for i, g in gradients.items():
         out[i].name_hint = g.name_hint
-    return out, finite
+    return Prepared(out, finite, norm)
 
 
 def _unscale(b: Rewriter, request: StepOp, scale: SSAValue | None) -> SSAValue:
@@ -64,18 +84,11 @@ def _unscale(b: Rewriter, request: StepOp, scale: SSAValue | None) -> SSAValue:
     return b.constant(1 / request.loss_scale.values["factor"], f64)
 
 
-def _clip_factor(
-    b: Rewriter, squares: SSAValue, unscale: SSAValue | None, maximum: float
-) -> SSAValue:
-    """Return the factor that reduces the gradients' global norm to `maximum` where it is greater,
-    and removes the loss scale."""
-    norm = b.value(nn.SqrtOp, squares)
-    if unscale is not None:
-        norm = b.mul(norm, unscale)
-    norm.name_hint = "norm"
+def _clip_factor(b: Rewriter, norm: SSAValue, maximum: float) -> SSAValue:
+    """Return the factor that reduces the gradients' global norm to `maximum` where it is
+    greater."""
     ratio = b.div(b.constant(maximum, f64), b.add(norm, b.constant(CLIP_EPS, f64)))
-    factor = b.value(nn.ClampOp, ratio, props={"max": float_attr(1.0)})
-    return factor if unscale is None else b.mul(factor, unscale)
+    return b.value(nn.ClampOp, ratio, props={"max": float_attr(1.0)})
 
 
 def _element(v: SSAValue) -> Attribute:

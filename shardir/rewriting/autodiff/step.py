@@ -4,11 +4,12 @@
 2. the gradients without the loss scale, clipped
 3. the optimizer's updates of all parameters, step by step side by side
 4. where a gradient is not finite, the old parameters and states
+5. the metrics that are asked for
 """
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import f32, i64
+from xdsl.dialects.builtin import f32, f64, i64
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import train
@@ -29,6 +30,8 @@ class TrainStep:
         """Whether all gradients are finite, where losses are scaled."""
         self.scale: SSAValue | None = None
         """The loss scale, where it is a state."""
+        self.metrics: list[tuple[SSAValue, str]] = []
+        """The scalars that are asked for, each with its name; `update` makes them."""
         if (scaling := request.loss_scale) is not None and scaling.kind == "dynamic":
             key = f"{self.name}.loss_scale"
             self.scale = arguments.add_scalar_state(builder, key, f32, scaling.values["initial"])
@@ -65,8 +68,11 @@ class TrainStep:
         """Return the new values of parameters and states, each with its key. `gradients`: those of
         parameters, by the indices of their arguments."""
         found = {i: g for i, g in gradients.items() if g is not None}
+        wanted = () if self.request.metrics is None else self.request.metrics.data
+        norm = None
         if found:
-            found, self.finite = prepare(self.b, self.request, self.scale, found)
+            prepared = prepare(self.b, self.request, self.scale, found, "gradient_norm" in wanted)
+            found, self.finite, norm = prepared.gradients, prepared.finite, prepared.norm
         count = f"{self.name}.count"
         scalars = train.StepScalars(
             self.b, self.request.optimizer,
@@ -84,6 +90,11 @@ class TrainStep:
                     pairs = zip(old[i], end.value, strict=True)
                     new[i] = [self.becomes(was, v) for (was, _), v in pairs]
                     del running[i]
+        made = {
+            "gradient_norm": lambda: norm or self.b.constant(0.0, f64),
+            "learning_rate": scalars.rate,
+        }
+        self.metrics = [(made[name](), name) for name in wanted]
         results = [(v, key) for i in gradients for v, (_, key) in zip(new[i], old[i], strict=True)]
         if scalars.is_used:
             results.append((self.becomes(scalars.done, scalars.step), count))

@@ -17,7 +17,14 @@ from shardir.diagnostics import Failure
 from shardir.dialects import dist
 from shardir.dialects.dist import global_shape, layout_of
 from shardir.dialects.nn.types import element_name
-from shardir.dialects.train import Argument, InitAttr, arguments, is_step, updated_keys
+from shardir.dialects.train import (
+    Argument,
+    InitAttr,
+    arguments,
+    is_step,
+    metric_names,
+    updated_keys,
+)
 from shardir.rewriting.composites import expanded
 
 
@@ -104,8 +111,9 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     last = f.body.block.last_op
     assert isinstance(last, ReturnOp)
     results = []
-    for i, (v, updates) in enumerate(zip(last.operands, updated_keys(f), strict=True)):
-        results.append(_result(last, i, v, updates, mesh, keys))
+    named = zip(last.operands, updated_keys(f), metric_names(f), strict=True)
+    for i, (v, updates, metric) in enumerate(named):
+        results.append(_result(last, i, v, updates, metric, mesh, keys))
     if kind == "step" and all(r["updates"] or r["shape"] for r in results):
         raise Failure.at(f, "expected a step that returns its loss, a scalar, got none")
     return {"kind": kind, "narrowest": _narrowest(f), "args": args, "results": results}
@@ -194,10 +202,10 @@ def _argument(
 
 
 def _result(
-    op: ReturnOp, i: int, v: SSAValue, updates: str | None, mesh: Mesh | None,
+    op: ReturnOp, i: int, v: SSAValue, updates: str | None, metric: str | None, mesh: Mesh | None,
     keys: set[str],
 ) -> dict[str, Any]:  # fmt: skip
-    name = updates or v.name_hint or f"result{i}"
+    name = updates or metric or v.name_hint or f"result{i}"
     layout, partial = layout_of(v), None
     if layout is not None and layout.partial:
         if updates or layout.reduction == "any":

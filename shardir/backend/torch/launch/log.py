@@ -1,7 +1,9 @@
-"""The log of a run: JSON lines, one for each step, evaluation and result.
+"""The entries of a run's log, one for each step, evaluation and result: written as JSON lines, for
+TensorBoard, and passed to callbacks.
 
     {"event": "start", "ranks": 4, "backend": "gloo"}
-    {"event": "step", "function": "step", "step": 1, "loss": 2.3, "seconds": 0.4, "memory": 2128609}
+    {"event": "step", "function": "step", "step": 1, "loss": 2.3, "seconds": 0.4, "memory": 2128609,
+     "metrics": {"learning_rate": 0.1}}
     {"event": "evaluation", "function": "accuracy", "name": "share", "of": "step", "step": 50,
      "value": 0.91}
     {"event": "trained", "function": "step", "steps": 100, "seconds": 1.2, "steps_per_second": 83.0}
@@ -9,8 +11,8 @@
      "value": 0.97}
 
 Steps are counted from 1. `seconds` are those since the start of the training, without evaluations,
-when the step was reported; `memory` is the peak of rank 0 in bytes. A number that is not finite is
-null, and so is a result of more than 4,096 elements.
+when the step was reported; `memory` is the peak of rank 0 in bytes. In JSON a number that is not
+finite is null, and so is a result of more than 4,096 elements.
 """
 
 import json
@@ -29,7 +31,7 @@ _OWN = ("rank", "time")
 
 @contextmanager
 def logged(path: Path | None) -> Iterator[OnEvent | None]:
-    """Yield what writes events to a log; None without one.
+    """Yield what writes entries to a log; None without one.
 
     Raises:
         LaunchError: the file cannot be written.
@@ -39,20 +41,55 @@ def logged(path: Path | None) -> Iterator[OnEvent | None]:
         return
     try:
         with path.open("w", encoding="utf-8", buffering=1) as file:
-            yield lambda event: file.writelines(map(_line, _entries(event)))
+            yield lambda entry: file.writelines([_line(entry)])
     except OSError as e:
         raise LaunchError(f"cannot write {path}: {reason(e)}") from None
 
 
-def _entries(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the entries of an event."""
+@contextmanager
+def on_board(folder: Path | None) -> Iterator[OnEvent | None]:
+    """Yield what writes entries for TensorBoard; None without a folder.
+
+    Raises:
+        LaunchError: tensorboardX is not installed, or the folder cannot be written.
+    """
+    if folder is None:
+        yield None
+        return
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        needed = "pip install 'shardir[tensorboard]'"
+        raise LaunchError(f"--tensorboard needs tensorboardX: {needed}") from None
+
+    def write(entry: dict[str, Any]) -> None:
+        match entry["event"]:
+            case "step":
+                scalars = {"loss": entry["loss"], **entry["metrics"]}
+            case "evaluation":
+                scalars = {entry["name"]: entry["value"]}
+            case _:
+                return
+        for name, value in scalars.items():
+            board.add_scalar(f"{entry['function']}/{name}", value, entry["step"])
+
+    try:
+        with SummaryWriter(str(folder)) as board:
+            yield write
+    except OSError as e:
+        raise LaunchError(f"cannot write {folder}: {reason(e)}") from None
+
+
+def entries(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the entries of an event of the ranks."""
     entry = {name: value for name, value in event.items() if name not in _OWN}
     match event["event"]:
         case "steps":
-            first, losses = entry.pop("first"), entry.pop("losses")
-            for step, loss in enumerate(losses, first):
-                yield {"event": "step", "function": entry["function"], "step": step, "loss": loss,
-                       "seconds": entry["seconds"], "memory": entry["memory"]}  # fmt: skip
+            first, losses, metrics = entry["first"], entry["losses"], entry["metrics"]
+            for i, loss in enumerate(losses):
+                yield {"event": "step", "function": entry["function"], "step": first + i,
+                       "loss": loss, "seconds": entry["seconds"], "memory": entry["memory"],
+                       "metrics": {name: x[i] for name, x in metrics.items()}}  # fmt: skip
         case "evaluated":
             yield entry | {"event": "evaluation"}
         case "start" | "trained" | "result":
@@ -67,4 +104,6 @@ def _finite(value: Any) -> Any:
     """A value in which numbers that are not finite, which JSON lacks, are None."""
     if isinstance(value, list):
         return [_finite(v) for v in value]
+    if isinstance(value, dict):
+        return {name: _finite(v) for name, v in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardir.backend.interface import LaunchError, OnEvent, Options, RunError
-from shardir.backend.torch.runtime.runtime_events import event_of
+from shardir.backend.torch.runtime.runtime_events import FINISH, MAY_FINISH, event_of
 from shardir.backend.torch.runtime.runtime_plan import START_SECONDS
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ class Ranks:
             "SHARDIR_LAUNCHER": str(os.getpid()),
             "SHARDIR_STORE_FD": str(store.fileno()),
         }
+        if self.options.callback is not None:
+            environment[MAY_FINISH] = "1"
         passed, fed = [events], list[str]()
         if rank == 0:
             passed.append(store.fileno())
@@ -164,6 +166,10 @@ class Ranks:
         for process in self.processes:
             _signal(process, signal.SIGTERM)
         self._watch(on_event)
+
+    def finish(self) -> None:
+        """Ask that the present step of the training be the last one."""
+        _signal(self.processes[0], FINISH)
 
     def _read(self) -> list[dict[str, Any]]:
         """Return the events that arrive within a poll."""

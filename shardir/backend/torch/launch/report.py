@@ -60,6 +60,7 @@ class Progress:
         if event["event"] != "steps":
             return
         name, first, losses = event["function"], event["first"], event["losses"]
+        metrics = event["metrics"]
         if self._bar is not None:
             if name not in self._tasks:
                 label = f"{self.label}{name}"
@@ -70,7 +71,8 @@ class Progress:
         for step, loss in enumerate(losses, first):
             if step in (1, self.steps) or step % self.log_every == 0:
                 text = f"{self.label}{name}: step {step}/{self.steps}  loss {loss:.6g}"
-                print(text, file=self.out, flush=True)
+                shown = (f"  {n} {x[step - first]:.6g}" for n, x in metrics.items())
+                print(text, *shown, sep="", file=self.out, flush=True)
 
 
 def summary(report: Report) -> list[str]:

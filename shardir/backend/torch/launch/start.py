@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardir.backend.interface import Batches, LaunchError, OnEvent, Options, Report
-from shardir.backend.torch.launch.log import logged
+from shardir.backend.torch.launch.log import entries, logged, on_board
 from shardir.backend.torch.launch.ranks import Ranks
 from shardir.backend.torch.runtime.runtime_plan import (
     PlanError,
@@ -70,20 +70,30 @@ def run(
             if len(batch) > 1:
                 report.tokens[function.name] = math.prod(batch)
 
-    with logged(options.log) as log:
+    with logged(options.log) as log, on_board(options.tensorboard) as board:
+        last = False
 
         def take(event: dict[str, Any]) -> None:
+            nonlocal last
             report.add(event)
-            for takes in (log, on_event):
-                if takes:
-                    takes(event)
+            if on_event is not None:
+                on_event(event)
+            for entry in entries(event):
+                for write in (log, board):
+                    if write is not None:
+                        write(entry)
+                if options.callback is not None:
+                    last = options.callback(entry) is True or last
+                if last and entry["event"] in ("step", "evaluation"):
+                    started.finish()
 
         feed = None
         if batches is not None:
             from shardir.backend.torch.launch.feed import Feed  # it needs torch
 
             feed = Feed(plan, batches.batches, options.steps, batches.local)
-        Ranks(plan.directory / program, ranks, options, feed).run(take)
+        started = Ranks(plan.directory / program, ranks, options, feed)
+        started.run(take)
     return report
 
 

@@ -12,7 +12,6 @@ A part of the runtime; needs torch and safetensors.
 
 import os
 import shutil
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +22,7 @@ import runtime_manifest as manifests
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from runtime_interruption import own_group
 from runtime_manifest import INCOMPLETE, Manifest, step_folder
 from runtime_plan import PlanError
 from runtime_states import DTYPES, States
@@ -235,11 +235,6 @@ class Checkpoints:
             raise OSError("another rank failed")
 
 
-def own_group(mesh: Any) -> Any:
-    """Return a process group of all ranks on Gloo, for what is done beside the steps."""
-    return dist.new_group(backend="gloo") if mesh.size > 1 else None
-
-
 def restore(path: Path, states: States) -> Manifest:
     """Give the states the values of a checkpoint, which another mesh may have written.
 
@@ -302,32 +297,3 @@ def cause(e: BaseException) -> str:
     if isinstance(e, OSError) and e.strerror:
         return e.strerror
     return (str(e).splitlines() or [type(e).__name__])[0]
-
-
-class Interruption:
-    """A request of the system to end (SIGTERM, SIGINT), on which all ranks agree: each step
-    exchanges a flag while it computes."""
-
-    def __init__(self, mesh: Any):
-        self._group, self._size = own_group(mesh), mesh.size
-        self.signal = 0
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, _: object) -> None:
-        self.signal = number
-
-    def begin(self) -> None:
-        """Begin to exchange the flag."""
-        self._flag = torch.tensor([self.signal], dtype=torch.int32)
-        self._work = None
-        if self._size > 1:
-            self._work = dist.all_reduce(
-                self._flag, dist.ReduceOp.MAX, group=self._group, async_op=True
-            )
-
-    def agreed(self) -> int:
-        """Return the signal that a rank had when the exchange began; 0 if none had."""
-        if self._work is not None:
-            self._work.wait()
-        return int(self._flag)

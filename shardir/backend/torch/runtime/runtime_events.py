@@ -3,9 +3,16 @@ their fields). A part of the runtime; needs only Python."""
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
+
+FINISH = signal.SIGUSR1
+"""The launcher's signal that the present step of the training is to be the last one."""
+
+MAY_FINISH = "SHARDIR_MAY_FINISH"
+"""The variable of the environment that says that this signal may come."""
 
 
 def _text(value: object) -> bool:
@@ -28,6 +35,10 @@ def _numbers(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_number, value))
 
 
+def _metrics(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_numbers, value.values()))
+
+
 def _value(value: object) -> bool:
     return value is None or _number(value) or isinstance(value, list)
 
@@ -35,7 +46,7 @@ def _value(value: object) -> bool:
 _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
     "start": {"ranks": _count, "backend": _text},
     "steps": {"function": _text, "first": _count, "losses": _numbers, "seconds": _number,
-              "memory": _count},
+              "memory": _count, "metrics": _metrics},
     "evaluated": {"of": _text, "step": _count, "function": _text, "name": _text,
                   "value": _number},
     "checkpoint": {"step": _count, "folder": _text},

@@ -6,7 +6,8 @@ a path):
 
     {"event": "start", "ranks": 4, "backend": "gloo"}
     {"event": "steps", "function": "step", "first": 1, "losses": [2.3, 2.1], "seconds": 0.4,
-     "memory": 212860928}            (since the start, without evaluations; bytes of rank 0's peak)
+     "memory": 212860928, "metrics": {"learning_rate": [0.1, 0.1]}}
+                                     (since the start, without evaluations; bytes of rank 0's peak)
     {"event": "evaluated", "of": "step", "step": 50, "function": "accuracy", "name": "acc",
      "value": 0.91}
     {"event": "checkpoint", "step": 50, "folder": "checkpoints"}    (it is begun)
@@ -122,11 +123,10 @@ class Runner(Session):
         Raises:
             NotFiniteError: a loss is not finite.
         """
-        place, loss = next(
-            (i, r) for i, r in enumerate(function.results) if not r.updates and not r.shape
-        )
+        # The first scalar is the loss, the others are metrics.
+        scalars = {i: r for i, r in enumerate(function.results) if not r.updates and not r.shape}
         outputs, waiting = list[Tensor](), list[Tensor]()
-        losses, unsent = list[float](), list[float]()
+        losses, unsent = list[float](), list[list[float]]()
         read_every = 1 if self.mesh.device.type == "cpu" else CHECKED_STEPS
         # A step of a dynamic loss scale that is not finite is skipped.
         skips = any(arg.key == f"{function.name}.loss_scale" for arg in function.args)
@@ -138,32 +138,39 @@ class Runner(Session):
             saved.begin()
             with watch.of_step(step) if options.detect_anomaly else nullcontext():
                 outputs = self.call(function, inputs, check=step == saved.start)
-            waiting.append(rt.gather_global(self.mesh, outputs[place], (), loss.partial, ()))
+            waiting += [
+                rt.gather_global(self.mesh, outputs[i], (), r.partial, ()).double()
+                for i, r in scalars.items()
+            ]
             is_last = saved.agreed() or step == options.steps - 1
             saves = saved.is_due(step + 1, is_last)
             evaluates = bool(options.eval_every) and (step + 1) % options.eval_every == 0
             if step % read_every == 0 or is_last or evaluates or saves:
-                new = torch.stack(waiting).double().tolist()  # one copy off the device for many
+                # One copy off the device for many.
+                new = torch.stack(waiting).view(-1, len(scalars)).tolist()
                 waiting = []
-                if is_last or not skips:
-                    check_losses([] if options.allow_nan else new, function.name, step + 1)
+                if (is_last or not skips) and not options.allow_nan:
+                    check_losses([row[0] for row in new], function.name, step + 1)
                 unsent += new
             now = time.perf_counter()
             if step == saved.start:
                 first_done = now
             due = now - reported > REPORT_SECONDS or step == saved.start
             if unsent and (due or is_last or evaluates):
+                found, *columns = map(list, zip(*unsent, strict=True))
+                _, *metrics = scalars.values()
                 self.events.send(
                     event="steps", function=function.name,
-                    first=saved.start + len(losses) + 1, losses=unsent,
+                    first=saved.start + len(losses) + 1, losses=found,
                     seconds=now - started - evaluating, memory=memory(self.mesh.device),
+                    metrics={r.name: x for r, x in zip(metrics, columns, strict=True)},
                 )  # fmt: skip
-                losses, unsent, reported = losses + unsent, [], now
+                losses, unsent, reported = losses + found, [], now
             if saves:
                 saved.save(step + 1)
-            if saved.signal:
+            if is_last:
                 break
-            if evaluates and not is_last:
+            if evaluates:
                 self.report(function, step + 1)
                 evaluating += time.perf_counter() - now
         seconds = time.perf_counter() - started - evaluating

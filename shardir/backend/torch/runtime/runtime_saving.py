@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import runtime_manifest as manifests
-from runtime_events import Events
+from runtime_events import FINISH, Events
+from runtime_interruption import INTERRUPT, Interruption, may_finish
 from runtime_options import RunOptions
 from runtime_plan import PlanError
 from runtime_states import States
@@ -18,18 +19,26 @@ class Saving:
 
     Attributes:
         start: the steps that are done before it.
-        signal: the signal on whose arrival the ranks have agreed; 0 if there is none.
+        signal: the system's signal that the run is to end, on whose arrival the ranks have agreed;
+            0 if there is none.
     """
 
     start = 0
     signal = 0
 
+    def __init__(self, interruption: Interruption | None):
+        self.interruption = interruption
+
     def begin(self) -> None:
         """Begin a step."""
+        if self.interruption is not None:
+            self.interruption.begin()
 
     def agreed(self) -> bool:
-        """Whether this step is the last one, since the system asks the run to end."""
-        return False
+        """Whether this step is the last one, since that is asked for."""
+        found = 0 if self.interruption is None else self.interruption.agreed()
+        self.signal = 0 if found == FINISH else found
+        return bool(found)
 
     def is_due(self, step: int, is_last: bool) -> bool:
         """Whether there is a checkpoint after so many steps."""
@@ -43,19 +52,12 @@ class Checkpointing(Saving):
     """A run with checkpoints."""
 
     def __init__(self, options: RunOptions, states: States, function: str, events: Events):
-        from runtime_checkpoints import Checkpoints, Interruption
+        from runtime_checkpoints import Checkpoints
 
         assert options.checkpoints is not None
+        super().__init__(Interruption(states.mesh, (*INTERRUPT, FINISH)))
         self.options, self.events = options, events
         self.checkpoints = Checkpoints(options.checkpoints, states, function, options.keep)
-        self.interruption = Interruption(states.mesh)
-
-    def begin(self) -> None:
-        self.interruption.begin()
-
-    def agreed(self) -> bool:
-        self.signal = self.interruption.agreed()
-        return bool(self.signal)
 
     def is_due(self, step: int, is_last: bool) -> bool:
         every = self.options.save_every
@@ -80,7 +82,7 @@ def saving(options: RunOptions, states: States, function: str, events: Events) -
     if (options.checkpoints or options.resume) and not _has_safetensors():
         raise PlanError("checkpoints need safetensors: pip install 'shardir[weights]'")
     if options.checkpoints is None:
-        saved: Saving = Saving()
+        saved = Saving(Interruption(states.mesh, (FINISH,)) if may_finish() else None)
     else:
         saved = Checkpointing(options, states, function, events)
     if options.resume is not None and not _is_new(options):

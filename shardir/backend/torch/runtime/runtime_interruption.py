@@ -1,0 +1,53 @@
+"""Requests that the training end after the present step, on which all ranks agree.
+
+A part of the runtime; needs only torch.
+"""
+
+import os
+import signal
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from runtime_events import MAY_FINISH
+
+INTERRUPT = (signal.SIGTERM, signal.SIGINT)
+"""The signals that the run is to end."""
+
+
+def may_finish() -> bool:
+    """Whether the launcher may ask for the last step."""
+    return MAY_FINISH in os.environ
+
+
+def own_group(mesh: Any) -> Any:
+    """Return a process group of all ranks on Gloo, for work beside the steps."""
+    return dist.new_group(backend="gloo") if mesh.size > 1 else None
+
+
+class Interruption:
+    """Requests by signals. Each step exchanges a flag while it computes."""
+
+    def __init__(self, mesh: Any, signals: tuple[signal.Signals, ...]):
+        self._group, self._size = own_group(mesh), mesh.size
+        self.signal = 0
+        for number in signals:
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, _: object) -> None:
+        self.signal = number
+
+    def begin(self) -> None:
+        """Begin to exchange the flag."""
+        self._flag = torch.tensor([self.signal], dtype=torch.int32)
+        self._work = None
+        if self._size > 1:
+            self._work = dist.all_reduce(
+                self._flag, dist.ReduceOp.MAX, group=self._group, async_op=True
+            )
+
+    def agreed(self) -> int:
+        """Return the signal that a rank had when the exchange began; 0 if none had."""
+        if self._work is not None:
+            self._work.wait()
+        return int(self._flag)

@@ -1,0 +1,143 @@
+"""Metrics of steps, callbacks that end a run, and TensorBoard's files."""
+
+import json
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import shardir
+from shardir.backend.interface import RunError
+
+STEPS, MICROBATCHES, MAXIMUM = 5, 2, 0.1
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def _optimizer(model: nn.Module, steps: int = STEPS) -> tuple[Any, Any]:
+    found = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return found, torch.optim.lr_scheduler.CosineAnnealingLR(found, T_max=steps, eta_min=0.01)
+
+
+def _compiled(steps: int = STEPS, **options: Any) -> Any:
+    model = _model()
+    optimizer, scheduler = _optimizer(model, steps)
+    return shardir.compile(
+        model, torch.zeros(8, 6), labels=torch.zeros(8, 4), loss=nn.functional.mse_loss,
+        optimizer=optimizer, scheduler=scheduler, metrics="learning_rate, gradient_norm",
+        **options,
+    )  # fmt: skip
+
+
+def _batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    random = torch.Generator().manual_seed(1)
+    return [(torch.randn(8, 6, generator=random), torch.randn(8, 4, generator=random))
+            for _ in range(count)]  # fmt: skip
+
+
+def _trained(steps: int, clips: bool, of: int = STEPS) -> tuple[nn.Module, dict[str, list[float]]]:
+    """The model after so many `of` the steps, and the metrics, by torch on one device."""
+    model, batches = _model(), _batches(steps * MICROBATCHES)
+    optimizer, scheduler = _optimizer(model, of)
+    found: dict[str, list[float]] = {"learning_rate": [], "gradient_norm": []}
+    for step in range(steps):
+        optimizer.zero_grad()
+        for x, y in batches[step * MICROBATCHES : (step + 1) * MICROBATCHES]:
+            (nn.functional.mse_loss(model(x), y) / MICROBATCHES).backward()
+        found["learning_rate"].append(scheduler.get_last_lr()[0])
+        maximum = MAXIMUM if clips else float("inf")
+        norm = nn.utils.clip_grad_norm_(model.parameters(), maximum)
+        found["gradient_norm"].append(float(norm))
+        optimizer.step()
+        scheduler.step()
+    return model, found
+
+
+@pytest.mark.parametrize(
+    ("options", "clips"),
+    [
+        ({"mesh": "dp = 2, tp = 2", "plan": "megatron(tp) * fsdp(dp)"}, False),
+        ({"mesh": "dp = 2", "plan": "fsdp", "clip": f"norm, max = {MAXIMUM}",
+          "loss_scale": "static, factor = 1024.0"}, True),
+    ],
+)  # fmt: skip
+def test_metrics_are_those_of_torch(options: dict[str, Any], clips: bool, tmp_path: Path) -> None:
+    program = _compiled(accumulate=f"mean, microbatches = {MICROBATCHES}", **options)
+    report = program.run(
+        _batches(STEPS * MICROBATCHES), steps=STEPS, log=tmp_path / "log", tensorboard=tmp_path
+    )
+    _, expected = _trained(STEPS, clips)
+    found = report.metrics["step"]
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5)
+    lines = map(json.loads, (tmp_path / "log").read_text().splitlines())
+    logged = [line["metrics"] for line in lines if line["event"] == "step"]
+    assert logged == [{n: found[n][i] for n in found} for i in range(STEPS)]
+    (board,) = tmp_path.glob("events.out.tfevents.*")
+    drawn = _scalars(board.read_bytes())
+    assert drawn.keys() == {"step/loss", "step/learning_rate", "step/gradient_norm"}
+    for name, values in {"loss": report.losses["step"], **found}.items():
+        assert [step for step, _ in drawn[f"step/{name}"]] == [*range(1, STEPS + 1)]
+        np.testing.assert_allclose([x for _, x in drawn[f"step/{name}"]], values, rtol=1e-6)
+
+
+def _scalars(data: bytes) -> dict[str, list[tuple[int, float]]]:
+    """The scalars of a file of TensorBoard: records of a length, its checksum, an event, and the
+    checksum of that."""
+    # pyrefly: ignore[missing-module-attribute] - protobuf makes it while it is imported
+    from tensorboardX.proto.event_pb2 import Event
+
+    found: dict[str, list[tuple[int, float]]] = {}
+    while data:
+        (size,) = struct.unpack_from("<Q", data)
+        event = Event.FromString(data[12 : 12 + size])
+        data = data[16 + size :]
+        for value in event.summary.value:
+            found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
+
+
+def test_a_callback_ends_the_training() -> None:
+    """The ranks end after the same step, and the values are those of so many steps."""
+    entries = list[dict[str, Any]]()
+
+    def stop(entry: dict[str, Any]) -> bool:
+        entries.append(entry)
+        return entry["event"] == "step" and entry["step"] == 2
+
+    program = _compiled(2000, mesh="dp = 2", accumulate=f"mean, microbatches = {MICROBATCHES}")
+    batches = _batches(2000 * MICROBATCHES)
+    slow = (batch for batch in batches if time.sleep(0.01) is None)
+    report = program.run(slow, steps=2000, callback=stop)
+    steps = len(report.losses["step"])
+    assert 2 <= steps < 2000
+    assert [e["loss"] for e in entries if e["event"] == "step"] == report.losses["step"]
+    assert [e["event"] for e in entries if e["event"] != "step"] == ["start", "trained"]
+    model, _ = _trained(steps, clips=False, of=2000)
+    for name, value in program.state_dict().items():
+        torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+def test_an_exception_of_a_callback_is_raised() -> None:
+    def fail(entry: dict[str, Any]) -> None:
+        if entry["event"] == "step":
+            raise KeyError("of the user")
+
+    with pytest.raises(KeyError, match="of the user"):
+        _compiled(mesh="dp = 2").run(_batches(1), steps=50, callback=fail)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises((shardir.backend.interface.LaunchError, RunError), match="cannot write"):
+        _compiled(mesh="dp = 2").run(_batches(1), steps=1, tensorboard=tmp_path / "file")
