@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import torch
+from architectures import ZOO, export_loss
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule
-from zoo import ZOO, export_loss
 
 
 def calls(program: torch.export.ExportedProgram) -> Iterator[tuple[str, str]]:

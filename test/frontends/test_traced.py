@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import ZOO, doubles
 from extent import extent
 from imported import Values, assert_equal, in_torch, traced, traced_in_numpy
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
-from zoo import ZOO, doubles
 from zoo_models import CANCELLING, IMPORTED, PLANS, in_torch_alone
 
 import shardir

@@ -5,9 +5,9 @@ from contextlib import nullcontext
 from itertools import product
 
 import pytest
+from architectures import UNEXPORTABLE, ZOO, doubles
 from extent import extent
 from imported import assert_equal, in_numpy
-from zoo import UNEXPORTABLE, ZOO, doubles
 from zoo_models import (
     CANCELLING,
     IMPORTED,

@@ -1,8 +1,8 @@
 """Facts of the import of the zoo, and its values in torch and by each of several plans."""
 
 import torch
+from architectures import ZOO, Architecture, Example
 from imported import Values, imported, in_torch
-from zoo import ZOO, Architecture, Example
 
 from shardir.frontends.torch.importer import Imported
 

@@ -4,10 +4,10 @@ import inspect
 
 import pytest
 import torch
+from architectures import ZOO
 from extent import extent
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from zoo import ZOO
 
 import shardir
 

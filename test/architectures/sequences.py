@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from zoo.architecture import (
+from architectures.architecture import (
     BATCH,
     CLASSES,
     HEADS,

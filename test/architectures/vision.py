@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.architecture import BATCH, CLASSES, Architecture
-from zoo.pretrained import (
+from architectures.architecture import BATCH, CLASSES, Architecture
+from architectures.pretrained import (
     Fields,
     configuration,
     detection_inputs,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zoo.architecture import (
+from architectures.architecture import (
     BATCH,
     CLASSES,
     HIDDEN,

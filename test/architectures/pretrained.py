@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from zoo.architecture import (
+from architectures.architecture import (
     BATCH,
     CLASSES,
     HEADS,

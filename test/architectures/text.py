@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from zoo.architecture import CLASSES, Architecture
-from zoo.pretrained import (
+from architectures.architecture import CLASSES, Architecture
+from architectures.pretrained import (
     Fields,
     causal_inputs,
     classified_inputs,

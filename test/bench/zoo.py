@@ -24,7 +24,7 @@ TESTS = Path(__file__).parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS / "frontends")]
 
 import imported  # noqa: E402 - of test/frontends
-from zoo import ZOO, Architecture, doubles  # noqa: E402 - of test
+from architectures import ZOO, Architecture, doubles  # noqa: E402 - of test
 from zoo_models import CANCELLING, DERIVED, NOT_IMPORTED, PLANS, in_torch_alone  # noqa: E402 - of test/frontends
 
 

@@ -1,10 +1,10 @@
 """Architectures with tiny random configurations, by which the import of modules is tested."""
 
-from zoo.architecture import Architecture, Example, doubles, export, export_loss
-from zoo.networks import NETWORKS
-from zoo.sequences import SEQUENCES
-from zoo.text import TEXT
-from zoo.vision import VISION
+from architectures.architecture import Architecture, Example, doubles, export, export_loss
+from architectures.networks import NETWORKS
+from architectures.sequences import SEQUENCES
+from architectures.text import TEXT
+from architectures.vision import VISION
 
 __all__ = ["UNEXPORTABLE", "ZOO", "Architecture", "Example", "doubles", "export", "export_loss"]
 
