@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "ranks choose writers by the sizes of their own parts",
+        "Of a state whose parts differ in size no rank writes, or two do.",
+        "shardir/backend/torch/runtime/runtime_checkpoints.py",
+        "math.prod(t.shape) * DTYPES[t.dtype].itemsize",
+        "math.prod(e - b for b, e in states.bounds(t))",
+        "test/run/test_checkpoints.py::test_one_rank_writes_each_element",
+    ),
+    Mutant(
         "a callback ends the run, not the training",
         "Where a callback ends the training, the run ends as at a signal of the system.",
         "shardir/backend/torch/runtime/runtime_saving.py",
@@ -15,8 +23,8 @@ MUTANTS = [
         "replicas write nothing",
         "Of states that several ranks have, one rank in each group must write; here none may.",
         "shardir/backend/torch/runtime/runtime_checkpoints.py",
-        "ranks[min(before * len(ranks) // total, len(ranks) - 1)] == mesh.rank",
-        "ranks[min(before * len(ranks) // total, len(ranks) - 1)] == 0 == mesh.rank",
+        "yield key, ranks[before * len(ranks) // total if sizes[key] else 0] == mesh.rank",
+        "yield key, ranks[before * len(ranks) // total if sizes[key] else 0] == 0 == mesh.rank",
         "test/run/test_checkpoints.py::test_a_resumed_run_is_the_uninterrupted_one",
     ),
     Mutant(

@@ -1,8 +1,11 @@
 """Checkpoints: a run that was interrupted is the one that was not, on any mesh."""
 
 import json
+import random
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,7 +84,7 @@ def _uninterrupted(name: str, programs: dict, made: dict, folder: Path) -> Any:
     return made[name]
 
 
-PAIRS = [("dp2-tp2", "dp2-tp2"), ("dp2-tp2", "tp4"), ("fsdp", "one"), ("one", "fsdp")]
+PAIRS = [("dp2-tp2", "dp2-tp2"), ("dp8", "tp4"), ("fsdp", "one"), ("tp4", "fsdp")]
 ALL_PAIRS = [(a, b) for a in MESHES for b in MESHES]
 
 
@@ -114,27 +117,73 @@ def _edited(program: Path, folder: Path, lines: str) -> Path:
     body = "".join(f"    {line}\n" for line in ("global calls", "calls += 1", *lines.splitlines()))
     head, mark, rest = text.partition('"""\n\nimport')
     rest = rest.replace("):\n", f"):\n{body}", 1)
-    (folder / "program.py").write_text(f"{head}{mark} os, resource, signal\nimport{rest}")
+    (folder / "program.py").write_text(
+        f"{head}{mark} os, resource, signal, threading, time\nimport{rest}"
+    )
     text = (folder / "program.py").read_text().replace("\n\n\ndef ", "\n\ncalls = 0\n\n\ndef ", 1)
     (folder / "program.py").write_text(text)
     return folder
 
 
-@pytest.mark.parametrize("call", extent([5], range(1, STEPS)))
+KILLED_STEPS = extent(STEPS, 200)
+OTHERS = [("dp2-tp2", "tp4"), ("dp8", "dp2-tp2"), ("dp2-tp2", "dp8"), ("fsdp", "one"),
+          ("tp4", "fsdp")]  # fmt: skip
+SAME = [("dp2-tp2", "dp2-tp2"), ("fsdp", "fsdp")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "seed"),
+    extent([(*SAME[0], 0)], [(*pair, n) for n in range(10) for pair in SAME]
+           + [(*pair, n) for n in range(2) for pair in OTHERS]),
+)  # fmt: skip
 def test_a_run_that_was_killed_goes_on_at_its_last_checkpoint(
-    call, programs, uninterrupted, tmp_path
+    before, after, seed, programs, tmp_path
 ):
-    """A rank is killed while the checkpoint of the step before may be written."""
-    lines = f"if calls == {call} and mesh.rank == {call % 4}:\n    os.kill(os.getpid(), 9)"
-    killed = _edited(programs["dp2-tp2"], tmp_path / "killed", lines)
+    """A rank is killed at a random moment, at which a checkpoint may be being written."""
+    chance = np.random.default_rng(seed)
+    ranks = np.prod([int(n) for n in re.findall(r"= (\d+)", MESHES[before][0])])
+    lines = f"""if calls == {chance.integers(2, KILLED_STEPS)} and mesh.rank == {seed % ranks}:
+        time.sleep({chance.random() * 0.01})
+        threading.Timer({chance.random() * 0.01}, os.kill, [os.getpid(), 9]).start()"""
+    killed = _edited(programs[before], tmp_path / "killed", lines)
     folder = tmp_path / "checkpoints"
-    options: dict[str, Any] = {"checkpoints": folder, "save_every": 1, "resume": folder}
+    options: dict[str, Any] = {"checkpoints": folder, "resume": folder, "keep": 2,
+                               "save_every": extent(1, int(chance.integers(1, 20)))}  # fmt: skip
     with pytest.raises(RunError, match=r"was killed by SIGKILL"):
-        shardir.run(killed, steps=STEPS, timeout=60, **options)
-    _, states = _run(programs["dp2-tp2"], tmp_path / "b.npz", steps=STEPS, **options)
-    _, expected = _uninterrupted("dp2-tp2", programs, uninterrupted, tmp_path)
-    assert all(np.array_equal(x, expected[k]) for k, x in states.items())
+        shardir.run(killed, steps=KILLED_STEPS, timeout=60, **options)
+    report, states = _run(programs[after], tmp_path / "b.npz", steps=KILLED_STEPS, **options)
+    full, expected = _run(programs[after], tmp_path / "full.npz", steps=KILLED_STEPS)
+    count = len(report.losses["step"])
+    if before == after:
+        assert report.losses["step"] == full.losses["step"][-count:]
+        assert all(np.array_equal(x, expected[k]) for k, x in states.items())
+    np.testing.assert_allclose(report.losses["step"], full.losses["step"][-count:], rtol=1e-5)
     assert not [p for p in folder.iterdir() if p.name.endswith(".incomplete")]
+
+
+def test_one_rank_writes_each_element():
+    """On random meshes, of states whose parts differ in size, and of those that all ranks have."""
+    chance = random.Random(0)
+    runtime, states = runtime_module("runtime"), runtime_module("runtime_states").States
+    written = runtime_module("runtime_checkpoints").written
+    for _ in range(extent(100, 2000)):
+        axes = {name: chance.choice([1, 2, 3, 4]) for name in "abc"}
+        types = {}
+        for key in "vwxyz":
+            names = chance.sample("abc", 3)
+            cut = chance.randint(0, 3)
+            dims = (tuple(names[:cut]), tuple(names[cut : chance.randint(cut, 3)]))
+            shape = (chance.randint(0, 9), chance.randint(1, 9))
+            types[key] = SimpleNamespace(shape=shape, dims=dims, dtype="f32")
+        counts = {key: np.zeros(type.shape, int) for key, type in types.items()}
+        for rank in range(np.prod([*axes.values()])):
+            mesh = runtime.Mesh([*axes.items()], rank)
+            of_rank = SimpleNamespace(mesh=mesh, types=types)
+            of_rank.bounds = lambda type, of_rank=of_rank: states.bounds(of_rank, type)
+            for key, writes in written(of_rank):
+                place = tuple(slice(*b) for b in of_rank.bounds(types[key]))
+                counts[key][place] += writes
+        assert all((count == 1).all() for count in counts.values()), (axes, types)
 
 
 def test_a_signal_ends_all_ranks_after_the_same_step(programs, uninterrupted, tmp_path):

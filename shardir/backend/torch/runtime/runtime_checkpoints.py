@@ -10,6 +10,7 @@
 A part of the runtime; needs torch and safetensors.
 """
 
+import math
 import os
 import shutil
 import threading
@@ -133,7 +134,7 @@ class Checkpoints:
     def _copied(self) -> dict[str, Tensor]:
         """The states in host memory; parts that other ranks write have no copy."""
         states, parts = self.states, {}
-        for key, owned in self._owned():
+        for key, owned in written(self.states):
             x, type = states.values[key], states.types[key]
             starts = [start for start, _ in states.bounds(type)]
             host = x
@@ -148,26 +149,6 @@ class Checkpoints:
         if self.mesh.device.type == "cuda":
             torch.cuda.synchronize(self.mesh.device)
         return parts
-
-    def _owned(self) -> Iterator[tuple[str, bool]]:
-        """Yield the states, and whether this rank writes its part: of n ranks that have the same
-        part, the k-th writes the k-th of n parts of all bytes."""
-        states, mesh = self.states, self.mesh
-        sizes = {k: x.numel() * x.element_size() for k, x in states.values.items()}
-        total, before = max(1, sum(sizes.values())), 0
-        same: dict[tuple, list[int]] = {}
-        for key, type in states.types.items():
-            place = (type.shape, type.dims)
-            if place not in same:
-                mine = states.bounds(type)
-                same[place] = [
-                    r for r in range(mesh.size)
-                    if all(mesh.bounds(n, axes, r) == b
-                           for n, axes, b in zip(type.shape, type.dims, mine, strict=True))
-                ]  # fmt: skip
-            ranks = same[place]
-            yield key, ranks[min(before * len(ranks) // total, len(ranks) - 1)] == mesh.rank
-            before += sizes[key]
 
     def _write(self, step: int, parts: dict[str, Tensor]) -> None:
         """Write a checkpoint; what goes wrong is raised by `finish`."""
@@ -233,6 +214,28 @@ class Checkpoints:
             raise failed
         if flag:
             raise OSError("another rank failed")
+
+
+def written(states: States) -> Iterator[tuple[str, bool]]:
+    """Yield the states, and whether this rank writes its part: of n ranks that have the same part,
+    the k-th writes the k-th of n parts of all bytes. Shapes alone decide, so that all ranks agree
+    where their parts differ in size."""
+    mesh = states.mesh
+    sizes = {k: math.prod(t.shape) * DTYPES[t.dtype].itemsize for k, t in states.types.items()}
+    total, before = max(1, sum(sizes.values())), 0
+    same: dict[tuple, list[int]] = {}
+    for key, type in states.types.items():
+        place = (type.shape, type.dims)
+        if place not in same:
+            mine = states.bounds(type)
+            same[place] = [
+                r for r in range(mesh.size)
+                if all(mesh.bounds(n, axes, r) == b
+                       for n, axes, b in zip(type.shape, type.dims, mine, strict=True))
+            ]  # fmt: skip
+        ranks = same[place]
+        yield key, ranks[before * len(ranks) // total if sizes[key] else 0] == mesh.rank
+        before += sizes[key]
 
 
 def restore(path: Path, states: States) -> Manifest:
