@@ -5,7 +5,9 @@ Started by measure.py, which puts it beside the runtime's files, with turns.json
     {"programs": ["/where/one", "/where/other"], "rounds": 5, "seconds": 0.02}
 
 Programs are emitted directories. In each round each function has a turn of about `seconds`:
-as many calls as fit, at least one, in sequence. Rank 0 reports, beside what runtime_main.py
+as many calls as fit, at least one, in sequence. A step that reads rows of files takes its inputs
+as a run does, those of the first step on; any other has the same inputs in all calls. Rank 0
+reports, beside what runtime_main.py
 does,
 
     {"event": "round", "done": 3, "of": 5}
@@ -16,8 +18,10 @@ a call's mean of each round.
 
 import json
 import math
+import sys
 import time
 from importlib import util
+from itertools import repeat
 from pathlib import Path
 from types import ModuleType
 
@@ -44,7 +48,10 @@ class Timed:
     def __init__(self, program: int, runner: Runner, function: PlanFunction, seconds: float):
         self.program, self.runner, self.function = program, runner, function
         self.seconds: list[float] = []
-        runner.at_step(function, 0, check=True)
+        inputs = runner.inputs[function.name]
+        reads = function.kind == "step" and any(arg.epochs is not None for arg in function.args)
+        self.inputs = inputs.ahead(range(sys.maxsize)) if reads else repeat(inputs.at(0))
+        runner.call(function, next(self.inputs), check=True)
         self.calls = 1
         once = min(self.alone() for _ in range(TRIES))
         most = _most(runner.mesh, [once])[0]
@@ -54,7 +61,7 @@ class Timed:
         """Return the time of a turn on this rank, in seconds."""
         begun = time.perf_counter()
         for _ in range(self.calls):
-            self.runner.at_step(self.function, 0)
+            self.runner.call(self.function, next(self.inputs))
         _finish(self.runner.mesh)
         return time.perf_counter() - begun
 

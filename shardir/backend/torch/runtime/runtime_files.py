@@ -2,7 +2,9 @@
 
 import ctypes
 import math
+import mmap
 import os
+import warnings
 import zipfile
 from collections.abc import Sequence
 from itertools import product
@@ -33,6 +35,12 @@ PAGE = 4096
 """The bytes that are read at a time, at least: a file is read from disk in pages."""
 
 
+MAPPED_PAGES = 1 << 12
+"""The pages of a file that stay mapped, about."""
+
+warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes to the map
+
+
 class ArrayReader:
     """An array in a file, of which parts are read: into memory of their size, and no more of the
     file than pages that have elements of them."""
@@ -40,6 +48,8 @@ class ArrayReader:
     def __init__(self, array: FileArray):
         self.array = array
         self._file = array.path.open("rb", buffering=0)
+        self._map: Tensor | None = None
+        self._touched = 0
 
     def read(self, bounds: Sequence[tuple[int, int]], rows: Tensor | None = None) -> Tensor:
         """Return the part in a range [start, stop) of each dimension; with `rows` these rows, and
@@ -49,7 +59,7 @@ class ArrayReader:
             ArrayError: the file has become shorter.
         """
         shape = self.array.shape[rows is not None :]
-        first = [0] if rows is None else [row * math.prod(shape) for row in rows.tolist()]
+        first = torch.zeros(1, dtype=torch.int64) if rows is None else rows * math.prod(shape)
         level = self._level(shape, bounds)
         inner = math.prod(shape[level + 1 :])
         start, stop = bounds[level] if shape else (0, 1)
@@ -59,7 +69,8 @@ class ArrayReader:
             sum(i * stride for i, stride in zip(place, strides, strict=True)) + start * inner
             for place in product(*outer)
         ]
-        memory = self._runs([f + w for f in first for w in within], (stop - start) * inner)
+        starts = (first[:, None] + torch.tensor(within, dtype=torch.int64)).flatten()
+        memory = self._runs(starts, (stop - start) * inner)
         sizes = [*map(len, outer), stop - start, *shape[level + 1 :]] if shape else []
         x = memory.view([len(first), *sizes])
         for dim, (begin, end) in enumerate(bounds[level + 1 :], level + 2):
@@ -77,12 +88,15 @@ class ArrayReader:
                 found = dim
         return found
 
-    def _runs(self, starts: Sequence[int], length: int) -> Tensor:
+    def _runs(self, at: Tensor, length: int) -> Tensor:
         """Return the elements of runs of one length; neighbours are read at once."""
         item, dtype = BYTES[self.array.dtype], DTYPES[self.array.dtype]
         size, k = length * item, 0
-        if not starts or not size:
+        if not len(at) or not size:
             return torch.empty(0, dtype=dtype)
+        if len(at) > 1 and size < PAGE:
+            return self._gathered(at, size).view(dtype)
+        starts = at.tolist()
         memory = bytearray(len(starts) * size)
         while k < len(starts):
             last = k + 1
@@ -98,9 +112,27 @@ class ArrayReader:
             place = self.array.offset + start + done
             count = os.preadv(self._file.fileno(), [memory[done:]], place)
             if not count:
-                path = self.array.path
-                raise ArrayError(f"{path} was cut off while it was read; write it again")
+                raise self._cut_off()
             done += count
+
+    def _gathered(self, starts: Tensor, size: int) -> Tensor:
+        """Return the bytes of short runs, by a map of the file: a call of the system for each would
+        take longer than its copy. Pages are given back when there are many."""
+        if os.fstat(self._file.fileno()).st_size < self.array.end:
+            raise self._cut_off()
+        if self._map is None or self._touched > MAPPED_PAGES:
+            pages = mmap.mmap(self._file.fileno(), self.array.end, prot=mmap.PROT_READ)
+            pages.madvise(mmap.MADV_RANDOM)  # a page at a time, as it is needed
+            self._map = torch.frombuffer(pages, dtype=torch.uint8, offset=self.array.offset)
+            self._touched = 0
+        self._touched += 2 * len(starts)
+        item = BYTES[self.array.dtype]
+        count = (len(self._map) - size) // item + 1
+        runs = self._map.as_strided((count, size), (item, 1))
+        return runs.index_select(0, starts).flatten()
+
+    def _cut_off(self) -> ArrayError:
+        return ArrayError(f"{self.array.path} was cut off while it was read; write it again")
 
 
 def as_signed(x: Tensor, dtype: str) -> Tensor:
