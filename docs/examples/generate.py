@@ -22,31 +22,34 @@ BATCH, LENGTH, WORDS = 4, 32, 96
 
 
 class Attention(nn.Module):
-    """Attention of new tokens to all before them; the keys and values are retained."""
+    """Attention of new tokens to all before them. A cache retains keys and values; without one all
+    tokens are new."""
 
-    def __init__(self, width: int, heads: int):
+    def __init__(self, width: int, heads: int, cache: bool):
         super().__init__()
-        self.heads, self.size = heads, width // heads
+        self.heads, self.size, self.cache = heads, width // heads, cache
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
-        for name in ("keys", "values"):
+        for name in ("keys", "values") if cache else ():
             self.register_buffer(name, torch.zeros(BATCH, heads, LENGTH, self.size))
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         batch, tokens, width = x.shape
         shape = (batch, tokens, self.heads, self.size)
         q, k, v = (layer(x).view(shape).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        self.keys.index_copy_(2, position, k)
-        self.values.index_copy_(2, position, v)
+        if self.cache:
+            self.keys.index_copy_(2, position, k)
+            self.values.index_copy_(2, position, v)
+            k, v = self.keys, self.values
         seen = torch.arange(LENGTH) <= position[:, None]
-        y = functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=seen)
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         return self.out(y.transpose(1, 2).reshape(batch, tokens, width))
 
 
 class Layer(nn.Module):
-    def __init__(self, width: int, heads: int):
+    def __init__(self, width: int, heads: int, cache: bool):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, cache)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
@@ -59,17 +62,20 @@ class Layer(nn.Module):
 class GPT(nn.Module):
     """The logits of the next token. position: [tokens], of the tokens that are given."""
 
-    def __init__(self, width: int = 64, heads: int = 4, layers: int = 2):
+    def __init__(self, width: int = 64, heads: int = 4, layers: int = 2, cache: bool = True):
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(LENGTH, width)
-        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(width, heads, cache) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False)
 
-    def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, position: Tensor) -> Tensor:
         x = self.words(tokens) + self.places(position)
         for layer in self.layers:
             x = layer(x, position)
-        return self.head(self.norm(x[:, -1]))
+        return x
+
+    def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
+        return self.head(self.norm(self.hidden(tokens, position)[:, -1]))
 
 
 def save(directory: str) -> None:

@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -278,7 +279,9 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 def _load(path: Path, parts: dict[str, Tensor]) -> None:
     try:
-        dcp.load(parts, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # so it is to be
+            dcp.load(parts, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
     except (Exception, CheckpointException) as e:
         raise PlanError(f"{path} cannot be read: {cause(e)}") from None
 
