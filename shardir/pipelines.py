@@ -42,14 +42,15 @@ _LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"
 _LOWERED = "lower-to-spmd,simplify-communication,fuse-communication,overlap-communication"
 
 PIPELINES: dict[str, str] = {
-    "train": "inline-calls,propagate-strategies,lower-layouts",
+    "train": "inline-calls,propagate-strategies,lower-layouts,local-steps",
     "lower-layouts": f"{_LAID_OUT},{_LOWERED}",
-    "auto": "inline-calls,distributed-autodiff,search-strategies,lower-plan",
+    "auto": "inline-calls,distributed-autodiff,search-strategies,lower-plan,local-steps",
     "lower-plan": f"insert-redistributions,recompute,{_LOWERED}",
-    "data": "inline-calls,data-parallel,propagate-strategies,lower-layouts",
-    "hybrid": "inline-calls,data-parallel{hybrid=true},propagate-strategies,lower-layouts",
-    "manual": "inline-calls,require-layouts,lower-layouts",
-    "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute",
+    "data": "inline-calls,data-parallel,propagate-strategies,lower-layouts,local-steps",
+    "hybrid": "inline-calls,data-parallel{hybrid=true},propagate-strategies,lower-layouts,"
+    "local-steps",
+    "manual": "inline-calls,require-layouts,lower-layouts,local-steps",
+    "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute,local-steps",
 }
 """Names for sequences of passes, used like a pass. search-strategies also measures plans by
 `lower-plan`, and propagate-strategies layouts by `lower-layouts`."""

@@ -30,6 +30,7 @@ from shardir.dialects.train import (
     MetricsAttr,
     OptimizerAttr,
     StepOp,
+    SyncAttr,
 )
 from shardir.syntax.printer import print_module
 
@@ -37,6 +38,7 @@ WRITTEN = {
     "accumulate": 'write accumulate="mean, microbatches = 4"',
     "clip": 'write clip="norm, max = 1.0"',
     "metrics": 'write metrics="gradient_norm, learning_rate"',
+    "sync": 'write sync="nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9"',
     "loss_scale": 'write loss_scale="static, factor = 1024.0"',
 }
 """A text of each further option of a step."""
@@ -105,9 +107,10 @@ class Module:
         clip: str | None = None,
         loss_scale: str | None = None,
         metrics: str | None = None,
+        sync: str | None = None,
     ) -> None:
         """Request a training step of a function that returns its loss: `adamw, lr = 1e-3`.
-        `accumulate`, `clip`, `loss_scale` and `metrics` are as in docs/language.md.
+        `accumulate`, `clip`, `loss_scale`, `metrics` and `sync` are as in docs/language.md.
 
         Raises:
             NotationError: a text is not of its form.
@@ -119,6 +122,7 @@ class Module:
         for key, kind, text in (
             ("accumulate", AccumulateAttr, accumulate), ("clip", ClipAttr, clip),
             ("loss_scale", LossScaleAttr, loss_scale), ("metrics", MetricsAttr, metrics),
+            ("sync", SyncAttr, sync),
         ):  # fmt: skip
             if text is not None and not isinstance(text, str):
                 raise ShardirError(f"expected a text as {key}, got {text!r:.60}; {WRITTEN[key]}")

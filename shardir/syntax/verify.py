@@ -18,7 +18,7 @@ from xdsl.utils.exceptions import VerifyException
 from shardir.diagnostics import Diagnostic, ParseErrors, ShardirError
 from shardir.dialects.dist import check_type
 from shardir.dialects.symbols import find_symbol, fixed_symbols
-from shardir.dialects.train import check_initial_values
+from shardir.dialects.train import check_counts, check_initial_values
 from shardir.syntax.dominance import check_dominance
 from shardir.syntax.source import Source
 
@@ -136,6 +136,7 @@ def check_signature(f: FuncOp) -> None:
     for i, t in enumerate(f.function_type.inputs):
         check_type(f, t, f"argument {i}")
     check_initial_values(f)
+    check_counts(f)
 
 
 def structure_error(op: Operation, lost: Incomplete) -> str | None:

@@ -203,4 +203,12 @@ MUTANTS = [
         '","',
         "test/backend/test_emit_names.py -k long_names",
     ),
+    Mutant(
+        "replicas are synchronised a step late",
+        "A function that runs after each H steps runs after the steps 1, H + 1, ...",
+        "shardir/backend/torch/runtime/runtime_main.py",
+        "if (step + 1) % (other.every or 1) == 0:",
+        "if step % (other.every or 1) == 0:",
+        "test/run/test_replicas.py::test_replicas_are_those_of_torch",
+    ),
 ]

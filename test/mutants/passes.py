@@ -174,4 +174,12 @@ MUTANTS = [
         "            ties = tied_values(f.op, f.block)\n            expand(f.block, None)",
         "test/search/test_search.py -k group",
     ),
+    Mutant(
+        "a step synchronises what its optimizer retains",
+        "local-steps takes the mean of the optimizer's states over the replicas.",
+        "passes/local_steps.py",
+        "return drawn or any(",
+        "return drawn and any(",
+        "test/filecheck -k local-steps",
+    ),
 ]

@@ -21,12 +21,14 @@ from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, TextAttr, opti
 class InitAttr(OptionsAttr):
     """The initial values of a tensor: drawn by global position, so that every mesh draws the same,
     or read from an array of an .npz file, in rows: `file` in an order of its own for each pass over
-    them, `batches` as they stand. `tokens` are a file without a header, packed into rows."""
+    them, `batches` as they stand. `tokens` are a file without a header, packed into rows. A
+    `copy` is the value of another state, repeated along the dimensions before those that it has."""
 
     name = "train.init"
     KINDS: ClassVar[Kinds] = {
         **DRAWN,
         "constant": {"value": OptionSpec(float)},
+        "copy": {"of": OptionSpec(str)},
         "file": {"path": OptionSpec(str), "array": OptionSpec(str)},
         "batches": {"path": OptionSpec(str), "array": OptionSpec(str)},
         "tokens": {

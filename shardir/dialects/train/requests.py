@@ -37,6 +37,7 @@ from shardir.dialects.train.roles import (
     check_updates,
     result_attrs,
 )
+from shardir.dialects.train.synchronization import SyncAttr
 
 
 class _OfFunction(IRDLOperation, ABC):
@@ -66,10 +67,11 @@ class StepOp(_OfFunction):
     clip = opt_prop_def(ClipAttr)
     loss_scale = opt_prop_def(LossScaleAttr)
     metrics = opt_prop_def(MetricsAttr)
+    sync = opt_prop_def(SyncAttr)
     traits = traits_def(SymbolOpInterface())
     assembly_format = (
         "$sym_name `of` $function $optimizer (`accumulate` $accumulate^)? (`clip` $clip^)? "
-        "(`loss_scale` $loss_scale^)? (`metrics` $metrics^)? attr-dict"
+        "(`loss_scale` $loss_scale^)? (`metrics` $metrics^)? (`sync` $sync^)? attr-dict"
     )
 
     @property

@@ -22,6 +22,7 @@ from shardir.diagnostics import Failure, Located
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import (
+    SYNC,
     BackwardOp,
     Request,
     StepOp,
@@ -191,6 +192,8 @@ class Differentiation:
             set_result_attrs(f, self.result_attributes)
         if isinstance(self.request, StepOp):
             mark_step(f)
+            if self.request.sync is not None:
+                f.attributes[SYNC] = self.request.sync
         return f
 
 

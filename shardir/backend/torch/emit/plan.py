@@ -18,11 +18,15 @@ from shardir.dialects import dist
 from shardir.dialects.dist import global_shape, layout_of
 from shardir.dialects.nn.types import element_name
 from shardir.dialects.train import (
+    REPLICA,
     Argument,
     InitAttr,
     arguments,
+    every_of,
+    is_of_replica,
     is_step,
     metric_names,
+    replicas_of,
     updated_keys,
 )
 from shardir.rewriting.composites import expanded
@@ -108,15 +112,48 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
         keys.add(key)
     if kind == "step":
         _check_rows(f, args, data)
-    last = f.body.block.last_op
+    last, replicas, every = f.body.block.last_op, replicas_of(f), every_of(f)
     assert isinstance(last, ReturnOp)
+    if replicas is not None:
+        args = [_argument_of_replicas(a, replicas) for a in args]
     results = []
     named = zip(last.operands, updated_keys(f), metric_names(f), strict=True)
     for i, (v, updates, metric) in enumerate(named):
         results.append(_result(last, i, v, updates, metric, mesh, keys))
+    if replicas is not None:
+        results = [_result_of_replicas(f, r, replicas) for r in results]
     if kind == "step" and all(r["updates"] or r["shape"] for r in results):
         raise Failure.at(f, "expected a step that returns its loss, a scalar, got none")
-    return {"kind": kind, "narrowest": _narrowest(f), "args": args, "results": results}
+    own = {"replicas": replicas, "every": every}
+    return {
+        "kind": kind, "narrowest": _narrowest(f), **{n: x for n, x in own.items() if x},
+        "args": args, "results": results,
+    }  # fmt: skip
+
+
+def _argument_of_replicas(a: dict[str, Any], count: int) -> dict[str, Any]:
+    """An argument with the values of all replicas in dimension 0, unless they are the same; an
+    input has the microbatches of one after those of another."""
+    if a["role"] != "input" and not is_of_replica(a["key"]):
+        return a
+    if "microbatches" in a["init"]:
+        batches = count * a["init"]["microbatches"]
+        shape, dims = [batches, *a["shape"][1:]], [[REPLICA], *a["dims"][1:]]
+    else:
+        batches, shape, dims = count, [count, *a["shape"]], [[REPLICA], *a["dims"]]
+    init = {**a["init"], "microbatches": batches} if a["role"] == "input" else a["init"]
+    return {**a, "shape": shape, "dims": dims, "init": init}
+
+
+def _result_of_replicas(f: FuncOp, r: dict[str, Any], count: int) -> dict[str, Any]:
+    """A result with the values of all replicas in dimension 0; of a float that is reported
+    their mean."""
+    if r["updates"] or r["shape"] or r["dtype"].startswith("i"):
+        return {**r, "shape": [count, *r["shape"]], "dims": [[REPLICA], *r["dims"]]}
+    if r["partial"]:
+        message = f"expected a complete {r['name']} of each replica, got one that is partial"
+        raise Failure.at(f, f"{message}; reduce it in the function")
+    return {**r, "partial": {"op": "mean", "axes": [REPLICA]}}
 
 
 def _names(f: FuncOp) -> list[str]:

@@ -139,6 +139,10 @@ def emitted(module: ModuleOp, rank: int | None = None, single: bool = False) -> 
                 f"expected a differentiated program, got {op.name}; run the pipeline `train` first"
             )
             raise Failure.at(op, message)
+    for f in functions:
+        if train.sync_of(f) is not None:
+            message = f"expected a step of each replica in @{f.sym_name.data}, got train.sync"
+            raise Failure.at(f, f"{message}; run local-steps")
     if not functions:
         raise Failure("expected a public function with a body, got none")
     called = function_names(functions)

@@ -34,7 +34,7 @@ from runtime_evaluation import batches_of, evaluate
 from runtime_events import Events
 from runtime_files import save_npz
 from runtime_options import RunOptions
-from runtime_plan import PlanError, PlanFunction, ProgramPlan, load_plan
+from runtime_plan import PlanError, PlanFunction, PlanResult, ProgramPlan, load_plan
 from runtime_process import as_rank, join_ranks, memory
 from runtime_saving import Saving, saving
 from runtime_session import Session
@@ -83,7 +83,9 @@ class Runner(Session):
     ):  # fmt: skip
         super().__init__(plan, mesh, functions, seed)
         self.events = events
-        self.evaluations = [(f, batches_of(f)) for f in plan.functions if f.kind == "function"]
+        others = [f for f in plan.functions if f.kind == "function"]
+        self.periodic = [f for f in others if f.every]
+        self.evaluations = [(f, batches_of(f)) for f in others if not f.every]
         self.inputs = {f.name: Inputs(self.states, f) for f in plan.functions}
 
     def run(self, options: RunOptions) -> int:
@@ -128,6 +130,8 @@ class Runner(Session):
         outputs, waiting = list[Tensor](), list[Tensor]()
         losses, unsent = list[float](), list[list[float]]()
         read_every = 1 if self.mesh.device.type == "cpu" else CHECKED_STEPS
+        if function.replicas:  # they do not wait for each other between two synchronisations
+            read_every = min((f.every for f in self.periodic if f.every), default=read_every)
         # A step of a dynamic loss scale that is not finite is skipped.
         skips = any(arg.key == f"{function.name}.loss_scale" for arg in function.args)
         watch = Watch(self.plan.directory / "program.py", self.mesh.rank)
@@ -138,16 +142,16 @@ class Runner(Session):
             saved.begin()
             with watch.of_step(step) if options.detect_anomaly else nullcontext():
                 outputs = self.call(function, inputs, check=step == saved.start)
-            waiting += [
-                rt.gather_global(self.mesh, outputs[i], (), r.partial, ()).double()
-                for i, r in scalars.items()
-            ]
+            waiting += [outputs[i].double() for i in scalars]
+            for other in self.periodic:
+                if (step + 1) % (other.every or 1) == 0:
+                    self.at_step(other, step)
             is_last = saved.agreed() or step == options.steps - 1
             saves = saved.is_due(step + 1, is_last)
             evaluates = bool(options.eval_every) and (step + 1) % options.eval_every == 0
             if step % read_every == 0 or is_last or evaluates or saves:
                 # One copy off the device for many.
-                new = torch.stack(waiting).view(-1, len(scalars)).tolist()
+                new = self._rows(scalars, waiting)
                 waiting = []
                 if (is_last or not skips) and not options.allow_nan:
                     check_losses([row[0] for row in new], function.name, step + 1)
@@ -182,6 +186,15 @@ class Runner(Session):
             steps_per_second=rate,
         )  # fmt: skip
         return losses, outputs
+
+    def _rows(self, scalars: dict[int, PlanResult], waiting: list[Tensor]) -> list[list[float]]:
+        """Return the loss and the metrics of several steps, from this rank's parts of them."""
+        columns = torch.stack(waiting).view(-1, len(scalars)).unbind(1)
+        complete = [
+            rt.gather_global(self.mesh, x, ((),), r.partial, tuple(x.shape))
+            for x, r in zip(columns, scalars.values(), strict=True)
+        ]
+        return torch.stack(complete, 1).tolist()
 
     def evaluated(
         self, function: PlanFunction, batches: int

@@ -36,6 +36,8 @@ from runtime_epochs import Epochs
 from runtime_fields import Field, PlanError, shown
 
 DTYPES = ("f32", "f64", "bf16", "f16", "i64", "i32", "i1")
+REPLICA = "replica"
+"""The axis over which replicas differ, and the end of the keys of their values."""
 START_SECONDS = 60.0  # beside the time-out: to import torch and to meet, on a busy machine
 _NUMBER = (int, float)
 # The fields of each kind of initial value, with their types.
@@ -46,6 +48,7 @@ _INITS: dict[str, dict[str, Any]] = {
     "constant": {"value": (bool, *_NUMBER)},
     "values": {"data": list},
     "file": {"file": str},
+    "copy": {"of": str},
 }
 
 Axes = tuple  # of names and (name, pre, size)
@@ -95,6 +98,11 @@ class PlanArgument(PlanValue):
     masked: Epochs | None = None
 
     @property
+    def of_replica(self) -> bool:
+        """Whether each replica has its own value, where a function runs on those of several."""
+        return self.role == "input" or self.key.endswith(f".{REPLICA}")
+
+    @property
     def microbatches(self) -> int | None:
         """The number of batches that a step reads; None: one, without a dimension for it."""
         return self.init.get("microbatches")
@@ -129,7 +137,8 @@ class PlanResult(PlanValue):
 @dataclass(frozen=True)
 class PlanFunction:
     """A function. python: its name in the program; kind: `step` or `function`; narrowest: the
-    element type of the lowest precision in it."""
+    element type of the lowest precision in it; replicas: the number of those on whose values it
+    runs one by one; every: the steps after which it runs."""
 
     name: str
     python: str
@@ -137,6 +146,8 @@ class PlanFunction:
     narrowest: str
     args: tuple[PlanArgument, ...]
     results: tuple[PlanResult, ...]
+    replicas: int | None = None
+    every: int | None = None
 
 
 @dataclass(frozen=True)
@@ -270,7 +281,27 @@ def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -
         raise field.fail("a step needs a loss: a scalar result without 'updates'")
     narrowest = field.get("narrowest", default="f64").one_of(DTYPES)
     python = field.get("python", str, default=name).value
-    return PlanFunction(name, python, kind, narrowest, tuple(args), tuple(results))
+    numbers = [field.get(n, int, default=0) for n in ("replicas", "every") if n in field.value]
+    for number in numbers:
+        Field([number.value], number.path).ints(1)
+    function = PlanFunction(
+        name, python, kind, narrowest, tuple(args), tuple(results),
+        field.value.get("replicas"), field.value.get("every"),
+    )  # fmt: skip
+    _check_replicas(field, function)
+    return function
+
+
+def _check_replicas(field: Field, f: PlanFunction) -> None:
+    """Check that dimension 0 of what each replica has of its own is that of the replicas."""
+    if f.replicas is None:
+        return
+    own = [("args", i, a) for i, a in enumerate(f.args) if a.of_replica]
+    own += [("results", i, r) for i, r in enumerate(f.results) if r.updates or r.shape]
+    for side, i, value in own:
+        if not value.shape or value.dims[0] != (REPLICA,) or value.shape[0] % f.replicas:
+            where = field.get(side).items()[i]
+            raise where.fail(f"expected {f.replicas} replicas in dimension 0, split over {REPLICA}")
 
 
 def _value(field: Field, sizes: dict[str, int]) -> dict[str, Any]:
@@ -299,6 +330,15 @@ def _check_states(functions: tuple[PlanFunction, ...]) -> None:
                 raise PlanError(
                     f"functions.{function.name}: the state {arg.key!r} has another shape, dtype or"
                     " init elsewhere"
+                )
+    for key, (shape, _, init) in seen.items():
+        if init["kind"] == "copy":
+            of_shape, _, of_init = seen.get(init["of"], ((), "", {"kind": "copy"}))
+            end = shape[max(len(shape) - len(of_shape), 0) :]
+            if of_init["kind"] == "copy" or end != of_shape:
+                raise PlanError(
+                    f"expected {key!r} to be a copy of a state whose shape is the end of"
+                    f" {list(shape)}, got {init['of']!r}"
                 )
 
 

@@ -6,7 +6,8 @@ A part of the runtime; needs only torch.
 from collections.abc import Callable, Mapping, Sequence
 
 import runtime as rt
-from runtime_plan import PlanError, PlanFunction, ProgramPlan
+import torch
+from runtime_plan import REPLICA, PlanError, PlanFunction, ProgramPlan
 from runtime_states import DTYPES, States
 from torch import Tensor
 
@@ -43,8 +44,10 @@ class Session:
         args = [
             next(given) if arg.role == "input" else self.states.shard(arg) for arg in function.args
         ]
-        outputs = self.functions[function.name](self.mesh, *args)
-        outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        if function.replicas is None:
+            outputs = self._outputs(function, args)
+        else:
+            outputs = self._of_replicas(function, function.replicas, args)
         if check:
             self._check(function, outputs)
         for result, output in zip(function.results, outputs, strict=True):
@@ -52,6 +55,32 @@ class Session:
                 self.states.values[result.updates] = output
                 self.states.types[result.updates] = result
         self.mesh.wait()
+        return outputs
+
+    def _outputs(self, function: PlanFunction, args: list[Tensor]) -> list[Tensor]:
+        outputs = self.functions[function.name](self.mesh, *args)
+        return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+    def _of_replicas(
+        self, function: PlanFunction, replicas: int, args: list[Tensor]
+    ) -> list[Tensor]:
+        """Run a function on the values of each replica that this rank has: of one, but of all where
+        there is one device. Of scalars that are reported return the mean over these."""
+        here = replicas // self.mesh.axes.get(REPLICA, 1)
+        runs = []
+        for k in range(here):
+            own = []
+            for arg, x in zip(function.args, args, strict=True):
+                if arg.of_replica:
+                    size = arg.shape[0] // replicas  # more than 1: the microbatches of a replica
+                    x = x[k] if size == 1 else x[k * size : (k + 1) * size]
+                own.append(x)
+            runs.append(self._outputs(function, own))
+        outputs = []
+        for result, values in zip(function.results, zip(*runs, strict=True), strict=True):
+            stacked = values[0][None] if here == 1 else torch.stack(values)
+            is_reported = not (result.updates or result.shape)
+            outputs.append(stacked.mean(0) if is_reported else stacked)
         return outputs
 
     def _check(self, function: PlanFunction, outputs: list[Tensor]) -> None:

@@ -42,10 +42,11 @@ class States:
     def initialize(self) -> None:
         """Give all states their initial values."""
         self.values.clear()
-        for function in self.plan.functions:
-            for arg in function.args:
-                if arg.role != "input" and arg.key not in self.values:
-                    self.values[arg.key], self.types[arg.key] = self.filled(arg), arg
+        retained = [a for f in self.plan.functions for a in f.args if a.role != "input"]
+        # The copies come last.
+        for arg in sorted(retained, key=lambda arg: arg.init["kind"] == "copy"):
+            if arg.key not in self.values:
+                self.values[arg.key], self.types[arg.key] = self.filled(arg), arg
 
     def bounds(self, value: PlanValue) -> list[tuple[int, int]]:
         """Return the range [start, stop) of each dimension of a value that this rank has."""
@@ -86,15 +87,30 @@ class States:
         shard = part(x.detach(), self.bounds(arg))
         shard = shard.to(self.mesh.device, DTYPES[arg.dtype], copy=True).contiguous()
         self.values[arg.key], self.types[arg.key] = shard, arg
+        for copy in {a.key: a for f in self.plan.functions for a in f.args}.values():
+            if copy.role != "input" and copy.init == {"kind": "copy", "of": arg.key}:
+                self.values[copy.key], self.types[copy.key] = self.filled(copy), copy
 
     def filled(self, arg: PlanArgument) -> Tensor:
         """Return this rank's shard of an initial value, which is the same on any mesh."""
         kind, bounds = arg.init["kind"], self.bounds(arg)
+        if kind == "copy":
+            return self._copied(arg, bounds)
         if isinstance(arg.source, FileArray):
             return ArrayReader(arg.source).read(bounds).to(self.mesh.device, DTYPES[arg.dtype])
         key = f"{self.seed}/{arg.key}"
         filled = runtime_random.fill(kind, arg.init, arg.shape, bounds, key, DTYPES[arg.dtype])
         return filled.to(self.mesh.device)
+
+    def _copied(self, arg: PlanArgument, bounds: list[tuple[int, int]]) -> Tensor:
+        """Return this rank's shard of the copies of another state."""
+        of = arg.init["of"]
+        more = len(arg.shape) - len(self.types[of].shape)
+        x = self.values[of]
+        if self.types[of].dims != arg.dims[more:]:
+            x = part(self.state(of), bounds[more:])
+        shape = [stop - start for start, stop in bounds]
+        return x.to(DTYPES[arg.dtype]).expand(shape).clone(memory_format=torch.contiguous_format)
 
 
 def part(x: Tensor, bounds: Iterable[tuple[int, int]]) -> Tensor:
