@@ -1,0 +1,35 @@
+"""Schedules of pipeline parallel steps: which rank computes which stage for which microbatch, in
+which order. Plain values, in the grammar of torch.distributed.pipelining.
+"""
+
+from shardir.algebra.schedules.actions import (
+    COMPUTE,
+    KINDS,
+    OTHERS,
+    TRANSFERS,
+    Action,
+    Orders,
+    orders_text,
+    parse_action,
+    parse_orders,
+)
+from shardir.algebra.schedules.checking import check
+from shardir.algebra.schedules.named import NAMES, NamedSchedule, schedule
+from shardir.algebra.schedules.schedule import Schedule
+
+__all__ = [
+    "COMPUTE",
+    "KINDS",
+    "NAMES",
+    "OTHERS",
+    "TRANSFERS",
+    "Action",
+    "NamedSchedule",
+    "Orders",
+    "Schedule",
+    "check",
+    "orders_text",
+    "parse_action",
+    "parse_orders",
+    "schedule",
+]
