@@ -16,6 +16,7 @@ from shardir.algebra.schedules.actions import (
 from shardir.algebra.schedules.checking import check
 from shardir.algebra.schedules.named import NAMES, NamedSchedule, schedule
 from shardir.algebra.schedules.schedule import Schedule
+from shardir.algebra.schedules.transfers import check_transfers, with_transfers
 
 __all__ = [
     "COMPUTE",
@@ -28,8 +29,10 @@ __all__ = [
     "Orders",
     "Schedule",
     "check",
+    "check_transfers",
     "orders_text",
     "parse_action",
     "parse_orders",
     "schedule",
+    "with_transfers",
 ]

@@ -61,7 +61,7 @@ def _shortest(
     return found[::-1]
 
 
-def shortened(cycle: Sequence[Node], places: Sequence[int]) -> str:
+def shortened(cycle: Sequence[Node], places: Sequence[Hashable]) -> str:
     """Return `0B0 -> 0F1 -> 1F1 -> ... -> 0B0`: of successive nodes in one place the two ends."""
     shown: list[str] = []
     for _, run in groupby(zip(places, cycle, strict=True), key=lambda pair: pair[0]):
