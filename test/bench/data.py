@@ -21,7 +21,7 @@ from shardir.api import compile
 from shardir.backend.interface import Options
 from shardir.backend.torch.launch import times
 
-ROUNDS, TURN, TIMEOUT = 15, 2.0, 300
+ROUNDS, TURN, TIMEOUT = 40, 0.5, 300
 TOKENS, IMAGES, ROWS = 32 << 20, 2048, 1 << 16
 VOCABULARY, IMAGE, WIDTH = 1024, 64, 256
 

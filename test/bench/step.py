@@ -5,31 +5,21 @@ the ratios hold while the machine's speed drifts. Every variant starts from the 
 batch, and every loss must agree with the single-device one.
 """
 
-import contextlib
 import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from programs import transformer
+from started import run
 
 from shardir.api import compile
 
 RANKS = 4
 MESHES = {"2x2": (2, 2), "1x4": (1, 4), "4x1": (4, 1)}
 TIMEOUT = 600
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def measure(mesh: str, hidden: int) -> list[dict[str, Any]]:
@@ -39,28 +29,9 @@ def measure(mesh: str, hidden: int) -> list[dict[str, Any]]:
         program = Path(folder) / "program"
         compile(text, name="transformer.ir").save(program)
         out = Path(folder) / "records.json"
-        environment = {
-            **os.environ,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "WORLD_SIZE": str(RANKS),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-        worker = Path(__file__).parent / "step_rank.py"
         dp, tp = MESHES[mesh]
-        command = [sys.executable, str(worker), str(program), str(out), str(dp), str(tp)]
-        ranks = [
-            subprocess.Popen([*command, str(hidden)], env={**environment, "RANK": str(r)})
-            for r in range(RANKS)
-        ]
-        try:
-            codes = [p.wait(TIMEOUT) for p in ranks]
-        finally:
-            for p in ranks:
-                p.kill()
-        if any(codes):
-            raise SystemExit(f"error: step: ranks ended with {codes}")
+        words = [str(word) for word in (program, out, dp, tp, hidden)]
+        run("step_rank.py", words, RANKS, TIMEOUT)
         found = json.loads(out.read_text())
     hand = statistics.median(found["hand"]["ms"])
     return [
