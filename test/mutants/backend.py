@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "pages of a file stay mapped",
+        "A rank retains all pages of its data that it has read, up to the size of the file.",
+        "shardir/backend/torch/runtime/runtime_files.py",
+        "self._touched += 2 * len(starts)",
+        "self._touched += 0",
+        "test/run/test_large_files.py",
+    ),
+    Mutant(
         "ranks choose writers by the sizes of their own parts",
         "Of a state whose parts differ in size no rank writes, or two do.",
         "shardir/backend/torch/runtime/runtime_checkpoints.py",
