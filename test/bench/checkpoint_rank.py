@@ -45,13 +45,15 @@ def peers(states: Any) -> dict[str, Callable[[Path], Begun]]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
-    mesh, group = init_device_mesh("cpu", (dist.get_world_size(),)), dist.new_group(backend="gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    group: Any = dist.new_group(backend="gloo")
     tensors = {k: DTensor.from_local(x, mesh, [Shard(0)]) for k, x in states.values.items()}
 
     def variant(writer: Callable[[str], Any]) -> Callable[[Path], Begun]:
         def save(path: Path) -> Begun:
             made = writer(str(path))
-            return dcp.async_save(tensors, storage_writer=made, process_group=group).result
+            saved: Any = dcp.async_save(tensors, storage_writer=made, process_group=group)
+            return saved.result
 
         return save
 
