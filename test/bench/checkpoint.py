@@ -3,7 +3,7 @@
 The same 200 MB of parameters, split by rows over 4 Gloo ranks, saved by our runtime and by
 torch.distributed.checkpoint's own async_save (by a thread; as safetensors, and in its own form), in
 turns in one start of the ranks. `blocked` is the slowest rank's time until the states may change,
-`whole` that until all files are written; the first save is apart, since it allocates memory.
+`complete` that until all files are written; the first save is apart, since it allocates memory.
 """
 
 import json
@@ -39,8 +39,8 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def records(log: Callable[[str], object], rounds: int) -> list[dict[str, Any]]:
-    """One record per variant: variant, first_blocked, blocked (median of the others), first_whole,
-    whole (seconds), bytes, files."""
+    """One record per variant: variant, first_blocked, blocked (median of the others), first_complete,
+    complete (seconds), bytes, files."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = compile(_program(), "train").save(folder / "program")
@@ -54,8 +54,8 @@ def records(log: Callable[[str], object], rounds: int) -> list[dict[str, Any]]:
             "variant": name,
             "first_blocked": r["blocked"][0],
             "blocked": median(r["blocked"][1:]),
-            "first_whole": r["whole"][0],
-            "whole": median(r["whole"][1:]),
+            "first_complete": r["complete"][0],
+            "complete": median(r["complete"][1:]),
             "bytes": r["bytes"],
             "files": r["files"],
         }

@@ -75,7 +75,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     states, save = ours(Path(program), Path(folder))
     variants = {"shardir": save, **peers(states)}
-    found: dict[str, Any] = {name: {"blocked": [], "whole": []} for name in variants}
+    found: dict[str, Any] = {name: {"blocked": [], "complete": []} for name in variants}
     for number in range(int(rounds)):
         for name, save in variants.items():
             path = Path(folder) / f"{number}-{name.replace(', ', '-').replace(' ', '-')}"
@@ -86,7 +86,7 @@ def main() -> None:
             wait()
             both = torch.tensor([blocked, time.perf_counter() - begun], dtype=torch.float64)
             dist.all_reduce(both, dist.ReduceOp.MAX)
-            for kind, seconds in zip(("blocked", "whole"), both.tolist(), strict=True):
+            for kind, seconds in zip(("blocked", "complete"), both.tolist(), strict=True):
                 found[name][kind].append(seconds)
             if dist.get_rank() == 0:
                 files = [f for f in path.rglob("*") if f.is_file()]

@@ -2,7 +2,7 @@
 
 4 Gloo ranks on this machine, in turns. torchrun starts the same program, a script that joins the
 ranks and does one all-reduce, and an empty one, which does not import torch. `first` is when the
-loss of the first step (the result of the all-reduce) is printed, `whole` when the command has
+loss of the first step (the result of the all-reduce) is printed, `end` when the command has
 ended; of an empty script there is only the latter.
 """
 
@@ -62,8 +62,8 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def records(log: Callable[[str], object], rounds: int) -> list[dict[str, Any]]:
-    """One record per command: command, first, whole (medians, in seconds), lowest and highest (of
-    the first, or of the whole where there is none)."""
+    """One record per command: command, first, end (medians, in seconds), lowest and highest (of
+    the first, or of the end where there is none)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = compile(mlp(batch=8, dim=8, hidden=8, mesh=(2, 2)), "train").save(folder / "mlp")
@@ -85,9 +85,9 @@ def records(log: Callable[[str], object], rounds: int) -> list[dict[str, Any]]:
     out = []
     for what, times in found.items():
         firsts = [first for first, _ in times if first is not None]
-        wholes = [whole for _, whole in times]
+        ends = [end for _, end in times]
         out.append({
-            "command": what, "first": median(firsts) if firsts else None, "whole": median(wholes),
-            "lowest": min(firsts or wholes), "highest": max(firsts or wholes),
+            "command": what, "first": median(firsts) if firsts else None, "end": median(ends),
+            "lowest": min(firsts or ends), "highest": max(firsts or ends),
         })  # fmt: skip
     return out

@@ -16,7 +16,7 @@ def free_port() -> int:
 
 
 def environment(ranks: int) -> dict[str, str]:
-    """What torch.distributed reads, but for the rank."""
+    """The variables that torch.distributed reads, but for the rank."""
     return {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
