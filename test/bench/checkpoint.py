@@ -39,8 +39,8 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def records(log: Callable[[str], object], rounds: int) -> list[dict[str, Any]]:
-    """One record per variant: variant, first_blocked, blocked (median of the others), first_complete,
-    complete (seconds), bytes, files."""
+    """One record per variant: variant, first_blocked, blocked (median of the others),
+    first_complete, complete (seconds), bytes, files."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = compile(_program(), "train").save(folder / "program")
