@@ -14,8 +14,10 @@ from shardir.algebra.schedules.actions import (
     parse_orders,
 )
 from shardir.algebra.schedules.checking import check
+from shardir.algebra.schedules.costs import PipelineCosts, lower_bound
 from shardir.algebra.schedules.named import NAMES, NamedSchedule, schedule
 from shardir.algebra.schedules.schedule import Schedule
+from shardir.algebra.schedules.simulation import PipelineTimeline, simulate
 from shardir.algebra.schedules.transfers import check_transfers, with_transfers
 
 __all__ = [
@@ -27,12 +29,16 @@ __all__ = [
     "Action",
     "NamedSchedule",
     "Orders",
+    "PipelineCosts",
+    "PipelineTimeline",
     "Schedule",
     "check",
     "check_transfers",
+    "lower_bound",
     "orders_text",
     "parse_action",
     "parse_orders",
     "schedule",
+    "simulate",
     "with_transfers",
 ]
