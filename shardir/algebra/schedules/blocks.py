@@ -2,11 +2,12 @@
 and V-Min (Qi et al. 2024), which repeat a pattern, and ZB-H2 (Qi et al. 2023).
 """
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import product
 
 from shardir.algebra.schedules.actions import Action, Orders
+from shardir.algebra.schedules.costs import PipelineCosts
+from shardir.algebra.schedules.filling import Filling
 from shardir.algebra.schedules.looped import interleaved
 from shardir.algebra.schedules.schedule import Schedule
 
@@ -122,36 +123,10 @@ def with_weights(
     orders: Sequence[Sequence[Action]], placement: Sequence[int], limits: Sequence[int]
 ) -> Orders:
     """Insert W into orders of F and I: where a rank would wait, where no other microbatch may be in
-    flight on it, and at the end.
-
-    Each action takes a unit of time, and results arrive at once.
-    """
-    stages = len(placement)
-    done: set[Action] = set()
-    left = [deque(o) for o in orders]
-    pending: list[deque[Action]] = [deque() for _ in orders]
-    found: list[list[Action]] = [[] for _ in orders]
-    in_flight = [0] * len(orders)
-
-    def can_run(a: Action) -> bool:
-        if a.kind == "F":
-            return not a.stage or a._replace(stage=a.stage - 1) in done
-        return a.stage == stages - 1 or a._replace(stage=a.stage + 1) in done
-
-    while any(left):
-        now = []
-        for rank, waiting in enumerate(left):
-            first = waiting[0] if waiting else None
-            limited = first and first.kind == "F" and in_flight[rank] >= limits[rank]
-            if first and can_run(first) and not (limited and pending[rank]):
-                waiting.popleft()
-                now.append((rank, first))
-            elif pending[rank]:
-                now.append((rank, pending[rank].popleft()))
-        for rank, a in now:
-            found[rank].append(a)
-            done.add(a)
-            in_flight[rank] += {"F": 1, "I": 0}.get(a.kind, -1)
-            if a.kind == "I":
-                pending[rank].append(a._replace(kind="W"))
-    return tuple(tuple([*o, *w]) for o, w in zip(found, pending, strict=True))
+    flight on it, and at the end. Each action takes a unit of time."""
+    one = (1.0,) * len(placement)
+    costs = PipelineCosts(one, one, one, (0.0,) * (len(placement) - 1), one)
+    microbatches = sum(a.kind == "F" for o in orders for a in o) // len(placement)
+    filled = Filling(placement, microbatches, costs, limits).fill(orders, [0.0] * len(orders))
+    assert filled is not None, "a limit below what the orders hold"
+    return filled.orders

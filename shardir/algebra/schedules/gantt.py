@@ -17,7 +17,7 @@ NAMES = {
     "F": "forward",
     "I": "gradients of inputs",
     "W": "gradients of weights",
-    "B": "whole backward",
+    "B": "all gradients",
 }
 DARKER = 0.8
 """The factor of the colour of a stage relative to that of the one before on its rank."""

@@ -129,9 +129,9 @@ class PipelineModel:
         self.needs: list[int] = []
         self.makes: list[int] = []
         self.delay: list[float] = []
-        whole = tuple(i + w for i, w in zip(costs.input, costs.weight, strict=True))
+        both = tuple(i + w for i, w in zip(costs.input, costs.weight, strict=True))
         for kind, seconds in zip(
-            COMPUTE, (costs.forward, costs.input, costs.weight, whole), strict=True
+            COMPUTE, (costs.forward, costs.input, costs.weight, both), strict=True
         ):
             for stage in range(self.stages):
                 self._add(kind, stage, seconds[stage])
