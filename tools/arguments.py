@@ -1,5 +1,6 @@
 """Types of arguments that the tools share."""
 
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -10,10 +11,20 @@ from shardir.backend.torch.runtime.runtime_options import (
     reading,
     time_out,
 )
-from shardir.rewriting.options import UsageError
+from shardir.rewriting.options import UsageError, size_of
 
 positive = reading(int, at_least(1))
 seconds = reading(float, time_out)
+
+
+def size(text: str) -> int:
+    """The bytes of a size such as 5GB."""
+    found = int(text) if text.isascii() and text.isdecimal() else size_of((text,))
+    if not found:
+        raise ArgumentTypeError(f"expected a size such as 5GB or 512MiB, got {text}")
+    return found
+
+
 output_file = reading(Path, new_file())
 
 

@@ -9,10 +9,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from shardir.backend.interface import LaunchError, Options, Report
-from shardir.backend.torch.launch import Progress, read_plan, run, run_and_check, summary
+from shardir.backend.torch.launch import (
+    Progress,
+    export,
+    read_plan,
+    run,
+    run_and_check,
+    summary,
+)
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder
-from shardir.tools.arguments import import_modules, positive
+from shardir.tools.arguments import import_modules, output_file, positive, size
 from shardir.tools.commands import command
 
 
@@ -61,6 +68,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="without a terminal: print a line every K steps (a tenth of --steps)",
     )
+    add(
+        "--export", type=output_file, metavar="FILE",
+        help="write the weights of the checkpoint of --resume to a .safetensors file, and run "
+        "nothing",
+    )  # fmt: skip
+    add(
+        "--max-shard-size", type=size, metavar="SIZE",
+        help="of a file that is exported, such as 5GB; there are several then, and an index",
+    )  # fmt: skip
     add("--pass-pipeline", metavar="P", help="for an .ir file: the passes to run (train)")
     add(
         "--mode", help="for an .ir file, instead of passes: stand_alone, data, hybrid, semi_auto, "
@@ -117,6 +133,15 @@ def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
 def _run(directory: Path, arguments: argparse.Namespace) -> int:
     plan = read_plan(directory, arguments.nproc)
     options = Options.parsed(arguments)
+    if arguments.export is not None:
+        if options.resume is None:
+            raise LaunchError("--export: expected a checkpoint, got none; give --resume FOLDER")
+        print(
+            *export(directory, options.resume, arguments.export, arguments.max_shard_size), sep="\n"
+        )
+        return 0
+    if arguments.max_shard_size is not None:
+        raise LaunchError("--max-shard-size is for --export FILE")
     log_every = arguments.log_every or max(1, arguments.steps // 10)
     progress = Progress("", arguments.steps, log_every)
     differences = []

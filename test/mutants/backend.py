@@ -4,6 +4,22 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "exported parts of tensors are not at their places",
+        "The parts that ranks have written are all read to the start of a tensor.",
+        "shardir/backend/torch/launch/export.py",
+        "slice(a, a + n)",
+        "slice(0, n)",
+        "test/run/test_run_weights.py",
+    ),
+    Mutant(
+        "damaged checkpoints are exported",
+        "The checksums of a checkpoint's files are not compared before its weights are exported.",
+        "shardir/backend/torch/launch/export.py",
+        "manifests.check_files(path, manifest, sorted(manifest.files))",
+        "manifests.check_files(path, manifest, [])",
+        "test/run/test_run_weights.py",
+    ),
+    Mutant(
         "pages of a file stay mapped",
         "A rank retains all pages of its data that it has read, up to the size of the file.",
         "shardir/backend/torch/runtime/runtime_files.py",

@@ -15,6 +15,7 @@ from shardir.backend.torch.runtime.runtime_plan import (
     load_plan,
 )
 from shardir.backend.torch.runtime.runtime_sources import with_data
+from shardir.backend.torch.runtime.runtime_weights import with_weights
 
 
 def read_plan(directory: str | Path, nproc: int | None = None) -> ProgramPlan:
@@ -57,7 +58,7 @@ def run(
         )
     try:
         # pyrefly: ignore[bad-argument-type] - the same classes, under both names of the runtime
-        with_data(plan, options.data, options.last)
+        with_weights(with_data(plan, options.data, options.last), options.weights)
     except PlanError as error:
         raise LaunchError(str(error)) from None
     if importlib.util.find_spec("torch") is None:

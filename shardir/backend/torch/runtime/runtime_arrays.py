@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1,
          "u16": 2, "u32": 4, "i1": 1}  # fmt: skip
@@ -147,21 +147,47 @@ def _npz(path: Path, file: BinaryIO, entry: str) -> FileArray:
     return found
 
 
+def safetensors_in(path: Path) -> tuple[dict[str, FileArray], dict[str, str]]:
+    """Return the arrays of a .safetensors file by their names, and its metadata.
+
+    Raises:
+        ArrayError: there is no such file, or it is damaged.
+    """
+    with _opened(path) as file:
+        header, start = _header(file)
+        metadata = dict(header.pop("__metadata__", {}))
+        arrays = {name: _array(path, header, start, name) for name in header}
+        there = file.seek(0, os.SEEK_END)
+    if (end := max((x.end for x in arrays.values()), default=0)) > there:
+        raise ArrayError(f"{path}: expected at least {end} bytes, got {there}; copy it again")
+    return arrays, metadata
+
+
 def _safetensors(path: Path, file: BinaryIO, entry: str) -> FileArray:
-    (size,) = struct.unpack("<Q", file.read(8))
-    if size > SAFETENSORS_BYTES:
-        raise ValueError("not a .safetensors file")
-    header = json.loads(file.read(size))
+    header, start = _header(file)
     if entry not in header or entry == "__metadata__":
         names = [name for name in header if name != "__metadata__"]
         raise ValueError(f"expected an array of {_few(names)}, got {entry!r}")
-    about = header[entry]
+    return _array(path, header, start, entry)
+
+
+def _header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Read the header of a .safetensors file, and the first byte after it."""
+    (size,) = struct.unpack("<Q", file.read(8))
+    if size > SAFETENSORS_BYTES:
+        raise ValueError("not a .safetensors file")
+    return json.loads(file.read(size)), 8 + size
+
+
+def _array(path: Path, header: dict[str, Any], start: int, name: str) -> FileArray:
+    about = header[name]
     if about["dtype"] not in SAFETENSORS:
-        raise ValueError(f"expected a type of {', '.join(SAFETENSORS)}, got {about['dtype']}")
+        known = ", ".join(SAFETENSORS)
+        raise ValueError(f"expected a type of {known}, got {about['dtype']} of {name!r}")
     first, last = about["data_offsets"]
-    found = FileArray(path, SAFETENSORS[about["dtype"]], tuple(about["shape"]), 8 + size + first)
-    if first < 0 or found.end != 8 + size + last:
-        raise ValueError(f"the bytes of {entry!r} are not those of its shape")
+    found = FileArray(path, SAFETENSORS[about["dtype"]], tuple(about["shape"]), start + first)
+    if first < 0 or found.end != start + last:
+        raise ValueError(f"the bytes of {name!r} are not those of its shape")
     return found
 
 

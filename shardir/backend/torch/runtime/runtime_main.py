@@ -39,6 +39,7 @@ from runtime_process import as_rank, join_ranks, memory
 from runtime_saving import Saving, saving
 from runtime_session import Session
 from runtime_sources import with_data
+from runtime_weights import with_weights
 from torch import Tensor
 
 REPORTED_ELEMENTS = 4096
@@ -53,6 +54,7 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
 
     def work(options: RunOptions, events: Events) -> int:
         plan = with_data(load_plan(Path(__file__).parent), options.data, options.last)
+        plan = with_weights(plan, options.weights)
         plan = _unsplit(plan) if single else plan
         mesh = join_ranks(plan, options)
         return Runner(plan, mesh, functions, options.seed, events).run(options)

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from runtime_plan import PlanError, ProgramPlan
+from runtime_weights import several
 
 NAME, INCOMPLETE = "checkpoint.json", ".incomplete"
 _BLOCK = 1 << 22
@@ -111,9 +112,9 @@ def check_program(manifest: Manifest, path: Path, plan: ProgramPlan, seed: int) 
         for key in wanted if key in have and wanted[key] != have[key]
     ]  # fmt: skip
     if missing := [key for key in wanted if key not in have]:
-        wrong.append(f"all states of the program, got none of {_several(missing)}")
+        wrong.append(f"all states of the program, got none of {several(missing)}")
     if surplus := [key for key in have if key not in wanted]:
-        wrong.append(f"states of the program alone, got {_several(surplus)} too")
+        wrong.append(f"states of the program alone, got {several(surplus)} too")
     if not wrong and manifest.seed != seed:
         wrong.append(f"--seed {manifest.seed}, with which it was made, got {seed}")
     if wrong:
@@ -134,7 +135,3 @@ def checksum(path: Path) -> int:
         while block := file.read(_BLOCK):
             found = zlib.crc32(block, found)
     return found
-
-
-def _several(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -146,6 +146,10 @@ class RunOptions:
         None, "go on from a checkpoint, or from the last complete one of a folder; with the folder "
         "of --checkpoints begin anew where there is none", kind=Path, metavar="FOLDER",
     )  # fmt: skip
+    weights: Path | None = option(
+        None, "begin with parameters of a file: .safetensors, the index of several "
+        "(model.safetensors.index.json), or a folder with one of these", kind=Path, metavar="FILE",
+    )  # fmt: skip
     allow_nan: bool = option(False, "go on although a loss is not finite", kind=bool)
     detect_anomaly: bool = option(
         False, "find the first op whose result is nan, and its line; slow", kind=bool

@@ -1,0 +1,155 @@
+"""The weights of a checkpoint as plain .safetensors files: one, or several with an index.
+
+model.safetensors
+model-00001-of-00002.safetensors ... model.safetensors.index.json     beyond a size of files
+
+One tensor at a time is in memory. Parts are read where the ranks have written them.
+"""
+
+import json
+import math
+import struct
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from shardir.backend.interface import LaunchError
+from shardir.backend.torch.launch.start import read_plan
+from shardir.backend.torch.runtime import runtime_manifest as manifests
+from shardir.backend.torch.runtime.runtime_arrays import (
+    BYTES,
+    SAFETENSORS,
+    ArrayError,
+    FileArray,
+    safetensors_in,
+)
+from shardir.backend.torch.runtime.runtime_plan import PlanError
+from shardir.backend.torch.runtime.runtime_weights import INDEX, retained
+from shardir.syntax.files import reason
+from shardir.syntax.writing import writing
+
+if TYPE_CHECKING:
+    from runtime_plan import PlanArgument, ProgramPlan
+
+TYPES = {dtype: name for name, dtype in SAFETENSORS.items()}
+SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+"""Where torch.distributed.checkpoint says of which part of a tensor an array is."""
+
+
+class Tensors:
+    """The tensors of a checkpoint, whose files are intact.
+
+    Raises:
+        PlanError: it is damaged, or of another program.
+        ArrayError: a file is damaged.
+    """
+
+    def __init__(self, checkpoint: Path, plan: "ProgramPlan"):
+        path = manifests.located(checkpoint)
+        manifest = manifests.read(path)
+        manifests.check_program(manifest, path, plan, manifest.seed)
+        manifests.check_files(path, manifest, sorted(manifest.files))
+        self._parts: dict[str, list[tuple[FileArray, list[int]]]] = defaultdict(list)
+        for name in manifest.files:
+            arrays, metadata = safetensors_in(path / name)
+            offsets = json.loads(metadata[SHARDING])
+            for key, array in arrays.items():
+                self._parts[key].append((array, offsets[key][OFFSETS]))
+
+    def read(self, arg: "PlanArgument") -> "np.ndarray[Any, Any]":
+        """Return the elements of a tensor as values of their size."""
+        element = np.dtype(f"V{BYTES[arg.dtype]}")
+        tensor = np.empty(arg.shape, element)
+        for array, starts in self._parts[arg.key]:
+            place = tuple(slice(a, a + n) for a, n in zip(starts, array.shape, strict=True))
+            tensor[place] = np.fromfile(
+                array.path, element, math.prod(array.shape), offset=array.offset
+            ).reshape(array.shape)
+        return tensor
+
+
+def export(directory: Path, checkpoint: Path, path: Path, most: int | None) -> list[Path]:
+    """Write the weights of a checkpoint, or of the last one in a folder: the parameters, and the
+    states that the program was written with, such as the buffers of a module.
+
+    Args:
+        directory: the program that it is of.
+        most: the bytes of the tensors of a file; None: all are in one.
+
+    Returns:
+        The files; of several the last one is the index.
+
+    Raises:
+        LaunchError: the checkpoint is damaged or of another program, or a file can't be written.
+            Files that were there are unchanged.
+    """
+    if path.suffix != ".safetensors":
+        raise LaunchError(f"--export: expected a name that ends in .safetensors, got {path}")
+    plan: Any = read_plan(directory)  # the same classes, under both names of the runtime
+    weights = {
+        arg.key: arg for arg in retained(plan)
+        if arg.role == "parameter" or arg.init["kind"] == "file"
+    }  # fmt: skip
+    groups = _divided([*weights.values()], most)
+    paths = [path]
+    if len(groups) > 1:
+        paths = [
+            path.with_name(f"{path.stem}-{i:05}-of-{len(groups):05}.safetensors")
+            for i in range(1, len(groups) + 1)
+        ]
+    try:
+        tensors = Tensors(checkpoint, plan)
+        with ExitStack() as stack:  # which renames the files when all are complete, the index last
+            if len(groups) > 1:
+                paths.append(path.with_name(path.name + INDEX))
+                index = stack.enter_context(writing(paths[-1]))
+                index.write(_index(groups, paths).encode())
+            for target, group in zip(paths, groups, strict=False):
+                _write(stack.enter_context(writing(target)), group, tensors)
+    except (PlanError, ArrayError) as error:
+        raise LaunchError(str(error)) from None
+    except OSError as error:
+        raise LaunchError(f"cannot write {path}: {reason(error)}") from None
+    return paths
+
+
+def _bytes(arg: "PlanArgument") -> int:
+    return math.prod(arg.shape) * BYTES[arg.dtype]
+
+
+def _divided(weights: "list[PlanArgument]", most: int | None) -> "list[list[PlanArgument]]":
+    """Divide tensors into those of files, in their order; one that is too large is alone."""
+    groups: list[list[PlanArgument]] = [[]]
+    size = 0
+    for arg in weights:
+        size += _bytes(arg)
+        if most is not None and size > most and groups[-1]:
+            groups.append([])
+            size = _bytes(arg)
+        groups[-1].append(arg)
+    # The widest elements first, so that each begins at a multiple of its size.
+    return [sorted(group, key=lambda arg: -BYTES[arg.dtype]) for group in groups]
+
+
+def _index(groups: "list[list[PlanArgument]]", paths: list[Path]) -> str:
+    places = {arg.key: p.name for p, group in zip(paths, groups, strict=False) for arg in group}
+    total = sum(_bytes(arg) for group in groups for arg in group)
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2) + "\n"
+
+
+def _write(file: BinaryIO, group: "list[PlanArgument]", tensors: Tensors) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for arg in group:
+        ends = [place, place + _bytes(arg)]
+        header[arg.key] = {"dtype": TYPES[arg.dtype], "shape": arg.shape, "data_offsets": ends}
+        place = ends[1]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for arg in group:
+        file.write(tensors.read(arg).data)
+    file.flush()  # a full disk is an error before any file has its name

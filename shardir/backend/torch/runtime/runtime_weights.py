@@ -1,0 +1,105 @@
+"""The weights that a run begins with: parameters of files in place of a program's initial values.
+
+    --weights model.safetensors
+    --weights model.safetensors.index.json       of several files beside it
+    --weights FOLDER                             with one of these
+
+A rank reads its part of each array alone. A part of the runtime; needs only Python.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runtime_arrays import ArrayError, FileArray, safetensors_in
+from runtime_plan import PlanArgument, PlanError, PlanFunction, ProgramPlan
+
+NAME, INDEX = "model.safetensors", ".index.json"
+
+
+def with_weights(plan: ProgramPlan, path: Path | None) -> ProgramPlan:
+    """Return the plan with the arrays of these files as initial values: of all parameters, and of
+    the other states that the files have. They are converted to their types.
+
+    Raises:
+        PlanError: a file is damaged or missing, or names, shapes or kinds of types differ.
+    """
+    if path is None:
+        return plan
+    try:
+        found = weights_in(path)
+    except ArrayError as error:
+        raise PlanError(f"--weights {path}: {error}") from None
+    known: dict[str, PlanArgument] = {}
+    for arg in retained(plan):
+        if arg.role == "parameter" or arg.key not in known:
+            known[arg.key] = arg
+    wrong = [
+        f"{key} of {known[key].dtype} {list(known[key].shape)}, got {x.dtype} {list(x.shape)}"
+        for key, x in found.items()
+        if key in known and (x.shape != known[key].shape or _kind(x) != _kind(known[key]))
+    ]
+    if missing := [k for k, arg in known.items() if arg.role == "parameter" and k not in found]:
+        wrong.append(f"weights of all parameters, got none of {several(missing)}")
+    if surplus := [key for key in found if key not in known]:
+        wrong.append(f"weights of the program alone, got {several(surplus)} too")
+    if wrong:
+        raise PlanError(f"--weights {path}: expected {'; '.join(wrong[:5])}")
+
+    def begun(f: PlanFunction) -> PlanFunction:
+        args = [
+            replace(a, source=found[a.key], init={"kind": "file"})
+            if a.role != "input" and a.key in found else a
+            for a in f.args
+        ]  # fmt: skip
+        return replace(f, args=tuple(args))
+
+    return replace(plan, functions=tuple(map(begun, plan.functions)))
+
+
+def weights_in(path: Path) -> dict[str, FileArray]:
+    """Return the arrays of a file, or of those that an index names.
+
+    Raises:
+        ArrayError: a file is damaged or missing.
+    """
+    if path.is_dir():
+        names = (NAME, NAME + INDEX)
+        files = [path / name for name in names if (path / name).is_file()]
+        if not files:
+            raise ArrayError(f"expected {' or '.join(names)} in it, got neither")
+        path = files[0]
+    if not path.name.endswith(INDEX):
+        if path.suffix != ".safetensors":
+            raise ArrayError(f"expected a file of .safetensors, or its {INDEX}, got {path.name}")
+        return safetensors_in(path)[0]
+    try:
+        places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        if not all(Path(file).name == file for file in places.values()):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ArrayError("expected an index with a weight_map of files beside it") from None
+    files = {file: safetensors_in(path.parent / file)[0] for file in sorted(set(places.values()))}
+    if missing := [name for name, file in places.items() if name not in files[file]]:
+        raise ArrayError(
+            f"expected {missing[0]} in {places[missing[0]]}, got a file without it; copy it again"
+        )
+    return {name: files[file][name] for name, file in places.items()}
+
+
+def retained(plan: ProgramPlan) -> list[PlanArgument]:
+    """Return the parameters and states of all functions."""
+    return [arg for f in plan.functions for arg in f.args if arg.role != "input"]
+
+
+def several(names: Sequence[str]) -> str:
+    """The first names of several, and the number of the others."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _kind(value: FileArray | PlanArgument) -> str:
+    """Return the kind of a type: values are converted to others of their kind."""
+    if value.dtype == "i1":
+        return value.dtype
+    return "float" if "f" in value.dtype else "integer"
