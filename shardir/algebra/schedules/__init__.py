@@ -17,6 +17,7 @@ from shardir.algebra.schedules.checking import check
 from shardir.algebra.schedules.costs import PipelineCosts, lower_bound
 from shardir.algebra.schedules.named import NAMES, NamedSchedule, schedule
 from shardir.algebra.schedules.schedule import Schedule
+from shardir.algebra.schedules.searching import SearchedSchedule, search
 from shardir.algebra.schedules.simulation import PipelineTimeline, simulate
 from shardir.algebra.schedules.transfers import check_transfers, with_transfers
 
@@ -32,6 +33,7 @@ __all__ = [
     "PipelineCosts",
     "PipelineTimeline",
     "Schedule",
+    "SearchedSchedule",
     "check",
     "check_transfers",
     "lower_bound",
@@ -39,6 +41,7 @@ __all__ = [
     "parse_action",
     "parse_orders",
     "schedule",
+    "search",
     "simulate",
     "with_transfers",
 ]

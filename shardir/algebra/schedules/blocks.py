@@ -7,7 +7,7 @@ from itertools import product
 
 from shardir.algebra.schedules.actions import Action, Orders
 from shardir.algebra.schedules.costs import PipelineCosts
-from shardir.algebra.schedules.filling import Filling
+from shardir.algebra.schedules.filling import Filling, split_orders
 from shardir.algebra.schedules.looped import interleaved
 from shardir.algebra.schedules.schedule import Schedule
 
@@ -36,8 +36,7 @@ def zb_h2(ranks: int, microbatches: int, chunks: int) -> Orders:
     """As eager 1F1B, with W in what would be bubbles: no rank pauses between its first and its last
     action. Up to 2 p - 1 microbatches are in flight on each of the p ranks."""
     eager = Schedule.of(interleaved(ranks, microbatches, 1))
-    apart = [[a._replace(kind="I") if a.kind == "B" else a for a in o] for o in eager.orders]
-    return with_weights(apart, eager.placement, [2 * ranks - 1] * ranks)
+    return with_weights(split_orders(eager), eager.placement, [2 * ranks - 1] * ranks)
 
 
 def _repeated(ranks: int, microbatches: int, hops: Hops) -> Orders:

@@ -7,9 +7,18 @@ from typing import NamedTuple
 
 from shardir.algebra.schedules.actions import Action, Orders
 from shardir.algebra.schedules.costs import PipelineCosts
+from shardir.algebra.schedules.schedule import Schedule
 
 ROUNDING = 1e-9
 """The relative difference of bytes that is due to rounding."""
+
+
+def split_orders(schedule: Schedule) -> list[list[Action]]:
+    """Return the orders of a schedule without W, with I for B."""
+    return [
+        [a._replace(kind="I") if a.kind == "B" else a for a in order if a.kind != "W"]
+        for order in schedule.orders
+    ]
 
 
 class Filled(NamedTuple):
@@ -40,12 +49,14 @@ class Filling:
 
         A rank computes the oldest W that it can when its next action has to wait: for a result, or
         for memory. It waits instead if the result arrives within `patience` of the rank, as a share
-        of the time of W. None if the memory is too small for the orders, or they have a cycle.
+        of the time of W. If F has to wait for memory and there is no W, the next I of the order is
+        moved before it. None if that does not help, or the orders have a cycle.
         """
         c, hops, placement = self.costs, self.hops, self.placement
         last = len(placement) - 1
         # When the value that F or I takes arrives on its rank, by stage and microbatch.
         arrives: dict[Action, float] = {Action(0, "F", k): 0.0 for k in range(self.microbatches)}
+        left = [list(o) for o in orders]
         position = [0] * len(orders)
         clock = [0.0] * len(orders)
         held = [0.0] * len(orders)
@@ -56,17 +67,24 @@ class Filling:
             now, rank = heappop(events)
             if now < clock[rank]:
                 continue  # it computes; the end of that is an event, too
-            order, waiting = orders[rank], pending[rank]
+            order, waiting = left[rank], pending[rank]
             action, at, full = None, None, False
             if position[rank] < len(order):
                 action = order[position[rank]]
                 at = arrives.get(action)
                 needed = held[rank] + c.memory[action.stage]
                 full = action.kind == "F" and needed > self.memory[rank]
+                if full and not waiting:
+                    first = next(
+                        (i for i in range(position[rank], len(order)) if order[i].kind == "I"), None
+                    )
+                    if first is None:
+                        return None
+                    order.insert(position[rank], order.pop(first))
+                    action, full = order[position[rank]], False
+                    at = arrives.get(action)
             if action is None or at is None or at > now or full:
                 if not waiting:
-                    if full:
-                        return None
                     if at is not None:
                         heappush(events, (at, rank))
                     continue
@@ -99,6 +117,6 @@ class Filling:
                 arrives[taken] = end + hop
                 other = placement[taken.stage]
                 heappush(events, (max(end + hop, clock[other]), other))
-        if any(p < len(o) for p, o in zip(position, orders, strict=True)):
+        if any(p < len(o) for p, o in zip(position, left, strict=True)):
             return None
         return Filled(max(clock), tuple(map(tuple, found)))
