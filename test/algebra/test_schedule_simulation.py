@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise, product
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -219,6 +220,21 @@ def test_named_schedules_meet_the_bound_where_they_are_optimal() -> None:
 
 # ---- the drawing ----
 
+PICTURES = {"1f1b": 1, "zbv": 2}
+"""The schedules drawn in docs/pipeline.md, with their stages on each rank."""
+FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
+
+
+def picture(name: str) -> str:
+    s = schedule(name, 4, 6, PICTURES[name])
+    return simulate(s, equal_costs(s)).svg()
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_pictures_of_the_page_are_current(name: str) -> None:
+    """`python test/algebra/test_schedule_simulation.py` writes them."""
+    assert (FOLDER / f"{name}.svg").read_text() == picture(name)
+
 
 def test_a_drawing_has_a_row_for_each_rank_and_a_box_for_each_action() -> None:
     s = schedule("zbv", 4, 8, 2)
@@ -238,3 +254,8 @@ def test_a_drawing_has_a_row_for_each_rank_and_a_box_for_each_action() -> None:
     for row in rows.values():
         row.sort()
         assert all(a[1] <= b[0] + 0.11 for a, b in pairwise(row)), "overlap"
+
+
+if __name__ == "__main__":
+    for name in PICTURES:
+        (FOLDER / f"{name}.svg").write_text(picture(name))
