@@ -247,4 +247,28 @@ MUTANTS = [
         'layout != present, ""',
         "test/algebra/test_propagation_laws.py -k nodes_with_strategies",
     ),
+    Mutant(
+        "a failure is explained by one side",
+        "The search for offsets skips choices that did cause a failure, and finds no solution.",
+        "shardir/algebra/packing.py",
+        "return causes[left] | causes[right]",
+        "return causes[left]",
+        "test/algebra/test_allocation.py",
+    ),
+    Mutant(
+        "a section is never left empty",
+        "The search for offsets finds only blocks without gaps.",
+        "shardir/algebra/packing.py",
+        "if slack >= self.unit:",
+        "if slack < 0:",
+        "test/algebra/test_allocation.py::test_few_buffers_are_in_the_smallest_block",
+    ),
+    Mutant(
+        "best fit takes the largest gap",
+        "Best fit places a buffer in the largest gap.",
+        "shardir/algebra/allocation.py",
+        "fits[np.argmin(gaps[fits])]",
+        "fits[np.argmax(gaps[fits])]",
+        "test/algebra/test_allocation.py::test_a_buffer_fits_into_the_smallest_gap",
+    ),
 ]

@@ -1,0 +1,157 @@
+"""Offsets for buffers in one block of memory, so that those that are live at once do not overlap.
+
+    a = Buffer(0, 2, 64); b = Buffer(2, 4, 64); c = Buffer(1, 3, 32)
+
+    96 |   . c c .           offsets 0, 0 and 64; 96 bytes, the bound: a and c are live at once
+    64 |   a a b b
+     0 +---0-1-2-3-> time
+
+The lower bound is the maximum over times of the bytes that are live. Best fit, in several orders,
+is tried first. Where it needs more than the bound, `packing` searches for a smaller block: at the
+bound first, then by bisection between the smallest block found and the largest one not found.
+Every limit is a number of steps of the search, not a time: equal buffers have equal offsets on
+every machine.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from shardir.algebra.packing import PackingSearch
+
+GAP = 1.002
+"""The ratio to the bound at which a block is not made smaller by more search."""
+
+MAX_WORK = 1_000_000_000
+"""The default limit of the search: its states, times the pairs of a buffer and a moment each has;
+half a minute to a minute."""
+
+
+class Buffer(NamedTuple):
+    """A buffer that is live at the times from `start` to before `end`, and its bytes."""
+
+    start: int
+    end: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The offset of each buffer, the bytes of the block, and bounds.
+
+    bound: bytes that any block has; best_fit: bytes of the block that best fit alone makes.
+    """
+
+    offsets: tuple[int, ...]
+    size: int
+    bound: int
+    best_fit: int
+
+    @property
+    def is_minimal(self) -> bool:
+        """Whether no block is smaller."""
+        return self.size == self.bound
+
+
+def live_bytes_bound(buffers: Sequence[Buffer], alignment: int = 1) -> int:
+    """Return the maximum over times of the live bytes, each size rounded up to the alignment."""
+    change: dict[int, int] = {}
+    for b in buffers:
+        size = aligned(b.size, alignment)
+        change[b.start] = change.get(b.start, 0) + size
+        change[b.end] = change.get(b.end, 0) - size
+    now = peak = 0
+    for time in sorted(change):
+        now += change[time]
+        peak = max(peak, now)
+    return peak
+
+
+def aligned(size: int, alignment: int) -> int:
+    """Return the smallest multiple of the alignment that is not below `size`."""
+    return -(-size // alignment) * alignment
+
+
+def allocate(
+    buffers: Sequence[Buffer],
+    alignment: int = 1,
+    capacity: int | None = None,
+    max_work: int = MAX_WORK,
+) -> Allocation:
+    """Return an allocation.
+
+    Args:
+        buffers: each with `start` before `end`, and a size of at least 0.
+        alignment: of all offsets, in bytes.
+        capacity: a number of bytes that is small enough; by default the bound.
+        max_work: the limit of the search, see MAX_WORK.
+    """
+    bound = live_bytes_bound(buffers, alignment)
+    enough = max(bound, capacity or 0)
+    shown = [i for i, b in enumerate(buffers) if b.size]
+    real = [buffers[i]._replace(size=aligned(buffers[i].size, alignment)) for i in shown]
+    offsets, best_fit = _best_fit(real, enough)
+    size = best_fit
+    if size > enough:
+        search = PackingSearch(real, max_work)
+        low, target = enough - 1, enough
+        while size > max(enough, GAP * bound) and search.work < max_work and low < target < size:
+            share = max_work // 2 if target == enough else max_work // 8
+            found = search.run(target, share)
+            if found is None:
+                low = target
+            else:
+                offsets, size = found, _top(real, found)
+            target = aligned((low + size) // 2, alignment)
+    placed = [0] * len(buffers)
+    for i, offset in zip(shown, offsets, strict=True):
+        placed[i] = offset
+    return Allocation(tuple(placed), size, bound, best_fit)
+
+
+def _top(buffers: Sequence[Buffer], offsets: Sequence[int]) -> int:
+    return max((o + b.size for b, o in zip(buffers, offsets, strict=True)), default=0)
+
+
+ORDERS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
+    lambda b: (-b.size, b.start),
+    lambda b: (-b.size * (b.end - b.start), b.start),
+    lambda b: (b.start - b.end, -b.size),
+    lambda b: (b.start, -b.size),
+)
+"""The orders of best fit: by size, by area, by length of life, by start."""
+
+
+def _best_fit(buffers: Sequence[Buffer], enough: int) -> tuple[list[int], int]:
+    """Return the smallest of the blocks that best fit makes in each of ORDERS: its offsets and its
+    bytes. The first that is small enough ends it."""
+    best, smallest = list[int](), -1
+    for order in ORDERS:
+        offsets = best_fit(buffers, sorted(range(len(buffers)), key=lambda i: order(buffers[i])))
+        size = _top(buffers, offsets)
+        if smallest < 0 or size < smallest:
+            best, smallest = offsets, size
+        if smallest <= enough:
+            break
+    return best, smallest
+
+
+def best_fit(buffers: Sequence[Buffer], order: Sequence[int]) -> list[int]:
+    """Place buffers one after the other, each in the smallest gap that it fits in, else on top."""
+    starts, ends, sizes = (np.array(x, int) for x in zip(*buffers, strict=True)) if buffers else (
+        np.zeros((3, 0), int)
+    )  # fmt: skip
+    offsets, placed = np.zeros(len(buffers), int), np.zeros(len(buffers), bool)
+    for i in order:
+        start, end, size = buffers[i]
+        beside = np.flatnonzero(placed & (starts < end) & (ends > start))
+        beside = beside[np.argsort(offsets[beside], kind="stable")]
+        below = offsets[beside]
+        tops = np.maximum.accumulate(np.concatenate([[0], below + sizes[beside]]))
+        gaps = below - tops[:-1]
+        fits = np.flatnonzero(gaps >= size)
+        offsets[i] = tops[fits[np.argmin(gaps[fits])]] if len(fits) else tops[-1]
+        placed[i] = True
+    return offsets.tolist()
