@@ -1,6 +1,6 @@
 """Offsets for buffers in one block of memory, so that those that are live at once do not overlap.
 
-    a = Buffer(0, 2, 64); b = Buffer(2, 4, 64); c = Buffer(1, 3, 32)
+    a = LiveBuffer(0, 2, 64); b = LiveBuffer(2, 4, 64); c = LiveBuffer(1, 3, 32)
 
     96 |   . c c .           offsets 0, 0 and 64; 96 bytes, the bound: a and c are live at once
     64 |   a a b b
@@ -29,7 +29,7 @@ MAX_WORK = 1_000_000_000
 half a minute to a minute."""
 
 
-class Buffer(NamedTuple):
+class LiveBuffer(NamedTuple):
     """A buffer that is live at the times from `start` to before `end`, and its bytes."""
 
     start: int
@@ -55,7 +55,7 @@ class Allocation:
         return self.size == self.bound
 
 
-def live_bytes_bound(buffers: Sequence[Buffer], alignment: int = 1) -> int:
+def live_bytes_bound(buffers: Sequence[LiveBuffer], alignment: int = 1) -> int:
     """Return the maximum over times of the live bytes, each size rounded up to the alignment."""
     change: dict[int, int] = {}
     for b in buffers:
@@ -75,7 +75,7 @@ def aligned(size: int, alignment: int) -> int:
 
 
 def allocate(
-    buffers: Sequence[Buffer],
+    buffers: Sequence[LiveBuffer],
     alignment: int = 1,
     capacity: int | None = None,
     max_work: int = MAX_WORK,
@@ -92,12 +92,13 @@ def allocate(
     enough = max(bound, capacity or 0)
     shown = [i for i, b in enumerate(buffers) if b.size]
     real = [buffers[i]._replace(size=aligned(buffers[i].size, alignment)) for i in shown]
-    offsets, best_fit = _best_fit(real, enough)
+    near = max(enough, int(GAP * bound))
+    offsets, best_fit = _best_fit(real, near)
     size = best_fit
-    if size > enough:
+    if size > near:
         search = PackingSearch(real, max_work)
         low, target = enough - 1, enough
-        while size > max(enough, GAP * bound) and search.work < max_work and low < target < size:
+        while size > near and search.work < max_work and low < target < size:
             share = max_work // 2 if target == enough else max_work // 8
             found = search.run(target, share)
             if found is None:
@@ -111,11 +112,11 @@ def allocate(
     return Allocation(tuple(placed), size, bound, best_fit)
 
 
-def _top(buffers: Sequence[Buffer], offsets: Sequence[int]) -> int:
+def _top(buffers: Sequence[LiveBuffer], offsets: Sequence[int]) -> int:
     return max((o + b.size for b, o in zip(buffers, offsets, strict=True)), default=0)
 
 
-ORDERS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
+ORDERS: tuple[Callable[[LiveBuffer], tuple[int, ...]], ...] = (
     lambda b: (-b.size, b.start),
     lambda b: (-b.size * (b.end - b.start), b.start),
     lambda b: (b.start - b.end, -b.size),
@@ -124,7 +125,7 @@ ORDERS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
 """The orders of best fit: by size, by area, by length of life, by start."""
 
 
-def _best_fit(buffers: Sequence[Buffer], enough: int) -> tuple[list[int], int]:
+def _best_fit(buffers: Sequence[LiveBuffer], enough: int) -> tuple[list[int], int]:
     """Return the smallest of the blocks that best fit makes in each of ORDERS: its offsets and its
     bytes. The first that is small enough ends it."""
     best, smallest = list[int](), -1
@@ -138,7 +139,7 @@ def _best_fit(buffers: Sequence[Buffer], enough: int) -> tuple[list[int], int]:
     return best, smallest
 
 
-def best_fit(buffers: Sequence[Buffer], order: Sequence[int]) -> list[int]:
+def best_fit(buffers: Sequence[LiveBuffer], order: Sequence[int]) -> list[int]:
     """Place buffers one after the other, each in the smallest gap that it fits in, else on top."""
     starts, ends, sizes = (np.array(x, int) for x in zip(*buffers, strict=True)) if buffers else (
         np.zeros((3, 0), int)

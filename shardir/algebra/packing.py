@@ -43,7 +43,6 @@ STATES = (3, 10, 30)
 FIXED_WORK = 2000
 """The work for a state besides that for its pairs of a buffer and a section."""
 
-Array = np.ndarray
 Skip = tuple[int, int]
 """A section that is empty up to a height."""
 
@@ -72,13 +71,13 @@ ORDERS = tuple(
 """The orders of the searches of a round; after the rounds of STATES with noise."""
 
 
-class State(NamedTuple):
+class PackingState(NamedTuple):
     """Heights of sections (and 0 past the last one), which buffers are not placed, the bytes of
     those in each section, and for each section the set of those that caused its height, as bits."""
 
-    heights: Array
-    alive: Array
-    left: Array
+    heights: np.ndarray
+    alive: np.ndarray
+    left: np.ndarray
     causes: list[int]
 
 
@@ -87,7 +86,7 @@ class Branch:
     """A state with its choices: buffers at `height`, and perhaps to skip. `conflict` is the set of
     sections that explain why the choices before `tried` failed."""
 
-    state: State
+    state: PackingState
     key: bytes
     height: int
     choices: list[int | Skip]
@@ -166,7 +165,7 @@ class PackingSearch:
         left = np.add.reduceat(self._sizes[self._flat], self._begins)
         heights = np.zeros(self.number + 1, int)
         causes = [1 << i for i in range(self.number)]
-        root = self._enter(State(heights, np.ones(len(offsets), bool), left, causes))
+        root = self._enter(PackingState(heights, np.ones(len(offsets), bool), left, causes))
         if isinstance(root, int):
             return []
         path = [root]
@@ -196,7 +195,7 @@ class PackingSearch:
                 left[at] -= self.sizes[choice]
                 if not alive.any():
                     return offsets
-            entered = self._enter(State(heights, alive, left, causes))
+            entered = self._enter(PackingState(heights, alive, left, causes))
             if isinstance(entered, int):
                 self._fail(branch, entered)
             else:
@@ -215,7 +214,7 @@ class PackingSearch:
         else:
             branch.conflict, branch.tried = conflict, len(branch.choices)
 
-    def _enter(self, state: State) -> Branch | int:
+    def _enter(self, state: PackingState) -> Branch | int:
         """Return the choices in a state; if it has no solution, the sections that explain it."""
         self.work += len(self._flat) + FIXED_WORK
         raised = self._raise(state)
@@ -247,7 +246,7 @@ class PackingSearch:
                 conflict |= causes[i]
         return Branch(state, key, height, choices, conflict)
 
-    def _raise(self, state: State) -> tuple[State, Array] | int:
+    def _raise(self, state: PackingState) -> tuple[PackingState, np.ndarray] | int:
         """Return the state with heights raised as far as its buffers require, and the height above
         which each buffer is; if there is no solution, the sections that explain it."""
         heights, alive, left, causes = state
@@ -257,7 +256,7 @@ class PackingSearch:
             lowest = np.minimum.reduceat(bottoms[self._flat], self._begins)
             changed = np.flatnonzero(lowest > heights[:-1])
             if not len(changed):
-                return State(heights, alive, left, causes), bottoms
+                return PackingState(heights, alive, left, causes), bottoms
             levels, before, causes = heights.tolist(), causes, causes[:]
             for section in changed.tolist():
                 if rest := int(left[section]):
@@ -270,7 +269,7 @@ class PackingSearch:
                         return causes[section]
             heights = np.append(np.maximum(lowest, heights[:-1]), 0)
 
-    def _choose(self, state: State, bottoms: Array) -> int:
+    def _choose(self, state: PackingState, bottoms: np.ndarray) -> int:
         """Return the section to decide on, beside which no section is lower."""
         heights = state.heights[:-1]
         low = np.minimum.reduceat(state.heights, self._ranges)[::2]

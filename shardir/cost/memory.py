@@ -70,7 +70,7 @@ class MemoryUse:
 
 def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
     """Return the memory that a function in the local view needs on a device."""
-    live = _Live(f, mesh)
+    live = LiveStorages(f, mesh)
     at = max(range(len(live.ops)), key=live.needed.__getitem__)
     parts = _parts(f, live.ops)
     there = (
@@ -83,21 +83,24 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
 
 def memory_at_ops(f: FuncOp, mesh: Mesh) -> dict[Operation, int]:
     """Return the bytes that are live at each op of a function in the local view."""
-    live = _Live(f, mesh)
+    live = LiveStorages(f, mesh)
     return dict(zip(live.ops, live.needed, strict=True))
 
 
-class _Live:
+class LiveStorages:
     """The live ops and storages of a function, and the bytes that each op needs."""
 
     def __init__(self, f: FuncOp, mesh: Mesh):
         self.ops = ops = live_ops(list(f.body.block.ops))
         storages = _storages(f, ops, mesh)
+        self.at, self.root = storages.at, storages.root
         self.spans = dict(storages.spans())
         if not frees(f):
             self.spans = {v: Span(span.start, len(ops)) for v, span in self.spans.items()}
         self.sizes = {v: _size(v, storages) for v in self.spans}
-        self.held = _held(ops, mesh)
+        self.buffers = _buffers(ops, mesh)
+        """The buffers of collectives: the bytes, and the ops from and to which each is live."""
+        self.held = _held(self.buffers, len(ops))
         self.needed = list[int]()
         born, died = [0] * (len(ops) + 1), [0] * (len(ops) + 1)
         for v, (start, end) in self.spans.items():
@@ -110,14 +113,23 @@ class _Live:
             now -= died[i]
 
 
-def _held(ops: list[Operation], mesh: Mesh) -> list[int]:
-    """Return the bytes of buffers at each op: its own, and those of collectives in flight."""
-    change, ends = [0] * (len(ops) + 1), waits(ops)
+def _buffers(ops: list[Operation], mesh: Mesh) -> dict[Operation, tuple[int, Span]]:
+    """Return the bytes of the buffers of each collective that has any, and when they are live: at
+    the op, or until the wait for it."""
+    found, ends = dict[Operation, tuple[int, Span]](), waits(ops)
     for i, op in enumerate(ops):
         if isinstance(op, dist.CollectiveOp) and (size := collective_work(op, mesh).buffers):
-            change[i] += size
-            change[ends.get(op, i) + 1] -= size
-    return list(accumulate(change[:-1]))
+            found[op] = size, Span(i, ends.get(op, i))
+    return found
+
+
+def _held(buffers: dict[Operation, tuple[int, Span]], number: int) -> list[int]:
+    """Return the bytes of buffers at each of a number of ops."""
+    change = [0] * (number + 2)
+    for size, (start, end) in buffers.values():
+        change[start] += size
+        change[end + 1] -= size
+    return list(accumulate(change[:number]))
 
 
 def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:

@@ -23,6 +23,7 @@ from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import MemoryUse, memory_of
+from shardir.cost.memory_plan import PlannedMemory, planned_memory
 from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import OpCost, works_of
 from shardir.dialects import dist
@@ -40,6 +41,7 @@ class FunctionCost:
     mesh: Mesh
     ops: tuple[OpCost, ...]
     memory: MemoryUse
+    planned: PlannedMemory | None = None
 
     @cached_property
     def seconds(self) -> float:
@@ -94,6 +96,9 @@ class FunctionCost:
         if named:
             shown = ", ".join(f"%{s.value.name_hint} {s.bytes}" for s in named)
             yield f"    largest: {shown}"
+        if (plan := self.planned) is not None:
+            sizes = f"a block of {plan.size} B, lower bound {plan.bound} B"
+            yield f"    plan, arguments aside: {sizes}, gap {plan.gap:.1%}"
 
 
 def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCost]:
@@ -115,7 +120,7 @@ def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCos
 def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
     """Return the cost of a function in the local view on the mesh's cluster."""
     ops = tuple(w.cost(mesh) for w in works_of(list(f.body.block.ops), mesh))
-    return FunctionCost(f.sym_name.data, mesh, ops, memory_of(f, mesh))
+    return FunctionCost(f.sym_name.data, mesh, ops, memory_of(f, mesh), planned_memory(f))
 
 
 def _row(c: OpCost) -> tuple[str, ...]:

@@ -285,6 +285,10 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "The calls of a module add at most 200,000 ops, once they are inlined.",
             "use fewer calls",
         ),
+        "F5": Code(
+            "Values of a memory plan (`offsets`) that are live at once do not overlap.",
+            "run plan-memory again",
+        ),
     },
     "Training": {
         "G1": Code(

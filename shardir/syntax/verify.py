@@ -17,6 +17,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import Diagnostic, ParseErrors, ShardirError
 from shardir.dialects.dist import check_type
+from shardir.dialects.memory import check_offsets
 from shardir.dialects.symbols import find_symbol, fixed_symbols
 from shardir.dialects.train import check_counts, check_initial_values
 from shardir.syntax.dominance import check_dominance
@@ -105,6 +106,7 @@ def check_op(op: Operation) -> None:
         op.verify_()
     if isinstance(op, FuncOp):
         check_signature(op)
+        check_offsets(op)
 
 
 def check_call(op: CallOp) -> None:

@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 from scipy.optimize import LinearConstraint, milp
 
-from shardir.algebra.allocation import Buffer, allocate, best_fit, live_bytes_bound
+from shardir.algebra.allocation import LiveBuffer, allocate, best_fit, live_bytes_bound
 from shardir.algebra.packing import PackingSearch
 from shardir.tools import bench
 
 cut = bench.load("memory_plan").cut
 
 
-def some_buffers(seed: int, number: int, times: int, sizes: Sequence[int]) -> list[Buffer]:
+def some_buffers(seed: int, number: int, times: int, sizes: Sequence[int]) -> list[LiveBuffer]:
     draw = Random(seed)
     found = []
     for _ in range(number):
         start, end = sorted(draw.sample(range(times), 2))
-        found.append(Buffer(start, end, draw.choice(sizes)))
+        found.append(LiveBuffer(start, end, draw.choice(sizes)))
     return found
 
 
-def used(buffers: Sequence[Buffer], offsets: Sequence[int]) -> int:
+def used(buffers: Sequence[LiveBuffer], offsets: Sequence[int]) -> int:
     """The bytes of the block, after a check at each time that no byte is in two buffers."""
     for time in {b.start for b in buffers}:
         top = 0
@@ -38,20 +38,20 @@ def used(buffers: Sequence[Buffer], offsets: Sequence[int]) -> int:
     return max((o + b.size for b, o in zip(buffers, offsets, strict=True)), default=0)
 
 
-def full(seed: int, number: int, times: int, size: int) -> list[Buffer]:
+def full(seed: int, number: int, times: int, size: int) -> list[LiveBuffer]:
     """Random buffers, and at each time one more that fills the block: without a gap anywhere they
     seldom fit."""
-    draw, left, found = Random(seed), [size] * times, list[Buffer]()
+    draw, left, found = Random(seed), [size] * times, list[LiveBuffer]()
     while len(found) < number:
         start = draw.randrange(times - 1)
         end = draw.randrange(start + 2, times + 1)
         if free := min(left[start:end]):
-            found.append(Buffer(start, end, draw.randint(1, (free + 1) // 2)))
+            found.append(LiveBuffer(start, end, draw.randint(1, (free + 1) // 2)))
             left[start:end] = [x - found[-1].size for x in left[start:end]]
-    return found + [Buffer(i, i + 1, x) for i, x in enumerate(left) if x]
+    return found + [LiveBuffer(i, i + 1, x) for i, x in enumerate(left) if x]
 
 
-def minimum(buffers: Sequence[Buffer]) -> int:
+def minimum(buffers: Sequence[LiveBuffer]) -> int:
     """The bytes of the smallest block, by a mixed-integer program: offsets, the top, and for each
     pair that is live at once which of them is lower."""
     n = len(buffers)
@@ -140,11 +140,17 @@ def test_a_capacity_is_small_enough():
 
 def test_a_buffer_fits_into_the_smallest_gap():
     """Between buffers of one time, from 10 to 30 and from 40 to 45."""
-    walls = [Buffer(0, 2, 10), Buffer(0, 1, 20), Buffer(0, 2, 10), Buffer(0, 1, 5), Buffer(0, 2, 1)]
-    buffers = [*walls, Buffer(1, 2, 4)]
+    walls = [
+        LiveBuffer(0, 2, 10),
+        LiveBuffer(0, 1, 20),
+        LiveBuffer(0, 2, 10),
+        LiveBuffer(0, 1, 5),
+        LiveBuffer(0, 2, 1),
+    ]
+    buffers = [*walls, LiveBuffer(1, 2, 4)]
     assert best_fit(buffers, range(6)) == [0, 10, 30, 40, 45, 40]
 
 
 def test_nothing_to_allocate():
     assert allocate([]).size == 0
-    assert allocate([Buffer(0, 3, 0)]).offsets == (0,)
+    assert allocate([LiveBuffer(0, 3, 0)]).offsets == (0,)

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from shardir.algebra.allocation import Buffer, allocate
+from shardir.algebra.allocation import LiveBuffer, allocate
 from shardir.diagnostics import ShardirError
 
 Record = dict[str, Any]
@@ -41,7 +41,7 @@ def records(log: Callable[[str], object], folder: Path | None = None) -> list[Re
     return found
 
 
-def instances(folder: Path) -> Iterator[tuple[str, int, list[Buffer]]]:
+def instances(folder: Path) -> Iterator[tuple[str, int, list[LiveBuffer]]]:
     """Yield the instances of a folder. Raises ShardirError if there are none."""
     paths = sorted(folder.glob("*.*.csv"))
     if not paths:
@@ -50,36 +50,36 @@ def instances(folder: Path) -> Iterator[tuple[str, int, list[Buffer]]]:
         name, capacity, _ = path.name.rsplit(".", 2)
         with path.open(encoding="utf-8", newline="") as file:
             rows = [*csv.DictReader(file)]
-        buffers = [Buffer(int(r["lower"]), int(r["upper"]), int(r["size"])) for r in rows]
+        buffers = [LiveBuffer(int(r["lower"]), int(r["upper"]), int(r["size"])) for r in rows]
         yield name, int(capacity), buffers
 
 
-def cut_blocks() -> Iterator[tuple[str, int, list[Buffer]]]:
+def cut_blocks() -> Iterator[tuple[str, int, list[LiveBuffer]]]:
     """Yield blocks of CAPACITY that are cut into buffers."""
     for parts in (50, 100, 200, 400):
         yield f"cut {parts}", CAPACITY, cut(Random(parts), parts, parts, CAPACITY)
 
 
-def cut(draw: Random, parts: int, times: int, size: int) -> list[Buffer]:
+def cut(draw: Random, parts: int, times: int, size: int) -> list[LiveBuffer]:
     """Cut a full block into buffers, the largest first, so that nothing smaller holds them."""
-    found = [Buffer(0, times, size)]
+    found = [LiveBuffer(0, times, size)]
     while len(found) < parts:
         start, end, held = found.pop(max(range(len(found)), key=lambda i: _area(found[i])))
         if end - start > 1 and (held == 1 or draw.random() < 0.5):
             at = draw.randrange(start + 1, end)
-            found += [Buffer(start, at, held), Buffer(at, end, held)]
+            found += [LiveBuffer(start, at, held), LiveBuffer(at, end, held)]
         else:
             at = draw.randrange(1, held)
-            found += [Buffer(start, end, at), Buffer(start, end, held - at)]
+            found += [LiveBuffer(start, end, at), LiveBuffer(start, end, held - at)]
     draw.shuffle(found)
     return found
 
 
-def _area(b: Buffer) -> int:
+def _area(b: LiveBuffer) -> int:
     return (b.end - b.start) * b.size
 
 
-def check(buffers: list[Buffer], offsets: tuple[int, ...], size: int) -> None:
+def check(buffers: list[LiveBuffer], offsets: tuple[int, ...], size: int) -> None:
     """Raise AssertionError if buffers overlap, or are not within the block."""
     placed = [*zip(buffers, offsets, strict=True)]
     for i, (b, low) in enumerate(placed):

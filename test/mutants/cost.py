@@ -58,8 +58,8 @@ MUTANTS = [
         "buffers are freed at the start",
         "The buffers of a started collective are free before its wait.",
         "shardir/cost/memory.py",
-        "change[ends.get(op, i) + 1] -= size",
-        "change[i + 1] -= size",
+        "found[op] = size, Span(i, ends.get(op, i))",
+        "found[op] = size, Span(i, i)",
         "test/cost/test_cost_memory.py::test_collectives",
     ),
     Mutant(
@@ -101,5 +101,13 @@ MUTANTS = [
         "    if is_free(kind, factors, types):\n        return 0.0",
         "    if issubclass(kind, FREE):\n        return 0.0",
         "test/search/test_candidates.py",
+    ),
+    Mutant(
+        "a storage ends before its last reader",
+        "In a memory plan the results of an op overwrite the operands that it reads last.",
+        "shardir/cost/memory_plan.py",
+        "yield v.op, v.index, LiveBuffer(start, end + 1, live.sizes[v])",
+        "yield v.op, v.index, LiveBuffer(start, max(end, start + 1), live.sizes[v])",
+        "test/passes/test_plan_memory.py",
     ),
 ]

@@ -180,4 +180,12 @@ MUTANTS = [
         "if issubclass(kind, Composite):",
         "test/search/test_candidates.py",
     ),
+    Mutant(
+        "values of a memory plan overlap",
+        "The verifier accepts offsets at which a value is overwritten before its last use.",
+        "shardir/dialects/memory.py",
+        "if low < end and offset < top:",
+        "if low == offset and end == top:",
+        "test/filecheck -k offsets",
+    ),
 ]

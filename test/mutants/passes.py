@@ -182,4 +182,12 @@ MUTANTS = [
         "return drawn and any(",
         "test/filecheck -k local-steps",
     ),
+    Mutant(
+        "a schedule with a higher peak is retained",
+        "plan-memory increases the peak where an early free delays other ones.",
+        "passes/plan_memory.py",
+        "if max(after.needed) >= peak:",
+        "if max(after.needed) == peak:",
+        "test/passes/test_plan_memory.py",
+    ),
 ]

@@ -1,0 +1,56 @@
+"""The attributes of a memory plan, and their check: values that are read later are not overwritten.
+
+`offsets` of an op has the offset of each result in the function's block, in bytes, or -1.
+"""
+
+from collections.abc import Iterator
+
+from xdsl.dialects.builtin import DenseArrayBase
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, OpResult
+from xdsl.utils.exceptions import VerifyException
+
+from shardir.diagnostics.codes import coded
+from shardir.dialects.nn.types import size_of
+
+OFFSETS = "offsets"
+"""The attribute of an op with the offsets of its results."""
+
+MEMORY_PLAN = "memory_plan"
+"""The attribute of a function with the sizes of its plan."""
+
+
+def planned_results(ops: list[Operation]) -> Iterator[tuple[int, OpResult]]:
+    """Yield the results that have offsets, each with its offset."""
+    for op in ops:
+        if isinstance(found := op.attributes.get(OFFSETS), DenseArrayBase):
+            for v, offset in zip(op.results, found.get_values(), strict=False):
+                if isinstance(offset, int) and offset >= 0:
+                    yield offset, v
+
+
+def check_offsets(f: FuncOp) -> None:
+    """Check that in the memory plan of a function no result overwrites a value that is read later.
+
+    Only uses of the value itself count, not those of its views.
+
+    Raises:
+        VerifyException: one does.
+    """
+    ops = [op for block in f.body.blocks for op in block.ops]  # a declaration has none
+    at = {op: i for i, op in enumerate(ops)}
+    live: list[tuple[int, int, int, OpResult]] = []  # last use, offset, end
+    for offset, v in planned_results(ops):
+        made, end = at[v.op], offset + size_of(v)
+        live = [x for x in live if x[0] >= made]
+        for _, low, top, other in live:
+            if low < end and offset < top:
+                got = f"{_named(v)} at {offset} to {end} and {_named(other)} at {low} to {top}"
+                message = f"expected values that are live at once apart, got {got}"
+                raise VerifyException(coded("F5", message))
+        last = max((at.get(use.operation, made) for use in v.uses), default=made)
+        live.append((last, offset, end, v))
+
+
+def _named(v: OpResult) -> str:
+    return f"%{v.name_hint}" if v.name_hint else f"a result of {v.op.name}"
