@@ -34,16 +34,13 @@ from xdsl.dialects.builtin import (
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, BlockArgument, Region, SSAValue
 
-from shardir.algebra.cluster import Level
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.mesh import Axis, Mesh
 from shardir.analysis.functions import is_local_body, mesh_of, name_of, values
 from shardir.diagnostics import Failure, Located
 from shardir.dialects import train
 from shardir.dialects.dist import (
-    ClusterAttr,
     ClusterOp,
-    MeshAttr,
     MeshOp,
     global_shape,
     laid_out,
@@ -57,6 +54,7 @@ from shardir.rewriting import nested
 from shardir.rewriting.autodiff.arguments import Arguments
 from shardir.rewriting.autodiff.step import TrainStep
 from shardir.rewriting.copying import copied
+from shardir.rewriting.meshes import with_outermost_axis
 from shardir.rewriting.options import PassOptions
 from shardir.rewriting.rewriter import Rewriter
 
@@ -76,7 +74,7 @@ class LocalSteps(PassOptions):
             has_mesh = any(layout_of(v) is not None for v in values(f.body.block))
             mesh = mesh_of(f, op) if has_mesh else None
             if mesh is not None:
-                mesh = _with_replicas(op, mesh, sync.values["replicas"])
+                mesh = with_outermost_axis(op, mesh, train.REPLICA, sync.values["replicas"])
             synchronized = _synchronized(op, f)
             made = _Synchronization(f, sync, mesh).function(synchronized)
             if is_local_body(f.body.block):
@@ -109,22 +107,6 @@ def _check(module: ModuleOp, steps: dict[FuncOp, train.SyncAttr]) -> None:
 
 def _name(f: FuncOp) -> str:
     return f"{name_of(f)}_sync"
-
-
-def _with_replicas(module: ModuleOp, mesh: Mesh, count: int) -> Mesh:
-    """Add the axis of the replicas to a mesh, and a level to its cluster."""
-    declared = find_symbol(module, MeshOp, mesh.name)
-    assert declared is not None
-    declared.properties["axes"] = MeshAttr(((train.REPLICA, count), *mesh.axes))
-    if declared.cluster is not None:
-        cluster = find_symbol(module, ClusterOp, declared.cluster.string_value())
-        assert cluster is not None
-        devices = cluster.devices.data
-        outermost = devices.levels[-1]
-        level = Level(train.REPLICA, count, outermost.bandwidth, outermost.latency)
-        new = replace(devices, levels=(*devices.levels, level))
-        cluster.properties["devices"] = ClusterAttr(new)
-    return declared.mesh
 
 
 def _lower(ctx: Context, module: ModuleOp, f: FuncOp) -> None:

@@ -39,17 +39,21 @@ READERS = (*DECIDERS, "data-parallel", "distributed-autodiff", "require-layouts"
 """The passes that read annotations: a plan is applied before the first of them."""
 
 _LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"
-_LOWERED = "lower-to-spmd,simplify-communication,fuse-communication,overlap-communication"
+_LOWERED = (
+    "lower-to-spmd,simplify-communication,split-stages,fuse-communication,overlap-communication"
+)
+
+_GIVEN = "inline-calls,assign-stages"
 
 PIPELINES: dict[str, str] = {
-    "train": "inline-calls,propagate-strategies,lower-layouts,local-steps",
+    "train": f"{_GIVEN},propagate-strategies,lower-layouts,local-steps",
     "lower-layouts": f"{_LAID_OUT},{_LOWERED}",
-    "auto": "inline-calls,distributed-autodiff,search-strategies,lower-plan,local-steps",
+    "auto": f"{_GIVEN},distributed-autodiff,search-strategies,lower-plan,local-steps",
     "lower-plan": f"insert-redistributions,recompute,{_LOWERED}",
-    "data": "inline-calls,data-parallel,propagate-strategies,lower-layouts,local-steps",
-    "hybrid": "inline-calls,data-parallel{hybrid=true},propagate-strategies,lower-layouts,"
+    "data": f"{_GIVEN},data-parallel,propagate-strategies,lower-layouts,local-steps",
+    "hybrid": f"{_GIVEN},data-parallel{{hybrid=true}},propagate-strategies,lower-layouts,"
     "local-steps",
-    "manual": "inline-calls,require-layouts,lower-layouts,local-steps",
+    "manual": f"{_GIVEN},require-layouts,lower-layouts,local-steps",
     "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute,local-steps",
 }
 """Names for sequences of passes, used like a pass. search-strategies also measures plans by

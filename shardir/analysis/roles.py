@@ -12,6 +12,7 @@ from shardir.dialects.train import (
     Role,
     arguments,
     is_step,
+    stage_of,
     updated_arguments,
 )
 
@@ -37,9 +38,9 @@ def lent_arguments(f: FuncOp) -> frozenset[SSAValue]:
 
 
 def frees(f: FuncOp) -> bool:
-    """Whether a program of the function frees each value after its last use: that of a step, and of
-    a model, which has parameters or states. A small function reads better without."""
-    return is_step(f) or bool(retained_arguments(f))
+    """Whether a program of the function frees each value after its last use: that of a step, of a
+    stage, and of a model, which has parameters or states. A small one reads better without."""
+    return is_step(f) or stage_of(f) is not None or bool(retained_arguments(f))
 
 
 def ties(f: FuncOp) -> dict[SSAValue, SSAValue]:

@@ -124,7 +124,7 @@ class Loaded:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The global values of parameters and states; all ranks call it."""
         states = self._session.states
-        return {key: states.state(key).clone() for key in states.values}
+        return {key: states.state(key).clone() for key in states.types}
 
     def load_weights(self, weights: str | Path | Mapping[str, torch.Tensor]) -> None:
         """Take the values of parameters, and of other states that `weights` has; what else it has,

@@ -29,6 +29,7 @@ from shardir.dialects.train import (
     LossScaleAttr,
     MetricsAttr,
     OptimizerAttr,
+    PipelineAttr,
     StepOp,
     SyncAttr,
 )
@@ -38,6 +39,7 @@ WRITTEN = {
     "accumulate": 'write accumulate="mean, microbatches = 4"',
     "clip": 'write clip="norm, max = 1.0"',
     "metrics": 'write metrics="gradient_norm, learning_rate"',
+    "pipeline": 'write pipeline="1f1b, ranks = 4"',
     "sync": 'write sync="nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9"',
     "loss_scale": 'write loss_scale="static, factor = 1024.0"',
 }
@@ -108,9 +110,11 @@ class Module:
         loss_scale: str | None = None,
         metrics: str | None = None,
         sync: str | None = None,
+        pipeline: str | None = None,
     ) -> None:
         """Request a training step of a function that returns its loss: `adamw, lr = 1e-3`.
-        `accumulate`, `clip`, `loss_scale`, `metrics` and `sync` are as in docs/language.md.
+        `accumulate`, `clip`, `loss_scale`, `metrics`, `sync` and `pipeline` are as in
+        docs/language.md.
 
         Raises:
             NotationError: a text is not of its form.
@@ -122,7 +126,7 @@ class Module:
         for key, kind, text in (
             ("accumulate", AccumulateAttr, accumulate), ("clip", ClipAttr, clip),
             ("loss_scale", LossScaleAttr, loss_scale), ("metrics", MetricsAttr, metrics),
-            ("sync", SyncAttr, sync),
+            ("sync", SyncAttr, sync), ("pipeline", PipelineAttr, pipeline),
         ):  # fmt: skip
             if text is not None and not isinstance(text, str):
                 raise ShardirError(f"expected a text as {key}, got {text!r:.60}; {WRITTEN[key]}")

@@ -14,7 +14,7 @@ from functools import cached_property
 from math import prod
 
 from xdsl.dialects.builtin import TensorType
-from xdsl.dialects.func import ReturnOp
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation
 
 from shardir.algebra.cluster import DEFAULT, Cluster
@@ -22,15 +22,18 @@ from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
 from shardir.algebra.forms import Form, copying, direct, fastest, forms_of
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.steps import elements, step_buffers, step_forms, step_received
 from shardir.analysis.aliasing import VIEWS, is_identity
 from shardir.analysis.loops import Loops
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
+from shardir.dialects.dist import module_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import element_name, itemsize, size_of
 from shardir.dialects.signatures import SignatureMemo
+from shardir.dialects.symbols import find_symbol
+from shardir.dialects.train import stage_of
 
 works = SignatureMemo()
 """The element type, the flops and the bytes of each signature on a mesh."""
@@ -166,14 +169,29 @@ class Communication(Work):
 class Receipt(Work):
     """The bytes that one device receives from another."""
 
-    op: dist.RecvOp
+    op: Operation
     bytes: int
+    axes: Axes
 
     def cost(self, mesh: Mesh) -> OpCost:
-        axes = self.op.axes.data
+        axes = self.axes
         form = fastest(forms_of("recv", direct, mesh, axes), self.bytes)
         seconds = form.seconds(self.bytes)
         return OpCost(self.op, 0, self.bytes, seconds, axes, form.name, form.latency)
+
+
+@dataclass(frozen=True)
+class Called(Work):
+    """The work of the function that is called: that of a stage."""
+
+    op: CallOp
+    works: tuple[Work, ...]
+
+    def cost(self, mesh: Mesh) -> OpCost:
+        costs = [work.cost(mesh) for work in self.works]
+        flops = sum(c.flops for c in costs)
+        touched = sum(c.bytes for c in costs if not c.communicates)
+        return OpCost(self.op, flops, touched, sum(c.seconds for c in costs))
 
 
 @dataclass(frozen=True)
@@ -241,6 +259,8 @@ def work_of(op: Operation, mesh: Mesh) -> Work | None:
     match op:
         case ReturnOp() | train.Mark():
             return None
+        case train.TransferOp():
+            return Receipt(op, size_of(op.out), (Axis(train.STAGE_AXIS),))
         case TensorOp():
             return _computation(op, mesh)
         case dist.CollectiveOp():
@@ -248,11 +268,20 @@ def work_of(op: Operation, mesh: Mesh) -> Work | None:
         case dist.SendOp() | dist.WaitOp():
             return NoWork(op)
         case dist.RecvOp():
-            return Receipt(op, size_of(op.out))
+            return Receipt(op, size_of(op.out), op.axes.data)
+        case CallOp() if (callee := _callee(op)) is not None:
+            return Called(op, tuple(works_of(list(callee.body.block.ops), mesh)))
         case _:
             raise ShardirError(
                 f"expected an op with a cost, got {op.name}; use ops of nn, dist and train"
             )
+
+
+def _callee(op: CallOp) -> FuncOp | None:
+    """Return the function of a stage that a step calls."""
+    module = module_of(op)
+    found = find_symbol(module, FuncOp, op.callee.string_value()) if module is not op else None
+    return found if found is not None and stage_of(found) is not None else None
 
 
 def _computation(op: TensorOp, mesh: Mesh) -> Work:

@@ -346,6 +346,12 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "A result that is the gradient of a parameter has its type, and is the only one.",
             "write the name of one parameter",
         ),
+        "G14": Code(
+            "The ops of a pipelined step have stages: in the forward part no op reads a value of a "
+            "later stage, each stage has ops, and a value is transferred from the stage that makes "
+            "it to others.",
+            "give the op that stage, or a later one",
+        ),
     },
 }
 """The sections of docs/invariants.md, each with its codes."""

@@ -7,7 +7,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
 from shardir.analysis.functions import name_of
-from shardir.dialects.train import GradientOp, StepOp
+from shardir.dialects.train import PIPELINE, GradientOp, StepOp
 from shardir.rewriting import nested
 from shardir.rewriting.copying import copied
 from shardir.syntax.source import collect_warnings
@@ -29,6 +29,10 @@ def lowered(
         others = [r for r in others if r not in found]
     left_out = {*others, *(g for g in module.body.ops if isinstance(g, FuncOp) and g is not f)}
     trial = ModuleOp([copied(op) for op in module.body.ops if op not in left_out])
+    for op in trial.body.ops:  # it is measured as a step of one stage
+        op.attributes.pop(PIPELINE, None)
+        if isinstance(op, StepOp):
+            op.properties.pop("pipeline", None)
     copy = next(g for g in trial.body.ops if isinstance(g, FuncOp))
     write(copy)
     with collect_warnings():  # those of the program itself come when it is lowered

@@ -95,7 +95,7 @@ def sample(text: str, seed: int) -> torch.Tensor:
     return x if text == KEY else x.int() if text == I32 else x.float() - 3
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("name", sorted(USES))
 @pytest.mark.parametrize("kind", ["values", "arguments", "functions"])
 def test_no_name_hides_a_name_of_the_text(name: str, kind: str) -> None:
     hard, neutral = outcomes(name, **{kind: HARD}), outcomes(name, **{kind: NEUTRAL})
@@ -105,7 +105,7 @@ def test_no_name_hides_a_name_of_the_text(name: str, kind: str) -> None:
 
 
 def test_every_name_has_an_op_that_uses_it() -> None:
-    assert set(USES) == NAMES
+    assert set(USES) == NAMES - {"stages"}  # of tables outside of functions
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
@@ -123,7 +123,7 @@ def imported(text: str) -> set[str]:
     return found & set(RUNTIME_FILES)
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("name", sorted(USES))
 def test_a_program_gets_the_files_that_it_needs(name: str, tmp_path: Path) -> None:
     """A program has exactly the files beside it that it imports."""
     module = parse(program(name, ["v"], ["input"], ["f"]), "p.ir", verify=True)

@@ -235,4 +235,13 @@ MUTANTS = [
         "if step % (other.every or 1) == 0:",
         "test/run/test_replicas.py::test_replicas_are_those_of_torch",
     ),
+    Mutant(
+        "a state of the next microbatch is that of this one",
+        "A state that passes between microbatches is what it was before the first one, on ranks "
+        "that do not make it.",
+        "shardir/backend/torch/runtime/runtime_stages.py",
+        "self._keep(name, k, self._arrived(state.next, k - 1) if k else self.values[state.first])",
+        "self._keep(name, k, self.values[state.first])",
+        "test/run/test_stages.py::test_random_values_do_not_depend_on_stages",
+    ),
 ]

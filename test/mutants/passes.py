@@ -190,4 +190,12 @@ MUTANTS = [
         "if max(after.needed) == peak:",
         "test/passes/test_plan_memory.py",
     ),
+    Mutant(
+        "stages read what others have not sent",
+        "split-stages transfers a value to the first stage that reads it alone.",
+        "passes/split_stages.py",
+        "        source, targets = self.transfers[v]\n",
+        "        source, targets = self.transfers[v]\n        targets = targets[:1]\n",
+        "test/filecheck -k split-stages",
+    ),
 ]

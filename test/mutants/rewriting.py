@@ -55,7 +55,7 @@ MUTANTS = [
         "addends of one layout are dropped",
         "A value that is used twice has the cotangent of one use.",
         "shardir/rewriting/autodiff/cotangents.py",
-        "found[layout] = self.builder.add(found[layout], d)",
+        "found[place] = self.builder.add(found[place], d)",
         "pass",
         "test/rewriting/test_cotangents.py",
     ),

@@ -105,9 +105,10 @@ def test_a_mode_has_the_options_of_its_passes() -> None:
     [
         ("auto{memry=1}", "pipeline auto has no option memry; did you mean memory?"),
         ("auto{x=1}", "pipeline auto has no option x; it has entries, gap, memory, "
-         "overlap, graph, max-bytes"),
-        ("semi_auto{memory=1}", "pipeline train has no option memory; it has max-bytes"),
-        ("hybrid{hybrid=false}", "pipeline hybrid has no option hybrid; it has max-bytes"),
+         "overlap, graph, schedule, max-bytes"),
+        ("semi_auto{memory=1}", "pipeline train has no option memory; it has schedule, max-bytes"),
+        ("hybrid{hybrid=false}", "pipeline hybrid has no option hybrid; it has schedule, "
+         "max-bytes"),
         ("stand_alone{x=1}", "pipeline single-device has no option x; it has none"),
         ("auto{memory=lots}", "pass search-strategies: option memory: expected a size such as "
          "16GB or 512MiB, got 'lots'"),

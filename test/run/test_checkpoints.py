@@ -176,11 +176,20 @@ def test_one_rank_writes_each_element():
             shape = (chance.randint(0, 9), chance.randint(1, 9))
             types[key] = SimpleNamespace(shape=shape, dims=dims, dtype="f32")
         counts = {key: np.zeros(type.shape, int) for key, type in types.items()}
+        places = {}
+        if chance.random() < 0.5:
+            axes = {"stage": chance.randint(1, 3), **axes}
+            for key in types:
+                some = chance.randint(1, axes["stage"])
+                places[key] = tuple(sorted(chance.sample(range(axes["stage"]), some)))
         for rank in range(np.prod([*axes.values()])):
             mesh = runtime.Mesh([*axes.items()], rank)
-            of_rank = SimpleNamespace(mesh=mesh, types=types)
+            of_rank = SimpleNamespace(mesh=mesh, types=types, places=places)
             of_rank.bounds = lambda type, of_rank=of_rank: states.bounds(of_rank, type)
+            of_rank.is_here = lambda key, r=None, of_rank=of_rank: states.is_here(of_rank, key, r)
             for key, writes in written(of_rank):
+                if not of_rank.is_here(key):
+                    continue
                 place = tuple(slice(*b) for b in of_rank.bounds(types[key]))
                 counts[key][place] += writes
         assert all((count == 1).all() for count in counts.values()), (axes, types)

@@ -37,6 +37,7 @@ from shardir.dialects.train.roles import (
     check_updates,
     result_attrs,
 )
+from shardir.dialects.train.stages import PipelineAttr
 from shardir.dialects.train.synchronization import SyncAttr
 
 
@@ -68,10 +69,12 @@ class StepOp(_OfFunction):
     loss_scale = opt_prop_def(LossScaleAttr)
     metrics = opt_prop_def(MetricsAttr)
     sync = opt_prop_def(SyncAttr)
+    pipeline = opt_prop_def(PipelineAttr)
     traits = traits_def(SymbolOpInterface())
     assembly_format = (
         "$sym_name `of` $function $optimizer (`accumulate` $accumulate^)? (`clip` $clip^)? "
-        "(`loss_scale` $loss_scale^)? (`metrics` $metrics^)? (`sync` $sync^)? attr-dict"
+        "(`loss_scale` $loss_scale^)? (`metrics` $metrics^)? (`sync` $sync^)? "
+        "(`pipeline` $pipeline^)? attr-dict"
     )
 
     @property

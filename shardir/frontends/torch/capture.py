@@ -128,6 +128,7 @@ def capture(
     args, kwargs, wanted = _arguments(inputs, labels)
     kwargs |= keywords or {}
     named = _named(model, args, kwargs, wanted)
+    args, kwargs, wanted = _distinct((args, kwargs, wanted))
     if any(p.is_meta for p in model.parameters()):
         args, kwargs, wanted = tree_map_only(
             torch.Tensor, lambda x: x.to("meta"), (args, kwargs, wanted)
@@ -147,6 +148,19 @@ def capture(
     except Exception as error:
         raise refused(error, model, "make_fx" if trace else "torch.export") from None
     return Capture(program, model, named)
+
+
+def _distinct(given: Any) -> Any:
+    """Return examples of which no two are one tensor: torch.export would take both inputs for
+    one."""
+    seen = set[int]()
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        known = id(x) in seen
+        seen.add(id(x))
+        return x.clone() if known else x
+
+    return tree_map_only(torch.Tensor, other, given)
 
 
 def _traced(wrapper: torch.nn.Module, given: tuple[Any, ...]) -> TracedProgram:

@@ -9,13 +9,14 @@ redistributed to the layout of the value, once.
 from collections.abc import Collection, Iterable, Sequence
 from math import fsum
 
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.estimates import ranked
 from shardir.algebra.layout import Layout
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.types import itemsize, unsharded_type
+from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.rewriter import Rewriter
 
 
@@ -59,7 +60,7 @@ class Cotangents:
         return total
 
     def accumulate(self, values: Collection[SSAValue]) -> None:
-        """Add the addends of these values, so that one of each layout is live."""
+        """Add the addends of these values, so that one of each layout and stage is live."""
         for v in [v for v in self.addends if v in values]:
             self.addends[v] = self._by_layout(v)
 
@@ -76,15 +77,17 @@ class Cotangents:
         return total
 
     def _by_layout(self, v: SSAValue) -> list[SSAValue]:
-        """Return the sums of the addends of one layout."""
-        found: dict[Layout | None, SSAValue] = {}
+        """Return the sums of the addends of one layout, and of one stage."""
+        found: dict[tuple[Layout | None, int | None], SSAValue] = {}
         for d in self.take(v):
-            layout = layout_of(d)
-            if layout in found:
-                found[layout] = self.builder.add(found[layout], d)
-                found[layout].name_hint = cotangent_name(v)
+            place = layout_of(d), stage_of(d.owner) if isinstance(d.owner, Operation) else None
+            if place in found:
+                around, self.builder.attributes = self.builder.attributes, stage_attrs(place[1])
+                found[place] = self.builder.add(found[place], d)
+                self.builder.attributes = around
+                found[place].name_hint = cotangent_name(v)
             else:
-                found[layout] = d
+                found[place] = d
         return list(found.values())
 
     def _common_layout(

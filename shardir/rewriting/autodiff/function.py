@@ -22,6 +22,7 @@ from shardir.diagnostics import Failure, Located
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import (
+    PIPELINE,
     SYNC,
     BackwardOp,
     Request,
@@ -192,8 +193,9 @@ class Differentiation:
             set_result_attrs(f, self.result_attributes)
         if isinstance(self.request, StepOp):
             mark_step(f)
-            if self.request.sync is not None:
-                f.attributes[SYNC] = self.request.sync
+            for name, requested in ((SYNC, self.request.sync), (PIPELINE, self.request.pipeline)):
+                if requested is not None:
+                    f.attributes[name] = requested
         return f
 
 

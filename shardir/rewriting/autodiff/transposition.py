@@ -20,6 +20,7 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.autodiff.activity import Activity, relocates
 from shardir.rewriting.autodiff.cotangents import Cotangents, cotangent_name
 from shardir.rewriting.rewriter import Rewriter
@@ -53,7 +54,7 @@ class Transposition:
         for op in reversed(forward):
             if not any(v in self.activity.active and v in self.cotangents for v in op.results):
                 continue
-            self.builder.location = op.location
+            self.builder.location, self.builder.attributes = op.location, stage_attrs(stage_of(op))
             try:
                 if (moved := self.activity.communicated(op)) is not None:
                     for v, out in moved:
@@ -67,6 +68,7 @@ class Transposition:
                     )
             except ShardirError as e:
                 errors.append((op, str(e)))
+        self.builder.attributes = {}
         if errors:
             raise Failure(errors)
 

@@ -17,6 +17,7 @@ MODULES = {
     "ops_positions": "ops_positions",
     "ops_random": "ops_random",
     "sliding": "ops_sliding",
+    "stages": "runtime_stages",
     "windows": "ops_windows",
 }
 """Modules by their names in program text."""

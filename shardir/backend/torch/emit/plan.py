@@ -9,12 +9,13 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
-from shardir.algebra.mesh import Axes, Mesh, sizes_of
+from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.backend.torch.emit.data import Data, initial_value, rows_of
 from shardir.backend.torch.emit.program import function_names, mesh_of, public_functions
+from shardir.backend.torch.emit.stages import called_functions, places_of
 from shardir.backend.torch.emit.types import DTYPES
 from shardir.diagnostics import Failure
-from shardir.dialects import dist
+from shardir.dialects import dist, train
 from shardir.dialects.dist import global_shape, layout_of
 from shardir.dialects.nn.types import element_name
 from shardir.dialects.train import (
@@ -75,6 +76,9 @@ def _check_states(functions: list[FuncOp], plans: dict[str, Any]) -> None:
 def _groups(functions: list[FuncOp], mesh: Mesh | None) -> list[Axes]:
     """The axes of all collectives that communicate, each once, in the order of the program."""
     found: dict[Axes, None] = {}
+    if any(train.schedule_of(f) is not None for f in functions):
+        found[Axis(train.STAGE_AXIS),] = None
+        functions = [*functions, *(g for f in functions for g in called_functions(f))]
     for op in (op for f in functions for op in f.body.block.ops):
         if mesh is None or isinstance(op, dist.LOCAL):
             continue
@@ -122,6 +126,10 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
         results.append(_result(last, i, v, updates, metric, mesh, keys))
     if replicas is not None:
         results = [_result_of_replicas(f, r, replicas) for r in results]
+    if train.schedule_of(f) is not None:
+        places = places_of(f)
+        args = [{**a, "at": at} for a, at in zip(args, places, strict=True)]
+        results = [_result_of_stage(f, r) for r in results]
     if kind == "step" and all(r["updates"] or r["shape"] for r in results):
         raise Failure.at(f, "expected a step that returns its loss, a scalar, got none")
     own = {"replicas": replicas, "every": every}
@@ -129,6 +137,17 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
         "kind": kind, "narrowest": _narrowest(f), **{n: x for n, x in own.items() if x},
         "args": args, "results": results,
     }  # fmt: skip
+
+
+def _result_of_stage(f: FuncOp, r: dict[str, Any]) -> dict[str, Any]:
+    """A result of a step in stages: other ranks than those that make it have zeros."""
+    if r["updates"]:
+        return r
+    partial = r["partial"] or {"op": "sum", "axes": []}
+    if partial["op"] != "sum":
+        message = f"expected a complete {r['name']}, got a partial {partial['op']}"
+        raise Failure.at(f, f"{message}; reduce it in the function")
+    return {**r, "partial": {"op": "sum", "axes": [train.STAGE_AXIS, *partial["axes"]]}}
 
 
 def _argument_of_replicas(a: dict[str, Any], count: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.imports import import_lines, modules_of, shorthand_lines
 from shardir.backend.torch.emit.names import Names, comment, docstring, joined
 from shardir.backend.torch.emit.scope import EmissionScope, Program, foreign_names
+from shardir.backend.torch.emit.stages import StagesScope, called_functions
 from shardir.backend.torch.ops import TORCH
 from shardir.backend.torch.ops.dist import TORCH_DIST
 from shardir.diagnostics import Failure
@@ -107,9 +108,13 @@ def source_of(module: ModuleOp) -> str | None:
 
 
 def function_names(functions: Sequence[FuncOp]) -> dict[FuncOp, str]:
-    """The name of each function in the program."""
-    given = Names(name for f in functions for name in foreign_names(f))
-    return {f: given.new(f.sym_name.data, "function") for f in functions}
+    """The name of each function in the program, also of those of stages."""
+    every = [
+        *functions,
+        *(g for f in functions if train.schedule_of(f) for g in called_functions(f)),
+    ]
+    given = Names(name for f in every for name in foreign_names(f))
+    return {f: given.new(f.sym_name.data, "function") for f in every}
 
 
 class Emitted(NamedTuple):
@@ -147,7 +152,11 @@ def emitted(module: ModuleOp, rank: int | None = None, single: bool = False) -> 
         raise Failure("expected a public function with a body, got none")
     called = function_names(functions)
     program = Program(mesh, rank, TABLE)
-    bodies = [EmissionScope(program, f, called[f]).text() for f in functions]
+    bodies = [
+        EmissionScope(program, f, called[f]).text()
+        if train.schedule_of(f) is None else StagesScope(program, f, called).text()
+        for f in functions
+    ]  # fmt: skip
     lines = [_docstring(module, mesh, rank, single, sorted(program.foreign)), ""]
     lines += import_lines(program.used)
     if program.foreign:

@@ -8,6 +8,7 @@ from typing import Any
 from shardir.backend.interface import Batches, LaunchError, OnEvent, Options, Report
 from shardir.backend.torch.launch.log import entries, logged, on_board
 from shardir.backend.torch.launch.ranks import Ranks
+from shardir.backend.torch.runtime import runtime_manifest as manifests
 from shardir.backend.torch.runtime.runtime_plan import (
     PlanError,
     PlanFunction,
@@ -92,10 +93,22 @@ def run(
         if batches is not None:
             from shardir.backend.torch.launch.feed import Feed  # it needs torch
 
-            feed = Feed(plan, batches.batches, options.steps, batches.local)
+            left = options.steps - _steps_done(options)
+            feed = Feed(plan, batches.batches, left, batches.local)
         started = Ranks(plan.directory / program, ranks, options, feed)
         started.run(take)
     return report
+
+
+def _steps_done(options: Options) -> int:
+    """Return the steps before the checkpoint that a run goes on from; 0 where there is none, or one
+    that the ranks refuse."""
+    if options.resume is None:
+        return 0
+    try:
+        return manifests.read(manifests.located(Path(options.resume))).step
+    except PlanError:
+        return 0
 
 
 def _batch(function: PlanFunction) -> tuple[int, ...]:

@@ -136,6 +136,8 @@ class Checkpoints:
         """The states in host memory; parts that other ranks write have no copy."""
         states, parts = self.states, {}
         for key, owned in written(self.states):
+            if not states.is_here(key):
+                continue
             x, type = states.values[key], states.types[key]
             starts = [start for start, _ in states.bounds(type)]
             host = x
@@ -226,13 +228,14 @@ def written(states: States) -> Iterator[tuple[str, bool]]:
     total, before = max(1, sum(sizes.values())), 0
     same: dict[tuple, list[int]] = {}
     for key, type in states.types.items():
-        place = (type.shape, type.dims)
+        place = (type.shape, type.dims, states.places.get(key))
         if place not in same:
             mine = states.bounds(type)
             same[place] = [
                 r for r in range(mesh.size)
                 if all(mesh.bounds(n, axes, r) == b
                        for n, axes, b in zip(type.shape, type.dims, mine, strict=True))
+                and states.is_here(key, r)
             ]  # fmt: skip
         ranks = same[place]
         yield key, ranks[before * len(ranks) // total if sizes[key] else 0] == mesh.rank
@@ -251,6 +254,8 @@ def restore(path: Path, states: States) -> Manifest:
     manifests.check_files(path, manifest, sorted(manifest.files)[mesh.rank :: mesh.size])
     parts, local = {}, {}
     for key, type in states.types.items():
+        if not states.is_here(key):
+            continue
         bounds = states.bounds(type)
         local[key] = torch.empty_like(states.values[key], device="cpu")
         parts[key] = StoredPart(local[key], [start for start, _ in bounds], type.shape)

@@ -113,7 +113,7 @@ class Runner(Session):
             outputs, means = self.evaluated(function, batches)
             self._results(function, outputs, means, dump, options.dump, report=True)
         if options.dump:
-            for key in self.states.values:
+            for key in self.states.types:
                 dump[f"states/{key}"] = self.states.state(key)
             if self.mesh.rank == 0:
                 save_npz(options.dump, dump)

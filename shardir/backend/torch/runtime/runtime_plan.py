@@ -36,6 +36,8 @@ from runtime_epochs import Epochs
 from runtime_fields import Field, PlanError, shown
 
 DTYPES = ("f32", "f64", "bf16", "f16", "i64", "i32", "i1")
+STAGE = "stage"
+"""The axis over which the ranks of different stages differ."""
 REPLICA = "replica"
 """The axis over which replicas differ, and the end of the keys of their values."""
 START_SECONDS = 60.0  # beside the time-out: to import torch and to meet, on a busy machine
@@ -88,13 +90,15 @@ class PlanValue:
 class PlanArgument(PlanValue):
     """An argument. role: input, parameter or state; key: the name of the state, or the seed of an
     input's random values; source: the array of a file, of an input its rows; or the number of a
-    pipe of its batches; last: see Epochs; masked: the rows that a mask is 1 for."""
+    pipe of its batches; at: the positions along the axis of the stages of the ranks that have it,
+    None: of all; last: see Epochs; masked: the rows that a mask is 1 for."""
 
     role: str
     key: str
     init: Mapping[str, Any]
     source: FileArray | int | None = None
     last: str = "wrap"
+    at: tuple[int, ...] | None = None
     masked: Epochs | None = None
 
     @property
@@ -260,8 +264,9 @@ def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -
         role = item.get("role").one_of(("input", "parameter", "state"))
         key = item.get("key", str, **({"default": value["name"]} if role == "input" else {}))
         argument = PlanArgument(
-            **value, role=role, key=key.value, init=item.get("init", dict).value
-        )
+            **value, role=role, key=key.value, init=item.get("init", dict).value,
+            at=item.get("at").ints(0) if "at" in item.value else None,
+        )  # fmt: skip
         source = _check_init(item.get("init"), argument, kind, directory)
         args.append(replace(argument, source=source))
     results = []

@@ -51,19 +51,17 @@ class Session:
         if check:
             self._check(function, outputs)
         for result, output in zip(function.results, outputs, strict=True):
-            if result.updates:
+            if result.updates and output is not None:
                 self.states.values[result.updates] = output
                 self.states.types[result.updates] = result
         self.mesh.wait()
         return outputs
 
-    def _outputs(self, function: PlanFunction, args: list[Tensor]) -> list[Tensor]:
+    def _outputs(self, function: PlanFunction, args: list) -> list[Tensor]:
         outputs = self.functions[function.name](self.mesh, *args)
         return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
-    def _of_replicas(
-        self, function: PlanFunction, replicas: int, args: list[Tensor]
-    ) -> list[Tensor]:
+    def _of_replicas(self, function: PlanFunction, replicas: int, args: list) -> list[Tensor]:
         """Run a function on the values of each replica that this rank has: of one, but of all where
         there is one device. Of scalars that are reported return the mean over these."""
         here = replicas // self.mesh.axes.get(REPLICA, 1)
@@ -91,6 +89,8 @@ class Session:
                 f"{function.name} returns {len(outputs)} results, not {len(function.results)}"
             )
         for result, output in zip(function.results, outputs, strict=True):
+            if output is None:  # other stages have it
+                continue
             shape = [stop - start for start, stop in self.states.bounds(result)]
             if list(output.shape) != shape or output.dtype != DTYPES[result.dtype]:
                 raise PlanError(

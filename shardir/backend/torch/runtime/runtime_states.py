@@ -11,7 +11,7 @@ import runtime_random
 import torch
 from runtime_arrays import FileArray
 from runtime_files import ArrayReader
-from runtime_plan import PlanArgument, PlanError, PlanValue, ProgramPlan
+from runtime_plan import STAGE, PlanArgument, PlanError, PlanValue, ProgramPlan
 from torch import Tensor
 
 DTYPES = {
@@ -36,17 +36,33 @@ class States:
         self.plan, self.mesh, self.seed = plan, mesh, seed
         self.values: dict[str, Tensor] = {}
         self.types: dict[str, PlanValue] = {}
-        """Of the values: the layouts change with the functions that make them."""
+        """Of all states: the layouts change with the functions that make them."""
+        self.places: dict[str, tuple[int, ...]] = {
+            a.key: a.at for f in plan.functions for a in f.args
+            if a.role != "input" and a.at is not None
+        }  # fmt: skip
+        """Of states that some stages have, the positions of these; others have no value."""
         self.initialize()
 
     def initialize(self) -> None:
         """Give all states their initial values."""
         self.values.clear()
+        self.types.clear()
         retained = [a for f in self.plan.functions for a in f.args if a.role != "input"]
         # The copies come last.
         for arg in sorted(retained, key=lambda arg: arg.init["kind"] == "copy"):
-            if arg.key not in self.values:
-                self.values[arg.key], self.types[arg.key] = self.filled(arg), arg
+            if arg.key not in self.types:
+                self.types[arg.key] = arg
+                if self.is_here(arg.key):
+                    self.values[arg.key] = self.filled(arg)
+
+    def is_here(self, key: str, rank: int | None = None) -> bool:
+        """Whether a rank, by default this one, has a state."""
+        places = self.places.get(key)
+        if places is None or STAGE not in self.mesh.axes:
+            return True
+        ranks = self.mesh.members((STAGE,), self.mesh.rank if rank is None else rank)
+        return ranks.index(self.mesh.rank if rank is None else rank) in places
 
     def bounds(self, value: PlanValue) -> list[tuple[int, int]]:
         """Return the range [start, stop) of each dimension of a value that this rank has."""
@@ -58,12 +74,27 @@ class States:
 
     def state(self, key: str) -> Tensor:
         """Return the global value of a state, on every rank."""
-        return self.gathered(self.values[key], self.types[key])
+        return self.gathered(self._everywhere(key), self.types[key])
 
-    def shard(self, arg: PlanArgument) -> Tensor:
-        """Return a state with the layout that a function expects; usually it has it already."""
-        if self.types[arg.key].dims == arg.dims:
+    def _everywhere(self, key: str) -> Tensor:
+        """Return this rank's shard of a state, also where other stages have the state."""
+        if self.places.get(key) is None or STAGE not in self.mesh.axes:
+            return self.values[key]
+        type, first = self.types[key], self.mesh.index((STAGE,)) == self.places[key][0]
+        shape = [stop - start for start, stop in self.bounds(type)]
+        empty = torch.zeros(shape, dtype=DTYPES[type.dtype], device=self.mesh.device)
+        x = self.values[key].clone() if first else empty
+        return rt.all_reduce(self.mesh, x, "sum", (STAGE,))
+
+    def shard(self, arg: PlanArgument) -> Tensor | None:
+        """Return a state with the layout that a function expects; usually it has it already. None
+        where the function needs it on other stages alone."""
+        if arg.at is not None and not self.is_here(arg.key):
+            return None
+        if self.types[arg.key].dims == arg.dims and (arg.at or arg.key not in self.places):
             return self.values[arg.key]
+        if self.types[arg.key].dims == arg.dims:
+            return self._everywhere(arg.key)
         return part(self.state(arg.key), self.bounds(arg)).contiguous()
 
     def shard_of(self, value: PlanValue, x: Tensor) -> Tensor:
@@ -84,9 +115,12 @@ class States:
 
     def put(self, arg: PlanArgument, x: Tensor) -> None:
         """Let a state be a global value, converted to its type."""
+        self.types[arg.key] = arg
+        if not self.is_here(arg.key):
+            return
         shard = part(x.detach(), self.bounds(arg))
         shard = shard.to(self.mesh.device, DTYPES[arg.dtype], copy=True).contiguous()
-        self.values[arg.key], self.types[arg.key] = shard, arg
+        self.values[arg.key] = shard
         for copy in {a.key: a for f in self.plan.functions for a in f.args}.values():
             if copy.role != "input" and copy.init == {"kind": "copy", "of": arg.key}:
                 self.values[copy.key], self.types[copy.key] = self.filled(copy), copy

@@ -1,0 +1,410 @@
+"""split-stages: a step whose ops have stages -> a function for those of each stage, and a schedule.
+
+    %h = nn.relu %x {train.stage = 0}        %h, %m = func.call @step_forward_0(%x)
+    %m = nn.exp %x {train.stage = 0}         %h_1 = train.transfer %h from 0 to <1>
+    %y = nn.neg %h {train.stage = 1}    ->   %y = func.call @step_forward_1(%h_1)
+    train.backward                           train.backward
+    ...                                      %d_h = func.call @step_backward_1(...)
+
+1. The parts of a step are that before the loop over the microbatches, the forward part in it, the
+   backward part, and those after it. The ops of a part that are of one stage become a function,
+   `train.stage = 1`; before and after the loop several, where one waits for other stages.
+2. An op that other passes have added runs on the last stage of its operands in the forward part, on
+   the first one in the backward part, elsewhere on that of the largest operand; one without such
+   operands on each stage that reads it; one that makes more of them, such as an all-gather, on the
+   stage that reads the result.
+3. What a stage makes and others read is transferred to them, and an updated parameter or state to
+   all stages that read it. Sums over microbatches, and states between them, stay in the step.
+4. In the forward part values pass to later stages alone, in the backward part to earlier ones.
+5. `train.schedule` on the step has the order in which each rank runs the functions of its stages on
+   the microbatches: that of the request, or that of the file `schedule`, torch's CSV.
+6. The mesh gets `stage` as its outermost axis, its cluster a level for it, whose links are like the
+   outermost ones of a stage.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import FunctionType, IntegerAttr, ModuleOp, i64
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
+
+from shardir.algebra.schedules import Schedule, check, schedule
+from shardir.analysis.functions import mesh_of, name_of, named, values
+from shardir.diagnostics import Failure, Located, ShardirError, coded
+from shardir.dialects import train
+from shardir.dialects.dist import layout_of
+from shardir.dialects.nn.properties import dims_attr
+from shardir.dialects.nn.types import size_of
+from shardir.dialects.symbols import find_symbol
+from shardir.dialects.train import stage_attrs, stage_of
+from shardir.rewriting.meshes import with_outermost_axis
+from shardir.rewriting.options import PassOptions
+from shardir.rewriting.stages import complete, copy_to_readers, first, largest, last
+
+PARTS = ("begin", "forward", "backward", "update")
+"""The parts of a step: before the loop over microbatches, its two parts, and after it."""
+
+CHOICES = {"begin": largest, "forward": last, "backward": first, "update": largest}
+"""How an op that another pass has added gets its stage, in each part."""
+
+BETWEEN = (
+    train.MicrobatchOp, train.AccumulateOp, train.CarriedOp, train.CarryOp, train.Mark, ReturnOp,
+)  # fmt: skip
+"""Ops that stay in the step."""
+
+
+@dataclass(frozen=True)
+class SplitStages(PassOptions):
+    """Makes functions of the stages of a pipelined step."""
+
+    name = "split-stages"
+    schedule: str = ""
+    """A file with the order of each rank, as torch writes it; empty: that of the request."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        steps = [
+            f for f in op.body.ops
+            if isinstance(f, FuncOp) and f.body.blocks and train.pipeline_of(f) is not None
+        ]  # fmt: skip
+        for f in steps:
+            requested = train.pipeline_of(f)
+            assert requested is not None
+            order = self.order(f, requested)
+            step = _StagedStep(f, requested.stages)
+            step.split()
+            del f.attributes[train.PIPELINE]
+            train.set_schedule(f, order)
+            for made in step.functions:
+                if find_symbol(op, FuncOp, name_of(made)) is not None:
+                    message = f"expected no function @{name_of(made)}, which this pass makes"
+                    raise Failure([(f, f"{message}, got one")])
+                op.body.block.insert_op_before(made, f)
+            if any(layout_of(v) is not None for v in values(f.body.block)):
+                mesh = mesh_of(f, op)
+                assert mesh is not None
+                with_outermost_axis(op, mesh, train.STAGE_AXIS, order.ranks)
+
+    def order(self, f: FuncOp, requested: train.PipelineAttr) -> Schedule:
+        """Return the schedule of a step.
+
+        Raises:
+            Failure: the step has no loop over microbatches, or the schedule is none of it.
+        """
+        loop = next((o for o in f.body.block.ops if isinstance(o, train.MicrobatchesOp)), None)
+        if loop is None:
+            found = "expected several microbatches of a pipelined step, got one"
+            raise Failure([(f, coded("G14", found, use="write accumulate <mean, ...>"))])
+        numbers = requested.values
+        try:
+            if not self.schedule:
+                made = schedule(requested.kind, numbers["ranks"], loop.runs, numbers["chunks"])
+            else:
+                made = Schedule.parse(Path(self.schedule).read_text(encoding="utf-8"))
+            check(made)
+        except ShardirError as e:
+            raise Failure([(f, str(e))]) from None
+        got = (made.stages, made.ranks, made.microbatches)
+        wanted = (requested.stages, numbers["ranks"], loop.runs)
+        if got != wanted:
+            text = "{} stages on {} ranks with {} microbatches"
+            message = f"expected a schedule of {text.format(*wanted)}, got {text.format(*got)}"
+            raise Failure([(f, message)])
+        return made
+
+
+@dataclass
+class _StageOps:
+    """The ops of a stage in a part, which become a function; `level`: the times that a value of the
+    part has passed between stages before it."""
+
+    part: str
+    stage: int
+    level: int
+    ops: list[Operation] = field(default_factory=list)
+    inputs: list[SSAValue] = field(default_factory=list)
+    outputs: list[SSAValue] = field(default_factory=list)
+    """The values that the ops read of others, and those that others read."""
+    function: FuncOp | None = None
+
+
+StageTransfers = dict[SSAValue, tuple[int, list[int]]]
+"""Of values the stage that makes each, and the others that read it."""
+
+
+class _StagedStep:
+    """The split of a step, whose ops keep their order in the functions."""
+
+    def __init__(self, f: FuncOp, stages: int):
+        self.f, self.block, self.stages = f, f.body.block, stages
+        self.functions: list[FuncOp] = []
+        self.parts: dict[Operation, str] = {}
+        self.levels: dict[Operation, int] = {}
+
+    def split(self) -> None:
+        """Replace the ops by calls.
+
+        Raises:
+            Failure: a value passes to an earlier stage in the forward part, or to a later one in
+                the backward part.
+        """
+        self._find_parts()
+        self._complete()
+        self._check_order()
+        groups = self._groups()
+        transfers = self._transfers(groups)
+        for group in groups:
+            self._find_ends(group)
+        for group in groups:
+            group.function = self._outline(group)
+        self._rebuild(groups, transfers)
+
+    def _find_parts(self) -> None:
+        at = 0
+        for op in self.block.ops:
+            starts = (train.MicrobatchesOp, train.BackwardOp, train.EndMicrobatchesOp)
+            at += isinstance(op, starts)
+            self.parts[op] = PARTS[at]
+
+    def _own(self, part: str) -> list[Operation]:
+        """Return the ops of a part that become part of a function."""
+        return [o for o, p in self.parts.items() if p == part and not isinstance(o, BETWEEN)]
+
+    def _complete(self) -> None:
+        """Give all ops a stage."""
+        added = {op for op in self.parts if stage_of(op) is None}
+        for part in PARTS:
+            complete(self._own(part), self._stage, CHOICES[part])
+        for part in PARTS:
+            self._move_to_readers([op for op in self._own(part) if op in added])
+        for part in reversed(PARTS):
+            before = set(self.block.ops)
+            copy_to_readers(self._own(part))
+            for op in set(self.block.ops) - before:
+                self.parts[op] = part
+        at = {op: i for i, op in enumerate(self.block.ops)}
+        self.parts = dict(sorted(self.parts.items(), key=lambda item: at[item[0]]))
+
+    def _move_to_readers(self, ops: Sequence[Operation]) -> None:
+        """Let ops that make more of their operands, such as an all-gather, run on the stage that
+        reads the result, where it is one: less is transferred."""
+        for op in reversed(ops):
+            readers = {
+                None if isinstance(use.operation, BETWEEN) else stage_of(use.operation)
+                for v in op.results for use in v.uses
+            }  # fmt: skip
+            grows = sum(map(size_of, op.results)) > sum(map(size_of, op.operands))
+            if grows and len(readers) == 1 and None not in readers:
+                op.attributes |= stage_attrs(readers.pop())
+
+    def _stage(self, v: SSAValue) -> int | None:
+        """Return the stage that makes a value; None of one that is wherever it is read."""
+        op = v.owner
+        if isinstance(op, train.AccumulateOp | train.CarryOp):
+            return self._stage(op.operands[0])
+        if not isinstance(op, Operation) or isinstance(op, BETWEEN):
+            return None
+        return stage_of(op)
+
+    def _groups(self) -> list[_StageOps]:
+        """Return the ops of each stage in each part, in an order in which they can run."""
+        found: dict[tuple[int, int, int], _StageOps] = {}
+        for op, part in self.parts.items():
+            if isinstance(op, BETWEEN):
+                continue
+            stage, level = stage_of(op), self._level(op)
+            assert stage is not None
+            order = -stage if part == "backward" else stage
+            key = PARTS.index(part), level, order
+            found.setdefault(key, _StageOps(part, stage, level)).ops.append(op)
+        return [found[key] for key in sorted(found)]
+
+    def _level(self, op: Operation) -> int:
+        """Return how often a value has passed between stages, in the part of the op, before it; 0
+        in the loop."""
+        part = self.parts[op]
+        if part in ("forward", "backward"):
+            return 0
+        levels = [0]
+        for v in op.operands:
+            maker = v.owner
+            if isinstance(maker, Operation) and maker in self.levels and self.parts[maker] == part:
+                levels.append(self.levels[maker] + (stage_of(maker) != stage_of(op)))
+        self.levels[op] = max(levels)
+        return self.levels[op]
+
+    def _check_order(self) -> None:
+        """Raise Failure where a value passes to an earlier stage in the forward part, or to a later
+        one in the backward part."""
+        errors: list[Located] = []
+        for op, part in self.parts.items():
+            stage = stage_of(op)
+            if part not in ("forward", "backward") or stage is None or isinstance(op, BETWEEN):
+                continue
+            for v in op.operands:
+                made = self._stage(v)
+                maker = v.owner
+                if made is None or not isinstance(maker, Operation) or self.parts[maker] != part:
+                    continue
+                if made > stage if part == "forward" else made < stage:
+                    way = "before" if part == "forward" else "after"
+                    found = f"expected {named(v)} to be of a stage {way} {stage}, got {made}"
+                    errors.append((op, coded("G14", found)))
+        if errors:
+            raise Failure(errors)
+
+    def _transfers(self, groups: Sequence[_StageOps]) -> StageTransfers:
+        """Return the transfers of the values that stages read of others."""
+        arguments: dict[SSAValue, set[int]] = {}
+        found: dict[SSAValue, set[int]] = {}
+        for group in groups:
+            for v in (v for op in group.ops for v in op.operands):
+                made = self._stage(v)
+                if made is not None and made != group.stage:
+                    found.setdefault(v, set()).add(group.stage)
+                elif isinstance(v, BlockArgument):
+                    arguments.setdefault(v, set()).add(group.stage)
+        for op in self.block.ops:
+            if isinstance(op, train.CarryOp) and (made := self._stage(op.x)) is not None:
+                for use in op.carried.uses:
+                    if (stage := stage_of(use.operation)) not in (None, made):
+                        found.setdefault(op.x, set()).add(stage or 0)
+        for v, i in self._returned():
+            if i is not None and (made := self._stage(v)) is not None:
+                others = arguments.get(self.block.args[i], set()) - {made}
+                if others:
+                    found.setdefault(v, set()).update(others)
+        return {v: (self._stage(v) or 0, sorted(targets)) for v, targets in found.items()}
+
+    def _returned(self) -> list[tuple[SSAValue, int | None]]:
+        """Return each result, with the argument that it replaces."""
+        last = self.block.last_op
+        assert isinstance(last, ReturnOp)
+        return list(zip(last.operands, train.updated_arguments(self.f), strict=True))
+
+    @staticmethod
+    def _find_ends(group: _StageOps) -> None:
+        own = set(group.ops)
+        made = dict.fromkeys(v for op in group.ops for v in op.results)
+        read = (v for op in group.ops for v in op.operands)
+        group.inputs = list(dict.fromkeys(v for v in read if v not in made))
+        group.outputs = [v for v in made if any(use.operation not in own for use in v.uses)]
+
+    def _outline(self, group: _StageOps) -> FuncOp:
+        """Move the ops of a group to a function of their own."""
+        block = Block(arg_types=[v.type for v in group.inputs])
+        within: dict[SSAValue, SSAValue] = dict(zip(group.inputs, block.args, strict=True))
+        for v, arg in within.items():
+            arg.name_hint = v.name_hint
+        first = next((op for op in group.ops if isinstance(op, train.Update)), None)
+        for op in group.ops:
+            op.detach()
+            op.operands = [within.get(v, v) for v in op.operands]
+            if op is first:
+                block.add_op(train.UpdateOp.create(location=op.location))
+            block.add_op(op)
+        block.add_op(ReturnOp(*group.outputs))
+        types = [v.type for v in group.inputs], [v.type for v in group.outputs]
+        f = FuncOp(
+            self._function_name(group), FunctionType.from_lists(*types), Region(block),
+            visibility="private",
+        )  # fmt: skip
+        f.location = group.ops[0].location
+        f.attributes |= stage_attrs(group.stage)
+        self._lend(f, group)
+        self.functions.append(f)
+        return f
+
+    def _function_name(self, group: _StageOps) -> str:
+        base = f"{name_of(self.f)}_{group.part}_{group.stage}"
+        taken = {name_of(f) for f in self.functions}
+        names = (f"{base}_{n}" if n else base for n in count())
+        return next(name for name in names if name not in taken)
+
+    def _lend(self, f: FuncOp, group: _StageOps) -> None:
+        """Mark the arguments that a function replaces, so that it may write to their memory."""
+        attributes, roles = train.arg_attrs(self.f), train.arguments(self.f)
+        given: list[dict[str, Attribute]] = [{} for _ in group.inputs]
+        made: list[dict[str, Attribute]] = [{} for _ in group.outputs]
+        for v, i in self._returned():
+            if i is None or v not in group.outputs or self.block.args[i] not in group.inputs:
+                continue
+            role, key = roles[i].role.attribute, roles[i].key
+            assert key is not None
+            given[group.inputs.index(self.block.args[i])] = {role: attributes[i][role]}
+            made[group.outputs.index(v)] = train.updates_attrs(key)
+        if any(given):
+            train.set_arg_attrs(f, given)
+            train.set_result_attrs(f, made)
+
+    def _rebuild(self, groups: Sequence[_StageOps], transfers: StageTransfers) -> None:
+        """Write the calls and the transfers, between the ops that stay."""
+        stays = list(self.block.ops)
+        for op in stays:
+            op.detach()
+        body = _StepBody(self.block, transfers)
+        ends: dict[type[Operation], str] = {
+            train.MicrobatchesOp: "begin", train.BackwardOp: "forward",
+            train.EndMicrobatchesOp: "backward", ReturnOp: "update",
+        }  # fmt: skip
+        late = [op for op in stays if isinstance(op, train.AccumulateOp | train.CarryOp)]
+        for op in stays:
+            if op in late or isinstance(op, train.UpdateOp):
+                continue
+            if type(op) in ends:
+                for group in groups:
+                    if group.part == ends[type(op)]:
+                        body.call(group)
+            if isinstance(op, train.EndMicrobatchesOp):
+                for other in late:
+                    body.add(other)
+            body.add(op)
+            if isinstance(op, train.EndMicrobatchesOp):
+                for other in late:
+                    body.transfer(other.results[0])
+
+
+class _StepBody:
+    """The body of a step in stages under construction."""
+
+    def __init__(self, block: Block, transfers: StageTransfers):
+        self.block, self.transfers = block, transfers
+        self.values: dict[SSAValue, SSAValue] = {}
+        """The values of the step that functions make: results of calls, or of transfers."""
+
+    def call(self, group: _StageOps) -> None:
+        """Call the function of a group, and transfer what it makes."""
+        assert group.function is not None
+        operands = [self.values.get(v, v) for v in group.inputs]
+        op = CallOp(name_of(group.function), operands, [v.type for v in group.outputs])
+        op.location = group.function.location
+        self.block.add_op(op)
+        for v, result in zip(group.outputs, op.results, strict=True):
+            result.name_hint = v.name_hint
+            self.values[v] = result
+        for v in group.outputs:
+            self.transfer(v)
+
+    def add(self, op: Operation) -> None:
+        """Add an op that stays."""
+        op.operands = [self.values.get(v, v) for v in op.operands]
+        self.block.add_op(op)
+
+    def transfer(self, v: SSAValue) -> None:
+        """Transfer a value to the stages that read it, if others do."""
+        if v not in self.transfers:
+            return
+        source, targets = self.transfers[v]
+        made = self.values.get(v, v)
+        op = train.TransferOp.create(
+            operands=[made], result_types=[v.type],
+            properties={"source": IntegerAttr(source, i64), "targets": dims_attr(*targets)},
+        )  # fmt: skip
+        if isinstance(made.owner, Operation):
+            op.location = made.owner.location
+        op.out.name_hint = v.name_hint
+        self.block.add_op(op)
+        self.values[v] = op.out

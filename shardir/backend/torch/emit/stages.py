@@ -1,0 +1,187 @@
+"""A step in stages: its functions, and the table of what they read and make.
+
+STEP = stages.Pipeline(
+    schedule=["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"],
+    parts=[
+        ("F", 0, step_forward_0, "x_1 w1", "h"),
+        ...
+"""
+
+from collections.abc import Mapping, Sequence
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.ir import Operation, SSAValue
+
+from shardir.algebra.layout import replicated
+from shardir.algebra.schedules import Schedule
+from shardir.backend.torch.emit import names
+from shardir.backend.torch.emit.names import Names, joined
+from shardir.backend.torch.emit.scope import EmissionScope, Program
+from shardir.backend.torch.emit.types import DTYPES
+from shardir.diagnostics import Failure
+from shardir.dialects import train
+from shardir.dialects.dist import global_shape, layout_of
+from shardir.dialects.nn.types import element_name
+from shardir.dialects.symbols import find_symbol
+
+BEGINS: dict[type[Operation], str] = {
+    train.MicrobatchesOp: "F", train.BackwardOp: "B", train.EndMicrobatchesOp: "U",
+}  # fmt: skip
+"""The kind of the parts after a mark; before all marks they are of the kind "I"."""
+
+
+def called_functions(f: FuncOp) -> list[FuncOp]:
+    """Return the functions of a step in stages, in the order of their calls."""
+    module, found = f.parent_op(), list[FuncOp]()
+    assert module is not None
+    for op in f.body.block.ops:
+        if isinstance(op, CallOp):
+            callee = find_symbol(module, FuncOp, op.callee.root_reference.data)
+            assert callee is not None
+            found.append(callee)
+    return found
+
+
+def places_of(f: FuncOp) -> list[list[int]]:
+    """Return for each argument of a step in stages the positions along the axis of the stages of
+    the ranks that read it."""
+    schedule, module = train.schedule_of(f), f.parent_op()
+    assert schedule is not None and module is not None
+    ranks = Schedule.parse(schedule).placement
+    functions = {g.sym_name.data: g for g in called_functions(f)}
+    same: dict[SSAValue, SSAValue] = {}
+    found: dict[SSAValue, set[int]] = {v: set() for v in f.body.block.args}
+    for op in f.body.block.ops:
+        if isinstance(op, train.MicrobatchOp | train.CarriedOp):
+            same[op.out] = op.x
+        elif isinstance(op, CallOp):
+            stage = train.stage_of(functions[op.callee.root_reference.data])
+            assert stage is not None
+            for v in op.operands:
+                if (root := same.get(v, v)) in found:
+                    found[root].add(ranks[stage])
+    return [sorted(found[v]) for v in f.body.block.args]
+
+
+class StagesScope:
+    """The text of a step in stages."""
+
+    def __init__(self, program: Program, f: FuncOp, called: Mapping[FuncOp, str]):
+        self.program, self.f, self.called = program, f, called
+        self.functions = {g.sym_name.data: g for g in called_functions(f)}
+        self.table = Names(called.values()).new(called[f].upper())
+        self.names = Names([self.table])
+        self.known: dict[SSAValue, str] = {}
+        self.slices: dict[str, str] = {}
+        self.parts: list[str] = []
+        self.sums: dict[str, str] = {}
+        self.carried: dict[str, list[str]] = {}
+        self.transfers: list[str] = []
+
+    def text(self) -> list[str]:
+        """Return the lines: the functions of the stages, the table, and the step.
+
+        Raises:
+            Failure: the step has ops that are of no stage.
+        """
+        self.program.used.add("stages")
+        schedule = train.schedule_of(self.f)
+        assert schedule is not None
+        lines = list[str]()
+        for g in self.functions.values():
+            lines += [*EmissionScope(self.program, g, self.called[g]).text(), "", ""]
+        arguments = [self._name(v) for v in self.f.body.block.args]
+        part = "I"
+        for op in self.f.body.block.ops:
+            part = BEGINS.get(type(op), part)
+            self._add(op, part)
+        last = self.f.body.block.last_op
+        assert isinstance(last, ReturnOp)
+        results = [self._name(v) for v in last.operands]
+        keys = train.updated_keys(self.f)
+        shapes = [
+            f"{names.literal(n)}: {self._type(v, 0, ())}"
+            for n, v, key in zip(results, last.operands, keys, strict=True) if key is None
+        ]  # fmt: skip
+        name, table = self.called[self.f], self.table
+        lines += [f"{table} = stages.Pipeline("]
+        orders = [names.literal(line.replace(",", " ")) for line in schedule.split("\n")]
+        lines += self._list("schedule", orders)
+        lines += self._dict("slices", [self._pair(n, x) for n, x in self.slices.items()])
+        states = [names.tuple_text([names.literal(n), *map(names.literal, rest)])
+                  for n, rest in self.carried.items()]  # fmt: skip
+        lines += self._list("carried", states)
+        lines += self._list("parts", self.parts)
+        lines += self._dict("transfers", self.transfers)
+        lines += self._dict("sums", [self._pair(n, x) for n, x in self.sums.items()])
+        lines += [f"    results={names.literal(' '.join(results))},"]
+        lines += self._dict("shapes", shapes)
+        lines += [")", "", ""]
+        lines += joined(f"def {name}(", ["mesh", *arguments], "):", 0)
+        given = ["mesh", *(f"{n}={n}" for n in arguments)]
+        return [*lines, *joined(f"return {table}.run(", given, ")", 4)]
+
+    def _add(self, op: Operation, part: str) -> None:
+        match op:
+            case train.MicrobatchOp():
+                self.slices[self._name(op.out)] = self._name(op.x)
+            case CallOp():
+                g = self.functions[op.callee.root_reference.data]
+                inputs = " ".join(self._name(v) for v in op.operands)
+                outputs = " ".join(self._name(v) for v in op.results)
+                stage = train.stage_of(g)
+                texts = [f'"{part}"', str(stage), self.called[g],
+                         names.literal(inputs), names.literal(outputs)]  # fmt: skip
+                self.parts.append(names.tuple_text(texts))
+            case train.TransferOp():
+                name = self.known[op.out] = self._name(op.x)
+                type = self._type(op.x, op.source.value.data, op.targets.data)
+                self.transfers.append(f"{names.literal(name)}: {type}")
+            case train.AccumulateOp():
+                self.sums[self._name(op.out)] = self._name(op.x)
+            case train.CarriedOp():
+                self.carried[self._name(op.out)] = [self._name(op.x)]
+            case train.CarryOp():
+                self.carried[self._name(op.carried)] += [self._name(op.x), self._name(op.out)]
+            case train.Mark() | ReturnOp():
+                pass
+            case _:
+                message = f"expected calls in a step in stages, got {op.name}"
+                raise Failure.at(op, f"{message}; run split-stages")
+
+    def _name(self, v: SSAValue) -> str:
+        if v not in self.known:
+            self.known[v] = self.names.new(v.name_hint)
+        return self.known[v]
+
+    def _type(self, v: SSAValue, source: int, targets: Sequence[int]) -> str:
+        mesh = self.program.mesh
+        assert isinstance(v.type, TensorType)
+        shape = global_shape(v.type, mesh)
+        layout = layout_of(v) or replicated("", len(shape))
+        texts = [
+            str(source), names.tuple_text([str(t) for t in targets]),
+            DTYPES[element_name(v.type.element_type)], names.tuple_text([str(n) for n in shape]),
+            names.tuple_text([names.axes_text(axes) for axes in layout.dims]),
+        ]  # fmt: skip
+        return f"stages.StageValue({', '.join(texts)})"
+
+    @staticmethod
+    def _pair(name: str, of: str) -> str:
+        return f"{names.literal(name)}: {names.literal(of)}"
+
+    @staticmethod
+    def _list(name: str, items: Sequence[str]) -> list[str]:
+        return _lines(f"{name}=[", items, "],")
+
+    @staticmethod
+    def _dict(name: str, items: Sequence[str]) -> list[str]:
+        return _lines(f"{name}={{", items, "},")
+
+
+def _lines(head: str, items: Sequence[str], end: str) -> list[str]:
+    """One item in each line."""
+    if not items:
+        return [f"    {head}{end}"]
+    return [f"    {head}", *(f"        {item}," for item in items), f"    {end}"]

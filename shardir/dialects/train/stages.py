@@ -1,0 +1,157 @@
+"""Stages of a pipelined step: which op runs where, and the values that pass between them.
+
+    train.step @step of @loss <adamw, lr = 0.001>
+        accumulate <mean, microbatches = 8> pipeline <1f1b, ranks = 4>
+
+    %h = nn.matmul %x, %w {train.stage = 0 : i64}
+    %h_1 = train.transfer %h from 0 to <1>                 %h, on stage 1 too
+    %y = nn.relu %h_1 {train.stage = 1 : i64}
+
+`assign-stages` gives each op of the function a stage, from those that are marked; the ops of the
+backward part get those of the ops that they transpose. `split-stages` makes functions of the ops of
+each stage, and writes the schedule on the step: a line for each rank, in torch's grammar.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr, TensorType, i64
+from xdsl.dialects.func import CallOp, FuncOp
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.irdl import irdl_attr_definition, operand_def, prop_def, result_def
+from xdsl.utils.exceptions import VerifyException
+
+from shardir.algebra.notation import NamedOptions, parse_options
+from shardir.algebra.schedules import NAMES, Schedule
+from shardir.diagnostics import NotationError, coded, did_you_mean
+from shardir.dialects.definition import op_definition
+from shardir.dialects.nn.base import STRATEGY, Array, Device
+from shardir.dialects.nn.elementwise import Unary
+from shardir.dialects.nn.properties import DimsAttr
+from shardir.dialects.symbols import find_symbol
+from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, complete
+
+STAGE, PIPELINE, SCHEDULE = "train.stage", "train.pipeline", "train.schedule"
+STAGE_AXIS = "stage"
+"""The axis of the mesh over which the ranks of different stages differ."""
+
+
+@irdl_attr_definition
+class PipelineAttr(OptionsAttr):
+    """The schedule of a pipelined step, the number of ranks that stages are on, and the stages of
+    each."""
+
+    name = "train.pipeline"
+    OPTIONS: ClassVar[Kinds] = {
+        "schedule": {
+            "ranks": OptionSpec(int, minimum=1), "chunks": OptionSpec(int, 1, minimum=1),
+        },
+    }  # fmt: skip
+
+    @classmethod
+    def from_text(cls, text: str) -> NamedOptions:
+        schedule, comma, rest = text.partition(",")
+        if (name := schedule.strip()) not in NAMES:
+            hint = did_you_mean(name, NAMES) or f"; use {', '.join(NAMES)}"
+            raise NotationError(f"expected the name of a schedule, got {name!r}{hint}")
+        try:
+            given = parse_options(f"schedule{comma}{rest}")
+            _, pairs = complete(cls.name, cls.OPTIONS, given, f"schedule{comma}{rest}")
+        except NotationError as e:
+            offset = e.offset + len(schedule) - len("schedule")
+            raise NotationError(e.message, max(offset, 0)) from None
+        return name, pairs
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return self.values["ranks"] * self.values["chunks"]
+
+
+@op_definition
+class TransferOp(Unary):
+    """x, on the stages `to` as well as on the one that makes it"""
+
+    name = "train.transfer"
+    LINEAR: ClassVar[str] = "any"
+    FLOPS: ClassVar[int] = 0
+    x = operand_def(TensorType)
+    source = prop_def(IntegerAttr.constr(type=i64))
+    targets = prop_def(DimsAttr)
+    out = result_def(TensorType)
+    assembly_format = f"$x `from` $source `to` $targets {STRATEGY}"
+
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        return arrays[0]
+
+    def verify_(self) -> None:
+        super().verify_()
+        source, targets = self.source.value.data, self.targets.data
+        if min(source, *targets) < 0 or source in targets or not targets:
+            raise VerifyException(
+                coded(
+                    "G14",
+                    f"expected a transfer to other stages than {source}, got {list(targets)}",
+                    use="name the stages that read the value",
+                )
+            )
+
+
+def stage_of(op: Operation) -> int | None:
+    """The stage of an op or a function, where it has one."""
+    found = op.attributes.get(STAGE)
+    return found.value.data if isinstance(found, IntegerAttr) else None
+
+
+def stage_attrs(stage: int | None) -> dict[str, Attribute]:
+    """The attributes of an op of a stage."""
+    return {} if stage is None else {STAGE: IntegerAttr(stage, i64)}
+
+
+def pipeline_of(f: FuncOp) -> PipelineAttr | None:
+    """The pipeline that is requested of a step, until `split-stages` has made it."""
+    found = f.attributes.get(PIPELINE)
+    return found if isinstance(found, PipelineAttr) else None
+
+
+def schedule_of(f: FuncOp) -> str | None:
+    """The schedule of a step in stages: the actions of a rank in each line."""
+    found = f.attributes.get(SCHEDULE)
+    if not isinstance(found, ArrayAttr):
+        return None
+    return "\n".join(line.data for line in found if isinstance(line, StringAttr))
+
+
+def set_schedule(f: FuncOp, schedule: Schedule) -> None:
+    f.attributes[SCHEDULE] = ArrayAttr(StringAttr(line) for line in str(schedule).splitlines())
+
+
+def check_stages(f: FuncOp) -> None:
+    """Raises VerifyException when a stage of a step reads a value that it does not have."""
+    module = f.parent_op()
+    if SCHEDULE not in f.attributes or module is None:
+        return
+    places: dict[SSAValue, set[int]] = {}
+    for op in f.body.block.ops:
+        if isinstance(op, TransferOp):
+            known = places.get(op.x, set())
+            if (source := op.source.value.data) not in known:
+                raise VerifyException(_unknown(op.x, source, known))
+            places[op.out] = {*known, *op.targets.data}
+        elif isinstance(op, CallOp):
+            callee = find_symbol(module, FuncOp, op.callee.root_reference.data)
+            stage = None if callee is None else stage_of(callee)
+            if stage is None:
+                continue
+            for v in op.operands:
+                if stage not in places.get(v, {stage}):
+                    raise VerifyException(_unknown(v, stage, places[v]))
+            places |= {v: {stage} for v in op.results}
+        elif len(op.operands) == 1 and op.operands[0] in places:
+            places |= {v: places[op.operands[0]] for v in op.results}
+
+
+def _unknown(v: SSAValue, stage: int, known: Iterable[int]) -> str:
+    stages = ", ".join(map(str, sorted(known))) or "none"
+    found = f"expected %{v.name_hint} on stage {stage}, which reads it, got it on {stages}"
+    return coded("G14", found, use="transfer it")

@@ -1,0 +1,75 @@
+"""The stage of each op, from those of some.
+
+forward     an op runs on the last stage of its operands
+backward    on the first one
+elsewhere   on that of the operand with the most elements: a gradient is not moved for a scalar
+everywhere  one without operands of a stage, such as a constant or the gather of a weight, runs
+            on each stage that reads it: there is a copy for each
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Operation, SSAValue
+
+from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.train import stage_attrs, stage_of
+
+StageOf = Callable[[SSAValue], int | None]
+"""The stage of the op that makes a value; None for one that is on each stage that reads it."""
+
+
+StageChoice = Callable[[Sequence[tuple[int, int]]], int]
+"""Chooses the stage of an op from those of its operands, each with its number of elements."""
+
+
+def last(found: Sequence[tuple[int, int]]) -> int:
+    return max(stage for stage, _ in found)
+
+
+def first(found: Sequence[tuple[int, int]]) -> int:
+    return min(stage for stage, _ in found)
+
+
+def largest(found: Sequence[tuple[int, int]]) -> int:
+    return min(found, key=lambda pair: (-pair[1], pair[0]))[0]
+
+
+def complete(ops: Iterable[Operation], of: StageOf, choose: StageChoice) -> None:
+    """Give a stage to the ops that have none, in the order of the program. An op whose operands
+    have none stays without."""
+    for op in ops:
+        if stage_of(op) is None:
+            found = [
+                (stage, prod(unsharded_type(v).get_shape()))
+                for v in op.operands if (stage := of(v)) is not None
+            ]  # fmt: skip
+            if found:
+                op.attributes |= stage_attrs(choose(found))
+
+
+def copy_to_readers(ops: Iterable[Operation]) -> None:
+    """Give the ops that still have no stage those of the ops that read them, each a copy of its
+    own. One that nothing reads is on the first stage."""
+    for op in [op for op in ops if stage_of(op) is None][::-1]:
+        readers: dict[int, list[tuple[Operation, int]]] = {}
+        for result in op.results:
+            for use in result.uses:
+                if not isinstance(use.operation, ReturnOp):
+                    stage = stage_of(use.operation)
+                    readers.setdefault(stage or 0, []).append((use.operation, use.index))
+        one, *others = sorted(readers) or [0]
+        op.attributes |= stage_attrs(one)
+        for stage in others:
+            copy = op.clone()
+            copy.location = op.location
+            copy.attributes |= stage_attrs(stage)
+            parent = op.parent
+            assert parent is not None
+            parent.insert_op_after(copy, op)
+            same: dict[SSAValue, SSAValue] = dict(zip(op.results, copy.results, strict=True))
+            for old, new in same.items():
+                new.name_hint = old.name_hint
+            for reader, index in readers[stage]:
+                reader.operands[index] = same[reader.operands[index]]

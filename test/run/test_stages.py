@@ -1,0 +1,176 @@
+"""Steps in stages on real ranks: as one device, by torch."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from extent import extent
+from torch import nn
+
+import shardir
+
+VOCABULARY, WIDTH, LENGTH, BATCH, MICROBATCHES, STEPS = 24, 16, 8, 4, 4, 3
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(self.norm1(x)).split(WIDTH, -1)
+        q, k, v = (y.unflatten(-1, (4, -1)).transpose(1, 2) for y in parts)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """A GPT whose embedding is the head too, and is added to what the head reads."""
+
+    def __init__(self, layers: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
+        self.norm, self.dropout = nn.LayerNorm(WIDTH), dropout
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        embedded = self.embedding(tokens)
+        x = embedded + self.positions(torch.arange(LENGTH))
+        for block in self.blocks:
+            x = nn.functional.dropout(block(x), self.dropout, self.training)
+        return self.norm(x + embedded) @ self.embedding.weight.T
+
+
+def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _model(layers: int, dropout: float = 0.0) -> nn.Module:
+    return Gpt(layers, dropout).double()
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
+
+
+def _compiled(model: nn.Module, **options: Any) -> Any:
+    tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    return shardir.compile(
+        model, tokens, labels=tokens, loss=_loss, optimizer=_optimizer(model),
+        accumulate=f"mean, microbatches = {MICROBATCHES}", clip="norm, max = 1.0", **options,
+    )  # fmt: skip
+
+
+def _batches(steps: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    random = torch.Generator().manual_seed(1)
+    shape = (BATCH, LENGTH)
+    return [(torch.randint(VOCABULARY, shape, generator=random),
+             torch.randint(VOCABULARY, shape, generator=random))
+            for _ in range(steps * MICROBATCHES)]  # fmt: skip
+
+
+def _trained(
+    program: Any, folder: Path, first: int = 0, **options: Any
+) -> tuple[list[float], dict[str, Any]]:
+    dump, batches = folder / "dump.npz", iter(_batches()[first * MICROBATCHES :])
+    report = program.run(batches, steps=STEPS, dump=dump, timeout=60, **options)
+    with np.load(dump) as found:
+        return report.losses["step"], {n: found[n] for n in found if n.startswith("states/")}
+
+
+def _by_torch(model: nn.Module) -> list[float]:
+    optimizer, losses, batches = _optimizer(model), [], _batches()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total = 0.0
+        for x, y in batches[step * MICROBATCHES : (step + 1) * MICROBATCHES]:
+            loss = _loss(model(x), y) / MICROBATCHES
+            loss.backward()
+            total += loss.item()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+CASES = [
+    (2, "1f1b, ranks = 2", {"mesh": "dp = 2", "plan": "fsdp"}),
+    (4, "interleaved, ranks = 2, chunks = 2", {"mesh": "tp = 2", "plan": "megatron(tp)"}),
+    (4, "gpipe, ranks = 2", {"mesh": "dp = 2, tp = 2", "plan": "megatron(tp) * fsdp(dp)"}),
+    (4, "1f1b, ranks = 4", {}),
+    (8, "1f1b, ranks = 8", {}),
+    (4, "1f1b, ranks = 4", {"mesh": "dp = 2", "plan": "zero1"}),
+    (8, "looped-bfs, ranks = 2, chunks = 4", {"mesh": "dp = 2", "plan": "ddp"}),
+]
+
+
+@pytest.mark.parametrize(("layers", "pipeline", "options"), extent(CASES[:2], CASES))
+def test_stages_are_one_device(
+    layers: int, pipeline: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = _model(layers)
+    losses, states = _trained(_compiled(model, pipeline=pipeline, **options), tmp_path)
+    np.testing.assert_allclose(losses, _by_torch(model), rtol=1e-9)
+    for name, w in model.named_parameters():
+        np.testing.assert_allclose(states[f"states/{name}"], w.detach(), rtol=0, atol=1e-9)
+
+
+def test_random_values_do_not_depend_on_stages(tmp_path: Path) -> None:
+    """The key of dropout passes from microbatch to microbatch, and from stage to stage."""
+    found = [
+        _trained(_compiled(_model(2, 0.2), **options), tmp_path)
+        for options in ({"pipeline": "1f1b, ranks = 2"}, {"mode": "stand_alone"})
+    ]
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-12)
+    for name, w in found[1][1].items():
+        np.testing.assert_allclose(found[0][1][name], w, rtol=0, atol=1e-12)
+
+
+def test_a_run_goes_on_with_other_stages(tmp_path: Path) -> None:
+    """The tied embedding is on the first and the last stage."""
+    model = _model(2)
+    losses, states = _trained(_compiled(model, pipeline="1f1b, ranks = 2"), tmp_path)
+    checkpoints = tmp_path / "checkpoints"
+    first = _compiled(model, pipeline="1f1b, ranks = 2")
+    first.run(_batches(), steps=2, checkpoints=checkpoints, save_every=2)
+    others = [{"mesh": "dp = 2"}, {"pipeline": "1f1b, ranks = 4"}]
+    for options in extent(others[:1], others):
+        program = _compiled(_model(2), **options)
+        after = _trained(program, tmp_path, first=2, resume=checkpoints)
+        np.testing.assert_allclose(after[0], losses[2:], rtol=1e-9)
+        for name, w in states.items():
+            np.testing.assert_allclose(after[1][name], w, rtol=0, atol=1e-9)
+
+
+HELD = """
+
+def _recorded(run, name, k, x, _keep=_StepRun._keep):
+    _keep(run, name, k, x)
+    with open(f"{__file__}.{run.rank}", "a") as file:
+        print(len([batch for batch in run.batches.values() if batch]), file=file)
+
+
+_StepRun._keep = _recorded
+"""
+
+
+def test_the_first_stage_holds_as_many_microbatches_as_there_are_stages(tmp_path: Path) -> None:
+    """In 1F1B a rank holds those between its forward and its backward part, which are as many as
+    stages follow."""
+    program = _compiled(_model(4), pipeline="1f1b, ranks = 3")
+    out = program.save(tmp_path / "out")
+    with (out / "runtime_stages.py").open("a") as file:
+        file.write(HELD)
+    shardir.run(out, steps=2)
+    held = [
+        max(map(int, (out / f"runtime_stages.py.{rank}").read_text().split())) for rank in range(3)
+    ]
+    assert held == [3, 2, 1]
