@@ -1,6 +1,7 @@
 """The search of schedules: within memory, never slower than a named one, never below the bound."""
 
 import random
+from itertools import product
 
 import pytest
 from test_schedule_simulation import fastest, random_costs
@@ -16,6 +17,8 @@ from shardir.algebra.schedules import (
     simulate,
 )
 from shardir.algebra.schedules.filling import Filling, split_orders
+from shardir.algebra.schedules.priorities import by_priority
+from shardir.algebra.schedules.searching import PRIORITIES, placements
 from shardir.diagnostics import ShardirError
 
 REAL = (1.0, 1.15, 0.85)
@@ -83,7 +86,7 @@ def test_filling_keeps_the_order_of_forward_parts_and_stays_within_memory() -> N
         costs = PipelineCosts.equal(3, s.stages // 3, REAL, 0.1)
         for limit in (3.5, 8.0):
             memory = [limit] * 3
-            filled = Filling(s.placement, 6, costs, memory).fill(split_orders(s), [0.0] * 3)
+            filled = Filling(s.placement, 6, costs, memory).fill(split_orders(s.orders), [0.0] * 3)
             if filled is None:
                 assert limit == 3.5
                 too_small += 1
@@ -95,10 +98,23 @@ def test_filling_keeps_the_order_of_forward_parts_and_stays_within_memory() -> N
             for order, base in zip(found.orders, s.orders, strict=True):
                 assert [a for a in order if a.kind == "F"] == [a for a in base if a.kind == "F"]
                 if limit == 8.0:
-                    assert [a for a in order if a.kind != "W"] == split_orders(
-                        Schedule(s.stages, 1, 6, s.placement, (base,))
-                    )[0]
+                    assert [a for a in order if a.kind != "W"] == split_orders((base,))[0]
     assert too_small == 2, "looped-bfs, whose first gradients are of the last microbatch"
+
+
+def test_orders_by_priorities_run_within_memory() -> None:
+    for ranks, chunks, limit in product((2, 3), (1, 2, 3), (1.0, 1.5, 8.0)):
+        costs = PipelineCosts.equal(ranks, chunks, REAL, 0.1)
+        memory = [limit] * ranks
+        for placement, kinds in product(placements(ranks, chunks), PRIORITIES):
+            listed = by_priority(Filling(placement, 6, costs, memory), kinds, 0.5)
+            assert listed is not None, "a microbatch of all stages of a rank fits"
+            found = Schedule(costs.stages, ranks, 6, placement, listed.orders)
+            check(found)
+            assert holds(found, costs, memory)
+            assert simulate(found, costs).makespan <= listed.makespan + 1e-9
+            little = [0.9] * ranks
+            assert by_priority(Filling(placement, 6, costs, little), kinds, 0.5) is None
 
 
 def test_inputs_that_a_search_cannot_have() -> None:

@@ -36,7 +36,7 @@ def zb_h2(ranks: int, microbatches: int, chunks: int) -> Orders:
     """As eager 1F1B, with W in what would be bubbles: no rank pauses between its first and its last
     action. Up to 2 p - 1 microbatches are in flight on each of the p ranks."""
     eager = Schedule.of(interleaved(ranks, microbatches, 1))
-    return with_weights(split_orders(eager), eager.placement, [2 * ranks - 1] * ranks)
+    return with_weights(split_orders(eager.orders), eager.placement, [2 * ranks - 1] * ranks)
 
 
 def _repeated(ranks: int, microbatches: int, hops: Hops) -> Orders:

@@ -1,8 +1,8 @@
 """The search of a fast schedule for given costs, within memory: from the named schedules, with W
-where ranks wait, improved by local search.
+where ranks wait, and from orders by priorities, improved by local search.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -12,6 +12,7 @@ from shardir.algebra.schedules.actions import Action
 from shardir.algebra.schedules.costs import PipelineCosts, lower_bound
 from shardir.algebra.schedules.filling import Filled, Filling, split_orders
 from shardir.algebra.schedules.named import NAMES, schedule
+from shardir.algebra.schedules.priorities import by_priority
 from shardir.algebra.schedules.schedule import Schedule
 from shardir.algebra.schedules.simulation import PipelineTimeline, simulate
 from shardir.diagnostics import ShardirError
@@ -22,16 +23,18 @@ EXCHANGED = (1, 1, 1, 2, 3, 4)
 """The numbers of positions by which an action is moved to the front, each as likely."""
 CHANGED_PATIENCE = 0.15
 """The share of the trials that change the patience of a rank."""
+PRIORITIES = ("FIW", "IFW")
+"""The orders of urgency of `by_priority`."""
 EVALUATIONS = 600
 """The number of trials of the local search, on each placement."""
 
 
 @dataclass(frozen=True)
 class SearchedSchedule:
-    """The fastest schedule that was found, from the named one that it was made of.
+    """The fastest schedule that was found, with the name of what it was made of.
 
-    `bound` is a time in seconds below which no schedule ends that has its stages placed as a named
-    one, within the same memory.
+    `bound` is a time in seconds below which no schedule ends whose stages have one of the
+    `placements`, within the same memory.
     """
 
     schedule: Schedule
@@ -46,13 +49,18 @@ class SearchedSchedule:
 
 
 class Start(NamedTuple):
-    """Orders of F and I of a named schedule, and the patience of ranks, to be filled with W."""
+    """Orders of F and I, and the patience of ranks, to be filled with W."""
 
-    makespan: float
     name: str
-    filling: Filling
     orders: Sequence[Sequence[Action]]
     patience: Sequence[float]
+
+
+def placements(ranks: int, chunks: int) -> list[tuple[int, ...]]:
+    """Return the placements of a search: stages in a loop, and back and forth, as a V or W."""
+    loop = tuple(s % ranks for s in range(ranks * chunks))
+    back = tuple(r if s // ranks % 2 == 0 else ranks - 1 - r for s, r in enumerate(loop))
+    return list(dict.fromkeys((loop, back)))
 
 
 def search(
@@ -80,22 +88,25 @@ def search(
         raise ShardirError(
             f"expected the memory of {ranks} ranks, got {len(memory)}; write one number for each"
         )
-    named = _named(ranks, microbatches, costs.stages // ranks)
+    chunks = costs.stages // ranks
+    named = _named(ranks, microbatches, chunks)
     limits = [inf] * ranks if memory is None else memory
-    bounds = {
-        s.placement: lower_bound(s.placement, microbatches, costs, memory) for s in named.values()
-    }
     found = [
         (t.makespan, name, s)
         for name, s in named.items()
         for t in [simulate(s, costs)]
         if all(held <= limit for held, limit in zip(t.peak_bytes, limits, strict=True))
     ]
-    for start in _starts(named, costs, limits):
-        placement = tuple(start.filling.placement)
-        filled = _improved(start, bounds[placement], evaluations)
-        searched = Schedule(costs.stages, ranks, microbatches, placement, filled.orders)
-        found.append((filled.makespan, start.name, searched))
+    bounds = []
+    for placement in placements(ranks, chunks):
+        bound = lower_bound(placement, microbatches, costs, memory)
+        bounds.append(bound)
+        filling = Filling(placement, microbatches, costs, limits)
+        starts = sorted(_starts(filling, named, ranks), key=lambda s: s[0].makespan)
+        for filled, start in starts[:1]:
+            better = _improved(filling, start, filled, bound, evaluations)
+            searched = Schedule(costs.stages, ranks, microbatches, placement, better.orders)
+            found.append((better.makespan, start.name, searched))
     if not found:
         smallest = min(max(simulate(s, costs).peak_bytes) for s in named.values())
         raise ShardirError(
@@ -103,7 +114,7 @@ def search(
             f"bytes on a rank; use {smallest:g}, which a named schedule needs"
         )
     _, origin, best = min(found, key=lambda each: each[0])
-    return SearchedSchedule(best, simulate(best, costs), origin, min(bounds.values()))
+    return SearchedSchedule(best, simulate(best, costs), origin, min(bounds))
 
 
 def _named(ranks: int, microbatches: int, chunks: int) -> dict[str, Schedule]:
@@ -119,30 +130,31 @@ def _named(ranks: int, microbatches: int, chunks: int) -> dict[str, Schedule]:
 
 
 def _starts(
-    named: dict[str, Schedule], costs: PipelineCosts, memory: Sequence[float]
-) -> list[Start]:
-    """Return the fastest named schedule of each placement, filled."""
-    found: dict[tuple[int, ...], Start] = {}
-    for name, s in named.items():
-        filling = Filling(s.placement, s.microbatches, costs, memory)
-        orders = split_orders(s)
-        for patience in PATIENCE:
-            each = [patience] * s.ranks
-            filled = filling.fill(orders, each)
-            best = found.get(s.placement)
-            if filled and (best is None or filled.makespan < best.makespan):
-                found[s.placement] = Start(filled.makespan, name, filling, orders, each)
-    return list(found.values())
+    filling: Filling, named: dict[str, Schedule], ranks: int
+) -> Iterator[tuple[Filled, Start]]:
+    """Yield the named schedules with this placement, filled, and orders by priorities."""
+    for patience in PATIENCE:
+        each = [patience] * ranks
+        for kinds in PRIORITIES:
+            if listed := by_priority(filling, kinds, patience):
+                yield listed, Start(f"priorities {kinds}", split_orders(listed.orders), each)
+        for name, s in named.items():
+            if s.placement == tuple(filling.placement):
+                orders = split_orders(s.orders)
+                if filled := filling.fill(orders, each):
+                    yield filled, Start(name, orders, each)
 
 
-def _improved(start: Start, bound: float, evaluations: int) -> Filled:
+def _improved(
+    filling: Filling, start: Start, best: Filled, bound: float, evaluations: int
+) -> Filled:
     """Return the fastest filled orders of a local search: each trial moves one or two actions to
     the front in the orders of ranks, or changes the patience of one, and stays if it is not
     slower."""
     draw = Random(0)
     orders, patience = list(start.orders), list(start.patience)
-    best = start.filling.fill(orders, patience)
-    assert best is not None
+    first = filling.fill(orders, patience)  # orders by priorities may wait otherwise
+    current = first.makespan if first else inf
     for _ in range(evaluations):
         if best.makespan <= bound * (1 + 1e-9):
             break
@@ -156,7 +168,8 @@ def _improved(start: Start, bound: float, evaluations: int) -> Filled:
                 i = draw.randrange(len(order))
                 order.insert(max(0, i - draw.choice(EXCHANGED)), order.pop(i))
                 tried[rank] = order
-        filled = start.filling.fill(tried, waits)
-        if filled is not None and filled.makespan <= best.makespan:
-            best, orders, patience = filled, tried, waits
+        filled = filling.fill(tried, waits)
+        if filled is not None and filled.makespan <= current:
+            current, orders, patience = filled.makespan, tried, waits
+            best = min(best, filled, key=lambda f: f.makespan)
     return best
