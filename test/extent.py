@@ -13,3 +13,8 @@ LONG = os.environ.get("SHARDIR_TESTS") == "all"
 def extent(default: T, long: T) -> T:
     """The value for the form that runs."""
     return long if LONG else default
+
+
+def long_form(test: T) -> T | None:
+    """Decorate a test that runs in the long form alone."""
+    return extent(None, test)

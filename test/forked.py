@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,6 +108,20 @@ SUBPROCESS = SimpleNamespace(
     TimeoutExpired=subprocess.TimeoutExpired,
 )  # fmt: skip
 """In place of the module `subprocess`."""
+
+
+def in_agents() -> dict[str, Any]:
+    """Return replacements of names of torch's module subprocess_handler, so that its agent forks
+    ranks. The server reaps one that has ended, which is then unknown."""
+
+    def started(args: list[Any], env: dict[str, str], stdout: Any, **_: object) -> Forked:
+        return Forked(args, env, stdout)
+
+    def killpg(pid: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, number)
+
+    return {"Popen": started, "os": SimpleNamespace(environ=os.environ, killpg=killpg)}
 
 
 def run_ranks(script: Path, count: int, arguments: list[Any], seconds: float) -> list[str]:

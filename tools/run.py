@@ -142,6 +142,8 @@ def _run(directory: Path, arguments: argparse.Namespace) -> int:
         return 0
     if arguments.max_shard_size is not None:
         raise LaunchError("--max-shard-size is for --export FILE")
+    if arguments.check and options.nnodes > 1:
+        raise LaunchError(f"--check: expected one machine, got --nnodes {options.nnodes}")
     log_every = arguments.log_every or max(1, arguments.steps // 10)
     progress = Progress("", arguments.steps, log_every)
     differences = []

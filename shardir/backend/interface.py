@@ -23,6 +23,7 @@ from xdsl.utils.target import Target
 from shardir.backend.torch.runtime.runtime_options import (
     OptionError,
     RunOptions,
+    at_least,
     new_file,
     option,
 )
@@ -41,6 +42,13 @@ class RunError(LaunchError):
     exit_code = 1
 
 
+def host_and_port(text: str) -> str:
+    """Check a rendezvous."""
+    host, _, port = text.rpartition(":")
+    right = host and port.isdecimal() and 0 < int(port) < 1 << 16
+    return "" if right else "HOST:PORT, such as 10.0.0.1:29400"
+
+
 @dataclass(frozen=True)
 class Options(RunOptions):
     """The options of a run, and how it is started and reported.
@@ -51,6 +59,21 @@ class Options(RunOptions):
         python: the interpreter that runs the ranks.
     """
 
+    nnodes: int = option(
+        1, "machines, on each of which the same command runs", kind=int, check=at_least(1),
+        metavar="N",
+    )  # fmt: skip
+    node_rank: int = option(
+        0, "the number of this machine, from 0 on", kind=int, check=at_least(0), metavar="K"
+    )
+    rdzv: str | None = option(
+        None, "where the machines meet: an address of machine 0, and a free port of it", kind=str,
+        check=host_and_port, metavar="HOST:PORT",
+    )  # fmt: skip
+    max_restarts: int = option(
+        0, "times to start again after an error, from the last of --checkpoints", kind=int,
+        check=at_least(0), metavar="R",
+    )  # fmt: skip
     log: Path | None = option(
         None, "write losses, evaluations and results as JSON lines", kind=Path, check=new_file(),
         metavar="FILE",
@@ -96,6 +119,7 @@ class Report:
         stopped: the step after which a signal has ended the run, with a checkpoint.
         metrics: of each step function, by name: a value for each step.
         memory: the peak of rank 0, in bytes: of tensors on a GPU, of the process else.
+        first: of each step function the step of its first loss, counted from 1.
     """
 
     ranks: int
@@ -106,6 +130,7 @@ class Report:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     stopped: int | None = None
     losses: dict[str, list[float]] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     steps_per_second: dict[str, float] = field(default_factory=dict)
     results: list[dict[str, Any]] = field(default_factory=list)
@@ -114,10 +139,12 @@ class Report:
         """Add one event of the ranks (its kinds: runtime_main.py)."""
         match event["event"]:
             case "steps":
-                self.losses.setdefault(event["function"], []).extend(event["losses"])
+                first = self.first.setdefault(event["function"], event["first"])
+                known = event["first"] - first  # less than there are where a run starts again
+                self.losses.setdefault(event["function"], [])[known:] = event["losses"]
                 for name, values in event["metrics"].items():
-                    known = self.metrics.setdefault(event["function"], {})
-                    known.setdefault(name, []).extend(values)
+                    metrics = self.metrics.setdefault(event["function"], {})
+                    metrics.setdefault(name, [])[known:] = values
                 self.memory = max(self.memory, event["memory"])
             case "evaluated":
                 self.evaluations.append(event)

@@ -166,10 +166,26 @@ MUTANTS = [
     Mutant(
         "a rank that leaves has succeeded",
         "A rank that ends with exit code 0 counts as complete, whatever it has done.",
-        "shardir/backend/torch/launch/ranks.py",
+        "shardir/backend/torch/launch/outcome.py",
         "if code is not None and r not in self.done]",
         "if code]",
         "test/backend/test_ranks.py",
+    ),
+    Mutant(
+        "nodes are in torch's order",
+        "The ranks of a node follow from its address, not from its --node-rank.",
+        "shardir/backend/torch/launch/rendezvous.py",
+        "return ranks.index(nodes[index].rank)",
+        "return index",
+        "test/run/test_nodes.py",
+    ),
+    Mutant(
+        "a run that is started again begins anew",
+        "--max-restarts does not resume the checkpoints of the run.",
+        "shardir/backend/torch/launch/agent.py",
+        "replace(options, resume=options.checkpoints)",
+        "options",
+        "test/run/test_nodes.py -k after_a_rank_is_killed",
     ),
     Mutant(
         "interpreters are finalized",

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardir.backend.interface import LaunchError, OnEvent, Options, RunError
+from shardir.backend.torch.launch.outcome import TAIL_BYTES, Outcome
 from shardir.backend.torch.runtime.runtime_events import FINISH, MAY_FINISH, event_of
 from shardir.backend.torch.runtime.runtime_plan import START_SECONDS
 
@@ -33,7 +34,6 @@ POLL_SECONDS = 0.05
 GRACE_SECONDS = 0.5  # after the first error, for the other ranks' messages
 CAUSE_SECONDS = 5.0  # the same where the first rank lost a connection: the other one has ended
 TERM_SECONDS = 2.0  # between asking a rank to end and killing it
-TAIL_LINES, TAIL_BYTES = 15, 1 << 14
 OWN_FILES = 64  # open files beside one for each rank: in the launcher a log, in a rank a connection
 UNREAD_BYTES = 1 << 24  # a line that is longer is no event
 STOPPED = {"T": "is stopped", "t": "is stopped by a debugger"}
@@ -64,8 +64,7 @@ class Ranks:
         self.program, self.count, self.options, self.feed = program, count, options, feed
         self.processes: list[subprocess.Popen] = []
         self.logs: list[Any] = []  # what each rank prints: files without a name
-        self.errors: dict[int, dict[str, Any]] = {}  # the error event of each rank that sent one
-        self.done: set[int] = set()  # the ranks that did all their work
+        self.outcome = Outcome()
         self._started = False  # the ranks have met
         self._unread = b""
         self._ended = False  # no rank holds the other end of the events' pipe any more
@@ -144,15 +143,15 @@ class Ranks:
     def _watch(self, on_event: OnEvent) -> None:
         last_sign = time.monotonic() + START_SECONDS
         while True:
-            codes = [_code(process) for process in self.processes]
+            codes = self._codes()
             for event in self._read():
                 last_sign = time.monotonic()
                 on_event(event)
             if self.feed is not None and self.feed.moved:
                 last_sign = time.monotonic()  # the ranks waited for a batch
-            if self.errors or (self._drained and self._left(codes)):
+            if self.outcome.errors or (self._drained and self.outcome.left(codes)):
                 self._fail(on_event)
-            if None not in codes and self._drained:
+            if None not in codes.values() and self._drained:
                 return
             if time.monotonic() - last_sign > self.options.timeout + 5:
                 raise RunError(
@@ -196,11 +195,7 @@ class Ranks:
             event = event_of(line, self.count)
             if event is None:
                 continue  # not ours: the program may write to any of its files
-            if event["event"] == "error":
-                self.errors.setdefault(event["rank"], event)
-            elif event["event"] == "done":
-                self.done.add(event["rank"])
-            else:
+            if not self.outcome.add(event):
                 self._started = True
                 events.append(event)
         return events
@@ -213,8 +208,8 @@ class Ranks:
         while time.monotonic() - begun < seconds:
             for event in self._read():
                 on_event(event)
-            cause = self._cause()
-            lost = cause is None and self._first()["kind"] == "lost"
+            cause = self.outcome.cause(self._codes())
+            lost = cause is None and self.outcome.first()["kind"] == "lost"
             seconds = CAUSE_SECONDS if lost else GRACE_SECONDS
         if cause is not None:
             raise RunError(self._story(cause))
@@ -222,42 +217,16 @@ class Ranks:
         if silent:
             seconds = f"{self.options.timeout:g} s"
             raise RunError(f"{silent}: the others waited for it for {seconds}")
-        raise RunError(self._story(self._first()["rank"]))
+        raise RunError(self._story(self.outcome.first()["rank"]))
 
-    def _cause(self) -> int | None:
-        """Return the rank that is the cause, if one is known to be: one that was killed, else the
-        first that reported an error of its own, else one that left before its work was done."""
-        codes = [_code(process) for process in self.processes]
-        left = self._left(codes)
-        own = [e for e in self.errors.values() if e["kind"] in ("plan", "program", "values")]
-        choices = [
-            [rank for rank in left if (codes[rank] or 0) < 0],
-            [e["rank"] for e in sorted(own, key=lambda e: e["time"])],
-            [rank for rank in left if rank not in self.errors],
-        ]
-        return next((choice[0] for choice in choices if choice), None)
-
-    def _first(self) -> dict[str, Any]:
-        """Return the error that a rank reported first."""
-        return min(self.errors.values(), key=lambda error: error["time"])
-
-    def _left(self, codes: list[int | None]) -> list[int]:
-        """Return the ranks that have ended before their work was done."""
-        return [r for r, code in enumerate(codes) if code is not None and r not in self.done]
+    def _codes(self) -> dict[int, int | None]:
+        """Return the exit codes of all ranks."""
+        return {rank: _code(process) for rank, process in enumerate(self.processes)}
 
     def _story(self, rank: int) -> str:
-        code, error = _code(self.processes[rank]), self.errors.get(rank)
-        if error and error["kind"] in ("plan", "values"):
-            return error["message"]
-        if code is not None and code < 0:
-            name = {s.value: s.name for s in signal.Signals}.get(-code, f"signal {-code}")
-            memory = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
-            headline = f"rank {rank} was killed by {name}{memory}"
-        elif error:
-            headline = f"rank {rank} failed: {error['message']}"
-        else:
-            headline = f"rank {rank} ended with exit code {code} before the end of the run"
-        return "\n".join([headline, *(f"  | {line}" for line in self._tail(rank))])
+        log = self.logs[rank].fileno()
+        output = os.pread(log, TAIL_BYTES, max(0, os.fstat(log).st_size - TAIL_BYTES))
+        return self.outcome.story(rank, _code(self.processes[rank]), output)
 
     def _silence(self) -> str:
         """Return what the ranks do that have neither ended nor reported an error: those that are
@@ -265,19 +234,13 @@ class Ranks:
         states = {
             rank: _state(process)
             for rank, process in enumerate(self.processes)
-            if _code(process) is None and rank not in self.errors
+            if _code(process) is None and rank not in self.outcome.errors
         }
         chosen = {rank: s for rank, s in states.items() if s in STOPPED} or states
         return ", ".join(
             f"rank {rank} {STATES.get(state, 'is alive but does not answer')}"
             for rank, state in chosen.items()
         )
-
-    def _tail(self, rank: int) -> list[str]:
-        log = self.logs[rank].fileno()
-        size = os.fstat(log).st_size
-        text = os.pread(log, TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
-        return [line for line in text.splitlines() if line.strip()][-TAIL_LINES:]
 
     # ---- the end ----
 

@@ -49,14 +49,12 @@ class Progress:
         if event["event"] == "evaluated":
             name = f"{event['function']}: {event['name']}"
             text = f"{self.label}{event['of']}: step {event['step']}/{self.steps}  {name} = "
-            text += f"{event['value']:.6g}"
-            if self._bar is None:
-                print(text, file=self.out, flush=True)
-            else:
-                self._bar.console.print(text)
+            self._print(text + f"{event['value']:.6g}")
         if event["event"] == "stopped":
             print(f"{self.label}stopped after step {event['step']}, with a checkpoint",
                   file=self.out, flush=True)  # fmt: skip
+        if event["event"] == "restart":
+            self._print(f"{self.label}started again: {event['reason']}")
         if event["event"] != "steps":
             return
         name, first, losses = event["function"], event["first"], event["losses"]
@@ -73,6 +71,13 @@ class Progress:
                 text = f"{self.label}{name}: step {step}/{self.steps}  loss {loss:.6g}"
                 shown = (f"  {n} {x[step - first]:.6g}" for n, x in metrics.items())
                 print(text, *shown, sep="", file=self.out, flush=True)
+
+    def _print(self, text: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if self._bar is None:
+            print(text, file=self.out, flush=True)
+        else:
+            self._bar.console.print(text)
 
 
 def summary(report: Report) -> list[str]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,13 @@ def run(
         raise LaunchError(str(error)) from None
     if importlib.util.find_spec("torch") is None:
         raise LaunchError("running needs torch: pip install 'shardir[torch]'")
+    by_agent = options.nnodes > 1 or options.max_restarts > 0
+    check_nodes(plan, options)
+    if by_agent and (batches is not None or options.callback is not None):
+        raise LaunchError(
+            "expected one machine and no restarts for batches or a callback of Python, got "
+            f"{options.nnodes} machines and {options.max_restarts} restarts; give --data files"
+        )
     ranks = plan.size if program == "program.py" else 1
     report = Report(ranks, options.backend)
     for function in plan.functions:
@@ -72,7 +80,11 @@ def run(
             if len(batch) > 1:
                 report.tokens[function.name] = math.prod(batch)
 
-    with logged(options.log) as log, on_board(options.tensorboard) as board:
+    reports = options.node_rank == 0
+    with (
+        logged(options.log if reports else None) as log,
+        on_board(options.tensorboard if reports else None) as board,
+    ):
         last = False
 
         def take(event: dict[str, Any]) -> None:
@@ -89,6 +101,9 @@ def run(
                 if last and entry["event"] in ("step", "evaluation"):
                     started.finish()
 
+        if by_agent and program == "program.py":
+            _agent_class()(plan, options).run(take)
+            return report
         feed = None
         if batches is not None:
             from shardir.backend.torch.launch.feed import Feed  # it needs torch
@@ -109,6 +124,44 @@ def _steps_done(options: Options) -> int:
         return manifests.read(manifests.located(Path(options.resume))).step
     except PlanError:
         return 0
+
+
+def check_nodes(plan: ProgramPlan, options: Options) -> None:
+    """Raise LaunchError for nodes or restarts that cannot be."""
+    nodes = options.nnodes
+    if plan.size % nodes:
+        raise LaunchError(
+            f"--nnodes: expected a divisor of {plan.size}, the ranks of {plan.mesh_text()}, got "
+            f"{nodes}"
+        )
+    if options.node_rank >= nodes:
+        raise LaunchError(f"--node-rank: expected 0 to {nodes - 1}, got {options.node_rank}")
+    if nodes > 1 and options.rdzv is None:
+        raise LaunchError(
+            "--nnodes: expected --rdzv HOST:PORT, an address of machine 0, the same on all machines"
+        )
+    if options.max_restarts and options.checkpoints is None:
+        raise LaunchError("--max-restarts: expected --checkpoints FOLDER, from which it goes on")
+    if options.max_restarts and options.resume not in (None, options.checkpoints):
+        raise LaunchError(
+            f"--max-restarts: expected no --resume, or that of {options.checkpoints}, from which "
+            f"it goes on, got {options.resume}"
+        )
+
+
+def _agent_class() -> Any:
+    """Import the agent. Torch, which it needs, asks at its import which of its messages to show:
+    none of those of connections that fail, since the agent has better ones."""
+    name = "TORCH_CPP_LOG_LEVEL"
+    before = os.environ.get(name)
+    os.environ[name] = "FATAL"
+    try:
+        from shardir.backend.torch.launch.agent import Agent
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+    return Agent
 
 
 def _batch(function: PlanFunction) -> tuple[int, ...]:

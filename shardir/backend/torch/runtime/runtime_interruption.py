@@ -26,19 +26,20 @@ def own_group(mesh: Any) -> Any:
 
 
 class Interruption:
-    """Requests by signals. Each step exchanges a flag while it computes."""
+    """Requests by signals. Each step exchanges a flag while it computes. Before the first one there
+    is nothing to save, and a signal ends the process."""
 
     def __init__(self, mesh: Any, signals: tuple[signal.Signals, ...]):
         self._group, self._size = own_group(mesh), mesh.size
-        self.signal = 0
-        for number in signals:
-            signal.signal(number, self._ask)
+        self._signals, self.signal = signals, 0
 
     def _ask(self, number: int, _: object) -> None:
         self.signal = number
 
     def begin(self) -> None:
         """Begin to exchange the flag."""
+        for number in self._signals:
+            signal.signal(number, self._ask)
         self._flag = torch.tensor([self.signal], dtype=torch.int32)
         self._work = None
         if self._size > 1:

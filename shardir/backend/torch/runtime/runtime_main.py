@@ -162,7 +162,7 @@ class Runner(Session):
             if step == saved.start:
                 first_done = now
             due = now - reported > REPORT_SECONDS or step == saved.start
-            if unsent and (due or is_last or evaluates):
+            if unsent and (due or is_last or evaluates or saves):
                 found, *columns = map(list, zip(*unsent, strict=True))
                 _, *metrics = scalars.values()
                 self.events.send(

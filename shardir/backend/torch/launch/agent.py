@@ -1,0 +1,330 @@
+"""The ranks of one node: of several machines, or of a run that is started again after errors.
+
+Torch's elastic agent starts them, watches them and starts them again. It is told who meets
+(rendezvous.py), where the ranks report, and when an error is final:
+
+1. The node with rank 0 gets the events of the run; each node those of the end of its ranks.
+2. A run that starts again goes on from its last checkpoint. Errors that it would have again, such
+   as those of the plan, end it; and so does a node that ends for good.
+3. All nodes end with one error, which is the cause on the node that has it.
+"""
+
+import hashlib
+import logging
+import math
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.api import LogsDest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousTimeoutError,
+)
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from shardir.backend.interface import LaunchError, OnEvent, Options, RunError
+from shardir.backend.torch.launch.network import address_towards, interface_of
+from shardir.backend.torch.launch.outcome import FINAL, TAIL_BYTES, Outcome
+from shardir.backend.torch.launch.ranks import TERM_SECONDS, allow_files
+from shardir.backend.torch.launch.rendezvous import BACKEND, Peer
+from shardir.backend.torch.runtime.runtime_events import event_of
+from shardir.backend.torch.runtime.runtime_options import DataFiles
+from shardir.backend.torch.runtime.runtime_plan import START_SECONDS, ProgramPlan
+from shardir.syntax.files import scratch_folder
+
+RUN = "shardir"
+"""The name of a run at its rendezvous, which serves one."""
+
+TIMES: dict[str, int] = {}
+"""Times of torch's rendezvous, in seconds, other than its own: `last_call_timeout`,
+`keep_alive_interval`."""
+
+SET = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+"""The variables of the environment that a run sets for torch."""
+
+HANDLED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+
+
+class StoppedError(Exception):
+    """All ranks have ended, after a checkpoint, since the system asked one of them to."""
+
+
+class Agent:
+    """The node of this process.
+
+    Args:
+        plan: of the program, which is for the ranks of all nodes.
+    """
+
+    rendezvous: RendezvousHandler
+
+    def __init__(self, plan: ProgramPlan, options: Options):
+        self.plan, self.options = plan, options
+        self.size = plan.size // options.nnodes
+        self.address, self.interface = "127.0.0.1", "lo"
+        if options.rdzv is not None:
+            self.address, self.interface = _own_address(options)
+        self.node = Peer(options.node_rank, *digests(plan, options))
+        self.outcome = Outcome()
+        self.logs: LogsDest | None = None
+        self.ranks = range(0)
+        self._reached, self._rounds = False, 0
+        self.events: dict[int, bytes] = {}
+        """Of the pipe of each rank of this node, what has been read of its last line. Each rank has
+        its own: what several write to one may mix."""
+        self._last_sign = math.inf
+
+    def run(self, on_event: OnEvent) -> None:
+        """Run to the end of all ranks.
+
+        Raises:
+            LaunchError: they cannot be started; RunError: one fails; KeyboardInterrupt, SystemExit:
+                a signal has ended the run.
+        """
+        self.on_event, options = on_event, self.options
+        allow_files(self.size)
+        if options.max_restarts:
+            options = replace(options, resume=options.checkpoints)
+        wait = max(1, math.ceil(options.timeout))
+        saves = options.checkpoints is not None
+        with scratch_folder() as folder, _undisturbed() as signals:
+            os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(wait if saves else int(TERM_SECONDS))
+            for local in range(self.size):
+                os.mkfifo(path := events_of(folder, local))
+                self.events[os.open(path, os.O_RDWR)] = b""
+            config = LaunchConfig(
+                min_nodes=options.nnodes, max_nodes=options.nnodes, nproc_per_node=self.size,
+                run_id=RUN, role=RUN, max_restarts=options.max_restarts,
+                rdzv_backend=BACKEND, rdzv_endpoint=options.rdzv or "127.0.0.1:0",
+                rdzv_configs={"member": self, "is_host": options.node_rank == 0,
+                              "join_timeout": wait, "read_timeout": wait, **TIMES},
+                local_addr=self.address, signals_to_handle=signals,
+                logs_specs=Logs(self, folder),
+            )  # fmt: skip
+            program = self.plan.directory / "program.py"
+            try:
+                elastic_launch(config, options.python)(str(program), *options.words())
+                self._read()
+            except StoppedError:
+                pass
+            except ChildFailedError as error:
+                self._fail(error.failures)
+            except RunError:
+                self._read()
+                if not self._has_stopped():
+                    raise
+            except SignalException as error:
+                self.rendezvous.set_closed()
+                if error.sigval == signal.SIGINT:
+                    raise KeyboardInterrupt from None
+                sys.exit(128 + error.sigval)
+            except RendezvousClosedError:
+                raise RunError(ENDED) from None
+            except RendezvousTimeoutError:
+                raise RunError(
+                    f"expected {options.nnodes} nodes at {options.rdzv} within {wait} s, got fewer;"
+                    " start the others, or give a longer --timeout"
+                ) from None
+            except RendezvousConnectionError as error:
+                self._lost(error, wait)
+            finally:
+                for pipe in self.events:
+                    os.close(pipe)
+
+    # ---- what the rendezvous asks of a member ----
+
+    def leave(self) -> None:
+        """End a round, unless it is the first: report it, and forget its ranks."""
+        self._read()
+        self._reached = True
+        if not self._rounds:
+            return
+        if self._has_stopped():
+            raise StoppedError
+        errors = self.outcome.errors
+        for error in errors.values():
+            if error["kind"] in FINAL:
+                raise RunError(error["message"])
+        cause = self.outcome.cause({})
+        why = "a rank has ended" if cause is None else self.outcome.story(cause, None, b"")
+        self.on_event({"event": "restart", "reason": why})
+        self.outcome = Outcome()
+
+    def join(self, nodes: int) -> None:
+        """Begin a round."""
+        self._rounds += 1
+        self._last_sign = time.monotonic() + START_SECONDS
+
+    def watch(self, closed: Callable[[], bool]) -> None:
+        """Read what the ranks say, until a node ends the run."""
+        self._read()
+        if closed():
+            raise RunError(ENDED)
+        silent = time.monotonic() - self._last_sign
+        if 0 in self.ranks and silent > self.options.timeout + 5:
+            raise RunError(
+                f"nothing was heard of the ranks for {self.options.timeout:g} s; if a step takes "
+                "longer than that, give a longer --timeout"
+            )
+
+    # ---- the ranks ----
+
+    def _read(self) -> None:
+        """Read all events that have arrived."""
+        while ready := select.select(list(self.events), [], [], 0)[0]:
+            for pipe in ready:
+                *lines, rest = (self.events[pipe] + os.read(pipe, 1 << 16)).split(b"\n")
+                self.events[pipe] = rest
+                for line in lines:
+                    event = event_of(line, self.plan.size)
+                    if event is not None and not self.outcome.add(event):
+                        self._last_sign = time.monotonic()
+                        self.on_event(event)
+
+    def _fail(self, failures: dict[int, ProcessFailure]) -> None:
+        """Raise the error of the rank that is the cause."""
+        self._read()
+        if self._has_stopped():
+            return
+        codes: dict[int, int | None] = {rank: f.exitcode for rank, f in failures.items()}
+        # The agent ends the others.
+        codes = {r: c for r, c in codes.items() if c != -signal.SIGTERM} or codes
+        kinds = {error["kind"] for error in self.outcome.errors.values()}
+        cause = self.outcome.cause(codes)
+        if cause is not None and codes.get(cause) == -signal.SIGKILL and "late" in kinds:
+            raise RunError(
+                f"rank {cause} did not answer: the others waited for it for "
+                f"{self.options.timeout:g} s"
+            )
+        if cause is None and self.options.nnodes > 1:
+            raise RunError(ENDED)
+        if cause is None:
+            cause = self.outcome.first()["rank"] if self.outcome.errors else min(codes)
+        raise RunError(self.outcome.story(cause, codes.get(cause), self._output(cause)))
+
+    def _has_stopped(self) -> bool:
+        """Whether the ranks have agreed to end, after a checkpoint. Their exit codes name the
+        signal."""
+        return bool(self.ranks) and self.outcome.done.issuperset(self.ranks)
+
+    def _output(self, rank: int) -> bytes:
+        """The end of what a rank of this node has printed."""
+        assert self.logs is not None
+        local, found = self.ranks.index(rank), b""
+        for files in (self.logs.stdouts, self.logs.stderrs):
+            found += Path(files[local]).read_bytes()[-TAIL_BYTES:]
+        return found
+
+    def _lost(self, error: Exception, wait: int) -> None:
+        """Raise the error of a rendezvous that cannot be reached."""
+        place = self.options.rdzv
+        if self._reached:
+            raise RunError(f"lost the rendezvous at {place}: node 0 has ended") from None
+        if self.options.node_rank:
+            raise LaunchError(
+                f"found no rendezvous at {place} within {wait} s: start node 0 there, with the "
+                "same --rdzv"
+            ) from None
+        why = str(error.__cause__ or error).splitlines()[0]
+        if "EADDRINUSE" in why:
+            why = "the port is in use"
+        raise LaunchError(f"cannot serve a rendezvous at {place}: {why}") from None
+
+
+ENDED = "another node has ended the run: the output of its shard-run says why"
+
+
+class Logs(DefaultLogsSpecs):
+    """The destinations of what ranks write: files for output, the agent for events."""
+
+    def __init__(self, agent: Agent, folder: Path):
+        super().__init__(str(folder / "logs"), redirects=Std.ALL)
+        self._agent, self._folder = agent, folder
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Return the files of ranks, of which these are the environments."""
+        agent = self._agent
+        first = int(envs[0]["RANK"])
+        agent.ranks = range(first, first + len(envs))
+        defaults = {}
+        if agent.options.backend == "gloo":
+            defaults["OMP_NUM_THREADS"] = "1"
+            if agent.interface:
+                defaults["GLOO_SOCKET_IFNAME"] = agent.interface
+        else:
+            defaults["OMP_NUM_THREADS"] = "4"
+        for local, env in envs.items():
+            env |= {name: value for name, value in defaults.items() if name not in os.environ}
+            env["SHARDIR_EVENTS"] = str(events_of(self._folder, local))
+            env["SHARDIR_LAUNCHER"] = str(os.getpid())
+        agent.logs = super().reify(envs)
+        return agent.logs
+
+
+def events_of(folder: Path, local: int) -> Path:
+    """Return the pipe of the events of a rank, by its number on this node."""
+    return folder / f"events-{local}"
+
+
+def digests(plan: ProgramPlan, options: Options) -> tuple[str, str]:
+    """Return digests of a program and of options, which are equal on all nodes. Files may have
+    other paths."""
+    program = b"".join((plan.directory / name).read_bytes() for name in ("program.py", "plan.json"))
+    place = Path("/x.npz")
+    equal = replace(
+        options,
+        checkpoints=options.checkpoints and place,
+        resume=options.resume and place,
+        dump=options.dump and place,
+        data=DataFiles(word.partition("=")[0] + "=x.npy" for word in options.data or ()),
+    )
+    words = [*equal.words(), str(options.nnodes), str(options.max_restarts)]
+    return (
+        hashlib.sha256(program).hexdigest(),
+        hashlib.sha256("\0".join(words).encode()).hexdigest(),
+    )
+
+
+def _own_address(options: Options) -> tuple[str, str]:
+    """Return the address at which other nodes reach this one, and its interface."""
+    assert options.rdzv is not None
+    host, _, port = options.rdzv.rpartition(":")
+    try:
+        address = address_towards(host, int(port))
+    except OSError as error:
+        raise LaunchError(
+            f"--rdzv {options.rdzv}: cannot reach {host}: {error.strerror or error}"
+        ) from None
+    interface = interface_of(address)
+    # A machine may know itself by an address that others do not.
+    return (host if options.node_rank == 0 else address), interface
+
+
+@contextmanager
+def _undisturbed() -> Iterator[str]:
+    """Silence torch's own messages, and give its signal handlers and the environment back. Yields
+    the names of the signals that the agent handles."""
+    disabled, around = logging.root.manager.disable, {name: os.environ.get(name) for name in SET}
+    before = {name: signal.getsignal(getattr(signal, name)) for name in HANDLED}
+    logging.disable(logging.CRITICAL)
+    try:
+        yield ",".join(name for name, handler in before.items() if handler != signal.SIG_IGN)
+    finally:
+        logging.disable(disabled)
+        for name, value in around.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)

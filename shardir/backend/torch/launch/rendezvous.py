@@ -1,0 +1,144 @@
+"""The rendezvous of the nodes of a run: torch's over c10d, with the order of --node-rank.
+
+Torch's own orders nodes by their names. Here nodes say after each meeting which they are, and what
+they run: two that do not fit are an error before a rank starts. The ranks of each round have a
+store of their own, so that they find nothing of an earlier one.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from shardir.backend.interface import RunError
+
+BACKEND = "shardir"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The introduction of a node to the others.
+
+    Args:
+        rank: that of its command line.
+        program, options: digests of what it runs.
+    """
+
+    rank: int
+    program: str
+    options: str
+
+
+class Member(Protocol):
+    """A node, between the rounds and while its ranks run."""
+
+    node: Peer
+    address: str
+    rendezvous: RendezvousHandler
+
+    def leave(self) -> None:
+        """End a round, before the next one. Raises what ends the run."""
+
+    def join(self, nodes: int) -> None:
+        """Begin a round with so many nodes."""
+
+    def watch(self, closed: Callable[[], bool]) -> None:
+        """Look after the ranks, ten times a second. Raises what ends the run."""
+
+
+class Rendezvous(RendezvousHandler):
+    """The rendezvous of a member."""
+
+    def __init__(self, inner: RendezvousHandler, member: Member):
+        self._inner, self._member = inner, member
+        member.rendezvous = self
+        self._ranks: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other nodes. Raises RunError where they do not fit."""
+        self._member.leave()
+        self._ranks = None
+        met = self._inner.next_rendezvous()
+        own = PrefixStore(BACKEND, met.store)  # the keys of torch's rendezvous stay apart
+        own.set(f"node/{met.rank}", json.dumps(asdict(self._member.node)))
+        said = own.multi_get([f"node/{k}" for k in range(met.world_size)])
+        nodes = [Peer(**json.loads(text)) for text in said]
+        rank = place(nodes, met.rank)
+        self._member.join(met.world_size)
+        address = self._member.address
+        if rank == 0:
+            self._ranks = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        port = self._ranks.port if self._ranks is not None else None
+        store = RendezvousStoreInfo.build(rank, own, address, port)
+        return RendezvousInfo(met.store, rank, met.world_size, store)
+
+    def is_closed(self) -> bool:
+        return self._inner.is_closed()
+
+    def set_closed(self) -> None:
+        self._inner.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        self._member.watch(self._inner.is_closed)
+        return self._inner.num_nodes_waiting()
+
+    def get_run_id(self) -> str:
+        return self._inner.get_run_id()
+
+    def shutdown(self) -> bool:
+        return self._inner.shutdown()
+
+
+def place(nodes: list[Peer], index: int) -> int:
+    """Return the place of a node in the order of their ranks.
+
+    Raises:
+        RunError: two have the same rank, or do not run the same.
+    """
+    ranks = sorted(node.rank for node in nodes)
+    for rank, following in pairwise(ranks):
+        if rank == following:
+            raise RunError(f"--node-rank: expected another one on each node, got {rank} twice")
+    first = min(nodes, key=lambda node: node.rank)
+    for node in nodes:
+        different = [what for what in ("program", "options")
+                     if getattr(node, what) != getattr(first, what)]  # fmt: skip
+        if different:
+            raise RunError(
+                f"expected the same program and options on all nodes, got other "
+                f"{' and '.join(different)} on node {node.rank} than on node {first.rank}"
+            )
+    return ranks.index(nodes[index].rank)
+
+
+def _create(given: RendezvousParameters) -> RendezvousHandler:
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    config: dict[str, Any] = dict(given.config)
+    member = config.pop("member")
+    parameters = RendezvousParameters(
+        "c10d", given.endpoint, given.run_id, given.min_nodes, given.max_nodes, given.local_addr,
+        **config,
+    )  # fmt: skip
+    return Rendezvous(get_rendezvous_handler(parameters), member)
+
+
+rendezvous_handler_registry.register(BACKEND, _create)
