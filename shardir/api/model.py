@@ -261,7 +261,7 @@ def compile_model(
     loss_scale: str | None = None,
     metrics: str | None = None,
     sync: str | None = None,
-    pipeline: str | None = None,
+    stages: str | None = None,
     derived: Collection[str] = (),
     trace: bool = False,
     **options: Any,
@@ -280,9 +280,10 @@ def compile_model(
             own `training`.
         mesh: the axes: `dp = 2, tp = 4`, or a dict.
         cluster: the name of a ready-made cluster, or the text of one.
-        accumulate, clip, loss_scale, metrics, sync, pipeline: as in a step of the text: `mean,
-            microbatches = 4`. With `sync` the mesh is that of one replica, with `pipeline` that of
-            one stage: by default one device.
+        accumulate, clip, loss_scale, metrics, sync: as in a step of the text: `mean, microbatches =
+            4`. With `sync` the mesh is that of one replica: by default one device.
+        stages: as `pipeline` in a step of the text: `1f1b, ranks = 4`. The mesh is that of one
+            stage: by default one device.
         derived: the names of autograd functions (torch.autograd.Function) whose gradients are to be
             those of their forward part; others are errors, since their backward is not exported.
         trace: the backward part is that which autograd runs, of autograd functions too; it is
@@ -307,7 +308,7 @@ def compile_model(
     if trace and not train:
         raise ShardirError("expected train=True with trace=True, got False; drop trace=True")
     captured = capture(model, inputs, labels, loss, train, keywords, derived, trace)
-    alone = {"d": 1} if sync is not None or pipeline is not None else None
+    alone = {"d": 1} if sync is not None or stages is not None else None
     module = Module(mesh if mesh is not None else alone, cluster)
     imported = import_model(captured, module, FUNCTION, train)
     if train:
@@ -317,6 +318,6 @@ def compile_model(
         imported.own_numbers(read.lr_scales, read.weight_decays)
         module.step(STEP, FUNCTION, read.text, accumulate=accumulate, clip=clip,
                     loss_scale=loss_scale, metrics=metrics, sync=sync,
-                    pipeline=pipeline)  # fmt: skip
+                    pipeline=stages)  # fmt: skip
     compiled = compile_module(module.module, **options)
     return CompiledModel(**vars(compiled), imported=imported, values=dict(imported.values))

@@ -49,6 +49,9 @@ FLOAT_NAMES = (
 )
 FLOATS: dict[str, Attribute] = {name: getattr(builtin, name) for name in FLOAT_NAMES.split()}
 SCALARS = FLOATS | {"index": builtin.IndexType(), "none": builtin.NoneType()}
+INTEGERS: dict[str, Attribute] = {}
+"""The types of integers that have been read. A message that proposed them would depend on what else
+the process has read."""
 STRINGS = re.compile(rf"//[^\n]*|({STRING})")
 """The strings of an attribute's text, in its first group, and the comments."""
 NUMBERS, HEX = re.compile(NUMBER, re.ASCII), re.compile(r"-?0x[0-9a-fA-F]+")
@@ -171,11 +174,11 @@ class LeafReductions:
     # ---- types ----
     def scalar_type(self, c: list[Token]) -> Attribute:
         word = c[0].value
-        if (found := SCALARS.get(word)) is not None:
+        if (found := SCALARS.get(word) or INTEGERS.get(word)) is not None:
             return found
         if m := re.fullmatch(r"(i|si|ui)(\d{1,8})", word):
             found = located(c[0].start, c[0].end, lambda: IntegerType(int(m[2]), SIGNS[m[1]]))
-            SCALARS[word] = found
+            INTEGERS[word] = found
             return found
         near = get_close_matches(word, [*SCALARS, "tensor", "i1", "i32", "i64"], 1, 0.5)
         hint = f"; did you mean {near[0]}?" if near else ""

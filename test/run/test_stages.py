@@ -117,7 +117,7 @@ def test_stages_are_one_device(
     layers: int, pipeline: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     model = _model(layers)
-    losses, states = _trained(_compiled(model, pipeline=pipeline, **options), tmp_path)
+    losses, states = _trained(_compiled(model, stages=pipeline, **options), tmp_path)
     np.testing.assert_allclose(losses, _by_torch(model), rtol=1e-9)
     for name, w in model.named_parameters():
         np.testing.assert_allclose(states[f"states/{name}"], w.detach(), rtol=0, atol=1e-9)
@@ -127,7 +127,7 @@ def test_random_values_do_not_depend_on_stages(tmp_path: Path) -> None:
     """The key of dropout passes from microbatch to microbatch, and from stage to stage."""
     found = [
         _trained(_compiled(_model(2, 0.2), **options), tmp_path)
-        for options in ({"pipeline": "1f1b, ranks = 2"}, {"mode": "stand_alone"})
+        for options in ({"stages": "1f1b, ranks = 2"}, {"mode": "stand_alone"})
     ]
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-12)
     for name, w in found[1][1].items():
@@ -137,11 +137,11 @@ def test_random_values_do_not_depend_on_stages(tmp_path: Path) -> None:
 def test_a_run_goes_on_with_other_stages(tmp_path: Path) -> None:
     """The tied embedding is on the first and the last stage."""
     model = _model(2)
-    losses, states = _trained(_compiled(model, pipeline="1f1b, ranks = 2"), tmp_path)
+    losses, states = _trained(_compiled(model, stages="1f1b, ranks = 2"), tmp_path)
     checkpoints = tmp_path / "checkpoints"
-    first = _compiled(model, pipeline="1f1b, ranks = 2")
+    first = _compiled(model, stages="1f1b, ranks = 2")
     first.run(_batches(), steps=2, checkpoints=checkpoints, save_every=2)
-    others = [{"mesh": "dp = 2"}, {"pipeline": "1f1b, ranks = 4"}]
+    others = [{"mesh": "dp = 2"}, {"stages": "1f1b, ranks = 4"}]
     for options in extent(others[:1], others):
         program = _compiled(_model(2), **options)
         after = _trained(program, tmp_path, first=2, resume=checkpoints)
@@ -165,7 +165,7 @@ _StepRun._keep = _recorded
 def test_the_first_stage_holds_as_many_microbatches_as_there_are_stages(tmp_path: Path) -> None:
     """In 1F1B a rank holds those between its forward and its backward part, which are as many as
     stages follow."""
-    program = _compiled(_model(4), pipeline="1f1b, ranks = 3")
+    program = _compiled(_model(4), stages="1f1b, ranks = 3")
     out = program.save(tmp_path / "out")
     with (out / "runtime_stages.py").open("a") as file:
         file.write(HELD)
