@@ -56,6 +56,7 @@ class Options(RunOptions):
     Args:
         callback: called with each entry of the log (docs/running.md), which it may keep; where it
             returns True the training ends: its present step is the last one.
+        parameters: whether the report has the values of parameters.
         python: the interpreter that runs the ranks.
     """
 
@@ -82,6 +83,7 @@ class Options(RunOptions):
         None, "write losses, metrics and evaluations for TensorBoard", kind=Path, metavar="FOLDER"
     )
     callback: Callable[[dict[str, Any]], object] | None = None
+    parameters: bool = False
     python: str = sys.executable
 
     @classmethod
@@ -120,6 +122,8 @@ class Report:
         metrics: of each step function, by name: a value for each step.
         memory: the peak of rank 0, in bytes: of tensors on a GPU, of the process else.
         first: of each step function the step of its first loss, counted from 1.
+        parameters: the last values by name, arrays of numpy (bf16 as f32), of a run with
+            `parameters=True` that no signal has ended.
     """
 
     ranks: int
@@ -134,6 +138,7 @@ class Report:
     metrics: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     steps_per_second: dict[str, float] = field(default_factory=dict)
     results: list[dict[str, Any]] = field(default_factory=list)
+    parameters: dict[str, Any] = field(default_factory=dict)
 
     def add(self, event: dict[str, Any]) -> None:
         """Add one event of the ranks (its kinds: runtime_main.py)."""

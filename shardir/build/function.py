@@ -35,6 +35,7 @@ from shardir.dialects.train import (
     set_arg_attrs,
     set_result_attrs,
     gradient_attrs,
+    metric_attrs,
     updates_attrs,
 )
 from shardir.rewriting.functions import update_signature
@@ -219,17 +220,24 @@ class FunctionBuilder(OpScope):
         """Make a value the new one of a state, by the state's name."""
         self._updates.append((state, value))
 
-    def returns(self, *values: Value, gradients: Mapping[str, Value] | None = None) -> None:
-        """End the function: it returns these values, `gradients` by the names of parameters, which
-        are then not derived, and the new values of its states."""
-        given = gradients or {}
-        everything = [*values, *given.values(), *(v for _, v in self._updates)]
+    def returns(
+        self,
+        *values: Value,
+        gradients: Mapping[str, Value] | None = None,
+        metrics: Mapping[str, Value] | None = None,
+    ) -> None:
+        """End the function: it returns these values, `metrics` of a step by their names,
+        `gradients` by the names of parameters, which are then not derived, and the new values of
+        its states."""
+        given, scalars = gradients or {}, metrics or {}
+        everything = [*values, *scalars.values(), *given.values(), *(v for _, v in self._updates)]
         self.block.add_op(
             ReturnOp.create(operands=[v.ssa for v in everything], location=self.location())
         )
         update_signature(self.func)
         set_arg_attrs(self.func, self._arguments)
-        marks = [gradient_attrs(name) for name in given]
+        marks = [metric_attrs(name) for name in scalars]
+        marks += [gradient_attrs(name) for name in given]
         marks += [updates_attrs(name) for name, _ in self._updates]
         if marks:
             set_result_attrs(self.func, [*({} for _ in values), *marks])

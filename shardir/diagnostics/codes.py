@@ -352,6 +352,11 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "it to others.",
             "give the op that stage, or a later one",
         ),
+        "G15": Code(
+            "A result that is a metric of a step is a scalar of a float type, after the loss, and "
+            "has a name of its own.",
+            'write {train.metric = "accuracy"}',
+        ),
     },
 }
 """The sections of docs/invariants.md, each with its codes."""

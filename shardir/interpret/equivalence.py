@@ -22,6 +22,7 @@ from shardir.dialects.train import (
     StepOp,
     arguments,
     gradient_arguments,
+    metric_names,
     updated_arguments,
     updated_keys,
 )
@@ -190,25 +191,30 @@ def _source(
     request: StepOp | GradientOp, f: FuncOp, module: ModuleOp, values: list[Array]
 ) -> list[Array]:
     """Return the results of the source, of a step without gradients; of one over several
-    microbatches the sum or the mean of their losses, and the states after the last."""
+    microbatches the sum or the mean of their losses, the mean of their metrics, and the states
+    after the last."""
     name = f.sym_name.data
     if not isinstance(request, StepOp):
         return run(module, name, values)
     if request.accumulate is None or request.microbatches == 1:
         return _of_step(f, run(module, name, values))
-    given, updated, losses = list(values), _of_step(f, updated_arguments(f)), list[Array]()
-    roles = arguments(f)
+    given, updated, roles = list(values), _of_step(f, updated_arguments(f)), arguments(f)
+    scalars: list[list[Array]] = [[] for _ in updated]
     for k in range(request.microbatches):
         inputs = [x if a.is_retained else x[k] for x, a in zip(given, roles, strict=True)]
         with one_of_several(k):
             results = _of_step(f, run(module, name, inputs))
-        for i, y in zip(updated, results, strict=True):
+        for i, y, several in zip(updated, results, scalars, strict=True):
             if i is None:
-                losses.append(y)
+                several.append(y)
             else:  # no gradient goes through a state
                 given[i] = as_in_first_run((k, i), y)
-    loss = sum(losses) / (len(losses) if request.accumulate.kind == "mean" else 1)
-    return [np.asarray(loss) if i is None else given[i] for i in updated]
+    is_mean = request.accumulate.kind == "mean"
+    found = list[Array]()
+    for i, several, metric in zip(updated, scalars, _of_step(f, metric_names(f)), strict=True):
+        count = len(several) if is_mean or metric is not None else 1
+        found.append(np.asarray(sum(several) / count) if i is None else given[i])
+    return found
 
 
 def _of_step(f: FuncOp, results: Sequence[T]) -> list[T]:
@@ -221,13 +227,15 @@ def _cotangents(
     request: StepOp | GradientOp, f: FuncOp, results: list[Array], given: list[Array]
 ) -> list[Array | None]:
     """Return the cotangent of each result of `f`: 1 for a scalar, a given one otherwise, None for
-    one that has none or that a step does not differentiate, since it updates a state."""
+    one that has none, such as a metric, or that a step does not differentiate, since it updates a
+    state."""
     rest = iter(given)
     out: list[Array | None] = []
-    keys, is_step = updated_keys(f), isinstance(request, StepOp)
-    for y, updated in zip(results, _of_step(f, keys) if is_step else keys, strict=True):
+    is_step = isinstance(request, StepOp)
+    marks = list(zip(updated_keys(f), metric_names(f), strict=True))
+    for y, (updated, metric) in zip(results, _of_step(f, marks) if is_step else marks, strict=True):
         is_update = is_step and updated is not None
-        if y.dtype.kind != "f" or is_update:
+        if y.dtype.kind != "f" or is_update or metric is not None:
             out.append(None)
         else:
             out.append(np.ones(()) if y.ndim == 0 else next(rest))

@@ -15,6 +15,7 @@ import shardir
 from shardir.backend.interface import RunError
 
 STEPS, MICROBATCHES, MAXIMUM = 5, 2, 0.1
+METRICS = ("largest", "near", "learning_rate", "gradient_norm")
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 
@@ -28,11 +29,19 @@ def _optimizer(model: nn.Module, steps: int = STEPS) -> tuple[Any, Any]:
     return found, torch.optim.lr_scheduler.CosineAnnealingLR(found, T_max=steps, eta_min=0.01)
 
 
+def _loss(outputs: torch.Tensor, labels: torch.Tensor) -> Any:
+    """The loss, and metrics of a float and of an integer that depend on parameters, and have no
+    gradient."""
+    loss = nn.functional.mse_loss(outputs, labels)
+    near = outputs.argmax(-1) == labels.argmax(-1)
+    return loss, {"largest": 3 * outputs.max(), "near": near.sum()}
+
+
 def _compiled(steps: int = STEPS, **options: Any) -> Any:
     model = _model()
     optimizer, scheduler = _optimizer(model, steps)
     return shardir.compile(
-        model, torch.zeros(8, 6), labels=torch.zeros(8, 4), loss=nn.functional.mse_loss,
+        model, torch.zeros(8, 6), labels=torch.zeros(8, 4), loss=_loss,
         optimizer=optimizer, scheduler=scheduler, metrics="learning_rate, gradient_norm",
         **options,
     )  # fmt: skip
@@ -44,15 +53,24 @@ def _batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
             for _ in range(count)]  # fmt: skip
 
 
-def _trained(steps: int, clips: bool, of: int = STEPS) -> tuple[nn.Module, dict[str, list[float]]]:
-    """The model after so many `of` the steps, and the metrics, by torch on one device."""
+def _trained(
+    steps: int, clips: bool, of: int = STEPS, mean: bool = True
+) -> tuple[nn.Module, dict[str, list[float]]]:
+    """The model after so many `of` the steps, and the metrics, by torch on one device. `mean`: the
+    losses of microbatches become their mean, else their sum."""
     model, batches = _model(), _batches(steps * MICROBATCHES)
     optimizer, scheduler = _optimizer(model, of)
-    found: dict[str, list[float]] = {"learning_rate": [], "gradient_norm": []}
+    found: dict[str, list[float]] = {name: [] for name in METRICS}
     for step in range(steps):
         optimizer.zero_grad()
+        means = dict.fromkeys(("largest", "near"), 0.0)
         for x, y in batches[step * MICROBATCHES : (step + 1) * MICROBATCHES]:
-            (nn.functional.mse_loss(model(x), y) / MICROBATCHES).backward()
+            loss, metrics = _loss(model(x), y)
+            (loss / (MICROBATCHES if mean else 1)).backward()
+            for name, value in metrics.items():
+                means[name] += value.item() / MICROBATCHES
+        for name, mean_value in means.items():
+            found[name].append(mean_value)
         found["learning_rate"].append(scheduler.get_last_lr()[0])
         maximum = MAXIMUM if clips else float("inf")
         norm = nn.utils.clip_grad_norm_(model.parameters(), maximum)
@@ -63,19 +81,23 @@ def _trained(steps: int, clips: bool, of: int = STEPS) -> tuple[nn.Module, dict[
 
 
 @pytest.mark.parametrize(
-    ("options", "clips"),
+    ("options", "clips", "kind"),
     [
-        ({"mesh": "dp = 2, tp = 2", "plan": "megatron(tp) * fsdp(dp)"}, False),
+        ({"mesh": "dp = 2, tp = 2", "plan": "megatron(tp) * fsdp(dp)"}, False, "mean"),
         ({"mesh": "dp = 2", "plan": "fsdp", "clip": f"norm, max = {MAXIMUM}",
-          "loss_scale": "static, factor = 1024.0"}, True),
+          "loss_scale": "static, factor = 1024.0"}, True, "mean"),
+        ({"mesh": "dp = 2", "plan": "fsdp", "trace": True}, False, "sum"),
+        ({"stages": "1f1b, ranks = 2"}, False, "mean"),
     ],
 )  # fmt: skip
-def test_metrics_are_those_of_torch(options: dict[str, Any], clips: bool, tmp_path: Path) -> None:
-    program = _compiled(accumulate=f"mean, microbatches = {MICROBATCHES}", **options)
+def test_metrics_are_those_of_torch(
+    options: dict[str, Any], clips: bool, kind: str, tmp_path: Path
+) -> None:
+    program = _compiled(accumulate=f"{kind}, microbatches = {MICROBATCHES}", **options)
     report = program.run(
         _batches(STEPS * MICROBATCHES), steps=STEPS, log=tmp_path / "log", tensorboard=tmp_path
     )
-    _, expected = _trained(STEPS, clips)
+    _, expected = _trained(STEPS, clips, mean=kind == "mean")
     found = report.metrics["step"]
     assert found.keys() == expected.keys()
     for name, values in expected.items():
@@ -85,7 +107,7 @@ def test_metrics_are_those_of_torch(options: dict[str, Any], clips: bool, tmp_pa
     assert logged == [{n: found[n][i] for n in found} for i in range(STEPS)]
     (board,) = tmp_path.glob("events.out.tfevents.*")
     drawn = _scalars(board.read_bytes())
-    assert drawn.keys() == {"step/loss", "step/learning_rate", "step/gradient_norm"}
+    assert drawn.keys() == {"step/loss", *(f"step/{name}" for name in METRICS)}
     for name, values in {"loss": report.losses["step"], **found}.items():
         assert [step for step, _ in drawn[f"step/{name}"]] == [*range(1, STEPS + 1)]
         np.testing.assert_allclose([x for _, x in drawn[f"step/{name}"]], values, rtol=1e-6)
@@ -118,13 +140,17 @@ def test_a_callback_ends_the_training() -> None:
     program = _compiled(2000, mesh="dp = 2", accumulate=f"mean, microbatches = {MICROBATCHES}")
     batches = _batches(2000 * MICROBATCHES)
     slow = (batch for batch in batches if time.sleep(0.01) is None)
-    report = program.run(slow, steps=2000, callback=stop)
+    report = program.run(slow, steps=2000, callback=stop, parameters=True)
     steps = len(report.losses["step"])
     assert 2 <= steps < 2000
     assert [e["loss"] for e in entries if e["event"] == "step"] == report.losses["step"]
     assert [e["event"] for e in entries if e["event"] != "step"] == ["start", "trained"]
     model, _ = _trained(steps, clips=False, of=2000)
-    for name, value in program.state_dict().items():
+    states = program.state_dict()
+    assert list(report.parameters) == [name for name, _ in model.named_parameters()]
+    for name, value in report.parameters.items():
+        np.testing.assert_array_equal(value, states[name])
+    for name, value in states.items():
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 

@@ -10,7 +10,7 @@ runtime.py ...   the files of runtime/ that the programs import
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,10 +24,12 @@ from shardir.backend.torch.emit.data import Data
 from shardir.backend.torch.emit.plan import plan_of
 from shardir.backend.torch.emit.program import Emitted, emitted, mesh_of, program_text
 from shardir.backend.torch.launch.measure import times
-from shardir.backend.torch.launch.start import run
+from shardir.backend.torch.launch.start import read_plan, run
 from shardir.backend.torch.runtime import FOLDER, files_for
+from shardir.backend.torch.runtime.runtime_plan import ProgramPlan
 from shardir.diagnostics import ShardirError
 from shardir.pipelines import build
+from shardir.syntax.files import scratch_folder
 from shardir.syntax.source import warn
 
 SINGLE_DEVICE = "single-device"
@@ -97,7 +99,15 @@ class TorchBackend(Backend):
         on_event: OnEvent | None = None,
         batches: Batches | None = None,
     ) -> Report:
-        return run(directory, options, on_event=on_event, batches=batches)
+        if not options.parameters:
+            return run(directory, options, on_event=on_event, batches=batches)
+        with scratch_folder() as folder:
+            dump = options.dump or folder / "states.npz"
+            given = replace(options, dump=dump)
+            report = run(directory, given, on_event=on_event, batches=batches)
+            if report.stopped is None and options.node_rank == 0:
+                report.parameters = _parameters(read_plan(directory), dump)
+        return report
 
     def measure(
         self,
@@ -108,6 +118,14 @@ class TorchBackend(Backend):
         on_round: Callable[[int], object] | None = None,
     ) -> MeasuredTimes:
         return times(directories, rounds, seconds, options, on_round)
+
+
+def _parameters(plan: ProgramPlan, dump: Path) -> dict[str, Any]:
+    """The values of parameters in what a run has written."""
+    arguments = (a for f in plan.functions for a in f.args)
+    keys = dict.fromkeys(a.key for a in arguments if a.role == "parameter")
+    with np.load(dump, allow_pickle=False) as file:
+        return {key: file[f"states/{key}"] for key in keys}
 
 
 def single_program(

@@ -28,6 +28,7 @@ from shardir.dialects.train.options import (
 )
 from shardir.dialects.train.roles import (
     GRADIENT,
+    METRIC,
     STEP,
     UPDATES,
     check_arguments,
@@ -36,6 +37,7 @@ from shardir.dialects.train.roles import (
     check_parameters,
     check_updates,
     result_attrs,
+    text_attr,
 )
 from shardir.dialects.train.stages import PipelineAttr
 from shardir.dialects.train.synchronization import SyncAttr
@@ -84,21 +86,23 @@ class StepOp(_OfFunction):
 
     def verify_(self) -> None:
         f = self.find()
-        outs = zip(f.function_type.outputs.data, result_attrs(f), strict=True)
-        losses = [t for t, attributes in outs if not {UPDATES, GRADIENT} & attributes.keys()]
+        outs = list(zip(f.function_type.outputs.data, result_attrs(f), strict=True))
+        marks = {UPDATES, GRADIENT, METRIC}
+        losses = [t for t, attributes in outs if not marks & attributes.keys()]
         loss = losses[0] if len(losses) == 1 else None
         if not isinstance(loss, TensorType) or loss.get_shape() != ():
-            marks = " and mark updates of states" if len(losses) > 1 else ""
+            marked = " and mark updates of states and metrics" if len(losses) > 1 else ""
             found = ", ".join(map(str, losses)) or "no result"
             raise VerifyException(
                 coded(
                     "G2",
                     f"expected @{f.sym_name.data} to return one scalar, the loss, got {found}",
-                    use=f"reduce it{marks}",
+                    use=f"reduce it{marked}",
                 )
             )
         check_updates(f)
         check_gradients(f)
+        self.check_metrics(f)
         if not isinstance(loss.element_type, AnyFloat):
             raise VerifyException(
                 coded(
@@ -111,6 +115,29 @@ class StepOp(_OfFunction):
         check_parameters(f)
         check_arguments(f)
         check_own_numbers(f)
+
+    def check_metrics(self, f: FuncOp) -> None:
+        """Raises VerifyException when a result of the function is annotated as a metric that it
+        cannot be."""
+        known = set(() if self.metrics is None else self.metrics.data)
+        loss = [{UPDATES, GRADIENT, METRIC} & a.keys() for a in result_attrs(f)].index(set())
+        for i, (t, attributes) in enumerate(
+            zip(f.function_type.outputs, result_attrs(f), strict=True)
+        ):
+            if METRIC not in attributes:
+                continue
+            name, where = text_attr(attributes, METRIC), f"result {i} of @{f.sym_name.data}"
+            is_scalar = isinstance(t, TensorType) and t.get_shape() == ()
+            if not (is_scalar and isinstance(t.element_type, AnyFloat)):
+                message = f"expected {where}, a metric, to be a scalar of floats, got {t}"
+                raise VerifyException(coded("G15", message, use="reduce and nn.convert it"))
+            if not name or name in known:
+                message = f"expected a name of {where}, a metric, that no other has, got"
+                raise VerifyException(coded("G15", f"{message} {attributes[METRIC]}"))
+            if i < loss:
+                message = f"expected the loss of @{f.sym_name.data} before its metrics, got {where}"
+                raise VerifyException(coded("G15", f"{message} first", use="return the loss first"))
+            known.add(name)
 
 
 @op_definition

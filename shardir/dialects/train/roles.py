@@ -5,8 +5,10 @@
     %m {train.state = "w.momentum", train.init = #train.init<constant, value = 0.0>}
     -> (tensor<f32>, tensor<4x2xf32> {train.updates = "w"})
     -> (tensor<f32>, tensor<4x2xf32> {train.gradient = "w"})
+    -> (tensor<f32>, tensor<f32> {train.metric = "accuracy"})
 
-A function that returns gradients is not differentiated: they are those of its loss. An argument
+A function that returns gradients is not differentiated: they are those of its loss. A metric is
+reported beside the loss, and has no gradient; of several microbatches it is the mean. An argument
 without such an attribute is an input. A parameter may also have `train.fusion = 2 :
 i64`: its gradient is communicated in one buffer with those of the other parameters of that index.
 `train.weight_decay = 0.0 : f64` replaces the optimizer's weight decay for it,

@@ -41,57 +41,67 @@ class Capture:
     model: torch.nn.Module
     inputs: list[tuple[str, torch.Tensor]]
     """The name and the example of each input, in the order of the graph's."""
+    metrics: list[str]
+    """The names of the scalars that the graph returns after the loss."""
 
     @property
     def gradients(self) -> list[str]:
-        """The parameters whose gradients the program returns after the loss, if it is traced."""
+        """The parameters whose gradients the program returns last, if it is traced."""
         return self.program.gradients if isinstance(self.program, TracedProgram) else []
 
 
 class _WithLoss(torch.nn.Module):
-    """A module whose result is its loss, or all of its outputs."""
+    """A module whose results are its loss and its metrics, or all of its outputs. `noted` is called
+    with the names of the metrics: torch.export takes back what a module's own attributes become."""
 
-    def __init__(self, model: torch.nn.Module, loss: LossFunction | None, train: bool):
+    def __init__(
+        self, model: torch.nn.Module, loss: LossFunction | None, train: bool,
+        noted: Callable[[list[str]], object],
+    ):  # fmt: skip
         super().__init__()
         self.model = model
-        self._loss, self._train = loss, train
+        self._loss, self._train, self._noted = loss, train, noted
 
     def forward(self, args: Any, kwargs: Any, labels: Any) -> Any:
         outputs = self.model(*args, **kwargs)
         if not self._train:
             return outputs
-        if self._loss is None:
-            return loss_of(outputs)
-        found = self._loss(outputs, *labels)
-        if isinstance(found, torch.Tensor) and found.dim() == 0:
-            return found
-        raise ShardirError(
-            f"expected a scalar tensor of the loss function, got {_described(found)}; reduce it: "
-            "losses.mean()"
-        )
+        found = outputs if self._loss is None else self._loss(outputs, *labels)
+        loss, metrics = scalars_of(found)
+        if loss is None:
+            got = _described(found)
+            raise ShardirError(
+                f"expected a scalar loss among the model's outputs, got {got}; use loss=..., a "
+                "function of the outputs and the labels"
+                if self._loss is None
+                else f"expected a scalar tensor of the loss function, got {got}; reduce it: "
+                "losses.mean()"
+            )
+        self._noted(list(metrics))
+        values = [x.detach() for x in metrics.values()]
+        return (loss, *(x if x.is_floating_point() else x.float() for x in values))
 
 
-def loss_of(outputs: Any) -> torch.Tensor:
-    """Return the loss among a module's outputs: a scalar, an output of the name `loss`, or the
-    first of several that is a scalar.
+def scalars_of(found: Any) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
+    """Return the loss among results, and the metrics by their names.
 
-    Raises:
-        ShardirError: there is none.
+    The loss is a scalar, that of the name `loss`, or the first of several, None where that is no
+    scalar. Metrics are the other scalars: by their names in a dict, the third result of a tuple as
+    `result_2`.
     """
-    found = outputs
-    if isinstance(outputs, Mapping):
-        found = outputs.get("loss")
-    elif hasattr(outputs, "loss"):
-        found = outputs.loss
-    elif isinstance(outputs, tuple | list) and outputs:
-        found = outputs[0]
-    if isinstance(found, torch.Tensor) and found.dim() == 0:
-        return found
-    got = found if isinstance(found, torch.Tensor) else outputs
-    raise ShardirError(
-        f"expected a scalar loss among the model's outputs, got {_described(got)}; use loss=..., a "
-        "function of the outputs and the labels"
-    )
+    if isinstance(found, Mapping):
+        named = dict(found)
+    elif hasattr(found, "loss"):
+        named = {"loss": found.loss}
+    elif isinstance(found, tuple | list):
+        named = dict[str, Any]()
+        for i, x in enumerate(found):
+            named |= x if i and isinstance(x, Mapping) else {f"result_{i}" if i else "loss": x}
+    else:
+        named = {"loss": found}
+    scalars = {str(name): x for name, x in named.items()
+               if isinstance(x, torch.Tensor) and x.dim() == 0}  # fmt: skip
+    return scalars.pop("loss", None), scalars
 
 
 def _described(value: Any) -> str:
@@ -133,7 +143,12 @@ def capture(
         args, kwargs, wanted = tree_map_only(
             torch.Tensor, lambda x: x.to("meta"), (args, kwargs, wanted)
         )
-    wrapper = _WithLoss(model, loss, train).train(model.training)
+    metrics: list[str] = []
+
+    def noted(names: list[str]) -> None:
+        metrics[:] = names
+
+    wrapper = _WithLoss(model, loss, train, noted).train(model.training)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -147,7 +162,7 @@ def capture(
         raise ShardirError(f"{error}{_place(error, model)}") from None
     except Exception as error:
         raise refused(error, model, "make_fx" if trace else "torch.export") from None
-    return Capture(program, model, named)
+    return Capture(program, model, named, metrics)
 
 
 def _distinct(given: Any) -> Any:
@@ -167,13 +182,13 @@ def _traced(wrapper: torch.nn.Module, given: tuple[Any, ...]) -> TracedProgram:
     leaves, form = tree_flatten(given)
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
-    def loss(states: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def work(states: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
         found = list(leaves)
         for i, x in zip(at, inputs, strict=True):
             found[i] = x
         return torch.func.functional_call(wrapper, dict(states), tree_unflatten(found, form))
 
-    return traced(wrapper, loss, [leaves[i] for i in at])
+    return traced(wrapper, work, [leaves[i] for i in at])
 
 
 def flat_inputs(

@@ -329,7 +329,9 @@ class Importer:
         results = [c.read() for c in cells]
         count = len(results) - len(names)
         gradients = dict(zip(names, results[count:], strict=True))
-        self.function.returns(*results[:count], gradients=gradients)
+        first = count - len(self.capture.metrics)
+        metrics = dict(zip(self.capture.metrics, results[first:count], strict=True))
+        self.function.returns(*results[:first], metrics=metrics, gradients=gradients)
         return self.imported
 
 

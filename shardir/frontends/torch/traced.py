@@ -32,7 +32,7 @@ class TracedProgram:
     graph_signature: Signature
     state_dict: dict[str, torch.Tensor]
     gradients: list[str]
-    """The names of the parameters whose gradients the graph returns, after the loss."""
+    """The names of the parameters whose gradients the graph returns, after loss and metrics."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -43,19 +43,19 @@ class TracedProgram:
 def traced(
     wrapper: torch.nn.Module, work: Callable[..., Any], inputs: list[torch.Tensor]
 ) -> TracedProgram:
-    """Trace the loss of a module and its gradients. `work(states, inputs)` returns the loss, where
-    `states` has the parameters and buffers by their names."""
+    """Trace the loss of a module and its gradients. `work(states, inputs)` returns the loss and the
+    metrics, where `states` has the parameters and buffers by their names."""
     parameters = dict(wrapper.named_parameters())
     states = {**parameters, **dict(wrapper.named_buffers())}
     trained = [name for name, p in parameters.items() if p.requires_grad]
 
     def step(states: dict[str, torch.Tensor], inputs: list[torch.Tensor]) -> Any:
         given = {n: x.detach().requires_grad_(n in trained) for n, x in states.items()}
-        loss = work({n: given[n] if n in trained else states[n] for n in states}, inputs)
+        loss, *metrics = work({n: given[n] if n in trained else states[n] for n in states}, inputs)
         found = torch.autograd.grad(loss, [given[n] for n in trained], allow_unused=True)
         used = {n: g for n, g in zip(trained, found, strict=True) if g is not None}
         gradients[:] = used
-        return (loss, *used.values())
+        return (loss, *metrics, *used.values())
 
     gradients: list[str] = []
     kernels = sdpa_kernel(SDPBackend.MATH)  # the others have backward parts of their own

@@ -33,13 +33,14 @@ class BackwardPart:
         builder: Rewriter,
         differentiated: Sequence[int],
         updated: Sequence[int | None],
+        metrics: Sequence[str | None],
     ):
-        """`differentiated`: the indices of arguments; `updated`: for each returned value the index
-        of the state that it updates, or None."""
+        """`differentiated`: the indices of arguments. For each returned value `updated` has the
+        index of the state that it updates, or None, `metrics` the name of the metric, or None."""
         self.request, self.arguments, self.builder = request, arguments, builder
         self.given: dict[int, SSAValue] = {}
         """The gradients that the forward part computes, by the indices of arguments."""
-        self.updated = updated
+        self.updated, self.metrics = updated, metrics
         self.activity = Activity(arguments[i] for i in differentiated)
         self.cotangents = Cotangents(builder)
         self.transposition = Transposition(
@@ -52,8 +53,8 @@ class BackwardPart:
         """Add the backward part of a forward part that returns these values."""
         self.arguments.block.add_op(BackwardOp.create(location=self.request.location))
         self.transposition.mark(forward)
-        for v, state in zip(returned, self.updated, strict=True):
-            if is_float(v) and state is None and not self.given:
+        for v, state, metric in zip(returned, self.updated, self.metrics, strict=True):
+            if is_float(v) and state is None and metric is None and not self.given:
                 self.seed(v)
         for i, gradient in self.given.items():
             self.cotangents.add(self.arguments[i], [gradient])

@@ -32,6 +32,7 @@ from shardir.dialects.train import (
     gradient_arguments,
     mark_step,
     metric_attrs,
+    metric_names,
     remove_state_layouts,
     result_attrs,
     set_arg_attrs,
@@ -59,21 +60,23 @@ class Differentiation:
         self.arguments = Arguments(block, arg_attrs(source))
         self.result_attributes: list[ArgAttributes] = result_attrs(source)
         is_step = isinstance(request, StepOp)
-        updated = updated_arguments(source)
+        updated, metrics = updated_arguments(source), metric_names(source)
         self.given = gradient_arguments(source) if is_step else [None] * len(updated)
         """For each result the argument whose gradient it is; a step does not return it."""
         if is_step:
             kept = [at for at, i in enumerate(self.given) if i is None]
             self.result_attributes = [self.result_attributes[at] for at in kept]
-            updated = [updated[at] for at in kept]
+            updated, metrics = [updated[at] for at in kept], [metrics[at] for at in kept]
         self.updated = updated if is_step else [None] * len(updated)
         """For each result the argument of the state that it updates; no such result has a
         cotangent."""
+        self.metrics = metrics
+        """For each result the name of the metric that it is; none of these has a cotangent."""
         self.differentiated = self.differentiated_arguments()
         self.builder = Rewriter(mesh, block)
         self.builder.location = request.location
         self.backward = BackwardPart(
-            request, self.arguments, self.builder, self.differentiated, self.updated
+            request, self.arguments, self.builder, self.differentiated, self.updated, metrics
         )
 
     def differentiated_arguments(self) -> list[int]:
@@ -152,8 +155,8 @@ class Differentiation:
         """Return the results of a step; `returned`: the values that the function returns, the loss
         being the sum of those of all microbatches."""
         returned = [
-            step.loss(v) if state is None else v
-            for v, state in zip(returned, self.updated, strict=True)
+            v if state is not None else step.loss(v) if metric is None else step.mean(v)
+            for v, state, metric in zip(returned, self.updated, self.metrics, strict=True)
         ]
         self.block.add_op(UpdateOp.create(location=self.request.location))
         updates = step.update(gradients)

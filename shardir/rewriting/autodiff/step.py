@@ -58,7 +58,11 @@ class TrainStep:
     def loss(self, total: SSAValue) -> SSAValue:
         """Return the loss of all microbatches, from the sum of their losses."""
         several = self.request.accumulate
-        if self.microbatches == 1 or several is None or several.kind == "sum":
+        return total if several is not None and several.kind == "sum" else self.mean(total)
+
+    def mean(self, total: SSAValue) -> SSAValue:
+        """Return the mean over all microbatches, from the sum of their values."""
+        if self.microbatches == 1:
             return total
         mean = self.b.scale(total, 1 / self.microbatches)
         mean.name_hint = total.name_hint
