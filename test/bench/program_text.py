@@ -65,7 +65,7 @@ class Text:
         dims = ", ".join(map(str, range(len(shape))))
         return self.op("loss", f"nn.reduce <mean> %{e} dims <{dims}>", [e], "tensor<f32>")
 
-    def step(self, lr: float) -> str:
+    def step(self, lr: float, optimizer: str = "sgd") -> str:
         """Return the module: the mesh, a function that returns %loss, and its step."""
         arguments = ",\n    ".join(self.arguments)
         mesh = ", ".join(f"{axis} = {n}" for axis, n in self.mesh.items())
@@ -74,7 +74,7 @@ class Text:
             f"func.func private @loss(\n    {arguments}\n) -> tensor<f32> {{\n"
             + "\n".join(self.lines)
             + "\n  func.return %loss : tensor<f32>\n}\n\n"
-            f"train.step @step of @loss <sgd, lr = {lr}>\n"
+            f"train.step @step of @loss <{optimizer}, lr = {lr}>\n"
         )
 
 

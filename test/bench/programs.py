@@ -170,10 +170,11 @@ def gpt(
     mesh: tuple[int, int] = (2, 4),
     lr: float = 0.01,
     fsdp: bool = False,
+    optimizer: str = "sgd",
 ) -> str:
     """A train step of a language model: tokens and positions embedded, `layers` blocks, a final
-    norm, and the embedding's table again as the output head; cross entropy, SGD. Norms have a
-    scale only.
+    norm, and the embedding's table again as the output head; cross entropy. Norms have a scale
+    only.
 
     Tokens and targets are [batch, seq], split over dp; the table [vocab, hidden] is split by rows
     over tp, the blocks as Megatron does. `fsdp`: each parameter is also split over dp.
@@ -199,7 +200,7 @@ def gpt(
     y = t.op("logits", f'nn.einsum "bsd,vd->bsv" %{y}, %{table}', [y, table], wide)
     y = t.op("losses", f"nn.cross_entropy %{y}, %targets", [y, "targets"], tensor([batch, seq]))
     t.op("loss", f"nn.reduce <mean> %{y} dims <0, 1>", [y], "tensor<f32>")
-    return t.step(lr)
+    return t.step(lr, optimizer)
 
 
 def bert(

@@ -1,0 +1,64 @@
+"""ZeRO: a training step of a GPT on 4 ranks, by torch's FSDP2 and DDP, by hand, and emitted.
+
+FSDP2 is `fully_shard` of each layer and of the rest, DDP alone and with ZeroRedundancyOptimizer,
+all with the fused AdamW; `hand` is a ZeRO-3 with a flat buffer for each layer (`zero_torch.py`);
+the others are emitted, by presets and by the mode auto. One process group, all variants in the same
+four processes with one thread each, in turns of one step, so that the ratios hold while the
+machine's speed drifts.
+"""
+
+import json
+import statistics
+import tempfile
+from argparse import ArgumentParser
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from plans import bare
+from programs import gpt
+from started import run
+
+from shardir.api import compile
+from shardir.syntax.parser import parse
+
+RANKS = 4
+TIMEOUT = 900
+GPT = {"layers": 4, "hidden": 512, "vocab": 2048, "lr": 1e-3, "optimizer": "adamw"}
+OURS: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
+    "ddp": ((4, 1), {"plan": "ddp"}),
+    "zero1": ((4, 1), {"plan": "zero1"}),
+    "fsdp": ((4, 1), {"plan": "fsdp"}),
+    "auto": ((2, 2), {"mode": "auto"}),
+}
+"""The mesh, dp and tp, and what decides on the layouts."""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=21, help="the steps of each variant")
+
+
+def records(log: Callable[[str], object], rounds: int = 21) -> list[dict[str, Any]]:
+    """One record per variant: median_s; ratio to FSDP2, the median of the ratios of each round;
+    collectives and the bytes of the larger side of each, on one rank; the peak of the bytes of
+    tensors, and those that remain between steps, on the rank that has most; the pages of memory
+    that the system maps in a step, on a rank; loss_error (relative, against one device)."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (mesh, how) in OURS.items():
+            module = bare(parse(gpt(mesh=mesh, **GPT)))
+            compile(module, name="gpt.ir", **how).save(Path(folder) / name)
+        log(f"{len(OURS)} programs compiled")
+        out = Path(folder) / "records.json"
+        run("zero_rank.py", [folder, str(out), str(rounds)], RANKS, TIMEOUT)
+        found = json.loads(out.read_text())
+    base = found["fsdp2"]["seconds"]
+    return [
+        {
+            "variant": name,
+            "median_s": statistics.median(v["seconds"]),
+            "ratio": statistics.median(a / b for a, b in zip(v.pop("seconds"), base, strict=True)),
+            **{k: v for k, v in v.items() if k != "pages"},
+            "pages": statistics.median(v["pages"]),
+        }
+        for name, v in found.items()
+    ]
