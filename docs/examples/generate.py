@@ -78,15 +78,16 @@ class GPT(nn.Module):
         return self.head(self.norm(self.hidden(tokens, position)[:, -1]))
 
 
+def example() -> tuple[Tensor, Tensor]:
+    """A token of each sample, and its position."""
+    return torch.zeros(BATCH, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
+
+
 def save(directory: str) -> None:
     """Compile the model for four ranks; its weights are written beside the program."""
     torch.manual_seed(0)
-    token, position = torch.zeros(BATCH, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
-    plan = "megatron(tp) * ddp(dp)"
-    model = GPT().eval()
-    program = shardir.compile(
-        model, (token, position), mesh="dp = 2, tp = 2", plan=plan, train=False
-    )
+    model, plan = GPT().eval(), "megatron(tp) * ddp(dp)"
+    program = shardir.compile(model, example(), mesh="dp = 2, tp = 2", plan=plan, train=False)
     program.save(directory)
 
 
