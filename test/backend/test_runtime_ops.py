@@ -1,13 +1,14 @@
 """Functions that emitted programs call, on one device: ops, the order of a group, padding."""
 
 from itertools import accumulate, permutations
+from typing import Any
 
 import numpy as np
 import pytest
 import runtime_buffers as buffers
 import runtime_reductions as reductions
 import torch
-from ops_runtime import in_slices, trust_ratio
+from ops_runtime import adam, adamw, in_slices, trust_ratio
 from runtime_mesh import Group, Mesh, shard_size
 
 
@@ -16,6 +17,29 @@ from runtime_mesh import Group, Mesh, shard_size
 def test_a_trust_ratio_is_that_of_the_norms_or_one(w: float, u: float) -> None:
     found = trust_ratio(torch.tensor(w), torch.tensor(u), 0.5, 0.1)
     assert found.item() == pytest.approx(0.5 * 2 / (3 + 0.1 * 2) if w and u else 1.0)
+
+
+@pytest.mark.parametrize("turned", range(4))
+@pytest.mark.parametrize(
+    ("update", "optimizer"), [(adam, torch.optim.Adam), (adamw, torch.optim.AdamW)]
+)
+def test_an_update_does_not_depend_on_the_order_of_elements_in_memory(
+    turned: int, update: Any, optimizer: Any
+) -> None:
+    """The parameter, a moment or the gradient may be a transposed view; torch's optimizer, without
+    a fused kernel, has the same results."""
+    numbers = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1}
+    given = [torch.randn(5, 7, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    w, m, v, g = given[0], torch.zeros(5, 7), torch.zeros(5, 7), given[1]
+    expected = given[0].clone().requires_grad_()
+    own = optimizer([expected], 0.1, (0.8, 0.9), 1e-3, 0.1, foreach=False)
+    tensors = [x.t().contiguous().t() if i == turned else x for i, x in enumerate((w, m, v, g))]
+    for step in (1, 2):
+        expected.grad = given[step]
+        own.step()
+        tensors[3].copy_(given[step])
+        update(*tensors, torch.tensor(step), 0.1, **numbers)
+    torch.testing.assert_close(tensors[0], expected.detach())
 
 
 def test_torch_has_the_ranks_of_a_group_by_number() -> None:

@@ -39,10 +39,11 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def records(log: Callable[[str], object], rounds: int = 21) -> list[dict[str, Any]]:
-    """One record per variant: median_s; ratio to FSDP2, the median of the ratios of each round;
-    collectives and the bytes of the larger side of each, on one rank; the peak of the bytes of
-    tensors, and those that remain between steps, on the rank that has most; the pages of memory
-    that the system maps in a step, on a rank; loss_error (relative, against one device)."""
+    """One record per variant: ratio, the median of the ratios of each turn to FSDP2; collectives
+    and the bytes of the larger side of each, on one rank; the peak of the bytes of tensors, and
+    those that remain between steps, on the rank that has most; loss_error (relative, against one
+    device); the medians of a step's seconds, and of a rank's processor seconds, Gloo's threads
+    included, and pages of memory that the system maps."""
     with tempfile.TemporaryDirectory() as folder:
         for name, (mesh, how) in OURS.items():
             module = bare(parse(gpt(mesh=mesh, **GPT)))
@@ -55,10 +56,8 @@ def records(log: Callable[[str], object], rounds: int = 21) -> list[dict[str, An
     return [
         {
             "variant": name,
-            "median_s": statistics.median(v["seconds"]),
-            "ratio": statistics.median(a / b for a, b in zip(v.pop("seconds"), base, strict=True)),
-            **{k: v for k, v in v.items() if k != "pages"},
-            "pages": statistics.median(v["pages"]),
+            "ratio": statistics.median(a / b for a, b in zip(v["seconds"], base, strict=True)),
+            **{k: statistics.median(x) if isinstance(x, list) else x for k, x in v.items()},
         }
         for name, v in found.items()
     ]

@@ -22,6 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 from zero_torch import VARIANTS, single
 
+MEASURED = ("seconds", "cpu_seconds", "pages")
+"""Of each step (`timed`)."""
+
 WARM = 3
 """The steps whose losses are compared."""
 
@@ -113,19 +116,21 @@ def mean(loss: torch.Tensor) -> float:
     return total.item() / dist.get_world_size()
 
 
-def timed(step: Callable[[], Any]) -> tuple[float, float]:
-    """Return the seconds from the first rank that begins to the last that ends, and the mean of the
-    ranks' pages that the system has mapped."""
+def timed(step: Callable[[], Any]) -> tuple[float, ...]:
+    """Return the seconds from the first rank that begins to the last that ends, and the means of
+    the ranks' processor seconds and of the pages that the system has mapped."""
     dist.barrier()
-    pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    before = resource.getrusage(resource.RUSAGE_SELF)
     begun = time.perf_counter()
     out = step()
     ended = time.perf_counter()
     del out
-    pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - pages
+    after = resource.getrusage(resource.RUSAGE_SELF)
     span = torch.tensor([-begun, ended], dtype=torch.float64)
     dist.all_reduce(span, dist.ReduceOp.MAX)
-    return span.sum().item(), mean(torch.tensor(float(pages)))
+    busy = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    pages = after.ru_minflt - before.ru_minflt
+    return span.sum().item(), mean(torch.tensor(busy)), mean(torch.tensor(float(pages)))
 
 
 def main() -> None:
@@ -167,15 +172,15 @@ def main() -> None:
         error = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
         found[name] = {
             "collectives": count[0], "bytes": count[1], "peak_bytes": int(most[0]),
-            "kept_bytes": int(most[1]), "loss_error": error, "seconds": [], "pages": [],
+            "kept_bytes": int(most[1]), "loss_error": error,
+            **{kind: [] for kind in MEASURED},
         }  # fmt: skip
         steps[name] = step
     for turn in range(rounds):
         names = [*steps]
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            seconds, pages = timed(steps[name])
-            found[name]["seconds"].append(seconds)
-            found[name]["pages"].append(pages)
+            for kind, number in zip(MEASURED, timed(steps[name]), strict=True):
+                found[name][kind].append(number)
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(found))
     dist.barrier()

@@ -162,7 +162,30 @@ def _root(s: EmissionScope, op: train.Adams | train.LambDirectionOp, v: str) -> 
     return f"({v} / {correction}).sqrt_().add_({float_of(op, 'eps')!r})"
 
 
+def _fused_step(s: EmissionScope, op: Operation) -> SSAValue | None:
+    """The number of the step from which torch's fused kernel computes the corrections of an update
+    itself; None for an update without one: the kernel is for f32 and f64."""
+    if not isinstance(op, train.AdamOp | train.AdamWOp) or s.element(op.w) not in ("f32", "f64"):
+        return None
+    one, two = op.correction1.owner, op.correction2.owner
+    if not (isinstance(one, train.BiasCorrectionOp) and isinstance(two, train.BiasCorrectionOp)):
+        return None
+    same = one.step is two.step and (one.beta, two.beta) == (op.beta1, op.beta2)
+    return one.step if same else None
+
+
+def _fused(s: EmissionScope, op: train.AdamOp | train.AdamWOp, step: SSAValue) -> Text:
+    s.use("ops")
+    given = [s.operand(op.g), s.operand(step), s.scalar(op.lr) or s.operand(op.lr)]
+    states = [_own(s, op, *of) for of in ((op.new_w, op.w), (op.new_m, op.m), (op.new_v, op.v))]
+    numbers = (f"{n}={float_of(op, n)!r}" for n in ("beta1", "beta2", "eps", "weight_decay"))
+    s.line(f"ops.{op.name.split('.')[1]}({', '.join([*states, *given, *numbers])})")
+    return None
+
+
 def _adam(s: EmissionScope, op: train.AdamOp) -> Text:
+    if (step := _fused_step(s, op)) is not None:
+        return _fused(s, op, step)
     g, temporary = _held(s, op)
     m, v = _moments(s, op, g)
     _step(s, op, _own(s, op, op.new_w, op.w), m, v)
@@ -170,6 +193,8 @@ def _adam(s: EmissionScope, op: train.AdamOp) -> Text:
 
 
 def _adamw(s: EmissionScope, op: train.AdamWOp) -> Text:
+    if (step := _fused_step(s, op)) is not None:
+        return _fused(s, op, step)
     w, decay = _own(s, op, op.new_w, op.w), float_of(op, "weight_decay")
     if decay:
         s.line(f"{w}.mul_(1 - {decay!r} * {_number(s, op.lr, op.w)})")
@@ -224,6 +249,8 @@ def _learning_rate(s: EmissionScope, op: train.LearningRateOp) -> Text:
 
 
 def _bias_correction(s: EmissionScope, op: train.BiasCorrectionOp) -> Text:
+    if all(_fused_step(s, use.operation) is not None for use in op.out.uses):
+        return None
     return f"1 - {float_of(op, 'beta')!r} ** {s.operand(op.step)}.double()"
 
 
