@@ -8,6 +8,7 @@ A mode is a pipeline whose name tells how layouts are decided. It has the same o
 """
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from shardir.rewriting.options import (
     option_types,
     parse_options,
 )
+from shardir.syntax.files import read_text
 
 Loaders = Mapping[str, Callable[[], type[ModulePass]]]
 """The function that loads each pass, by name."""
@@ -250,6 +252,47 @@ def with_strategies(
         search: Any = found[at]
         found[at] = dataclasses.replace(search, graph=str(graph))
     return found
+
+
+def recorded(passes: Sequence[ModulePass]) -> str:
+    """Return passes as JSON, by which they run again elsewhere: with a plan's text in place of its
+    file, and without files that they write."""
+    found = []
+    for p in passes:
+        given: Any = p
+        match p.name:
+            case "save-strategies":
+                continue
+            case "apply-plan" if given.file:
+                given = dataclasses.replace(given, file="", plan=read_text(Path(given.file)))
+            case "load-strategies":
+                given = dataclasses.replace(given, file=str(Path(given.file).absolute()))
+            case _ if p.name == SEARCH:
+                given = dataclasses.replace(given, graph=None)
+        spec = given.pipeline_pass_spec()
+        found.append([spec.name, spec.parameters] if spec.parameters else spec.name)
+    return json.dumps(found)
+
+
+def of_record(text: str) -> list[ModulePass]:
+    """Return the passes that `recorded` wrote.
+
+    Raises:
+        ValueError: the text is another one; UsageError: there is no such pass or option.
+    """
+    passes, found = PASSES | installed().all_passes, []
+    for entry in json.loads(text):
+        name, parameters = (entry, {}) if isinstance(entry, str) else entry
+        if name not in passes:
+            raise UsageError(f"there is no pass {name}")
+        found.append(made_from("pass", passes[name](), ArgSpec(name, parameters)))
+    return found
+
+
+def for_devices(passes: Sequence[ModulePass], count: int) -> list[ModulePass]:
+    """Return the passes with a search for meshes of so many devices, if there is one."""
+    given: Any = passes
+    return [dataclasses.replace(p, devices=count) if p.name == "search-mesh" else p for p in given]
 
 
 def text_of(passes: Sequence[ModulePass]) -> str:

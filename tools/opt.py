@@ -25,6 +25,7 @@ from xdsl.utils.target import Target
 from xdsl.xdsl_opt_main import _empty_post_init
 
 from shardir import pipelines
+from shardir.backend.interface import Backend, Origin
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError, did_you_mean
 from shardir.dialects.installed import installed
 from shardir.rewriting.annotated_plan import annotated_plan
@@ -137,6 +138,7 @@ class Driver(OptArguments):
             module = self.times.measure("parse", lambda: self.parse(source))
         self.verify(module, source)
         original = copied(module) if hasattr(self.target, "emit_directory") else None
+        self.given = original
         planned = pipelines.planned(self.passes) if self.args.print_plan else None
         for i, p in enumerate(self.passes):
             if p.name == pipelines.LOWERING:
@@ -216,6 +218,12 @@ class Driver(OptArguments):
             properties_as_attributes=self.args.print_no_properties,
         )  # fmt: skip
 
+    def origin(self) -> dict[str, Origin]:
+        """Return what our backends keep of the source, as an argument."""
+        if not isinstance(self.target, Backend) or self.given is None:
+            return {}
+        return {"origin": Origin.of(self.given, self.passes)}
+
     def emit(self, module: ModuleOp, original: ModuleOp | None) -> str:
         """Return the text of the output; empty if it is a directory, which is written."""
         target: Any = self.target
@@ -223,7 +231,9 @@ class Driver(OptArguments):
             return self.text_of(module)
         if original is not None and self.args.output_file:
             with self.internal(f"target {target.name}"):
-                target.emit_directory(self.ctx, module, original, Path(self.args.output_file))
+                target.emit_directory(
+                    self.ctx, module, original, Path(self.args.output_file), **self.origin()
+                )
             return ""
         out = StringIO()
         with self.internal(f"target {self.args.target}"):

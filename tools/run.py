@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import LaunchError, Options, Report
 from shardir.backend.torch.launch import (
     Progress,
     export,
     read_plan,
-    run,
     run_and_check,
     summary,
 )
@@ -142,7 +142,7 @@ def _run(directory: Path, arguments: argparse.Namespace) -> int:
         return 0
     if arguments.max_shard_size is not None:
         raise LaunchError("--max-shard-size is for --export FILE")
-    if arguments.check and options.nnodes > 1:
+    if arguments.check and options.nnodes.high > 1:
         raise LaunchError(f"--check: expected one machine, got --nnodes {options.nnodes}")
     log_every = arguments.log_every or max(1, arguments.steps // 10)
     progress = Progress("", arguments.steps, log_every)
@@ -151,7 +151,7 @@ def _run(directory: Path, arguments: argparse.Namespace) -> int:
         report, differences = run_and_check(plan, options, progress)
     else:
         with progress.shown():
-            report = run(directory, options, on_event=progress)
+            report = backend_of(DEFAULT).run(directory, options, on_event=progress)
     print(*summary(report), *differences, sep="\n", flush=True)
     for line in not_finite(report):
         print(f"warning: {line}", file=sys.stderr)

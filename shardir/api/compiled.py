@@ -11,7 +11,7 @@ from xdsl.passes import ModulePass
 
 from shardir import pipelines
 from shardir.backend import DEFAULT, backend_of
-from shardir.backend.interface import Backend, Options, Report
+from shardir.backend.interface import Backend, Options, Origin, Report
 from shardir.build.function import hint_of
 from shardir.cost.clusters import load
 from shardir.cost.report import FunctionCost, report
@@ -124,7 +124,12 @@ class Compiled:
         located(
             self.source,
             lambda: backend.emit_directory(
-                self.context, self.module, self.original, directory, self.base_dir
+                self.context,
+                self.module,
+                self.original,
+                directory,
+                self.base_dir,
+                Origin.of(self.given, self.passes),
             ),
         )
         return Path(directory)

@@ -9,6 +9,7 @@ The module is in the local view, after all passes. The compiler uses a backend o
 `shardir/backend/torch/` is the one that it has, test/backend/test_backend.py has a small other one.
 """
 
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import IO, Any, Self
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
 from xdsl.utils.target import Target
 
 from shardir.backend.torch.runtime.runtime_options import (
@@ -49,6 +51,27 @@ def host_and_port(text: str) -> str:
     return "" if right else "HOST:PORT, such as 10.0.0.1:29400"
 
 
+class Nodes(str):
+    """The number of machines of a run: `2`, or the fewest and the most, `1:2`."""
+
+    __slots__ = ()
+    ACCEPTED = (int, str)
+
+    @property
+    def low(self) -> int:
+        return int(self.partition(":")[0])
+
+    @property
+    def high(self) -> int:
+        return int(self.rpartition(":")[2])
+
+
+def numbers_of_nodes(nodes: Nodes) -> str:
+    """Check numbers of machines."""
+    right = re.fullmatch(r"\d{1,6}(:\d{1,6})?", nodes) and 1 <= nodes.low <= nodes.high
+    return "" if right else "1 or more, or the fewest and the most, such as 1:2"
+
+
 @dataclass(frozen=True)
 class Options(RunOptions):
     """The options of a run, and how it is started and reported.
@@ -60,8 +83,9 @@ class Options(RunOptions):
         python: the interpreter that runs the ranks.
     """
 
-    nnodes: int = option(
-        1, "machines, on each of which the same command runs", kind=int, check=at_least(1),
+    nnodes: Nodes = option(
+        1, "machines, on each of which the same command runs; 1:2: at most 2, and with what is "
+        "left of them, 1 at least, it goes on after an error", kind=Nodes, check=numbers_of_nodes,
         metavar="N",
     )  # fmt: skip
     node_rank: int = option(
@@ -143,6 +167,8 @@ class Report:
     def add(self, event: dict[str, Any]) -> None:
         """Add one event of the ranks (its kinds: runtime_main.py)."""
         match event["event"]:
+            case "start":
+                self.ranks, self.stopped = event["ranks"], None
             case "steps":
                 first = self.first.setdefault(event["function"], event["first"])
                 known = event["first"] - first  # less than there are where a run starts again
@@ -176,6 +202,30 @@ class Batches:
 
 OnEvent = Callable[[dict[str, Any]], None]
 
+EmitResized = Callable[[Path, int, int, Path], None]
+"""Writes the program of a directory for another number of ranks: of that directory, ranks, and its
+own number of ranks, to a folder. Raises ShardirError."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The source of a compiled program.
+
+    Args:
+        text: the module before its passes, with locations.
+        passes: they, as JSON.
+    """
+
+    text: str
+    passes: str
+
+    @classmethod
+    def of(cls, module: ModuleOp, passes: Sequence[ModulePass]) -> Self:
+        from shardir import pipelines
+        from shardir.syntax.printer import print_module
+
+        return cls(print_module(module, locations=True), pipelines.recorded(passes))
+
 
 @dataclass(frozen=True)
 class Backend(Target, ABC):
@@ -207,12 +257,14 @@ class Backend(Target, ABC):
         original_module: ModuleOp | None,
         out_dir: str | Path,
         base_dir: Path | None = None,
+        origin: Origin | None = None,
     ) -> None:
         """Write a directory that runs without the compiler; nothing if there is an error.
 
         Args:
             original_module: the program before all passes, for a program on one device.
             base_dir: the folder that paths of data files are relative to; else the source file's.
+            origin: what the directory keeps, so that it can be compiled for other numbers of ranks.
 
         Raises:
             ShardirError: the module cannot be emitted, or the directory cannot be written.

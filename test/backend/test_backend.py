@@ -19,6 +19,7 @@ from shardir.backend.interface import (
     MeasuredTimes,
     OnEvent,
     Options,
+    Origin,
     Report,
 )
 from shardir.backend.torch.backend import TorchBackend
@@ -51,6 +52,7 @@ class Listing(Backend):
         original_module: ModuleOp | None,
         out_dir: str | Path,
         base_dir: Path | None = None,
+        origin: Origin | None = None,
     ) -> None:
         Path(out_dir).mkdir(exist_ok=True)
         (Path(out_dir) / "listing.txt").write_text(self.text(module))

@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,130 @@ time.sleep(0.1)""".strip())  # fmt: skip
     assert errors(output) == [
         "error: another node has ended the run: the output of its shard-run says why"
     ], output
+
+
+ELASTIC = """
+dist.mesh @m <dp = 2, tp = 2>
+func.func private @loss(
+    %x: tensor<12x8xf32> {train.input = #train.init<normal>},
+    %t: tensor<12x3xf32> {train.input = #train.init<normal>},
+    %w1: tensor<8x6xf32, #dist.layout<@m, [{}, {tp}]>> {train.parameter = "w1", train.init = #train.init<normal, std = 0.5>},
+    %w2: tensor<6x3xf32> {train.parameter = "w2", train.init = #train.init<normal, std = 0.5>},
+    %key: tensor<i64> {train.state = "key", train.init = #train.init<integers, low = 0, high = 1000>}
+) -> (tensor<f32>, tensor<i64> {train.updates = "key"}) {
+  %h = nn.matmul %x, %w1 : (tensor<12x8xf32>, tensor<8x6xf32, #dist.layout<@m, [{}, {tp}]>>) -> tensor<12x6xf32>
+  %a = nn.dropout %h, %key p 0.25 stream 1 : (tensor<12x6xf32>, tensor<i64>) -> tensor<12x6xf32>
+  %y = nn.matmul %a, %w2 : (tensor<12x6xf32>, tensor<6x3xf32>) -> tensor<12x3xf32>
+  %d = nn.sub %y, %t : (tensor<12x3xf32>, tensor<12x3xf32>) -> tensor<12x3xf32>
+  %s = nn.mul %d, %d : (tensor<12x3xf32>, tensor<12x3xf32>) -> tensor<12x3xf32>
+  %loss = nn.reduce <mean> %s dims <0, 1> : (tensor<12x3xf32>) -> tensor<f32>
+  %one = nn.constant dense<1> : tensor<i64> -> tensor<i64>
+  %next = nn.add %key, %one : (tensor<i64>, tensor<i64>) -> tensor<i64>
+  func.return %loss, %next : tensor<f32>, tensor<i64>
+}
+train.step @step of @loss <adamw, lr = 0.05>
+"""  # noqa: E501 - the text of a program
+
+
+@pytest.fixture(scope="module")
+def elastic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shardir.compile(ELASTIC).save(tmp_path_factory.mktemp("elastic") / "program")
+
+
+def test_a_run_goes_on_with_the_machines_that_are_left(elastic, tmp_path):
+    """One is killed with its ranks: the other one compiles the program for its two, which go on
+    from the last checkpoint, with the losses of a run on both."""
+    steps, folder = 30, tmp_path / "ckpt"
+    expected = shardir.run(elastic, steps=steps, timeout=60)
+    directory = tmp_path / "program"
+    shutil.copytree(elastic, directory)
+    text = (directory / "program.py").read_text()
+    assert text.count("\n    # x: f32 ") == 1
+    slow = "\n    __import__('time').sleep(0.1)"
+    (directory / "program.py").write_text(text.replace("\n    # x: f32 ", f"{slow}\n    # x: f32 "))
+    nodes = Nodes(directory, f"--steps={steps}", "--log", tmp_path / "log",
+                  "--checkpoints", folder, "--save-every=2", "--max-restarts=1")  # fmt: skip
+    nodes.start(0, "1:2")
+    nodes.start(1, "1:2")
+    until = time.monotonic() + 60
+    while not (folder / "step-00000006").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    nodes.kill(1)
+    code, shown = nodes.end()[0]
+    assert code == 0, shown
+    assert "started again: a rank or a machine is lost\ngoes on with 2 ranks" in shown
+    assert "\n2 ranks on gloo" in shown
+    entries = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [e["ranks"] for e in entries if e["event"] == "start"] == [4, 2]
+    losses = {entry["step"]: entry["loss"] for entry in entries if entry["event"] == "step"}
+    found = [losses[k + 1] for k in range(steps)]
+    np.testing.assert_allclose(found, expected.losses["step"], rtol=1e-5, atol=0)
+
+
+@long_form
+def test_a_machine_comes_back_to_those_that_are_left(elastic, tmp_path):
+    """All go on from a checkpoint that is written then."""
+    folder, log = tmp_path / "ckpt", tmp_path / "log"
+    nodes = Nodes(elastic, "--steps=100000", "--log", log, "--checkpoints", folder,
+                  "--save-every=50", "--keep=2", "--max-restarts=1")  # fmt: skip
+
+    def entries(event: str) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in log.read_text().splitlines(True) if line[-1] == "\n"]
+        return [entry for entry in found if entry["event"] == event]
+
+    def wait(is_there: Callable[[], Any]) -> None:
+        until = time.monotonic() + 60
+        while not is_there() and time.monotonic() < until:
+            time.sleep(0.05)
+
+    nodes.start(0, "1:2")
+    wait(lambda: log.exists() and entries("step"))
+    nodes.start(1, "1:2")
+    wait(lambda: len(entries("start")) == 2)
+    last = entries("step")[-1]["step"]
+    wait(lambda: entries("step")[-1]["step"] > last + 50)
+    os.kill(nodes.agents[0][0].pid, signal.SIGTERM)
+    _, shown = nodes.end()[0]
+    assert "started again: another machine takes part\ngoes on with 4 ranks" in shown
+    assert [entry["ranks"] for entry in entries("start")] == [2, 4]
+    losses = [entry["loss"] for entry in entries("step")]
+    assert f"stopped after step {len(losses)}, with a checkpoint" in shown
+    expected = shardir.run(elastic, steps=len(losses), timeout=60)
+    np.testing.assert_allclose(losses, expected.losses["step"], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words", "message"),
+    [
+        ("", "", ["--max-restarts=0"],
+         "--nnodes 2:4: expected --max-restarts R and --checkpoints FOLDER, with which it goes on "
+         "with fewer machines; else give --nnodes 4"),
+        ("dp = 2", "dp = 3", ["--nnodes=5:6"],
+         "--nnodes 5:6: the program cannot run on 5: expected a size of axis dp of @m <dp = 3, "
+         "tp = 2> of which 5/6 is one too, got 3; use another mesh, or other numbers of machines"),
+        ("", "", [],
+         "--nnodes 2:4: the program cannot run on 3: expected a size of axis dp of @m <dp = 2, "
+         "tp = 2> of which 3/4 is one too, got 2; use another mesh, or other numbers of machines"),
+        ("// passes: ", "", [],
+         "source.ir:1: expected `// passes: ` and passes; compile it anew"),
+    ],
+)  # fmt: skip
+def test_machines_that_a_program_cannot_be_for(old, new, words, message, tmp_path, capsys):
+    path = shardir.compile(ELASTIC.replace(old, new)).save(tmp_path / "program") / "source.ir"
+    path.write_text(path.read_text().replace(old, new))
+    given = ["--nnodes=2:4", "--rdzv=localhost:1", "--max-restarts=1", "--checkpoints=c",
+             "--timeout=1", *words]  # fmt: skip
+    assert tool.main([str(path.parent), *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert line.endswith(message)
+
+
+def test_a_directory_without_its_source(tmp_path, capsys):
+    given = ["--nnodes=2:4", "--rdzv=localhost:1", "--max-restarts=1", "--checkpoints=c"]
+    assert tool.main([str(program(tmp_path / "program")), *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("source.ir, from which it is compiled again; compile it anew")
 
 
 @long_form

@@ -4,6 +4,7 @@ program.py       the program of every rank
 single.py        the same on one device, from the program before the passes
 plan.json        the arguments and results of the functions
 data/*.npy       the arrays that the program reads
+source.ir        what it was compiled from (resize.py)
 runtime.py ...   the files of runtime/ that the programs import
 """
 
@@ -18,8 +19,17 @@ import numpy as np
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from shardir.backend.interface import Backend, Batches, MeasuredTimes, OnEvent, Options, Report
-from shardir.backend.torch.directory import replacing
+from shardir.backend.interface import (
+    Backend,
+    Batches,
+    MeasuredTimes,
+    OnEvent,
+    Options,
+    Origin,
+    Report,
+)
+from shardir.backend.torch import resize
+from shardir.backend.torch.directory import SOURCE, replacing
 from shardir.backend.torch.emit.data import Data
 from shardir.backend.torch.emit.plan import plan_of
 from shardir.backend.torch.emit.program import Emitted, emitted, mesh_of, program_text
@@ -30,7 +40,7 @@ from shardir.backend.torch.runtime.runtime_plan import ProgramPlan
 from shardir.diagnostics import ShardirError
 from shardir.pipelines import build
 from shardir.syntax.files import scratch_folder
-from shardir.syntax.source import warn
+from shardir.syntax.source import collect_warnings, warn
 
 SINGLE_DEVICE = "single-device"
 """The pipeline from the program as written to the program of one device."""
@@ -56,8 +66,16 @@ class TorchBackend(Backend):
         original_module: ModuleOp | None,
         out_dir: str | Path,
         base_dir: Path | None = None,
+        origin: Origin | None = None,
     ) -> None:
         texts, modules, data = self.files(ctx, module, original_module, base_dir)
+        if origin is not None:
+            texts[SOURCE] = resize.text_of(origin)
+        self._write(out_dir, texts, modules, data)
+
+    def _write(
+        self, out_dir: str | Path, texts: dict[str, str], modules: set[str], data: Data
+    ) -> None:
         with replacing(Path(out_dir)) as fresh:
             for name, text in texts.items():
                 (fresh / name).write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -68,16 +86,18 @@ class TorchBackend(Backend):
                 np.save(fresh / name, values, allow_pickle=False)
 
     def files(
-        self, ctx: Context, module: ModuleOp, original: ModuleOp | None, base_dir: Path | None
-    ) -> tuple[dict[str, str], set[str], Data]:
-        """The texts by file name, the modules that they import, and the data."""
+        self, ctx: Context, module: ModuleOp, original: ModuleOp | None, base_dir: Path | None,
+        copied: Path | None = None,
+    ) -> tuple[dict[str, str], set[str], Data]:  # fmt: skip
+        """The texts by file name, the modules that they import, and the data, which the directory
+        `copied` may have already."""
         mesh = mesh_of(module)
         if self.per_rank and mesh is not None and mesh.size > MAX_PROGRAMS:
             raise ShardirError(
                 f"expected a mesh of at most {MAX_PROGRAMS} devices for per-rank=true, which "
                 f"writes a file for each, got {mesh.size}; omit it: every rank runs program.py"
             )
-        plan, data = plan_of(module, base_dir)
+        plan, data = plan_of(module, base_dir, copied)
         for f, message in data.warnings:
             warn(f, message)
         programs = {"program.py": emitted(module)}
@@ -99,15 +119,24 @@ class TorchBackend(Backend):
         on_event: OnEvent | None = None,
         batches: Batches | None = None,
     ) -> Report:
+        def at_work(given: Options) -> Report:
+            return run(directory, given, None, "program.py", on_event, batches, self._emit_resized)
+
         if not options.parameters:
-            return run(directory, options, on_event=on_event, batches=batches)
+            return at_work(options)
         with scratch_folder() as folder:
             dump = options.dump or folder / "states.npz"
-            given = replace(options, dump=dump)
-            report = run(directory, given, on_event=on_event, batches=batches)
+            report = at_work(replace(options, dump=dump))
             if report.stopped is None and options.node_rank == 0:
                 report.parameters = _parameters(read_plan(directory), dump)
         return report
+
+    def _emit_resized(self, directory: Path, ranks: int, of: int, out: Path) -> None:
+        """Write the program of a directory, which is for `of` ranks, for other ones. Raises
+        ShardirError."""
+        context, module = resize.resized(directory, ranks, of)
+        with collect_warnings():
+            self._write(out, *self.files(context, module, None, None, directory))
 
     def measure(
         self,

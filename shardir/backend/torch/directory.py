@@ -12,8 +12,8 @@ from shardir.backend.torch.runtime import RUNTIME_FILES
 from shardir.rewriting.options import UsageError
 from shardir.syntax.files import reason
 
-PLAN = "plan.json"
-FILES = {*RUNTIME_FILES, "program.py", "single.py", PLAN}
+PLAN, SOURCE = "plan.json", "source.ir"
+FILES = {*RUNTIME_FILES, "program.py", "single.py", PLAN, SOURCE}
 """The names of an emitted directory, beside data/*.npy and program_rank*.py."""
 
 

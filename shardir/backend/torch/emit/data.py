@@ -32,6 +32,8 @@ class Data:
     """The .npy files of a program."""
 
     base: Path | None
+    copied: Path | None = None
+    """A directory that has the arrays already: nothing else is read."""
     files: dict[str, Array] = field(default_factory=dict)
     inits: dict[str, InitAttr] = field(default_factory=dict)
     """The initial value of each parameter and state, given by one of the functions that use it."""
@@ -43,23 +45,27 @@ class Data:
         `array`. Raises OSError, ValueError, KeyError."""
         key = str(path.resolve()), array
         if key not in self._names:
-            values = _tokens(path, array) if tokens else _array(path, array)
-            kind = values.dtype.kind
-            if kind not in "fiub" or values.dtype.itemsize > 8:
-                raise ValueError(f"expected numbers of at most 64 bits, got {values.dtype}")
-            if kind == "u" and values.dtype.itemsize == 8 and values.max(initial=0) >> 63:
-                raise ValueError("expected numbers of 64 bits with a sign, got larger ones")
-            little = values.dtype.newbyteorder("<").str
-            wanted = little if little in NPY else WIDE[kind]
-            values = np.asarray(values, dtype=wanted, order="C")
             stem, n = identifier(f"{path.stem}_{array}", "array"), 0
             name = f"data/{stem}.npy"
             while name in self.files:
                 n += 1
                 name = f"data/{stem}_{n}.npy"
-            self.files[name] = values
+            self.files[name] = self._values(path, array, tokens, name)
             self._names[key] = name
         return self._names[key]
+
+    def _values(self, path: Path, array: str, tokens: bool, name: str) -> Array:
+        if self.copied is not None:
+            return np.load(self.copied / name, mmap_mode="r", allow_pickle=False)
+        values = _tokens(path, array) if tokens else _array(path, array)
+        kind = values.dtype.kind
+        if kind not in "fiub" or values.dtype.itemsize > 8:
+            raise ValueError(f"expected numbers of at most 64 bits, got {values.dtype}")
+        if kind == "u" and values.dtype.itemsize == 8 and values.max(initial=0) >> 63:
+            raise ValueError("expected numbers of 64 bits with a sign, got larger ones")
+        little = values.dtype.newbyteorder("<").str
+        wanted = little if little in NPY else WIDE[kind]
+        return np.asarray(values, dtype=wanted, order="C")
 
 
 @cache

@@ -33,8 +33,11 @@ from shardir.dialects.train import (
 from shardir.rewriting.composites import expanded
 
 
-def plan_of(module: ModuleOp, base_dir: Path | None = None) -> tuple[dict[str, Any], Data]:
-    """The plan (but for `single`), and the data files that it names.
+def plan_of(
+    module: ModuleOp, base_dir: Path | None = None, copied: Path | None = None
+) -> tuple[dict[str, Any], Data]:
+    """The plan (but for `single`), and the data files that it names; those that the directory
+    `copied` has are not read elsewhere.
 
     Raises:
         Failure: something in the program cannot be run: a file that is not there, a state of two
@@ -43,7 +46,7 @@ def plan_of(module: ModuleOp, base_dir: Path | None = None) -> tuple[dict[str, A
     module = expanded(module)
     mesh, functions = mesh_of(module), public_functions(module)
     called = function_names(functions)
-    data = Data(base_dir, inits=_inits(functions))
+    data = Data(base_dir, copied, inits=_inits(functions))
     plan = {
         "version": 1,
         "mesh": {

@@ -33,14 +33,20 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from shardir.backend.interface import LaunchError, OnEvent, Options, RunError
+from shardir.backend.interface import EmitResized, LaunchError, OnEvent, Options, RunError
 from shardir.backend.torch.launch.network import address_towards, interface_of
 from shardir.backend.torch.launch.outcome import FINAL, TAIL_BYTES, Outcome
 from shardir.backend.torch.launch.ranks import TERM_SECONDS, allow_files
 from shardir.backend.torch.launch.rendezvous import BACKEND, Peer
 from shardir.backend.torch.runtime.runtime_events import event_of
 from shardir.backend.torch.runtime.runtime_options import DataFiles
-from shardir.backend.torch.runtime.runtime_plan import START_SECONDS, ProgramPlan
+from shardir.backend.torch.runtime.runtime_plan import (
+    START_SECONDS,
+    PlanError,
+    ProgramPlan,
+    load_plan,
+)
+from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder
 
 RUN = "shardir"
@@ -65,17 +71,23 @@ class Agent:
 
     Args:
         plan: of the program, which is for the ranks of all nodes.
+
+    Attributes:
+        plan: of the program of the present round, which is for the ranks of the nodes that there
+            are.
+        grows: whether a node waits to take part.
     """
 
     rendezvous: RendezvousHandler
 
-    def __init__(self, plan: ProgramPlan, options: Options):
-        self.plan, self.options = plan, options
-        self.size = plan.size // options.nnodes
+    def __init__(self, plan: ProgramPlan, options: Options, emit_resized: EmitResized | None):
+        self.plan, self.options, self._emit_resized = plan, options, emit_resized
+        self._plans = {options.nnodes.high: plan}
+        self.size = plan.size // options.nnodes.high
+        self.grows = False
         self.address, self.interface = "127.0.0.1", "lo"
         if options.rdzv is not None:
             self.address, self.interface = _own_address(options)
-        self.node = Peer(options.node_rank, *digests(plan, options))
         self.outcome = Outcome()
         self.logs: LogsDest | None = None
         self.ranks = range(0)
@@ -103,8 +115,13 @@ class Agent:
             for local in range(self.size):
                 os.mkfifo(path := events_of(folder, local))
                 self.events[os.open(path, os.O_RDWR)] = b""
+            self._folder = folder
+            (folder / "program").symlink_to(self.plan.directory.absolute())
+            for nodes in range(options.nnodes.low, options.nnodes.high):
+                self._plans[nodes] = self._plan_for(nodes)
             config = LaunchConfig(
-                min_nodes=options.nnodes, max_nodes=options.nnodes, nproc_per_node=self.size,
+                min_nodes=options.nnodes.low, max_nodes=options.nnodes.high,
+                nproc_per_node=self.size,
                 run_id=RUN, role=RUN, max_restarts=options.max_restarts,
                 rdzv_backend=BACKEND, rdzv_endpoint=options.rdzv or "127.0.0.1:0",
                 rdzv_configs={"member": self, "is_host": options.node_rank == 0,
@@ -112,7 +129,7 @@ class Agent:
                 local_addr=self.address, signals_to_handle=signals,
                 logs_specs=Logs(self, folder),
             )  # fmt: skip
-            program = self.plan.directory / "program.py"
+            program = folder / "program" / "program.py"
             try:
                 elastic_launch(config, options.python)(str(program), *options.words())
                 self._read()
@@ -125,6 +142,7 @@ class Agent:
                 if not self._has_stopped():
                     raise
             except SignalException as error:
+                self._read()
                 self.rendezvous.set_closed()
                 if error.sigval == signal.SIGINT:
                     raise KeyboardInterrupt from None
@@ -133,8 +151,8 @@ class Agent:
                 raise RunError(ENDED) from None
             except RendezvousTimeoutError:
                 raise RunError(
-                    f"expected {options.nnodes} nodes at {options.rdzv} within {wait} s, got fewer;"
-                    " start the others, or give a longer --timeout"
+                    f"expected {options.nnodes.low} nodes at {options.rdzv} within {wait} s, got "
+                    "fewer; start the others, or give a longer --timeout"
                 ) from None
             except RendezvousConnectionError as error:
                 self._lost(error, wait)
@@ -150,21 +168,46 @@ class Agent:
         self._reached = True
         if not self._rounds:
             return
-        if self._has_stopped():
+        if self._has_stopped() and not self.grows:
             raise StoppedError
         errors = self.outcome.errors
         for error in errors.values():
             if error["kind"] in FINAL:
                 raise RunError(error["message"])
         cause = self.outcome.cause({})
-        why = "a rank has ended" if cause is None else self.outcome.story(cause, None, b"")
+        if cause is not None:
+            why = self.outcome.story(cause, None, b"")
+        elif self.grows:
+            why = "another machine takes part"
+        else:
+            several = self.options.nnodes.high > 1
+            why = "a rank or a machine is lost" if several else "a rank has ended"
         self.on_event({"event": "restart", "reason": why})
-        self.outcome = Outcome()
+        self.outcome, self.grows = Outcome(), False
 
-    def join(self, nodes: int) -> None:
+    def join(self, nodes: int) -> Peer:
         """Begin a round."""
         self._rounds += 1
+        self.plan, link = self._plans[nodes], self._folder / "program"
+        link.unlink()
+        link.symlink_to(self.plan.directory.absolute())
         self._last_sign = time.monotonic() + START_SECONDS
+        return Peer(self.options.node_rank, *digests(self.plan, self.options))
+
+    def _plan_for(self, nodes: int) -> ProgramPlan:
+        """Compile the program for fewer nodes: return its plan.
+
+        Raises:
+            LaunchError: it can't be.
+        """
+        assert self._emit_resized is not None
+        full, out = self.plan, self._folder / f"nodes-{nodes}"
+        what = f"--nnodes {self.options.nnodes}: the program cannot run on {nodes}"
+        try:
+            self._emit_resized(full.directory, nodes * self.size, full.size, out)
+            return load_plan(out)
+        except (ShardirError, PlanError) as error:
+            raise LaunchError(f"{what}: {error}") from None
 
     def watch(self, closed: Callable[[], bool]) -> None:
         """Read what the ranks say, until a node ends the run."""
@@ -207,7 +250,7 @@ class Agent:
                 f"rank {cause} did not answer: the others waited for it for "
                 f"{self.options.timeout:g} s"
             )
-        if cause is None and self.options.nnodes > 1:
+        if cause is None and self.options.nnodes.high > 1:
             raise RunError(ENDED)
         if cause is None:
             cause = self.outcome.first()["rank"] if self.outcome.errors else min(codes)

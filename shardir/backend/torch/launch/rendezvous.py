@@ -44,15 +44,16 @@ class Peer:
 class Member(Protocol):
     """A node, between the rounds and while its ranks run."""
 
-    node: Peer
     address: str
     rendezvous: RendezvousHandler
+    grows: bool
+    """Whether a node waits to take part."""
 
     def leave(self) -> None:
         """End a round, before the next one. Raises what ends the run."""
 
-    def join(self, nodes: int) -> None:
-        """Begin a round with so many nodes."""
+    def join(self, nodes: int) -> Peer:
+        """Begin a round with so many nodes. Returns the introduction of this one."""
 
     def watch(self, closed: Callable[[], bool]) -> None:
         """Look after the ranks, ten times a second. Raises what ends the run."""
@@ -79,11 +80,11 @@ class Rendezvous(RendezvousHandler):
         self._ranks = None
         met = self._inner.next_rendezvous()
         own = PrefixStore(BACKEND, met.store)  # the keys of torch's rendezvous stay apart
-        own.set(f"node/{met.rank}", json.dumps(asdict(self._member.node)))
+        node = self._member.join(met.world_size)
+        own.set(f"node/{met.rank}", json.dumps(asdict(node)))
         said = own.multi_get([f"node/{k}" for k in range(met.world_size)])
         nodes = [Peer(**json.loads(text)) for text in said]
         rank = place(nodes, met.rank)
-        self._member.join(met.world_size)
         address = self._member.address
         if rank == 0:
             self._ranks = TCPStore(address, 0, is_master=True, wait_for_workers=False)
@@ -99,7 +100,9 @@ class Rendezvous(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         self._member.watch(self._inner.is_closed)
-        return self._inner.num_nodes_waiting()
+        waiting = self._inner.num_nodes_waiting()
+        self._member.grows = waiting > 0
+        return waiting
 
     def get_run_id(self) -> str:
         return self._inner.get_run_id()

@@ -25,6 +25,7 @@ class Progress:
     def __init__(self, label: str, steps: int, log_every: int, out: TextIO | None = None):
         self.label, self.steps, self.log_every = label, steps, log_every
         self.out = out or sys.stdout
+        self._ranks = 0
         self._bar: Any = None
         self._tasks: dict[str, Any] = {}
 
@@ -55,6 +56,10 @@ class Progress:
                   file=self.out, flush=True)  # fmt: skip
         if event["event"] == "restart":
             self._print(f"{self.label}started again: {event['reason']}")
+        if event["event"] == "start":
+            if self._ranks not in (0, event["ranks"]):
+                self._print(f"{self.label}goes on with {event['ranks']} ranks")
+            self._ranks = event["ranks"]
         if event["event"] != "steps":
             return
         name, first, losses = event["function"], event["first"], event["losses"]

@@ -6,7 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from shardir.backend.interface import Batches, LaunchError, OnEvent, Options, Report
+from shardir.backend.interface import (
+    Batches,
+    EmitResized,
+    LaunchError,
+    OnEvent,
+    Options,
+    Report,
+)
 from shardir.backend.torch.launch.log import entries, logged, on_board
 from shardir.backend.torch.launch.ranks import Ranks
 from shardir.backend.torch.runtime import runtime_manifest as manifests
@@ -46,8 +53,12 @@ def run(
     program: str = "program.py",
     on_event: OnEvent | None = None,
     batches: Batches | None = None,
+    emit_resized: EmitResized | None = None,
 ) -> Report:
     """Run a program of the directory (`single.py`: on one rank) to its end.
+
+    Args:
+        emit_resized: without it there are always as many machines.
 
     Call it from the main thread: Linux kills the ranks when the thread that started them ends.
     """
@@ -65,12 +76,13 @@ def run(
         raise LaunchError(str(error)) from None
     if importlib.util.find_spec("torch") is None:
         raise LaunchError("running needs torch: pip install 'shardir[torch]'")
-    by_agent = options.nnodes > 1 or options.max_restarts > 0
+    nodes = options.nnodes
+    by_agent = nodes.high > 1 or options.max_restarts > 0
     check_nodes(plan, options)
     if by_agent and (batches is not None or options.callback is not None):
         raise LaunchError(
             "expected one machine and no restarts for batches or a callback of Python, got "
-            f"{options.nnodes} machines and {options.max_restarts} restarts; give --data files"
+            f"{nodes} machines and {options.max_restarts} restarts; give --data files"
         )
     ranks = plan.size if program == "program.py" else 1
     report = Report(ranks, options.backend)
@@ -102,7 +114,7 @@ def run(
                     started.finish()
 
         if by_agent and program == "program.py":
-            _agent_class()(plan, options).run(take)
+            _agent_class()(plan, options, emit_resized).run(take)
             return report
         feed = None
         if batches is not None:
@@ -128,15 +140,20 @@ def _steps_done(options: Options) -> int:
 
 def check_nodes(plan: ProgramPlan, options: Options) -> None:
     """Raise LaunchError for nodes or restarts that cannot be."""
-    nodes = options.nnodes
-    if plan.size % nodes:
+    nodes, most = options.nnodes, options.nnodes.high
+    if plan.size % most:
         raise LaunchError(
             f"--nnodes: expected a divisor of {plan.size}, the ranks of {plan.mesh_text()}, got "
-            f"{nodes}"
+            f"{most}"
         )
-    if options.node_rank >= nodes:
-        raise LaunchError(f"--node-rank: expected 0 to {nodes - 1}, got {options.node_rank}")
-    if nodes > 1 and options.rdzv is None:
+    if options.node_rank >= most:
+        raise LaunchError(f"--node-rank: expected 0 to {most - 1}, got {options.node_rank}")
+    if nodes.low < most and not options.max_restarts:
+        raise LaunchError(
+            f"--nnodes {nodes}: expected --max-restarts R and --checkpoints FOLDER, with which it "
+            f"goes on with fewer machines; else give --nnodes {most}"
+        )
+    if most > 1 and options.rdzv is None:
         raise LaunchError(
             "--nnodes: expected --rdzv HOST:PORT, an address of machine 0, the same on all machines"
         )

@@ -68,6 +68,8 @@ class DataFiles(tuple):
     """The words of `--data`: NAMES=FILE or NAMES=FILE:ENTRY (runtime_sources.py says what they
     mean). From Python also a mapping from names to files."""
 
+    ACCEPTED = (str, Mapping, list, tuple)
+
     def __new__(cls, given: "str | Mapping[str, object] | Iterable[str]" = ()):
         if isinstance(given, Mapping):
             given = [f"{names}={file}" for names, file in given.items()]
@@ -233,15 +235,15 @@ def _options(kind: type[RunOptions]) -> list[Any]:
 
 
 _ACCEPTED: dict[type, Any] = {
-    float: (int, float), Path: (str, Path), DataFiles: (str, Mapping, list, tuple)
+    float: (int, float), Path: (str, Path)
 }  # fmt: skip
-"""What is accepted for an option of a type, if not the type alone."""
+"""What is accepted for an option of a type, if not the type alone; a type of ours has ACCEPTED."""
 
 
 def _check(what: str, about: Mapping[str, Any], value: Any) -> None:
     """Check a value that Python gives. Raises OptionError."""
     kind, choices = about["kind"], about["choices"]
-    right = isinstance(value, _ACCEPTED.get(kind, kind))
+    right = isinstance(value, getattr(kind, "ACCEPTED", _ACCEPTED.get(kind, kind)))
     if not right or (isinstance(value, bool) and kind is not bool):
         raise OptionError(f"{what}: expected {kind.__name__}, got {value!r}")
     expected = about["check"](kind(value))
