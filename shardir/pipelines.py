@@ -193,11 +193,14 @@ def with_plan(passes: Sequence[ModulePass], plan: str | Path | None) -> list[Mod
     found = list(passes)
     if plan is None:
         return found
-    if not isinstance(plan, str | Path):
-        raise ShardirError(f"expected a plan: its text, presets or a file, got {plan!r:.60}")
     at = next((i for i, p in enumerate(found) if p.name in READERS), len(found))
     new: Any = PASSES["apply-plan"]()
     is_text = isinstance(plan, str) and is_plan(plan)
+    if not is_text and not Path(plan).exists():
+        raise ShardirError(
+            f"expected a plan, got {plan}, which is neither a file nor presets; write "
+            '"megatron(tp) * fsdp(dp)", or lines: \'"PATTERN" : [{axis}, ...]\''
+        )
     found.insert(at, new(plan=plan) if is_text else new(file=str(plan)))
     return found
 

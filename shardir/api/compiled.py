@@ -15,7 +15,7 @@ from shardir.backend.interface import Backend, Options, Origin, Report
 from shardir.build.function import hint_of
 from shardir.cost.clusters import load
 from shardir.cost.report import FunctionCost, report
-from shardir.diagnostics import Failure, ParseErrors, ShardirError
+from shardir.diagnostics import Failure, ParseErrors, ShardirError, checked
 from shardir.reports.layouts import Explanation
 from shardir.rewriting.annotated_plan import annotated_plan
 from shardir.rewriting.copying import copied
@@ -32,6 +32,7 @@ def parse(text: str, name: str = "<input>") -> ModuleOp:
     return _parse(text, name, verify=True)
 
 
+@checked("compile")
 def compile_module(
     text_or_module: str | ModuleOp,
     pipeline: str | None = None,
@@ -44,15 +45,19 @@ def compile_module(
     base_dir: str | Path | None = None,
     target: str | Backend = DEFAULT,
 ) -> "Compiled":
-    """Run a pipeline (the names of passes, with options in braces) on a program, or that of a
-    mode: stand_alone, data, hybrid, semi_auto (the default), auto or manual. A mode takes the
-    options of its passes: `auto{memory=16GB}`.
+    """Run a pipeline on a program, or that of a mode. A module that is passed is not changed.
 
-    The layouts and marks of `plan` annotate the program: the text of a plan, presets such as
-    `fsdp`, or a file. The strategies and layouts are written to the file `save_strategies`, or read
-    from the file `load_strategies`. A module that is passed is not changed. `name` is the name of
-    the source in errors and comments; `base_dir` is the folder of relative paths of data files, by
-    default that of `name`; `target` is the backend, or its name.
+    Args:
+        pipeline: the names of passes, with options in braces.
+        name: that of the source, in errors and comments.
+        mode: stand_alone, data, hybrid, semi_auto (the default), auto or manual. It takes the
+            options of its passes: `auto{memory=16GB}`.
+        plan: layouts and marks that annotate the program: the text of a plan, presets such as
+            `fsdp`, or a file.
+        save_strategies: the file to which the strategies and layouts are written.
+        load_strategies: the file from which they are read.
+        base_dir: the folder of relative paths of data files, by default that of `name`.
+        target: the backend, or its name.
 
     Raises:
         ShardirError: the errors of the program or the pipeline, with their locations.
@@ -117,6 +122,7 @@ class Compiled:
         """The Python that every rank runs."""
         return located(self.source, lambda: self.backend.text(self.module))
 
+    @checked("save")
     def save(self, directory: str | Path, *, per_rank: bool = False) -> Path:
         """Write a directory that needs only Python and torch; `per_rank`: also one file for each
         rank, to read."""
@@ -158,6 +164,7 @@ class Compiled:
         located(self.source, work)
         return str(annotated_plan(module))
 
+    @checked("cost")
     def cost(self, function: str | None = None, cluster: str | None = None) -> FunctionCost:
         """Return the estimated time and memory of a function, by default of the only one, on its
         mesh's cluster or another; its `str` is the report.
@@ -173,6 +180,7 @@ class Compiled:
             raise ShardirError(f"expected a function of {', '.join(costs)}, got {got}")
         return costs[function]
 
+    @checked("explain")
     def explain(self, *names: str) -> str:
         """Return why values have their layouts, by their names, and the costs of others; of all
         values if none is named. The passes run again.

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from shardir.backend.torch.runtime import RUNTIME_FILES, runtime_module
-from shardir.diagnostics import ShardirError, did_you_mean
+from shardir.diagnostics import ShardirError, checked, described, did_you_mean
 from shardir.frontends.torch import weight_files
 from shardir.frontends.torch.weights import several
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from runtime_session import Session
 
 
+@checked("load")
 def load(
     directory: str | Path,
     weights: str | Path | Mapping[str, torch.Tensor] | None = None,
@@ -91,6 +92,7 @@ class Loaded:
             )
         return self.call(next(iter(self._functions)), *inputs, gathered=gathered, **named)
 
+    @checked("call")
     def call(self, function: str, *inputs: Any, gathered: bool = True, **named: Any) -> Any:
         """Call a function; the states become those that it returns.
 
@@ -126,6 +128,7 @@ class Loaded:
         states = self._session.states
         return {key: states.state(key).clone() for key in states.types}
 
+    @checked("load_weights")
     def load_weights(self, weights: str | Path | Mapping[str, torch.Tensor]) -> None:
         """Take the values of parameters, and of other states that `weights` has; what else it has,
         such as the states of an optimizer, is left alone.
@@ -202,7 +205,7 @@ def _errors() -> Iterator[None]:
 def _tensor(name: str, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
-    raise ShardirError(f"expected a tensor as {name}, got {value!r:.60}; use torch.tensor")
+    raise ShardirError(f"expected a tensor as {name}, got {described(value)}; use torch.tensor")
 
 
 def _program(plan: "ProgramPlan") -> ModuleType:

@@ -18,10 +18,10 @@ import torch
 from shardir.api.compiled import Compiled, compile_module
 from shardir.backend.interface import Batches, Options, Report
 from shardir.build import Module
-from shardir.diagnostics import ShardirError, did_you_mean
+from shardir.diagnostics import ShardirError, checked, described, did_you_mean
 from shardir.dialects.train import Role, arguments
 from shardir.frontends.torch import optimizers, weight_files, weights
-from shardir.frontends.torch.capture import LossFunction, capture, flat_inputs
+from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture, flat_inputs
 from shardir.frontends.torch.importer import FUNCTION, STEP, Imported, import_model
 from shardir.syntax.files import scratch_folder
 
@@ -37,6 +37,7 @@ class CompiledModel(Compiled):
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     """The present value of each parameter and buffer, by the module's name for it."""
 
+    @checked("save")
     def save(
         self,
         directory: str | Path,
@@ -44,9 +45,11 @@ class CompiledModel(Compiled):
         *,
         per_rank: bool = False,
     ) -> Path:
-        """Write a directory that needs only Python and torch, with the weights, and the data of
-        `batches`, by default the example inputs. A batch has the form of the example inputs, with
-        labels in a pair: `(inputs, labels)`.
+        """Write a directory that needs only Python and torch, with the weights and the data.
+
+        Args:
+            batches: one for each step, by default the example inputs. A batch has the form of the
+                example inputs, with labels in a pair: `(inputs, labels)`.
 
         Raises:
             ShardirError: a batch has other inputs, or the weights have no values.
@@ -57,6 +60,7 @@ class CompiledModel(Compiled):
             written = replace(self, base_dir=folder)
             return super(CompiledModel, written).save(directory, per_rank=per_rank)
 
+    @checked("run")
     def run(
         self, batches: Iterable[Any] | None = None, *, local: bool = False, **options: Any
     ) -> Report:
@@ -64,9 +68,9 @@ class CompiledModel(Compiled):
         trained values.
 
         Args:
-            batches: one for each step, taken while the ranks train, and not stored; an iterator has
-                as many as there are steps, a list or a loader begins again at its end. By default
-                the example inputs. `data=` of the options names files instead.
+            batches: one for each step. They are taken while the ranks train, and not stored; an
+                iterator has as many as there are steps, a list or a loader begins again at its end.
+                By default the example inputs. `data=` of the options names files instead.
             local: a batch is a list of one for each rank, which is its part of the global one.
             options: those of shardir.backend.interface.Options.
 
@@ -92,13 +96,13 @@ class CompiledModel(Compiled):
     def _made(self, batches: Iterable[Any], local: bool = False) -> Iterator[list[Any]]:
         """Yield the arrays of batches, in the order of the inputs; those of a list or a loader
         again and again."""
-        source, count = _iterator(batches), 0
+        source, count = iter(batches), 0
         while True:
             for batch in source:
                 if local:
-                    yield [self._arrays(count, self._inputs(part), local) for part in batch]
+                    yield [self._arrays(count, part, local) for part in batch]
                 else:
-                    yield self._arrays(count, self._inputs(batch))
+                    yield self._arrays(count, batch)
                 count += 1
             if not count:
                 raise ShardirError("expected batches, got none")
@@ -106,15 +110,13 @@ class CompiledModel(Compiled):
                 return
             source = iter(batches)
 
-    def _arrays(
-        self, number: int, found: Mapping[str, torch.Tensor], local: bool = False
-    ) -> list[Any]:
+    def _arrays(self, number: int, batch: Any, local: bool = False) -> list[Any]:
         """The arrays of a batch, in the order of the inputs."""
-        arrays = []
+        found, arrays = self._inputs(number, batch), []
         for name, like in self.imported.inputs:
-            x = found.get(name)
-            if x is None or (x.shape != like.shape and not local):
-                got = "none" if x is None else list(x.shape)
+            x = found[name]
+            if not isinstance(x, torch.Tensor) or (x.shape != like.shape and not local):
+                got = list(x.shape) if isinstance(x, torch.Tensor) else described(x)
                 raise ShardirError(
                     f"expected {name} of {list(like.shape)} in batch {number}, got {got}; compile "
                     "with inputs as the batches have them"
@@ -134,30 +136,54 @@ class CompiledModel(Compiled):
 
     def _data(self, batches: Iterable[Any] | None) -> dict[str, Any]:
         """The rows of each input, of all batches."""
-        examples = [dict(self.imported.inputs)]
-        given = examples if batches is None else map(self._inputs, _iterator(batches))
-        rows = [self._arrays(i, batch) for i, batch in enumerate(given)]
+        if batches is None:
+            rows = [[weights.array_of(x) for _, x in self.imported.inputs]]
+        else:
+            rows = [self._arrays(i, batch) for i, batch in enumerate(batches)]
         if not rows:
             raise ShardirError("expected batches, got none")
         names = [name for name, _ in self.imported.inputs]
         return {name: np.concatenate([x if x.ndim else x[None] for x in found])
                 for name, found in zip(names, zip(*rows, strict=True), strict=True)}  # fmt: skip
 
-    def _inputs(self, batch: Any) -> dict[str, torch.Tensor]:
-        """The tensors of a batch, by the names of the inputs."""
+    def _inputs(self, number: int, batch: Any) -> dict[str, Any]:
+        """The inputs of a batch, by their names. Raises ShardirError where they are others than
+        those of the examples."""
         labelled = any(name.startswith("labels") for name, _ in self.imported.inputs)
         pair = isinstance(batch, tuple | list) and len(batch) == 2
         inputs, labels = batch if pair and labelled else (batch, None)
-        return dict(flat_inputs(self.imported.model, inputs, labels))
+        try:
+            found = dict(flat_inputs(self.imported.model, inputs, labels))
+        except ShardirError as e:
+            raise ShardirError(f"batch {number}: {e}") from None
+        constants = self.imported.constants
+        wanted = [name for name, _ in self.imported.inputs]
+        if not {*wanted} <= found.keys() <= {*wanted, *constants}:
+            form = "(inputs, labels)" if labelled else "inputs"
+            raise ShardirError(
+                f"expected {', '.join(wanted)} in batch {number}, got "
+                f"{', '.join(found) or 'none'}; give {form} as the examples were given"
+            )
+        for name in constants.keys() & found.keys():
+            if type(found[name]) is not type(constants[name]) or found[name] != constants[name]:
+                raise ShardirError(
+                    f"expected {name} = {constants[name]!r} in batch {number}, as in the examples, "
+                    f"got {described(found[name])}; compile with a tensor in its place"
+                )
+        return found
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The values of parameters and buffers, as the module's `load_state_dict` takes them:
         trained after `run`."""
         return {name: self.values[known] for name, known in self._known().items()}
 
+    @checked("load_state_dict")
     def load_state_dict(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Take the values of parameters and buffers, by the module's names for them, in place of
-        those that it had when it was compiled.
+        """Take the values of parameters and buffers, in place of those that the module had when it
+        was compiled.
+
+        Args:
+            states: the values by the module's names for them, as its `state_dict()` has them.
 
         Raises:
             ShardirError: names are missing or unknown, or shapes differ; no value is changed.
@@ -168,10 +194,13 @@ class CompiledModel(Compiled):
             like = self.values[known[name]]
             self.values[known[name]] = value.detach().to("cpu", like.dtype)
 
+    @checked("load_weights")
     def load_weights(self, path: str | Path) -> None:
-        """Take the values of a file: `.safetensors`, one of several with an index
-        (`.safetensors.index.json`), one of torch.save, or a folder with one of these; or those of a
-        checkpoint of a run.
+        """Take the values of a file.
+
+        Args:
+            path: `.safetensors`, one of several with an index (`.safetensors.index.json`), one of
+                torch.save, a folder with one of these, or a checkpoint of a run.
 
         Raises:
             ShardirError: as in `load_state_dict`, or the file can't be read.
@@ -181,6 +210,7 @@ class CompiledModel(Compiled):
             found = {name: x for name, x in found.items() if name in self._known()}
         self.load_state_dict(found)
 
+    @checked("save_weights")
     def save_weights(self, path: str | Path) -> None:
         """Write `state_dict` to a file: `.safetensors`, or by torch.save.
 
@@ -197,12 +227,6 @@ class CompiledModel(Compiled):
         same = {id(tensors[name]): name for name in self.values if name in tensors}
         return {name: same[id(x)] for name in model.state_dict()
                 if (x := tensors.get(name)) is not None and id(x) in same}  # fmt: skip
-
-
-def _iterator(batches: Any) -> Iterator[Any]:
-    if not isinstance(batches, Iterable):
-        raise ShardirError(f"expected batches: a list or an iterator, got {batches!r:.60}")
-    return iter(batches)
 
 
 def _tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
@@ -223,10 +247,7 @@ def _trained(imported: Imported) -> dict[int, str]:
         if a.role is Role.PARAMETER and a.key is not None
     }  # fmt: skip
     if not found:
-        raise ShardirError(
-            "expected parameters that require gradients, of which the loss depends, got none; use "
-            "requires_grad_(), or train=False"
-        )
+        raise ShardirError(UNTRAINED)
     return found
 
 
@@ -244,6 +265,7 @@ def _check_trained(imported: Imported, optimizer: Any) -> None:
         )
 
 
+@checked("compile")
 def compile_model(
     model: torch.nn.Module,
     inputs: Any = None,
@@ -280,10 +302,13 @@ def compile_model(
             own `training`.
         mesh: the axes: `dp = 2, tp = 4`, or a dict.
         cluster: the name of a ready-made cluster, or the text of one.
-        accumulate, clip, loss_scale, metrics, sync: as in a step of the text: `mean, microbatches =
-            4`. With `sync` the mesh is that of one replica: by default one device.
-        stages: as `pipeline` in a step of the text: `1f1b, ranks = 4`. The mesh is that of one
-            stage: by default one device.
+        accumulate: as in a step of the text, as are the next ones: `mean, microbatches = 4`.
+        clip: `norm, max = 1.0`.
+        loss_scale: `static, factor = 1024.0`.
+        metrics: `gradient_norm, learning_rate`.
+        sync: `nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9`. The mesh is that of one
+            replica: by default one device.
+        stages: `1f1b, ranks = 4`. The mesh is that of one stage: by default one device.
         derived: the names of autograd functions (torch.autograd.Function) whose gradients are to be
             those of their forward part; others are errors, since their backward is not exported.
         trace: the backward part is that which autograd runs, of autograd functions too; it is
@@ -305,8 +330,13 @@ def compile_model(
         raise ShardirError(
             'expected an optimizer, got none; use optimizer="adamw, lr = 1e-3", or train=False'
         )
-    if trace and not train:
-        raise ShardirError("expected train=True with trace=True, got False; drop trace=True")
+    of_training = {"trace": trace or None, "loss": loss, "optimizer": optimizer,
+                   "scheduler": scheduler, "derived": derived or None}  # fmt: skip
+    for name, value in of_training.items():
+        if not train and value is not None:
+            raise ShardirError(
+                f"expected no {name} with train=False, got {described(value)}; drop {name}=..."
+            )
     captured = capture(model, inputs, labels, loss, train, keywords, derived, trace)
     alone = {"d": 1} if sync is not None or stages is not None else None
     module = Module(mesh if mesh is not None else alone, cluster)

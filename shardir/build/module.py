@@ -12,6 +12,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr
 from xdsl.ir import Attribute, Operation
@@ -19,7 +20,7 @@ from xdsl.ir import Attribute, Operation
 from shardir.algebra.notation import parse_cluster
 from shardir.build.function import FunctionBuilder, caller
 from shardir.cost.clusters import load, names
-from shardir.diagnostics import ShardirError, did_you_mean
+from shardir.diagnostics import NotationError, ShardirError, checked, did_you_mean
 from shardir.dialects.dist import ClusterAttr, ClusterOp, MeshAttr, MeshOp
 from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.train import (
@@ -35,27 +36,21 @@ from shardir.dialects.train import (
 )
 from shardir.syntax.printer import print_module
 
-WRITTEN = {
-    "accumulate": 'write accumulate="mean, microbatches = 4"',
-    "clip": 'write clip="norm, max = 1.0"',
-    "metrics": 'write metrics="gradient_norm, learning_rate"',
-    "pipeline": 'write pipeline="1f1b, ranks = 4"',
-    "sync": 'write sync="nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9"',
-    "loss_scale": 'write loss_scale="static, factor = 1024.0"',
-}
-"""A text of each further option of a step."""
-
 
 class Module:
     """A program: a mesh, functions, and requests of training steps and gradients."""
 
     MESH = "m"
 
+    @checked("Module")
     def __init__(
         self, mesh: str | Mapping[str, int] | None = None, cluster: str | None = None
     ) -> None:
-        """`mesh` has the axes: `dp = 2, tp = 4`, or a dict; `cluster` the name of a ready-made
-        cluster, or the text of one.
+        """Begin a program.
+
+        Args:
+            mesh: the axes: `dp = 2, tp = 4`, or a dict.
+            cluster: the name of a ready-made cluster, or the text of one.
 
         Raises:
             NotationError: the text is no mesh, or no cluster.
@@ -68,10 +63,7 @@ class Module:
             if cluster is not None:
                 raise ShardirError("expected a mesh on the cluster, got none; use mesh=...")
             return
-        if not isinstance(mesh, str | Mapping):
-            raise ShardirError(f'expected a mesh: "dp = 2, tp = 4" or a dict, got {mesh!r:.60}')
-        axes = mesh if isinstance(mesh, str) else ", ".join(f"{k} = {n}" for k, n in mesh.items())
-        sizes = MeshAttr.read(axes)
+        sizes = _read(MeshAttr, mesh if isinstance(mesh, str) else _axes(mesh))
         given: dict[str, Attribute] = {"sym_name": StringAttr(self.MESH), "axes": sizes}
         if cluster is not None:
             if cluster.isidentifier() and cluster not in names():
@@ -99,6 +91,7 @@ class Module:
         self._add(f.func)
         return f
 
+    @checked("step")
     def step(
         self,
         name: str,
@@ -112,26 +105,32 @@ class Module:
         sync: str | None = None,
         pipeline: str | None = None,
     ) -> None:
-        """Request a training step of a function that returns its loss: `adamw, lr = 1e-3`.
-        `accumulate`, `clip`, `loss_scale`, `metrics`, `sync` and `pipeline` are as in
+        """Request a training step of a function that returns its loss; the options are as in
         docs/language.md.
+
+        Args:
+            optimizer: `adamw, lr = 1e-3`.
+            accumulate: `mean, microbatches = 4`.
+            clip: `norm, max = 1.0`.
+            loss_scale: `static, factor = 1024.0`.
+            metrics: `gradient_norm, learning_rate`.
+            sync: `nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9`.
+            pipeline: `1f1b, ranks = 4`.
 
         Raises:
             NotationError: a text is not of its form.
         """
         given: dict[str, Attribute] = {
             "sym_name": StringAttr(name), "function": SymbolRefAttr(function),
-            "optimizer": OptimizerAttr.read(optimizer),
+            "optimizer": _read(OptimizerAttr, optimizer),
         }  # fmt: skip
         for key, kind, text in (
             ("accumulate", AccumulateAttr, accumulate), ("clip", ClipAttr, clip),
             ("loss_scale", LossScaleAttr, loss_scale), ("metrics", MetricsAttr, metrics),
             ("sync", SyncAttr, sync), ("pipeline", PipelineAttr, pipeline),
         ):  # fmt: skip
-            if text is not None and not isinstance(text, str):
-                raise ShardirError(f"expected a text as {key}, got {text!r:.60}; {WRITTEN[key]}")
             if text is not None:
-                given[key] = kind.read(text)
+                given[key] = _read(kind, text)
         self._add(StepOp.create(properties=given, location=caller()))
 
     def gradient(self, name: str, function: str, wrt: Sequence[int]) -> None:
@@ -157,3 +156,22 @@ class Module:
 
     def __str__(self) -> str:
         return print_module(self.module)
+
+
+def _read(kind: Any, text: str) -> Any:
+    """The attribute of a text. Raises NotationError, whose message has the text."""
+    try:
+        return kind.read(text)
+    except NotationError as e:
+        raise NotationError(f'"{text}": {e}', e.offset) from None
+
+
+def _axes(sizes: Mapping[str, int]) -> str:
+    """The text of a mesh. Raises ShardirError where a name is no text, or a size no number."""
+    for name, size in sizes.items():
+        if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool):
+            raise ShardirError(
+                f'expected the sizes of axes by their names, {{"dp": 2}}, got {size!r:.20} of '
+                f"{name!r:.20}"
+            )
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items())

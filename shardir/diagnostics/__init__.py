@@ -9,6 +9,7 @@ location, as the tools print it:
            ^^^^^^
 """
 
+from shardir.diagnostics.arguments import check_call, checked
 from shardir.diagnostics.codes import CODES, SECTIONS, Code, coded
 from shardir.diagnostics.errors import (
     Diagnostic,
@@ -19,7 +20,7 @@ from shardir.diagnostics.errors import (
     ShardirError,
 )
 from shardir.diagnostics.progress import progress_to, report_progress
-from shardir.diagnostics.wording import did_you_mean, one_of
+from shardir.diagnostics.wording import described, did_you_mean, one_of
 
 __all__ = [
     "CODES",
@@ -31,7 +32,10 @@ __all__ = [
     "NotationError",
     "ParseErrors",
     "ShardirError",
+    "check_call",
+    "checked",
     "coded",
+    "described",
     "did_you_mean",
     "one_of",
     "progress_to",

@@ -2,6 +2,10 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
+
+SHOWN = 60
+"""The number of characters of a value to show at most."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -17,3 +21,14 @@ def one_of(names: Iterable[str]) -> str:
     """Return `a`, `a or b`, `a, b or c`; words before punctuation."""
     *most, last = sorted(set(names), key=lambda n: (n[0] == "'", n))
     return f"{', '.join(most)} or {last}" if most else last
+
+
+def described(value: Any) -> str:
+    """Return what a value is, in one line: a number or a text as it is, another by its class."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, bool | int | float | str):
+        text = "none" if value is None else repr(value)
+        return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"

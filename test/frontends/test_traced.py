@@ -137,7 +137,7 @@ def test_a_write_to_a_view_without_an_inverse_is_refused() -> None:
 
 def test_a_program_that_does_not_train_is_not_traced() -> None:
     model, x, _ = quantized()
-    with pytest.raises(ShardirError, match="expected train=True with trace=True, got False"):
+    with pytest.raises(ShardirError, match="expected no trace with train=False, got True"):
         shardir.compile(model, x, train=False, mesh="dp = 2", trace=True)
 
 

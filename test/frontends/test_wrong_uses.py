@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import shardir
+from shardir.backend.interface import LaunchError
 from shardir.diagnostics import ShardirError
 
 X, Y = torch.randn(8, 4), torch.randint(3, (8,))
@@ -25,6 +26,7 @@ def net() -> Any:
 
 NET = net()
 SGD = torch.optim.SGD(NET.parameters(), lr=0.1)
+IN_ORDER: Any = (NET, X, Y, CROSS_ENTROPY)
 
 
 class Tripled(torch.autograd.Function):
@@ -77,6 +79,35 @@ def weights(change: Callable[[dict[str, Any]], object]) -> Callable[[], object]:
     return load
 
 
+class Two(nn.Module):
+    """A module of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4))
+
+    def forward(self, a: torch.Tensor, b: Any) -> torch.Tensor:
+        return (a * self.w + b).sum()
+
+
+@cache
+def two() -> Any:
+    return shardir.compile(Two(), (X, X), optimizer="sgd, lr = 0.1", mesh="dp = 2")
+
+
+@cache
+def inference() -> Any:
+    return shardir.compile(NET, X, train=False, mesh="dp = 2")
+
+
+def lines(plan: str) -> Callable[[], object]:
+    return lambda: compiled(mesh="dp = 2", plan=plan)
+
+
+def batch(given: Any) -> Callable[[], object]:
+    return lambda: two().save(FOLDER / "o", [given])
+
+
 def file(name: str, content: bytes) -> Callable[[], object]:
     def load() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -94,23 +125,96 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "inputs: too many": (
         lambda: compiled(inputs=(X, X)),
-        "got TypeError: Sequential.forward() takes 2 positional arguments but 3 were given",
+        "expected the arguments Sequential.forward(input), got 2 in order: too many positional",
     ),
     "inputs: none": (
         lambda: compiled(inputs=()),
-        "got TypeError: Sequential.forward() missing 1 required positional argument: 'input'",
+        "expected the arguments Sequential.forward(input), got none: missing a required argument:",
     ),
     "inputs: keyword": (
         lambda: compiled(inputs={"y": X}),
-        "got TypeError: Sequential.forward() got an unexpected keyword argument 'y'",
+        "expected an argument of Sequential.forward, got y; it has input",
     ),
     "inputs: numpy": (
         lambda: compiled(inputs=(X.numpy(),)),
-        "got ValueError: Unsupported input type <class 'numpy.ndarray'>. Export only supports",
+        "expected a dense tensor as input, got a ndarray; use torch.as_tensor",
     ),
     "inputs: string": (
         lambda: compiled(inputs="x"),
-        "expected example inputs: a tensor, a tuple or a dict, got 'x'",
+        "expected inputs: a tensor, a tuple or a dict, got 'x'",
+    ),
+    "inputs: f64": (
+        lambda: compiled(inputs=X.double()),
+        "got torch.float64 and torch.float32; convert one, x.to(torch.float32), or give example",
+    ),
+    "inputs: i64": (
+        lambda: compiled(inputs=X.long()),
+        f"expected operands of one dtype of linear at {__file__}:",
+    ),
+    "inputs: complex": (
+        lambda: compiled(nn.Linear(4, 3), X.to(torch.complex64)),
+        "uint8 of input, got torch.complex64; write it with real numbers",
+    ),
+    "inputs: sparse": (
+        lambda: compiled(inputs=X.to_sparse()),
+        "expected a dense tensor as input, got torch.sparse_coo; use to_dense()",
+    ),
+    "inputs: loader": (
+        lambda: compiled(inputs=iter([X])),
+        "expected inputs: a tensor, a tuple or a dict, got a list_iterator",
+    ),
+    "inputs: names no text": (
+        lambda: compiled(inputs={3: X}),
+        "expected an argument of Sequential.forward, got 3; it has input",
+    ),
+    "inputs: keywords": (
+        lambda: compiled(keywords=[X]),
+        "expected a dict as keywords, got a list; keywords: further arguments by keyword",
+    ),
+    "inputs: keyword misspelt": (
+        lambda: compiled(inputs={"inputs": X}),
+        "expected an argument of Sequential.forward, got inputs; did you mean input?",
+    ),
+    "labels: missing": (
+        lambda: compiled(labels=None),
+        "missing a required argument: 'target'; pass labels=..., as many as it takes",
+    ),
+    "labels: without a loss": (
+        lambda: compiled(loss=None),
+        "got a tensor of [8, 3]; use loss=..., a function of the outputs and the labels",
+    ),
+    "labels: numpy": (
+        lambda: compiled(labels=Y.numpy()),
+        "expected a dense tensor as labels, got a ndarray; use torch.as_tensor",
+    ),
+    "labels: number": (
+        lambda: compiled(labels=3),
+        "argument 'target' (position 2) must be Tensor, not int; correct the module, the loss or",
+    ),
+    "loss: class": (
+        lambda: compiled(loss=nn.CrossEntropyLoss),
+        "expected a loss function, got the class CrossEntropyLoss; make one: CrossEntropyLoss()",
+    ),
+    "loss: without labels": (
+        lambda: compiled(loss=lambda o: o.sum()),
+        "expected the arguments <lambda>(o), got 2 in order: too many positional arguments",
+    ),
+    "loss: without gradient": (
+        lambda: compiled(loss=lambda o, y: CROSS_ENTROPY(o.detach(), y)),
+        "expected parameters that require gradients, of which the loss depends, got none; use",
+    ),
+    "loss: of inference": (
+        lambda: compiled(train=False),
+        "expected no loss with train=False, got a function; drop loss=...",
+    ),
+    "optimizer: of inference": (
+        lambda: compiled(train=False, labels=None, loss=None),
+        "expected no optimizer with train=False, got 'sgd, lr = 0.1'; drop optimizer=...",
+    ),
+    "train: text": (lambda: compiled(train="no"), "expected True or False as train, got 'no'"),
+    "derived: text": (
+        lambda: compiled(derived="Tripled"),
+        "expected a list as derived, got 'Tripled'; derived: the names of autograd functions",
     ),
     "labels: shape": (
         lambda: compiled(labels=Y[:4]),
@@ -130,7 +234,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "loss: text": (
         lambda: compiled(loss="cross_entropy"),
-        "expected a loss function of the outputs and the labels, got 'cross_entropy'",
+        "expected a function as loss, got 'cross_entropy'; loss: a function of the outputs, and",
     ),
     "loss: none returned": (
         lambda: compiled(loss=lambda o, y: None),
@@ -138,7 +242,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "loss: python number": (
         lambda: compiled(loss=lambda o, y: 3.0),
-        "expected a scalar tensor of the loss function, got a float",
+        "expected a scalar tensor of the loss function, got 3.0; reduce it: losses.mean()",
     ),
     "loss: integer": (
         lambda: compiled(loss=lambda o, y: o.argmax()),
@@ -150,7 +254,39 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "model: class": (
         lambda: compiled(nn.Linear),
-        "expected text or a module, got <class 'torch.nn.modules.linear.Linear'>",
+        "expected text or a module, got the class Linear; make one",
+    ),
+    "model: function": (
+        lambda: compiled(lambda x: x),
+        "expected text or a module, got a function; use compile_file for a file",
+    ),
+    "model: weights": (
+        lambda: compiled(NET.state_dict()),
+        "expected text or a module, got an OrderedDict; use compile_file for a file",
+    ),
+    "model: name": (
+        lambda: compiled("gpt2"),
+        "expected an argument of compile, got labels; it has text_or_module, pipeline,",
+    ),
+    "model: f64": (
+        lambda: compiled(nn.Linear(4, 3).double()),
+        "got torch.float32 and torch.float64; convert one, x.to(torch.float64), or give example",
+    ),
+    "model: complex": (
+        lambda: exported(lambda m, x: torch.fft.fft(x * m.w).real.sum()),
+        "expected real numbers, got complex ones of aten.fft_fft.default at ",
+    ),
+    "model: in order": (
+        lambda: shardir.compile(*IN_ORDER),
+        "expected the arguments compile(model, inputs=..., keywords=..., labels=..., loss=...,",
+    ),
+    "model: as a file": (
+        lambda: shardir.compile_file(NET),  # type: ignore[arg-type]
+        "expected a text or a path as path, got a Sequential",
+    ),
+    "model: run": (
+        lambda: shardir.run(NET),  # type: ignore[arg-type]
+        "expected a text or a path or a Compiled as program, got a Sequential",
     ),
     "model: no parameters": (
         lambda: compiled(nn.Sequential(nn.ReLU())),
@@ -228,7 +364,60 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "mesh: number": (
         lambda: compiled(mesh=4),
-        'expected a mesh: "dp = 2, tp = 4" or a dict, got 4',
+        "expected a text or a dict as mesh, got 4; mesh: the axes: `dp = 2, tp = 4`, or a dict",
+    ),
+    "mesh: sizes": (
+        lambda: compiled(mesh={"dp": 2.0}),
+        """expected the sizes of axes by their names, {"dp": 2}, got 2.0 of 'dp'""",
+    ),
+    "mesh: names": (
+        lambda: compiled(mesh={0: 2}),
+        """expected the sizes of axes by their names, {"dp": 2}, got 2 of 0""",
+    ),
+    "mesh: no names": (
+        lambda: compiled(mesh="2x2"),
+        "\"2x2\": expected a mesh: name = size, ..., got '2'",
+    ),
+    "mesh: list": (
+        lambda: compiled(mesh=[2, 2]),
+        "expected a text or a dict as mesh, got a list; mesh: the axes: `dp = 2, tp = 4`",
+    ),
+    "cluster: number": (
+        lambda: compiled(mesh="dp = 2", cluster=3),
+        "expected a text as cluster, got 3; cluster: the name of a ready-made cluster, or the",
+    ),
+    "mode: unknown": (lambda: compiled(mode="atuo"), "there is no mode atuo; did you mean auto?"),
+    "mode: number": (
+        lambda: compiled(mode=3),
+        "expected a text as mode, got 3; mode: stand_alone, data, hybrid, semi_auto (the default)",
+    ),
+    "mode: option": (
+        lambda: compiled(mode="auto{memroy=1GB}"),
+        "pipeline auto has no option memroy; did you mean memory?",
+    ),
+    "pipeline: list": (
+        lambda: compiled(pipeline=["train"]),
+        "expected a text as pipeline, got a list; pipeline: the names of passes",
+    ),
+    "target": (
+        lambda: compiled(target="jax"),
+        "expected a backend, one of torch, got 'jax'",
+    ),
+    "strategies: file": (
+        lambda: compiled(mesh="dp = 2", load_strategies="nowhere"),
+        "nowhere cannot be read: No such file or directory",
+    ),
+    "stages: number": (
+        lambda: compiled(stages=2),
+        "expected a text as stages, got 2; stages: `1f1b, ranks = 4`",
+    ),
+    "stages: microbatches": (
+        lambda: compiled(stages="1f1b, ranks = 2"),
+        "[G14] expected several microbatches of a pipelined step, got one; write accumulate",
+    ),
+    "stages: unknown": (
+        lambda: compiled(stages="2f2b, ranks = 2"),
+        "\"2f2b, ranks = 2\": expected the name of a schedule, got '2f2b'; use gpipe, 1f1b,",
     ),
     "mesh: zero": (
         lambda: compiled(mesh="dp = 0"),
@@ -250,10 +439,13 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: compiled(pipeline="trian"),
         "there is no pass trian; did you mean train?",
     ),
-    "accumulate: int": (lambda: compiled(accumulate=4), "expected a text as accumulate, got 4"),
+    "accumulate: int": (
+        lambda: compiled(accumulate=4),
+        "expected a text as accumulate, got 4; accumulate: as in a step of the text",
+    ),
     "clip: number": (
         lambda: compiled(clip=1.0),
-        'expected a text as clip, got 1.0; write clip="norm, max = 1.0"',
+        "expected a text as clip, got 1.0; clip: `norm, max = 1.0`",
     ),
     "loss_scale": (
         lambda: compiled(loss_scale="dynamc"),
@@ -285,15 +477,51 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "plan: file": (
         lambda: compiled(mesh="dp = 2", plan="nowhere.plan"),
-        "nowhere.plan cannot be read: No such file or directory",
+        "expected a plan, got nowhere.plan, which is neither a file nor presets; write",
+    ),
+    "plan: no mesh": (
+        lambda: compiled(plan="fsdp"),
+        "expected a mesh for the layouts of @forward, got none; declare one: dist.mesh @m <dp",
+    ),
+    "plan: preset in a product": (
+        lines("megatorn(dp)"),
+        "plan:1:1: error: [N4] expected a preset, got megatorn; did you mean megatron?",
+    ),
+    "plan: sum": (
+        lines("megatron(dp) + fsdp(tp)"),
+        "expected a plan, got megatron(dp) + fsdp(tp), which is neither a file nor presets",
+    ),
+    "plan: dimensions": (
+        lines('"0.weight" : [{dp}, {}, {}]'),
+        "[L1] expected a layout of 2 dimensions, as the tensor has, got 3; write an entry for each",
+    ),
+    "plan: dimensions of one": (
+        lines('"*" : [{}, {dp}]'),
+        'plan:1:1: error: "0.bias" of @forward: [L1] expected a layout of 1 dimensions, as the te',
+    ),
+    "plan: no quotes": (
+        lines("0.weight : [{dp}]"),
+        "plan:1:1: error: [N1] expected a pattern with layouts or marks, or presets, got '0'",
+    ),
+    "plan: bracket": (
+        lines('"0.weight" : [{dp]'),
+        "got ']'; write \"PATTERN\" : [{axis}, ...]",
+    ),
+    "plan: input": (
+        lines('inputs "imput" : [{dp}]'),
+        '[N2] expected a pattern of inputs of the program, got "imput"; the nearest names are',
+    ),
+    "plan: states of inputs": (
+        lines("inputs : states [{dp}]"),
+        "[N1] expected layout, recompute or uses of inputs, got states; write",
     ),
     "plan: type": (
         lambda: compiled(mesh="dp = 2", plan=3),
-        "expected a plan: its text, presets or a file, got 3",
+        "expected a text or a path as plan, got 3; plan: layouts and marks that annotate",
     ),
     "plan: dict": (
         lambda: compiled(mesh="dp = 2", plan={"0.weight": "[{dp}, {}]"}),
-        "expected a plan: its text, presets or a file, got {'0.weight': '[{dp}, {}]'}",
+        "expected a text or a path as plan, got a dict; plan: layouts and marks that annotate",
     ),
     "plan: two presets one axis": (
         lambda: compiled(mesh="dp = 2", plan="fsdp(dp) * ddp(dp)"),
@@ -367,15 +595,52 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "weights: not a dict": (
         lambda: program().load_state_dict(3),
-        "expected weights by their names, got a int; pass a state_dict",
+        "expected a dict as states, got 3; states: the values by the module's names for them",
     ),
     "weights: module": (
         lambda: program().load_state_dict(NET),
-        "expected weights by their names, got a Sequential; pass a state_dict",
+        "expected a dict as states, got a Sequential; states: the values by the module's names",
     ),
     "weights: names": (
         lambda: program().load_state_dict({3: X}),
         "expected weights of all parameters and buffers, got none of 0.weight, 0.bias, 2.weigh",
+    ),
+    "weights: shape": (
+        weights(lambda s: s.update({"0.bias": torch.ones(9)})),
+        "expected 0.bias of [8], got [9]",
+    ),
+    "weights: surplus": (
+        weights(lambda s: s.update({"9.bias": torch.ones(9)})),
+        "expected weights of the module alone, got 9.bias",
+    ),
+    "file: number": (
+        lambda: program().load_weights(3),
+        "expected a text or a path as path, got 3; path: `.safetensors`, one of several with an",
+    ),
+    "file: state_dict": (
+        lambda: program().load_weights(NET.state_dict()),
+        "expected a text or a path as path, got an OrderedDict; path: `.safetensors`, one of",
+    ),
+    "file: no weights": (
+        lambda: program().load_weights(__file__),
+        "test_wrong_uses.py: expected tensors by their names, got a file that torch.load takes",
+    ),
+    "file: write to a folder": (
+        lambda: program().save_weights(FOLDER),
+        "frontends: Is a directory",
+    ),
+    "save: file": (
+        lambda: program().save(__file__),
+        "expected a directory, got the file ",
+    ),
+    "save: number": (
+        lambda: program().save(3),
+        "expected a text or a path as directory, got 3",
+    ),
+    "load: file": (lambda: shardir.load(__file__), "is a file, not a compiled directory"),
+    "load: folder": (
+        lambda: shardir.load(FOLDER),
+        "has no plan.json: it is not a compiled program",
     ),
     "file: folder": (
         lambda: program().load_weights(FOLDER),
@@ -415,19 +680,70 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "run: labels missing": (
         lambda: program().save(FOLDER / "o", [X]),
-        "expected labels of [8] in batch 0, got none",
+        "expected input, labels in batch 0, got input; give (inputs, labels) as the examples",
     ),
     "run: labels out": (
         lambda: program().save(FOLDER / "o", [(X, Y, Y)]),
-        "expected labels of [8] in batch 0, got none",
+        "expected input, labels in batch 0, got input, input_1, input_2; give (inputs, labels)",
+    ),
+    "run: keys": (
+        batch({"a": X, "c": X}),
+        "expected a, b in batch 0, got a, c; give inputs as the examples were given",
+    ),
+    "run: too many": (
+        batch((X, X, X)),
+        "expected a, b in batch 0, got a, b, input_2; give inputs as the examples were given",
+    ),
+    "run: f64": (
+        batch((X, X.double())),
+        "expected b of torch.float32 in batch 0, got torch.float64; use .to(torch.float32)",
+    ),
+    "run: number": (batch((X, 2.0)), "expected b of [8, 4] in batch 0, got 2.0; compile with"),
+    "run: numpy": (
+        batch((X, X.numpy())),
+        "batch 0: expected a dense tensor as b, got a ndarray; use torch.as_tensor",
+    ),
+    "run: meta": (
+        batch((X, X.to("meta"))),
+        "expected the values of b in batch 0, got the meta device; pass batches with values",
+    ),
+    "run: none": (batch(None), "batch 0: expected inputs: a tensor, a tuple or a dict, got none"),
+    "run: one of two": (
+        lambda: two().save(FOLDER / "o", {"a": X, "b": X}),
+        "expected a list or an iterator as batches, got a dict; batches: one for each step",
+    ),
+    "run: empty": (lambda: two().save(FOLDER / "o", []), "expected batches, got none"),
+    "run: another constant": (
+        lambda: compiled(Two(), (X, 2.0), labels=None, loss=None).save(FOLDER / "o", [(X, 3.0)]),
+        "expected b = 2.0 in batch 0, as in the examples, got 3.0; compile with a tensor in its",
+    ),
+    "run: inference": (
+        lambda: inference().run([X], steps=1),
+        "expected a training step for batches, got a program of forward; call it: shardir.load(",
+    ),
+    "run: too few": (
+        lambda: program().run(iter([(X, Y)]), steps=3),
+        "expected the batches of 3 steps, got those of 1; pass steps=1, or a list or a loader,",
+    ),
+    "run: local": (
+        lambda: two().run([[(X, X)]], steps=1, local=True),
+        "expected batches of a part for each of 2 ranks, got 1",
+    ),
+    "run: backend": (
+        lambda: program().run([(X, Y)], backend="glooo"),
+        "option backend of a run: expected one of gloo, nccl, got glooo",
+    ),
+    "run: nan": (
+        lambda: program().run([(X * float("nan"), Y)], steps=1),
+        "expected a finite loss, got nan in step 1; use a lower learning rate,",
     ),
     "run: tensor": (
         lambda: program().save(FOLDER / "o", X),
-        "expected input of [8, 4] in batch 0, got [4]",
+        "expected input, labels in batch 0, got input; give (inputs, labels) as the examples",
     ),
     "run: not iterable": (
         lambda: program().save(FOLDER / "o", 3),
-        "expected batches: a list or an iterator, got 3",
+        "expected a list or an iterator as batches, got 3; batches: one for each step",
     ),
     "run: unknown option": (
         lambda: program().run([(X, Y)], stepz=3),
@@ -441,6 +757,15 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: program().run([(X, Y)], steps="3"),
         "option steps of a run: expected int, got '3'",
     ),
+    "cost: cluster": (
+        lambda: program().cost(cluster="h300"),
+        "expected a cluster, got h300; use a readable file or ascend910, gloo, h200, pod2048",
+    ),
+    "explain: number": (lambda: program().explain(3), "expected a text as names, got 3"),
+    "explain: name": (
+        lambda: program().explain("layer0.wieght"),
+        "expected names of values with layouts, got %layer0.wieght",
+    ),
     "cost": (lambda: program().cost("nope"), "expected a function of step, got nope"),
 }
 
@@ -448,7 +773,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_use_has_one_message(name: str) -> None:
     use, message = WRONG[name]
-    with pytest.raises(ShardirError) as e:
+    with pytest.raises((ShardirError, LaunchError)) as e:
         use()
     assert message in str(e.value)
     assert len(str(e.value)) < 600
+    assert "Traceback" not in str(e.value)

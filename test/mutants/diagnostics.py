@@ -43,4 +43,12 @@ MUTANTS = [
         "pass",
         "test/diagnostics/test_progress.py",
     ),
+    Mutant(
+        "arguments of another type are passed on",
+        "Calls do not check the classes of their arguments.",
+        "shardir/diagnostics/arguments.py",
+        "if kinds is None or any(_fits(value, kind) for kind in kinds):",
+        "if kinds is None or kinds:",
+        "test/frontends/test_wrong_uses.py -k number",
+    ),
 ]

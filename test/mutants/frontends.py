@@ -67,4 +67,12 @@ MUTANTS = [
         "values[len(operands) : len(operands) + len(results)]",
         "test/frontends/test_regions.py",
     ),
+    Mutant(
+        "operands of two dtypes are multiplied",
+        "Products convert operands that torch refuses to multiply.",
+        "shardir/frontends/torch/dtypes.py",
+        "if len(given) > 1:",
+        "if len(given) > 2:",
+        "test/frontends/test_wrong_uses.py -k f64",
+    ),
 ]

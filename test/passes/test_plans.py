@@ -147,5 +147,7 @@ def test_plans_in_python(tmp_path: Path) -> None:
     assert print_module(made.original) == print_module(parse(text))
     with pytest.raises(ShardirError, match=r"\[N2\] .* the nearest names are layers.0.weight, "):
         shardir.compile(text, plan='"layer.0.weight" : [{dp}]')
-    with pytest.raises(ShardirError, match=r"plan\.text cannot be read: No such file"):
+    with pytest.raises(
+        ShardirError, match=r"got \S*plan\.text, which is neither a file nor presets"
+    ):
         shardir.compile(text, plan="plan.text")

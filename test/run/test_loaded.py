@@ -83,7 +83,7 @@ X = torch.zeros(4, 2)
         (lambda p: p(X.double()), "expected input of [4, 2] and torch.float32, got [4, 2] and "
                                   "torch.float64"),
         (lambda p: p(X[:3]), "expected input of [4, 2] and torch.float32, got [3, 2] and"),
-        (lambda p: p([1.0]), "expected a tensor as input, got [1.0]; use torch.tensor"),
+        (lambda p: p([1.0]), "expected a tensor as input, got a list; use torch.tensor"),
         (lambda p: p.call("foward", X), "expected a function of forward, got foward; did you mean"),
         (lambda p: p.load_weights({"weight": X}), "expected weights of all parameters, got none of "
                                                   "bias; expected weight of [2, 2], got [4, 2]"),

@@ -22,13 +22,19 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, check_call, described
+from shardir.frontends.torch.dtypes import dtype_name
 from shardir.frontends.torch.regions import annotated
 from shardir.frontends.torch.traced import TracedProgram, traced
 
 LossFunction = Callable[..., Any]
 
 OF_DATA = "write it without control flow and shapes that depend on the data"
+
+UNTRAINED = (
+    "expected parameters that require gradients, of which the loss depends, got none; use "
+    "requires_grad_(), or train=False"
+)
 
 TORCH = str(Path(torch.__file__).parent)
 
@@ -43,6 +49,8 @@ class Capture:
     """The name and the example of each input, in the order of the graph's."""
     metrics: list[str]
     """The names of the scalars that the graph returns after the loss."""
+    constants: dict[str, Any]
+    """The arguments that are no tensors, by their names: they are part of the program."""
 
     @property
     def gradients(self) -> list[str]:
@@ -69,7 +77,7 @@ class _WithLoss(torch.nn.Module):
         found = outputs if self._loss is None else self._loss(outputs, *labels)
         loss, metrics = scalars_of(found)
         if loss is None:
-            got = _described(found)
+            got = _found(found)
             raise ShardirError(
                 f"expected a scalar loss among the model's outputs, got {got}; use loss=..., a "
                 "function of the outputs and the labels"
@@ -77,6 +85,8 @@ class _WithLoss(torch.nn.Module):
                 else f"expected a scalar tensor of the loss function, got {got}; reduce it: "
                 "losses.mean()"
             )
+        if loss.is_floating_point() and not loss.requires_grad:
+            raise ShardirError(UNTRAINED)
         self._noted(list(metrics))
         values = [x.detach() for x in metrics.values()]
         return (loss, *(x if x.is_floating_point() else x.float() for x in values))
@@ -104,11 +114,11 @@ def scalars_of(found: Any) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]
     return scalars.pop("loss", None), scalars
 
 
-def _described(value: Any) -> str:
+def _found(value: Any) -> str:
     """Return what a value is, in a few words."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of {list(value.shape)}"
-    return "none" if value is None else f"a {type(value).__name__}"
+    return described(value)
 
 
 def capture(
@@ -130,14 +140,14 @@ def capture(
     Raises:
         ShardirError: torch.export refuses the module, or there is no loss.
     """
-    if loss is not None and not callable(loss):
-        raise ShardirError(
-            f"expected a loss function of the outputs and the labels, got {loss!r:.60}; use one "
-            "such as torch.nn.functional.cross_entropy"
-        )
     args, kwargs, wanted = _arguments(inputs, labels)
     kwargs |= keywords or {}
-    named = _named(model, args, kwargs, wanted)
+    check_call(model.forward, f"{type(model).__name__}.forward", args, kwargs)
+    if loss is not None:
+        _check_loss(loss, wanted)
+    leaves = _named(model, args, kwargs, wanted)
+    named = [(name, x) for name, x in leaves if isinstance(x, torch.Tensor)]
+    constants = {name: x for name, x in leaves if not isinstance(x, torch.Tensor)}
     args, kwargs, wanted = _distinct((args, kwargs, wanted))
     if any(p.is_meta for p in model.parameters()):
         args, kwargs, wanted = tree_map_only(
@@ -150,7 +160,7 @@ def capture(
 
     wrapper = _WithLoss(model, loss, train, noted).train(model.training)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.set_grad_enabled(train):
             warnings.simplefilter("ignore")
             given = args, kwargs, wanted
             if trace:
@@ -162,7 +172,23 @@ def capture(
         raise ShardirError(f"{error}{_place(error, model)}") from None
     except Exception as error:
         raise refused(error, model, "make_fx" if trace else "torch.export") from None
-    return Capture(program, model, named, metrics)
+    return Capture(program, model, named, metrics, constants)
+
+
+def _check_loss(loss: Any, labels: tuple[Any, ...]) -> None:
+    """Check that a loss is a function of the outputs and the labels. Raises ShardirError."""
+    if isinstance(loss, type):
+        raise ShardirError(
+            f"expected a loss function, got {described(loss)}; make one: {loss.__name__}()"
+        )
+    name = getattr(loss, "__name__", type(loss).__name__)
+    try:
+        check_call(loss, name, (None, *labels), {})
+    except ShardirError as e:
+        raise ShardirError(
+            f"the loss, of the outputs and {len(labels)} labels: {e}; pass labels=..., as many as "
+            "it takes"
+        ) from None
 
 
 def _distinct(given: Any) -> Any:
@@ -191,10 +217,8 @@ def _traced(wrapper: torch.nn.Module, given: tuple[Any, ...]) -> TracedProgram:
     return traced(wrapper, work, [leaves[i] for i in at])
 
 
-def flat_inputs(
-    model: torch.nn.Module, inputs: Any, labels: Any = None
-) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors of a module's arguments and labels, with their names, in the order of the
+def flat_inputs(model: torch.nn.Module, inputs: Any, labels: Any = None) -> list[tuple[str, Any]]:
+    """Return the leaves of a module's arguments and labels, with their names, in the order of the
     graph's inputs. Raises ShardirError."""
     return _named(model, *_arguments(inputs, labels))
 
@@ -208,25 +232,25 @@ def _arguments(inputs: Any, labels: Any) -> tuple[tuple[Any, ...], dict[str, Any
         return (inputs,), {}, wanted
     if isinstance(inputs, Sequence) and not isinstance(inputs, str):
         return tuple(inputs), {}, wanted
-    raise ShardirError(f"expected example inputs: a tensor, a tuple or a dict, got {inputs!r:.60}")
+    raise ShardirError(f"expected inputs: a tensor, a tuple or a dict, got {described(inputs)}")
 
 
 def _named(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], labels: tuple[Any, ...]
-) -> list[tuple[str, torch.Tensor]]:
-    """Return the names of the inputs: those of `forward`'s arguments, and `labels`."""
+) -> list[tuple[str, Any]]:
+    """Return the leaves of the inputs and their names: those of `forward`'s arguments, and
+    `labels`."""
     names = [
         p.name for p in inspect.signature(model.forward).parameters.values()
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]  # fmt: skip
-    found: list[tuple[str, torch.Tensor]] = []
+    found: list[tuple[str, Any]] = []
 
     def add(name: str, tree: Any) -> None:
         leaves, _ = tree_flatten_with_path(tree)
         for path, leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                parts = keystr(path).replace("[", ".").replace("]", "").replace("'", "")
-                found.append((name + parts, leaf))
+            parts = keystr(path).replace("[", ".").replace("]", "").replace("'", "")
+            found.append((name + parts, _dense(leaf, name + parts)))
 
     for i, tree in enumerate(args):
         add(names[i] if i < len(names) else f"input_{i}", tree)
@@ -235,6 +259,18 @@ def _named(
     for i, tree in enumerate(labels):
         add("labels" if len(labels) == 1 else f"labels_{i}", tree)
     return found
+
+
+def _dense(leaf: Any, name: str) -> Any:
+    """A leaf as it is. Raises ShardirError for a sparse tensor, another dtype, or an array."""
+    if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+        dtype_name(leaf.dtype, name)
+        return leaf
+    if isinstance(leaf, torch.Tensor) or hasattr(leaf, "__array__"):
+        got = leaf.layout if isinstance(leaf, torch.Tensor) else described(leaf)
+        use = "to_dense()" if isinstance(leaf, torch.Tensor) else "torch.as_tensor"
+        raise ShardirError(f"expected a dense tensor as {name}, got {got}; use {use}")
+    return leaf
 
 
 def refused(error: Exception, model: torch.nn.Module, by: str = "torch.export") -> ShardirError:

@@ -19,7 +19,8 @@ from shardir.build.attributes import properties
 from shardir.dialects import nn
 from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.custom import is_dotted_name, register_custom_op
-from shardir.frontends.torch.translation import Translation, dtype_name
+from shardir.frontends.torch.dtypes import dtype_name
+from shardir.frontends.torch.translation import Translation
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32,
           torch.bool)  # fmt: skip

@@ -11,11 +11,10 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map_only
-from xdsl.dialects.builtin import FloatAttr, LocationAttr, UnitAttr, f64
+from xdsl.dialects.builtin import FloatAttr, UnitAttr, f64
 from xdsl.ir import Block, Operation
 
 from shardir.build import FunctionBuilder, Module, Value, nn
-from shardir.build.function import file_line
 from shardir.diagnostics import ShardirError
 from shardir.dialects.locations import file_location
 from shardir.dialects.train import arg_attrs, arguments, set_arg_attrs
@@ -24,9 +23,10 @@ from shardir.frontends.torch.aten import TABLE, VIEWS
 from shardir.frontends.torch.capture import Capture
 from shardir.frontends.torch.cells import Cell
 from shardir.frontends.torch.decompose import decomposed, decomposition
-from shardir.frontends.torch.names import path_of, value_names
+from shardir.frontends.torch.dtypes import check_dtypes, dtype_name
+from shardir.frontends.torch.names import location_of, path_of, value_names
 from shardir.frontends.torch.regions import checkpoint_of
-from shardir.frontends.torch.translation import AtenEntry, Translation, dtype_name
+from shardir.frontends.torch.translation import AtenEntry, Translation
 from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.marks import RECOMPUTE
 
@@ -54,6 +54,8 @@ class Imported:
     """The initial value of each parameter and state, by its name."""
     inputs: list[tuple[str, torch.Tensor]]
     """The name and the example of each input."""
+    constants: Mapping[str, Any]
+    """The arguments that are no tensors, by their names."""
 
     def own_numbers(
         self, lr_scales: Mapping[str, float], weight_decays: Mapping[str, float]
@@ -77,8 +79,10 @@ class Importer:
         self.cells: dict[Any, Any] = {}
         self.values: dict[str, torch.Tensor] = {}
         self.states: dict[str, Cell] = {}
-        self.imported = Imported(capture.model, module, self.function, self.values, capture.inputs)
-        self._streams, self._path = 0, ""
+        self.imported = Imported(
+            capture.model, module, self.function, self.values, capture.inputs, capture.constants
+        )
+        self._streams, self._path, self._autocast = 0, "", False
         self._key: Value | None = None
 
     # ---- arguments ----
@@ -120,7 +124,7 @@ class Importer:
         """The argument of a parameter, a buffer or a constant."""
         name, tensor = target.removeprefix("model."), self._tensor(target)
         assert tensor is not None
-        shape, dtype = tensor.shape, dtype_name(tensor.dtype)
+        shape, dtype = tensor.shape, dtype_name(tensor.dtype, name)
         if (
             kind is InputKind.CONSTANT_TENSOR
             and tensor.numel() <= MAX_CONSTANT
@@ -159,7 +163,7 @@ class Importer:
             elif node.op == "call_function":
                 before, outer = block.last_op, self._path
                 self._path = path_of(node, outer)
-                with self.function.at(_location(node) or self.function.location()):
+                with self.function.at(location_of(node) or self.function.location()):
                     self.cells[node] = self.call(node)
                 made = list(_following(before.next_op if before else block.first_op))
                 self._name(node, names[node], made)
@@ -228,6 +232,7 @@ class Importer:
             if a.alias_info is not None and a.alias_info.is_write
         ]
         functional = packet.removesuffix("_") if written else packet
+        check_dtypes(node, functional, self._at(), self._autocast)
         overload = target._overloadname
         result = self._translate(node, functional, overload)
         if written:
@@ -262,11 +267,15 @@ class Importer:
         found = self._run(fallback.called, node, args, kwargs)
         if found is not NotImplemented:
             return found
-        place = file_location(self.function.location())
-        at = f" at {place[0]}:{place[1]}" if place else ""
         raise ShardirError(
-            f"expected an op that can be imported, got {node.target}{at}; write it by other ops"
+            f"expected an op that can be imported, got {node.target}{self._at()}; write it by "
+            "other ops"
         )
+
+    def _at(self) -> str:
+        """The line of the user's source, for a message."""
+        place = file_location(self.function.location())
+        return f" at {place[0]}:{place[1]}" if place else ""
 
     def _run(self, entry: AtenEntry, node: Node, *args: Any, **kwargs: Any) -> Any:
         t = Translation(self.function, node, self.random, lambda n, v: self.cells[n].write(v))
@@ -300,7 +309,9 @@ class Importer:
             raise ShardirError(f"expected an op of ATen, got {name}")
         body = self.cells[node.args[at]]
         self._bind(body, node.args[at + 1 :])
+        outer, self._autocast = self._autocast, self._autocast or "autocast" in name
         output = self.graph(body)
+        self._autocast = outer
         if "set_grad_enabled" in name and node.args[0] is False:
             output = tree_map_only(Cell, _without_gradient, output)
         return output
@@ -370,20 +381,6 @@ def _following(op: Operation | None) -> Iterator[Operation]:
     while op is not None:
         yield op
         op = op.next_op
-
-
-def _location(node: Node) -> LocationAttr | None:
-    """The line of the user's source: the innermost that is not of torch. None for a node of a
-    decomposition."""
-    found = None
-    for line in (node.meta.get("stack_trace") or "").splitlines():
-        text = line.strip()
-        if text.startswith('File "'):
-            file, _, rest = text[6:].partition('", line ')
-            number = rest.partition(",")[0]
-            if number.isdigit() and "/torch/" not in file:
-                found = file_line(file, int(number))
-    return found
 
 
 def import_model(

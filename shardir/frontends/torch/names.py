@@ -1,4 +1,4 @@
-"""The names of values: the paths of the modules that compute them.
+"""The names of values, the paths of the modules that compute them, and their lines.
 
 layers.0.attn.q_proj            the result of the module
 layers.0.attn.softmax           a value within one, by its op
@@ -7,8 +7,9 @@ layers.0.attn.softmax           a value within one, by its op
 import re
 
 from torch.fx import GraphModule, Node
+from xdsl.dialects.builtin import LocationAttr
 
-from shardir.build.function import hint_of
+from shardir.build.function import file_line, hint_of
 
 WRAPPED = "model"
 """The attribute of the exported module that is the user's."""
@@ -34,3 +35,17 @@ def value_names(module: GraphModule, outer: str = "") -> dict[Node, str]:
         ends = path and path not in (outer, after) and not f"{after}.".startswith(f"{path}.")
         names[node] = path if ends else f"{path}.{kind}" if path else kind
     return names
+
+
+def location_of(node: Node) -> LocationAttr | None:
+    """Return the line of the user's source: the innermost that is not of torch. None for a node of
+    a decomposition."""
+    found = None
+    for line in (node.meta.get("stack_trace") or "").splitlines():
+        text = line.strip()
+        if text.startswith('File "'):
+            file, _, rest = text[6:].partition('", line ')
+            number = rest.partition(",")[0]
+            if number.isdigit() and "/torch/" not in file:
+                found = file_line(file, int(number))
+    return found

@@ -8,29 +8,10 @@ from torch.fx import Node
 
 from shardir.build import FunctionBuilder, Value
 from shardir.build.values import Real
-from shardir.diagnostics import ShardirError
+from shardir.frontends.torch.dtypes import dtype_name
 
 AtenEntry = Callable[..., Any]
 Inverse = Callable[..., Value]
-
-DTYPES: dict[torch.dtype, str] = {
-    torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
-    torch.int64: "i64", torch.int32: "i32", torch.bool: "i1",
-    torch.int16: "i32", torch.int8: "i32", torch.uint8: "i32",
-}  # fmt: skip
-"""Our element type of each dtype of torch. Small integers are computed in i32."""
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return our name of a dtype.
-
-    Raises:
-        ShardirError: there is no such element type.
-    """
-    if dtype not in DTYPES:
-        known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-        raise ShardirError(f"expected a dtype of {known}, got {dtype}")
-    return DTYPES[dtype]
 
 
 class Translation:

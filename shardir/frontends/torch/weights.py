@@ -63,9 +63,6 @@ def check(
     Raises:
         ShardirError: with all that is wrong.
     """
-    if not isinstance(given, Mapping):
-        got = type(given).__name__
-        raise ShardirError(f"expected weights by their names, got a {got}; pass a state_dict")
     for name, x in given.items():
         if not isinstance(x, torch.Tensor) or x.is_meta:
             got = "the meta device" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"

@@ -40,7 +40,12 @@ class Feed:
     """
 
     def __init__(self, plan: ProgramPlan, batches: Iterator[Batch], steps: int, local: bool):
-        step = next(f for f in plan.functions if f.kind == "step")
+        step = next((f for f in plan.functions if f.kind == "step"), None)
+        if step is None:
+            raise RunError(
+                "expected a training step for batches, got a program of "
+                f"{', '.join(f.name for f in plan.functions)}; call it: shardir.load(directory)"
+            )
         self.args = [arg for arg in step.args if arg.role == "input"]
         self.batches, self.steps, self.local = batches, steps, local
         self.moved = False
@@ -100,6 +105,11 @@ class Feed:
     def _part(self, rank: int, place: int, arg: PlanArgument, found: Sequence) -> bytes:
         """Return the bytes of a rank's part of an input of these batches."""
         bounds = rt.local_bounds(self._meshes[rank], arg.shape, arg.dims)
+        if self.local and any(len(batch) != len(self._meshes) for batch in found):
+            raise RunError(
+                f"expected batches of a part for each of {len(self._meshes)} ranks, got "
+                f"{' and '.join(str(len(batch)) for batch in found)}"
+            )
         each = [batch[rank][place] if self.local else batch[place] for batch in found]
         x = np.stack(each) if arg.microbatches else each[0]
         if not self.local:
