@@ -130,7 +130,7 @@ class FunctionPresets:
 
     def _argument(self, v: SSAValue, argument: Argument) -> PlanEntry:
         product = self.product
-        if argument.role is not Role.PARAMETER:
+        if v not in self.structure.owner:
             return PlanEntry(layout=trimmed(product.layout(v)))
         layout = product.retained_over(v, product.retained)
         used = product.retained_over(v, ()) if product.retained else None
@@ -138,7 +138,9 @@ class FunctionPresets:
         return PlanEntry(
             layout=trimmed(layout),
             uses=None if used is None else trimmed(used),
-            states=trimmed(product.retained_over(v, over)) if self.of_states else None,
+            states=trimmed(product.retained_over(v, over))
+            if self.of_states and argument.role is Role.PARAMETER
+            else None,
             recompute=None if used is None else True,
         )
 

@@ -24,7 +24,7 @@ from itertools import product, takewhile
 from math import gcd, prod
 from typing import NamedTuple
 
-from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.builtin import AnyFloat, TensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, SSAValue
 
@@ -34,7 +34,7 @@ from shardir.algebra.mesh import Axes, Mesh
 from shardir.analysis.dimensions import Dimension, DimensionClasses
 from shardir.dialects.dist import SAME_VALUE
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.train import BackwardOp, Role, Update, arguments
+from shardir.dialects.train import BackwardOp, Role, Update, arguments, updated_keys
 
 
 class Preset(StrEnum):
@@ -74,7 +74,8 @@ class Structure:
 
     Attributes:
         owner: the parameter of each parameter, of what is computed of one element by element, and
-            of gradients.
+            of gradients. A state that no step changes, and that is multiplied or looked up as a
+            parameter is, counts as one: a frozen weight.
         batch, sequence: classes of dimensions, if there are any.
         columns: the classes that `megatron` splits.
         forward: the ops of the forward part.
@@ -89,13 +90,25 @@ class Structure:
         self.classes = DimensionClasses(self.ops)
         self.owner: dict[SSAValue, SSAValue] = {}
         inputs: list[SSAValue] = []
+        frozen: list[SSAValue] = []
+        changed = {*updated_keys(f)}
         for v, argument in zip(block.args, arguments(f), strict=True):
             if isinstance(v.type, TensorType):
                 if argument.role is Role.PARAMETER:
                     self.owner[v] = v
                 elif argument.role is Role.INPUT:
                     inputs.append(v)
+                elif argument.key not in changed and isinstance(v.type.element_type, AnyFloat):
+                    frozen.append(v)
+        self.owner.update((v, v) for v in frozen)
         self._add_owned(block)
+        multiplied = {
+            self.owner[v]
+            for op in self.forward if self._parameter_use(op) is not None
+            for v in op.operands if v in self.owner
+        }  # fmt: skip
+        buffers = {v for v in frozen if v not in multiplied}
+        self.owner = {v: own for v, own in self.owner.items() if own not in buffers}
         uses = [use for op in self.forward if (use := self._parameter_use(op)) is not None]
         multiplied = {c for use in uses for c in use.rows}
         self.batch = self._most_common(inputs, 0, set())

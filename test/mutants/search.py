@@ -166,4 +166,12 @@ MUTANTS = [
         "pass",
         "test/search/test_candidates.py",
     ),
+    Mutant(
+        "frozen weights are replicated",
+        "Presets take weights that are not trained for buffers.",
+        "shardir/search/presets.py",
+        "self.owner.update((v, v) for v in frozen)",
+        "self.owner.update((v, v) for v in frozen[:0])",
+        "test/frontends/test_frozen.py",
+    ),
 ]
