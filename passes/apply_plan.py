@@ -74,7 +74,7 @@ class ApplyPlan(GlobalPass):
     def check(self, f: Function) -> Iterator[Located]:
         if f.mesh is None:
             message = f"expected a mesh for the layouts of @{f.name}, got none"
-            yield f.op, f"{message}; declare one: dist.mesh @m <dp = 4>, or mesh=\"dp = 4\""
+            yield f.op, f'{message}; declare one: dist.mesh @m <dp = 4>, or mesh="dp = 4"'
 
     def rewrite_all(self, functions: Sequence[Function]) -> None:
         if bool(self.file) == bool(self.plan):

@@ -281,11 +281,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "expected the arguments compile(model, inputs=..., keywords=..., labels=..., loss=...,",
     ),
     "model: as a file": (
-        lambda: shardir.compile_file(NET),  # type: ignore[arg-type]
+        lambda: shardir.compile_file(NET),
         "expected a text or a path as path, got a Sequential",
     ),
     "model: run": (
-        lambda: shardir.run(NET),  # type: ignore[arg-type]
+        lambda: shardir.run(NET),
         "expected a text or a path or a Compiled as program, got a Sequential",
     ),
     "model: no parameters": (
