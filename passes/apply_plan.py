@@ -45,7 +45,7 @@ from shardir.diagnostics import Located, ParseErrors, ShardirError, coded
 from shardir.dialects.dist import LayoutAttr, RedistributeOp, layout_of, sharding_of, with_layout
 from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.types import unsharded_type
-from shardir.dialects.train import Role, StepOp, arguments, is_step
+from shardir.dialects.train import STAGE, Role, StepOp, arguments, is_step, stage_attrs
 from shardir.dialects.train.roles import FUSION, STATE_LAYOUT, arg_attrs, set_arg_attrs
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.functions import update_signature
@@ -201,11 +201,15 @@ class _PlannedFunction:
                     yield _Target(NameKind.VALUE, self.names[v], v)
 
     @cached_property
+    def steps(self) -> list[StepOp]:
+        """The requests of steps of the function."""
+        steps = [op for op in self.f.module.body.ops if isinstance(op, StepOp)]
+        return [op for op in steps if op.function.root_reference.data == self.f.name]
+
+    @cached_property
     def is_main(self) -> bool:
         """Whether the function is a step, or that of one."""
-        steps = [op for op in self.f.module.body.ops if isinstance(op, StepOp)]
-        names = {op.function.root_reference.data for op in steps}
-        return self.f.name in names or is_step(self.f.op)
+        return bool(self.steps) or is_step(self.f.op)
 
     # ---- errors ----
 
@@ -227,6 +231,12 @@ class _PlannedFunction:
             if "uses" in t.said and "layout" not in t.said and layout_of(t.value) is None:
                 message = f'expected a layout of "{t.name}" of @{self.f.name} beside uses, got none'
                 yield LineError(t.lines["uses"], 0, coded("N1", message))
+        marked = [t.lines["stage"] for t in self.targets if "stage" in t.said]
+        if self.steps and not any(step.pipeline for step in self.steps):
+            for number in sorted(set(marked)):
+                message = f"expected a step of @{self.f.name} in stages, got one without"
+                use = 'pipeline it: pipeline <1f1b, ranks = 2>, or stages="1f1b, ranks = 2"'
+                yield LineError(number, 0, coded("G14", message, use=use))
 
     def contradictions(self, t: _Target) -> Iterator[LineError]:
         layout, annotated = t.layout("layout", self.mesh), sharding_of(t.value)
@@ -235,21 +245,30 @@ class _PlannedFunction:
             message = f"expected {where} as annotated, [{annotated}], got [{layout}]"
             yield LineError(t.lines["layout"], 0, coded("N3", message))
         for name, (word, new) in self.marks(t).items():
-            assert isinstance(t.value, BlockArgument)
-            old = self.attributes[t.value.index].get(word)
+            old = self.own_attributes(t).get(word)
             if old is not None and old != new:
                 message = f"expected {word} of {where} as annotated, {old}, got {new}"
                 yield LineError(t.lines[name], 0, coded("N3", message))
 
     def marks(self, t: _Target) -> dict[str, tuple[str, Attribute]]:
-        """Return the attributes of a parameter that the plan has, each with its name."""
+        """Return the attributes of a parameter, or of a value's op, that the plan has, each with
+        its name."""
         found: dict[str, tuple[str, Attribute]] = {}
+        if (stage := t.said.get("stage")) is not None:
+            found["stage"] = STAGE, stage_attrs(stage)[STAGE]
         if t.is_parameter:
             if (states := t.layout("states", self.mesh)) is not None:
                 found["states"] = STATE_LAYOUT, LayoutAttr(states)
             if (index := t.said.get("fusion")) is not None:
                 found["fusion"] = FUSION, IntegerAttr(index, i64)
         return found
+
+    def own_attributes(self, t: _Target) -> dict[str, Attribute]:
+        """The attributes of an argument, or of the op of a value."""
+        if isinstance(t.value, BlockArgument):
+            return self.attributes[t.value.index]
+        assert isinstance(t.value.owner, Operation)
+        return t.value.owner.attributes
 
     # ---- annotations ----
 
@@ -259,12 +278,8 @@ class _PlannedFunction:
         for t in self.targets:
             if (layout := t.layout("layout", self.mesh)) is not None:
                 set_type(t.value, with_layout(unsharded_type(t.value), layout))
-            if isinstance(t.value, BlockArgument):
-                own = self.attributes[t.value.index]
-                own |= dict(self.marks(t).values())
-            else:
-                assert isinstance(t.value.owner, Operation)
-                own = t.value.owner.attributes
+            own = self.own_attributes(t)
+            own |= dict(self.marks(t).values())
             if (used := t.layout("uses", self.mesh)) is not None:
                 self.redistribute(t.value, used, position, t.said)
             elif "recompute" in t.said:

@@ -37,7 +37,9 @@ SEARCH, PROPAGATION, LOWERING = "search-strategies", "propagate-strategies", "lo
 DECIDERS = (PROPAGATION, SEARCH, "load-strategies")
 """The passes that decide on layouts."""
 
-READERS = (*DECIDERS, "data-parallel", "distributed-autodiff", "require-layouts")
+READERS = (
+    *DECIDERS, "assign-stages", "data-parallel", "distributed-autodiff", "require-layouts",
+)  # fmt: skip
 """The passes that read annotations: a plan is applied before the first of them."""
 
 _LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"

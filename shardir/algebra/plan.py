@@ -5,6 +5,7 @@
     "*.attn.{q,k,v}_proj.weight" : [{tp}], states [{tp, dp}]    // parameters of these names
     "*.wte.weight" : [{dp}], uses [], recompute                 // gathered where it is used, twice
     values "*.mlp" : [{dp}]                                     // results of ops
+    values "layers.{2,3}.*" : stage = 1
 
 A layout with fewer dimensions than the value is of the leading ones; the others are unsharded. Of
 the lines that match a name, the first with a layout decides on the layout, the first with `uses` on
@@ -49,6 +50,7 @@ class PlanEntry:
         recompute: whether the value, or the argument as it is used, is made again in the backward
             part.
         fusion: the index of the buffer of a parameter's gradient.
+        stage: that of a value's op, in a pipelined step.
     """
 
     layout: DimAxes | None = None
@@ -56,13 +58,15 @@ class PlanEntry:
     states: DimAxes | None = None
     recompute: bool | None = None
     fusion: int | None = None
+    stage: int | None = None
 
     def __str__(self) -> str:
         parts = [] if self.layout is None else [_dims_text(self.layout)]
         for word, dims in (("uses", self.uses), ("states", self.states)):
             parts += [] if dims is None else [f"{word} {_dims_text(dims)}"]
         parts += ["recompute"] if self.recompute else []
-        parts += [] if self.fusion is None else [f"fusion = {self.fusion}"]
+        for word, number in (("fusion", self.fusion), ("stage", self.stage)):
+            parts += [] if number is None else [f"{word} = {number}"]
         return ", ".join(parts)
 
     @property
@@ -201,13 +205,14 @@ class _PlanValues(NotationValues):
         return c[0]
 
     def parameters(self, c: list[Any]) -> PlanLine:
-        return _line(NameKind.PARAMETER, c, frozenset(f.name for f in fields(PlanEntry)))
+        said = {"layout", "uses", "states", "recompute", "fusion"}
+        return _line(NameKind.PARAMETER, c, frozenset(said))
 
     def inputs(self, c: list[Any]) -> PlanLine:
         return _line(NameKind.INPUT, c, frozenset({"layout", "uses", "recompute"}))
 
     def values(self, c: list[Any]) -> PlanLine:
-        return _line(NameKind.VALUE, c, frozenset({"layout", "recompute"}))
+        return _line(NameKind.VALUE, c, frozenset({"layout", "recompute", "stage"}))
 
     def at(self, c: list[Any]) -> tuple[str, Any]:
         return "layout", c[0]
@@ -223,6 +228,9 @@ class _PlanValues(NotationValues):
 
     def fusion(self, c: list[Any]) -> tuple[str, Any]:
         return "fusion", int(c[0])
+
+    def stage(self, c: list[Any]) -> tuple[str, Any]:
+        return "stage", int(c[0])
 
     def presets(self, c: list[Any]) -> PresetLine:
         return PresetLine(tuple(c))

@@ -18,7 +18,7 @@ from shardir.algebra.sharding import DimAxes
 from shardir.analysis.functions import is_laid_out
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import unsharded_type
-from shardir.dialects.train import Argument, Role, arguments, is_step
+from shardir.dialects.train import Argument, Role, arguments, is_step, stage_of
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.syntax.printer import value_names
@@ -87,4 +87,4 @@ def _results(block: Block, names: dict[SSAValue, str]) -> Iterator[Named]:
         for v in op.results:
             own = isinstance(v.type, TensorType) and not isinstance(op, RedistributeOp)
             dims = _dims(layout_of(v)) if own else None
-            yield NameKind.VALUE, names[v], PlanEntry(dims, recompute=recompute)
+            yield NameKind.VALUE, names[v], PlanEntry(dims, recompute=recompute, stage=stage_of(op))

@@ -27,7 +27,7 @@ A, B = Axis("a"), Axis("b", 2, 4)
 DIMS = st.lists(st.sampled_from([(), (A,), (B, A), SizedAxes((A,), (3, 1))]), max_size=3).map(tuple)
 FIELDS: dict[str, Any] = {"layout": DIMS, "recompute": st.just(True)}
 ALLOWED = {
-    NameKind.VALUE: FIELDS,
+    NameKind.VALUE: FIELDS | {"stage": st.integers(0, 9)},
     NameKind.INPUT: FIELDS | {"uses": DIMS},
     NameKind.PARAMETER: FIELDS | {"uses": DIMS, "states": DIMS, "fusion": st.integers(0, 9)},
 }

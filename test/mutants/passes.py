@@ -198,4 +198,12 @@ MUTANTS = [
         "        source, targets = self.transfers[v]\n        targets = targets[:1]\n",
         "test/filecheck -k split-stages",
     ),
+    Mutant(
+        "stages of a plan are dropped",
+        "A plan does not mark the stages of ops.",
+        "passes/apply_plan.py",
+        'if (stage := t.said.get("stage")) is not None:',
+        'if (stage := t.said.get("stages")) is not None:',
+        "test/filecheck -k apply-plan",
+    ),
 ]

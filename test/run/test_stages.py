@@ -8,6 +8,7 @@ import pytest
 import torch
 from extent import extent
 from torch import nn
+from xdsl.dialects.func import FuncOp
 
 import shardir
 
@@ -102,13 +103,14 @@ def _by_torch(model: nn.Module) -> list[float]:
 
 
 CASES = [
-    (2, "1f1b, ranks = 2", {"mesh": "dp = 2", "plan": "fsdp"}),
+    (2, "1f1b, ranks = 2", {"mesh": "dp = 2", "plan": 'values "blocks.1.*" : stage = 1\nfsdp'}),
     (4, "interleaved, ranks = 2, chunks = 2", {"mesh": "tp = 2", "plan": "megatron(tp)"}),
     (4, "gpipe, ranks = 2", {"mesh": "dp = 2, tp = 2", "plan": "megatron(tp) * fsdp(dp)"}),
     (4, "1f1b, ranks = 4", {}),
     (8, "1f1b, ranks = 8", {}),
     (4, "1f1b, ranks = 4", {"mesh": "dp = 2", "plan": "zero1"}),
     (8, "looped-bfs, ranks = 2, chunks = 4", {"mesh": "dp = 2", "plan": "ddp"}),
+    (2, "1f1b, ranks = 2", {"mesh": "dp = 2", "plan": "fsdp"}),
 ]
 
 
@@ -121,6 +123,18 @@ def test_stages_are_one_device(
     np.testing.assert_allclose(losses, _by_torch(model), rtol=1e-9)
     for name, w in model.named_parameters():
         np.testing.assert_allclose(states[f"states/{name}"], w.detach(), rtol=0, atol=1e-9)
+
+
+def test_a_plan_says_of_which_stage_a_block_is() -> None:
+    """Without it, stages have as many blocks each."""
+    plan = 'values "blocks.1.*" : stage = 1'
+    program = _compiled(_model(4), stages="1f1b, ranks = 2", plan=plan)
+    parts = {f.sym_name.data: f for f in program.module.body.ops if isinstance(f, FuncOp)}
+    for stage, blocks in ((0, "0"), (1, "123")):
+        names = {x.name_hint or "" for x in parts[f"step_forward_{stage}"].args}
+        assert {name.split(".")[1] for name in names if name.endswith("up.weight")} == {*blocks}
+    again = _compiled(_model(4), stages="1f1b, ranks = 2", plan=program.plan)
+    assert again.text == program.text
 
 
 def test_random_values_do_not_depend_on_stages(tmp_path: Path) -> None:
