@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.collectives import AxisState, between
-from shardir.backend.interface import LaunchError, Options
+from shardir.backend.runs import LaunchError, Options
 from shardir.cost import Coefficients, clusters, report
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder, write_text

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from shardir.backend import DEFAULT, backend_of
-from shardir.backend.interface import LaunchError, Options, Report
+from shardir.backend.runs import LaunchError, Options, Report
 from shardir.backend.torch.launch import (
     Progress,
     export,

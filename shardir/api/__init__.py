@@ -23,7 +23,8 @@ from shardir.api.compiled import Compiled as Compiled
 from shardir.api.compiled import compile_module
 from shardir.api.compiled import parse as parse
 from shardir.backend import DEFAULT, backend_of
-from shardir.backend.interface import Backend, Options, Report
+from shardir.backend.interface import Backend
+from shardir.backend.runs import Options, Report
 from shardir.build import Module
 from shardir.diagnostics import Failure, ShardirError, checked, described
 from shardir.syntax.files import read_text

@@ -11,7 +11,8 @@ from xdsl.passes import ModulePass
 
 from shardir import pipelines
 from shardir.backend import DEFAULT, backend_of
-from shardir.backend.interface import Backend, Options, Origin, Report
+from shardir.backend.interface import Backend, Origin
+from shardir.backend.runs import Options, Report
 from shardir.build.function import hint_of
 from shardir.cost.clusters import load
 from shardir.cost.report import FunctionCost, report
@@ -142,7 +143,7 @@ class Compiled:
 
     def run(self, **options: Any) -> Report:
         """Run the program on local processes, one for each rank: steps=, seed=, backend=,
-        timeout=, ... as in shardir.backend.interface.Options."""
+        timeout=, ... as in shardir.backend.runs.Options."""
         with scratch_folder() as folder:
             return self.backend.run(self.save(folder / "program"), Options.of(options))
 

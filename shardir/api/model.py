@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from shardir.api.compiled import Compiled, compile_module
-from shardir.backend.interface import Batches, Options, Report
+from shardir.backend.runs import Batches, Options, Report
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, checked, described, did_you_mean
 from shardir.dialects.train import Role, arguments
@@ -72,7 +72,7 @@ class CompiledModel(Compiled):
                 iterator has as many as there are steps, a list or a loader begins again at its end.
                 By default the example inputs. `data=` of the options names files instead.
             local: a batch is a list of one for each rank, which is its part of the global one.
-            options: those of shardir.backend.interface.Options.
+            options: those of shardir.backend.runs.Options.
 
         Raises:
             ShardirError: a batch has other inputs.

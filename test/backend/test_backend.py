@@ -12,16 +12,8 @@ from xdsl.dialects.builtin import ModuleOp
 
 import shardir
 from shardir.backend import BACKENDS, backend_of
-from shardir.backend.interface import (
-    Backend,
-    Batches,
-    LaunchError,
-    MeasuredTimes,
-    OnEvent,
-    Options,
-    Origin,
-    Report,
-)
+from shardir.backend.interface import Backend, Origin
+from shardir.backend.runs import Batches, LaunchError, MeasuredTimes, OnEvent, Options, Report
 from shardir.backend.torch.backend import TorchBackend
 from shardir.dialects.installed import installed
 from shardir.tools import opt

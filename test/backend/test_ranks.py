@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardir.backend.interface import LaunchError, Options, RunError
+from shardir.backend.runs import LaunchError, Options, RunError
 from shardir.backend.torch.launch.ranks import Ranks, allow_files
 from shardir.backend.torch.runtime import FOLDER
 from shardir.backend.torch.runtime.runtime_events import event_of

@@ -20,7 +20,7 @@ from plans import bare
 
 from shardir.algebra.cluster import Cluster
 from shardir.api import compile
-from shardir.backend.interface import Options
+from shardir.backend.runs import Options
 from shardir.backend.torch.launch import times
 from shardir.cost import report
 from shardir.syntax.parser import parse

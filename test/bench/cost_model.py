@@ -16,7 +16,7 @@ from programs import mlp, transformer
 from rich.markup import escape
 
 from shardir.api import compile
-from shardir.backend.interface import Options
+from shardir.backend.runs import Options
 from shardir.backend.torch.launch import times
 from shardir.cost import relative, report
 from shardir.cost.fit import fit_relative

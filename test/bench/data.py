@@ -18,7 +18,7 @@ import numpy as np
 from programs import gpt, mlp, resnet
 
 from shardir.api import compile
-from shardir.backend.interface import Options
+from shardir.backend.runs import Options
 from shardir.backend.torch.launch import times
 
 ROUNDS, TURN, TIMEOUT = 40, 0.5, 300

@@ -16,7 +16,7 @@ from plans import PLANS, without_overlap
 from programs import gpt, mlp, transformer
 
 from shardir.api import compile
-from shardir.backend.interface import Options
+from shardir.backend.runs import Options
 from shardir.backend.torch.launch import times
 from shardir.cost import report
 from shardir.dialects.dist import is_started

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import shardir
-from shardir.backend.interface import LaunchError
+from shardir.backend.runs import LaunchError
 from shardir.diagnostics import ShardirError
 
 X, Y = torch.randn(8, 4), torch.randint(3, (8,))

@@ -8,7 +8,7 @@ import pytest
 
 import shardir
 from shardir.algebra.mesh import Mesh
-from shardir.backend.interface import Options
+from shardir.backend.runs import Options
 from shardir.dialects import nn
 
 ONE = """func.func @f() -> tensor<2xf32> {

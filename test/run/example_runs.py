@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import shardir
-from shardir.backend.interface import Options
+from shardir.backend.runs import Options
 from shardir.backend.torch.launch import run
 from shardir.dialects.random import fill
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 import shardir
-from shardir.backend.interface import LaunchError, Options, RunError
+from shardir.backend.runs import LaunchError, Options, RunError
 from shardir.backend.torch.launch import times
 from shardir.cost import clusters
 from shardir.tools import calibrate

@@ -14,7 +14,7 @@ from extent import extent
 
 import shardir
 from shardir import ShardirError
-from shardir.backend.interface import Report, RunError
+from shardir.backend.runs import Report, RunError
 from shardir.backend.torch.runtime import runtime_module
 
 STEPS = 9

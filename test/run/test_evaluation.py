@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardir
-from shardir.backend.interface import RunError
+from shardir.backend.runs import RunError
 from shardir.tools import run as tool
 
 ROWS, BATCH, STEPS = 26, 6, 7

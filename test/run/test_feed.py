@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import runtime as rt
 
 import shardir
-from shardir.backend.interface import LaunchError
+from shardir.backend.runs import LaunchError
 
 ROWS = 7  # over two: four and three
 

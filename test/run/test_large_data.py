@@ -10,7 +10,7 @@ import pytest
 from extent import LONG
 
 import shardir
-from shardir.backend.interface import Options
+from shardir.backend.runs import Options
 from shardir.backend.torch.launch import run
 
 pytestmark = [

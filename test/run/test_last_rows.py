@@ -20,7 +20,7 @@ from runtime_sources import with_data
 from runtime_states import States
 
 import shardir
-from shardir.backend.interface import Batches, LaunchError, Options
+from shardir.backend.runs import Batches, LaunchError, Options
 from shardir.backend.torch.launch import run
 from shardir.tools import run as tool
 

@@ -20,7 +20,7 @@ from orders import batch_rows
 
 pytest.importorskip("torch")
 
-from shardir.backend.interface import LaunchError, Options, RunError
+from shardir.backend.runs import LaunchError, Options, RunError
 from shardir.backend.torch.launch import read_plan, report
 from shardir.backend.torch.launch import start as launch
 from shardir.backend.torch.runtime.runtime_arrays import NPY, ArrayError, array_in

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from example_runs import Tensors, check_training, equal, gradients
 
 import shardir
-from shardir.backend.interface import Options, RunError
+from shardir.backend.runs import Options, RunError
 from shardir.backend.torch.launch import run
 from shardir.diagnostics import ShardirError
 from shardir.interpret import run as interpret

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import shardir
-from shardir.backend.interface import RunError
+from shardir.backend.runs import RunError
 
 STEPS, MICROBATCHES, MAXIMUM = 5, 2, 0.1
 METRICS = ("largest", "near", "learning_rate", "gradient_norm")
@@ -165,5 +165,5 @@ def test_an_exception_of_a_callback_is_raised() -> None:
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises((shardir.backend.interface.LaunchError, RunError), match="cannot write"):
+    with pytest.raises((shardir.backend.runs.LaunchError, RunError), match="cannot write"):
         _compiled(mesh="dp = 2").run(_batches(1), steps=1, tensorboard=tmp_path / "file")

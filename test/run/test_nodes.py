@@ -23,7 +23,7 @@ from forked import Forked, in_agents
 pytest.importorskip("torch")
 
 import shardir
-from shardir.backend.interface import Options, Report, RunError
+from shardir.backend.runs import Options, Report, RunError
 from shardir.backend.torch.launch import rendezvous
 from shardir.tools import run as tool
 

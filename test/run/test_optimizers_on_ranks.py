@@ -12,7 +12,7 @@ from orders import batch_rows
 torch = pytest.importorskip("torch")
 
 import shardir
-from shardir.backend.interface import Options
+from shardir.backend.runs import Options
 from shardir.backend.torch.launch import run
 from shardir.dialects.dist import type_layout
 from shardir.dialects.random import fill

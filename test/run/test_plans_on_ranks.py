@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import shardir
-from shardir.backend.interface import Options
+from shardir.backend.runs import Options
 from shardir.tools import bench
 
 pytest.importorskip("torch")

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import shardir
-from shardir.backend.interface import Options
+from shardir.backend.runs import Options
 from shardir.backend.torch.launch import run
 from shardir.dialects.random import fill
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 import shardir
-from shardir.backend.interface import Options
+from shardir.backend.runs import Options
 from shardir.backend.torch.launch import run
 from shardir.dialects.random import fill, positions, seed_at, uniform
 

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import shardir
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis, Mesh
-from shardir.backend.interface import Options
+from shardir.backend.runs import Options
 from shardir.backend.torch.launch import run
 from shardir.dialects.random import fill
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardir.backend import backend_of
-from shardir.backend.interface import Report
+from shardir.backend.runs import Report
 from shardir.backend.torch.launch.report import Difference
 from shardir.tools import commands, run
 

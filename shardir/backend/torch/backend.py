@@ -19,15 +19,8 @@ import numpy as np
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from shardir.backend.interface import (
-    Backend,
-    Batches,
-    MeasuredTimes,
-    OnEvent,
-    Options,
-    Origin,
-    Report,
-)
+from shardir.backend.interface import Backend, Origin
+from shardir.backend.runs import Batches, MeasuredTimes, OnEvent, Options, Report
 from shardir.backend.torch import resize
 from shardir.backend.torch.directory import SOURCE, replacing
 from shardir.backend.torch.emit.data import Data

@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from shardir.backend.interface import EmitResized, LaunchError, OnEvent, Options, RunError
+from shardir.backend.runs import EmitResized, LaunchError, OnEvent, Options, RunError
 from shardir.backend.torch.launch.network import address_towards, interface_of
 from shardir.backend.torch.launch.outcome import FINAL, TAIL_BYTES, Outcome
 from shardir.backend.torch.launch.ranks import TERM_SECONDS, allow_files

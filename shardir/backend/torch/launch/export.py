@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from shardir.backend.interface import LaunchError
+from shardir.backend.runs import LaunchError
 from shardir.backend.torch.launch.start import read_plan
 from shardir.backend.torch.runtime import runtime_manifest as manifests
 from shardir.backend.torch.runtime.runtime_arrays import (

@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 import runtime as rt
 
-from shardir.backend.interface import RunError
+from shardir.backend.runs import RunError
 from shardir.backend.torch.runtime.runtime_plan import PlanArgument, ProgramPlan
 from shardir.dialects.nn.base import Array
 

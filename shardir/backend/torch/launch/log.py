@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardir.backend.interface import LaunchError, OnEvent
+from shardir.backend.runs import LaunchError, OnEvent
 from shardir.syntax.files import reason
 
 _OWN = ("rank", "time")

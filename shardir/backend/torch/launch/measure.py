@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardir.backend.interface import LaunchError, MeasuredTimes, Options
+from shardir.backend.runs import LaunchError, MeasuredTimes, Options
 from shardir.backend.torch.launch.ranks import Ranks
 from shardir.backend.torch.launch.start import read_plan
 from shardir.backend.torch.runtime import FOLDER, MEASURING, RUNTIME_FILES

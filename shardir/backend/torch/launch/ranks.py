@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardir.backend.interface import LaunchError, OnEvent, Options, RunError
+from shardir.backend.runs import LaunchError, OnEvent, Options, RunError
 from shardir.backend.torch.launch.outcome import TAIL_BYTES, Outcome
 from shardir.backend.torch.runtime.runtime_events import FINISH, MAY_FINISH, event_of
 from shardir.backend.torch.runtime.runtime_plan import START_SECONDS

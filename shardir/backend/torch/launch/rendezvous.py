@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from shardir.backend.interface import RunError
+from shardir.backend.runs import RunError
 
 BACKEND = "shardir"
 

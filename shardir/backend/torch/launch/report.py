@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from shardir.backend.interface import LaunchError, Options, Report
+from shardir.backend.runs import LaunchError, Options, Report
 from shardir.backend.torch.launch.start import run
 from shardir.backend.torch.runtime.runtime_plan import ProgramPlan
 from shardir.syntax.files import scratch_folder

@@ -6,14 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from shardir.backend.interface import (
-    Batches,
-    EmitResized,
-    LaunchError,
-    OnEvent,
-    Options,
-    Report,
-)
+from shardir.backend.runs import Batches, EmitResized, LaunchError, OnEvent, Options, Report
 from shardir.backend.torch.launch.log import entries, logged, on_board
 from shardir.backend.torch.launch.ranks import Ranks
 from shardir.backend.torch.runtime import runtime_manifest as manifests

@@ -1,0 +1,193 @@
+"""Runs of programs: their options, their errors, their reports. Imported before a command starts
+what it needs, so it imports little."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from shardir.backend.torch.runtime.runtime_options import (
+    OptionError,
+    RunOptions,
+    at_least,
+    new_file,
+    option,
+)
+from shardir.diagnostics import ShardirError, did_you_mean
+
+
+class LaunchError(Exception):
+    """An error before ranks start, for users."""
+
+    exit_code = 2
+
+
+class RunError(LaunchError):
+    """An error of a run, with the rank that is its cause."""
+
+    exit_code = 1
+
+
+def host_and_port(text: str) -> str:
+    """Check a rendezvous."""
+    host, _, port = text.rpartition(":")
+    right = host and port.isdecimal() and 0 < int(port) < 1 << 16
+    return "" if right else "HOST:PORT, such as 10.0.0.1:29400"
+
+
+class Nodes(str):
+    """The number of machines of a run: `2`, or the fewest and the most, `1:2`."""
+
+    __slots__ = ()
+    ACCEPTED = (int, str)
+
+    @property
+    def low(self) -> int:
+        return int(self.partition(":")[0])
+
+    @property
+    def high(self) -> int:
+        return int(self.rpartition(":")[2])
+
+
+def numbers_of_nodes(nodes: Nodes) -> str:
+    """Check numbers of machines."""
+    right = re.fullmatch(r"\d{1,6}(:\d{1,6})?", nodes) and 1 <= nodes.low <= nodes.high
+    return "" if right else "1 or more, or the fewest and the most, such as 1:2"
+
+
+@dataclass(frozen=True)
+class Options(RunOptions):
+    """The options of a run, and how it is started and reported.
+
+    Args:
+        callback: called with each entry of the log (docs/running.md), which it may keep; where it
+            returns True the training ends: its present step is the last one.
+        parameters: whether the report has the values of parameters.
+        python: the interpreter that runs the ranks.
+    """
+
+    nnodes: Nodes = option(
+        1, "machines, on each of which the same command runs; 1:2: at most 2, and with what is "
+        "left of them, 1 at least, it goes on after an error", kind=Nodes, check=numbers_of_nodes,
+        metavar="N",
+    )  # fmt: skip
+    node_rank: int = option(
+        0, "the number of this machine, from 0 on", kind=int, check=at_least(0), metavar="K"
+    )
+    rdzv: str | None = option(
+        None, "where the machines meet: an address of machine 0, and a free port of it", kind=str,
+        check=host_and_port, metavar="HOST:PORT",
+    )  # fmt: skip
+    max_restarts: int = option(
+        0, "times to start again after an error, from the last of --checkpoints", kind=int,
+        check=at_least(0), metavar="R",
+    )  # fmt: skip
+    log: Path | None = option(
+        None, "write losses, evaluations and results as JSON lines", kind=Path, check=new_file(),
+        metavar="FILE",
+    )  # fmt: skip
+    tensorboard: Path | None = option(
+        None, "write losses, metrics and evaluations for TensorBoard", kind=Path, metavar="FOLDER"
+    )
+    callback: Callable[[dict[str, Any]], object] | None = None
+    parameters: bool = False
+    python: str = sys.executable
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Return options by name.
+
+        Raises:
+            ShardirError: there is no such option, or it has a wrong value.
+        """
+        try:
+            return super().of(given)
+        except OptionError as e:
+            names = [f.name for f in fields(cls)]
+            unknown = next((name for name in given if name not in names), None)
+            hint = "" if unknown is None else did_you_mean(unknown, names)
+            if unknown is not None and not hint:
+                hint = f"; it has {', '.join(names)}"
+            raise ShardirError(f"{e}{hint}") from None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.callback is not None and not callable(self.callback):
+            raise ShardirError(f"expected a function as callback, got {self.callback!r:.60}")
+
+
+@dataclass
+class Report:
+    """The outcome of a run: losses of each step function, results of the others, speed.
+
+    Attributes:
+        evaluations: results of the others between steps: each has the `step` after which it was
+            computed, the step's function `of`, the `function`, the `name` of the result, its
+            `value`.
+        samples, tokens: of a step of each step function, where its inputs have them.
+        stopped: the step after which a signal has ended the run, with a checkpoint.
+        metrics: of each step function, by name: a value for each step.
+        memory: the peak of rank 0, in bytes: of tensors on a GPU, of the process else.
+        first: of each step function the step of its first loss, counted from 1.
+        parameters: the last values by name, arrays of numpy (bf16 as f32), of a run with
+            `parameters=True` that no signal has ended.
+    """
+
+    ranks: int
+    backend: str
+    samples: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    memory: int = 0
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    stopped: int | None = None
+    losses: dict[str, list[float]] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    steps_per_second: dict[str, float] = field(default_factory=dict)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Add one event of the ranks (its kinds: runtime_main.py)."""
+        match event["event"]:
+            case "start":
+                self.ranks, self.stopped = event["ranks"], None
+            case "steps":
+                first = self.first.setdefault(event["function"], event["first"])
+                known = event["first"] - first  # less than there are where a run starts again
+                self.losses.setdefault(event["function"], [])[known:] = event["losses"]
+                for name, values in event["metrics"].items():
+                    metrics = self.metrics.setdefault(event["function"], {})
+                    metrics.setdefault(name, [])[known:] = values
+                self.memory = max(self.memory, event["memory"])
+            case "evaluated":
+                self.evaluations.append(event)
+            case "stopped":
+                self.stopped = event["step"]
+            case "trained":
+                self.steps_per_second[event["function"]] = event["steps_per_second"]
+            case "result":
+                self.results.append(event)
+
+
+MeasuredTimes = list[dict[str, list[float]]]
+"""Of each program, by function: the mean seconds of a call in each round."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The inputs of steps, which are made while the ranks train: of each step the arrays in the
+    order of the inputs; `local`: a list of those for each rank, its parts of them."""
+
+    batches: Iterator[Any]
+    local: bool = False
+
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+EmitResized = Callable[[Path, int, int, Path], None]
+"""Writes the program of a directory for another number of ranks: of that directory, ranks, and its
+own number of ranks, to a folder. Raises ShardirError."""
