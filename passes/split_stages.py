@@ -18,11 +18,13 @@
 4. In the forward part values pass to later stages alone, in the backward part to earlier ones.
 5. `train.schedule` on the step has the order in which each rank runs the functions of its stages on
    the microbatches: that of the request, or that of the file `schedule`, torch's CSV.
-6. The mesh gets `stage` as its outermost axis, its cluster a level for it, whose links are like the
+6. Of a stage for which it has the actions I and W, the backward part is two functions: I makes what
+   others wait for, W the other gradients of weights, and the fewest bytes are kept in between.
+7. The mesh gets `stage` as its outermost axis, its cluster a level for it, whose links are like the
    outermost ones of a stage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -32,7 +34,9 @@ from xdsl.dialects.builtin import FunctionType, IntegerAttr, ModuleOp, i64
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 
+from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import Schedule, check, schedule
+from shardir.analysis.aliasing import shared
 from shardir.analysis.functions import mesh_of, name_of, named, values
 from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects import train
@@ -41,6 +45,7 @@ from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.symbols import find_symbol
 from shardir.dialects.train import stage_attrs, stage_of
+from shardir.rewriting.backward_parts import ops_of_weights
 from shardir.rewriting.meshes import with_outermost_axis
 from shardir.rewriting.options import PassOptions
 from shardir.rewriting.stages import complete, copy_to_readers, first, largest, last
@@ -50,6 +55,17 @@ PARTS = ("begin", "forward", "backward", "update")
 
 CHOICES = {"begin": largest, "forward": last, "backward": first, "update": largest}
 """How an op that another pass has added gets its stage, in each part."""
+
+ACTIONS = {
+    "forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W",
+}  # fmt: skip
+"""The actions of schedules that run the parts in the loop. Of some stages the backward part is
+two."""
+
+ORDER = {part: at for at, parts in enumerate((
+    ("begin",), ("forward",), ("backward", "backward_input"), ("backward_weight",), ("update",),
+)) for part in parts}  # fmt: skip
+"""The order in which the parts are written."""
 
 BETWEEN = (
     train.MicrobatchOp, train.AccumulateOp, train.CarriedOp, train.CarryOp, train.Mark, ReturnOp,
@@ -74,7 +90,8 @@ class SplitStages(PassOptions):
             requested = train.pipeline_of(f)
             assert requested is not None
             order = self.order(f, requested)
-            step = _StagedStep(f, requested.stages)
+            halved = {stage for stage, _ in order.splits_backward}
+            step = _StagedStep(f, halved, mesh_of(f, op))
             step.split()
             del f.attributes[train.PIPELINE]
             train.set_schedule(f, order)
@@ -138,8 +155,8 @@ StageTransfers = dict[SSAValue, tuple[int, list[int]]]
 class _StagedStep:
     """The split of a step, whose ops keep their order in the functions."""
 
-    def __init__(self, f: FuncOp, stages: int):
-        self.f, self.block, self.stages = f, f.body.block, stages
+    def __init__(self, f: FuncOp, halved: Collection[int], mesh: Mesh | None):
+        self.f, self.block, self.halved, self.mesh = f, f.body.block, halved, mesh
         self.functions: list[FuncOp] = []
         self.parts: dict[Operation, str] = {}
         self.levels: dict[Operation, int] = {}
@@ -154,6 +171,7 @@ class _StagedStep:
         self._find_parts()
         self._complete()
         self._check_order()
+        self._halve()
         groups = self._groups()
         transfers = self._transfers(groups)
         for group in groups:
@@ -209,6 +227,31 @@ class _StagedStep:
             return None
         return stage_of(op)
 
+    def _halve(self) -> None:
+        """Give the ops of the backward part of stages with actions I and W one of them."""
+        storages = self._storages()
+        for stage in self.halved:
+            ops = [op for op in self._own("backward") if stage_of(op) == stage]
+            own = {*ops}
+            awaited = [
+                v for op in ops for v in op.results for use in v.uses
+                if use.operation not in own and not isinstance(use.operation, train.AccumulateOp)
+            ]  # fmt: skip
+            late = {*ops_of_weights(ops, awaited, storages)}
+            self.parts |= {op: f"backward_{'weight' if op in late else 'input'}" for op in ops}
+
+    def _storages(self) -> dict[SSAValue, SSAValue]:
+        """Return the storages of the values that ops in the loop make."""
+        found: dict[SSAValue, SSAValue] = {}
+        for op in (op for op, part in self.parts.items() if part in ACTIONS):
+            views = dict(shared(op, self.mesh))
+            for v in op.results:
+                if v not in views:
+                    found[v] = v
+                elif views[v] in found:
+                    found[v] = found[views[v]]
+        return found
+
     def _groups(self) -> list[_StageOps]:
         """Return the ops of each stage in each part, in an order in which they can run."""
         found: dict[tuple[int, int, int], _StageOps] = {}
@@ -217,8 +260,8 @@ class _StagedStep:
                 continue
             stage, level = stage_of(op), self._level(op)
             assert stage is not None
-            order = -stage if part == "backward" else stage
-            key = PARTS.index(part), level, order
+            order = -stage if part.startswith("backward") else stage
+            key = ORDER[part], level, order
             found.setdefault(key, _StageOps(part, stage, level)).ops.append(op)
         return [found[key] for key in sorted(found)]
 
@@ -226,7 +269,7 @@ class _StagedStep:
         """Return how often a value has passed between stages, in the part of the op, before it; 0
         in the loop."""
         part = self.parts[op]
-        if part in ("forward", "backward"):
+        if part in ACTIONS:
             return 0
         levels = [0]
         for v in op.operands:
@@ -313,7 +356,7 @@ class _StagedStep:
             visibility="private",
         )  # fmt: skip
         f.location = group.ops[0].location
-        f.attributes |= stage_attrs(group.stage)
+        f.attributes |= stage_attrs(group.stage) | train.action_attrs(ACTIONS.get(group.part))
         self._lend(f, group)
         self.functions.append(f)
         return f
@@ -346,18 +389,19 @@ class _StagedStep:
         for op in stays:
             op.detach()
         body = _StepBody(self.block, transfers)
-        ends: dict[type[Operation], str] = {
-            train.MicrobatchesOp: "begin", train.BackwardOp: "forward",
-            train.EndMicrobatchesOp: "backward", ReturnOp: "update",
+        before: dict[type[Operation], int] = {
+            mark: ORDER[part] for mark, part in (
+                (train.MicrobatchesOp, "begin"), (train.BackwardOp, "forward"),
+                (train.EndMicrobatchesOp, "backward_weight"), (ReturnOp, "update"),
+            )
         }  # fmt: skip
+        left = list(groups)
         late = [op for op in stays if isinstance(op, train.AccumulateOp | train.CarryOp)]
         for op in stays:
             if op in late or isinstance(op, train.UpdateOp):
                 continue
-            if type(op) in ends:
-                for group in groups:
-                    if group.part == ends[type(op)]:
-                        body.call(group)
+            while type(op) in before and left and ORDER[left[0].part] <= before[type(op)]:
+                body.call(left.pop(0))
             if isinstance(op, train.EndMicrobatchesOp):
                 for other in late:
                     body.add(other)

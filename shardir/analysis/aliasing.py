@@ -71,7 +71,7 @@ def views(op: Operation, mesh: Mesh | None) -> AliasPairs:
         yield from zip(op.results, operands, strict=True)
 
 
-def shared(op: Operation, mesh: Mesh) -> AliasPairs:
+def shared(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that share the memory of an operand, each with it."""
     if not copies(op, mesh):
         yield from views(op, mesh)
@@ -101,14 +101,14 @@ def in_place(op: Operation) -> AliasPairs:
         yield op.outs[0], op.values[0]
 
 
-def copies(op: Operation, mesh: Mesh) -> bool:
+def copies(op: Operation, mesh: Mesh | None) -> bool:
     """Whether an op of VIEWS makes a new storage."""
     copying = _copying(type(op))
     return copying is not None and copying(op, mesh)
 
 
 @cache
-def _copying(kind: type[Operation]) -> Callable[[Any, Mesh], bool] | None:
+def _copying(kind: type[Operation]) -> Callable[[Any, Mesh | None], bool] | None:
     """Return the function that tells it of ops of a kind; None if none of them does."""
     if not _is_view(kind):
         return None
@@ -129,7 +129,7 @@ def _is_view(kind: type[Operation]) -> bool:
     return issubclass(kind, VIEWS)
 
 
-def is_strided(v: SSAValue, mesh: Mesh) -> bool:
+def is_strided(v: SSAValue, mesh: Mesh | None) -> bool:
     """Whether a value need not be contiguous in memory."""
     while isinstance(op := v.owner, Operation):
         if isinstance(op, nn.ReshapeOp) or copies(op, mesh):

@@ -26,7 +26,8 @@ from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.memory_plan import PlannedMemory, planned_memory
 from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import OpCost, works_of
-from shardir.dialects import dist
+from shardir.cost.stages import memory_of_ranks
+from shardir.dialects import dist, train
 from shardir.dialects.locations import file_location
 
 LARGEST = 8
@@ -120,7 +121,13 @@ def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCos
 def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
     """Return the cost of a function in the local view on the mesh's cluster."""
     ops = tuple(w.cost(mesh) for w in works_of(list(f.body.block.ops), mesh))
-    return FunctionCost(f.sym_name.data, mesh, ops, memory_of(f, mesh), planned_memory(f))
+    staged = train.schedule_of(f) is not None
+    memory = max(memory_of_ranks(f, mesh), key=_peak) if staged else memory_of(f, mesh)
+    return FunctionCost(f.sym_name.data, mesh, ops, memory, planned_memory(f))
+
+
+def _peak(use: MemoryUse) -> int:
+    return use.peak
 
 
 def _row(c: OpCost) -> tuple[str, ...]:

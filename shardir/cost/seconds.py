@@ -14,7 +14,7 @@ from functools import cached_property
 from math import prod
 
 from xdsl.dialects.builtin import TensorType
-from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.dialects.func import CallOp, ReturnOp
 from xdsl.ir import Operation
 
 from shardir.algebra.cluster import DEFAULT, Cluster
@@ -28,12 +28,9 @@ from shardir.analysis.aliasing import VIEWS, is_identity
 from shardir.analysis.loops import Loops
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
-from shardir.dialects.dist import module_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import element_name, itemsize, size_of
 from shardir.dialects.signatures import SignatureMemo
-from shardir.dialects.symbols import find_symbol
-from shardir.dialects.train import stage_of
 
 works = SignatureMemo()
 """The element type, the flops and the bytes of each signature on a mesh."""
@@ -269,19 +266,12 @@ def work_of(op: Operation, mesh: Mesh) -> Work | None:
             return NoWork(op)
         case dist.RecvOp():
             return Receipt(op, size_of(op.out), op.axes.data)
-        case CallOp() if (callee := _callee(op)) is not None:
+        case CallOp() if (callee := train.callee_of(op)) is not None:
             return Called(op, tuple(works_of(list(callee.body.block.ops), mesh)))
         case _:
             raise ShardirError(
                 f"expected an op with a cost, got {op.name}; use ops of nn, dist and train"
             )
-
-
-def _callee(op: CallOp) -> FuncOp | None:
-    """Return the function of a stage that a step calls."""
-    module = module_of(op)
-    found = find_symbol(module, FuncOp, op.callee.string_value()) if module is not op else None
-    return found if found is not None and stage_of(found) is not None else None
 
 
 def _computation(op: TensorOp, mesh: Mesh) -> Work:

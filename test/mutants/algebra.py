@@ -319,4 +319,12 @@ MUTANTS = [
         "return True",
         "test/algebra/test_schedule_search.py -k within_memory",
     ),
+    Mutant(
+        "a flow is not returned",
+        "What flows over an edge cannot be led another way.",
+        "shardir/algebra/cuts.py",
+        "                left[y][x] += amount\n",
+        "",
+        "test/algebra/test_cuts.py",
+    ),
 ]

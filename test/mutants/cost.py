@@ -110,4 +110,12 @@ MUTANTS = [
         "yield v.op, v.index, LiveBuffer(start, max(end, start + 1), live.sizes[v])",
         "test/passes/test_plan_memory.py",
     ),
+    Mutant(
+        "a rank holds one microbatch",
+        "The values of a stage are counted for one microbatch at a time.",
+        "shardir/cost/stages.py",
+        "yield StageRun(op, microbatch)",
+        "yield StageRun(op, 0)",
+        "test/run/test_stages.py -k holds",
+    ),
 ]

@@ -139,4 +139,12 @@ MUTANTS = [
         "if layout is None and rewriter.mesh is None and",
         "test/search/test_search.py -k group",
     ),
+    Mutant(
+        "all values are kept at equal cost",
+        "Between gradients of inputs and of weights the fewest values are kept, not bytes.",
+        "shardir/rewriting/backward_parts.py",
+        "yield (root, False), (root, True), size_of(root)",
+        "yield (root, False), (root, True), 1",
+        "test/rewriting/test_backward_parts.py",
+    ),
 ]

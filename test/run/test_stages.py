@@ -11,6 +11,10 @@ from torch import nn
 from xdsl.dialects.func import FuncOp
 
 import shardir
+from shardir.analysis.functions import mesh_of
+from shardir.cost.stages import memory_of_ranks
+from shardir.dialects import train
+from shardir.dialects.nn.types import size_of
 
 VOCABULARY, WIDTH, LENGTH, BATCH, MICROBATCHES, STEPS = 24, 16, 8, 4, 4, 3
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -104,6 +108,7 @@ def _by_torch(model: nn.Module) -> list[float]:
 
 CASES = [
     (2, "1f1b, ranks = 2", {"mesh": "dp = 2", "plan": 'values "blocks.1.*" : stage = 1\nfsdp'}),
+    (4, "zbv, ranks = 2, chunks = 2", {"mesh": "tp = 2", "plan": "megatron(tp)"}),
     (4, "interleaved, ranks = 2, chunks = 2", {"mesh": "tp = 2", "plan": "megatron(tp)"}),
     (4, "gpipe, ranks = 2", {"mesh": "dp = 2, tp = 2", "plan": "megatron(tp) * fsdp(dp)"}),
     (4, "1f1b, ranks = 4", {}),
@@ -111,6 +116,16 @@ CASES = [
     (4, "1f1b, ranks = 4", {"mesh": "dp = 2", "plan": "zero1"}),
     (8, "looped-bfs, ranks = 2, chunks = 4", {"mesh": "dp = 2", "plan": "ddp"}),
     (2, "1f1b, ranks = 2", {"mesh": "dp = 2", "plan": "fsdp"}),
+    (4, "zb-h1, ranks = 2", {"mesh": "tp = 2", "plan": "megatron(tp)"}),
+    (4, "zb-h2, ranks = 4", {}),
+    (4, "interleaved-zb, ranks = 2, chunks = 2", {"mesh": "dp = 2", "plan": "fsdp"}),
+    (4, "v-half, ranks = 2, chunks = 2", {"mesh": "dp = 2", "plan": "ddp"}),
+    (8, "v-min, ranks = 4, chunks = 2", {}),
+    (
+        4,
+        "dualpipev, ranks = 2, chunks = 2",
+        {"mesh": "dp = 2, tp = 2", "plan": "megatron(tp) * fsdp(dp)"},
+    ),
 ]
 
 
@@ -176,10 +191,28 @@ _StepRun._keep = _recorded
 """
 
 
-def test_the_first_stage_holds_as_many_microbatches_as_there_are_stages(tmp_path: Path) -> None:
-    """In 1F1B a rank holds those between its forward and its backward part, which are as many as
-    stages follow."""
-    program = _compiled(_model(4), stages="1f1b, ranks = 3")
+def _held_at_once(program: Any) -> list[int]:
+    """Return the microbatches that each rank holds at most, by the model of memory."""
+    step = next(f for f in program.module.body.ops if train.schedule_of(f) is not None)
+    mesh, found = mesh_of(step, program.module), []
+    assert mesh is not None
+    for use in memory_of_ranks(step, mesh):
+        held = [s.bytes // size_of(s.value) for s in use.storages if s.part == "activations"]
+        found.append(max(held))
+    return found
+
+
+HOLDS = [("1f1b", [3, 2, 1]), ("zb-h1", [3, 3, 3]), ("gpipe", [4, 4, 4])]
+
+
+@pytest.mark.parametrize(("schedule", "expected"), extent(HOLDS[:1], HOLDS))
+def test_a_rank_holds_as_many_microbatches_as_its_schedule_says(
+    schedule: str, expected: list[int], tmp_path: Path
+) -> None:
+    """In 1F1B those between its forward and its backward part, which are as many as stages follow;
+    in ZB-H1 those before the gradients of weights."""
+    program = _compiled(_model(4), stages=f"{schedule}, ranks = 3")
+    assert _held_at_once(program) == expected
     out = program.save(tmp_path / "out")
     with (out / "runtime_stages.py").open("a") as file:
         file.write(HELD)
@@ -187,4 +220,4 @@ def test_the_first_stage_holds_as_many_microbatches_as_there_are_stages(tmp_path
     held = [
         max(map(int, (out / f"runtime_stages.py.{rank}").read_text().split())) for rank in range(3)
     ]
-    assert held == [3, 2, 1]
+    assert held == expected

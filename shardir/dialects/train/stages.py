@@ -31,7 +31,8 @@ from shardir.dialects.nn.properties import DimsAttr
 from shardir.dialects.symbols import find_symbol
 from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, complete
 
-STAGE, PIPELINE, SCHEDULE = "train.stage", "train.pipeline", "train.schedule"
+STAGE, ACTION = "train.stage", "train.action"
+PIPELINE, SCHEDULE = "train.pipeline", "train.schedule"
 STAGE_AXIS = "stage"
 """The axis of the mesh over which the ranks of different stages differ."""
 
@@ -108,6 +109,26 @@ def stage_attrs(stage: int | None) -> dict[str, Attribute]:
     return {} if stage is None else {STAGE: IntegerAttr(stage, i64)}
 
 
+def action_of(f: FuncOp) -> str | None:
+    """The action of a schedule that runs a function of a stage: F, B, I or W; None of a function
+    that runs before or after the loop over the microbatches."""
+    found = f.attributes.get(ACTION)
+    return found.data if isinstance(found, StringAttr) else None
+
+
+def action_attrs(action: str | None) -> dict[str, Attribute]:
+    """The attributes of a function that an action runs."""
+    return {} if action is None else {ACTION: StringAttr(action)}
+
+
+def callee_of(op: CallOp) -> FuncOp | None:
+    """The function of a stage that a call in a step runs; None where it is none of the module."""
+    parent = op.parent_op()
+    module = None if parent is None else parent.parent_op()
+    found = None if module is None else find_symbol(module, FuncOp, op.callee.string_value())
+    return found if found is not None and stage_of(found) is not None else None
+
+
 def pipeline_of(f: FuncOp) -> PipelineAttr | None:
     """The pipeline that is requested of a step, until `split-stages` has made it."""
     found = f.attributes.get(PIPELINE)
@@ -128,8 +149,7 @@ def set_schedule(f: FuncOp, schedule: Schedule) -> None:
 
 def check_stages(f: FuncOp) -> None:
     """Raises VerifyException when a stage of a step reads a value that it does not have."""
-    module = f.parent_op()
-    if SCHEDULE not in f.attributes or module is None:
+    if SCHEDULE not in f.attributes:
         return
     places: dict[SSAValue, set[int]] = {}
     for op in f.body.block.ops:
@@ -139,9 +159,7 @@ def check_stages(f: FuncOp) -> None:
                 raise VerifyException(_unknown(op.x, source, known))
             places[op.out] = {*known, *op.targets.data}
         elif isinstance(op, CallOp):
-            callee = find_symbol(module, FuncOp, op.callee.root_reference.data)
-            stage = None if callee is None else stage_of(callee)
-            if stage is None:
+            if (callee := callee_of(op)) is None or (stage := stage_of(callee)) is None:
                 continue
             for v in op.operands:
                 if stage not in places.get(v, {stage}):

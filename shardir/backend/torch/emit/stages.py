@@ -23,31 +23,19 @@ from shardir.diagnostics import Failure
 from shardir.dialects import train
 from shardir.dialects.dist import global_shape, layout_of
 from shardir.dialects.nn.types import element_name
-from shardir.dialects.symbols import find_symbol
-
-BEGINS: dict[type[Operation], str] = {
-    train.MicrobatchesOp: "F", train.BackwardOp: "B", train.EndMicrobatchesOp: "U",
-}  # fmt: skip
-"""The kind of the parts after a mark; before all marks they are of the kind "I"."""
 
 
 def called_functions(f: FuncOp) -> list[FuncOp]:
     """Return the functions of a step in stages, in the order of their calls."""
-    module, found = f.parent_op(), list[FuncOp]()
-    assert module is not None
-    for op in f.body.block.ops:
-        if isinstance(op, CallOp):
-            callee = find_symbol(module, FuncOp, op.callee.root_reference.data)
-            assert callee is not None
-            found.append(callee)
-    return found
+    calls = (train.callee_of(op) for op in f.body.block.ops if isinstance(op, CallOp))
+    return [callee for callee in calls if callee is not None]
 
 
 def places_of(f: FuncOp) -> list[list[int]]:
     """Return for each argument of a step in stages the positions along the axis of the stages of
     the ranks that read it."""
-    schedule, module = train.schedule_of(f), f.parent_op()
-    assert schedule is not None and module is not None
+    schedule = train.schedule_of(f)
+    assert schedule is not None
     ranks = Schedule.parse(schedule).placement
     functions = {g.sym_name.data: g for g in called_functions(f)}
     same: dict[SSAValue, SSAValue] = {}
@@ -92,10 +80,11 @@ class StagesScope:
         for g in self.functions.values():
             lines += [*EmissionScope(self.program, g, self.called[g]).text(), "", ""]
         arguments = [self._name(v) for v in self.f.body.block.args]
-        part = "I"
+        outside = "begin"
         for op in self.f.body.block.ops:
-            part = BEGINS.get(type(op), part)
-            self._add(op, part)
+            if isinstance(op, train.MicrobatchesOp):
+                outside = "update"
+            self._add(op, outside)
         last = self.f.body.block.last_op
         assert isinstance(last, ReturnOp)
         results = [self._name(v) for v in last.operands]
@@ -122,7 +111,7 @@ class StagesScope:
         given = ["mesh", *(f"{n}={n}" for n in arguments)]
         return [*lines, *joined(f"return {table}.run(", given, ")", 4)]
 
-    def _add(self, op: Operation, part: str) -> None:
+    def _add(self, op: Operation, outside: str) -> None:
         match op:
             case train.MicrobatchOp():
                 self.slices[self._name(op.out)] = self._name(op.x)
@@ -131,7 +120,7 @@ class StagesScope:
                 inputs = " ".join(self._name(v) for v in op.operands)
                 outputs = " ".join(self._name(v) for v in op.results)
                 stage = train.stage_of(g)
-                texts = [f'"{part}"', str(stage), self.called[g],
+                texts = [names.literal(train.action_of(g) or outside), str(stage), self.called[g],
                          names.literal(inputs), names.literal(outputs)]  # fmt: skip
                 self.parts.append(names.tuple_text(texts))
             case train.TransferOp():

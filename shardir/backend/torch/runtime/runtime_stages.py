@@ -20,8 +20,8 @@ from torch import Tensor
 STAGE = "stage"
 """The axis of the mesh over which the ranks of different stages differ."""
 
-LOOP = ("F", "B")
-"""The kinds of parts that run once for each microbatch: the forward and the backward part."""
+HALVES = {"B": "IW"}
+"""The actions that one is, of a stage without a part of its own for it."""
 
 
 class StageAction(NamedTuple):
@@ -76,8 +76,9 @@ class Pipeline:
             read, the argument that it is for the first microbatch, what parts make that it is for
             the next one, and its name after the last.
         parts: kind, stage, function, names of what it reads, of what it makes; in an order in which
-            they can run. "B" is the backward part, "F" the forward part; "I" (before the loop over
-            microbatches) and "U" (after it) run once.
+            they can run. "F" is the forward part, "B" the backward part, which may be two: "I", the
+            gradients of inputs, and "W", those of weights; "begin" (before the loop over
+            microbatches) and "update" (after it) run once.
         sums: over all microbatches, by name, of what parts make.
         results: the names of what the step returns; a value that no function makes is an argument.
         shapes: of the results that are not states, the type: that of other ranks are zeros.
@@ -115,8 +116,10 @@ class Pipeline:
     def loop(self, rank: int) -> Iterator[tuple[StagePart, int]]:
         """Yield the parts that a rank runs in the loop, each with its microbatch."""
         for action in self.orders[rank]:
-            if (part := self.by_action.get((action.kind, action.stage))) is not None:
-                yield part, action.microbatch
+            one = (action.kind, action.stage) in self.by_action
+            for kind in action.kind if one else HALVES.get(action.kind, ""):
+                if (part := self.by_action.get((kind, action.stage))) is not None:
+                    yield part, action.microbatch
 
     def targets(self, name: str) -> list[int]:
         """Return the other ranks that read a value."""
@@ -156,7 +159,7 @@ class _StepRun:
         self.pending: dict[tuple[str, int], tuple[Any, Tensor]] = {}
 
     def run(self) -> list[Tensor | None]:
-        self._outside("I")
+        self._outside("begin")
         for i, (part, k) in enumerate(self.loop):
             for ahead in self.loop[i : i + 2]:
                 self._post(*ahead)
@@ -166,7 +169,7 @@ class _StepRun:
                 self.values[state.last] = self._state(name, self.step.microbatches)
         for name, of in self.step.sums.items():
             self._pass_on(name, self.step.maker[of].stage)
-        self._outside("U")
+        self._outside("update")
         return [self._result(name) for name in self.step.results]
 
     def _outside(self, kind: str) -> None:
