@@ -82,10 +82,11 @@ def pytest_collect_file(parent: pytest.Collector, file_path: Path) -> RunFile | 
 
 
 @pytest.fixture
-def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the launcher fork its ranks from a process that has imported torch (rank_server.py)."""
-    from forked import SUBPROCESS
+def forked_ranks() -> Iterator[None]:
+    """Let all runs fork their ranks from one process (rank_server.py)."""
+    from forked import server
 
-    from shardir.backend.torch.launch import ranks
+    from shardir.backend.torch.launch.forks import shared
 
-    monkeypatch.setattr(ranks, "subprocess", SUBPROCESS)
+    with shared(server()):
+        yield

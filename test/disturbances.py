@@ -30,13 +30,12 @@ from functools import partial
 from itertools import islice, repeat
 from multiprocessing import Pool
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "run")]
 import sample  # noqa: E402 - of test/run
-from rank_server import rank as as_python  # noqa: E402 - of this folder
+from forked import Child, OwnForks  # noqa: E402 - of this folder
 
 SECONDS, GONE_SECONDS = 120, 20
 MARK = "SHARDIR_CASE"
@@ -217,39 +216,6 @@ def make_work(folder: Path) -> None:
         (folder / "others" / name).write_text("mine")
 
 
-class Fork:
-    """A process that is forked, as a `subprocess.Popen` of Python on a script."""
-
-    def __init__(self, argv: list[Any], env: dict, stdout: Any, pass_fds: tuple = (), **_: object):
-        self.returncode: int | None = None
-        begun, begin = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            request = {"argv": [str(a) for a in argv[1:]], "env": env, "cwd": os.getcwd(),
-                       "fds": list(pass_fds)}  # fmt: skip
-            as_python(request, [os.dup(stdout.fileno()), *map(os.dup, pass_fds)], begin)
-        os.close(begin)
-        os.read(begun, 1)
-        os.close(begun)
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self, timeout: float = 1e9) -> int:
-        until = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > until:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            time.sleep(0.01)
-        return code
-
-
 def start(case: Case, folder: Path, forked: bool, stdout: Any, stderr: Any) -> Any:
     """Start the command of a case in its folder, as the leader of a session."""
     name, *words = case.words
@@ -298,9 +264,7 @@ def start(case: Case, folder: Path, forked: bool, stdout: Any, stderr: Any) -> A
             with suppress(OSError, AttributeError):
                 sys.stderr.flush()
             os._exit(code)
-    process = Fork.__new__(Fork)
-    process.pid, process.returncode = pid, None
-    return process
+    return Child(pid)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -400,18 +364,14 @@ def main(arguments: list[str] | None = None) -> int:
         import torch.distributed  # noqa: F401 - for the ranks
 
         import shardir
-        from shardir.backend.torch.launch import ranks
+        from shardir.backend.torch.launch import forks
         from shardir.tools import opt, run  # noqa: F401 - for the commands
 
         with tempfile.TemporaryDirectory() as folder:
             make_work(Path(folder))
             shardir.compile_file(Path(folder, "step.ir")).save(Path(folder, "out"))
             opt.main([f"{folder}/block.ir", "-p", "train", "-o", f"{folder}/out.ir"])
-        # pyrefly: ignore[bad-assignment] - what ranks uses of the module
-        ranks.subprocess = SimpleNamespace(
-            Popen=Fork, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT,
-            TimeoutExpired=subprocess.TimeoutExpired,
-        )  # fmt: skip
+        forks.Forks = OwnForks
     undisturbed = repeat(Case("undisturbed", COMMANDS["train"], (0,)))
     drawn = undisturbed if options.undisturbed else cases(options.seed)
     chosen = [*islice(drawn, options.cases)]

@@ -1,17 +1,17 @@
-"""Ranks that are forked, as `subprocess.Popen` starts them: see rank_server.py.
+"""Ranks of tests, which are forked from one process: see rank_server.py.
 
-`Forked` has the part of the interface of `Popen` that the launcher uses, and SUBPROCESS that of the
-module; `run_ranks` runs a script of the tests on several ranks.
+`started` starts a script as `subprocess.Popen` does; `run_ranks` runs one on several ranks.
 """
 
 import atexit
-import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -20,52 +20,70 @@ from typing import Any
 
 from extent import extent
 
-POLL_SECONDS, ANSWER_SECONDS = 0.01, 60
+from shardir.backend.torch.launch import fork_server
+from shardir.backend.torch.launch.forks import Fork, Forks
+
+SECONDS = 60
 
 
-class Server:
-    """The server of this process, and the exit codes of its ranks."""
+class Server(Forks):
+    """The process that forks the ranks of this process' tests, whatever their programs."""
+
+    script = Path(__file__).parent / "rank_server.py"
 
     def __init__(self) -> None:
-        self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.codes: dict[int, int] = {}
-        self.process = subprocess.Popen(
-            [sys.executable, Path(__file__).parent / "rank_server.py", str(other.fileno())],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, pass_fds=[other.fileno()],
-        )  # fmt: skip
-        other.close()
+        super().__init__(sys.executable, {**os.environ, "OMP_NUM_THREADS": "1"}, SECONDS)
         atexit.register(self.close)
 
-    def start(self, argv: list[str], env: dict[str, str], output: int, fds: tuple[int, ...]) -> int:
-        request = {"argv": argv, "env": env, "cwd": os.getcwd(), "fds": fds}
-        socket.send_fds(self.socket, [json.dumps(request).encode()], [output, *fds])
-        while "code" in (answer := self.answer(ANSWER_SECONDS)):
-            pass
-        self.codes.pop(answer["pid"], None)  # that of an earlier process of the same number
-        return answer["pid"]
-
-    def answer(self, seconds: float) -> dict[str, int]:
-        """Return the next message; raise TimeoutError where none arrives within `seconds`."""
-        self.socket.settimeout(seconds)
-        answer = json.loads(self.socket.recv(1 << 16))
-        if "code" in answer:
-            self.codes[answer["pid"]] = answer["code"]
-        return answer
-
-    def code(self, pid: int) -> int | None:
-        """Return the exit code of a rank; None while it runs."""
-        while True:
-            try:
-                self.answer(0)
-            except BlockingIOError:
-                return self.codes.get(pid)
-
-    def close(self) -> None:
-        self.socket.close()
-        self.process.wait()
+    def import_runtime(self, folder: Path) -> None:
+        pass
 
 
 server = cache(Server)
+
+
+class OwnForks(Forks):
+    """A process that is itself forked from this one, which has imported torch, and forks others."""
+
+    def _server(self, other: socket.socket, environment: Mapping[str, str]) -> "Child":
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                fork_server.end_with(parent)
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                self._socket.close()
+                fork_server.serve(other)
+            finally:
+                os._exit(0)
+        return Child(pid)
+
+
+class Child:
+    """A process that is forked from this one, as a `subprocess.Popen`."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float = 1e9) -> int:
+        until = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.01)
+        return code
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
 
 
 def spent() -> float:
@@ -76,52 +94,23 @@ def spent() -> float:
     return sum(map(int, fields.split()[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-class Forked:
-    """A rank, as a `subprocess.Popen`."""
-
-    def __init__(self, argv: list[Any], env: dict[str, str], stdout: Any, pass_fds=(), **_: object):
-        python, *argv = map(str, argv)
-        assert python == sys.executable
-        self.returncode: int | None = None
-        self.pid = server().start(argv, env, stdout.fileno(), tuple(pass_fds))
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            self.returncode = server().code(self.pid)
-        return self.returncode
-
-    def wait(self, timeout: float = ANSWER_SECONDS) -> int:
-        until = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > until:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            time.sleep(POLL_SECONDS)
-        return code
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            os.killpg(self.pid, 9)
+def started(argv: list[Any], env: Mapping[str, str], stdout: Any) -> Fork:
+    """Start `python argv...`."""
+    return server().start([str(word) for word in argv], env, stdout.fileno())
 
 
-SUBPROCESS = SimpleNamespace(
-    Popen=Forked, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT,
-    TimeoutExpired=subprocess.TimeoutExpired,
-)  # fmt: skip
-"""In place of the module `subprocess`."""
-
-
-def in_agents() -> dict[str, Any]:
+def in_agents(by: Forks | None = None) -> dict[str, Any]:
     """Return replacements of names of torch's module subprocess_handler, so that its agent forks
-    ranks. The server reaps one that has ended, which is then unknown."""
+    ranks. One that has ended may be unknown."""
 
-    def started(args: list[Any], env: dict[str, str], stdout: Any, **_: object) -> Forked:
-        return Forked(args, env, stdout)
+    def popen(args: list[str], env: dict[str, str], stdout: Any, **_: object) -> Fork:
+        return (by or server()).start(args[1:], env, stdout.fileno())
 
     def killpg(pid: int, number: int) -> None:
         with suppress(ProcessLookupError):
             os.killpg(pid, number)
 
-    return {"Popen": started, "os": SimpleNamespace(environ=os.environ, killpg=killpg)}
+    return {"Popen": popen, "os": SimpleNamespace(environ=os.environ, killpg=killpg)}
 
 
 def run_ranks(script: Path, count: int, arguments: list[Any], seconds: float) -> list[str]:
@@ -132,10 +121,7 @@ def run_ranks(script: Path, count: int, arguments: list[Any], seconds: float) ->
     debug = extent("OFF", "DETAIL")
     env = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": debug, "GLOO_SOCKET_IFNAME": "lo"}
     logs = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115 - read below
-    ranks = [
-        Forked([sys.executable, script, *arguments, rank], env, log)
-        for rank, log in enumerate(logs)
-    ]
+    ranks = [started([script, *arguments, rank], env, log) for rank, log in enumerate(logs)]
     try:
         until = time.monotonic() + seconds
         for rank in ranks:

@@ -1,4 +1,5 @@
-"""Types of arguments that the tools share."""
+"""Types of arguments that the tools share. They are there before xDSL is imported: shard-run begins
+to import torch first."""
 
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ from shardir.backend.torch.runtime.runtime_options import (
     reading,
     time_out,
 )
-from shardir.rewriting.options import UsageError, size_of
 
 positive = reading(int, at_least(1))
 seconds = reading(float, time_out)
@@ -19,6 +19,8 @@ seconds = reading(float, time_out)
 
 def size(text: str) -> int:
     """The bytes of a size such as 5GB."""
+    from shardir.rewriting.options import size_of
+
     found = int(text) if text.isascii() and text.isdecimal() else size_of((text,))
     if not found:
         raise ArgumentTypeError(f"expected a size such as 5GB or 512MiB, got {text}")
@@ -34,6 +36,8 @@ def import_modules(names: Sequence[str]) -> None:
     Raises:
         UsageError: a module is not found, or its import fails.
     """
+    from shardir.rewriting.options import UsageError
+
     for name in names:
         try:
             import_module(name)

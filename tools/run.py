@@ -1,4 +1,8 @@
-"""shard-run: run a compiled directory, or compile an .ir file and run it."""
+"""shard-run: run a compiled directory, or compile an .ir file and run it.
+
+A process begins to import torch for the ranks first (forks.py): the compiler is imported, and
+compiles, at the same time.
+"""
 
 import argparse
 import math
@@ -8,15 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from shardir.backend import DEFAULT, backend_of
 from shardir.backend.runs import LaunchError, Options, Report
-from shardir.backend.torch.launch import (
-    Progress,
-    export,
-    read_plan,
-    run_and_check,
-    summary,
-)
+from shardir.backend.torch.launch.forks import forks
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder
 from shardir.tools.arguments import import_modules, output_file, positive, size
@@ -36,13 +33,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             directory = options.program
-            if os.path.isdir(directory):
-                _check_compiled(directory, options)
-            elif directory.suffix in (".ir", ".mlir"):
+            is_source = _is_source(directory, options)
+            given = Options.parsed(options)
+            if options.export is None and not given.by_agent:
+                stack.enter_context(forks(given))
+            if is_source:
                 import_modules(getattr(options, "import"))
                 folder = stack.enter_context(scratch_folder())
                 directory = _compiled(directory, options, folder)
-            return _run(directory, options)
+            return _run(directory, options, given)
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -56,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="shard-run", description=__doc__)
+    parser = argparse.ArgumentParser(prog="shard-run", description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("program", type=Path, help="a directory that shard-opt wrote, or an .ir file")
     add("--nproc", type=int, help="the number of ranks (that of the mesh)")
@@ -96,18 +95,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check_compiled(directory: Path, options: argparse.Namespace) -> None:
-    """Raise LaunchError for an option of a compilation."""
+def _is_source(path: Path, options: argparse.Namespace) -> bool:
+    """Return whether the program is to be compiled.
+
+    Raises:
+        LaunchError: it is not there, or is compiled and there is an option of a compilation.
+    """
+    if not os.path.isdir(path):
+        if path.suffix not in (".ir", ".mlir"):
+            raise LaunchError(f"{path}: no such directory")
+        if not os.path.isfile(path):
+            raise LaunchError(f"{path}: no such file")
+        return True
     for name in ("mode", "pass_pipeline", "plan", "save_strategies", "load_strategies", "import"):
         if getattr(options, name) not in (None, []):
             option = f"--{name.replace('_', '-')}"
-            raise LaunchError(f"{directory} is compiled already; {option} is for an .ir file")
+            raise LaunchError(f"{path} is compiled already; {option} is for an .ir file")
+    return False
 
 
 def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
     """Compile an .ir file into the directory."""
-    if not os.path.isfile(path):
-        raise LaunchError(f"{path}: no such file")
     from shardir.api import compile_file
     from shardir.syntax.source import collect_warnings
     from shardir.tools.progress import progress_shown
@@ -130,9 +138,12 @@ def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
     return directory
 
 
-def _run(directory: Path, arguments: argparse.Namespace) -> int:
+def _run(directory: Path, arguments: argparse.Namespace, options: Options) -> int:
+    from shardir.backend.torch.launch.export import export
+    from shardir.backend.torch.launch.report import Progress, run_and_check, summary
+    from shardir.backend.torch.launch.start import read_plan, run
+
     plan = read_plan(directory, arguments.nproc)
-    options = Options.parsed(arguments)
     if arguments.export is not None:
         if options.resume is None:
             raise LaunchError("--export: expected a checkpoint, got none; give --resume FOLDER")
@@ -151,11 +162,19 @@ def _run(directory: Path, arguments: argparse.Namespace) -> int:
         report, differences = run_and_check(plan, options, progress)
     else:
         with progress.shown():
-            report = backend_of(DEFAULT).run(directory, options, on_event=progress)
+            report = run(directory, options, on_event=progress, emit_resized=_emit_resized)
     print(*summary(report), *differences, sep="\n", flush=True)
     for line in not_finite(report):
         print(f"warning: {line}", file=sys.stderr)
     return 0 if all(difference.agrees for difference in differences) else 1
+
+
+def _emit_resized(directory: Path, ranks: int, of: int, out: Path) -> None:
+    """Write the program of a directory for another number of ranks (`EmitResized`), for which alone
+    the run of a directory needs the compiler."""
+    from shardir.backend.torch.backend import TorchBackend
+
+    TorchBackend().emit_resized(directory, ranks, of, out)
 
 
 def not_finite(report: Report) -> Iterator[str]:

@@ -113,6 +113,12 @@ class Options(RunOptions):
                 hint = f"; it has {', '.join(names)}"
             raise ShardirError(f"{e}{hint}") from None
 
+    @property
+    def by_agent(self) -> bool:
+        """Whether torch's elastic agent starts the ranks: on several machines, and where they may
+        start again."""
+        return self.nnodes.high > 1 or self.max_restarts > 0
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.callback is not None and not callable(self.callback):

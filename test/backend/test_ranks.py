@@ -15,6 +15,9 @@ from shardir.backend.torch.launch.ranks import Ranks, allow_files
 from shardir.backend.torch.runtime import FOLDER
 from shardir.backend.torch.runtime.runtime_events import event_of
 
+pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 PROGRAM = """
 import json, os, signal, subprocess, sys, time
 sys.path.append({folder!r})
@@ -57,10 +60,10 @@ def test_what_a_finished_rank_has_started_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Signals go to groups whose number is that of a rank, which is not reaped: to no others."""
-    killpg, look = os.killpg, os.WEXITED | os.WNOHANG | os.WNOWAIT
+    killpg = os.killpg
 
     def of_a_rank(group: int, number: int) -> None:
-        os.waitid(os.P_PID, group, look)
+        assert Path(f"/proc/{group}/stat").exists()
         killpg(group, number)
 
     monkeypatch.setattr(os, "killpg", of_a_rank)
@@ -110,7 +113,9 @@ def test_the_rank_that_is_the_cause_is_named(lines: str, message: str, tmp_path:
 
 
 def test_what_cannot_be_started(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"^rank 0 cannot be started: No such file or directory"):
+    with pytest.raises(
+        LaunchError, match=r"^the ranks cannot be started: No such file or directory"
+    ):
         run(tmp_path, "done()", python=str(tmp_path / "python"))
 
 

@@ -53,7 +53,7 @@ def test_the_same_ranks_give_the_same_program(file, words, tmp_path, monkeypatch
             path.unlink()
     shutil.move("out", "moved")
     size = math.prod(axes(Path("moved")).values())
-    TorchBackend()._emit_resized(Path("moved"), size, size, Path("again"))
+    TorchBackend().emit_resized(Path("moved"), size, size, Path("again"))
     assert Path("again/program.py").read_text() == Path("moved/program.py").read_text()
     plans = [plan_of(Path(d)) for d in ("moved", "again")]
     assert [plan.pop("single") for plan in plans] == ["single.py", None]
@@ -78,6 +78,6 @@ def test_half_of_the_ranks(file, pipeline, before, after, tmp_path):
         tmp_path / "half",
     )
     size = math.prod(axes(full).values())
-    TorchBackend()._emit_resized(full, size // 2, size, half)
+    TorchBackend().emit_resized(full, size // 2, size, half)
     assert (axes(full), axes(half)) == (before, after)
     assert arguments(full) == arguments(half)

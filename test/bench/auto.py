@@ -21,7 +21,7 @@ from plans import bare
 from shardir.algebra.cluster import Cluster
 from shardir.api import compile
 from shardir.backend.runs import Options
-from shardir.backend.torch.launch import times
+from shardir.backend.torch.launch.measure import times
 from shardir.cost import report
 from shardir.syntax.parser import parse
 from shardir.tools.calibrate import fitted, unmeasured

@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from shardir.api import compile
 from shardir.backend.runs import Options
-from shardir.backend.torch.launch import times
+from shardir.backend.torch.launch.measure import times
 from shardir.cost import relative, report
 from shardir.cost.fit import fit_relative
 from shardir.tools.calibrate import fitted, unmeasured

@@ -19,7 +19,7 @@ from programs import gpt, mlp, resnet
 
 from shardir.api import compile
 from shardir.backend.runs import Options
-from shardir.backend.torch.launch import times
+from shardir.backend.torch.launch.measure import times
 
 ROUNDS, TURN, TIMEOUT = 40, 0.5, 300
 TOKENS, IMAGES, ROWS = 32 << 20, 2048, 1 << 16

@@ -17,7 +17,7 @@ from programs import gpt, mlp, transformer
 
 from shardir.api import compile
 from shardir.backend.runs import Options
-from shardir.backend.torch.launch import times
+from shardir.backend.torch.launch.measure import times
 from shardir.cost import report
 from shardir.dialects.dist import is_started
 from shardir.syntax.parser import parse

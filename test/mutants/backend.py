@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "the number of a rank that has ended is free",
+        "A rank is reaped when it has ended: a signal to its group may be to that of others.",
+        "shardir/backend/torch/launch/fork_server.py",
+        "os.WEXITED | os.WNOHANG | os.WNOWAIT",
+        "os.WEXITED | os.WNOHANG",
+        "test/backend/test_ranks.py",
+    ),
+    Mutant(
         "exported parts of tensors are not at their places",
         "The parts that ranks have written are all read to the start of a tensor.",
         "shardir/backend/torch/launch/export.py",

@@ -1,5 +1,5 @@
-"""Ranks are forked from a process that has imported torch (rank_server.py), except in the tests
-with the marker `started_ranks`."""
+"""All runs fork their ranks from one process (rank_server.py), except in the tests with the marker
+`started_ranks`."""
 
 from collections.abc import Callable
 from functools import cache

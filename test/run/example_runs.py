@@ -17,7 +17,7 @@ import torch
 
 import shardir
 from shardir.backend.runs import Options
-from shardir.backend.torch.launch import run
+from shardir.backend.torch.launch.start import run
 from shardir.dialects.random import fill
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

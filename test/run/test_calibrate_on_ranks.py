@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import shardir
 from shardir.backend.runs import LaunchError, Options, RunError
-from shardir.backend.torch.launch import times
+from shardir.backend.torch.launch.measure import times
 from shardir.cost import clusters
 from shardir.tools import calibrate
 from shardir.tools.opt import main as shard_opt

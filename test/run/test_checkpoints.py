@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from extent import extent
+from forked import server
 
 import shardir
 from shardir import ShardirError
 from shardir.backend.runs import Report, RunError
+from shardir.backend.torch.launch.forks import shared
 from shardir.backend.torch.runtime import runtime_module
 
 STEPS = 9
@@ -226,12 +228,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(programs, tmp_path):
 @pytest.fixture(scope="module")
 def checkpoint(programs, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("one")
-    with pytest.MonkeyPatch.context() as patch:
-        from forked import SUBPROCESS
-
-        from shardir.backend.torch.launch import ranks
-
-        patch.setattr(ranks, "subprocess", SUBPROCESS)
+    with shared(server()):
         shardir.run(programs["dp2-tp2"], steps=2, seed=3, checkpoints=folder, timeout=60)
     return folder / "step-00000002"
 

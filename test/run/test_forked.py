@@ -1,12 +1,18 @@
-"""Ranks that are forked: their exit codes are reported, and none is left running."""
+"""Ranks are forked: each is as a process of Python, its exit code is reported, and none is left
+running."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from forked import run_ranks, server
+from forked import run_ranks, server, started
 
 pytest.importorskip("torch")
+
+from shardir.backend.runs import Options
+from shardir.backend.torch.launch.forks import forks
 
 SCRIPT = """
 import os, sys, time
@@ -54,3 +60,46 @@ def test_changes_of_a_rank_are_its_own(tmp_path: Path) -> None:
     for out in ran(tmp_path, "import torch; print(hasattr(torch, 'mine'), 'MINE' in os.environ)"):
         assert "False False" in out
     assert server().process.pid == pid and server().process.poll() is None
+
+
+def test_a_number_is_that_of_a_rank_until_it_is_waited_for(tmp_path: Path) -> None:
+    """Signals go to groups by their numbers, also after the end of a rank."""
+    (tmp_path / "script.py").write_text("")
+    with (tmp_path / "out").open("w") as out:
+        rank = started([tmp_path / "script.py"], os.environ, out)
+        until = time.monotonic() + 60
+        while rank.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(rank.pid, 0)
+        assert rank.wait() == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(rank.pid, 0)
+
+
+@pytest.mark.started_ranks
+def test_no_rank_outlives_the_process_that_forks_them(tmp_path: Path) -> None:
+    """All runs within a `with` have the same one; where it is killed, so are its ranks."""
+    (tmp_path / "script.py").write_text("import time; time.sleep(1000)")
+    options = Options(timeout=60)
+    with forks(options) as here, forks(options) as again, (tmp_path / "out").open("w") as out:
+        assert again is here
+        request = [str(tmp_path / "script.py")], os.environ, out.fileno()
+        rank = here.start(*request)
+        here.process.kill()
+        assert rank.wait(60) == -signal.SIGKILL
+        with pytest.raises(OSError, match="the process that it is a fork of has ended"):
+            here.start(*request)
+        until = time.monotonic() + 60
+        while Path(f"/proc/{rank.pid}").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not Path(f"/proc/{rank.pid}").exists()
+
+
+@pytest.mark.started_ranks
+def test_the_process_that_forks_ends_with_its_ranks(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import time; time.sleep(1000)")
+    with forks(Options(timeout=60)) as here, (tmp_path / "out").open("w") as out:
+        rank = here.start([str(tmp_path / "script.py")], os.environ, out.fileno())
+    for pid in (rank.pid, here.process.pid):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -11,7 +11,7 @@ from extent import LONG
 
 import shardir
 from shardir.backend.runs import Options
-from shardir.backend.torch.launch import run
+from shardir.backend.torch.launch.start import run
 
 pytestmark = [
     pytest.mark.started_ranks,

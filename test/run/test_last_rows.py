@@ -21,7 +21,7 @@ from runtime_states import States
 
 import shardir
 from shardir.backend.runs import Batches, LaunchError, Options
-from shardir.backend.torch.launch import run
+from shardir.backend.torch.launch.start import run
 from shardir.tools import run as tool
 
 SEED = 5

@@ -15,14 +15,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sample
-from forked import Forked
+from forked import started
 from orders import batch_rows
 
 pytest.importorskip("torch")
 
 from shardir.backend.runs import LaunchError, Options, RunError
-from shardir.backend.torch.launch import read_plan, report
+from shardir.backend.torch.launch import report
 from shardir.backend.torch.launch import start as launch
+from shardir.backend.torch.launch.start import read_plan
 from shardir.backend.torch.runtime.runtime_arrays import NPY, ArrayError, array_in
 from shardir.backend.torch.runtime.runtime_plan import PlanError, load_plan
 from shardir.dialects.random import fill
@@ -116,7 +117,7 @@ def test_nothing_of_a_program_runs_after_its_end(tmp_path, monkeypatch):
 def test_alone_it_reports_how_many_ranks_it_needs(tmp_path):
     program = sample.write(tmp_path / "dir") / "program.py"
     with (tmp_path / "out").open("w") as out:
-        assert Forked([sys.executable, program], dict(os.environ), out).wait() == 2
+        assert started([program], os.environ, out).wait() == 2
     text = (tmp_path / "out").read_text()
     assert "expected 4 ranks (mesh @m <dp = 2, tp = 2>), got 1" in text
     assert "Traceback" not in text

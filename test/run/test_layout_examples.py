@@ -13,7 +13,7 @@ from example_runs import Tensors, check_training, equal, gradients
 
 import shardir
 from shardir.backend.runs import Options, RunError
-from shardir.backend.torch.launch import run
+from shardir.backend.torch.launch.start import run
 from shardir.diagnostics import ShardirError
 from shardir.interpret import run as interpret
 from shardir.syntax.parser import parse

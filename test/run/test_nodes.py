@@ -18,13 +18,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import sample
 from extent import long_form
-from forked import Forked, in_agents
+from forked import in_agents, server, started
 
 pytest.importorskip("torch")
 
 import shardir
 from shardir.backend.runs import Options, Report, RunError
 from shardir.backend.torch.launch import rendezvous
+from shardir.backend.torch.launch.forks import Fork, shared
 from shardir.tools import run as tool
 
 AGENT = Path(__file__).parent / "node_agent.py"
@@ -47,13 +48,13 @@ class Nodes:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.rdzv = f"127.0.0.1:{free.getsockname()[1]}"
         self.words = [*map(str, words), "--timeout=60"]
-        self.agents: dict[int, tuple[Forked, Any]] = {}
+        self.agents: dict[int, tuple[Fork, Any]] = {}
 
     def start(self, rank: int, nnodes: Any = 2, *words: Any) -> None:
         log = tempfile.TemporaryFile()  # noqa: SIM115 - read by `end`
         words = (*self.words, "--nnodes", nnodes, "--node-rank", rank, "--rdzv", self.rdzv, *words)
         env = {**os.environ, "TIMES": TIMES, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self.agents[rank] = Forked([sys.executable, AGENT, *words], env, log), log
+        self.agents[rank] = started([AGENT, *words], env, log), log
 
     def end(self) -> dict[int, tuple[int, str]]:
         """The exit code and the output of each agent."""
@@ -85,13 +86,8 @@ def states(dump: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def one_machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, dict[str, Any]]:
     """The run of all steps by the launcher of one machine."""
-    from forked import SUBPROCESS
-
-    from shardir.backend.torch.launch import ranks
-
     folder = tmp_path_factory.mktemp("one")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "subprocess", SUBPROCESS)
+    with shared(server()):
         dump = folder / "all.npz"
         report = shardir.run(program(folder / "program"), steps=STEPS, dump=dump, timeout=60)
     return report, states(dump)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import shardir
 from shardir.backend.runs import Options
-from shardir.backend.torch.launch import run
+from shardir.backend.torch.launch.start import run
 from shardir.dialects.dist import type_layout
 from shardir.dialects.random import fill
 from shardir.dialects.train import arguments

@@ -11,7 +11,8 @@ from shardir.tools import bench
 
 pytest.importorskip("torch")
 
-from shardir.backend.torch.launch import Progress, read_plan, run_and_check
+from shardir.backend.torch.launch.report import Progress, run_and_check
+from shardir.backend.torch.launch.start import read_plan
 
 programs, search = bench.load("programs"), bench.load("search")
 SIZES = {"layers": 1, "batch": 8, "seq": 16, "hidden": 32, "heads": 4}

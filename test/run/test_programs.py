@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import shardir
 from shardir.backend.runs import Options
-from shardir.backend.torch.launch import run
+from shardir.backend.torch.launch.start import run
 from shardir.dialects.random import fill
 
 NORMAL = {"mean": 0.0, "std": 1.0}

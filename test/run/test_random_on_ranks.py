@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import shardir
 from shardir.backend.runs import Options
-from shardir.backend.torch.launch import run
+from shardir.backend.torch.launch.start import run
 from shardir.dialects.random import fill, positions, seed_at, uniform
 
 PROGRAM = """

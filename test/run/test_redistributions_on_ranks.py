@@ -18,7 +18,7 @@ import shardir
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis, Mesh
 from shardir.backend.runs import Options
-from shardir.backend.torch.launch import run
+from shardir.backend.torch.launch.start import run
 from shardir.dialects.random import fill
 
 MESH = Mesh("m", (("a", 2), ("b", 4)))

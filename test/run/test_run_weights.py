@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
 import shardir
-from shardir.backend.torch.launch import export
+from shardir.backend.torch.launch.export import export
 from shardir.tools import run as tool
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")

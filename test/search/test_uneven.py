@@ -11,7 +11,7 @@ from extent import LONG
 from shardir import compile
 from shardir.algebra.mesh import Mesh
 from shardir.backend.runs import Options
-from shardir.backend.torch.launch import run
+from shardir.backend.torch.launch.start import run
 from shardir.dialects.dist import type_layout
 from shardir.interpret.equivalence import check_pass
 from shardir.rewriting.functions import bodies

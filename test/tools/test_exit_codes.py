@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from io import TextIOWrapper
 from itertools import product
 from math import inf, nan
@@ -11,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from shardir.backend import backend_of
 from shardir.backend.runs import Report
+from shardir.backend.torch.launch import report, start
 from shardir.backend.torch.launch.report import Difference
 from shardir.tools import commands, run
 
@@ -24,12 +25,13 @@ ALLOWED = 0.2
 def test_it_is_1_if_any_result_disagrees(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("read_plan", "_check_compiled"):
-        monkeypatch.setattr(run, name, lambda *_: None)
-    monkeypatch.setattr(run, "summary", lambda _: ())
+    monkeypatch.setattr(run, "forks", lambda _: nullcontext())
+    monkeypatch.setattr(start, "read_plan", lambda *_: None)
+    monkeypatch.setattr(report, "summary", lambda _: ())
     for found in product((WITHIN, BEYOND), repeat=count):
         differences = [Difference(f"w{i}", d, ALLOWED) for i, d in enumerate(found)]
-        monkeypatch.setattr(run, "run_and_check", lambda *_, d=differences: (Report(1, "gloo"), d))
+        checked = Report(1, "gloo"), differences
+        monkeypatch.setattr(report, "run_and_check", lambda *_, c=checked: c)
         assert run.main([str(tmp_path), "--check"]) == int(BEYOND in found)
         assert capsys.readouterr().out.count("DISAGREE") == found.count(BEYOND)
 
@@ -49,10 +51,10 @@ def test_losses_that_are_not_finite_are_a_warning_where_they_are_allowed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("read_plan", "_check_compiled"):
-        monkeypatch.setattr(run, name, lambda *_: None)
-    report = Report(1, "gloo", losses={"step": losses}, steps_per_second={"step": 10.0})
-    monkeypatch.setattr(type(backend_of("torch")), "run", lambda *_, **__: report)
+    monkeypatch.setattr(run, "forks", lambda _: nullcontext())
+    monkeypatch.setattr(start, "read_plan", lambda *_: None)
+    found = Report(1, "gloo", losses={"step": losses}, steps_per_second={"step": 10.0})
+    monkeypatch.setattr(start, "run", lambda *_, **__: found)
     assert run.main([str(tmp_path), "--allow-nan"]) == 0
     assert capsys.readouterr().err == message
 

@@ -113,7 +113,7 @@ class TorchBackend(Backend):
         batches: Batches | None = None,
     ) -> Report:
         def at_work(given: Options) -> Report:
-            return run(directory, given, None, "program.py", on_event, batches, self._emit_resized)
+            return run(directory, given, None, "program.py", on_event, batches, self.emit_resized)
 
         if not options.parameters:
             return at_work(options)
@@ -124,7 +124,7 @@ class TorchBackend(Backend):
                 report.parameters = _parameters(read_plan(directory), dump)
         return report
 
-    def _emit_resized(self, directory: Path, ranks: int, of: int, out: Path) -> None:
+    def emit_resized(self, directory: Path, ranks: int, of: int, out: Path) -> None:
         """Write the program of a directory, which is for `of` ranks, for other ones. Raises
         ShardirError."""
         context, module = resize.resized(directory, ranks, of)

@@ -1,7 +1,8 @@
 """The processes of a run on this machine: started, watched, and ended.
 
-1. Every rank is a process group of its own; whatever happens, none is left when `run` returns.
-   If the launcher itself is killed, Linux kills the ranks (they ask for it: runtime_process.py).
+1. Every rank is a process group of its own, forked by a process that has imported torch once
+   (forks.py); whatever happens, none is left when `run` returns. If the launcher itself is killed,
+   Linux kills that process, and so the ranks.
 2. The first rank that fails ends the run at once; the error names the rank that is the cause, not
    the ones that lost their connection to it.
 3. A run is complete when every rank has said so: one that leaves early fails, whatever its exit
@@ -15,14 +16,13 @@ import resource
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardir.backend.runs import LaunchError, OnEvent, Options, RunError
+from shardir.backend.torch.launch.forks import Fork, Forks, environment, forks
 from shardir.backend.torch.launch.outcome import TAIL_BYTES, Outcome
 from shardir.backend.torch.runtime.runtime_events import FINISH, MAY_FINISH, event_of
 from shardir.backend.torch.runtime.runtime_plan import START_SECONDS
@@ -62,7 +62,7 @@ class Ranks:
 
     def __init__(self, program: Path, count: int, options: Options, feed: "Feed | None" = None):
         self.program, self.count, self.options, self.feed = program, count, options, feed
-        self.processes: list[subprocess.Popen] = []
+        self.processes: list[Fork] = []
         self.logs: list[Any] = []  # what each rank prints: files without a name
         self.outcome = Outcome()
         self._started = False  # the ranks have met
@@ -77,12 +77,16 @@ class Ranks:
             LaunchError: they cannot be started; RunError: one fails.
         """
         allow_files(self.count)
-        self._events, events = os.pipe()
-        with socket.create_server(("127.0.0.1", 0), backlog=self.count + 8) as store:
+        with (
+            forks(self.options) as here,
+            socket.create_server(("127.0.0.1", 0), backlog=self.count + 8) as store,
+        ):
+            here.import_runtime(self.program.parent)
+            self._events, events = os.pipe()
             try:
                 for rank in range(self.count):
                     try:
-                        self._start(rank, events, store)
+                        self._start(here, rank, events, store)
                     except OSError as error:
                         reason = error.strerror or error
                         raise LaunchError(f"rank {rank} cannot be started: {reason}") from None
@@ -104,11 +108,9 @@ class Ranks:
                 if self.feed is not None:
                     self.feed.close()
 
-    def _start(self, rank: int, events: int, store: socket.socket) -> None:
-        environment = {
-            "OMP_NUM_THREADS": "1" if self.options.backend == "gloo" else "4",
-            **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
-            **os.environ,
+    def _start(self, here: Forks, rank: int, events: int, store: socket.socket) -> None:
+        variables = {
+            **environment(self.options),
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self.count),
@@ -116,11 +118,10 @@ class Ranks:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(store.getsockname()[1]),
             "SHARDIR_EVENTS": f"fd:{events}",
-            "SHARDIR_LAUNCHER": str(os.getpid()),
             "SHARDIR_STORE_FD": str(store.fileno()),
         }
         if self.options.callback is not None:
-            environment[MAY_FINISH] = "1"
+            variables[MAY_FINISH] = "1"
         passed, fed = [events], list[str]()
         if rank == 0:
             passed.append(store.fileno())
@@ -128,17 +129,8 @@ class Ranks:
             passed.append(self.feed.readers[rank])
             fed = self.feed.words(rank)
         self.logs.append(tempfile.TemporaryFile())  # noqa: SIM115 - run() closes it
-        self.processes.append(
-            subprocess.Popen(
-                [self.options.python, str(self.program), *self.options.words(), *fed],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=self.logs[rank],
-                stderr=subprocess.STDOUT,
-                pass_fds=passed,
-                start_new_session=True,
-            )
-        )
+        argv = [str(self.program), *self.options.words(), *fed]
+        self.processes.append(here.start(argv, variables, self.logs[rank].fileno(), passed))
 
     def _watch(self, on_event: OnEvent) -> None:
         last_sign = time.monotonic() + START_SECONDS
@@ -221,12 +213,12 @@ class Ranks:
 
     def _codes(self) -> dict[int, int | None]:
         """Return the exit codes of all ranks."""
-        return {rank: _code(process) for rank, process in enumerate(self.processes)}
+        return {rank: process.poll() for rank, process in enumerate(self.processes)}
 
     def _story(self, rank: int) -> str:
         log = self.logs[rank].fileno()
         output = os.pread(log, TAIL_BYTES, max(0, os.fstat(log).st_size - TAIL_BYTES))
-        return self.outcome.story(rank, _code(self.processes[rank]), output)
+        return self.outcome.story(rank, self.processes[rank].poll(), output)
 
     def _silence(self) -> str:
         """Return what the ranks do that have neither ended nor reported an error: those that are
@@ -234,7 +226,7 @@ class Ranks:
         states = {
             rank: _state(process)
             for rank, process in enumerate(self.processes)
-            if _code(process) is None and rank not in self.outcome.errors
+            if process.poll() is None and rank not in self.outcome.errors
         }
         chosen = {rank: s for rank, s in states.items() if s in STOPPED} or states
         return ", ".join(
@@ -251,7 +243,7 @@ class Ranks:
                 _signal(process, signal.SIGTERM)
                 _signal(process, signal.SIGCONT)  # a stopped one would not hear the first
             until = time.monotonic() + TERM_SECONDS
-            while None in map(_code, self.processes) and time.monotonic() < until:
+            while None in self._codes().values() and time.monotonic() < until:
                 time.sleep(POLL_SECONDS)
         finally:  # also if a second Ctrl-C comes meanwhile
             for process in self.processes:
@@ -259,23 +251,7 @@ class Ranks:
                 process.wait()
 
 
-def _code(process: subprocess.Popen) -> int | None:
-    """Return the exit code of a process that has ended, or -N if signal N has ended it.
-
-    Until `stop` reaps it, its number remains that of its group: no other process can get it.
-    """
-    if process.returncode is not None or not hasattr(os, "waitid"):  # macOS before Python 3.13
-        return process.poll()
-    try:
-        end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # the system reaps it, where SIGCHLD is ignored
-        return process.poll()
-    if end is None:
-        return None
-    return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-
-
-def _state(process: subprocess.Popen) -> str:
+def _state(process: Fork) -> str:
     """Return the state of a running process, as Linux abbreviates it."""
     try:
         stat = Path(f"/proc/{process.pid}/stat").read_text()
@@ -284,6 +260,6 @@ def _state(process: subprocess.Popen) -> str:
         return "?"
 
 
-def _signal(process: subprocess.Popen, number: int) -> None:
+def _signal(process: Fork, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -70,9 +70,8 @@ def run(
     if importlib.util.find_spec("torch") is None:
         raise LaunchError("running needs torch: pip install 'shardir[torch]'")
     nodes = options.nnodes
-    by_agent = nodes.high > 1 or options.max_restarts > 0
     check_nodes(plan, options)
-    if by_agent and (batches is not None or options.callback is not None):
+    if options.by_agent and (batches is not None or options.callback is not None):
         raise LaunchError(
             "expected one machine and no restarts for batches or a callback of Python, got "
             f"{nodes} machines and {options.max_restarts} restarts; give --data files"
@@ -106,7 +105,7 @@ def run(
                 if last and entry["event"] in ("step", "evaluation"):
                     started.finish()
 
-        if by_agent and program == "program.py":
+        if options.by_agent and program == "program.py":
             _agent_class()(plan, options, emit_resized).run(take)
             return report
         feed = None
