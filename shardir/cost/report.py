@@ -11,7 +11,7 @@
     largest: %y 192, %x 64, %w 48
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,17 +21,22 @@ from xdsl.ir import Operation
 
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Axes, Mesh, axes_text
+from shardir.algebra.schedules.gantt import as_svg
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.memory_plan import PlannedMemory, planned_memory
 from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import OpCost, works_of
-from shardir.cost.stages import memory_of_ranks
+from shardir.cost.stages import TimedRun, memory_of_ranks, times_of_ranks
 from shardir.dialects import dist, train
 from shardir.dialects.locations import file_location
 
 LARGEST = 8
 """The number of storages that are named."""
+
+Rows = list[tuple[str, ...]]
+HEAD = ("op", "location", "flops", "bytes", "seconds", "")
+"""The names of the columns of ops."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,12 @@ class FunctionCost:
         return found
 
     def __str__(self) -> str:
-        rows = [("op", "location", "flops", "bytes", "seconds", "")]
+        head = f"@{self.name} on {self.mesh}: {_s(self.seconds)} s"
+        tables = [line for rows in self._tables() for line in table(rows)]
+        return "\n".join([head, *tables, *self._memory()])
+
+    def _tables(self) -> Iterator[Rows]:
+        rows = [HEAD]
         rows += [_row(c) for c in self.ops if c.seconds]
         touched = sum(c.bytes for c in self.ops if not c.communicates)
         rows.append(("computation", "", str(self.flops), str(touched), _s(self.computation), ""))
@@ -84,8 +94,7 @@ class FunctionCost:
             rows.append((what, "", "-", str(received), _s(seconds), ""))
         if any(dist.is_started(c.op) for c in self.ops):
             rows.append(("overlapped", "", "-", "-", _s(-self.overlapped), ""))
-        head = f"@{self.name} on {self.mesh}: {_s(self.seconds)} s"
-        return "\n".join([head, *table(rows), *self._memory()])
+        yield rows
 
     def _memory(self) -> Iterator[str]:
         use, holds = self.memory, self.mesh.cluster_or_default.memory
@@ -100,6 +109,45 @@ class FunctionCost:
         if (plan := self.planned) is not None:
             sizes = f"a block of {plan.size} B, lower bound {plan.bound} B"
             yield f"    plan, arguments aside: {sizes}, gap {plan.gap:.1%}"
+
+
+@dataclass(frozen=True)
+class StagedCost(FunctionCost):
+    """The cost of a step in stages: `ops` are those of all stages, `memory` is of the rank that
+    needs most."""
+
+    ranks: tuple[Sequence[TimedRun], ...] = ()
+    """When each rank runs the functions of its stages."""
+    memories: tuple[MemoryUse, ...] = ()
+    """The memory of each rank."""
+
+    @cached_property
+    def seconds(self) -> float:
+        """The time from the first function to the end of the last one."""
+        return max(runs[-1].end for runs in self.ranks if runs)
+
+    @property
+    def busy(self) -> list[float]:
+        """The seconds in which each rank computes, or communicates within its stages."""
+        return [sum(t.end - t.begin for t in runs) for runs in self.ranks]
+
+    def svg(self) -> str:
+        """Return a drawing of the loop over the microbatches: a row for each rank."""
+        return as_svg([
+            [(begin, end, a) for begin, end, run in runs if (a := run.action) is not None]
+            for runs in self.ranks
+        ])  # fmt: skip
+
+    def _tables(self) -> Iterator[Rows]:
+        rows: Rows = [("rank", "stages", "seconds", "waits", "memory", "")]
+        for rank, (runs, busy) in enumerate(zip(self.ranks, self.busy, strict=True)):
+            stages = sorted({t.run.stage for t in runs})
+            waits = 1 - busy / self.seconds if self.seconds else 0.0
+            memory = f"{self.memories[rank].peak} B"
+            named = ", ".join(map(str, stages))
+            rows.append((str(rank), named, _s(busy), f"{waits:.1%}", memory, ""))
+        yield rows
+        yield [HEAD, *(_row(c) for c in self.ops if c.communicates)]
 
 
 def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCost]:
@@ -121,13 +169,13 @@ def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCos
 def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
     """Return the cost of a function in the local view on the mesh's cluster."""
     ops = tuple(w.cost(mesh) for w in works_of(list(f.body.block.ops), mesh))
-    staged = train.schedule_of(f) is not None
-    memory = max(memory_of_ranks(f, mesh), key=_peak) if staged else memory_of(f, mesh)
-    return FunctionCost(f.sym_name.data, mesh, ops, memory, planned_memory(f))
-
-
-def _peak(use: MemoryUse) -> int:
-    return use.peak
+    name, planned = f.sym_name.data, planned_memory(f)
+    if train.schedule_of(f) is None:
+        return FunctionCost(name, mesh, ops, memory_of(f, mesh), planned)
+    memories = tuple(memory_of_ranks(f, mesh))
+    most = max(memories, key=lambda use: use.peak)
+    ranks = tuple(times_of_ranks(f, mesh))
+    return StagedCost(name, mesh, ops, most, planned, ranks, memories)
 
 
 def _row(c: OpCost) -> tuple[str, ...]:
@@ -150,7 +198,7 @@ def location(op: Operation) -> str:
     return f"{found[0]}:{found[1]}" if found else ""
 
 
-def table(rows: list[tuple[str, ...]]) -> Iterator[str]:
+def table(rows: Rows) -> Iterator[str]:
     """Yield indented lines with aligned columns: two of text, then numbers, then text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     last = len(widths) - 1

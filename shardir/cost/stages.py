@@ -1,22 +1,27 @@
-"""The memory of the ranks of a step in stages.
+"""The memory and the time of the ranks of a step in stages.
 
-A rank has the parameters, states and inputs that its stages read, throughout, and sums over the
-microbatches from the first one to the end. It holds another value of a microbatch from the function
-that makes it to the last one of its own that reads it; one that it receives, from the function
-before the one that first reads it. While a function runs, there is what it needs besides. Not
-counted are values that are sent, until they have arrived, and the next state of a microbatch.
+Memory: a rank has the parameters, states and inputs that its stages read, throughout, and sums over
+the microbatches from the first one to the end. It holds another value of a microbatch from the
+function that makes it to the last one of its own that reads it; one that it receives, from the
+function before the one that first reads it. While a function runs, there is what it needs besides.
+Not counted are values that are sent, until they have arrived, and the next state of a microbatch.
+
+Time: a rank begins a function when the one before it has ended and what it reads has arrived. A
+value of another rank arrives at the end of the function that makes it, and the seconds of its
+transfer later. Transfers take no time of ranks, and any number of them can be in flight.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.schedules import Schedule
+from shardir.algebra.schedules import Action, Schedule
 from shardir.cost.memory import LiveStorages, MemoryUse, Storage
+from shardir.cost.schedule import elapsed
+from shardir.cost.seconds import cost_of, works_of
 from shardir.dialects import train
 from shardir.dialects.nn.types import size_of
 
@@ -33,19 +38,164 @@ class StageRun(NamedTuple):
     op: CallOp
     microbatch: int | None
 
+    @property
+    def stage(self) -> int:
+        callee = train.callee_of(self.op)
+        stage = None if callee is None else train.stage_of(callee)
+        assert stage is not None, "a call of a step in stages that is of none"
+        return stage
+
+    @property
+    def action(self) -> Action | None:
+        """The action of the schedule; None before and after the loop."""
+        callee = train.callee_of(self.op)
+        kind = None if callee is None else train.action_of(callee)
+        return None if kind is None else Action(self.stage, kind, self.microbatch)
+
+
+class TimedRun(NamedTuple):
+    """A run of a function on a rank, with its begin and end in seconds."""
+
+    begin: float
+    end: float
+    run: StageRun
+
 
 def memory_of_ranks(f: FuncOp, mesh: Mesh) -> list[MemoryUse]:
     """Return the memory that a step in stages needs on a device of each rank of its schedule."""
-    text = train.schedule_of(f)
-    assert text is not None
-    schedule, step = Schedule.parse(text), _StepStorages(f, mesh)
-    return [step.memory(list(step.runs(schedule, rank))) for rank in range(schedule.ranks)]
+    calls = _StageCalls(f)
+    step = _StepStorages(f, calls, mesh)
+    return [step.memory(calls.runs(rank)) for rank in range(calls.schedule.ranks)]
+
+
+def times_of_ranks(f: FuncOp, mesh: Mesh) -> list[list[TimedRun]]:
+    """Return when the devices of each rank of its schedule run the functions of a step in stages,
+    on the mesh's cluster."""
+    return _StepTimes(f, _StageCalls(f), mesh).ranks()
+
+
+class _StageCalls:
+    """The functions of a step in stages, and the order in which each rank runs them."""
+
+    def __init__(self, f: FuncOp):
+        text = train.schedule_of(f)
+        assert text is not None
+        self.schedule = Schedule.parse(text)
+        self.callees: dict[CallOp, FuncOp] = {}
+        self.before: list[CallOp] = []
+        """The calls before the loop over the microbatches, in it by their actions, and after it."""
+        self.actions: dict[tuple[int, str], CallOp] = {}
+        self.after: list[CallOp] = []
+        outside = self.before
+        for op in f.body.block.ops:
+            if isinstance(op, train.MicrobatchesOp):
+                outside = self.after
+            elif isinstance(op, CallOp) and (callee := train.callee_of(op)) is not None:
+                self.callees[op] = callee
+                if (action := train.action_of(callee)) is None:
+                    outside.append(op)
+                else:
+                    self.actions[StageRun(op, None).stage, action] = op
+
+    def rank(self, op: CallOp) -> int:
+        """Return the rank that runs a call."""
+        return self.schedule.placement[StageRun(op, None).stage]
+
+    def runs(self, rank: int) -> list[StageRun]:
+        """Return the functions that a rank runs, in their order."""
+        found = [StageRun(op, None) for op in self.before if self.rank(op) == rank]
+        for stage, kind, microbatch in self.schedule.orders[rank]:
+            one = (stage, kind) in self.actions
+            for part in kind if one else HALVES.get(kind, ""):
+                if (op := self.actions.get((stage, part))) is not None:
+                    found.append(StageRun(op, microbatch))
+        return found + [StageRun(op, None) for op in self.after if self.rank(op) == rank]
+
+
+class _StepTimes:
+    """The times of the functions of a step."""
+
+    def __init__(self, f: FuncOp, calls: _StageCalls, mesh: Mesh):
+        self.calls = calls
+        self.seconds = dict[CallOp, float]()
+        """The seconds of a function, and of the sums over microbatches of what it makes."""
+        self.transfers = dict[train.TransferOp, float]()
+        self.carries = dict[SSAValue, SSAValue]()
+        """Of what a loop carries the value of the run before."""
+        self.ends = dict[StageRun, float]()
+        for op, callee in calls.callees.items():
+            works = works_of(list(callee.body.block.ops), mesh)
+            self.seconds[op] = elapsed((w.cost(mesh) for w in works), mesh)
+        for op in f.body.block.ops:
+            if isinstance(op, train.CarryOp):
+                self.carries[op.carried] = op.x
+            elif isinstance(op, train.TransferOp | train.AccumulateOp):
+                cost = cost_of(op, mesh)
+                seconds = 0.0 if cost is None else cost.seconds
+                if isinstance(op, train.TransferOp):
+                    self.transfers[op] = seconds
+                elif (maker := _maker(op.x)) is not None:
+                    self.seconds[maker] += seconds
+
+    def ranks(self) -> list[list[TimedRun]]:
+        todo = [self.calls.runs(rank) for rank in range(self.calls.schedule.ranks)]
+        found: list[list[TimedRun]] = [[] for _ in todo]
+        while sum(map(len, found)) < sum(map(len, todo)):
+            before = sum(map(len, found))
+            for rank, runs in enumerate(todo):
+                self._advance(rank, runs, found[rank])
+            assert sum(map(len, found)) > before, "a schedule that was checked does not end"
+        return found
+
+    def _advance(self, rank: int, runs: list[StageRun], found: list[TimedRun]) -> None:
+        """Run what can begin on a rank."""
+        for run in runs[len(found) :]:
+            begin = found[-1].end if found else 0.0
+            for v in run.op.operands:
+                if (there := self._arrival(v, run.microbatch, rank)) is None:
+                    return
+                begin = max(begin, there)
+            end = self.ends[run] = begin + self.seconds[run.op]
+            found.append(TimedRun(begin, end, run))
+
+    def _arrival(self, v: SSAValue, microbatch: int | None, rank: int) -> float | None:
+        """Return when a rank has a value; None while it is not known."""
+        sent, microbatches = 0.0, [microbatch]
+        while isinstance(op := v.owner, Operation):
+            if isinstance(op, CallOp):
+                runs = [StageRun(op, k) for k in microbatches]
+                if runs[0].action is None:  # before or after the loop
+                    runs = [StageRun(op, None)]
+                ends = [self.ends.get(run) for run in runs]
+                known = [end for end in ends if end is not None]
+                away = sent if self.calls.rank(op) != rank else 0.0
+                return max(known) + away if len(known) == len(ends) else None
+            v = op.operands[0]
+            if isinstance(op, train.TransferOp):
+                sent += self.transfers[op]
+            elif isinstance(op, train.AccumulateOp):
+                microbatches = [*range(self.calls.schedule.microbatches)]
+            elif isinstance(op, train.CarryOp):  # after the loop, that of the last microbatch
+                last = self.calls.schedule.microbatches - 1
+                microbatches = [last if k is None else k for k in microbatches]
+            elif isinstance(op, train.CarriedOp):
+                v = self.carries[op.out] if microbatch else op.x
+                microbatches = [microbatch - 1 if microbatch else None]
+        return 0.0
+
+
+def _maker(v: SSAValue) -> CallOp | None:
+    """Return the call that makes a value, which may be transferred since."""
+    while isinstance(v.owner, train.TransferOp):
+        v = v.owner.x
+    return v.owner if isinstance(v.owner, CallOp) else None
 
 
 class _StepStorages:
     """The functions of a step, and the storages of the values between them."""
 
-    def __init__(self, f: FuncOp, mesh: Mesh):
+    def __init__(self, f: FuncOp, calls: _StageCalls, mesh: Mesh):
+        self.calls = calls
         args = zip(f.body.block.args, train.arguments(f), strict=True)
         self.parts: dict[SSAValue, str] = {v: f"{argument.role}s" for v, argument in args}
         """The purposes of storages: of arguments and sums, and of what forward parts make."""
@@ -54,23 +204,10 @@ class _StepStorages:
         self.root: dict[SSAValue, SSAValue] = {}
         self.extra: dict[CallOp, int] = {}
         """The bytes that a function needs besides its arguments."""
-        self.before: list[CallOp] = []
-        """The calls before the loop over the microbatches, in it by their actions, and after it."""
-        self.actions: dict[tuple[int, str], CallOp] = {}
-        self.after: list[CallOp] = []
         self.sums: dict[SSAValue, list[SSAValue]] = {}
         """The sums of a value over the microbatches."""
-        outside = self.before
         for op in f.body.block.ops:
-            if isinstance(op, train.MicrobatchesOp):
-                outside = self.after
-            elif isinstance(op, CallOp) and (callee := train.callee_of(op)) is not None:
-                stage, action = train.stage_of(callee), train.action_of(callee)
-                assert stage is not None
-                if action is None:
-                    outside.append(op)
-                else:
-                    self.actions[stage, action] = op
+            if isinstance(op, CallOp) and (callee := calls.callees.get(op)) is not None:
                 self._call(op, callee, LiveStorages(callee, mesh))
             elif isinstance(op, train.AccumulateOp):
                 self.sums.setdefault(op.operands[0], []).append(op.out)
@@ -100,24 +237,6 @@ class _StepStorages:
         """Return the value that the storage of one is made for."""
         return self.root.get(v, v)
 
-    def runs(self, schedule: Schedule, rank: int) -> Iterator[StageRun]:
-        """Yield the functions that a rank runs, in their order."""
-
-        def own(ops: list[CallOp]) -> Iterator[StageRun]:
-            for op in ops:
-                callee = train.callee_of(op)
-                stage = None if callee is None else train.stage_of(callee)
-                if stage is not None and schedule.placement[stage] == rank:
-                    yield StageRun(op, None)
-
-        yield from own(self.before)
-        for stage, kind, microbatch in schedule.orders[rank]:
-            one = (stage, kind) in self.actions
-            for part in kind if one else HALVES.get(kind, ""):
-                if (op := self.actions.get((stage, part))) is not None:
-                    yield StageRun(op, microbatch)
-        yield from own(self.after)
-
     def memory(self, runs: list[StageRun]) -> MemoryUse:
         """Return the memory of a rank that runs these functions."""
         spans = self._spans(runs)
@@ -137,7 +256,7 @@ class _StepStorages:
     def _spans(self, runs: list[StageRun]) -> dict[BatchStorage, tuple[int, int]]:
         """Return of each storage that a rank holds between functions the first run and the last
         one in which it is there besides what the function makes."""
-        in_loop = {v for op in self.actions.values() for v in op.results}
+        in_loop = {v for op in self.calls.actions.values() for v in op.results}
         found: dict[BatchStorage, tuple[int, int]] = {}
         made: dict[BatchStorage, int] = {}
         end = len(runs) - 1

@@ -31,6 +31,14 @@ MUTANTS = [
         "test/cost/test_cost.py::test_several_values_are_put_into_one_buffer",
     ),
     Mutant(
+        "transfers between stages are free",
+        "A value arrives on another stage when it is made.",
+        "shardir/cost/stages.py",
+        "                sent += self.transfers[op]\n",
+        "                sent += 0.0\n",
+        "test/cost/test_stage_times.py",
+    ),
+    Mutant(
         "a loss is a gain",
         "fuse-communication fuses two collectives whatever it costs to pack them.",
         "shardir/cost/buckets.py",
@@ -114,8 +122,8 @@ MUTANTS = [
         "a rank holds one microbatch",
         "The values of a stage are counted for one microbatch at a time.",
         "shardir/cost/stages.py",
-        "yield StageRun(op, microbatch)",
-        "yield StageRun(op, 0)",
+        "found.append(StageRun(op, microbatch))",
+        "found.append(StageRun(op, 0))",
         "test/run/test_stages.py -k holds",
     ),
 ]
