@@ -16,7 +16,7 @@ from xdsl.ir import Operation, OpResult
 
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import Array, TensorOp
-from shardir.dialects.train import LOOP
+from shardir.dialects.train import LOOP, TransferOp
 
 MIN_BLOCKS = 3
 """The fewest equal blocks that are a loop; two are easier to read one after the other."""
@@ -26,6 +26,9 @@ MIN_SAVED = 12
 
 PERIODS = 16
 """The number of distances between equal ops that are tried as the length of a block."""
+
+OWN = (*LOOP, TransferOp)
+"""Ops that are in no block: of other loops, and of steps in stages, whose functions have blocks."""
 
 Place = tuple[int, int, int]
 """Of an operand: the number of blocks since its op, its index in that block, and the result's."""
@@ -67,7 +70,7 @@ def _codes(ops: Sequence[Operation]) -> Array:
     codes = []
     for i, op in enumerate(ops):
         key: object = i
-        if isinstance(op, TensorOp | dist.CollectiveOp | dist.WaitOp) and type(op) not in LOOP:
+        if isinstance(op, TensorOp | dist.CollectiveOp | dist.WaitOp) and type(op) not in OWN:
             properties = {*op.properties.items(), *op.attributes.items()}
             if isinstance(op, nn.Drawn):
                 properties.remove(("stream", op.stream))

@@ -18,6 +18,7 @@ from shardir.dialects.nn.base import Props, TensorOp
 from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr, string_attr
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import word
+from shardir.rewriting.stages import stage_before
 
 
 def nearest(number: float, element: AnyFloat) -> float:
@@ -178,11 +179,11 @@ class Spellings(OpBuilder):
         return self.value(nn.SelectOp, condition, x, y)
 
     def total(self, scalars: Sequence[SSAValue]) -> SSAValue:
-        by_layout: dict[Layout | None, SSAValue] = {}
+        by_place: dict[tuple[Layout | None, int | None], SSAValue] = {}
         for x in scalars:
-            key = None if self.mesh is None else self.layout(x)
-            by_layout[key] = self.add(by_layout[key], x) if key in by_layout else x
-        parts = list(by_layout.values())
+            key = None if self.mesh is None else self.layout(x), stage_before(x)
+            by_place[key] = self.add(by_place[key], x) if key in by_place else x
+        parts = list(by_place.values())
         if self.mesh is not None:
             every = [a for x in parts for a in self.layout(x).partial]
             sub_axes = {d for d in self.mesh.cut(tuple(every), tuple(every))}

@@ -36,6 +36,14 @@ def largest(found: Sequence[tuple[int, int]]) -> int:
     return min(found, key=lambda pair: (-pair[1], pair[0]))[0]
 
 
+def stage_before(v: SSAValue) -> int | None:
+    """Return the stage of the op that makes a value, or else of what its first operand depends
+    on."""
+    while isinstance(op := v.owner, Operation) and op.operands and stage_of(op) is None:
+        v = op.operands[0]
+    return stage_of(v.owner) if isinstance(v.owner, Operation) else None
+
+
 def complete(ops: Iterable[Operation], of: StageOf, choose: StageChoice) -> None:
     """Give a stage to the ops that have none, in the order of the program. An op whose operands
     have none stays without."""
